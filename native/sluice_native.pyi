@@ -296,7 +296,7 @@ class Lent:
     """What reads both streams of a connection that is lent to a ``Turn``."""
 
     def feed(
-        self, side: int, chunk: Buffer, now_ns: int, clock: Callable[[], int], second: Second
+        self, side: int, chunk: Buffer, now_ns: int, clock: Callable[[], int], second: row.Second
     ) -> tuple[
         Pieces,
         int,
@@ -363,6 +363,7 @@ def lend_rocketmq(
     polls: Sequence[int],
     timed: tuple[int | None, int],
     kept: bytes,
+    is_new: bool,
 ) -> Lent:
     """Return what reads a RocketMQ connection between two frames, or within one whose verdict is known.
 
@@ -380,6 +381,7 @@ def lend_rocketmq(
         polls: numbers of long polls that have no answer yet.
         timed: the number of the request whose answer is timed, and when that or the last one was forwarded.
         kept: the beginning of a frame of the client, behind which the rest of its header comes.
+        is_new: ``judge.meet`` is to be called with the first header.
 
     Returns:
         What reads it; it returns ``client``, ``broker``, own answers that wait for the end of the broker's frame, polls
@@ -419,8 +421,11 @@ class Turn:
     def system_calls(self) -> int: ...
     def fileno(self) -> int:
         """Return a descriptor that is readable when something may be ready."""
-    def lend(self, client: int, broker: int, lent: Lent) -> int:
+    def lend(self, client: int, broker: int, lent: Lent, ends_here: bool) -> int:
         """Serve two sockets from now on, which stay their owner's; return a number that no other connection has now.
+
+        With ``ends_here`` the end of a client's stream between frames is passed on, and the connection is over with the
+        end of the broker's; otherwise it leaves.
 
         Raises:
             OSError: the kernel cannot watch them.
@@ -432,13 +437,16 @@ class Turn:
 
         Returns:
             Whether nothing is ready; what happened to connections, as their number and 0 for left, 1 for a broker that
-            takes no more for now, and 2 for one that does again; frames and bytes by the peer that they came from;
-            how long decisions took, in nanoseconds, and of how many requests; and how long brokers took to answer.
+            takes no more for now, 2 for one that does again, 3 for a client whose stream has ended, and 4 for over;
+            frames and bytes by the peer that they came from; how long decisions took, in nanoseconds, and of how many
+            requests; and how long brokers took to answer.
         """
     def take_counts(self, number: int) -> tuple[int, int, tuple[int, int], int]:
         """Return requests, refused ones, and bytes by peer since the last call, and when a peer was read last."""
     def take(self, number: int) -> Returned:
         """Serve a connection no more; its number is free."""
+    def forget(self, number: int) -> None:
+        """Forget a connection whose sockets are closed; its number is free."""
     def __len__(self) -> int: ...
 
 @final

@@ -347,7 +347,7 @@ class LocalDataPath(DataPath):
         await in_pieces(self._stop_publishers(why))
 
     def _stop_publishers(self, why: str) -> Generator[None, None, None]:
-        for connection in list(self.server.connections.values()):
+        for connection in self.server.each_connection():
             connection.alarm(why)
             yield
 
@@ -448,7 +448,7 @@ class LocalDataPath(DataPath):
         return await on_thread(self._overview.connections)
 
     async def close_connection(self, connection_id: int, reason: str) -> bool:
-        connection = self.server.connections.get(connection_id)
+        connection = self.server.connection(connection_id)
         if connection is None:
             return False
         connection.dismiss("closed_by_operator", reason)

@@ -176,7 +176,7 @@ class Overview:
         return tuple(from_loop(self._each_connection(waiting)))
 
     def _each_connection(self, waiting: Waiting) -> Iterator[ConnectionState]:
-        for connection in self._pressure.each_connection():
+        for connection in self._server.each_connection():
             several = self._server.watches[connection.info.listener].backups > 0
             yield _connection(connection, waiting, self._now_ns(), self._iso, several=several)
 

@@ -4,7 +4,7 @@ It is gathered on the event loop, in pieces.
 """
 
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from heapq import nlargest
 from itertools import chain, islice
 from typing import Final, NamedTuple
@@ -94,12 +94,6 @@ class Pressure:
         #: What was shown last: nothing falls because a connection ends while it is added up.
         self._seconds: dict[State, float] = dict.fromkeys(_SHOWN_FIRST, 0.0)
 
-    def each_connection(self) -> Iterator[Connection]:
-        """Yield the open connections; they may end between two steps."""
-        for connection in list(self._server.connections.values()):
-            if connection.info.id in self._server.connections:
-                yield connection
-
     # --- Stages -----------------------------------------------------------------------------------
 
     async def survey(self) -> Surveyed:
@@ -111,7 +105,7 @@ class Pressure:
         survey = Survey(now_ns, is_saturated=is_saturated, least_share=LEAST_SHARE)
         counts = Counter[tuple[Kind, State]]()
         waiting: dict[State, list[Connection]] = {state: [] for state in _SHOWN_FIRST}
-        for connection in self.each_connection():
+        for connection in self._server.each_connection():
             connection.count_lent()
             stage = connection.stage
             state = stage.state(now_ns)
@@ -163,7 +157,7 @@ class Pressure:
     def _add_seconds(self) -> Generator[None, None, dict[State, float]]:
         ended = self._server.services.ended
         sums = dict(zip(_SHOWN_FIRST, (ended.flow_s, ended.blocked_s, ended.throttled_s), strict=True))
-        for connection in self.each_connection():
+        for connection in self._server.each_connection(new=False):
             figures = connection.stage.figures(self._now_ns())
             sums["flow"] += figures.flow_s
             sums["blocked"] += figures.blocked_s
@@ -228,7 +222,7 @@ class Pressure:
             if encoded in oldest_by_name:
                 _keep_oldest(oldest_ns, (name.kind, name.name), oldest_by_name[encoded])
             yield
-        for connection in self.each_connection():
+        for connection in self._server.each_connection(new=False):
             for resource, since_ns in connection.waiting():
                 _keep_oldest(oldest_ns, resource, since_ns)
             for stage in connection.session.stages():
@@ -250,7 +244,7 @@ class Pressure:
 
     def _purge(self, spool: Spool, resource: Resource) -> Generator[None, None, Purged]:
         refused = dropped = 0
-        for connection in list(self._server.connections.values()):
+        for connection in self._server.each_connection():
             while any(purged := connection.purge(resource)):
                 refused, dropped = refused + purged[0], dropped + purged[1]
                 yield

@@ -23,6 +23,8 @@ class Judge:
 
     Attributes:
         stays: says whether the compiled part may serve the connection under the rules in force.
+        learn: returns the client's language, by its header and type, and if it gives a message another id each time;
+            None if the header is for Python. Called once for a new client.
         sender: whose requests they are.
         all_ids: the ids of what was refused recently.
         ids: likewise; None if the client gives a message another id each time it sends it.
@@ -33,7 +35,7 @@ class Judge:
 
     __slots__ = (
         *("_handler", "_limits", "_pipeline", "_tally", "all_ids", "bypassed", "connection", "ids", "is_exempt"),
-        *("passed", "resources", "sender", "stays"),
+        *("learn", "passed", "resources", "sender", "stays"),
     )
 
     def __init__(  # noqa: PLR0917 - made in one place
@@ -53,6 +55,7 @@ class Judge:
         self.connection = connection
         self.sender = sender
         self.stays: Callable[[], bool] = bool
+        self.learn: Callable[[bytes, int], tuple[str, bool] | None]
         self.all_ids = tally.ids
         self.ids: RefusedIds | None = tally.ids
         self.is_exempt = connection.exempt
@@ -63,6 +66,16 @@ class Judge:
         """Say if the connection may stay under the rules in force, if all of them refuse, and if some limit bytes."""
         limits = self._limits
         return self.stays(), limits.only_refuse, limits.limit_bytes, limits.callers(caller_of(self.connection))
+
+    def meet(self, header: bytes, header_type: int) -> tuple[Sender, RefusedIds | None] | None:
+        """Return ``sender`` and ``ids`` by the first header of a new client; None if that is for Python."""
+        learned = self.learn(header, header_type)
+        if learned is None:
+            return None
+        language, changes_ids = learned
+        self.sender = self._tally.sender(self.connection.address, language)
+        self.ids = None if changes_ids else self.all_ids
+        return self.sender, self.ids
 
     def is_plain(self, resources: tuple[Resource, ...], producer_group: str) -> bool:
         """Say whether ``decide`` does without holding or shadowing."""

@@ -729,6 +729,8 @@ class Connection:
         half_closes: as the protocol says.
         timeouts: how long it may be kept waiting.
         broker_name: the broker's ``address:port``, for people.
+        opened_ns: since when it is open, if not since now.
+        lent: its number with the compiled part, which has served it so far; ``start`` takes it back.
 
     Attributes:
         read_ns: when bytes of either peer were read last; 0 if none were.
@@ -798,9 +800,11 @@ class Connection:
         half_closes: bool,
         timeouts: Timeouts = Timeouts(),  # noqa: B008 - it is immutable
         broker_name: str = "",
+        opened_ns: int | None = None,
+        lent: int | None = None,
     ) -> None:
         self.info = info
-        self.opened_ns = services.now_ns()
+        self.opened_ns = services.now_ns() if opened_ns is None else opened_ns
         self.read_ns = 0
         self.bytes_read = {Side.CLIENT: 0, Side.BROKER: 0}
         self.broker_left = broker_left
@@ -835,7 +839,7 @@ class Connection:
         self._stalled_by: Stage | None = None
         self._hears_of_writes = False
         #: Its number with the compiled part, while it is lent; what decides for it there; and what ends a long stall.
-        self._lent: int | None = None
+        self._lent = lent
         self.reading: Lent | None = None
         self._fed: dict[Side, list[Buffer]] = {Side.CLIENT: [], Side.BROKER: []}
         self._judge: Judge | None = None
@@ -865,11 +869,18 @@ class Connection:
             peer.opposite = self.peers[side.other]
         self._hear_of_writes(self._hears_of_writes)
 
-    def start(self) -> None:
-        """Relay until both directions have ended, or something ends the connection."""
+    def start(self, handshake: Timer | None = None) -> None:
+        """Relay until both directions have ended, or something ends the connection.
+
+        ``handshake`` is the timer of a connection that has waited for its client before.
+        """
         if self.session.ticks:
             self._begin_ticks()
-        self._look_in(self._timeouts.handshake_s, self._look_at_handshake)
+        if handshake is None:
+            self._look_in(self._timeouts.handshake_s, self._look_at_handshake)
+        else:
+            handshake.call = partial(self.guard, self._look_at_handshake)
+            self._looks[self._look_at_handshake] = handshake
         if self._timeouts.idle_s is not None:
             self._look_in(self._timeouts.idle_s, self._look_at_idleness)
         self.guard(self.progressed)
@@ -970,6 +981,9 @@ class Connection:
     def left(self) -> None:
         """Go on with what the compiled part does not serve."""
         self.guard(self.progressed)
+
+    def ends(self, *, over: bool) -> None:
+        """Is not asked for."""
 
     def stalled(self, *, on: bool) -> None:
         """Take note that the broker takes no more of what the compiled part writes, or that it does again."""

@@ -5,11 +5,11 @@ A listener belongs to a data path; connections belong to a listener. What a conn
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from select import EPOLLOUT
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import structlog
 import trio
@@ -20,16 +20,20 @@ from proxy.common.admission import ClientCounts, ConnectionRate, Network, client
 from proxy.common.buffers import GatherRoom
 from proxy.common.log_rate import LogRate
 from proxy.deciding.batch import ConnectionInfo
+from proxy.deciding.judge import judge_of
 from proxy.net import proxy_protocol, sockets
 from proxy.net.arrival import Arrival, ArrivalError, Arrived
 from proxy.net.broker_watch import BrokerWatch
-from proxy.net.connection import Calls, Connection, Services, Timeouts
+from proxy.net.connection import PARTING_S, Calls, Connection, Services, Timeouts
 from proxy.net.proxy_protocol import Header
 from proxy.net.reactor import Timer, Watched
 from proxy.net.sockets import Address, Connecting, Inherited, ListeningSocket, Wire, format_address
 from proxy.net.tls import BrokerTls, ClientTls, TlsError
 from proxy.protocols.base import ListenerAddresses, Protocol, Replayed, Session, SessionContext, WireCounters
 from proxy.stats.snapshot import ConfirmState
+
+if TYPE_CHECKING:
+    from sluice_native import Lent
 
 _log = structlog.get_logger(__name__)
 
@@ -128,6 +132,7 @@ class Server:
 
     Attributes:
         alarm: of what Sluice runs short, in words for clients; empty if of nothing.
+        connections: those that Python serves or has served, by their ids; see ``each_connection``.
     """
 
     def __init__(
@@ -145,6 +150,8 @@ class Server:
         self._before_end = before_end
         self.counters = ServerCounters(Counter({config.name: 0 for config in listeners}), Counter())
         self.connections: dict[int, Connection] = {}
+        #: Clients that only the compiled part knows more of, by the ids of their connections.
+        self._new: dict[int, _Client] = {}
         self.draining = False
         self.services = services
         for lost in (services.lost_messages, services.lost_bytes):
@@ -166,7 +173,8 @@ class Server:
         self._next_id = 0
         self._log_rate = LogRate()
         self._gather_room = GatherRoom()
-        self._found: dict[Address, list[sockets.Found] | None] = {}
+        self._places: dict[tuple[str, Address], Places | None] = {}
+        self._log = _log.bind()
         by_broker: dict[tuple[str, Address], Any] = {}
         #: What the sessions of one broker share, by listener.
         self._hubs: dict[str, Any] = {}
@@ -240,6 +248,20 @@ class Server:
             for client in list(self._served):
                 client.let_go()
 
+    def each_connection(self, *, new: bool = True) -> Iterator[Connection]:
+        """Yield the open connections, which may end between two steps; or only those in ``connections``."""
+        for number in [*self.connections, *(self._new if new else ())]:
+            connection = self.connection(number)
+            if connection is not None:
+                yield connection
+
+    def connection(self, number: int) -> Connection | None:
+        """Return a connection by its id; from now on Python serves it."""
+        client = self._new.get(number)
+        if client is not None:
+            client.take_over()
+        return self.connections.get(number)
+
     def held_bytes(self) -> int:
         """Return what the sessions of all brokers say that they hold in memory."""
         return sum(protocol.held_bytes(hub) for protocol, hub in self._by_hub())
@@ -271,7 +293,7 @@ class Server:
             watch.hold()
         if at_once:
             self._before_end()
-        for connection in list(self.connections.values()):
+        for connection in self.each_connection():
             if at_once:
                 connection.dismiss("handed_over", at_once)
             else:
@@ -293,7 +315,7 @@ class Server:
         """Stop accepting, let what is in flight finish, and end what is left after ``grace_s`` seconds."""
         self.draining = True
         self.close()
-        for connection in list(self.connections.values()):
+        for connection in self.each_connection():
             connection.drain()
         with trio.move_on_after(grace_s):
             while self.connections:
@@ -310,11 +332,10 @@ class Server:
             told = getattr(error, "strerror", None) or repr(error)
             _log.error("cannot accept", listener=config.name, error=told, not_logged=not_logged)
 
-    def _enter(self, config: ListenerConfig, wire: Wire, peer: Address) -> None:
+    def _enter(self, config: ListenerConfig, wire: Wire, peer: Address, local: Address) -> None:
         """Serve a client that has just been accepted, or close it at once."""
         self.counters.accepted[config.name] += 1
         self._next_id += 1
-        local = wire.local_address()
         info = self.info(config, self._next_id, peer, local[0])
         no_place = self._no_place()
         if no_place is not None:
@@ -370,6 +391,7 @@ class Server:
         self._open[info.listener] -= 1
         if admitted and not info.exempt:
             self._clients.remove(info.scope, info.address)
+        self._new.pop(info.id, None)
         self.connections.pop(info.id, None)
         if not self.connections:
             self._nothing_open.unpark_all()
@@ -379,7 +401,7 @@ class Server:
         self.counters.closed[info.listener, reason] += 1
         # An unreachable broker has had a line of its own.
         if reason.endswith("_closed") or reason in {"drained", "broker_unreachable"}:
-            _log.debug("connection closed", listener=info.listener, peer=info.peer, reason=reason, detail=detail)
+            self._log.debug("connection closed", listener=info.listener, peer=info.peer, reason=reason, detail=detail)
             return
         not_logged = self._log_rate.take((info.listener, reason), trio.current_time())
         if not_logged is not None:
@@ -404,22 +426,39 @@ class Server:
         if not_logged is not None:
             _log.warning(about, listener=info.listener, peer=info.peer, detail=detail, not_logged=not_logged)
 
-    def found(self, address: Address) -> list[sockets.Found] | None:
-        """Return what a broker's address stands for, if that need not be asked each time: it is an IP address."""
-        if address not in self._found:
-            self._found[address] = sockets.resolved(*address)
-        return self._found[address]
+    def places(self, config: ListenerConfig) -> "Places | None":
+        """Return where to connect a client; None if that has to be asked each time, as a broker's address is a name."""
+        key = config.name, self.watches[config.name].broker
+        if key not in self._places:
+            known = {broker: sockets.resolved(*broker) for broker in self.watches[config.name].in_order()}
+            self._places[key] = places_of(known) if all(known.values()) else None
+        return self._places[key]
+
+    def begin(self, client: "_Client") -> "tuple[Lent, Any] | None":
+        """Have the compiled part serve a client that is connected to its broker; None if a connection has to."""
+        services, config, info = self.services, client.config, client.info
+        if services.lending is None or services.resources is None or self.draining or self.alarm:
+            return None
+        if services.spool is not None and services.spool.has_recovered(lambda _: True):
+            # Its session may have to replay some of that.
+            return None
+        sender = services.tally.sender(info.address)
+        judge = judge_of(services.pipeline, services.tally, services.resources, info, sender)
+        begun = None if judge is None else config.protocol.begin(config.options, judge, services.limits_kind)
+        if begun is not None:
+            self._new[info.id] = client
+        return begun
 
     def connect(
         self,
         client: "_Client",
-        config: ListenerConfig,
-        info: ConnectionInfo,
         wires: tuple[Wire, Wire],
         broker: Address,
+        before: "_Before | None" = None,
     ) -> None:
         """Relay between a client and its broker, which is connected to."""
-        services = self.services
+        services, config, info = self.services, client.config, client.info
+        self._new.pop(info.id, None)
 
         def open_session(calls: Calls) -> Session:
             context = SessionContext(
@@ -450,6 +489,7 @@ class Server:
                 rules_version=services.rules_version,
                 listeners=self._listener_addresses,
                 warn=partial(self._warn, info),
+                begun=before and before.begun,
             )
             return config.protocol.open_session(context)
 
@@ -460,11 +500,13 @@ class Server:
             half_closes=config.protocol.half_closes,
             timeouts=Timeouts(config.handshake_timeout_s, config.frame_timeout_s, config.idle_timeout_s),
             broker_name=format_address(broker),
+            opened_ns=before and before.opened_ns,
+            lent=before and before.number,
         )
-        if self.draining:
+        if self.draining and before is None:
             connection.finish("drained", "accepted just before the drain began")
         else:
-            connection.start()
+            connection.start(before and before.handshake)
             if self.alarm:
                 connection.alarm(self.alarm)
 
@@ -486,12 +528,46 @@ def _log_replayed(info: ConnectionInfo, replayed: Replayed) -> None:
     )
 
 
+class Places(NamedTuple):
+    """Where to connect a client: what is tried in turn, and whose each address is, as the system has addresses."""
+
+    found: list[sockets.Found]
+    brokers: dict[Any, Address]
+
+
+def places_of(found: Mapping[Address, Iterable[sockets.Found] | None]) -> Places:
+    """Return the places of some brokers; what two brokers' names stand for is tried once, as the first of them."""
+    places = Places([], {})
+    for broker, its_places in found.items():
+        for place in its_places or ():
+            if place[-1] not in places.brokers:
+                places.brokers[place[-1]] = broker
+                places.found.append(place)
+    return places
+
+
+class _Before(NamedTuple):
+    """A connection that the compiled part has served since it was opened, by the number that it has there.
+
+    Attributes:
+        number: its number there.
+        begun: for its session, as ``Protocol.begin`` returned it.
+        opened_ns: since when.
+        handshake: its timer, until the client's stream has ended.
+    """
+
+    number: int
+    begun: Any
+    opened_ns: int
+    handshake: Timer | None
+
+
 class _Client(Watched):
     """One client from accept to close; what is watched is the broker's socket until it is connected."""
 
     __slots__ = (
-        *("_admitted", "_arrival", "_broker", "_brokers", "_closed", "_config", "_connecting", "_ends", "_info"),
-        *("_resolving", "_server", "_timer", "_wire"),
+        *("_admitted", "_arrival", "_before", "_broker", "_brokers", "_closed", "_connecting", "_ends"),
+        *("config", "info", "_resolving", "_server", "_timer", "_wire"),
     )
 
     def __init__(
@@ -499,16 +575,17 @@ class _Client(Watched):
     ) -> None:
         super().__init__(server.services.reactor, -1)
         self._server = server
-        self._config = config
-        self._info = info
+        self.config = config
+        self.info = info
         self._wire = wire
         #: Who it is, and what it has connected to.
         self._ends = ends
         self._arrival: Arrival | None = None
         self._admitted = False
         self._broker: Wire | None = None
-        #: Whose each address is that is tried, as the system has addresses.
-        self._brokers: dict[Any, Address] = {}
+        #: While no connection is made of it.
+        self._before: _Before | None = None
+        self._brokers: Mapping[Any, Address] = {}
         self._connecting: Connecting | None = None
         self._resolving: trio.CancelScope | None = None
         self._timer: Timer | None = None
@@ -516,10 +593,10 @@ class _Client(Watched):
 
     def arrive(self) -> None:
         """Find out who the client is, then serve it."""
-        config = self._config
+        config = self.config
         if config.write_timeout_s is not None:
             self._wire.bound_writes(config.write_timeout_s)
-        expects_header = in_networks(self._info.address, config.proxy_protocol_from)
+        expects_header = in_networks(self.info.address, config.proxy_protocol_from)
         if not expects_header and config.client_tls is None:
             try:
                 self._identified(None)
@@ -529,7 +606,7 @@ class _Client(Watched):
                 self._arrived(Arrived(self._wire))
             return
         self._arrival = Arrival(
-            *(self.reactor, self._wire, self._info.address, config.handshake_timeout_s),
+            *(self.reactor, self._wire, self.info.address, config.handshake_timeout_s),
             expects_header=expects_header,
             tls=config.client_tls,
             on_identified=self._identified,
@@ -542,8 +619,8 @@ class _Client(Watched):
         """Count the client as one of its address, if it is to be served."""
         if header is not None and header.source is not None:
             source, destination = self._ends = header.source, header.destination or self._ends[1]
-            self._info = self._server.info(self._config, self._info.id, source, destination[0])
-        turned_away = self._server.admit(self._config, self._info)
+            self.info = self._server.info(self.config, self.info.id, source, destination[0])
+        turned_away = self._server.admit(self.config, self.info)
         if turned_away is not None:
             raise ArrivalError(*turned_away)
         self._admitted = True
@@ -554,7 +631,7 @@ class _Client(Watched):
         name = arrived.certificate
         scopes = (Resource(CERTIFICATE, name),) if name else ()
         if arrived.tls:
-            self._info = replace(self._info, tls=arrived.tls, certificate=name, scopes=scopes)
+            self.info = replace(self.info, tls=arrived.tls, certificate=name, scopes=scopes)
         self.serve()
 
     def _not_arrived(self, error: Exception) -> None:
@@ -563,51 +640,45 @@ class _Client(Watched):
         elif isinstance(error, OSError):
             self._turn_away("client_error", f"client: {error.strerror or error}")
         else:
-            self._server.services.log_failed(self._info, error)
+            self._server.services.log_failed(self.info, error)
             self._turn_away("internal_error", repr(error))
 
     def _turn_away(self, reason: str, detail: str) -> None:
         self.let_go()
-        self._server.closed(self._info, reason, detail)
+        self._server.closed(self.info, reason, detail)
 
     def serve(self) -> None:
         """Connect to the broker."""
-        if self._wire.has_left(half_closes=self._config.protocol.half_closes):
+        if self._wire.has_left(half_closes=self.config.protocol.half_closes):
             # A flood of connections that are closed at once must not become one of the broker's.
             self._close("client_closed", "the client left before it was served")
             return
-        brokers = self._server.watches[self._config.name].in_order()
-        found = {broker: self._server.found(broker) for broker in brokers}
-        if all(found.values()):
-            self._connect(found)
+        places = self._server.places(self.config)
+        if places is not None:
+            self._connect(places)
         else:
             self._wait()
             self._resolving = trio.CancelScope()
-            self.reactor.start_soon(self._resolve, self._resolving, found)
+            self.reactor.start_soon(self._resolve, self._resolving)
 
     def _wait(self) -> None:
         if self._timer is None:
-            self._timer = self.reactor.after(self._config.connect_timeout_s, self._timed_out)
+            self._timer = self.reactor.after(self.config.connect_timeout_s, self._timed_out)
 
-    async def _resolve(self, scope: trio.CancelScope, found: Mapping[Address, list[sockets.Found] | None]) -> None:
+    async def _resolve(self, scope: trio.CancelScope) -> None:
+        brokers = self._server.watches[self.config.name].in_order()
         try:
             with scope:
-                self._connect({broker: known or await _resolved(broker, found) for broker, known in found.items()})
+                self._connect(places_of({broker: await _resolved(broker, brokers) for broker in brokers}))
         except Exception as error:  # noqa: BLE001 - as the reactor does
             self.failed(error)
 
-    def _connect(self, found: Mapping[Address, list[sockets.Found] | None]) -> None:
+    def _connect(self, places: Places) -> None:
         if self._closed:
             # It timed out as the address was found.
             return
-        places: list[sockets.Found] = []
-        for broker, its_places in found.items():
-            for place in its_places or ():
-                # What two brokers' names stand for is tried once, as the first of them.
-                if place[-1] not in self._brokers:
-                    self._brokers[place[-1]] = broker
-                    places.append(place)
-        self._connecting = Connecting(self._config.broker[0], places)
+        self._brokers = places.brokers
+        self._connecting = Connecting(self.config.broker[0], places.found)
         try:
             self.writable()
         except Exception as error:  # noqa: BLE001 - as the reactor does
@@ -636,7 +707,7 @@ class _Client(Watched):
             return
         self._fd = self._broker.fileno()
         try:
-            self._broker = self._server.watches[self._config.name].greet(self._broker, self._address, self._ends)
+            self._broker = self._server.watches[self.config.name].greet(self._broker, self._address, self._ends)
         except TlsError as error:
             self._unreachable(error)
             return
@@ -665,9 +736,58 @@ class _Client(Watched):
         assert self._broker is not None  # noqa: S101 - it is connected to
         if self._timer is not None:
             self._timer.cancel()
-        broker = self._address
-        self._server.watches[self._config.name].connected(broker)
-        self._server.connect(self, self._config, self._info, (self._wire, self._broker), broker)
+            self._timer = None
+        self._server.watches[self.config.name].connected(self._address)
+        services = self._server.services
+        is_plain = self._wire.is_plain and self._broker.is_plain
+        begun = self._server.begin(self) if is_plain else None
+        if begun is not None and services.lending is not None:
+            lent, for_session = begun
+            try:
+                fds = self._wire.fileno(), self._broker.fileno()
+                number = services.lending.lend(self, *fds, lent, ends_here=not self.config.protocol.half_closes)
+            except OSError as error:
+                # The kernel has no room to watch it there.
+                services.log_failed(self.info, error)
+            else:
+                self._timer = self.reactor.after(self.config.handshake_timeout_s, self._handshake_over)
+                self._before = _Before(number, for_session, services.now_ns(), self._timer)
+                return
+        self.take_over()
+
+    def take_over(self) -> None:
+        """Make a connection of it."""
+        assert self._broker is not None  # noqa: S101 - it is connected to
+        before, self._before, self._timer = self._before, None, None
+        self._server.connect(self, (self._wire, self._broker), self._address, before)
+
+    def left(self) -> None:
+        """Go on with what the compiled part does not serve."""
+        self.take_over()
+
+    def stalled(self, *, on: bool) -> None:
+        """Show that the broker takes no more."""
+        if on:
+            self.take_over()
+
+    def ends(self, *, over: bool) -> None:
+        """Close the client once the broker has ended its stream as well, or soon."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if over:
+            self._ended()
+        elif self._before is not None:
+            self._before = self._before._replace(handshake=None)
+            self._timer = self.reactor.after(PARTING_S, self._ended)
+
+    def _ended(self) -> None:
+        self._close("client_closed", "the client closed first")
+
+    def _handshake_over(self) -> None:
+        timer = self._timer
+        self.take_over()
+        if timer is not None:
+            timer.call()
 
     @property
     def _address(self) -> Address:
@@ -680,13 +800,13 @@ class _Client(Watched):
         if isinstance(error, OSError) and self._connecting is None:
             self._unreachable(error)
             return
-        self._server.services.log_failed(self._info, error)
+        self._server.services.log_failed(self.info, error)
         self._close("internal_error", repr(error))
 
     def over(self, reason: str, detail: str) -> None:
         """Close both sockets, since the connection is over."""
         assert self._broker is not None  # noqa: S101 - there is no connection without
-        self._server.connections.pop(self._info.id, None)
+        self._server.connections.pop(self.info.id, None)
         self._broker.close()
         if reason == "broker_error":
             self.reactor.start_soon(self._close_later, reason, detail)
@@ -694,7 +814,7 @@ class _Client(Watched):
             self._close(reason, detail)
 
     async def _close_later(self, reason: str, detail: str) -> None:
-        await self._server.watches[self._config.name].broker_left()
+        await self._server.watches[self.config.name].broker_left()
         self._close(reason, detail)
 
     def _unreachable(self, error: OSError) -> None:
@@ -717,22 +837,22 @@ class _Client(Watched):
         self.reactor.start_soon(self._close_later, "broker_unreachable", self._says(error.strerror or str(error)))
 
     def _says(self, error: str) -> str:
-        return f"broker {', '.join(map(format_address, self._config.brokers))}: {error}"
+        return f"broker {', '.join(map(format_address, self.config.brokers))}: {error}"
 
     def _timed_out(self) -> None:
-        self._lost(f"no answer within {self._config.connect_timeout_s:g} s")
+        self._lost(f"no answer within {self.config.connect_timeout_s:g} s")
 
     def _lost(self, error: str) -> None:
         """Have nobody else accepted, and close the client."""
         if self._closed:
             return
-        self._server.watches[self._config.name].lost(error)
+        self._server.watches[self.config.name].lost(error)
         self._close("broker_unreachable", self._says(error))
 
     def _close(self, reason: str, detail: str) -> None:
         if not self._closed:
             self.let_go()
-            self._server.closed(self._info, reason, detail)
+            self._server.closed(self.info, reason, detail)
 
     def let_go(self) -> None:
         """Close everything at once; that is done once."""
@@ -744,20 +864,24 @@ class _Client(Watched):
             self._arrival.let_go()
         if self._timer is not None:
             self._timer.cancel()
+            self._timer = None
         if self._resolving is not None:
             self._resolving.cancel()
         if self._connecting is not None:
             self._connecting.close()
-        connection = self._server.connections.pop(self._info.id, None)
+        connection = self._server.connections.pop(self.info.id, None)
         if connection is not None:
             connection.let_go()
         if self._broker is not None:
             self._broker.close()
         self._wire.close()
-        self._server.left(self, self._info, admitted=self._admitted)
+        lending = self._server.services.lending
+        if self._before is not None and lending is not None:
+            lending.forget(self._before.number)
+        self._server.left(self, self.info, admitted=self._admitted)
 
 
-async def _resolved(broker: Address, others: Mapping[Address, object]) -> list[sockets.Found]:
+async def _resolved(broker: Address, others: Sequence[Address]) -> list[sockets.Found]:
     """Return what a broker's address stands for; nothing if that is not known but there are others.
 
     Raises:

@@ -115,7 +115,8 @@ class Wire:
     _ahead_reactor: Reactor
 
     def __init__(self, sock: socket.socket, *, inherits: bool = False) -> None:
-        sock.setblocking(False)
+        if sock.gettimeout() != 0:
+            sock.setblocking(False)
         if not inherits:
             _set_options(sock)
         self._sock = sock
@@ -334,7 +335,8 @@ class Connecting:
         self._left = list(reversed(found))
         self._sock: socket.socket | None = None
         self.address: Any = None
-        self._last = OSError(f"no address for {host}")
+        self._host = host
+        self._last: OSError | None = None
 
     def fileno(self) -> int:
         """Return the descriptor of the socket that is being connected; another one after each ``go_on``."""
@@ -367,7 +369,7 @@ class Connecting:
                 self._last = NoRoomError(error.errno, error.strerror) if error.errno in _NO_ROOM else error
             else:
                 return wire
-        raise self._last
+        raise self._last or OSError(f"no address for {self._host}")
 
     def close(self) -> None:
         """Give it up."""
@@ -426,7 +428,7 @@ class ListeningSocket(Watched):
 
     Args:
         reactor: tells it when clients wait.
-        enter: called with each client that is accepted, and its address.
+        enter: called with each client that is accepted, its address, and what it has connected to.
         no_room: called with the error when the process or the machine has no room for one; for a moment nobody is
             accepted then.
         backlog: how many clients may wait.
@@ -439,7 +441,7 @@ class ListeningSocket(Watched):
     def __init__(
         self,
         reactor: Reactor,
-        enter: Callable[[Wire, Address], None],
+        enter: Callable[[Wire, Address, Address], None],
         no_room: Callable[[Exception], None],
         backlog: int,
         sock: socket.socket,
@@ -453,6 +455,7 @@ class ListeningSocket(Watched):
         self._started = self._paused = self.is_given = False
         host, port = sock.getsockname()[:2]
         self.address: Address = (host, port)
+        self._is_wildcard = host in {"0.0.0.0", "::"}
 
     def start(self) -> None:
         """Listen.
@@ -489,7 +492,8 @@ class ListeningSocket(Watched):
             accepted = self.accept()
             if accepted is None:
                 return
-            self._enter(*accepted)
+            wire, peer = accepted
+            self._enter(wire, peer, wire.local_address() if self._is_wildcard else self.address)
 
     def writable(self) -> None:
         """Never happens."""

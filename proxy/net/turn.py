@@ -27,6 +27,8 @@ _log = structlog.get_logger(__name__)
 _SIDES: Final = tuple(Side)
 _LEFT: Final = 0
 _STALLED: Final = 1
+_FLOWS: Final = 2
+_ENDS: Final = 3
 #: A connection whose broker takes nothing for so long returns: Python looks after its client then.
 LONGEST_STALL_S: Final = 0.1
 
@@ -39,6 +41,9 @@ class Borrowed(Protocol):
 
     def stalled(self, *, on: bool) -> None:
         """Take note that the broker takes no more for now, or that it does again."""
+
+    def ends(self, *, over: bool) -> None:
+        """Take note that the client's stream has ended, or both; only if that was asked for."""
 
     def failed(self, error: Exception) -> None:
         """Take a fault of the compiled part."""
@@ -74,13 +79,13 @@ class Lending:
         self._bytes_read = bytes_read
         self.lent: dict[int, Borrowed] = {}
 
-    def lend(self, borrowed: Borrowed, client_fd: int, broker_fd: int, lent: "Lent") -> int:
-        """Have a connection served; returns its number.
+    def lend(self, borrowed: Borrowed, client_fd: int, broker_fd: int, lent: "Lent", *, ends_here: bool = False) -> int:
+        """Have a connection served, and with ``ends_here`` its orderly end as well; returns its number.
 
         Raises:
             OSError: the kernel has no room to watch it.
         """
-        number = self._turn.lend(client_fd, broker_fd, lent)
+        number = self._turn.lend(client_fd, broker_fd, lent, ends_here)
         self.lent[number] = borrowed
         return number
 
@@ -88,14 +93,20 @@ class Lending:
         """Have a chunk of a connection read whose sockets Python serves; return as ``Lent.feed`` does."""
         number = 0 if side is Side.CLIENT else 1
         second = self._accounts.at(now_ns)
-        pieces, stop, leaves, frames, *took = lent.feed(number, chunk, now_ns, self._now_ns, second)
-        self._count(frames, *took)
+        fed = lent.feed(number, chunk, now_ns, self._now_ns, second)
+        pieces, stop, leaves, frames, processing, round_trips = fed
+        self._count(frames, processing, round_trips)
         return pieces, stop, leaves
 
     def take(self, number: int) -> "Returned":
         """Take a connection back."""
         del self.lent[number]
         return self._turn.take(number)
+
+    def forget(self, number: int) -> None:
+        """Forget a connection whose sockets are closed."""
+        del self.lent[number]
+        self._turn.forget(number)
 
     def take_counts(self, number: int) -> tuple[int, int, tuple[int, int], int]:
         """Return requests, refused ones, bytes of either peer since the last call, and when one was read last."""
@@ -131,7 +142,9 @@ class Lending:
             if borrowed is None:
                 # It has returned since.
                 continue
-            if event != _LEFT:
+            if event >= _ENDS:
+                borrowed.ends(over=event > _ENDS)
+            elif event != _LEFT:
                 borrowed.stalled(on=event == _STALLED)
             elif fault is None:
                 borrowed.left()

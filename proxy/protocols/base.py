@@ -453,6 +453,7 @@ class SessionContext:
     listeners: Callable[[], Sequence[ListenerAddresses]] = tuple
     # Writes a warning to the log, at a bounded rate: a constant subject, and what was seen. The session counts all.
     warn: Callable[[str, str], None] = lambda *_: None
+    begun: Any = None  # what ``Protocol.begin`` returned for the session, if it began without one
 
 
 @dataclass(frozen=True, slots=True)
@@ -496,6 +497,9 @@ class Protocol:
     default_rules: tuple[Rule, ...]
     open_session: Callable[[SessionContext], Session]
     options: type[Any]  # a dataclass or a msgspec struct; the listener's ``options`` table is read into it
+    # Returns, for a listener's options, a judge and ``SessionContext.limits_kind``, what the compiled part serves a new
+    # connection with before there is a session, and what that session needs to know; None if there has to be one.
+    begin: "Callable[[Any, Judge, Callable[[str], bool]], tuple[Lent, Any] | None]" = lambda *_: None
     # Makes what the sessions of one broker share. A session that changes it calls the ``wake`` of those concerned.
     open_hub: Callable[[], Any] = lambda: None
     # Returns, for a hub, the memory that its sessions hold outside of the spool; 0 if it is not counted.

@@ -2,6 +2,7 @@
 
 use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::prelude::*;
+use pyo3::types::PyBytes;
 use pyo3::{PyTraverseError, PyVisit};
 
 use crate::refused_ids::RefusedIds;
@@ -108,6 +109,19 @@ impl Judge {
             self.python.call_method0(py, "renew")?.extract(py)?;
         self.epoch = stays.then_some(epoch);
         Ok(stays)
+    }
+
+    /// Have Python learn who a new client is from one of its headers; false if the connection is Python's.
+    ///
+    /// # Errors
+    /// Those of Python.
+    pub fn meet(&mut self, py: Python<'_>, header: &[u8], header_type: u32) -> PyResult<bool> {
+        let met = self.python.call_method1(py, "meet", (PyBytes::new(py, header), header_type))?;
+        let Some((sender, ids)) = met.extract::<Option<(Py<PyAny>, Option<Py<RefusedIds>>)>>(py)? else {
+            return Ok(false);
+        };
+        (self.sender, self.ids) = (sender, ids);
+        Ok(true)
     }
 
     /// The first run that Python has to decide from a batch of its own, if there is one. Nothing is spent.

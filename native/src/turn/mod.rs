@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token};
 use nix::errno::Errno;
-use nix::sys::socket::{recv, send, sendmsg, MsgFlags};
+use nix::sys::socket::{recv, send, sendmsg, shutdown, MsgFlags, Shutdown};
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::{PyIndexError, PyKeyboardInterrupt, PyRuntimeError};
 use pyo3::prelude::*;
@@ -129,6 +129,8 @@ pub struct Report {
 const LEFT: u8 = 0;
 const STALLED: u8 = 1;
 const FLOWS: u8 = 2;
+const ENDS: u8 = 3;
+const ENDED: u8 = 4;
 
 /// Reads both streams of a connection.
 pub trait Reading: Send + Sync {
@@ -144,6 +146,11 @@ pub trait Reading: Send + Sync {
         context: &mut Context<'_>,
         out: &mut Out,
     ) -> PyResult<Next>;
+
+    /// Whether the end of the client's stream can be passed on: no peer is within a frame, and nothing is left to say.
+    fn between_frames(&self) -> bool {
+        false
+    }
 
     /// Requests, and refused ones, since this was asked last.
     fn take_counts(&mut self) -> (u64, u64);
@@ -341,10 +348,16 @@ impl End {
     }
 }
 
+#[allow(clippy::struct_excessive_bools)]
 struct Conn {
     ends: [End; 2],
     reading: Box<dyn Reading>,
     read_ns: i64,
+    /// The end of the client's stream is passed on here, and with the end of the broker's the connection is over.
+    ends_here: bool,
+    /// The client's stream has ended.
+    ended: bool,
+    over: bool,
     /// The broker takes no more for now.
     stalled: bool,
     left: bool,
@@ -354,7 +367,7 @@ impl Conn {
     /// Whether a peer has something to read, and what comes of it has somewhere to go. Asked again when that is written.
     fn may_be_read(&self, side: usize) -> bool {
         let (end, other) = (&self.ends[side], &self.ends[1 - side]);
-        !self.left && end.readable && other.unwritten() == 0 && end.unwritten() <= MAX_UNWRITTEN_BYTES
+        !self.left && !self.over && end.readable && other.unwritten() == 0 && end.unwritten() <= MAX_UNWRITTEN_BYTES
     }
 }
 
@@ -367,6 +380,8 @@ pub struct Turn {
     events: Events,
     conns: Vec<Option<Box<Conn>>>,
     free: Vec<usize>,
+    /// Whose client's stream has ended since the last report.
+    ending: Vec<usize>,
     /// Ends that may be read, by rank: brokers, clients, floods.
     queues: [VecDeque<usize>; 3],
     buffer: Buffer,
@@ -419,7 +434,9 @@ impl Turn {
                 continue;
             };
             let end = &mut conn.ends[side];
-            if event.is_error() || event.is_write_closed() {
+            // A broker has closed, too, once both streams have ended.
+            let is_closed = event.is_write_closed() && !(conn.ended && side == BROKER);
+            if event.is_error() || is_closed {
                 // Whoever reads or writes meets the error, and that is Python.
                 self.leave(number);
                 continue;
@@ -505,7 +522,22 @@ impl Turn {
         let room = if end.large { LARGE_CHUNK_BYTES } else { CHUNK_BYTES };
         self.report.system_calls += 1;
         let got = match recv(end.fd, &mut buffer[MAX_KEPT_BYTES..MAX_KEPT_BYTES + room], MsgFlags::empty()) {
-            Ok(0) => return Ok(false),
+            Ok(0) => {
+                let is_clean = conn.ends_here && end.kept.is_empty() && conn.reading.between_frames();
+                if !is_clean || (side == BROKER && !conn.ended) {
+                    return Ok(false);
+                }
+                end.readable = false;
+                if side == BROKER {
+                    conn.over = true;
+                    self.report.events.push((number, ENDED));
+                } else if !std::mem::replace(&mut conn.ended, true) {
+                    self.ending.push(number);
+                    self.report.system_calls += 1;
+                    return Ok(shutdown(other.fd, Shutdown::Write).is_ok());
+                }
+                return Ok(true);
+            }
             Ok(got) => got,
             Err(Errno::EAGAIN) if !end.closing => {
                 end.readable = false;
@@ -598,6 +630,7 @@ impl Turn {
             events: Events::with_capacity(EVENTS),
             conns: Vec::new(),
             free: Vec::new(),
+            ending: Vec::new(),
             queues: Default::default(),
             buffer: vec![0; MAX_KEPT_BYTES + LARGE_CHUNK_BYTES].into(),
             out: Out::default(),
@@ -621,7 +654,7 @@ impl Turn {
         self.conns.len() - self.free.len()
     }
 
-    fn lend(&mut self, client: RawFd, broker: RawFd, lent: &Bound<'_, Lent>) -> PyResult<usize> {
+    fn lend(&mut self, client: RawFd, broker: RawFd, lent: &Bound<'_, Lent>, ends_here: bool) -> PyResult<usize> {
         let number = self.free.last().copied().unwrap_or(self.conns.len());
         let both = Interest::READABLE | Interest::WRITABLE;
         let registry = self.poll.registry();
@@ -635,7 +668,9 @@ impl Turn {
         let reading = lent.reading.take().ok_or_else(|| PyRuntimeError::new_err("it is lent already"))?;
         let [of_client, of_broker] = std::mem::take(&mut lent.kept);
         let ends = [End::new(client, of_client), End::new(broker, of_broker)];
-        let conn = Box::new(Conn { ends, reading, read_ns: 0, stalled: false, left: false });
+        let conn =
+            Conn { ends, reading, read_ns: 0, ends_here, ended: false, over: false, stalled: false, left: false };
+        let conn = Box::new(conn);
         if self.free.pop().is_some() {
             self.conns[number] = Some(conn);
         } else {
@@ -646,6 +681,12 @@ impl Turn {
 
     fn serve(&mut self, py: Python<'_>, budget_ns: u64) -> PyResult<Served> {
         let is_idle = self.serve_until(py, Instant::now() + Duration::from_nanos(budget_ns))?;
+        for number in self.ending.drain(..) {
+            let conn = self.conns.get(number).and_then(Option::as_ref);
+            if conn.is_some_and(|conn| conn.ended && !conn.over && !conn.left) {
+                self.report.events.push((number, ENDS));
+            }
+        }
         let Report { frames, bytes, processing, round_trips, events, .. } = &mut self.report;
         Ok((
             is_idle,
@@ -679,6 +720,15 @@ impl Turn {
         let state = catch_unwind(AssertUnwindSafe(|| conn.reading.give_back(py)));
         let state = state.unwrap_or_else(|_| Err(panicked()));
         Ok((state?, had_left, unread, unwritten, errnos))
+    }
+
+    /// Forget a connection whose sockets are closed, which takes them from the kernel's list.
+    fn forget(&mut self, number: usize) -> PyResult<()> {
+        self.conn(number)?;
+        self.report.events.retain(|(other, _)| *other != number);
+        self.conns[number] = None;
+        self.free.push(number);
+        Ok(())
     }
 
     #[allow(clippy::needless_pass_by_value)]

@@ -83,6 +83,8 @@ struct RocketMq {
     timed_ns: i64,
     requests: u64,
     refused: u64,
+    /// Nothing is known of the client.
+    is_new: bool,
 }
 
 /// The next frame that no scan takes.
@@ -124,7 +126,8 @@ impl RocketMq {
         context: &mut Context<'_>,
         out: &mut Out,
     ) -> PyResult<Next> {
-        if !self.judge.renew(py)? {
+        // A new connection may also be TLS, or begin with a PROXY header.
+        if !self.judge.renew(py)? || (self.is_new && chunk[0] != 0) {
             return Ok(Next::Leave(0));
         }
         let mut at = self.go_on(CLIENT, chunk, out);
@@ -139,6 +142,9 @@ impl RocketMq {
                 match self.other(chunk, at, known::read) {
                     Other::Incomplete => break Next::Keep(at),
                     Other::Known(known, stop) if known.is_answer() || self.table.get().limitable.passes(known.code) => {
+                        if !self.meet(py, chunk, at)? {
+                            break Next::Leave(at);
+                        }
                         self.note(py, known);
                         context.report.frames[CLIENT] += 1;
                         self.requests += 1;
@@ -150,6 +156,10 @@ impl RocketMq {
             }
             let whole = self.cut(py, &mut taken, context)?;
             if !taken.frames.is_empty() {
+                if !self.meet(py, chunk, at)? {
+                    self.give_up(py, &taken, 0);
+                    break Next::Leave(at);
+                }
                 first = first.or(taken.frames.first().filter(|frame| !frame.is_oneway()).map(|frame| frame.opaque));
                 decided += taken.frames.len();
                 at = self.decide(py, &taken, at, chunk, context, out)?;
@@ -197,14 +207,25 @@ impl RocketMq {
         let Some(first) = first.and_then(|run| taken.runs.get(run)).map(|run| run.first as usize) else {
             return Ok(true);
         };
-        let mut owed = self.owed.borrow_mut(py);
-        for frame in &taken.frames[first..] {
-            if !frame.is_oneway() {
-                owed.0.discard(frame.opaque);
-            }
-        }
+        self.give_up(py, taken, first);
         taken.cut(first);
         Ok(false)
+    }
+
+    /// Expect no answers to the frames from `first` on.
+    fn give_up(&self, py: Python<'_>, taken: &Taken, first: usize) {
+        let mut owed = self.owed.borrow_mut(py);
+        for frame in taken.frames[first..].iter().filter(|frame| !frame.is_oneway()) {
+            owed.0.discard(frame.opaque);
+        }
+    }
+
+    /// Learn who a new client is from the header at an offset; false if the connection is Python's.
+    fn meet(&mut self, py: Python<'_>, chunk: &[u8], at: usize) -> PyResult<bool> {
+        let Some((_, word)) = prefix(chunk, at).filter(|_| self.is_new) else { return Ok(true) };
+        let header = &chunk[at + PREFIX_BYTES..][..(word & HEADER_LENGTH) as usize];
+        self.is_new = !self.judge.meet(py, header, word >> 24)?;
+        Ok(!self.is_new)
     }
 
     /// Decide and count what a scan took, and queue what comes of it; returns where that ends.
@@ -434,6 +455,10 @@ impl Reading for RocketMq {
         }
     }
 
+    fn between_frames(&self) -> bool {
+        self.left == [0, 0] && self.waiting.is_empty()
+    }
+
     fn take_counts(&mut self) -> (u64, u64) {
         (std::mem::take(&mut self.requests), std::mem::take(&mut self.refused))
     }
@@ -475,6 +500,7 @@ pub fn lend_rocketmq(
     polls: Vec<i32>,
     timed: (Option<i32>, i64),
     kept: Vec<u8>,
+    is_new: bool,
 ) -> PyResult<Lent> {
     let (table, owed) = {
         let scanner = scanner.borrow(py);
@@ -499,6 +525,7 @@ pub fn lend_rocketmq(
         timed_ns: timed.1,
         requests: 0,
         refused: 0,
+        is_new,
     });
     Ok(Lent::new(reading, [kept, Vec::new()]))
 }

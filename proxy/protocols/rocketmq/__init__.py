@@ -13,7 +13,7 @@ from proxy.protocols.base import Kind, Protocol
 from proxy.protocols.options import read_by
 from proxy.protocols.rocketmq.options import RocketMQOptions, check_rule
 from proxy.protocols.rocketmq.refusals import INTERNAL_TOPIC, is_internal
-from proxy.protocols.rocketmq.session import RocketMQSession
+from proxy.protocols.rocketmq.session import RocketMQSession, begin
 from proxy.protocols.rocketmq.transactions import Transactions
 from proxy.protocols.rocketmq.wire import codes
 
@@ -69,6 +69,7 @@ PROTOCOL = Protocol(
     ),
     default_rules=tuple(Rule(codes.KIND_TOPIC, name, None, exempt=True, source="built-in") for name in _EXEMPT),
     open_session=RocketMQSession,
+    begin=begin,
     open_hub=Transactions,
     options=RocketMQOptions,
     check_rule=check_rule,

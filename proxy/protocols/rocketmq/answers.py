@@ -46,6 +46,8 @@ MAX_UNANSWERED_HALVES: Final = 1024
 _TIMED_EVERY_NS: Final = 10_000_000
 # A request is timed no longer than this.
 _TIMED_FOR_NS: Final = 60_000_000_000
+# Which request is timed, and when that or the last one was forwarded.
+NOTHING_TIMED: Final[tuple[int | None, int]] = (None, -_TIMED_EVERY_NS)
 
 NOT_REMEMBERED: Final[PendingRequest] = (0, ())
 """A request of which only the number was kept."""
@@ -73,8 +75,7 @@ class Pending:
         self._requests: dict[int, PendingRequest] = {}
         self._polls: dict[int, PendingRequest] = {}
         # The timed request, and when it, or the last one, was forwarded.
-        self._timed: int | None = None
-        self._timed_ns = -_TIMED_EVERY_NS
+        self._timed, self._timed_ns = NOTHING_TIMED
         # Sends of half messages, whose answers are read.
         self._halves: dict[int, HalfSend] = {}
 

@@ -1,7 +1,8 @@
 """One RocketMQ connection, sans-IO: the two streams, and our own answers."""
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from limiter.compiled import COMPILED
 from limiter.rules.resource import Resource
@@ -12,7 +13,8 @@ from proxy.flow.credit import Stage
 from proxy.protocols.base import NO_BOUND, Buffer, CommandRequest, Description, Session, SessionContext
 from proxy.protocols.options import relays_unread
 from proxy.protocols.rocketmq import refusals
-from proxy.protocols.rocketmq.answers import MAX_PENDING, AnswerStream, Pending
+from proxy.protocols.rocketmq.about import AboutClient
+from proxy.protocols.rocketmq.answers import MAX_PENDING, NOTHING_TIMED, AnswerStream, Pending
 from proxy.protocols.rocketmq.held import HeldFrame
 from proxy.protocols.rocketmq.limit_commands import LimitCommandReader
 from proxy.protocols.rocketmq.lines import Aside, Lines
@@ -22,12 +24,41 @@ from proxy.protocols.rocketmq.requests import RequestStream
 from proxy.protocols.rocketmq.scanning import NOTHING_REFUSED, Refused, answer_each, first_opaque, scan_named
 from proxy.protocols.rocketmq.transactions import Transactions
 from proxy.protocols.rocketmq.wire.codes import KIND_SUBSCRIPTION
-from proxy.protocols.rocketmq.wire.header import Header
+from proxy.protocols.rocketmq.wire.header import STRICT, Header, classify
 from proxy.protocols.rocketmq.wire.message_id import ANOTHER_EACH_TIME
 from proxy.spool.segments import Piece
 
 if TYPE_CHECKING:
-    from sluice_native import Lent
+    from sluice_native import Lent, Opaques, Scanner
+
+
+class Begun(NamedTuple):
+    """A connection that began without a session."""
+
+    about: AboutClient
+    scanner: "Scanner"
+    opaques: "Opaques"
+
+
+def begin(options: RocketMQOptions, judge: Judge, limits_kind: Callable[[str], bool]) -> "tuple[Lent, Begun] | None":
+    scan = scan_named(options.scan)
+    if scan is None or COMPILED is None or limits_kind(KIND_SUBSCRIPTION):
+        return None
+    about, opaques = AboutClient(), scan.opaques()
+    scanner = scan.scanner(opaques, judge.resources)
+    judge.stays = lambda: not limits_kind(KIND_SUBSCRIPTION)
+    judge.learn = partial(_learn, about)
+    state = (0, False), 0, (), NOTHING_TIMED, b"", True
+    lent = COMPILED.lend_rocketmq(judge, scanner, around_opaque, options.max_frame_bytes - 4, MAX_PENDING, *state)
+    return lent, Begun(about, scanner, opaques)
+
+
+def _learn(about: AboutClient, raw: bytes, header_type: int) -> tuple[str, bool] | None:
+    header = classify(raw, header_type)
+    if header.reading != STRICT:
+        return None
+    about.meet(header)
+    return about.language, about.language in ANOTHER_EACH_TIME
 
 
 class RocketMQSession(Session):
@@ -50,7 +81,11 @@ class RocketMQSession(Session):
         resources = context.resources
         scan = None if context.wants_responses or resources is None else scan_named(options.scan)
         transactions: Transactions = context.hub
-        opaques = None if scan is None else scan.opaques()
+        begun: Begun | None = context.begun
+        opaques = begun.opaques if begun else None if scan is None else scan.opaques()
+        scanner = begun.scanner if begun else None
+        if scanner is None and scan is not None and opaques is not None and resources is not None:
+            scanner = scan.scanner(opaques, resources)
         self._owed = Pending(opaques)
         self._limit_commands = LimitCommandReader(context.connection.address, options, context.ask)
         self._requests = RequestStream(
@@ -58,8 +93,10 @@ class RocketMQSession(Session):
             self._owed,
             transactions,
             self._take_limit_command,
-            scanner=None if scan is None or opaques is None or resources is None else scan.scanner(opaques, resources),
+            scanner=scanner,
         )
+        if begun is not None:
+            self._requests.about = begun.about
         spool = context.spool
         self._lines = None
         if spool is not None:
@@ -149,7 +186,7 @@ class RocketMQSession(Session):
         kept = self._requests.take_back()
         judge.ids = None if self.language in ANOTHER_EACH_TIME else judge.all_ids
         lent: Lent = COMPILED.lend_rocketmq(
-            judge, scanner, around_opaque, max_length, MAX_PENDING, left, broker, *owed, kept
+            judge, scanner, around_opaque, max_length, MAX_PENDING, left, broker, *owed, kept, False
         )
         return lent
 
@@ -166,6 +203,8 @@ class RocketMQSession(Session):
             self._waiting.append(waiting)
 
     def count_lent(self, requests: int, refused: int) -> None:
+        self._begun = self._begun or requests > 0
+        self._may_replay = self._may_replay and not requests
         self._requests.frames += requests
         self._refused += refused
 

@@ -227,7 +227,7 @@ class Rig:
 
     @property
     def connections(self) -> list[Connection]:
-        return list(self.path.server.connections.values())
+        return list(self.path.server.each_connection())
 
     async def client(self, *, receive_buffer: int = 0, source: str = "") -> Peer:
         """Connect a client, from a certain address of this machine if need be."""
@@ -254,7 +254,10 @@ class Rig:
         client = await self.client(receive_buffer=receive_buffer, source=source)
         broker = await self.broker.accept()
         name = format_address(client.sock.getsockname())
-        await until(lambda: any(connection.info.peer == name for connection in self.connections))
+        server = self.path.server
+        await until(
+            lambda: any(each.info.peer == name for each in (*server.connections.values(), *server._new.values()))
+        )
         return client, broker
 
     async def until(self, predicate: Callable[[], object]) -> None:
