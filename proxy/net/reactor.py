@@ -152,6 +152,8 @@ class Reactor:
         #: Descriptors from which was read what nobody has taken yet.
         self._unread: set[int] = set()
         self._serving = False
+        #: When the round ends.
+        self._ends_ns = 0
         self._tasks: trio.Nursery | None = None
 
     def after(self, delay_s: float, call: Callable[[], None]) -> Timer:
@@ -170,6 +172,10 @@ class Reactor:
         self._soon.append(call)
         if not self._serving:
             self._look.set()
+
+    def end_round(self) -> None:
+        """Give all other tasks their turn as soon as whatever is under way is over."""
+        self._ends_ns = 0
 
     def unread(self, fd: int, *, unread: bool) -> None:
         """Take note whether there is something to read at a descriptor that the kernel has handed out already.
@@ -209,14 +215,14 @@ class Reactor:
     async def _serve(self) -> None:
         ranks = [(epoll.poll, most) for epoll, most in zip(self.epolls, _MAX_READY, strict=True)]
         watched_by_fd = self.watched
-        ends_ns = silent = 0
+        silent = 0
         for poll, most in cycle(ranks):
             ready = poll(0, most)
             if not ready:
                 silent += 1
                 if silent == len(ranks):
                     await trio.lowlevel.wait_readable(self._epoll.fileno())
-                    ends_ns, silent = perf_counter_ns() + ROUND_NS, 0
+                    self._ends_ns, silent = perf_counter_ns() + ROUND_NS, 0
                 continue
             silent = 0
             self._serving = True
@@ -234,12 +240,12 @@ class Reactor:
                             watched.readable()
                     except Exception as error:  # noqa: BLE001 - whatever it is, it is one connection's
                         watched.failed(error)
-                if perf_counter_ns() >= ends_ns:
+                if perf_counter_ns() >= self._ends_ns:
                     self._serving = False
                     self._do_soon()
                     await trio.lowlevel.checkpoint()
                     self._serving = True
-                    ends_ns = perf_counter_ns() + ROUND_NS
+                    self._ends_ns = perf_counter_ns() + ROUND_NS
             self._serving = False
             self._do_soon()
 

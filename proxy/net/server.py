@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from select import EPOLLOUT
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final
 
 import structlog
 import trio
@@ -31,9 +31,6 @@ from proxy.net.sockets import Address, Connecting, Inherited, ListeningSocket, W
 from proxy.net.tls import BrokerTls, ClientTls, TlsError
 from proxy.protocols.base import ListenerAddresses, Protocol, Replayed, Session, SessionContext, WireCounters
 from proxy.stats.snapshot import ConfirmState
-
-if TYPE_CHECKING:
-    from sluice_native import Lent
 
 _log = structlog.get_logger(__name__)
 
@@ -132,7 +129,8 @@ class Server:
 
     Attributes:
         alarm: of what Sluice runs short, in words for clients; empty if of nothing.
-        connections: those that Python serves or has served, by their ids; see ``each_connection``.
+        connections: those of which Python knows all, by their ids; see ``each_connection``.
+        new: clients that the compiled part serves without a session, by the ids of their connections.
     """
 
     def __init__(
@@ -150,8 +148,7 @@ class Server:
         self._before_end = before_end
         self.counters = ServerCounters(Counter({config.name: 0 for config in listeners}), Counter())
         self.connections: dict[int, Connection] = {}
-        #: Clients that only the compiled part knows more of, by the ids of their connections.
-        self._new: dict[int, _Client] = {}
+        self.new: dict[int, _Client] = {}
         self.draining = False
         self.services = services
         for lost in (services.lost_messages, services.lost_bytes):
@@ -173,7 +170,7 @@ class Server:
         self._next_id = 0
         self._log_rate = LogRate()
         self._gather_room = GatherRoom()
-        self._places: dict[tuple[str, Address], Places | None] = {}
+        self._places: dict[tuple[str, Address], dict[sockets.Found, Address] | None] = {}
         self._log = _log.bind()
         by_broker: dict[tuple[str, Address], Any] = {}
         #: What the sessions of one broker share, by listener.
@@ -250,16 +247,16 @@ class Server:
 
     def each_connection(self, *, new: bool = True) -> Iterator[Connection]:
         """Yield the open connections, which may end between two steps; or only those in ``connections``."""
-        for number in [*self.connections, *(self._new if new else ())]:
+        for number in [*self.connections, *(self.new if new else ())]:
             connection = self.connection(number)
             if connection is not None:
                 yield connection
 
     def connection(self, number: int) -> Connection | None:
         """Return a connection by its id; from now on Python serves it."""
-        client = self._new.get(number)
+        client = self.new.get(number)
         if client is not None:
-            client.take_over()
+            client.left()
         return self.connections.get(number)
 
     def held_bytes(self) -> int:
@@ -391,7 +388,7 @@ class Server:
         self._open[info.listener] -= 1
         if admitted and not info.exempt:
             self._clients.remove(info.scope, info.address)
-        self._new.pop(info.id, None)
+        self.new.pop(info.id, None)
         self.connections.pop(info.id, None)
         if not self.connections:
             self._nothing_open.unpark_all()
@@ -426,39 +423,18 @@ class Server:
         if not_logged is not None:
             _log.warning(about, listener=info.listener, peer=info.peer, detail=detail, not_logged=not_logged)
 
-    def places(self, config: ListenerConfig) -> "Places | None":
+    def places(self, config: ListenerConfig) -> dict[sockets.Found, Address] | None:
         """Return where to connect a client; None if that has to be asked each time, as a broker's address is a name."""
         key = config.name, self.watches[config.name].broker
         if key not in self._places:
             known = {broker: sockets.resolved(*broker) for broker in self.watches[config.name].in_order()}
-            self._places[key] = places_of(known) if all(known.values()) else None
+            self._places[key] = _places(known) if all(known.values()) else None
         return self._places[key]
 
-    def begin(self, client: "_Client") -> "tuple[Lent, Any] | None":
-        """Have the compiled part serve a client that is connected to its broker; None if a connection has to."""
+    def connect(self, client: "_Client", wires: tuple[Wire, Wire], broker: Address, lent: int | None) -> None:
+        """Relay between a client and its broker, which is connected to; ``lent`` is for ``Connection``."""
         services, config, info = self.services, client.config, client.info
-        if services.lending is None or services.resources is None or self.draining or self.alarm:
-            return None
-        if services.spool is not None and services.spool.has_recovered(lambda _: True):
-            # Its session may have to replay some of that.
-            return None
-        sender = services.tally.sender(info.address)
-        judge = judge_of(services.pipeline, services.tally, services.resources, info, sender)
-        begun = None if judge is None else config.protocol.begin(config.options, judge, services.limits_kind)
-        if begun is not None:
-            self._new[info.id] = client
-        return begun
-
-    def connect(
-        self,
-        client: "_Client",
-        wires: tuple[Wire, Wire],
-        broker: Address,
-        before: "_Before | None" = None,
-    ) -> None:
-        """Relay between a client and its broker, which is connected to."""
-        services, config, info = self.services, client.config, client.info
-        self._new.pop(info.id, None)
+        self.new.pop(info.id, None)
 
         def open_session(calls: Calls) -> Session:
             context = SessionContext(
@@ -489,7 +465,7 @@ class Server:
                 rules_version=services.rules_version,
                 listeners=self._listener_addresses,
                 warn=partial(self._warn, info),
-                begun=before and before.begun,
+                begun=client.begun,
             )
             return config.protocol.open_session(context)
 
@@ -500,13 +476,13 @@ class Server:
             half_closes=config.protocol.half_closes,
             timeouts=Timeouts(config.handshake_timeout_s, config.frame_timeout_s, config.idle_timeout_s),
             broker_name=format_address(broker),
-            opened_ns=before and before.opened_ns,
-            lent=before and before.number,
+            opened_ns=client.opened_ns,
+            lent=lent,
         )
-        if self.draining and before is None:
+        if self.draining and lent is None:
             connection.finish("drained", "accepted just before the drain began")
         else:
-            connection.start(before and before.handshake)
+            connection.start(client.handshake)
             if self.alarm:
                 connection.alarm(self.alarm)
 
@@ -528,46 +504,29 @@ def _log_replayed(info: ConnectionInfo, replayed: Replayed) -> None:
     )
 
 
-class Places(NamedTuple):
-    """Where to connect a client: what is tried in turn, and whose each address is, as the system has addresses."""
-
-    found: list[sockets.Found]
-    brokers: dict[Any, Address]
-
-
-def places_of(found: Mapping[Address, Iterable[sockets.Found] | None]) -> Places:
-    """Return the places of some brokers; what two brokers' names stand for is tried once, as the first of them."""
-    places = Places([], {})
+def _places(found: Mapping[Address, Iterable[sockets.Found] | None]) -> dict[sockets.Found, Address]:
+    """Return what to try in turn, and whose each is: what two brokers' names stand for is the first one's."""
+    places: dict[sockets.Found, Address] = {}
     for broker, its_places in found.items():
         for place in its_places or ():
-            if place[-1] not in places.brokers:
-                places.brokers[place[-1]] = broker
-                places.found.append(place)
+            places.setdefault(place, broker)
     return places
 
 
-class _Before(NamedTuple):
-    """A connection that the compiled part has served since it was opened, by the number that it has there.
+class _Client(Watched):
+    """One client from accept to close; what is watched is the broker's socket until it is connected.
 
     Attributes:
-        number: its number there.
-        begun: for its session, as ``Protocol.begin`` returned it.
-        opened_ns: since when.
-        handshake: its timer, until the client's stream has ended.
+        config: its listener.
+        info: who it is.
+        begun: for its session, if the compiled part serves it without one at first.
+        opened_ns: since when it does.
+        handshake: bounds how long the client may say nothing then.
     """
 
-    number: int
-    begun: Any
-    opened_ns: int
-    handshake: Timer | None
-
-
-class _Client(Watched):
-    """One client from accept to close; what is watched is the broker's socket until it is connected."""
-
     __slots__ = (
-        *("_admitted", "_arrival", "_before", "_broker", "_brokers", "_closed", "_connecting", "_ends"),
-        *("config", "info", "_resolving", "_server", "_timer", "_wire"),
+        *("_admitted", "_arrival", "_broker", "_closed", "_connecting", "_ends", "_lent", "_places", "_resolving"),
+        *("_server", "_timer", "_wire", "begun", "config", "handshake", "info", "opened_ns"),
     )
 
     def __init__(
@@ -583,9 +542,12 @@ class _Client(Watched):
         self._arrival: Arrival | None = None
         self._admitted = False
         self._broker: Wire | None = None
-        #: While no connection is made of it.
-        self._before: _Before | None = None
-        self._brokers: Mapping[Any, Address] = {}
+        self._places: dict[sockets.Found, Address] = {}
+        #: Its number with the compiled part, while that serves it without a session.
+        self._lent: int | None = None
+        self.begun: Any = None
+        self.opened_ns: int | None = None
+        self.handshake: Timer | None = None
         self._connecting: Connecting | None = None
         self._resolving: trio.CancelScope | None = None
         self._timer: Timer | None = None
@@ -669,16 +631,16 @@ class _Client(Watched):
         brokers = self._server.watches[self.config.name].in_order()
         try:
             with scope:
-                self._connect(places_of({broker: await _resolved(broker, brokers) for broker in brokers}))
+                self._connect(_places({broker: await _resolved(broker, brokers) for broker in brokers}))
         except Exception as error:  # noqa: BLE001 - as the reactor does
             self.failed(error)
 
-    def _connect(self, places: Places) -> None:
+    def _connect(self, places: dict[sockets.Found, Address]) -> None:
         if self._closed:
             # It timed out as the address was found.
             return
-        self._brokers = places.brokers
-        self._connecting = Connecting(self.config.broker[0], places.found)
+        self._places = places
+        self._connecting = Connecting(self.config.broker[0], places)
         try:
             self.writable()
         except Exception as error:  # noqa: BLE001 - as the reactor does
@@ -736,64 +698,79 @@ class _Client(Watched):
         assert self._broker is not None  # noqa: S101 - it is connected to
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
         self._server.watches[self.config.name].connected(self._address)
-        services = self._server.services
-        is_plain = self._wire.is_plain and self._broker.is_plain
-        begun = self._server.begin(self) if is_plain else None
-        if begun is not None and services.lending is not None:
-            lent, for_session = begun
-            try:
-                fds = self._wire.fileno(), self._broker.fileno()
-                number = services.lending.lend(self, *fds, lent, ends_here=not self.config.protocol.half_closes)
-            except OSError as error:
-                # The kernel has no room to watch it there.
-                services.log_failed(self.info, error)
-            else:
-                self._timer = self.reactor.after(self.config.handshake_timeout_s, self._handshake_over)
-                self._before = _Before(number, for_session, services.now_ns(), self._timer)
-                return
-        self.take_over()
+        if not self._begin():
+            self.left()
 
-    def take_over(self) -> None:
-        """Make a connection of it."""
+    def _begin(self) -> bool:
+        """Have the compiled part serve both peers, if it can without a session."""
         assert self._broker is not None  # noqa: S101 - it is connected to
-        before, self._before, self._timer = self._before, None, None
-        self._server.connect(self, (self._wire, self._broker), self._address, before)
+        server, services, info = self._server, self._server.services, self.info
+        lending, resources, spool = services.lending, services.resources, services.spool
+        if lending is None or resources is None or server.draining or server.alarm:
+            return False
+        # A session may have to replay what an earlier process has left.
+        replays = spool is not None and spool.has_recovered(lambda _: True)
+        if replays or not (self._wire.is_plain and self._broker.is_plain):
+            return False
+        judge = judge_of(services.pipeline, services.tally, resources, info, services.tally.sender(info.address))
+        protocol, options = self.config.protocol, self.config.options
+        begun = None if judge is None else protocol.begin(options, judge, services.limits_kind)
+        if begun is None:
+            return False
+        lent, for_session = begun
+        wires = self._wire.fileno(), self._broker.fileno()
+        try:
+            self._lent = lending.lend(self, *wires, lent, ends_here=not protocol.half_closes)
+        except OSError as error:
+            # The kernel has no room to watch it there.
+            services.log_failed(info, error)
+            return False
+        self.begun, self.opened_ns = for_session, services.now_ns()
+        self.handshake = self.reactor.after(self.config.handshake_timeout_s, self._handshake_over)
+        server.new[info.id] = self
+        return True
 
     def left(self) -> None:
-        """Go on with what the compiled part does not serve."""
-        self.take_over()
+        """Make a connection of it."""
+        assert self._broker is not None  # noqa: S101 - it is connected to
+        lent, self._lent = self._lent, None
+        if self._timer is not None:
+            self._timer.cancel()
+        try:
+            self._server.connect(self, (self._wire, self._broker), self._address, lent)
+        except Exception as error:  # noqa: BLE001 - as the reactor does
+            self.failed(error)
 
     def stalled(self, *, on: bool) -> None:
-        """Show that the broker takes no more."""
+        """Make a connection of it, which shows that its broker takes no more."""
         if on:
-            self.take_over()
+            self.left()
 
     def ends(self, *, over: bool) -> None:
         """Close the client once the broker has ended its stream as well, or soon."""
-        if self._timer is not None:
-            self._timer.cancel()
+        if self.handshake is not None:
+            self.handshake.cancel()
+            self.handshake = None
         if over:
             self._ended()
-        elif self._before is not None:
-            self._before = self._before._replace(handshake=None)
+        else:
             self._timer = self.reactor.after(PARTING_S, self._ended)
 
     def _ended(self) -> None:
         self._close("client_closed", "the client closed first")
 
     def _handshake_over(self) -> None:
-        timer = self._timer
-        self.take_over()
-        if timer is not None:
-            timer.call()
+        handshake = self.handshake
+        self.left()
+        if handshake is not None and not self._closed:
+            handshake.call()
 
     @property
     def _address(self) -> Address:
         """The address of the broker that is connected to."""
         assert self._connecting is not None  # noqa: S101 - it is connected to
-        return self._brokers[self._connecting.address]
+        return self._places[self._connecting.place]
 
     def failed(self, error: Exception) -> None:
         """Close the client, for a fault of ours or of a plug-in's."""
@@ -862,9 +839,11 @@ class _Client(Watched):
         self.unwatch()
         if self._arrival is not None:
             self._arrival.let_go()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        for timer in (self._timer, self.handshake):
+            if timer is not None:
+                timer.cancel()
+        # They know each other.
+        self._timer = self.handshake = None
         if self._resolving is not None:
             self._resolving.cancel()
         if self._connecting is not None:
@@ -876,8 +855,8 @@ class _Client(Watched):
             self._broker.close()
         self._wire.close()
         lending = self._server.services.lending
-        if self._before is not None and lending is not None:
-            lending.forget(self._before.number)
+        if self._lent is not None and lending is not None:
+            lending.forget(self._lent)
         self._server.left(self, self.info, admitted=self._admitted)
 
 

@@ -48,7 +48,7 @@ _NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, e
 #: How long to wait before accepting again when the process or the machine has no room for another socket.
 _NO_ROOM_PAUSE_S: Final = 0.1
 #: Accepted without giving other sockets a turn, at the most.
-_ACCEPTS_A_TURN: Final = 4
+_ACCEPTS_A_TURN: Final = 8
 
 Address = tuple[str, int]
 
@@ -328,13 +328,14 @@ class Connecting:
         found: what the name stands for.
 
     Attributes:
-        address: the one that is tried, as the system has it.
+        place: the one of them that is tried.
     """
 
-    def __init__(self, host: str, found: Sequence[Found]) -> None:
-        self._left = list(reversed(found))
+    place: Found
+
+    def __init__(self, host: str, found: Iterable[Found]) -> None:
+        self._left = list(found)[::-1]
         self._sock: socket.socket | None = None
-        self.address: Any = None
         self._host = host
         self._last: OSError | None = None
 
@@ -353,12 +354,13 @@ class Connecting:
         while self._sock is not None or self._left:
             try:
                 if self._sock is None:
-                    family, kind, protocol, self.address = self._left.pop()
+                    self.place = self._left.pop()
+                    family, kind, protocol, _ = self.place
                     self._sock = socket.socket(family, kind | socket.SOCK_NONBLOCK, protocol)
-                code = self._sock.connect_ex(self.address)
+                code = self._sock.connect_ex(self.place[-1])
                 if code == errno.EINPROGRESS:
                     # On one machine it is over by now; to ask once more is cheaper than to be told.
-                    code = self._sock.connect_ex(self.address)
+                    code = self._sock.connect_ex(self.place[-1])
                 if code == errno.EALREADY:
                     return None
                 if code:
@@ -494,6 +496,8 @@ class ListeningSocket(Watched):
                 return
             wire, peer = accepted
             self._enter(wire, peer, wire.local_address() if self._is_wildcard else self.address)
+        # Connections that the compiled part serves wait for a turn of its task.
+        self.reactor.end_round()
 
     def writable(self) -> None:
         """Never happens."""

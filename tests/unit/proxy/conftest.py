@@ -256,7 +256,7 @@ class Rig:
         name = format_address(client.sock.getsockname())
         server = self.path.server
         await until(
-            lambda: any(each.info.peer == name for each in (*server.connections.values(), *server._new.values()))
+            lambda: any(each.info.peer == name for each in (*server.connections.values(), *server.new.values()))
         )
         return client, broker
 

@@ -31,7 +31,7 @@ async def rig(start_rig: StartRig, broker: ScriptedBroker) -> Rig:
 def new(rig: Rig) -> int:
     """Return how many connections only the compiled part knows; as many as there are without it."""
     server = rig.path.server
-    return len(server._new) if COMPILED else len(server.connections)
+    return len(server.new) if COMPILED else len(server.connections)
 
 
 async def passed(rig: Rig, topic: str) -> int:
