@@ -882,7 +882,9 @@ class Connection:
             handshake.call = partial(self.guard, self._look_at_handshake)
             self._looks[self._look_at_handshake] = handshake
         if self._timeouts.idle_s is not None:
-            self._look_in(self._timeouts.idle_s, self._look_at_idleness)
+            # One that the compiled part has served may be idle already.
+            looks = 1 if self._lent is None else _IDLE_LOOKS
+            self._look_in(self._timeouts.idle_s / looks, self._look_at_idleness)
         self.guard(self.progressed)
 
     def lend(self) -> None:

@@ -696,8 +696,7 @@ class _Client(Watched):
 
     def _connected(self) -> None:
         assert self._broker is not None  # noqa: S101 - it is connected to
-        if self._timer is not None:
-            self._timer.cancel()
+        self._cancel_timers()
         self._server.watches[self.config.name].connected(self._address)
         if not self._begin():
             self.left()
@@ -728,6 +727,8 @@ class _Client(Watched):
             return False
         self.begun, self.opened_ns = for_session, services.now_ns()
         self.handshake = self.reactor.after(self.config.handshake_timeout_s, self._handshake_over)
+        if self.config.idle_timeout_s is not None:
+            self._timer = self.reactor.after(self.config.idle_timeout_s, self.left)
         server.new[info.id] = self
         return True
 
@@ -749,13 +750,18 @@ class _Client(Watched):
 
     def ends(self, *, over: bool) -> None:
         """Close the client once the broker has ended its stream as well, or soon."""
-        if self.handshake is not None:
-            self.handshake.cancel()
-            self.handshake = None
+        self._cancel_timers()
         if over:
             self._ended()
         else:
             self._timer = self.reactor.after(PARTING_S, self._ended)
+
+    def _cancel_timers(self) -> None:
+        for timer in (self._timer, self.handshake):
+            if timer is not None:
+                timer.cancel()
+        # They know each other.
+        self._timer = self.handshake = None
 
     def _ended(self) -> None:
         self._close("client_closed", "the client closed first")
@@ -839,11 +845,7 @@ class _Client(Watched):
         self.unwatch()
         if self._arrival is not None:
             self._arrival.let_go()
-        for timer in (self._timer, self.handshake):
-            if timer is not None:
-                timer.cancel()
-        # They know each other.
-        self._timer = self.handshake = None
+        self._cancel_timers()
         if self._resolving is not None:
             self._resolving.cancel()
         if self._connecting is not None:

@@ -143,6 +143,20 @@ async def test_silent_client_is_closed(rig: Rig, mock_clock: MockClock) -> None:
     await exchange(heard, broker, ROUTE, frames.answer(7))
 
 
+async def test_idle_one_is_closed_in_time(start_rig: StartRig, broker: ScriptedBroker, mock_clock: MockClock) -> None:
+    config = ListenerConfig("main", ROCKETMQ, ROCKETMQ.options(), ("127.0.0.1", 0), broker.address, idle_timeout_s=4.0)
+    rig = await start_rig(listeners=(config,))
+    client, broker_end = await rig.connect()
+    await exchange(client, broker_end, ROUTE, frames.answer(7))
+    for _ in range(5):
+        assert rig.closed == {}
+        mock_clock.jump(1)
+        await rig.settle()
+    assert await client.receive_to_end() == b""
+    mock_clock.jump(PARTING_S)
+    await rig.until_closed("idle_timeout")
+
+
 async def test_drain_waits_for_the_answer(rig: Rig, nursery: trio.Nursery) -> None:
     client, broker = await rig.connect()
     await client.send(frames.send("a", opaque=8))
