@@ -13,7 +13,7 @@ from typing import Any, Final, Self, TypeAlias, final
 from typing_extensions import Buffer, disjoint_base
 
 from limiter.buckets.limiter import Limiter
-from limiter.counting import repeats, row
+from limiter.counting import row
 from limiter.deciding.limits import PlainDefault, PlainLimit
 from limiter.plans import registry
 from limiter.rules.resource import Resource
@@ -39,7 +39,6 @@ __all__ = [
     "Row",
     "Scanner",
     "Second",
-    "Segment",
     "Table",
     "Turn",
     "lend_amqp091",
@@ -228,15 +227,6 @@ class Opaques:
         """Take a number out; returns whether it was there."""
     def __len__(self) -> int: ...
     def __contains__(self, opaque: int, /) -> bool: ...
-    def settle(self, chunk: Buffer, position: int) -> tuple[int, int]:
-        """Step over answers from the broker to requests that are in the set, and take these out.
-
-        Only JSON is read. An answer is stepped over when its header is in the chunk.
-
-        Returns:
-            Offset of the first frame that is something else, beyond the chunk's end if the last answer's body is
-            incomplete; and how many answers were stepped over.
-        """
 
 @final
 class Table:
@@ -275,19 +265,15 @@ class Table:
 
 @final
 class Scanner:
-    """The scan of one connection's requests.
+    """What ``lend_rocketmq`` reads the requests of one connection with.
 
-    Requests that expect an answer are noted in ``owed``. A scan that begins with more than ``most_keys``, each a
+    Requests that expect an answer are noted in ``owed``. A chunk that begins with more than ``most_keys``, each a
     resource and a producer group, forgets all.
     """
 
+    @property
+    def owed(self) -> Opaques: ...
     def __new__(cls, table: Table, owed: Opaques, resources: Resources, most_keys: int) -> Self: ...
-    def scan(self, chunk: Buffer, position: int, max_length: int, most_runs: int) -> Segment:
-        """Take the plain frames from ``position`` on, as long as they come one after the other.
-
-        A frame is taken when its header is in the chunk, of which nothing is kept. No bytes are an error. It ends
-        before a frame whose first word names more than ``max_length``, and with frames of ``most_runs`` keys.
-        """
     def names(self) -> list[Resource]:
         """Return the resources of the keys that are remembered."""
 
@@ -450,65 +436,6 @@ class Turn:
     def __len__(self) -> int: ...
 
 @final
-class Segment:
-    """What one scan took, in runs: the frames of one key each, in the order of their first frames.
-
-    Indexes of frames and numbers of runs count from 0. IndexError is raised where there is no such frame or run.
-
-    Attributes:
-        stop: offset of the first frame that was not taken; beyond the chunk's end if the last one's body is
-            incomplete.
-        runs: how many there are.
-    """
-
-    @property
-    def stop(self) -> int: ...
-    @property
-    def runs(self) -> int: ...
-    def __len__(self) -> int: ...
-    def asker(self, run: int) -> tuple[tuple[Resource, ...], str]:
-        """Return what the requests of a run are for, and their producer group."""
-    def run(self, run: int) -> tuple[Sequence[int], int]:
-        """Return the indexes of a run's frames, a range if they follow each other, and the sum of their sizes."""
-    def admit(self, first: int, now_ns: int, second: row.Second, callers: Callers | None = None) -> int:
-        """Admit all requests of run after run, from ``first`` on, as long as their limits are plain and admit them.
-
-        Rows note in ``second`` what is spent. ``callers``: the limits of who sends; None where no scope is limited.
-
-        Returns:
-            The number of the first run that is left, of which nothing is charged; ``runs`` if none is.
-        """
-    def count(self, second: row.Second, now_ns: int, sender: object, outcome: int, judged: Sequence[int]) -> list[int]:
-        """Add all runs but some to their rows, as in ``Row.add``; return the numbers of those.
-
-        They are those with ``judged`` frames, ascending indexes, and those of whose resource something was refused of
-        late, so that it may come again.
-        """
-    def repeats(
-        self, chunk: Buffer, indexes: Sequence[int], ids: repeats.RefusedIds, key: int, now_ns: int, refused: bool
-    ) -> tuple[int, int, int, int]:
-        """Look which of these frames come again, as ``RefusedIds.see``; return the figures of ``Repeats``.
-
-        ``chunk`` is what was scanned; a frame's id is what ``proxy.protocols.rocketmq.wire.message_id`` reads.
-        """
-    def frame(self, index: int) -> tuple[int, int, int, int, int, int]:
-        """Return a frame's run, its start and stop, and its header's code, opaque and flag."""
-    def oneway(self, indexes: Sequence[int]) -> int:
-        """Return how many of these frames expect no answer."""
-    def sizes(self, indexes: Sequence[int]) -> list[int]:
-        """Return the sizes of these frames in bytes."""
-    def kept(self, refused: Sequence[int], start: int, end: int) -> list[tuple[int, int]]:
-        """Return what is left from ``start`` to ``end`` without these ascending frames; no slice is empty."""
-    def refuse(self, refused: Sequence[int], head: bytes, tail: bytes) -> tuple[bytes, int]:
-        """Take these frames out of what is owed, and write the answers to those of them that are not oneway.
-
-        An answer's JSON header is ``head``, the opaque and ``tail``.
-
-        Returns:
-            The answers, whole frames one after the other, and how many there are.
-        """
-
-@final
 class Channels:
     """The channels of one AMQP 0.9.1 connection: the plain publishes of the client, and the confirms of the broker.
 
@@ -646,11 +573,21 @@ class Publishes:
     def channel(self, run: int) -> tuple[int, bool]:
         """Return the channel of a run, and whether its publishes are numbered."""
     def run(self, run: int) -> tuple[Sequence[int], int]:
-        """As ``Segment.run``."""
+        """Return the indexes of a run's publishes, a range if they follow each other, and the sum of their sizes."""
     def admit(self, first: int, now_ns: int, second: row.Second, callers: Callers | None = None) -> int:
-        """As ``Segment.admit``."""
+        """Admit all publishes of run after run, from ``first`` on, as long as their limits are plain and admit them.
+
+        Rows note in ``second`` what is spent. ``callers``: the limits of who sends; None where no scope is limited.
+
+        Returns:
+            The number of the first run that is left, of which nothing is charged; ``runs`` if none is.
+        """
     def count(self, second: row.Second, now_ns: int, sender: object, outcome: int, judged: Sequence[int]) -> list[int]:
-        """As ``Segment.count``."""
+        """Add all runs but some to their rows, as in ``Row.add``; return the numbers of those.
+
+        They are those with ``judged`` publishes, ascending indexes, and those of whose resource something was refused
+        of late.
+        """
     def publish(self, index: int) -> tuple[int, int, int, int]:
         """Return a publish's run, its number or 0, and how many bytes its body and all its frames have.
 

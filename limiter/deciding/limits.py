@@ -42,7 +42,7 @@ from limiter.waiting.holding import BoundName, HeldNow, Holding
 from limiter.waiting.lines import Credit, Denial, Held, ShadowDenial, Wait
 
 if TYPE_CHECKING:
-    from sluice_native import Callers, Publishes, Resources, Segment
+    from sluice_native import Callers, Publishes, Resources
 
 __all__ = [
     "Applied",
@@ -162,8 +162,8 @@ class Limits:
             )
         self.holding.ask_all_soon(now_ns)
 
-    def admit(self, now_ns: int, caller: Caller, segment: "Segment | Publishes", first: int) -> int:
-        """Admit what plain limits admit of a segment, as ``Segment.admit`` says.
+    def admit(self, now_ns: int, caller: Caller, segment: "Publishes", first: int) -> int:
+        """Admit what plain limits admit of a scan, as ``Publishes.admit`` says.
 
         The compiled part does what ``decide`` would, on the same state.
         """

@@ -12,7 +12,6 @@ mod resources;
 mod row;
 mod runs;
 mod scanner;
-mod segment;
 mod table;
 mod turn;
 
@@ -22,7 +21,7 @@ use pyo3::prelude::*;
 mod sluice_native {
     /// Told apart by who imports it; another number whenever what is offered, or what it means, changes.
     #[pymodule_export]
-    const INTERFACE: u32 = 13;
+    const INTERFACE: u32 = 14;
 
     #[pymodule_export]
     use crate::cell::Cell;
@@ -42,8 +41,6 @@ mod sluice_native {
     use crate::row::{Entry, Row, Second};
     #[pymodule_export]
     use crate::scanner::Scanner;
-    #[pymodule_export]
-    use crate::segment::Segment;
     #[pymodule_export]
     use crate::table::Table;
     #[pymodule_export]

@@ -2,12 +2,9 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
 use sluice_native_core::templates::Templates;
 use sluice_native_core::{answers, opaques};
-
-use crate::buffer::with_bytes;
 
 /// How answers were read lately; one broker's are much like the other's.
 static ANSWERS: Mutex<Option<Templates>> = Mutex::new(None);
@@ -49,10 +46,5 @@ impl Opaques {
 
     fn __contains__(&self, opaque: i32) -> bool {
         self.0.contains(opaque)
-    }
-
-    #[allow(clippy::needless_pass_by_value)]
-    fn settle(&mut self, py: Python<'_>, chunk: PyBuffer<u8>, position: usize) -> (usize, usize) {
-        with_bytes(py, &chunk, |bytes| self.step_over(bytes, position))
     }
 }

@@ -3,16 +3,13 @@
 use std::collections::HashSet;
 use std::sync::PoisonError;
 
-use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 use sluice_native_core::scan::{self, Bounds, Taken};
 
-use crate::buffer::with_bytes;
 use crate::opaques::Opaques;
 use crate::resources::{Resources, Target};
 use crate::runs::Asker;
-use crate::segment::Segment;
 use crate::table::Table;
 
 #[pyclass(module = "sluice_native")]
@@ -21,6 +18,7 @@ pub struct Scanner {
     /// Of the scanner's keys, by their numbers.
     pub askers: Vec<Asker>,
     pub table: Py<Table>,
+    #[pyo3(get)]
     pub owed: Py<Opaques>,
     pub resources: Py<Resources>,
     most_keys: usize,
@@ -71,19 +69,5 @@ impl Scanner {
         let mut seen = HashSet::new();
         let new = self.askers.iter().filter(|asker| seen.insert(asker.target.as_ptr()));
         new.map(|asker| Target::resource(&asker.target, py)).collect()
-    }
-
-    #[allow(clippy::needless_pass_by_value)]
-    fn scan(
-        &mut self,
-        py: Python<'_>,
-        chunk: PyBuffer<u8>,
-        position: usize,
-        max_length: i64,
-        most_runs: usize,
-    ) -> PyResult<Segment> {
-        let taken = with_bytes(py, &chunk, |bytes| self.take(py, bytes, position, max_length, most_runs))?;
-        let askers = taken.runs.iter().filter_map(|run| Some(self.askers.get(run.key)?.clone_ref(py))).collect();
-        Ok(Segment::new(taken, askers, self.table.clone_ref(py), self.owed.clone_ref(py), self.resources.clone_ref(py)))
     }
 }

@@ -1,11 +1,10 @@
 //! `Table`: what all scanners share.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::PyRange;
 use sluice_native_core::scan::Known;
 use sluice_native_core::table;
 
@@ -15,28 +14,6 @@ type Entry = (String, String, Option<String>, Option<String>, Option<String>);
 pub struct Table {
     pub limitable: table::Table,
     pub known: Mutex<Known>,
-    /// The ranges from a number to the next, for runs of one frame: most are, where there are many topics.
-    singles: Mutex<Vec<Py<PyRange>>>,
-}
-
-/// More ranges are not kept.
-const MAX_SINGLES: usize = 4096;
-
-impl Table {
-    /// The range from `start` to `stop`.
-    pub fn range<'py>(&self, py: Python<'py>, start: u32, stop: u32) -> PyResult<Bound<'py, PyRange>> {
-        let make = |start: usize, stop: usize| PyRange::new(py, isize::try_from(start)?, isize::try_from(stop)?);
-        let (start, stop) = (start as usize, stop as usize);
-        if stop - start != 1 || start >= MAX_SINGLES {
-            return make(start, stop);
-        }
-        let mut singles = self.singles.lock().unwrap_or_else(PoisonError::into_inner);
-        while singles.len() <= start {
-            let next = singles.len();
-            singles.push(make(next, next + 1)?.unbind());
-        }
-        Ok(singles[start].bind(py).clone())
-    }
 }
 
 #[pymethods]
@@ -66,6 +43,6 @@ impl Table {
                 .add(*code, kind, name, group.as_deref(), batch.as_deref(), sys_flag.as_deref())
                 .ok_or_else(|| PyValueError::new_err(format!("more than {} field names", table::MAX_FIELDS)))?;
         }
-        Ok(Self { limitable: table, known: Mutex::default(), singles: Mutex::default() })
+        Ok(Self { limitable: table, known: Mutex::default() })
     }
 }

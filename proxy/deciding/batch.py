@@ -7,7 +7,7 @@ I/O and no clock.
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Final, Literal, Protocol, cast
 
 import msgspec
 
@@ -17,7 +17,7 @@ from limiter.rules.resource import Resource
 from limiter.rules.rule import Dimension
 
 if TYPE_CHECKING:
-    from sluice_native import Publishes, Segment
+    from sluice_native import Publishes
 
 
 Refusal = Literal["answered", "silent", "impossible"]
@@ -26,12 +26,10 @@ client believes that the broker has the message. Then it passes, or waits.
 """
 Asks = plans.Asks
 """Which rules decide."""
-Admit = Callable[["Segment | Publishes", int], int]
-"""Admits runs of a segment from a number on; returns the first run that is left."""
-Count = Callable[["Segment | Publishes", Sequence[int]], Sequence[int]]
-"""Counts the runs of a segment without some frames, whose indexes ascend; returns those that are left, including all
-that may be repeats.
-"""
+Admit = Callable[["Publishes", int], int]
+"""Admits runs of a scan from a number on; returns the first run that is left."""
+Count = Callable[["Publishes", Sequence[int]], Sequence[int]]
+"""Counts the runs of a scan without some publishes, whose indexes ascend; returns those that are left."""
 
 
 # Groups of requests that are decided alike, as objects or in columns: the cost of a batch grows with its groups.
@@ -58,8 +56,6 @@ class Columns(Sequence["Request"]):
     Most can be decided and counted many at a time; the rest is given out in groups.
     """
 
-    left: int  # how many groups were given out to be decided
-
     @abstractmethod
     def groups(self) -> "Sequence[Group]": ...
 
@@ -83,10 +79,6 @@ class Columns(Sequence["Request"]):
 
     @abstractmethod
     def answered(self, indexes: Sequence[int]) -> int: ...
-
-    @abstractmethod
-    def repeats(self, indexes: Sequence[int], look: "Look") -> Repeats:
-        """Find the repeats among some, whose indexes ascend."""
 
 
 def grouped(requests: "Sequence[Request]") -> Sequence[Group]:
@@ -149,38 +141,8 @@ def group_of(
 class MessageIds(Protocol):
     """The ids that clients have given the messages of the current chunk."""
 
-    @property
-    def chunk(self) -> memoryview: ...
-
     def message_id(self, request: "Request") -> bytes:
         """Return the id of a request's message, the same for each repeat; empty without one."""
-
-
-class Look(NamedTuple):
-    """How to find repeats among requests of one resource."""
-
-    ids: RefusedIds
-    key: int  # hash of the resource
-    now_ns: int
-    refused: bool  # the requests are refused themselves
-    of: MessageIds  # the ids of their messages
-
-    def at_each(self, requests: "Iterable[Request]") -> Repeats:
-        repeated = messages = size_bytes = identified = 0
-        ids, key, now_ns, refused, of = self
-        see, id_of = ids.see, of.message_id
-        for request in requests:
-            message_id = id_of(request)
-            if not message_id:
-                continue
-            known, seen = see(key, message_id, now_ns, refused)
-            if seen:
-                identified += 1
-            if known:
-                repeated += 1
-                messages += request.messages
-                size_bytes += 0 if request.by_answer else request.size_bytes
-        return Repeats(repeated, messages, size_bytes, identified)
 
 
 class Side(Enum):
@@ -478,11 +440,6 @@ class Batch:
         requests = self.requests
         return [0 if requests[index].by_answer else requests[index].size_bytes for index in indexes]
 
-    @property
-    def left(self) -> int:
-        """Groups that could not be decided many at a time."""
-        return 0 if self._columns is None else self._columns.left
-
     def undecided(self, admit: Admit) -> Iterable[Group]:
         """Have ``admit`` decide what it can; return the groups that are left, as ``Columns.undecided`` does."""
         if self._columns is None or self.verdicts or self._groups is not None:
@@ -507,10 +464,20 @@ class Batch:
         """Find the repeats among some requests of a group, whose indexes ascend."""
         if self.ids is None:
             return NO_REPEATS
-        look = Look(ids, hash(group.resources[0]), now_ns, refused, self.ids)
-        if self._columns is not None:
-            return self._columns.repeats(indexes, look)
-        return look.at_each([self.requests[index] for index in indexes])
+        repeated = messages = size_bytes = identified = 0
+        key, see, id_of = hash(group.resources[0]), ids.see, self.ids.message_id
+        for request in [self.requests[index] for index in indexes]:
+            message_id = id_of(request)
+            if not message_id:
+                continue
+            known, seen = see(key, message_id, now_ns, refused)
+            if seen:
+                identified += 1
+            if known:
+                repeated += 1
+                messages += request.messages
+                size_bytes += 0 if request.by_answer else request.size_bytes
+        return Repeats(repeated, messages, size_bytes, identified)
 
     def add_verdicts(self, verdicts: Verdicts) -> None:
         """Merge a handler's verdicts, as ``Verdict`` says; dropped verdicts drop their tickets.

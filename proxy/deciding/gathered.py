@@ -9,13 +9,12 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Generic, TypeVar, overload
 
-from limiter.counting.repeats import NO_REPEATS, Repeats
-from proxy.deciding.batch import Admit, Columns, Count, Group, Look, Request, Verdicts, group_of
+from proxy.deciding.batch import Admit, Columns, Count, Group, Request, Verdicts, group_of
 
 if TYPE_CHECKING:
-    from sluice_native import Publishes, Segment
+    from sluice_native import Publishes
 
-S = TypeVar("S", bound="Segment | Publishes")
+S = TypeVar("S", bound="Publishes")
 
 
 class Scanned(Generic[S]):
@@ -38,11 +37,6 @@ class Scanned(Generic[S]):
     @abstractmethod
     def answered(self, indexes: Sequence[int]) -> int:
         """Return how many of some requests, by their places in the segment, expect an answer."""
-
-    def repeats(self, indexes: Sequence[int], look: Look) -> Repeats:
-        """Find the repeats among some requests, by their places in the segment; by default they have no ids."""
-        del indexes, look
-        return NO_REPEATS
 
     @property
     def refusable(self) -> bool:
@@ -80,6 +74,7 @@ class Gathered(Columns, Generic[S]):
     def __init__(self) -> None:
         self._parts: list[Request | Scanned[S]] = []
         self._count = 0
+        # Groups that were given out to be decided.
         self.scanned = self.left = 0
         # All of them as objects, once somebody has asked.
         self._made: list[list[Request]] = []
@@ -87,12 +82,6 @@ class Gathered(Columns, Generic[S]):
     def append(self, request: Request) -> None:
         self._parts.append(request)
         self._count += 1
-
-    @property
-    def last(self) -> Request:
-        last = self._parts[-1]
-        assert isinstance(last, Request)  # noqa: S101 - as the caller knows
-        return last
 
     def extend(self, scanned: Scanned[S]) -> None:
         self._parts.append(scanned)
@@ -207,22 +196,6 @@ class Gathered(Columns, Generic[S]):
                 count -= len(inside) - part.answered(inside)
                 index = part.stop
         return count
-
-    def repeats(self, indexes: Sequence[int], look: Look) -> Repeats:
-        found = NO_REPEATS
-        index = done = 0
-        for part in self._parts:
-            if isinstance(part, Request):
-                if done < len(indexes) and indexes[done] == index:
-                    found = found.and_more(look.at_each((part,)))
-                    done += 1
-                index += 1
-            else:
-                inside, done = part.within(indexes, done)
-                if inside:
-                    found = found.and_more(part.repeats(inside, look))
-                index = part.stop
-        return found
 
 
 def _alone(request: Request, index: int) -> Group:

@@ -1,10 +1,11 @@
 //! The broker's answers: stepped over as long as they answer sends, of which only the number matters.
 
+use crate::binary;
 use crate::json::{Reader, Value};
 use crate::known::{self, Known};
 use crate::opaques::Opaques;
 use crate::plain::{Loose, Plain, Span};
-use crate::prefix::{prefix, PREFIX_BYTES, RESPONSE};
+use crate::prefix::{prefix, HEADER_JSON, PREFIX_BYTES, RESPONSE};
 use crate::templates::{Rules, Templates};
 
 /// Read the header of an answer, whose keys may be any.
@@ -46,10 +47,14 @@ pub fn read<const LOOSE: bool>(header: &[u8]) -> Option<(Plain, Loose)> {
     (flag & RESPONSE != 0).then_some((plain, reader.loose))
 }
 
-/// Read the numbers of the header of any frame of a broker, which may be a request of its own.
+/// Read the numbers of the header of any frame of a broker, which may be a request of its own. Python takes it for JSON
+/// by its first byte, whatever its type.
 #[must_use]
-pub fn known(header: &[u8], header_type: u32) -> Option<Known> {
-    known::read(header, header_type).or_else(|| {
+pub fn known(header: &[u8], _: u32) -> Option<Known> {
+    if header.first() != Some(&b'{') {
+        return binary::known(header);
+    }
+    known::read(header, HEADER_JSON).or_else(|| {
         read::<false>(header).map(|(plain, _)| Known { code: plain.code, opaque: plain.opaque, flag: plain.flag })
     })
 }

@@ -52,7 +52,6 @@ pub struct Run {
     pub last: u32,
     pub frames: u32,
     pub bytes: u64,
-    pub oneway: u32,
 }
 
 /// A key that was met for the first time.
@@ -186,7 +185,6 @@ impl Scanner {
         of_key.last = index;
         of_key.frames += 1;
         of_key.bytes += size as u64;
-        of_key.oneway += u32::from(frame.is_oneway());
         Some(Frame { run, ..frame })
     }
 
@@ -201,7 +199,7 @@ impl Scanner {
         let next = u32::try_from(taken.runs.len()).ok()?;
         let run = self.keys.run(key, next);
         if run == next {
-            taken.runs.push(Run { key, first: 0, last: 0, frames: 0, bytes: 0, oneway: 0 });
+            taken.runs.push(Run { key, first: 0, last: 0, frames: 0, bytes: 0 });
         }
         Some(run)
     }
@@ -235,7 +233,6 @@ impl Taken {
             if let Some(run) = self.runs.get_mut(frame.run as usize) {
                 run.frames -= 1;
                 run.bytes -= u64::from(frame.size);
-                run.oneway -= u32::from(frame.is_oneway());
             }
         }
         // Runs are in the order of their first frames.
@@ -245,26 +242,5 @@ impl Taken {
                 run.last = index;
             }
         }
-    }
-
-    /// The indexes of the frames of every run, one run after the other.
-    #[must_use]
-    pub fn indexes(&self) -> Vec<u32> {
-        let mut next: Vec<usize> = Vec::with_capacity(self.runs.len());
-        let mut total = 0;
-        for run in &self.runs {
-            next.push(total);
-            total += run.frames as usize;
-        }
-        let mut indexes = vec![0; self.frames.len()];
-        for (index, frame) in (0..).zip(&self.frames) {
-            if let Some(place) = next.get_mut(frame.run as usize) {
-                if let Some(slot) = indexes.get_mut(*place) {
-                    *slot = index;
-                }
-                *place += 1;
-            }
-        }
-        indexes
     }
 }

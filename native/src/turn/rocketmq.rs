@@ -13,7 +13,6 @@ use crate::opaques::Opaques;
 use crate::resources::Resources;
 use crate::runs::{Asker, Runs};
 use crate::scanner::Scanner;
-use crate::segment::say_busy;
 use crate::table::Table;
 use crate::turn::judge::{Counted, Decided, Judge, Span};
 use crate::turn::{Context, Lent, Next, Out, Reading, BROKER, CLIENT};
@@ -480,6 +479,37 @@ impl Reading for RocketMq {
     fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
         self.judge.traverse(visit)
     }
+}
+
+/// Write an answer that refuses a request: a frame that is all header, which is `head`, the opaque and `tail`.
+fn say_busy(out: &mut Vec<u8>, opaque: i32, head: &[u8], tail: &[u8]) {
+    let mut digits = [0; 11];
+    let opaque = spell(&mut digits, opaque);
+    let size = u32::try_from(head.len() + opaque.len() + tail.len()).unwrap_or(0);
+    for part in [&(size + 4).to_be_bytes(), &size.to_be_bytes(), head, opaque, tail] {
+        out.extend_from_slice(part);
+    }
+}
+
+/// Spell a number; several times as fast as by `write!`.
+fn spell(digits: &mut [u8; 11], number: i32) -> &[u8] {
+    let mut left = number.unsigned_abs();
+    let mut at = digits.len();
+    loop {
+        at -= 1;
+        #[allow(clippy::cast_possible_truncation)]
+        let digit = (left % 10) as u8;
+        digits[at] = b'0' + digit;
+        left /= 10;
+        if left == 0 {
+            break;
+        }
+    }
+    if number < 0 {
+        at -= 1;
+        digits[at] = b'-';
+    }
+    &digits[at..]
 }
 
 /// Lend a connection of `RocketMQ`; arguments are named as in `State`.

@@ -16,7 +16,7 @@ from proxy.protocols.base import Buffer, Close
 from proxy.protocols.rocketmq.transactions import Question, Transactions, read_about_half
 from proxy.protocols.rocketmq.wire import codes
 from proxy.protocols.rocketmq.wire.codes import RequestCode
-from proxy.protocols.rocketmq.wire.frame import FEW_STEPS, HEADER_LENGTH, HalfSend, PartialFrame, prefix_at
+from proxy.protocols.rocketmq.wire.frame import HEADER_LENGTH, HalfSend, PartialFrame, prefix_at
 from proxy.protocols.rocketmq.wire.header import Answer, read_answer
 
 if TYPE_CHECKING:
@@ -36,8 +36,8 @@ LONG_POLLS: Final = frozenset(
         RequestCode.NOTIFICATION.value,
     }
 )
-# Requests remembered per connection, long polls counted apart; some 200 bytes each, or 8 to 16 where a scan notes them.
-# A drain does not wait for more.
+# Requests remembered per connection, long polls counted apart; some 200 bytes each, or 8 to 16 in the compiled set. A
+# drain does not wait for more.
 MAX_PENDING: Final = 16_384
 # Sends of half messages whose answers are read, per connection; for others the broker asks.
 MAX_UNANSWERED_HALVES: Final = 1024
@@ -63,8 +63,8 @@ class Pending:
     when it is forwarded.
 
     Args:
-        opaques: where a scan notes the numbers of all but long polls, enough for a drain; None remembers the requests,
-            too.
+        opaques: notes the numbers of all but long polls, enough for a drain, also while the connection is lent; None
+            remembers the requests, too.
     """
 
     __slots__ = ("_ambiguous", "_halves", "_polls", "_requests", "_timed", "_timed_ns", "opaques")
@@ -133,11 +133,6 @@ class Pending:
 
     def _is_owed(self, opaque: int) -> bool:
         return opaque in (self._requests if self.opaques is None else self.opaques)
-
-    def scanned(self) -> None:
-        """Note that scans have added numbers to ``opaques``, perhaps those of half messages."""
-        if self._halves and self.opaques is not None and not self._ambiguous:
-            self._ambiguous = any(opaque in self.opaques for opaque in self._halves)
 
     def lend(self) -> tuple[list[int], tuple[int | None, int]] | None:
         """Hand out the numbers of long polls, and which request is timed since when, for the compiled part.
@@ -259,11 +254,6 @@ class AnswerStream:
         self._left = 0
         # Reads the body that is still coming.
         self._bringing: _Bringing | Question | None = None
-        # Frames of the last chunk that were read one by one.
-        self._steps = 0
-
-    def reads_fast(self) -> bool:
-        return self._steps <= FEW_STEPS
 
     def between_frames(self) -> bool:
         return not self._beginning.pieces and not self._left
@@ -284,15 +274,7 @@ class AnswerStream:
             position = self._continue_head(chunk) if self._beginning.pieces else self._step(chunk, 0, self._left)
             if self.between_frames():
                 gap = position
-                opaques = self._owed.opaques
-                steps = 0
                 while end - position >= codes.PREFIX_BYTES:
-                    if opaques is not None:
-                        position, settled = opaques.settle(chunk, position)
-                        self.frames += settled
-                        if end - position < codes.PREFIX_BYTES:
-                            break
-                    steps += 1
                     length, word = prefix_at(chunk, position)
                     header_bytes = header_bytes_of_answer(length, word)
                     header_at = position + codes.PREFIX_BYTES
@@ -306,7 +288,6 @@ class AnswerStream:
                         position -= 4 + length
                         break
                     self.frames += 1
-                self._steps = steps
                 if position < end:
                     self._beginning.pieces += chunk[position:]
                 else:

@@ -46,7 +46,6 @@ from proxy.protocols.base import SessionContext
 from proxy.protocols.rocketmq.held import HeldFrame
 from proxy.protocols.rocketmq.refusals import LOST, PURGED, TOO_OLD, no_room, put_aside_in_vain
 from proxy.protocols.rocketmq.replayed import mark_replayed
-from proxy.protocols.rocketmq.scanning import Gathered
 from proxy.protocols.rocketmq.transactions import Ended
 from proxy.protocols.rocketmq.wire import codes
 from proxy.protocols.rocketmq.wire.header import Header
@@ -257,22 +256,9 @@ class Lines:
 
     # --- What is put aside ------------------------------------------------------------------------
 
-    def later(self, requests: Gathered) -> dict[int, Verdict]:
+    def later(self, requests: Sequence[Request]) -> dict[int, Verdict]:
         """Return the verdicts on requests that go behind others of their line."""
-        verdicts: dict[int, Verdict] = {}
-        index = 0
-        for part in requests.parts:
-            if isinstance(part, Request):
-                if not part.consumes and (part.resources, part.producer_group) in self._lines:
-                    verdicts[index] = LATER
-                index += 1
-            else:
-                segment = part.segment
-                for run in range(segment.runs):
-                    if segment.asker(run) in self._lines:
-                        verdicts.update(dict.fromkeys(part.of_run(run)[0], LATER))
-                index = part.stop
-        return verdicts
+        return {index: LATER for index, request in enumerate(requests) if not request.consumes and self.has(request)}
 
     def has(self, request: Request) -> bool:
         return (request.resources, request.producer_group) in self._lines

@@ -1,9 +1,10 @@
 """Client to broker: cuts chunks into frames, and refused requests out of chunks.
 
-Every frame's header is read; an unreadable one ends the connection while limits apply to it. A request is decided when
-its header is complete. The verdict covers the rest of its body: that streams through, is swallowed, or is added to the
-copy of a held request (``held``). The cost of a batch is in its body, so it is gathered first, and refused if there is
-no room. Otherwise only an incomplete header is copied: at most MAX_HEADER_BYTES (256 KiB) and the 8 bytes before it per
+Frames are read one by one, which is the reference for what the compiled part reads of lent connections. Every header
+is read; an unreadable one ends the connection while limits apply to it. A request is decided when its header is
+complete. The verdict covers the rest of its body: that streams through, is swallowed, or is added to the copy of a held
+request (``held``). The cost of a batch is in its body, so it is gathered first, and refused if there is no room.
+Otherwise only an incomplete header is copied: at most MAX_HEADER_BYTES (256 KiB) and the 8 bytes before it per
 connection.
 """
 
@@ -14,26 +15,16 @@ from typing import TYPE_CHECKING, Final
 from limiter.rules.resource import Resource
 from proxy.common.buffers import Gathering
 from proxy.deciding.batch import Batch, Hold, Later, Refusal, Refuse, Request
-from proxy.protocols.base import NO_BOUND, Buffer, Close, SessionContext
+from proxy.protocols.base import Buffer, Close, SessionContext
 from proxy.protocols.rocketmq import refusals
 from proxy.protocols.rocketmq.about import AboutClient, Names
 from proxy.protocols.rocketmq.answers import Pending
 from proxy.protocols.rocketmq.batch_body import BatchReader
 from proxy.protocols.rocketmq.held import HeldFrame, Holding
 from proxy.protocols.rocketmq.lines import Aside, Lines
-from proxy.protocols.rocketmq.scanning import (
-    MAX_RUNS,
-    NOTHING_REFUSED,
-    Cut,
-    Gathered,
-    Refused,
-    answer_each,
-    cut,
-)
 from proxy.protocols.rocketmq.transactions import Ended, EndOfTransaction, Transactions, read_half
 from proxy.protocols.rocketmq.wire import codes
 from proxy.protocols.rocketmq.wire.frame import (
-    FEW_STEPS,
     HEADER_LENGTH,
     MAX_HEADER_BYTES,
     Frame,
@@ -46,22 +37,21 @@ from proxy.protocols.rocketmq.wire.message_id import message_id
 from proxy.spool.segments import Piece
 
 if TYPE_CHECKING:
-    from sluice_native import Scanner, Segment
+    from sluice_native import Scanner
 
-# Bytes read at once from a client on trial, beyond its current frame: usually a whole trial in one read.
-TRIAL_READ_BYTES: Final = 64 * 1024
 # A new connection is on trial for this many strict headers. Each header that is not strict adds twice as many; for the
-# first half of these the connection takes turns with others of its kind. So mixing both gains neither large reads nor
-# time.
+# first half of these the connection takes turns with others of its kind. So mixing both gains no time.
 TRIAL_FRAMES: Final = 16
 
+# A step is a frame, which takes some microseconds. A connection whose last chunk took more steps takes turns.
+_FEW_STEPS: Final = 64
 # A header that is not read strictly counts as steps of the same duration, half a millisecond at most (see
 # ``lenient.MAX_JSON_BYTES``). One alone makes a chunk long.
-_SLOW_STEPS: Final = FEW_STEPS
+_SLOW_STEPS: Final = _FEW_STEPS
 # Bytes of such a header that are one step: a binary field may be as short as six bytes.
 _BYTES_A_STEP: Final = 256
 # After this many steps the rest of the chunk is left for later, so that others wait some milliseconds at most.
-_MAX_STEPS: Final = MAX_RUNS
+_MAX_STEPS: Final = 256
 # Messages of a batch that take as long as a step.
 _MESSAGES_A_STEP: Final = 16
 _PREFIX_BYTES: Final = codes.PREFIX_BYTES
@@ -74,12 +64,16 @@ _HEART_BEAT: Final = codes.RequestCode.HEART_BEAT.value
 _UNREGISTER: Final = codes.RequestCode.UNREGISTER_CLIENT.value
 
 
+Refused = Sequence[tuple[Header, Refuse]]
+"""Refused requests in the order of the wire, and why."""
+
+
 class RequestStream:
     """The client's stream of one connection.
 
     Args:
         take: gets the header, its bytes and type of a request for Sluice; returns whether Sluice answers it.
-        scanner: takes plain frames; None reads each by itself.
+        scanner: what the compiled part reads this stream with while the connection is lent; None if it never is.
     """
 
     def __init__(
@@ -115,8 +109,7 @@ class RequestStream:
         self._header_bytes_of = partial(header_bytes_of, max_length=self._max_length)
         self._resources = self.names.known
         self._scanner = scanner
-        self._fast = self._long = False
-        # Bytes at the end of the last chunk that were not read.
+        self._long = False
         self.left_bytes = 0  # at the end of the last chunk, to be given again
         self._beginning = PartialFrame(MAX_HEADER_BYTES, self._header_bytes_of)
         # What is still to come of a frame whose verdict is known, and whether to swallow it. If it is neither swallowed
@@ -125,7 +118,7 @@ class RequestStream:
         self._swallow = False
         # What was forwarded ends inside a frame, so nothing else may be written before that frame's end.
         self._open = False
-        # Strict headers still to come until reads may be large.
+        # Strict headers still to come until the trial is over.
         self._trial = TRIAL_FRAMES
         # Header of the batch that is gathered, its room, and its reader once it is whole.
         self._gathering: Header | None = None
@@ -147,10 +140,6 @@ class RequestStream:
         self._ended: dict[int, Ended] = {}
         self._ended_by_held: dict[int, Ended] = {}
 
-    @property
-    def chunk(self) -> memoryview:
-        return self._chunk
-
     def message_id(self, request: Request) -> bytes:
         frame = request.handle
         if type(frame) is not Frame:
@@ -158,9 +147,7 @@ class RequestStream:
         if frame is self._led:
             return message_id(*self._raw(frame, frame.start))
         start, chunk = frame.start, self._chunk
-        word: int = prefix_at(chunk, start)[1]
-        header = chunk[start + _PREFIX_BYTES : start + _PREFIX_BYTES + (word & HEADER_LENGTH)].tobytes()
-        return message_id(header, word >> 24)
+        return message_id(*self._raw(frame, start + _PREFIX_BYTES + (prefix_at(chunk, start)[1] & HEADER_LENGTH)))
 
     def between_frames(self) -> bool:
         return not self._beginning.pieces and not self._body_left and not self._chunk and not self.left_bytes
@@ -171,12 +158,6 @@ class RequestStream:
 
     def missing_bytes(self) -> int:
         return self._body_left or self._beginning.missing_bytes()
-
-    def most_bytes(self) -> int:
-        return self.missing_bytes() + TRIAL_READ_BYTES if self._trial else NO_BOUND
-
-    def reads_fast(self) -> bool:
-        return self._fast
 
     def takes_turns(self) -> bool:
         return self._long or self._trial > TRIAL_FRAMES
@@ -209,7 +190,7 @@ class RequestStream:
         self._body_left, self._swallow = left_bytes, swallows
         self._open = left_bytes > 0 and not swallows
 
-    def feed(self, chunk: memoryview, now_ns: int) -> Gathered:
+    def feed(self, chunk: memoryview, now_ns: int) -> list[Request]:
         """Read the frames of one chunk; ``pass_on`` must follow before the next chunk.
 
         After many steps its end is left, ``left_bytes``, which must be the next chunk.
@@ -219,12 +200,12 @@ class RequestStream:
         """
         self._chunk = chunk
         self._lead, self._led = b"", None
-        was_left, self.left_bytes = self.left_bytes > 0, 0
+        self.left_bytes = 0
         self.refusals = {}
         self.lost = False
         self._now_ns = now_ns
-        requests = Gathered()
-        size, max_length, runs = len(chunk), self._max_length, 0
+        requests: list[Request] = []
+        size = len(chunk)
         subscriptions = self._limits_kind(_SUBSCRIPTION)
         position = self._continue_body(chunk) if self._body_left else 0
         self._from = 0 if self._open else position
@@ -235,19 +216,10 @@ class RequestStream:
                 self._grow_header()
             if self._beginning.pieces:
                 position, steps = self._continue_frame(chunk, requests, subscriptions)
-            # On trial each frame is read by itself, to learn about the client.
-            scanner = self._scanner
             while size - position >= _PREFIX_BYTES and not self.left_bytes:
-                if steps >= _MAX_STEPS or runs >= MAX_RUNS:
+                if steps >= _MAX_STEPS:
                     self.left_bytes = size - position
                     break
-                if scanner is not None and not self._trial:
-                    segment = scanner.scan(chunk, position, max_length, MAX_RUNS - runs)
-                    if segment:
-                        self._take_segment(segment, requests)
-                        position = segment.stop
-                        runs += segment.runs
-                        continue
                 length, word = prefix_at(chunk, position)
                 header_bytes = self._header_bytes_of(length, word)
                 header_at = position + _PREFIX_BYTES
@@ -287,20 +259,8 @@ class RequestStream:
             self._to = min(position, size)
         else:
             self._to = min(position, size)
-            # A large buffer is not kept for many parts, between which others have their turn.
-            self._fast = steps <= FEW_STEPS and runs < MAX_RUNS and not was_left
-            self._long = steps > FEW_STEPS
-        if requests.scanned:
-            self._owed.scanned()
+            self._long = steps > _FEW_STEPS
         return requests
-
-    def _take_segment(self, segment: "Segment", requests: Gathered) -> None:
-        self.frames += len(segment)
-        left = segment.stop - len(self._chunk)
-        if left > 0:
-            self._body_left = left
-            self._swallow = False
-        requests.take(segment)
 
     def _continue_body(self, chunk: memoryview) -> int:
         end = min(self._body_left, len(chunk))
@@ -333,7 +293,7 @@ class RequestStream:
             ended = self._ended_by_held.pop(id(held.header), None)
             lines.put(request, held.header, data, held.since_ns, ended=ended)
 
-    def _continue_frame(self, chunk: memoryview, requests: Gathered, subscriptions: bool) -> tuple[int, int]:  # noqa: FBT001 - once a frame
+    def _continue_frame(self, chunk: memoryview, requests: list[Request], subscriptions: bool) -> tuple[int, int]:  # noqa: FBT001 - once a frame
         """Complete a header or a whole batch that earlier chunks began; return where its frame ends, and the steps."""
         if self._gathering is not None:
             return self._continue_batch(chunk, 0, self._gathering, requests)
@@ -380,7 +340,9 @@ class RequestStream:
     def _grow(self, come_bytes: int) -> bool:
         return self._room.grow(self._gathered, come_bytes, self._now_ns)
 
-    def _continue_batch(self, chunk: memoryview, position: int, header: Header, requests: Gathered) -> tuple[int, int]:
+    def _continue_batch(
+        self, chunk: memoryview, position: int, header: Header, requests: list[Request]
+    ) -> tuple[int, int]:
         beginning = self._beginning
         self._from = len(chunk)
         have = len(beginning.pieces)
@@ -405,7 +367,7 @@ class RequestStream:
         self._take_batch(frame, len(self._lead), position, requests)
         return position, read
 
-    def _stop_gathering(self, position: int, header: Header, requests: Gathered) -> int:
+    def _stop_gathering(self, position: int, header: Header, requests: list[Request]) -> int:
         self.lost = self._gathered.lost
         beginning = self._beginning
         frame_bytes = beginning.whole_bytes
@@ -427,12 +389,12 @@ class RequestStream:
         return steps + self._reader.effort // _MESSAGES_A_STEP
 
     def _take_batch(
-        self, frame: Frame, frame_bytes: int, body_at: int, requests: Gathered, *, whole: bool = True
+        self, frame: Frame, frame_bytes: int, body_at: int, requests: list[Request], *, whole: bool = True
     ) -> None:
         reader, self._reader = self._reader, BatchReader()
         index = len(requests)
         self._take_frame(frame, frame_bytes, body_at, requests, max(1, reader.count))
-        resource = requests.last.resources[0]
+        resource = requests[-1].resources[0]
         if not whole and not self._exempt:
             self.refusals[index] = refusals.unreadable_batch(resource)
         elif reader.malformed and not self._exempt:
@@ -440,7 +402,9 @@ class RequestStream:
         elif reader.sets_inner and self._refuses_internal:
             self.refusals[index] = refusals.inner_batch(resource)
 
-    def _take_frame(self, frame: Frame, frame_bytes: int, body_at: int, requests: Gathered, messages: int = 1) -> None:
+    def _take_frame(
+        self, frame: Frame, frame_bytes: int, body_at: int, requests: list[Request], messages: int = 1
+    ) -> None:
         self.frames += 1
         header = frame.header
         left = frame.stop - len(self._chunk)
@@ -556,25 +520,15 @@ class RequestStream:
     def pass_on(self, batch: Batch | None, out: list[Buffer]) -> Refused:
         """Queue what the verdicts leave of the chunk, in large slices; return what was refused."""
         chunk, start = self._chunk, self._from
-        if batch is not None and batch.left > FEW_STEPS:
-            # Deciding many requests one by one is as slow as reading them one by one.
-            self._fast, self._long = False, True
         if self.held.waiting and not (self._body_left and self._open_until == len(chunk)):
             out.append(chunk[start : self._open_until])
             start = self._open_until
             self.held.release_waiting(out)
-        refused, coming, first = NOTHING_REFUSED, None, None
+        refused: Refused = ()
+        coming = None
         if self._own or (batch is not None and batch.verdicts):
-            done = None
-            if batch is not None and not self._own and isinstance(batch.requests, Gathered):
-                done = cut(batch, batch.requests, start, self._settle_refused)
-            if done is None:
-                done, coming = self._stop_each(batch, start)
-            slices, start, first, refused = done
+            start, refused, coming = self._stop_each(batch, start, out)
             self._owed.withdrawn()
-            if self._lead and first is not self._led:
-                out.append(self._lead)
-            out += [chunk[begin:end] for begin, end in slices]
         elif self._lead:
             out.append(self._lead)
         if start <= len(chunk):
@@ -590,7 +544,13 @@ class RequestStream:
         self._ended.clear()
         return refused
 
-    def _stop_each(self, batch: Batch | None, start: int) -> tuple[Cut, HeldFrame | None]:
+    def _stop_each(self, batch: Batch | None, start: int, out: list[Buffer]) -> tuple[int, Refused, HeldFrame | None]:
+        """Queue what comes before, and between, the frames that do not pass.
+
+        Returns:
+            Where the rest of the chunk begins, beyond its end if its last frame is incomplete and does not pass; what
+            was refused; and that last frame, if it is held.
+        """
         stopped: list[tuple[Frame, Request | None, Refuse | Hold | Later | None]]
         stopped = [(frame, None, None) for frame in self._own]
         self._own = []
@@ -601,24 +561,25 @@ class RequestStream:
                     stopped.append((request.handle, request, decided))
         # A frame that earlier chunks began may have no bytes in this one: the next may start where it does.
         stopped.sort(key=lambda each: (each[0].start, each[0].stop))
-        slices: list[tuple[int, int]] = []
+        if self._lead and not (stopped and stopped[0][0] is self._led):
+            out.append(self._lead)
         refused: list[tuple[Header, Refuse]] = []
         held: HeldFrame | None = None
         for frame, asked, verdict in stopped:
             if frame.start > start:
-                slices.append((start, frame.start))
+                out.append(self._chunk[start : frame.start])
             start = frame.stop
             held = None
             if asked is None:
                 continue
             if isinstance(verdict, Refuse):
-                self._settle_refused(frame.header)
+                self._settle(frame.header)
+                self._undo(self._ended, frame.header)
                 refused.append((frame.header, verdict))
             else:
                 self._settle(frame.header)
                 held = self._keep(frame, asked, verdict)
-        first = stopped[0][0] if stopped else None
-        return Cut(slices, start, first, answer_each(refused) if refused else NOTHING_REFUSED), held
+        return start, refused, held
 
     def _keep(self, frame: Frame, request: Request, verdict: Hold | Later | None) -> HeldFrame | None:
         header, lines = frame.header, self.lines
@@ -714,10 +675,6 @@ class RequestStream:
     def _settle(self, header: Header) -> None:
         if not header.flag & _ONEWAY:
             self._owed.settle(header.opaque)
-
-    def _settle_refused(self, header: Header) -> None:
-        self._settle(header)
-        self._undo(self._ended, header)
 
     def _undo(self, ended_by: dict[int, Ended], header: Header) -> None:
         ended = ended_by.pop(id(header), None)

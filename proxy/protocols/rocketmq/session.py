@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from limiter.compiled import COMPILED
 from limiter.rules.resource import Resource
@@ -15,21 +15,25 @@ from proxy.protocols.options import relays_unread
 from proxy.protocols.rocketmq import refusals
 from proxy.protocols.rocketmq.about import AboutClient
 from proxy.protocols.rocketmq.answers import MAX_PENDING, NOTHING_TIMED, AnswerStream, Pending
+from proxy.protocols.rocketmq.compiled import open_scanner
 from proxy.protocols.rocketmq.held import HeldFrame
 from proxy.protocols.rocketmq.limit_commands import LimitCommandReader
 from proxy.protocols.rocketmq.lines import Aside, Lines
 from proxy.protocols.rocketmq.options import RocketMQOptions
 from proxy.protocols.rocketmq.refusals import Forbidden, around_opaque, busy_answer
-from proxy.protocols.rocketmq.requests import RequestStream
-from proxy.protocols.rocketmq.scanning import NOTHING_REFUSED, Refused, answer_each, first_opaque, scan_named
+from proxy.protocols.rocketmq.requests import Refused, RequestStream
 from proxy.protocols.rocketmq.transactions import Transactions
-from proxy.protocols.rocketmq.wire.codes import KIND_SUBSCRIPTION
+from proxy.protocols.rocketmq.wire.codes import FLAG_ONEWAY, KIND_RETRY_GROUP, KIND_SUBSCRIPTION, KIND_TOPIC
+from proxy.protocols.rocketmq.wire.frame import Frame
 from proxy.protocols.rocketmq.wire.header import STRICT, Header, classify
 from proxy.protocols.rocketmq.wire.message_id import ANOTHER_EACH_TIME
 from proxy.spool.segments import Piece
 
 if TYPE_CHECKING:
-    from sluice_native import Lent, Opaques, Scanner
+    from sluice_native import Lent, Scanner
+
+# An alarm refuses these; the end of a transaction brings no message.
+_OF_SENDS: Final = frozenset({KIND_TOPIC, KIND_RETRY_GROUP})
 
 
 class Begun(NamedTuple):
@@ -37,20 +41,18 @@ class Begun(NamedTuple):
 
     about: AboutClient
     scanner: "Scanner"
-    opaques: "Opaques"
 
 
 def begin(options: RocketMQOptions, judge: Judge, limits_kind: Callable[[str], bool]) -> "tuple[Lent, Begun] | None":
-    scan = scan_named(options.scan)
-    if scan is None or COMPILED is None or limits_kind(KIND_SUBSCRIPTION):
+    scanner = None if limits_kind(KIND_SUBSCRIPTION) else open_scanner(options.scan, judge.resources)
+    if scanner is None or COMPILED is None:
         return None
-    about, opaques = AboutClient(), scan.opaques()
-    scanner = scan.scanner(opaques, judge.resources)
+    about = AboutClient()
     judge.stays = lambda: not limits_kind(KIND_SUBSCRIPTION)
     judge.learn = partial(_learn, about)
     state = (0, False), 0, (), NOTHING_TIMED, b"", True
     lent = COMPILED.lend_rocketmq(judge, scanner, around_opaque, options.max_frame_bytes - 4, MAX_PENDING, *state)
-    return lent, Begun(about, scanner, opaques)
+    return lent, Begun(about, scanner)
 
 
 def _learn(about: AboutClient, raw: bytes, header_type: int) -> tuple[str, bool] | None:
@@ -78,15 +80,12 @@ class RocketMQSession(Session):
         self._stage = context.stage
         self._wake = context.wake
         # To see the answers, the request of each must be known.
-        resources = context.resources
-        scan = None if context.wants_responses or resources is None else scan_named(options.scan)
-        transactions: Transactions = context.hub
         begun: Begun | None = context.begun
-        opaques = begun.opaques if begun else None if scan is None else scan.opaques()
-        scanner = begun.scanner if begun else None
-        if scanner is None and scan is not None and opaques is not None and resources is not None:
-            scanner = scan.scanner(opaques, resources)
-        self._owed = Pending(opaques)
+        scanner = None if begun is None else begun.scanner
+        if scanner is None and not context.wants_responses:
+            scanner = open_scanner(options.scan, context.resources)
+        transactions: Transactions = context.hub
+        self._owed = Pending(None if scanner is None else scanner.owed)
         self._limit_commands = LimitCommandReader(context.connection.address, options, context.ask)
         self._requests = RequestStream(
             context,
@@ -149,11 +148,11 @@ class RocketMQSession(Session):
                 self._lines.replay(now_ns)
         if requests:
             ids = None if stream.about.language in ANOTHER_EACH_TIME else stream
-            batch = Batch(self._connection, side, requests.simplest(), ids=ids)
+            batch = Batch(self._connection, side, requests, ids=ids)
             if stream.refusals and (stream.lost or self._limiting()):
                 batch.add_verdicts(stream.refusals)
             if self._alarm is not None:
-                sends = requests.sends()
+                sends = [at for at, request in enumerate(requests) if request.resources[0].kind in _OF_SENDS]
                 if sends:
                     batch.add_verdicts(dict.fromkeys(sends, self._alarm))
                     self._stage.block(now_ns, on=True)
@@ -251,9 +250,9 @@ class RocketMQSession(Session):
             self._pass_on(batch)
             if batch.requests and self._owed.may_time(now_ns):
                 # Of a group that passes in part the first requests do; refused ones are not owed any more.
-                opaque = first_opaque(batch.requests)
-                if opaque is not None:
-                    self._owed.time(opaque, now_ns)
+                first = batch.requests[0].handle
+                if isinstance(first, Frame):
+                    self._owed.time(first.header.opaque, now_ns)
         if batch.verdicts or self._throttled:
             self._throttle(now_ns)
 
@@ -269,7 +268,7 @@ class RocketMQSession(Session):
             self._requests.release(request, held, self._out[Side.BROKER])
         else:
             self._requests.give_up(held)
-            self._refuse(answer_each([(held.header, refuse)]))
+            self._refuse([(held.header, refuse)])
         self._throttle(now_ns)
 
     def next_tick_ns(self) -> int | None:
@@ -333,19 +332,21 @@ class RocketMQSession(Session):
 
     def _refuse_aside(self, kind: str, opaque: int, refuse: Refuse) -> None:
         if not self._client_gone:
-            self._refuse(Refused(1, [busy_answer(refuse, opaque, kind)]))
+            self._refused += 1
+            self._answer([busy_answer(refuse, opaque, kind)])
 
     def _pass_on(self, batch: Batch | None) -> None:
         stream = self._requests
         refused = stream.pass_on(batch, self._out[Side.BROKER])
-        if refused is not NOTHING_REFUSED:
+        if refused:
             self._refuse(refused)
         if stream.close is not None:
             raise stream.close
 
     def _refuse(self, refused: Refused) -> None:
-        self._refused += refused.requests
-        self._answer(refused.answers)
+        self._refused += len(refused)
+        answered = [(header, refuse) for header, refuse in refused if not header.flag & FLAG_ONEWAY]
+        self._answer([busy_answer(refuse, header.opaque, header.kind) for header, refuse in answered])
 
     def _answer(self, own: Sequence[bytes]) -> None:
         if self._broker_ended:
@@ -428,13 +429,5 @@ class RocketMQSession(Session):
             return NO_BOUND
         return self._requests.missing_bytes()
 
-    def most_bytes(self, side: Side) -> int:
-        if self._unread or side is Side.BROKER:
-            return NO_BOUND
-        return self._requests.most_bytes()
-
     def takes_turns(self, side: Side) -> bool:
         return side is Side.CLIENT and not self._unread and self._requests.takes_turns()
-
-    def reads_fast(self, side: Side) -> bool:
-        return self._unread or (self._requests if side is Side.CLIENT else self._answers).reads_fast()

@@ -17,7 +17,7 @@ from fuzz_targets.conversation import Conversation
 from proxy.deciding.batch import Side
 
 _SHARES: Final = (0.0, 0.3, 0.6, 1.0)
-_WANTS_RESPONSES, _LATE, _HOLDS = 4, 8, 16
+_WANTS_RESPONSES, LATE, _HOLDS = 4, 8, 16
 #: Requests that Sluice answers itself.
 _OF_SLUICE: Final = {9002, 9003}
 #: Of frames that are put in, none is longer.
@@ -78,7 +78,7 @@ mutated: Final = partial(
 
 def seeds() -> Iterable[bytes]:
     """Return the beginnings of recorded connections, and of each frame one."""
-    for options in (0, 1, 2, 3, _WANTS_RESPONSES, 1 | _LATE, 1 | _HOLDS):
+    for options in (0, 1, 2, 3, _WANTS_RESPONSES, 1 | LATE, 1 | _HOLDS):
         for capture in CAPTURES:
             yield conversation.seed(
                 (Side.CLIENT, _some(capture.to_broker)),
@@ -121,7 +121,7 @@ def play(said: Conversation, reading: Reading) -> Trial:
         wants_responses=bool(said.options & _WANTS_RESPONSES),
         reading=reading,
     )
-    _drive(trial, said)
+    drive(trial, said)
     trial.end()
     return trial
 
@@ -132,9 +132,9 @@ def _asks_sluice(trial: Trial) -> bool:
     return any(frame.header is not None and frame.header.code in _OF_SLUICE for frame in seen)
 
 
-def _drive(trial: Trial, said: Conversation) -> None:
+def drive(trial: Trial, said: Conversation) -> None:
     """Give all chunks in turn; a batch is decided at once, or right before the client's next chunk."""
-    is_late = bool(said.options & _LATE)
+    is_late = bool(said.options & LATE)
     for side, chunk in said.chunks():
         if side is Side.CLIENT:
             _finish(trial)

@@ -1,29 +1,86 @@
-"""A RocketMQ session that reads by the compiled part, and one that reads by Python: both do the same."""
+"""A RocketMQ session that is lent to the compiled part where it can be, and one that never is: both do the same."""
 
-from playbook.trial import Trial
+from collections import Counter
+from random import Random
+from typing import Final
+
+from playbook.extension import ASKS, Recorder, Run
+from playbook.lending import Loan
+from playbook.trial import RefusesName, Trial, refuse_of
 
 from fuzz_targets import conversation
-from fuzz_targets.rocketmq import mutated, play, seeds
-from limiter.compiled import COMPILED
+from fuzz_targets.conversation import Conversation
+from fuzz_targets.rocketmq import LATE, drive, mutated, seeds
+from limiter.deciding.limits import Limits
+from limiter.rules.resource import Resource
+from proxy.deciding.batch import Side
 
 __all__ = ["mutated", "run", "seeds"]
 
-if COMPILED is None:
-    raise ImportError("the compiled part is not installed: make native")
+_SHARES: Final = (0.0, 0.3, 0.6, 1.0)
 
 
 def run(data: bytes) -> None:
     """Try an input."""
     said = conversation.read(data)
     if said is not None:
-        compiled, python = (_all_of(play(said, reading)) for reading in ("compiled", "python"))
-        assert compiled == python
+        check(said)
+
+
+def check(said: Conversation) -> int:
+    """Hold both to each other; return of how many chunks the compiled part took something."""
+    share = _SHARES[said.options & 3]
+    # A connection is not lent while something of it is decided.
+    said = said._replace(options=said.options & ~LATE)
+
+    def refuses(resource: Resource, group: str) -> bool:
+        return Random(f"{said.seed} {resource} {group}").random() < share
+
+    lent, python = _play(said, refuses, lends=True), _play(said, refuses, lends=False)
+    assert _all_of(lent) == _all_of(python)
+    assert lent.loan is not None
+    return lent.loan.taken
+
+
+def _play(said: Conversation, refuses: RefusesName, *, lends: bool) -> Trial:
+    limits = Limits(ASKS)
+
+    def loan(trial: Trial) -> Loan:
+        def decide(run: Run) -> list[tuple[int, bool]]:
+            return [(len(run.sizes), not refuses(Resource(run.kind, run.name), run.producer_group))]
+
+        def write(side: Side, data: bytes) -> None:
+            trial.received[side] += data
+
+        return Loan(trial.session, Recorder(limits, decide, refuse_of), trial.counters, write)
+
+    trial = Trial(
+        lambda _: False,
+        refuses_name=refuses,
+        lends=loan if lends else None,
+        limits=limits,
+    )
+    trial.session._requests._trial = 0
+    drive(trial, said)
+    trial.end()
+    return trial
 
 
 def _all_of(trial: Trial) -> object:
-    """Return what was decided, and what came of it."""
-    asked = [
-        (request.resources, request.size_bytes, request.messages, request.producer_group, request.refusal)
-        for request in trial.all_requests
-    ]
-    return trial.received, trial.own, trial.closed, asked, trial.charged, trial.counters.frames
+    """Return what was decided, in any order, and what came of it."""
+    asked = Counter(
+        (each.resources[0], each.size_bytes, each.messages, each.producer_group) for each in trial.all_requests
+    )
+    if trial.loan is not None:
+        for run in trial.loan.judge.runs:
+            asked.update((Resource(run.kind, run.name), size, 1, run.producer_group) for size in run.sizes)
+    described = trial.session.describe()
+    return (
+        trial.received,
+        trial.closed,
+        asked,
+        trial.charged,
+        trial.counters.frames,
+        (described.requests, described.refused, set(described.resources), described.more_resources),
+        trial.session.in_flight(),
+    )

@@ -1,14 +1,19 @@
-"""The compiled part, and ways to ask it about one header or one stretch of frames."""
+"""The compiled reading of a RocketMQ connection, which feeds on chunks and is judged by a stand-in or by the limits."""
 
-import struct
-from collections.abc import Iterable
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, NamedTuple
 
+from limiter.counting.repeats import RefusedIds
+from limiter.counting.row import Second
+from limiter.counting.seconds import Sender
 from limiter.deciding.limits import Limits
+from limiter.rules.resource import Resource
+from limiter.rules.rule import Rule
 from limiter.rules.rule_set import RuleSet
+from playbook import frames
+from proxy.protocols.rocketmq.compiled import make_table
 from proxy.protocols.rocketmq.refusals import is_internal
-from proxy.protocols.rocketmq.scanning import make_table
-from proxy.protocols.rocketmq.wire.codes import MAX_FRAME_BYTES, SYS_FLAGS_SPECIAL
+from proxy.protocols.rocketmq.wire.codes import FLAG_ONEWAY, FLAG_RESPONSE, HEARD, MAX_FRAME_BYTES, SYS_FLAGS_SPECIAL
 from proxy.protocols.rocketmq.wire.header import STRICT, Header
 
 try:
@@ -18,57 +23,137 @@ except ImportError as error:
 
 MAX_OWED: Final = 1000
 MAX_KEYS: Final = 100
-MAX_RUNS: Final = 100
+CLIENT, BROKER = 0, 1
+#: They admit nothing, so that the judge is asked about each send.
+ASKS: Final = RuleSet([Rule(kind, "*", 0) for kind in ("topic", "retry_group")])
 
 
 class Run(NamedTuple):
-    """One run of a segment, with what it is for."""
+    """What the judge was asked about at once."""
 
     kind: str
     name: str
     producer_group: str
-    indexes: list[int]
-    size_bytes: int
-    oneway: int
+    sizes: list[int]
 
 
-def runs_of(segment: "sluice_native.Segment") -> list[Run]:
-    """Return all that a segment says of its runs."""
-    found = []
-    for number in range(segment.runs):
-        ((kind, name),), producer_group = segment.asker(number)
-        indexes, size_bytes = segment.run(number)
-        found.append(Run(kind, name, producer_group, list(indexes), size_bytes, segment.oneway(indexes)))
-    return found
+class Recorder:
+    """Stands for ``proxy.deciding.judge.Judge``: notes what it is asked.
+
+    Args:
+        limits: it is asked about what they do not admit.
+        decide: returns which requests in a row pass (True), or are refused; None refuses all.
+        refuse: returns why.
+        ids: the ids of what was refused of late.
+
+    Attributes:
+        runs: what it was asked about.
+        counted: requests that expect an answer, of how many, and repeats, as often as something was counted.
+    """
+
+    sender: Sender | None = None
+    passed = bypassed = 0
+    is_exempt = False
+
+    def __init__(
+        self,
+        limits: Limits,
+        decide: Callable[[Run], list[tuple[int, bool]]] | None = None,
+        refuse: Callable[[Resource], object] = lambda _: "refused",
+        ids: RefusedIds | None = None,
+    ) -> None:
+        assert limits.resources is not None
+        self.resources = limits.resources
+        self.ids = self.all_ids = ids
+        self.stays: Callable[[], bool] = bool
+        self.callers: Any = None
+        self.runs: list[Run] = []
+        self.counted: list[tuple[int, int, Any]] = []
+        self._decide, self._refuse = decide, refuse
+
+    def renew(self) -> tuple[bool, bool, bool, Any]:
+        """Say that the connection may stay, that all rules refuse, and that some limit bytes."""
+        return True, True, True, self.callers
+
+    def decide(
+        self, _now_ns: int, resources: tuple[Resource, ...], group: str, count: int, sizes: list[int]
+    ) -> list[tuple[int, object]]:
+        """Decide a run."""
+        ((kind, name),) = resources
+        run = Run(kind, name, group, sizes)
+        assert len(sizes) == count
+        self.runs.append(run)
+        spans = [(count, False)] if self._decide is None else self._decide(run)
+        return [(some, None if passes else self._refuse(resources[0])) for some, passes in spans]
+
+    def count(
+        self,
+        _now_ns: int,
+        _resources: tuple[Resource, ...],
+        _group: str,
+        refuse: object,
+        _is_bypassed: bool,  # noqa: FBT001 - as it is called
+        amount: tuple[int, int, int],
+        answers: int,
+        repeats: object,
+    ) -> None:
+        """Take note of what is counted."""
+        del refuse
+        self.counted.append((answers, amount[0], repeats))
+
+    def failed(self, error: Exception, _requests: int) -> None:
+        """Nothing may fail here."""
+        raise error
 
 
-def keys_of(segment: "sluice_native.Segment") -> list[tuple[str, str, str]]:
-    """Return what the runs of a segment are for: kind, name and producer group."""
-    return [run[:3] for run in runs_of(segment)]
+class Read(NamedTuple):
+    """What came of a chunk."""
+
+    to_client: bytes
+    to_broker: bytes
+    stop: int
+    leaves: bool
+    frames: tuple[int, int]
+
+
+class Passed(NamedTuple):
+    """A frame that nothing limits, and which numbers are owed."""
+
+    owed: sluice_native.Opaques
+    polls: Sequence[int]
+
+    def agrees_with(self, header: Header) -> bool:
+        """Say whether the reading in Python leaves it alone as well."""
+        is_answer = header.flag & FLAG_RESPONSE
+        expected = set() if is_answer or header.flag & FLAG_ONEWAY else {header.opaque}
+        is_heard = header.code in HEARD and not is_answer
+        owes = len(self.polls) + len(self.owed) == len(expected)
+        found = {number for number in expected if number in self.owed or number in self.polls}
+        return not header.kind and header.reading == STRICT and not is_heard and owes and found == expected
 
 
 class Reading(NamedTuple):
-    """What deciding needs of a plain header."""
+    """What deciding needs of a plain send, or send-back."""
 
     kind: str
     name: str
     producer_group: str
-    code: int
-    opaque: int
-    flag: int
+    opaque: int | None
+    """None if no answer is expected."""
 
     def agrees_with(self, header: Header) -> bool:
         """Say whether the reading in Python is the same, and as sure."""
-        same = (header.kind, header.name, header.producer_group, header.code, header.opaque, header.flag)
+        opaque = None if header.flag & FLAG_ONEWAY else header.opaque
+        same = (header.kind, header.name, header.producer_group, opaque)
         plain = not header.is_batch and not header.sys_flag & SYS_FLAGS_SPECIAL and not is_internal(header.name)
         return self == same and header.reading == STRICT and plain
 
 
 class Extension:
-    """The extension with a table of its own, so that it has read nothing yet."""
+    """The compiled part with a table of its own, so that it has read nothing yet."""
 
     def __init__(self, limits: Limits | None = None) -> None:
-        self.limits = limits or Limits(RuleSet())
+        self.limits = limits or Limits(ASKS)
         self.table: sluice_native.Table = make_table(sluice_native)
         self.owed = self.opaques()
         self.scanner = self.new_scanner()
@@ -87,23 +172,58 @@ class Extension:
         assert self.limits.resources is not None
         return sluice_native.Scanner(self.table, self.owed if owed is None else owed, self.limits.resources, most_keys)
 
-    def scan(
-        self, chunk: bytes | bytearray | memoryview, position: int = 0, max_length: int = MAX_FRAME_BYTES - 4
-    ) -> sluice_native.Segment:
-        """Scan with the one scanner."""
-        return self.scanner.scan(chunk, position, max_length, MAX_RUNS)
+    def recorder(self, decide: Callable[[Run], list[tuple[int, bool]]] | None = None) -> Recorder:
+        """Make a judge that is asked about all sends."""
+        return Recorder(self.limits, decide)
 
-    def read(self, header: bytes, header_type: int) -> Reading | None:
-        """Read one header; None if it is not plain."""
-        word = (header_type << 24) | len(header)
-        chunk = struct.pack(">iI", 4 + len(header), word) + header
-        segment = self.new_scanner().scan(chunk, 0, MAX_FRAME_BYTES - 4, MAX_RUNS)
-        if not len(segment):
-            assert (segment.stop, segment.runs) == (0, 0)
+    def lend(
+        self,
+        judge: Any,
+        scanner: "sluice_native.Scanner | None" = None,
+        *,
+        around: Callable[[Any], tuple[bytes, bytes]] = lambda _: (b"", b""),
+        max_length: int = MAX_FRAME_BYTES - 4,
+    ) -> sluice_native.Lent:
+        """Return what reads a new connection; with the one scanner unless another is given."""
+        if scanner is None:
+            scanner = self.scanner
+        state: tuple[Any, ...] = ((0, False), 0, [], (None, 0), b"", False)
+        return sluice_native.lend_rocketmq(judge, scanner, around, max_length, 1000, *state)
+
+    def read_header(self, header: bytes, header_type: int) -> Reading | Passed | None:
+        """Read one header; None if that is left to Python."""
+        return self.read_frame(frames.frame(header, header_type=header_type))
+
+    def read_frame(self, whole: bytes) -> Reading | Passed | None:
+        """Read one frame of a client."""
+        judge, owed = self.recorder(), self.opaques()
+        lent = self.lend(judge, self.new_scanner(owed=owed))
+        read = feed(lent, CLIENT, whole)
+        if read.leaves:
+            assert read == (b"", b"", 0, True, (0, 0))
+            assert (judge.runs, len(owed)) == ([], 0)
             return None
-        run, start, stop, code, opaque, flag = segment.frame(0)
-        oneway = flag >> 1 & 1
-        (only,) = runs_of(segment)
-        assert only[3:] == ([0], len(chunk), oneway)
-        assert (run, start, stop) == (0, 0, len(chunk))
-        return Reading(*only[:3], code, opaque, flag)
+        assert (read.stop, read.frames) == (len(whole), (1, 0))
+        if judge.runs:
+            ((*key, sizes),) = judge.runs
+            ((answers, requests, _),) = judge.counted
+            assert (sizes, requests, read.to_broker, len(owed)) == ([len(whole)], 1, b"", 0)
+            answered = [int(each[8:]) for each in frames.split(read.to_client)]
+            assert len(answered) == answers
+            return Reading(*key, answered[0] if answered else None)
+        assert (read.to_broker, read.to_client) == (whole, b"")
+        _, _, _, (polls, _), _ = lent.give_back()
+        return Passed(owed, polls)
+
+
+def feed(
+    lent: sluice_native.Lent, side: int, chunk: bytes | bytearray | memoryview, now_ns: int = 0, second: Any = None
+) -> Read:
+    """Have a chunk read."""
+    second = Second(0) if second is None else second
+    pieces, stop, leaves, of_peers, _, _ = lent.feed(side, chunk, now_ns, lambda: now_ns, second)
+    to_client, to_broker = (
+        b"".join(piece if isinstance(piece, bytes) else bytes(chunk[slice(*piece)]) for piece in of_peer)
+        for of_peer in pieces
+    )
+    return Read(to_client, to_broker, stop, leaves, tuple(of_peers))

@@ -24,7 +24,6 @@ from proxy.protocols.base import (
 from proxy.protocols.rocketmq import PROTOCOL
 from proxy.protocols.rocketmq.options import RocketMQOptions
 from proxy.protocols.rocketmq.refusals import busy_answer
-from proxy.protocols.rocketmq.scanning import SCAN
 from proxy.protocols.rocketmq.session import RocketMQSession
 from proxy.protocols.rocketmq.transactions import Transactions
 
@@ -177,11 +176,11 @@ def busy(name: str, opaque: int = 1, *, kind: str = "topic") -> bytes:
     return busy_answer(Refuse(Resource(kind, name), "some rule", WAIT_US), opaque, kind)
 
 
-Reading = Literal["as it comes", "python", "compiled"]
-"""How a client's stream is read: as of one that is on trial first, frame by frame without a scan, or by the scan."""
+Reading = Literal["as it comes", "python"]
+"""How a session is set up: as it may be lent, and on trial first; or for Python alone, and trusted from the start."""
 READ_BY: ContextVar[Reading] = ContextVar("READ_BY", default="as it comes")
 """How it is read unless a test says so."""
-READINGS: tuple[Reading, ...] = ("as it comes", "python", *(() if SCAN is None else ("compiled",)))
+READINGS: tuple[Reading, ...] = ("as it comes", "python")
 
 
 def open_session(
@@ -195,6 +194,7 @@ def open_session(
     limiting: bool | Callable[[], bool] = True,
     room: GatherRoom | None = None,
     hub: Transactions | None = None,
+    limits: Limits | None = None,
     **options: Any,
 ) -> Session:
     """Return the session of a new RocketMQ connection."""
@@ -213,7 +213,7 @@ def open_session(
         limiting=limiting if callable(limiting) else lambda: limiting,
         room=GatherRoom() if room is None else room,
         hub=PROTOCOL.open_hub() if hub is None else hub,
-        resources=Limits(RuleSet()).resources,
+        resources=(limits or Limits(RuleSet())).resources,
     )
     session = PROTOCOL.open_session(context)
     assert isinstance(session, RocketMQSession)
@@ -340,19 +340,14 @@ class Playbook:
             chunk[:] = b"\xee" * len(chunk)
 
 
-def turns(session: Session, chunk: bytes, *, one_by_one: bool = True) -> list[list[str]]:
-    """Play one chunk as the driver does; returns the topics that were asked about in each turn.
-
-    With ``one_by_one`` what is for each topic is decided by itself.
-    """
+def turns(session: Session, chunk: bytes) -> list[list[str]]:
+    """Play one chunk as the driver does; returns the topics that were asked about in each turn."""
     asked, out = [], b""
     left = len(chunk)
     while left:
         batch = session.receive(Side.CLIENT, memoryview(chunk)[-left:], 0)
         assert batch is not None
         asked.append([request.resources[0].name for request in batch.requests])
-        if one_by_one:
-            batch.groups()
         session.decided(batch, 0)
         out += b"".join(session.take(Side.BROKER))
         left = session.left_bytes(Side.CLIENT)

@@ -12,12 +12,14 @@ from limiter.deciding.limits import Limits
 from limiter.rules.rule import Rule
 from limiter.rules.rule_set import RuleSet
 from playbook.frames import read_header
+from playbook.lending import Loan
 from playbook.playbook import ADDRESS
 from proxy.common.buffers import GatherRoom
 from proxy.deciding.batch import Batch, ConnectionInfo, Request, Side, Ticket
 from proxy.deciding.counting import Tally
-from proxy.deciding.pipeline import HandlerServices
-from proxy.deciding.rate_limit import PLUGIN, RateLimitOptions
+from proxy.deciding.judge import Judge
+from proxy.deciding.pipeline import HandlerServices, Pipeline
+from proxy.deciding.rate_limit import PLUGIN, RateLimit, RateLimitOptions
 from proxy.flow.credit import Stage
 from proxy.net.tickets import Tickets
 from proxy.protocols.base import SessionContext, WireCounters
@@ -97,7 +99,14 @@ class Connection:
     """One connection."""
 
     def __init__(
-        self, shared: Shared, number: int = 1, *, on_trial: bool = True, listener: str = "main", **options: Any
+        self,
+        shared: Shared,
+        number: int = 1,
+        *,
+        on_trial: bool = True,
+        lends: bool = False,
+        listener: str = "main",
+        **options: Any,
     ) -> None:
         self.shared = shared
         self.woken = False
@@ -108,9 +117,10 @@ class Connection:
         self.stage, self.writer = Stage("connection"), Stage("writer")
         info = ConnectionInfo(number, listener, listener, f"{ADDRESS}:40000", ADDRESS, spools=True)
         self.tickets = Tickets(shared.tally, lambda: shared.now_ns, shared.tally.sender(ADDRESS))
+        counters, resources = WireCounters(), shared.limits.resources
         context = SessionContext(
             info,
-            WireCounters(),
+            counters,
             self._wake,
             False,
             lambda _: False,
@@ -120,7 +130,7 @@ class Connection:
             lose=self._lose,
             room=shared.room,
             hub=PROTOCOL.open_hub(),
-            resources=shared.limits.resources,
+            resources=resources,
             spool=shared.spool,
             stage=self.stage,
             writer=self.writer,
@@ -129,6 +139,11 @@ class Connection:
         session = PROTOCOL.open_session(context)
         assert isinstance(session, RocketMQSession)
         self.session = session
+        self._loan = None
+        if lends and resources is not None and isinstance(shared.handler, RateLimit):
+            pipeline = Pipeline([], HandlerServices(shared.limits, lambda: shared.now_ns))
+            judge = Judge(pipeline, shared.handler, shared.tally, resources, info, self.tickets.sender)
+            self._loan = Loan(session, judge, counters, self._give)
         if not on_trial:
             session._requests._trial = 0
         shared.connections.append(self)
@@ -145,6 +160,9 @@ class Connection:
 
     def client(self, data: bytes) -> None:
         """Receive a chunk, which is decided at once."""
+        if self._loan is not None:
+            now_ns = self.shared.now_ns
+            data = self._loan.read(Side.CLIENT, data, now_ns, self.shared.accounts.at(now_ns))
         chunk = bytearray(data)
         left = len(chunk)
         while left:
@@ -155,6 +173,9 @@ class Connection:
             left = self.session.left_bytes(Side.CLIENT)
         chunk[:] = b"\xee" * len(chunk)
         self.shared.settle()
+
+    def _give(self, side: Side, data: bytes) -> None:
+        self.given[side] += data
 
     def broker(self, data: bytes) -> None:
         """Receive a chunk of the broker."""

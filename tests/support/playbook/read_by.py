@@ -9,7 +9,7 @@ from playbook.playbook import READ_BY, READINGS
 
 @pytest.fixture(autouse=True, params=READINGS, ids=lambda reading: reading.replace(" ", "_"))
 def read_by(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Read as of a client on trial, frame by frame, and by the scan."""
+    """Read as of a client on trial in a session that may be lent, and in one for Python alone."""
     token = READ_BY.set(request.param)
     yield
     READ_BY.reset(token)

@@ -6,8 +6,11 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import NamedTuple
 
+from limiter.counting.row import Second
+from limiter.deciding.limits import Limits
 from limiter.rules.resource import Resource
 from playbook import frames
+from playbook.lending import Loan
 from playbook.playbook import Reading, open_session
 from proxy.deciding.batch import Batch, Refuse, Request, Side
 from proxy.protocols.base import Close, WireCounters
@@ -20,6 +23,8 @@ from proxy.protocols.rocketmq.wire.header import UNPARSABLE, Header, classify
 
 Refuses = Callable[[int], bool]
 """Whether the request with this number on the connection is refused."""
+RefusesName = Callable[[Resource, str], bool]
+"""Whether requests for a resource, of a producer group, are refused."""
 
 #: The longest busy answer: 255 characters of a name and of a rule's, each six in JSON, and the rest.
 _LONGEST_BUSY_BYTES = 2 * 255 * 6 + 300
@@ -64,6 +69,11 @@ def read_stream(data: bytes) -> tuple[list[Seen], str]:
     return seen, ""
 
 
+def refuse_of(resource: Resource) -> Refuse:
+    """Return why something is refused."""
+    return Refuse(resource, "some rule", 123_456)
+
+
 def gaps(data: bytes) -> set[int]:
     """Return the offsets between the frames of the broker's stream."""
     found, at = {0}, 0
@@ -92,6 +102,11 @@ class Trial:
     refuses: Refuses
     wants_responses: bool = False
     reading: Reading | None = None
+    #: If there is one, it says what is refused.
+    refuses_name: RefusesName | None = None
+    #: Makes what lends the session.
+    lends: Callable[["Trial"], Loan] | None = None
+    limits: Limits | None = None
     sent: dict[Side, bytearray] = field(default_factory=lambda: {side: bytearray() for side in Side})
     received: dict[Side, bytearray] = field(default_factory=lambda: {side: bytearray() for side in Side})
     own: list[bytes] = field(default_factory=list)
@@ -102,9 +117,12 @@ class Trial:
 
     def __post_init__(self) -> None:
         self.counters = WireCounters()
-        session = open_session(self.counters, wants_responses=self.wants_responses, reading=self.reading)
+        session = open_session(
+            self.counters, wants_responses=self.wants_responses, reading=self.reading, limits=self.limits
+        )
         assert isinstance(session, RocketMQSession)
         self.session = session
+        self.loan = None if self.lends is None else self.lends(self)
         self._undecided: tuple[Batch, memoryview] | None = None
         #: The end of the client's last chunk, if it was not looked at.
         self._rest = b""
@@ -148,6 +166,10 @@ class Trial:
         self._feed(side, piece)
 
     def _feed(self, side: Side, piece: bytes) -> None:
+        if self.loan is not None and self._undecided is None:
+            piece = self.loan.read(side, piece, 0, Second(0))
+            if not piece:
+                return
         chunk = memoryview(bytearray(piece))
         try:
             batch = self.session.receive(side, chunk, 0)
@@ -168,8 +190,8 @@ class Trial:
         (batch, chunk), self._undecided = self._undecided, None
         self.forbidden |= {len(self.all_requests) + index for index in batch.verdicts}
         for index, request in enumerate(batch.requests):
-            if self.refuses(len(self.all_requests) + index) and index not in batch.verdicts:
-                batch.add_verdicts({index: Refuse(request.resources[0], "some rule", 123_456)})
+            if self._is_refused(len(self.all_requests) + index, request) and index not in batch.verdicts:
+                batch.add_verdicts({index: refuse_of(request.resources[0])})
         self.all_requests += batch.requests
         for charge in batch.charges:
             self.charged[charge.resources] = self.charged.get(charge.resources, 0) + charge.messages
@@ -179,6 +201,11 @@ class Trial:
             self._close(close)
         self._take()
         chunk[:] = bytes([_POISON]) * len(chunk)
+
+    def _is_refused(self, number: int, request: Request) -> bool:
+        if self.refuses_name is None:
+            return self.refuses(number)
+        return self.refuses_name(request.resources[0], request.producer_group)
 
     def end(self) -> None:
         """Let both peers end their streams, the client first."""
@@ -218,7 +245,7 @@ class Trial:
         if session._waiting:
             waiting = sum(map(len, session._waiting))
             assert session.backlog_bytes(Side.CLIENT) == waiting
-            assert waiting <= _LONGEST_BUSY_BYTES * len(self.all_requests)
+            assert waiting <= _LONGEST_BUSY_BYTES * self.counters.frames[Side.CLIENT]
 
     def check(self, *, ended: bool) -> None:
         """Hold what was given to both peers against the model."""

@@ -56,7 +56,7 @@ CONVERSATIONS = {
     "RocketMQ: 250 frames of 1 000 topics":         (lambda rig: answered(rig, 250, "topic{}"),   88,    2,  12, True),
     "RocketMQ: 250 frames that are refused":        (lambda rig: refused(rig, 250, "refused"),    79,    5,   6, True),
     "RocketMQ: 4 frames that may be delayed":       (lambda rig: answered(rig, 4, "delayed"),    474,   18,  24, True),
-    "RocketMQ: 4 frames, with subscription limits": (lambda rig: answered(rig, 4, "orders"),     289,    5,  17, False),
+    "RocketMQ: 4 frames, with subscription limits": (lambda rig: answered(rig, 4, "orders"),     286,   13,  17, False),
     "RocketMQ: accept, 1 frame, its answer, close": (lambda rig: accepted(rig, 1, "orders"),     371,    8,  56, False),
     "AMQP 0.9.1: 1 publish, its confirm":           (lambda rig: confirmed(rig, 1),               88,    2,  12, True),
     "AMQP 0.9.1: 32 publishes, their confirms":     (lambda rig: confirmed(rig, 32),              88,    2,  12, True),

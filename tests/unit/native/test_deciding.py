@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from live_states import states_of
 from playbook import frames
-from playbook.extension import Extension
+from playbook.extension import CLIENT, Extension, feed
 
 from limiter.buckets.cell import Cell, PythonCell
 from limiter.buckets.limiter import LimiterState
@@ -26,9 +26,9 @@ from limiter.rules.rule import DIMENSIONS, NS_PER_S, Rule
 from limiter.rules.rule_set import RuleSet
 from proxy.deciding.batch import Batch, ConnectionInfo, Refuse, Request, Shadow, Side, Verdict
 from proxy.deciding.counting import Tally
-from proxy.deciding.pipeline import HandlerServices
+from proxy.deciding.judge import Judge
+from proxy.deciding.pipeline import HandlerServices, Pipeline
 from proxy.deciding.rate_limit import RateLimit, RateLimitOptions
-from proxy.protocols.rocketmq.scanning import Gathered
 
 ADDRESSES = ("192.0.2.1", "192.0.2.2")
 #: Rules of all sorts, few enough that they meet.
@@ -65,6 +65,10 @@ def rule_set_of(chosen: Sequence[Rule], version: int, *, enabled: bool = True) -
     return RuleSet({rule.key: rule for rule in reversed(chosen)}.values(), enabled, version)
 
 
+Send = tuple[str, str, int]
+"""A topic, a producer group, and how long the body is."""
+
+
 class Way:
     """One way to decide and count, with limits and accounts of its own."""
 
@@ -95,27 +99,50 @@ class Way:
 
 
 class Compiled(Way):
-    """A way in which compiled code decides and counts what it can."""
+    """A way in which compiled code decides and counts what it can, and Python the rest of a chunk."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         assert self.limits.resources is not None
         self.resources = self.limits.resources
         self.extension = Extension(self.limits)
+        self.pipeline = Pipeline([], HandlerServices(self.limits, lambda: 0))
 
-    def ask(self, topics: str, now_s: float = 0, **more: Any) -> str:
+    def send(
+        self, sends: Sequence[Send], info: ConnectionInfo, now_ns: int, scanner: sluice_native.Scanner | None = None
+    ) -> tuple[list[object], int]:
+        """Have the beginning of what a client sends decided; return what becomes of each, and of how many that is."""
+        refuses: list[Refuse] = []
+
+        def around(refuse: Refuse) -> tuple[bytes, bytes]:
+            refuses.append(refuse)
+            return b"%d " % (len(refuses) - 1), b""
+
+        sender = self.accounts.sender(info.address)
+        judge = Judge(self.pipeline, self.handler, self.tally, self.resources, info, sender)
+        judge.stays = lambda: True
+        # Opaques are compared, and none may be owed twice.
+        lent = self.extension.lend(
+            judge, scanner or self.extension.new_scanner(owed=self.extension.opaques()), around=around
+        )
+        whole = [_frame(number, each) for number, each in enumerate(sends)]
+        read = feed(lent, CLIENT, b"".join(whole), now_ns, self.accounts.at(now_ns))
+        count = read.frames[CLIENT]
+        assert read.stop == sum(map(len, whole[:count]))
+        said: list[object] = [None] * count
+        for answer in frames.split(read.to_client):
+            refuse, number = map(int, answer[8:].split())
+            said[number] = _said(refuses[refuse])
+        passed = [frame for frame, verdict in zip(whole, said, strict=False) if verdict is None]
+        assert read.to_broker == b"".join(passed)
+        return said, count
+
+    def ask(self, topics: str, now_s: float = 0, *, info: ConnectionInfo | None = None, scanner: Any = None) -> str:
         """Send to topics of one letter each; return those that are admitted."""
-        chunk = b"".join(frames.send(topic, number, **more) for number, topic in enumerate(topics))
-        return self.ask_for(self.extension.scan(chunk), topics, now_s)
-
-    def ask_for(
-        self, segment: sluice_native.Segment, topics: str, now_s: float = 0, address: str = ADDRESSES[0]
-    ) -> str:
-        """Ask for what was scanned."""
-        gathered = Gathered()
-        gathered.take(segment)
-        said = self.take(batch_of(gathered, address), round(now_s * NS_PER_S))
-        return "".join(topic for topic, stop in zip(topics, said, strict=True) if stop is None)
+        sends: list[Send] = [(topic, "producers", 0) for topic in topics]
+        said, count = self.send(sends, info or info_of(ADDRESSES[0]), round(now_s * NS_PER_S), scanner)
+        assert count == len(topics)
+        return "".join(topic for topic, verdict in zip(topics, said, strict=True) if verdict is None)
 
     def admitted(self) -> dict[str, int]:
         """Return how many requests were admitted, by the names that are shown."""
@@ -123,9 +150,27 @@ class Compiled(Way):
         return {resource.name: amounts[ADMITTED][0] for resource, amounts in shown if amounts[ADMITTED][0]}
 
 
+def _frame(number: int, send: Send) -> bytes:
+    topic, group, size = send
+    return frames.send(topic, number, group=group, body=bytes(size))
+
+
+def info_of(address: str) -> ConnectionInfo:
+    """Return what is known of a client."""
+    return ConnectionInfo(1, "main", "main", f"{address}:1", address)
+
+
+def requests_of(sends: Sequence[Send]) -> list[Request]:
+    """Return what a client sends, as Python reads it."""
+    return [
+        Request((topic(name),), 1, len(_frame(number, (name, group, size))), group, "answered", None, None)
+        for number, (name, group, size) in enumerate(sends)
+    ]
+
+
 def batch_of(requests: Sequence[Request], address: str) -> Batch:
-    """Return what a client sends."""
-    return Batch(ConnectionInfo(1, "main", "main", f"{address}:1", address), Side.CLIENT, requests)
+    """Return a batch of some requests."""
+    return Batch(info_of(address), Side.CLIENT, requests)
 
 
 def _said(verdict: Verdict | None) -> object:
@@ -155,8 +200,7 @@ def quiet() -> Iterator[None]:
 
 @given(st.lists(st.sampled_from(RULES), max_size=6), st.sampled_from([1, 3, 1000]), st.lists(steps, max_size=25))
 def test_both_ways_come_to_the_same(rules: list[Rule], max_live: int, walk: list[Any]) -> None:
-    compiled, python = (Way(rule_set_of(rules, 1), max_live) for _ in range(2))
-    extension = Extension(compiled.limits)
+    compiled, python = Compiled(rule_set_of(rules, 1), max_live), Way(rule_set_of(rules, 1), max_live)
     now_ns, version = 0, 1
     for some, address, passed_ns, swap in walk:
         now_ns += passed_ns
@@ -164,16 +208,13 @@ def test_both_ways_come_to_the_same(rules: list[Rule], max_live: int, walk: list
             version += 1
             for way in (compiled, python):
                 way.limits.swap(rule_set_of(swap[0], version, enabled=swap[1] or len(swap[0]) > 3), now_ns)
-        gathered = Gathered()
-        chunk = b"".join(
-            frames.send(topic, number, group=group, body=bytes(size))
-            for number, (topic, group, size) in enumerate(some)
-        )
-        gathered.take(extension.scan(chunk))
-        assert len(gathered) == len(some)
-        requests = list(gathered)
-        said = compiled.take(batch_of(gathered, address), now_ns)
-        assert said == python.take(batch_of(requests, address), now_ns)
+        said, count = compiled.send(some, info_of(address), now_ns)
+        requests = requests_of(some)
+        # Python decides what compiled code leaves to it as another chunk.
+        parts = [part for part in (requests[:count], requests[count:]) if part]
+        if count < len(some):
+            said += compiled.take(batch_of(parts[-1], address), now_ns)
+        assert said == [each for part in parts for each in python.take(batch_of(part, address), now_ns)]
     assert compiled.everything(now_ns) == python.everything(now_ns)
     one, other = compiled.states(now_ns), python.states(now_ns)
     assert all(one[name] == other[name] for name in one.keys() & other.keys())
@@ -216,18 +257,17 @@ def test_name_that_is_forgotten_while_a_scanner_knows_it_has_one_limiter(
     forgotten_first: bool,  # noqa: FBT001 - a parameter
 ) -> None:
     monkeypatch.setattr(limits_module, "_MORE_NAMES", -9)
-    way = Compiled(RuleSet([Rule("topic", "*", 2, max_debt_s=0)]), 10)
+    way = Compiled(RuleSet(), 10)
     one, other = (way.extension.new_scanner() for _ in range(2))
-    a, b = frames.send("a"), frames.send("b")
-    forgotten = one.scan(a * 2, 0, 1000, 9)
-    other.scan(b, 0, 1000, 9)
+    assert way.ask("a", scanner=one) == "a"
+    assert way.ask("b", scanner=other) == "b"
     assert len(way.resources) == 1
-    known = other.scan(a * 2, 0, 1000, 9)
-    first, second = (forgotten, known) if forgotten_first else (known, forgotten)
-    assert (way.ask_for(first, "aa"), way.ask_for(second, "aa")) == ("aa", "")
-    assert (way.limits.live, way.admitted()) == (1, {"a": 2})
+    way.limits.swap(RuleSet([Rule("topic", "*", 2, max_debt_s=0)]), 0)
+    first, second = (one, other) if forgotten_first else (other, one)
+    assert (way.ask("aa", scanner=first), way.ask("aa", scanner=second)) == ("aa", "")
+    assert (way.limits.live, way.admitted()) == (1, {"a": 3, "b": 1})
     # It is the same one later on.
-    assert (way.ask_for(second, "aa", 1), way.ask_for(first, "aa", 1)) == ("aa", "")
+    assert (way.ask("aa", 1, scanner=second), way.ask("aa", 1, scanner=first)) == ("aa", "")
 
 
 @pytest.fixture
@@ -278,11 +318,8 @@ def test_limits_of_scopes_are_those_of_the_connection() -> None:
     admitted = []
     for names in (("user alice", "vhost /"), ("user bob", "vhost /"), ("user bob", "vhost test"), ()):
         scopes = tuple(Resource(*name.split()) for name in names)
-        gathered = Gathered()
-        gathered.take(way.extension.scan(b"".join(frames.send(topic) for topic in "aaaaa")))
-        batch = batch_of(gathered, ADDRESSES[0])
-        batch.connection = msgspec.structs.replace(batch.connection, scopes=scopes)
-        admitted.append(way.take(batch, 0).count(None))
+        info = msgspec.structs.replace(info_of(ADDRESSES[0]), scopes=scopes)
+        admitted.append(len(way.ask("aaaaa", info=info)))
     assert admitted == [3, 1, 2, 5]
     assert len(way.limits._callers) == 4
 
@@ -294,15 +331,17 @@ def test_limits_of_more_producer_groups_than_are_remembered_are_asked_for_again(
         asked.append(group)
         return ()
 
-    callers = sluice_native.Callers(limits_of)
-    way = Compiled(RuleSet())
+    extension = Extension(Limits(RuleSet()))
+    judge = extension.recorder()
+    judge.callers = sluice_native.Callers(limits_of)
+    lent = extension.lend(judge)
     groups = [f"group{number}" for number in range(MAX_GROUPS)]
 
     def ask(*groups: str) -> list[str]:
         asked.clear()
         for group in groups:
-            segment = way.extension.scan(frames.send("a", group=group))
-            assert segment.admit(0, 0, Second(0), callers) == 1
+            assert not feed(lent, CLIENT, frames.send("a", group=group)).leaves
+        assert judge.runs == []
         return asked
 
     assert ask(*groups) == groups

@@ -1,4 +1,4 @@
-"""The set of what is owed, and the answers that settle it."""
+"""The set of what is owed, and the frames of a broker that settle it."""
 
 import struct
 from random import Random
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from oracle.tricky import Tricks, changed
 from playbook import frames
 from playbook.captures import CAPTURES, Capture
-from playbook.extension import Extension
+from playbook.extension import BROKER, Extension, Read, feed
 
 from proxy.protocols.rocketmq.wire.codes import FLAG_RESPONSE
 from proxy.protocols.rocketmq.wire.header import read_answer
@@ -37,46 +37,61 @@ def test_it_is_a_set_with_a_bound(most: int, steps: list[tuple[bool, int]]) -> N
     assert all((number in opaques) is (number in model) for number in range(-3, 300))
 
 
-def _settle(extension: Extension, stream: bytes, numbers: list[int]) -> tuple[list[int], int, int]:
-    """Settle a stream; returns which numbers that settled, the offset, and how many answers that were."""
-    opaques = extension.opaques(numbers=numbers)
-    stop, count = opaques.settle(stream, 0)
-    return [number for number in numbers if number not in opaques], stop, count
+def _settle(extension: Extension, stream: bytes, numbers: list[int]) -> tuple[list[int], Read]:
+    """Read a broker's stream; returns which numbers that settled, and what came of it."""
+    owed = extension.opaques(numbers=numbers)
+    read = feed(extension.lend(extension.recorder(), extension.new_scanner(owed=owed)), BROKER, stream)
+    assert (read.to_client, read.to_broker) == (stream[: read.stop], b"")
+    return [number for number in numbers if number not in owed], read
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        frames.check_transaction(1),
+        frames.frame(b'{"code":0,"flag":1}'),
+        frames.frame(b'{"flag":1,"opaque":2}'),
+        frames.frame(b'{"code":0,"flag":1,"opaque":2,"opaque":3}'),
+        frames.frame(b'{"code":0,"flag":1,"opaque":2,"op\\u0061que":3}'),
+        frames.frame(b'{"code":0,"flag":1,"opaque":"2"}'),
+        frames.frame(b'{"code":0,"flag":1,"opaque":2,"x":[1]}'),
+        frames.frame(b'{"code":0,"flag":1,"opaque":2,"x":{"y":{}}}'),
+        frames.frame(b' {"code":0,"flag":1,"opaque":2}'),
+        struct.pack(">iI", 3, 0),
+        struct.pack(">iI", 10, 11) + bytes(20),
+        struct.pack(">iI", -4, 0),
+    ],
+)
+def test_anything_else_is_left_to_python(extension: Extension, other: bytes) -> None:
+    first = frames.answer(1)
+    settled, read = _settle(extension, first + other, [1, 2])
+    assert (settled, read.stop, read.leaves, read.frames) == ([1], len(first), True, (0, 1))
 
 
 @pytest.mark.parametrize(
     "other",
     [
         frames.answer(9),
-        frames.broker_request(1),
-        frames.frame(b'{"code":0,"flag":1,"opaque":2', b"}"),
-        frames.frame(b'{"code":0,"flag":1}'),
-        frames.frame(b'{"flag":1,"opaque":2}'),
-        frames.frame(b' {"code":0,"flag":1,"opaque":2}'),
-        frames.frame(b'{"code":0,"opaque":2}'),
-        frames.frame(b'{"code":0,"flag":1,"opaque":2,"opaque":3}'),
-        frames.frame(b'{"code":0,"flag":1,"opaque":2,"op\\u0061que":3}'),
-        frames.frame(b'{"code":0,"flag":1,"opaque":"2"}'),
+        frames.binary_frame(2, opaque=2),
+        frames.broker_request(2),
         frames.frame(b'{"code":0,"flag":0,"opaque":2}'),
-        frames.frame(b'{"code":0,"flag":1,"opaque":2,"x":[1]}'),
-        frames.frame(b'{"code":0,"flag":1,"opaque":2,"x":{"y":{}}}'),
-        frames.frame(b'{"code":0,"flag":1,"opaque":2}', header_type=1),
-        struct.pack(">iI", 3, 0),
-        struct.pack(">iI", 10, 11) + bytes(20),
-        struct.pack(">iI", -4, 0),
-        frames.answer(2)[:-1],
-        frames.answer(2)[:7],
-        b"",
     ],
 )
-def test_anything_else_is_not_stepped_over(extension: Extension, other: bytes) -> None:
-    first = frames.answer(1)
-    assert _settle(extension, first + other, [1, 2]) == ([1], len(first), 1)
+def test_other_frames_pass_and_settle_nothing(extension: Extension, other: bytes) -> None:
+    settled, read = _settle(extension, other + frames.answer(1), [1, 2])
+    assert (settled, read.leaves, read.frames) == ([1], False, (0, 2))
+
+
+@pytest.mark.parametrize("cut", [1, 90])
+def test_incomplete_header_waits_for_the_rest(extension: Extension, cut: int) -> None:
+    first, second = frames.answer(1), frames.answer(2)
+    settled, read = _settle(extension, first + second[:-cut], [1, 2])
+    assert (settled, read.stop, read.leaves) == ([1], len(first), False)
 
 
 def test_the_body_of_the_last_answer_may_be_still_to_come(extension: Extension) -> None:
-    whole = frames.answer(1, body=bytes(1000))
-    assert _settle(extension, whole[:-900], [1]) == ([1], len(whole), 1)
+    settled, read = _settle(extension, frames.answer(1, body=bytes(1000))[:-900], [1])
+    assert (settled, read.leaves, read.frames) == ([1], False, (0, 1))
 
 
 def _answers(stream: bytes) -> list[tuple[bytes, int]]:
@@ -94,23 +109,25 @@ def _answers(stream: bytes) -> list[tuple[bytes, int]]:
 def test_all_answers_of_a_real_broker_are_stepped_over(extension: Extension, capture: Capture) -> None:
     for _ in range(2):
         for whole, opaque in _answers(capture.to_client):
-            assert _settle(extension, whole, [opaque]) == ([opaque], len(whole), 1)
+            settled, read = _settle(extension, whole, [opaque])
+            assert (settled, read.leaves, read.frames) == ([opaque], False, (0, 1))
 
 
 def _check(extension: Extension, header: bytes) -> bool:
-    """Hold one header to the reading in Python; returns whether it was stepped over."""
+    """Hold one header to the reading in Python; returns whether it was read."""
     answer = read_answer(header)
     numbers = [0, 1, 2, 3, 5, 7, 8] + ([] if answer is None else [answer.opaque])
     owed = [number for number in dict.fromkeys(numbers) if -(2**31) <= number < 2**31]
     whole = frames.frame(header)
     for _ in range(2):
-        settled, stop, count = _settle(extension, whole, owed)
-        assert (stop, count) == ((len(whole), 1) if settled else (0, 0))
-        if settled:
-            assert answer is not None
-            assert answer.flag & FLAG_RESPONSE
-            assert settled == [answer.opaque]
-    return bool(settled)
+        settled, read = _settle(extension, whole, owed)
+        if read.leaves:
+            assert (settled, read.stop, read.frames) == ([], 0, (0, 0))
+            continue
+        assert (read.stop, read.frames) == (len(whole), (0, 1))
+        assert answer is not None
+        assert settled == ([answer.opaque] if answer.flag & FLAG_RESPONSE else [])
+    return not read.leaves
 
 
 _RECORDED = [whole[8:] for capture in CAPTURES for whole, _ in _answers(capture.to_client)]

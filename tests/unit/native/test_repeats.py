@@ -15,12 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from playbook import frames
 from playbook.captures import distinct_frames
-from playbook.extension import Extension
+from playbook.extension import CLIENT, Extension, Reading, Recorder, feed
 from playbook.put_aside import NS_PER_S, Connection, Shared
 
 from limiter.counting.rejections import ResourceSecond
 from limiter.counting.repeats import HALF_NS, SOON_NS, PythonRefusedIds
+from limiter.rules.resource import Resource
 from limiter.rules.rule import Rule
+from proxy.protocols.rocketmq.wire.header import classify
 from proxy.protocols.rocketmq.wire.message_id import message_id
 
 steps = st.tuples(
@@ -49,16 +51,23 @@ def _header(frame: bytes) -> tuple[bytes, int]:
 
 def _same_ids(sends: list[bytes]) -> Counter[bytes]:
     """Have compiled code read ids of plain frames, and hold them to what Python reads; return these."""
-    chunk, ids = b"".join(sends), sluice_native.RefusedIds()
-    segment = Extension().scan(chunk)
-    assert len(segment) == len(sends)
-    of_python = Counter(message_id(*_header(send)) for send in sends)
-    del of_python[b""]
-    repeated, messages, _, identified = segment.repeats(chunk, range(len(sends)), ids, 7, 0, True)
-    assert repeated == messages == of_python.total() - len(of_python)
-    assert (identified, len(ids)) == (of_python.total(), len(of_python))
-    assert all(ids.see(7, each, 0, True)[0] for each in of_python)
-    return of_python
+    extension, ids = Extension(), sluice_native.RefusedIds()
+    judge = Recorder(extension.limits, ids=ids)
+    assert feed(extension.lend(judge), CLIENT, b"".join(sends)).frames == (len(sends), 0)
+    headers = [classify(*_header(send)) for send in sends]
+    keys = [hash(Resource(header.kind, header.name)) for header in headers]
+    of_python = Counter((key, message_id(*_header(send))) for key, send in zip(keys, sends, strict=True))
+    for key in keys:
+        del of_python[key, b""]
+    assert sum(repeats[0] for *_, repeats in judge.counted) == of_python.total() - len(of_python)
+    assert sum(repeats[3] for *_, repeats in judge.counted) == of_python.total()
+    assert len(ids) == len(of_python)
+    assert all(ids.see(key, each, 0, True)[0] for key, each in of_python)
+    return Counter(each for _, each in of_python)
+
+
+def _is_plain(whole: bytes) -> bool:
+    return isinstance(Extension().read_frame(whole), Reading)
 
 
 names = st.sampled_from(["UNIQ_KEY", "MY_UNIQ_KEY", "UNIQ_KEY2", "QQQ", "KEYS", "originMsgId", ""])
@@ -69,21 +78,20 @@ properties = st.dictionaries(names, values, max_size=4)
 @given(st.lists(st.tuples(properties, st.booleans(), st.integers(0, 70)), min_size=1, max_size=5))
 def test_both_read_the_same_ids(given_: list[tuple[dict[str, str], bool, int]]) -> None:
     sends = [frames.send("t", binary=binary, properties=some, filler=filler) for some, binary, filler in given_]
-    plain = [send for send in sends if len(Extension().scan(send))]
-    _same_ids(plain)
+    _same_ids(list(filter(_is_plain, sends)))
 
 
 def test_both_read_the_ids_that_real_clients_give() -> None:
-    ids = _same_ids([each for each in distinct_frames("to_broker") if len(Extension().scan(each))])
+    ids = _same_ids(list(filter(_is_plain, distinct_frames("to_broker"))))
     # Java and C++, and Java's send-backs, which have the ids of what was sent; Node gives none.
     assert {len(each) for each in ids} == {32, 56}
 
 
 def test_a_client_that_gives_each_attempt_another_id_has_none_as_far_as_anybody_knows() -> None:
-    for scan, language in product(("python", "compiled"), (b'"JAVA"', b'"CPP" ')):
+    for lends, language in product((False, True), (b'"JAVA"', b'"CPP" ')):
         shared = Shared(Rule("topic", "*", 0))
         shared.accounts.take(shared.now_ns, unfinished=False)
-        connection = Connection(shared, on_trial=True, scan=scan)
+        connection = Connection(shared, on_trial=True, lends=lends)
         for opaque in range(40):
             send = frames.send("t", opaque, properties={"UNIQ_KEY": str(opaque)})
             connection.client(send.replace(b'"JAVA"', language))
@@ -114,10 +122,10 @@ def _frame(topic: str, opaque: int, message_id: str | None, *, binary: bool, bat
 @given(st.lists(st.tuples(st.lists(sends, min_size=1, max_size=8), st.integers(0, 2 * NS_PER_S)), max_size=14))
 def test_both_readings_count_the_same_and_all_that_there_is(walk: list[tuple[list[Any], int]]) -> None:
     found = {}
-    for scan in ("python", "compiled"):
+    for lends in (False, True):
         shared = Shared(*RULES)
         shared.accounts.take(shared.now_ns, unfinished=False)
-        connection = Connection(shared, on_trial=False, scan=scan)
+        connection = Connection(shared, on_trial=False, lends=lends)
         known: set[tuple[str, str]] = set()
         expected: Counter[tuple[str, str]] = Counter()
         opaque = 0
@@ -152,5 +160,5 @@ def test_both_readings_count_the_same_and_all_that_there_is(walk: list[tuple[lis
         assert +counted == +expected
         repeated_requests = sum(count for (_, what), count in expected.items() if what == "requests")
         assert sum(shared.tally.repeated_requests.values()) == repeated_requests
-        found[scan] = {(second.at_s, of.resource): of for second in seconds for of in second.resources}
-    assert found["python"] == found["compiled"]
+        found[lends] = {(second.at_s, of.resource): of for second in seconds for of in second.resources}
+    assert found[False] == found[True]

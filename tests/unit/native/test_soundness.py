@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from oracle.tricky import Tricks, binary, changed
 from playbook import frames
 from playbook.captures import CAPTURES, Capture
-from playbook.extension import Extension, keys_of
+from playbook.extension import BROKER, CLIENT, Extension, Reading, feed
 
 from proxy.protocols.rocketmq.wire.header import classify
 
@@ -42,16 +42,17 @@ _RECORDED = [
 
 @pytest.fixture(scope="module")
 def check(seasoned: Extension) -> Check:
-    """Reads a header in both ways, and says whether it is plain."""
+    """Reads a header in both ways, and says whether it is that of a plain send."""
 
     def read(header: bytes, header_type: int) -> bool:
+        in_python = classify(header, header_type)
         for _ in range(2):
-            remembered = seasoned.read(header, header_type)
-            fresh = Extension().read(header, header_type)
-            assert remembered == fresh, (header, header_type)
-            if fresh is not None:
-                assert fresh.agrees_with(classify(header, header_type)), (header, header_type)
-        return fresh is not None
+            remembered = seasoned.read_header(header, header_type)
+            fresh = Extension().read_header(header, header_type)
+            assert type(remembered) is type(fresh), (header, header_type)
+            for reading in (remembered, fresh):
+                assert reading is None or reading.agrees_with(in_python), (header, header_type)
+        return isinstance(fresh, Reading)
 
     return read
 
@@ -119,35 +120,33 @@ def test_every_byte_that_could_be_another_is(capture: Capture, check: Check) -> 
         assert check(header, header_type) is plain
 
 
-@given(st.binary(max_size=300), st.integers(0, 300), st.integers(-10, 2**31))
-def test_any_bytes_are_scanned_without_an_error(chunk: bytes, at: int, most: int) -> None:
+@given(st.binary(max_size=300), st.sampled_from([CLIENT, BROKER]), st.integers(-10, 2**31))
+def test_any_bytes_are_read_without_an_error(chunk: bytes, side: int, most: int) -> None:
     extension = Extension()
-    segment = extension.scan(chunk, at, most)
-    assert segment.stop >= at
-    extension.opaques().settle(chunk, at)
+    read = feed(extension.lend(extension.recorder(), max_length=most), side, chunk)
+    assert 0 <= read.stop <= len(chunk)
 
 
 @given(st.integers(0, 2**32))
-def test_frames_are_taken_up_to_the_first_that_is_not_plain(seed: int) -> None:
+def test_frames_are_taken_up_to_the_first_that_is_for_python(seed: int) -> None:
     random = Random(seed)
     extension = Extension()
-    chunk, expected = b"", []
-    for _ in range(20):
+    chunk, starts, taken = b"", {0: 0}, []
+    for number in range(20):
         header, header_type = random.choice(_RECORDED)
         if random.random() < 0.1:
             header = changed(random, header, [header])
-        start = len(chunk)
-        chunk += frames.frame(header, bytes(random.randrange(50)), header_type=header_type)
-        expected.append((header, header_type, start, len(chunk)))
-    segment = extension.scan(chunk)
-    keys = keys_of(segment)
-    for index, (header, header_type, start, stop) in enumerate(expected[: len(segment)]):
-        run, *rest = segment.frame(index)
+        whole = frames.frame(header, bytes(random.randrange(50)), header_type=header_type)
         reading = classify(header, header_type)
-        assert rest == [start, stop, reading.code, reading.opaque, reading.flag]
-        assert keys[run] == (reading.kind, reading.name, reading.producer_group)
-        assert index in segment.run(run)[0]
-    if len(segment) < len(expected):
-        header, header_type, start, _ = expected[len(segment)]
-        assert segment.stop == start
-        assert Extension().read(header, header_type) is None
+        taken.append((whole, (reading.kind, reading.name, reading.producer_group, len(whole))))
+        chunk += whole
+        starts[len(chunk)] = number + 1
+    judge = extension.recorder(lambda run: [(len(run.sizes), True)])
+    read = feed(extension.lend(judge), CLIENT, chunk)
+    assert read.to_broker == chunk[: read.stop]
+    count = starts[read.stop]
+    asked = [(*run[:3], size) for run in judge.runs for size in run.sizes]
+    assert sorted(asked) == sorted(key for _, key in taken[:count] if key[0])
+    assert read.leaves is (count < len(taken))
+    if read.leaves:
+        assert Extension().read_frame(taken[count][0]) is None

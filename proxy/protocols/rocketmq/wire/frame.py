@@ -121,9 +121,6 @@ _HIGHEST_WORD: Final = codes.HEADER_BINARY << 24 | HEADER_LENGTH
 # A longer header is neither gathered nor read. It is mostly the message's properties, of which the broker takes 32 KiB:
 # six times that in JSON if every character is escaped.
 MAX_HEADER_BYTES: Final = 256 * 1024
-# A step is a frame looked at one by one, or a key of a scan that is decided one by one: some microseconds. With this
-# many in a chunk at most, the next read may be large.
-FEW_STEPS: Final = 64
 
 
 class Frame(msgspec.Struct, gc=False):

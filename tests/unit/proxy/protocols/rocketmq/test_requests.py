@@ -38,8 +38,8 @@ from playbook.playbook import (
 from limiter.rules.resource import Resource
 from proxy.common.buffers import KEPT_NS, Gathering, GatherRoom
 from proxy.deciding.batch import Side
-from proxy.protocols.base import NO_BOUND, Close, Session, WireCounters
-from proxy.protocols.rocketmq.requests import MAX_HEADER_BYTES, TRIAL_FRAMES, TRIAL_READ_BYTES
+from proxy.protocols.base import Close, Session, WireCounters
+from proxy.protocols.rocketmq.requests import MAX_HEADER_BYTES, TRIAL_FRAMES
 from proxy.protocols.rocketmq.wire.codes import MAX_FRAME_BYTES
 from proxy.protocols.rocketmq.wire.header import MAX_FIELDS
 
@@ -435,34 +435,15 @@ def test_header_that_nobody_can_read_passes_where_nothing_is_limited(whole: byte
         assert play.session.in_flight() == 2
 
 
-# --- How much is read at once ---------------------------------------------------------------------
+def test_beginning_of_a_header_may_come_again_with_the_next_chunk() -> None:
+    play = Playbook(refuse("b")) >> Client(A + B[:20]) << ToBroker(A)
+    assert play.session.held_back(Side.CLIENT) == 20
+    assert play.session.take_back(Side.CLIENT) == B[:20]
+    assert play.session.held_back(Side.CLIENT) == 0
+    assert play >> Client(B + A) << ToBroker(A) << ToClient(busy("b", 2))
+
 
 LENIENT = frame(b'{"code":"34","opaque":1}')
-
-
-def frames_of_the_next_read(play: Playbook, stream: bytes) -> tuple[int, bytes]:
-    """Play as much of a stream as the driver may read at once; returns the number of frames in it, and the rest."""
-    size = min(256 * 1024, play.session.most_bytes(Side.CLIENT))
-    before = play.counters.frames[Side.CLIENT]
-    play >> Client(stream[:size]) << Anything()
-    return play.counters.frames[Side.CLIENT] - before, stream[size:]
-
-
-@pytest.mark.parametrize("whole", [LENIENT, unparsable(), frame(b"")], ids=["lenient", "unparsable", "empty"])
-def test_few_headers_that_are_not_strict_are_read_at_once(whole: bytes) -> None:
-    play, stream = Playbook(limiting=False), whole * (3 * TRIAL_READ_BYTES // len(whole))
-    while len(stream) > TRIAL_READ_BYTES:
-        count, stream = frames_of_the_next_read(play, stream)
-        assert 1 <= count <= TRIAL_READ_BYTES // len(whole) + 2
-
-
-def test_every_header_that_is_not_strict_asks_for_twice_as_many_strict_ones() -> None:
-    play = Playbook() >> Client(A * TRIAL_FRAMES + LENIENT * 3) << Anything()
-    play = play >> Client(A * (6 * TRIAL_FRAMES - 1)) << Anything()
-    assert play.session.most_bytes(Side.CLIENT) < NO_BOUND
-    play = play >> Client(A) << Anything()
-    assert play.session.most_bytes(Side.CLIENT) == NO_BOUND
-
 
 # --- How much is looked at in one turn ------------------------------------------------------------
 
@@ -473,7 +454,6 @@ def test_many_topics_are_looked_at_in_turns(reading: Reading) -> None:
     session = open_session(reading=reading)
     play = session.receive(Side.CLIENT, memoryview(b"".join(map(send, topics[:100]))), 0)
     assert play is not None
-    play.groups()
     session.decided(play, 0)
     session.take(Side.BROKER)
     asked = turns(session, b"".join(map(send, topics)))

@@ -1,0 +1,47 @@
+"""A session that is lent to the compiled part for one chunk at a time."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from proxy.deciding.batch import Side
+from proxy.protocols.base import Session, WireCounters
+
+SIDES = list(Side)
+
+
+@dataclass
+class Loan:
+    """Lends a session to be judged by somebody.
+
+    Args:
+        session: it.
+        judge: a ``proxy.deciding.judge.Judge``, or a stand-in.
+        counters: where frames are counted.
+        write: takes what goes to a peer.
+    """
+
+    session: Session
+    judge: Any
+    counters: WireCounters
+    write: Callable[[Side, bytes], None]
+    #: Chunks of which the compiled part took something.
+    taken: int = 0
+
+    def read(self, side: Side, data: bytes, now_ns: int, second: Any) -> bytes:
+        """Have the compiled part read a chunk if the session is plain; return what is left to the session."""
+        # The beginning of a header of the other peer would have to go back to its socket.
+        lent = None if self.session.held_back(side.other) else self.session.lend(self.judge)
+        if lent is None:
+            return data
+        number = SIDES.index(side)
+        chunk = lent.take_kept()[number] + data
+        pieces, stop, _, frames, _, _ = lent.feed(number, chunk, now_ns, lambda: now_ns, second)
+        for each, of_peer, count in zip(SIDES, pieces, frames, strict=True):
+            self.counters.frames[each] += count
+            for piece in of_peer:
+                self.write(each, piece if isinstance(piece, bytes) else chunk[slice(*piece)])
+        self.session.count_lent(*lent.take_counts())
+        self.session.returned(lent.give_back())
+        self.taken += stop > 0
+        return chunk[stop:]
