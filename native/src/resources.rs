@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyTuple};
+use pyo3::types::{PyDict, PyString, PyTuple};
 use pyo3::{PyTraverseError, PyVisit};
 
 use crate::cell::{resource_of, Cell};
@@ -75,6 +75,25 @@ struct Limit {
     cell: Py<Cell>,
     row: Py<Row>,
     unit: Unit,
+}
+
+impl Limit {
+    /// As `admit`, of one limit that was asked for before; None if it has to be asked for again.
+    #[inline]
+    fn admit(&self, py: Python<'_>, costs: &Costs, at: &Moment) -> PyResult<Option<bool>> {
+        let (mut cell, mut row) = (self.cell.borrow_mut(py), self.row.borrow_mut(py));
+        if cell.retired || row.retired {
+            return Ok(None);
+        }
+        cell.asked_ns = at.now_ns;
+        let (before, permits) = (costs.before[self.unit as usize], costs.all[self.unit as usize]);
+        let admits = cell.bucket.admits(at.now_ns, before, permits);
+        if admits {
+            cell.bucket.spend(permits);
+            row.take(at.second, self.unit.dimension(), permits)?;
+        }
+        Ok(Some(admits))
+    }
 }
 
 /// Limits that are asked together; None if they are not plain.
@@ -355,7 +374,7 @@ impl Target {
         this: &Py<Self>,
         py: Python<'_>,
         all: &Py<Resources>,
-        callers: Option<(&Py<Callers>, &str)>,
+        callers: Option<(&Py<Callers>, &Py<PyString>)>,
         at: &Moment,
     ) -> PyResult<bool> {
         Self::ask(this, py, all, at)?;
@@ -363,6 +382,7 @@ impl Target {
             return Ok(false);
         }
         let Some((callers, group)) = callers else { return Ok(true) };
+        let group = group.bind(py).to_str()?;
         Callers::ask(callers, py, group, at)?;
         Ok(callers.borrow(py).limits(group).is_some())
     }
@@ -373,10 +393,20 @@ impl Target {
         this: &Py<Self>,
         py: Python<'_>,
         all: &Py<Resources>,
-        callers: Option<(&Py<Callers>, &str)>,
+        callers: Option<(&Py<Callers>, &Py<PyString>)>,
         costs: &Costs,
         at: &Moment,
     ) -> PyResult<bool> {
+        {
+            // By far the most often there is one limit.
+            let target = this.borrow(py);
+            if let (None, true, Some([only])) = (callers, target.limits.good.holds(at), target.limits.plain.as_deref())
+            {
+                if let Some(admits) = only.admit(py, costs, at)? {
+                    return Ok(admits);
+                }
+            }
+        }
         Self::ask(this, py, all, at)?;
         let Some((callers, group)) = callers else {
             let target = this.borrow(py);
@@ -385,6 +415,7 @@ impl Target {
         if this.borrow(py).limits.plain.is_none() {
             return Ok(false);
         }
+        let group = group.bind(py).to_str()?;
         Callers::ask(callers, py, group, at)?;
         let (target, callers) = (this.borrow(py), callers.borrow(py));
         let (Some(own), Some(scoped)) = (target.limits.plain.as_deref(), callers.limits(group)) else {
@@ -397,14 +428,48 @@ impl Target {
     pub fn refund(
         this: &Py<Self>,
         py: Python<'_>,
-        callers: Option<(&Py<Callers>, &str)>,
+        callers: Option<(&Py<Callers>, &Py<PyString>)>,
         costs: &Costs,
         at: &Moment,
     ) -> PyResult<()> {
-        let (target, callers) = (this.borrow(py), callers.map(|(callers, group)| (callers.borrow(py), group)));
-        let scoped = callers.as_ref().and_then(|(callers, group)| callers.limits(group));
+        let (target, group) = (this.borrow(py), callers.map(|(_, group)| group.bind(py).to_str()).transpose()?);
+        let callers = callers.map(|(callers, _)| callers.borrow(py));
+        let scoped = callers.as_ref().zip(group).and_then(|(callers, group)| callers.limits(group));
         let own = target.limits.plain.as_deref();
         spend(py, own.unwrap_or_default(), scoped.unwrap_or_default(), costs, -1, at)
+    }
+
+    /// Count some requests in its row; false, and none is, if something was refused there lately and `may_look`.
+    #[inline]
+    #[allow(clippy::too_many_arguments)]
+    pub fn count(
+        this: &Py<Self>,
+        py: Python<'_>,
+        all: &Py<Resources>,
+        at: &Moment,
+        sender: &Py<PyAny>,
+        outcome: usize,
+        amount: [i64; 3],
+        may_look: bool,
+    ) -> PyResult<bool> {
+        let count = |row: &mut Row| {
+            if may_look && row.looks_until_ns > at.now_ns {
+                return Ok(false);
+            }
+            row.count(py, at.second, at.now_ns, sender, outcome, amount, 0).map(|()| true)
+        };
+        {
+            let target = this.borrow(py);
+            if let (true, Some(row)) = (target.row_good.holds(at), &target.row) {
+                let mut row = row.borrow_mut(py);
+                if !row.retired {
+                    return count(&mut row);
+                }
+            }
+        }
+        let row = Self::row(this, py, all, at)?;
+        let mut row = row.borrow_mut(py);
+        count(&mut row)
     }
 
     /// The row that its requests are counted in.

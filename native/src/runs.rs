@@ -66,8 +66,7 @@ pub trait Runs {
         let at = self.resources().borrow(py).moment(now_ns, second);
         for run in first..self.runs() {
             let asker = self.asker_of(run)?;
-            let group = asker.producer_group.bind(py).to_cow()?;
-            let callers = callers.map(|callers| (callers, &*group));
+            let callers = callers.map(|callers| (callers, &asker.producer_group));
             if !Target::admit(&asker.target, py, self.resources(), callers, &self.costs(run), &at)? {
                 return Ok(run);
             }
@@ -102,16 +101,13 @@ pub trait Runs {
             }
             let asker = self.asker_of(run)?;
             let amount = self.costs(run).all;
-            let row = Target::row(&asker.target, py, self.resources(), &at)?;
-            if row.borrow(py).looks_until_ns > now_ns {
+            if !Target::count(&asker.target, py, self.resources(), &at, sender, outcome, amount, true)? {
                 left.resize(self.runs(), false);
                 left[run] = true;
                 continue;
             }
-            row.borrow_mut(py).count(py, second, now_ns, sender, outcome, amount, 0)?;
             if let Some(target) = &asker.second {
-                let row = Target::row(target, py, self.resources(), &at)?;
-                row.borrow_mut(py).count(py, second, now_ns, sender, outcome, amount, 0)?;
+                Target::count(target, py, self.resources(), &at, sender, outcome, amount, false)?;
             }
         }
         Ok(left.iter().enumerate().filter_map(|(run, left)| left.then_some(run)).collect())

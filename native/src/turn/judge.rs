@@ -151,8 +151,7 @@ impl Judge {
         let asker = runs.asker_of(run)?;
         let second = context.second.borrow(py);
         let at = self.resources.borrow(py).moment(context.now_ns, &second);
-        let group = asker.producer_group.bind(py).to_cow()?;
-        let callers = self.callers.as_ref().map(|callers| (callers, &*group));
+        let callers = self.callers.as_ref().map(|callers| (callers, &asker.producer_group));
         Target::is_plain(&asker.target, py, &self.resources, callers, &at)
     }
 
@@ -229,8 +228,7 @@ impl Judge {
         let asker = runs.asker_of(run)?;
         let second = context.second.borrow(py);
         let at = self.resources.borrow(py).moment(context.now_ns, &second);
-        let group = asker.producer_group.bind(py).to_cow()?;
-        let callers = self.callers.as_ref().map(|callers| (callers, &*group));
+        let callers = self.callers.as_ref().map(|callers| (callers, &asker.producer_group));
         Target::refund(&asker.target, py, callers, &runs.costs(run), &at)
     }
 
@@ -238,8 +236,7 @@ impl Judge {
         let asker = runs.asker_of(run)?;
         let second = context.second.borrow(py);
         let at = self.resources.borrow(py).moment(context.now_ns, &second);
-        let group = asker.producer_group.bind(py).to_cow()?;
-        let callers = self.callers.as_ref().map(|callers| (callers, &*group));
+        let callers = self.callers.as_ref().map(|callers| (callers, &asker.producer_group));
         Target::admit(&asker.target, py, &self.resources, callers, &runs.costs(run), &at)
     }
 
@@ -258,16 +255,14 @@ impl Judge {
         let asker = runs.asker_of(run)?;
         let second: &Second = &context.second.borrow(py);
         let at = self.resources.borrow(py).moment(context.now_ns, second);
-        let row = Target::row(&asker.target, py, &self.resources, &at)?;
-        if self.ids.is_some() && row.borrow(py).looks_until_ns > context.now_ns {
-            return Ok(false);
-        }
         let outcome = if is_bypassed { self.bypassed } else { self.passed };
         let amount = runs.costs(run).all;
-        row.borrow_mut(py).count(py, second, context.now_ns, &self.sender, outcome, amount, 0)?;
+        let (all, sender) = (&self.resources, &self.sender);
+        if !Target::count(&asker.target, py, all, &at, sender, outcome, amount, self.ids.is_some())? {
+            return Ok(false);
+        }
         if let Some(target) = &asker.second {
-            let row = Target::row(target, py, &self.resources, &at)?;
-            row.borrow_mut(py).count(py, second, context.now_ns, &self.sender, outcome, amount, 0)?;
+            Target::count(target, py, all, &at, sender, outcome, amount, false)?;
         }
         Ok(true)
     }
