@@ -19,7 +19,7 @@ PARTS_STAMPS := $(PARTS)/rocketmq/.stamp $(PARTS)/rabbitmq/.stamp $(PARTS)/artem
 	$(PARTS)/amqp10/.stamp $(PARTS)/node/.stamp $(PARTS)/python/.stamp $(PARTS)/toxiproxy/.stamp-$(TOXIPROXY)
 NATIVE_STAMP := $(VENV)/.stamp-native
 FUZZ_STAMP := $(VENV)/.stamp-fuzz
-NATIVE_SOURCES := $(wildcard native/*.toml native/*.pyi native/src/*.rs native/core/Cargo.toml native/core/src/*.rs native/core/src/*/*.rs)
+NATIVE_SOURCES := $(wildcard native/*.toml native/*.pyi native/src/*.rs native/src/*/*.rs native/core/Cargo.toml native/core/src/*.rs native/core/src/*/*.rs)
 # The compiled part is optional: without a Rust toolchain all is done in Python.
 CARGO := $(shell cargo --version 2>/dev/null | awk '{ split($$2, version, "."); if (version[2] >= 85) print "cargo" }')
 NATIVE := $(if $(CARGO),$(NATIVE_STAMP),no-native)

@@ -20,6 +20,8 @@ from limiter.rules.resource import Resource
 from limiter.rules.rule import Rule
 from proxy.deciding.batch import Refuse
 from proxy.deciding.judge import Judge
+from proxy.protocols.amqp10.conversation import Conversation
+from proxy.protocols.amqp10.lent import LentConnection
 
 __all__ = [
     "INTERFACE",
@@ -42,6 +44,7 @@ __all__ = [
     "Table",
     "Turn",
     "lend_amqp091",
+    "lend_amqp10",
     "lend_rocketmq",
     "reflow",
     "renumber",
@@ -336,6 +339,30 @@ def lend_amqp091(
         What reads it. It returns by peer whether something of it was read, whether something was written to it, how
         much of its open contents is still to come, by channel, and ``cuts``; the channels of which the client's open
         content is refused; whether something was published; ``timed``; and own answers that wait, by channel.
+    """
+
+def lend_amqp10(
+    judge: Judge,
+    session: LentConnection,
+    scans: Sequence[Links],
+    timed: tuple[Conversation, int, int, bool] | None,
+    kept: tuple[bytes, bytes],
+) -> Lent:
+    """Return what reads an AMQP 1.0 connection.
+
+    It takes what ``scans`` take and ``session`` knows, with the transfers of links whose messages are decided, as long
+    as plain limits admit all of them; and flows, as ``session`` answers them. It leaves the rest to Python, and
+    everything once other rules are in force.
+
+    Args:
+        judge: decides and counts.
+        session: says what is to be known of links and sessions, and is told what came.
+        scans: by peer.
+        timed: the session and id of the delivery whose settlement is awaited, since when, and whether it has come.
+        kept: by peer, what was read and is the beginning of a frame, at most 64 KiB.
+
+    Returns:
+        What reads it; it returns whether it has left with the first bytes that came.
     """
 
 def lend_rocketmq(
@@ -652,7 +679,14 @@ class Links:
         """Let them take nothing of it until it begins again; its links stay as they are."""
     def end(self, channel: int) -> None:
         """Forget a session and its links."""
-    def mark(self, channel: int, handle: int, most_bytes: int | None = None, copies: bool = False) -> None:
+    def mark(
+        self,
+        channel: int,
+        handle: int,
+        most_bytes: int | None = None,
+        copies: bool = False,
+        decides: bool = False,
+    ) -> None:
         """Let scans take the plain transfers of a link on which no delivery is begun.
 
         Args:
@@ -661,6 +695,7 @@ class Links:
             most_bytes: longer frames are not plain; None: they are, too.
             copies: nor is a message with ``copies_key`` in its annotations, or one of which that cannot be said, as its
                 sections are encoded unusually.
+            decides: none are, but for the compiled part itself, and then those that are not settled.
         """
     def unmark(self, channel: int, handle: int) -> None:
         """Let them take nothing of a link."""

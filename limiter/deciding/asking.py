@@ -164,6 +164,10 @@ class Asking:
         self._take_of_shadows(now_ns, shadows, caller, credit, messages)
         return Granted(messages)
 
+    def grant_at_once(self, now_ns: int, parts: Sequence[ApplicableLimit], caller: Caller, credit: Credit) -> bool:
+        """Grant all that is asked for if nobody waits and all limits have it in store, else nothing."""
+        return self._delays.nobody_is_before(now_ns) and self._take_all(now_ns, parts, caller, credit)
+
     def _take_all(self, now_ns: int, parts: Sequence[ApplicableLimit], caller: Caller, credit: Credit) -> bool:
         _, most, size_bytes = credit
         if most < credit.least:

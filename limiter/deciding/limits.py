@@ -315,6 +315,14 @@ class Limits:
             return Granted(credit.most)
         return self._asking.grant(now_ns, plan, scoped, caller, credit, held=held)
 
+    def grant_at_once(self, now_ns: int, resources: tuple[Resource, ...], caller: Caller, credit: Credit) -> bool:
+        """Grant all that is asked for, if ``grant`` would do so at once; else nothing."""
+        plan, scoped = self._asked(resources, caller)
+        if plan.doubled or plan.shadows or scoped.shadows:
+            return False
+        parts = plan.enforcing + scoped.enforcing
+        return not parts or self._asking.grant_at_once(now_ns, parts, caller, credit)
+
     def _asked(self, resources: tuple[Resource, ...], caller: Caller) -> tuple[Plan, Plan]:
         plan = self._plans.of(resources)
         scoped = self._plans.of_scopes(caller, plan) if self._plans.scoped else NO_PLAN

@@ -46,6 +46,8 @@ mod sluice_native {
     #[pymodule_export]
     use crate::turn::amqp091::lend_amqp091;
     #[pymodule_export]
+    use crate::turn::amqp10::lend_amqp10;
+    #[pymodule_export]
     use crate::turn::rocketmq::lend_rocketmq;
     #[pymodule_export]
     use crate::turn::{Lent, Turn};

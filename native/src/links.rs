@@ -9,13 +9,13 @@ use sluice_native_core::amqp10::{self, Difference, Flow, Ids, Numbers, Terms};
 use crate::buffer::with_bytes;
 
 #[pyclass(module = "sluice_native")]
-pub struct Links(amqp10::Links);
+pub struct Links(pub amqp10::Links);
 
 type Moved = (u16, u32, u32, u64);
 type Begun = (u16, u32, u32, Vec<Ids>);
 type Disposed = (u16, bool, bool, u32, u32);
 type Said = (Option<u32>, u32, u32, u32, Option<u32>, Option<u32>, Option<u32>, Option<u32>);
-type Flowed = (u16, usize, usize, Said, bool);
+pub type Flowed = (u16, usize, usize, Said, bool);
 type Taken = (usize, usize, Vec<Moved>, Vec<Begun>, Vec<Disposed>, Vec<Flowed>);
 
 #[pymethods]
@@ -57,9 +57,9 @@ impl Links {
         self.0.end(channel);
     }
 
-    #[pyo3(signature = (channel, handle, most_bytes = None, copies = false))]
-    fn mark(&mut self, channel: u16, handle: u32, most_bytes: Option<usize>, copies: bool) {
-        self.0.mark(channel, handle, Terms { most_bytes, copies });
+    #[pyo3(signature = (channel, handle, most_bytes = None, copies = false, decides = false))]
+    fn mark(&mut self, channel: u16, handle: u32, most_bytes: Option<usize>, copies: bool, decides: bool) {
+        self.0.mark(channel, handle, Terms { most_bytes, copies, decides });
     }
 
     fn unmark(&mut self, channel: u16, handle: u32) {
@@ -68,7 +68,7 @@ impl Links {
 
     #[allow(clippy::needless_pass_by_value)]
     fn scan(&mut self, py: Python<'_>, chunk: PyBuffer<u8>, position: usize, most_runs: usize) -> Taken {
-        let taken = with_bytes(py, &chunk, |bytes| self.0.scan(bytes, position, most_runs));
+        let taken = with_bytes(py, &chunk, |bytes| self.0.scan(bytes, position, most_runs, false));
         let moved = taken.moved.iter().map(|each| (each.channel, each.handle, each.deliveries, each.bytes));
         let begun = taken.begun.into_iter().map(|each| (each.channel, each.ids.0, each.ids.1, each.unsettled));
         let disposed = taken.disposed.iter().map(|each| {
@@ -80,7 +80,7 @@ impl Links {
     }
 }
 
-fn flowed(flow: &Flow) -> Flowed {
+pub fn flowed(flow: &Flow) -> Flowed {
     let said = (
         flow.next_incoming_id,
         flow.incoming_window,

@@ -17,6 +17,18 @@ pub struct Asker {
 }
 
 impl Asker {
+    /// Who asks for one thing or for two, by their kinds and names; None if for nothing.
+    pub fn of(py: Python<'_>, all: &Py<Resources>, names: &[(String, String)]) -> PyResult<Option<Self>> {
+        let mut targets = names.iter().map(|(kind, name)| all.borrow_mut(py).target(py, kind, name));
+        let Some(first) = targets.next().transpose()? else { return Ok(None) };
+        let second = targets.next().transpose()?;
+        let target = match &second {
+            Some(second) => Target::joint(py, &first, second)?,
+            None => first,
+        };
+        Ok(Some(Self { target, second, producer_group: PyString::new(py, "").unbind() }))
+    }
+
     pub fn clone_ref(&self, py: Python<'_>) -> Self {
         Self {
             target: self.target.clone_ref(py),

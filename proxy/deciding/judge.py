@@ -7,9 +7,9 @@ from limiter.counting.rejections import NUMBERS
 from limiter.counting.repeats import RefusedIds, Repeats
 from limiter.counting.seconds import Sender
 from limiter.deciding.asking import permits_each
-from limiter.deciding.limits import Limits
+from limiter.deciding.limits import Credit, Limits
 from limiter.rules.resource import Resource
-from proxy.deciding.batch import ConnectionInfo, Refuse
+from proxy.deciding.batch import ConnectionInfo, Refuse, Request
 from proxy.deciding.counting import Tally
 from proxy.deciding.pipeline import Pipeline
 from proxy.deciding.rate_limit import RateLimit, caller_of
@@ -125,6 +125,15 @@ class Judge:
             repeats=None if repeats is None else Repeats(*repeats),
             passed="exempt" if self.is_exempt else "bypassed" if is_bypassed else "admitted",
         )
+
+    def grant(self, now_ns: int, request: Request) -> bool:
+        """Grant a request for credit, if all that it asks for can be granted at once."""
+        caller = caller_of(self.connection, consumes=request.consumes, refusable=False, asks=request.asks)
+        credit = Credit(request.messages, request.most, request.size_bytes)
+        try:
+            return self._limits.grant_at_once(now_ns, request.resources, caller, credit)
+        except Exception:  # noqa: BLE001 - the pipeline asks again, and bypasses it
+            return False
 
     def failed(self, error: Exception, requests: int) -> None:
         """Count requests that pass, since the limiter has failed."""

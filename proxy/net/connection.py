@@ -259,6 +259,7 @@ class Peer(Writer):
     Attributes:
         doing: what the direction does.
         opposite: the other peer.
+        counted_bytes: of those that are to be read, how many were counted before the compiled part has left them.
     """
 
     __slots__ = (
@@ -274,6 +275,7 @@ class Peer(Writer):
         "_services",
         "_session",
         "_unread_ns",
+        "counted_bytes",
         "doing",
         "opposite",
     )
@@ -290,6 +292,7 @@ class Peer(Writer):
         self._buffer: memoryview | None = None
         self._chunk = _NOTHING
         self.doing = Doing.READING
+        self.counted_bytes = 0
         #: Since when it has not been read, though there may be something.
         self._unread_ns = 0
         #: While a write waits for what is read ahead: when to look again, how often, and what has come since.
@@ -462,7 +465,7 @@ class Peer(Writer):
     def let_session_have_kept(self) -> None:
         kept, self._kept = self._kept, b""
         if kept:
-            self._session.receive(self.side, memoryview(kept), self._services.now_ns())
+            self._session.put_back(self.side, kept, self._services.now_ns())
 
     def lend(self) -> int:
         """Leave the peer to the compiled part; returns its descriptor."""
@@ -561,8 +564,12 @@ class Peer(Writer):
                 self._large = large
                 # A broker's large answers are waited for, so they go before floods; but not before what clients ask.
                 self.move((BROKER if side is Side.BROKER else CLIENT) + large)
-            connection.bytes_read[side] += count
-            self._services.bytes_read[side] += count
+            new = count
+            if self.counted_bytes:
+                new = max(0, count - self.counted_bytes)
+                self.counted_bytes -= count - new
+            connection.bytes_read[side] += new
+            self._services.bytes_read[side] += new
             if connection.parting is None:
                 connection.goes_on()
                 if held_back:
@@ -950,6 +957,7 @@ class Connection:
             peer.write_later(not_written)
             if has_left:
                 peer.wire.put_back(not_taken, errno, self._services.ahead, self._services.reactor)
+                peer.counted_bytes = len(not_taken)
             else:
                 peer.keep(not_taken)
         for peer in peers:
@@ -1504,3 +1512,4 @@ class Connection:
                     return
                 self.decided(batch)
             self._flush()
+            self.lend()

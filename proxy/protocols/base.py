@@ -213,6 +213,10 @@ class Session(ABC):
         del judge
         return None
 
+    def put_back(self, side: Side, beginning: bytes, now_ns: int) -> None:
+        """Take the beginning of a frame that was read while the session was lent; comes after ``returned``."""
+        self.receive(side, memoryview(beginning), now_ns)
+
     def returned(self, state: Any) -> None:
         """Go on with both streams; ``state`` is what the compiled part says of them."""
         del state

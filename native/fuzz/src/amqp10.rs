@@ -18,7 +18,7 @@ pub fn run(data: &[u8]) {
     for channel in 0..3 {
         links.begin(channel);
         for handle in 0..3 {
-            links.mark(channel, handle, Terms { most_bytes: None, copies: handle == 2 });
+            links.mark(channel, handle, Terms { copies: handle == 2, ..Terms::default() });
         }
     }
     let mut rest = data;
@@ -31,13 +31,13 @@ pub fn run(data: &[u8]) {
             0 => links.begin(channel),
             1 => links.leave(channel),
             2 => links.end(channel),
-            3 => links.mark(channel, handle, Terms { most_bytes: Some(50), copies: true }),
+            3 => links.mark(channel, handle, Terms { most_bytes: Some(50), copies: true, decides: true }),
             4 => links.unmark(channel, handle),
             _ => {}
         }
         links.takes_flows = options & 8 != 0;
         let most_runs = if options & 7 == 5 { 3 } else { 1000 };
-        let taken = links.scan(chunk, 0, most_runs);
+        let taken = links.scan(chunk, 0, most_runs, most_runs % 2 == 0);
         assert!(taken.stop <= chunk.len());
         let ranges: usize = taken.begun.iter().map(|begun| 1 + begun.unsettled.len()).sum();
         assert!(taken.moved.len() + ranges + taken.disposed.len() <= most_runs);

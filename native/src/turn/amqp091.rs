@@ -323,8 +323,8 @@ impl Reading for Amqp091 {
         Ok(next)
     }
 
-    fn take_counts(&mut self) -> (u64, u64) {
-        (std::mem::take(&mut self.frames), std::mem::take(&mut self.refused))
+    fn take_counts(&mut self, _: Python<'_>) -> PyResult<(u64, u64)> {
+        Ok((std::mem::take(&mut self.frames), std::mem::take(&mut self.refused)))
     }
 
     fn give_back(&mut self, py: Python<'_>) -> PyResult<Py<PyAny>> {

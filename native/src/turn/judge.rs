@@ -232,7 +232,11 @@ impl Judge {
         Target::refund(&asker.target, py, callers, &runs.costs(run), &at)
     }
 
-    fn admit<R: Runs>(&self, py: Python<'_>, runs: &R, run: usize, context: &Context<'_>) -> PyResult<bool> {
+    /// Spend what a run costs, if plain limits admit all of it.
+    ///
+    /// # Errors
+    /// Those of Python.
+    pub fn admit<R: Runs>(&self, py: Python<'_>, runs: &R, run: usize, context: &Context<'_>) -> PyResult<bool> {
         let asker = runs.asker_of(run)?;
         let second = context.second.borrow(py);
         let at = self.resources.borrow(py).moment(context.now_ns, &second);

@@ -9,6 +9,7 @@
 //! those whose last read filled its buffer, which are floods as a rule. One read each.
 
 pub mod amqp091;
+pub mod amqp10;
 pub mod judge;
 pub mod rocketmq;
 
@@ -153,7 +154,10 @@ pub trait Reading: Send + Sync {
     }
 
     /// Requests, and refused ones, since this was asked last.
-    fn take_counts(&mut self) -> (u64, u64);
+    ///
+    /// # Errors
+    /// Those of Python.
+    fn take_counts(&mut self, py: Python<'_>) -> PyResult<(u64, u64)>;
 
     /// What its session has to know to go on; it is not used any more.
     ///
@@ -224,8 +228,8 @@ impl Lent {
     }
 
     /// As `Turn` has it.
-    fn take_counts(&mut self) -> (u64, u64) {
-        self.reading.as_mut().map_or((0, 0), |reading| reading.take_counts())
+    fn take_counts(&mut self, py: Python<'_>) -> PyResult<(u64, u64)> {
+        self.reading.as_mut().map_or(Ok((0, 0)), |reading| reading.take_counts(py))
     }
 
     /// What the session has to know to go on after all.
@@ -575,14 +579,7 @@ impl Turn {
             Next::Keep(from) => (from, chunk.len() - from <= MAX_KEPT_BYTES),
             Next::Leave(from) => (from, false),
         };
-        let unread = &chunk[from..];
-        end.kept.extend_from_slice(unread);
-        if !stays {
-            // Python reads it again.
-            let again = unread.len().min(got) as u64;
-            end.read_bytes -= again;
-            self.report.bytes[side] -= again;
-        }
+        end.kept.extend_from_slice(&chunk[from..]);
         Ok(stays && alive)
     }
 
@@ -699,9 +696,9 @@ impl Turn {
     }
 
     /// Requests and refused ones, and bytes by peer, since this was asked last, and when a peer was read last.
-    fn take_counts(&mut self, number: usize) -> PyResult<(u64, u64, [u64; 2], i64)> {
+    fn take_counts(&mut self, py: Python<'_>, number: usize) -> PyResult<(u64, u64, [u64; 2], i64)> {
         let conn = self.conn(number)?;
-        let (requests, refused) = conn.reading.take_counts();
+        let (requests, refused) = conn.reading.take_counts(py)?;
         let bytes = [0, 1].map(|side| std::mem::take(&mut conn.ends[side].read_bytes));
         Ok((requests, refused, bytes, conn.read_ns))
     }

@@ -458,8 +458,8 @@ impl Reading for RocketMq {
         self.left == [0, 0] && self.waiting.is_empty()
     }
 
-    fn take_counts(&mut self) -> (u64, u64) {
-        (std::mem::take(&mut self.requests), std::mem::take(&mut self.refused))
+    fn take_counts(&mut self, _: Python<'_>) -> PyResult<(u64, u64)> {
+        Ok((std::mem::take(&mut self.requests), std::mem::take(&mut self.refused)))
     }
 
     fn give_back(&mut self, py: Python<'_>) -> PyResult<Py<PyAny>> {

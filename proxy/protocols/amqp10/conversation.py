@@ -107,6 +107,7 @@ class Conversation:
         links, self.links = self.links, {}
         for link in links:
             self._end_link(link)
+        self.halves[Side.CLIENT].ids.watched = None  # its answer does not come any more
 
     def attach(self, side: Side, performative: Performative) -> tuple[Link, Step]:
         attached = wire.read_attach(performative)
@@ -369,10 +370,11 @@ class Conversation:
         scanner, half, handle = self._shared.scanners.get(side), self.halves[side], link.handles[side]
         if scanner is None or half.channel is None or handle is None or half.handles.get(handle) is not link:
             return
-        if link.decides or link.gone or link.delivery is not None:
+        if link.gone or link.delivery is not None:
             scanner.forget_link(half.channel, handle)
         else:
-            scanner.know_link(half.channel, handle, link, most_bytes=link.most_bytes, copies=link.copies)
+            most_bytes, copies, decides = link.most_bytes, link.copies, link.decides
+            scanner.know_link(half.channel, handle, link, most_bytes=most_bytes, copies=copies, decides=decides)
 
     def _look_at(self, half: Half, delivery: Delivery) -> None:
         delivery.fate = UNDECIDED
@@ -507,7 +509,7 @@ class FlowStep(Step):
         side, link = self.side, self._link
         if link is not None:
             link.flows -= 1
-        changes = _translate_flow(self.session, side, link, self._numbers, drains=self._drains)
+        changes = translate_flow(self.session, side, link, self._numbers, drains=self._drains)
         if not changes:
             return None
         channel = self.session.halves[side].channel
@@ -539,14 +541,14 @@ class ScannedFlows(Step):
         for session, flow, link in self._flows:
             if link is not None:
                 link.flows -= 1
-            changes = _translate_flow(session, side, link, flow.numbers, drains=flow.drains)
+            changes = translate_flow(session, side, link, flow.numbers, drains=flow.drains)
             if changes:
                 parts += (buffer[at : flow.start], reflow(buffer, flow.start, flow.stop, changes))
                 at = flow.stop
         return b"".join((*parts, buffer[at : piece.stop])) if parts else None
 
 
-def _translate_flow(
+def translate_flow(
     session: Conversation, side: Side, link: Link | None, numbers: Sequence[int | None], *, drains: bool
 ) -> dict[int, bytes]:
     """Take a flow of a session, or of one of its links, as it is forwarded. Return which fields change."""

@@ -296,6 +296,18 @@ class Credit:
             return 0
         return min(left, window - unused)
 
+    @property
+    def known(self) -> int:
+        """How many deliveries may come, by what the sender was told."""
+        return max(0, self._highest - self.sent - self.offset)
+
+    @property
+    def plenty(self) -> int:
+        """How many of these may come before more is ``wanted``."""
+        if self.granted == self.limit:
+            return self.known
+        return 0 if self.draining else max(0, (2 * (self.granted - self.sent) - self.window - 1) // 2)
+
     def grant(self, permits: int, *, plenty: bool = False) -> bool:
         """Let the sender use paid credit. Permits that the receiver no longer wants are given back.
 

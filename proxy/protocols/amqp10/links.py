@@ -126,6 +126,14 @@ class Shared:
         self.forced |= self.keeping
         self.context.wake()
 
+    @property
+    def is_quiet(self) -> bool:
+        """Whether no link or session has anything to ask for, to tell or to wait for."""
+        links = self.to_ask or self.to_tell or self.due or self.starved or self.turning
+        sessions = self.forced or self.keeping or self.short or any(self.unblocked.values())
+        kept = self.requests or self.rejected or self.charges or self.paid or self.withheld
+        return not links and not sessions and not kept and not any(each.changed for each in self.scanners.values())
+
     def forget(self) -> None:
         if self._gathering is not None:
             self.context.room.give_back(self._gathering)
@@ -504,6 +512,38 @@ class Link:
         elif self.credit.granted < self.credit.limit:
             # It had to drain first, or gets its credit bit by bit.
             self.wants()
+
+    def allowance(self) -> tuple[int | None, int | None] | None:
+        """Return how many deliveries may come, and how many before it has something to do; None is any number.
+
+        None of them is refused, nor charged for its size: if that is not certain, it returns None.
+        """
+        credit, delays, decides = self.credit, self.delays, self.decides
+        if self.gone or self._says or (delays and (decides or self.terms.most_bytes is not None)):
+            return None
+        if delays or decides:
+            return credit.known, min(credit.plenty, credit.prepaid) if delays else credit.plenty
+        return None, None if credit.granted == credit.limit else 0
+
+    def admitted(self, deliveries: int) -> bool:
+        """Take note of deliveries that were decided and pass. Return whether it has nothing else to do."""
+        unpaid = self._unpaid
+        if not self.meters or unpaid is None:
+            return True
+        unpaid.did_no_harm(deliveries)
+        return not unpaid.paid_for or self.credit.granted == self.credit.limit
+
+    def passed(self, deliveries: int, *, asks: bool = False) -> None:
+        """Take note of deliveries that the compiled part has read, decided, counted and forwarded.
+
+        ``asks``: there may be more of them than the ``allowance`` had before something is to do.
+        """
+        self.used += deliveries
+        self._begun += deliveries
+        # Each one that is decided comes by itself.
+        each = 1 if asks and self.decides else deliveries
+        for _ in range(0, deliveries, each):
+            self.came(each)
 
     def swallowed(self) -> None:
         self.credit.swallowed()

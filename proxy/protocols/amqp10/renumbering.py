@@ -316,6 +316,11 @@ class Renumbering:
         """How many forwarded deliveries wait for an answer; at times a few more, see ``Unsettled``."""
         return self._unsettled.count - len(self._aborted)
 
+    @property
+    def next_id(self) -> int | None:
+        """The sender's next number; None before its first."""
+        return None if self._next is None else wrapped(self._next)
+
     def watch(self, delivery_id: int) -> None:
         self.watched = self._unwrap(delivery_id)
         self.answered = False

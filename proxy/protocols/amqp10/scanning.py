@@ -96,37 +96,40 @@ class NativeScanner:
         assert COMPILED is not None  # noqa: S101 - as who made this knows
         self.side = side
         self.changed: dict[SessionPart[Any], None] = {}  # sessions to ask whether they are plain
-        self._frames = COMPILED.Links(COPIES)
+        self.frames = COMPILED.Links(COPIES)
         self._links: dict[tuple[int, int], LinkPart] = {}
         self._sessions: dict[int, SessionPart[Any]] = {}
 
     def take_flows(self) -> None:
-        self._frames.takes_flows = True
+        self.frames.takes_flows = True
 
     def bound_frames(self, most_frame_bytes: int) -> None:
-        self._frames.most_frame_bytes = most_frame_bytes
+        self.frames.most_frame_bytes = most_frame_bytes
 
-    def know_link(self, channel: int, handle: int, link: LinkPart, *, most_bytes: int | None, copies: bool) -> None:
+    def know_link(
+        self, channel: int, handle: int, link: LinkPart, *, most_bytes: int | None, copies: bool, decides: bool
+    ) -> None:
         """Take transfers of a link from now on, of which none is under way.
 
-        Transfers longer than ``most_bytes`` are not plain, nor are messages that may name ``copies``.
+        Transfers longer than ``most_bytes`` are not plain, nor are messages that may name ``copies``. Of a link that
+        ``decides`` the compiled part takes them only while the connection is lent.
         """
         self._links[channel, handle] = link
-        self._frames.mark(channel, handle, most_bytes, copies)
+        self.frames.mark(channel, handle, most_bytes, copies, decides)
 
     def forget_link(self, channel: int, handle: int) -> None:
         if self._links.pop((channel, handle), None) is not None:
-            self._frames.unmark(channel, handle)
+            self.frames.unmark(channel, handle)
 
     def know_session(self, channel: int, session: SessionPart[Any]) -> None:
         self._sessions[channel] = session
-        self._frames.begin(channel)
+        self.frames.begin(channel)
 
     def leave_session(self, channel: int) -> None:
-        self._frames.leave(channel)
+        self.frames.leave(channel)
 
     def forget_session(self, channel: int, handles: Iterable[int]) -> None:
-        self._frames.end(channel)
+        self.frames.end(channel)
         self._sessions.pop(channel, None)
         for handle in handles:
             self._links.pop((channel, handle), None)
@@ -136,19 +139,23 @@ class NativeScanner:
         self._links.clear()
         self._sessions.clear()
 
+    def ask_changed(self) -> None:
+        """Ask the sessions that have changed whether they are plain."""
+        changed, self.changed = self.changed, {}
+        for session in changed:
+            known = session.plain_channel(self.side)
+            if known is not None:
+                channel, plain = known
+                if plain:
+                    self.know_session(channel, session)
+                else:
+                    self.leave_session(channel)
+
     def scan(self, buffer: Buffer, at: int) -> Scanned | None:
         """Return the run that begins at a frame's first byte; None if that frame is not plain, or incomplete."""
         if self.changed:
-            changed, self.changed = self.changed, {}
-            for session in changed:
-                known = session.plain_channel(self.side)
-                if known is not None:
-                    channel, plain = known
-                    if plain:
-                        self.know_session(channel, session)
-                    else:
-                        self.leave_session(channel)
-        stop, frames, moved, begun, disposed, flows = self._frames.scan(buffer, at, MAX_RUNS)
+            self.ask_changed()
+        stop, frames, moved, begun, disposed, flows = self.frames.scan(buffer, at, MAX_RUNS)
         if not frames:
             return None
         links, sessions = self._links, self._sessions

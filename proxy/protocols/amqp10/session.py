@@ -4,17 +4,19 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec.structs import replace
 
 from proxy.deciding.batch import Batch, Grant, Hold, Refuse, Request, Side
+from proxy.deciding.judge import Judge
 from proxy.flow.credit import Stage
 from proxy.protocols.amqp.about import Identity
 from proxy.protocols.amqp.names import DEFAULT_VHOST
 from proxy.protocols.amqp10 import wire
 from proxy.protocols.amqp10.address import vhost_of
 from proxy.protocols.amqp10.conversation import Conversation, DispositionStep, Mark, NumberedRun, ScannedFlows
+from proxy.protocols.amqp10.lent import LentConnection
 from proxy.protocols.amqp10.links import Delivery, Link, Shared
 from proxy.protocols.amqp10.parts import SessionPart, Step
 from proxy.protocols.amqp10.scanning import Flowed, NativeScanner, Scanned
@@ -24,11 +26,15 @@ from proxy.protocols.base import NO_BOUND, Buffer, Close, Description, Session, 
 from proxy.protocols.options import Scan, Tls, relays_unread, scans
 from proxy.stats.snapshot import MAX_LINKS_SHOWN, MAX_RESOURCES_SHOWN
 
+if TYPE_CHECKING:
+    from sluice_native import Lent
+
 _NS_PER_MS: Final = 1_000_000
 _SWEEP_NS: Final = 250_000_000  # how often waiting links are looked at
 MAX_SESSIONS: Final = 4096  # of a connection
 # Heartbeats are sent no more often, whatever a peer asks for.
 _LEAST_BEAT_NS: Final = 25_000_000
+_MAX_FRUITLESS: Final = 7  # chunks that are read here after the compiled part could read nothing
 _CLOSE: Final = b"\x00\x53\x18"
 _RABBITMQ: Final = b"RabbitMQ"
 
@@ -85,7 +91,7 @@ class AboutClient(Identity):
 class AMQP10Session(Session):
     """The session of one client's connection; its options are AMQP10Options."""
 
-    ticks = True
+    ticks = lends = True
 
     def __init__(self, context: SessionContext) -> None:
         options: AMQP10Options = context.options
@@ -112,9 +118,11 @@ class AMQP10Session(Session):
         self._in_hand: dict[Side, Batch | None] = dict.fromkeys(Side)
         self._unread = self._begun = False
         self._ended: set[Side] = set()
+        self._lent = LentConnection(self._shared, self._channels, self._tell, self.take)
         # Since the last tick: who was heard, and who was written to.
-        self._heard: set[Side] = set()
-        self._written: set[Side] = set()
+        self._heard, self._written = self._lent.heard, self._lent.written
+        # So many times in a row it returned without having read a frame, and so often it is not lent for that.
+        self._fruitless = self._stays_here = 0
         self._beats_ns: dict[Side, int] = {}
         self._sweep_ns: int | None = None
         # Links that have waited for credit since the last sweep; and the stages of what they wait for.
@@ -159,6 +167,55 @@ class AMQP10Session(Session):
         if stream.close is not None:
             raise stream.close
         return None
+
+    def lend(self, judge: Judge) -> "Lent | None":
+        shared, streams = self._shared, self._streams
+        if (
+            not shared.scanners
+            or not shared.let_in
+            # Until something was counted for the opened connection, who sends is not known.
+            or judge.connection is not shared.connection
+            or self._sweep_ns is not None
+            or self._stages
+            or self._closes
+            or any(self._in_hand.values())
+            or not all(stream.is_quiet() for stream in streams.values())
+            or not self._stays()
+        ):
+            return None
+        for scanner in shared.scanners.values():
+            scanner.ask_changed()
+        if not shared.is_quiet:
+            return None
+        if self._stays_here:
+            self._stays_here -= 1
+            return None
+        client, broker = (streams[side].beginning for side in Side)
+        if max(len(client), len(broker)) > MAX_WHOLE_BYTES:
+            return None
+        judge.stays, judge.ids = self._stays, None
+        lent = self._lent.lend(judge, (client, broker))
+        for stream in streams.values():
+            stream.take_back()
+        return lent
+
+    def _stays(self) -> bool:
+        return self._context.rules_version() == self._shared.rules_version
+
+    def count_lent(self, requests: int, refused: int) -> None:
+        del refused
+        self._streams[Side.CLIENT].frames += requests
+
+    def put_back(self, side: Side, beginning: bytes, now_ns: int) -> None:
+        del now_ns
+        self._streams[side].put_back(beginning)
+
+    def returned(self, state: Any) -> None:
+        self._fruitless = min(2 * self._fruitless + 1, _MAX_FRUITLESS) if state else 0
+        self._stays_here = self._fruitless
+        if not self._shared.is_quiet or any(stream.out for stream in self._streams.values()):
+            self._sweep_ns = self._shared.now_ns
+            self._context.wake()
 
     def _batch(self, side: Side, requests: Sequence[Request]) -> Batch:
         shared = self._shared
@@ -596,7 +653,7 @@ class AMQP10Session(Session):
         self._stages.clear()
         self._waiting.clear()
         shared.forget()
-        del self._streams
+        del self._streams, self._lent
 
     def held_back(self, side: Side) -> int:
         return self._streams[side].held_back()

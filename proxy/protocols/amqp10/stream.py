@@ -426,6 +426,12 @@ class Stream:
     def is_between_frames(self) -> bool:
         return not self._beginning and not self._payload_left_bytes
 
+    def is_quiet(self) -> bool:
+        """Say whether all that was read is written, but for the beginning of a frame."""
+        is_open = self.is_opened and not self.is_over and not self.is_closed and self.close is None
+        reads = self._payload_left_bytes or self.left_bytes or self._pieces or self.waits
+        return is_open and not (reads or self.out or self._inserts or self._is_within)
+
     def can_insert(self) -> bool:
         return not self._is_within
 
@@ -440,10 +446,18 @@ class Stream:
         length = len(self._beginning)
         return length if length <= _MAX_TAKEN_BACK_BYTES else 0
 
+    @property
+    def beginning(self) -> bytes:
+        """An incomplete frame."""
+        return bytes(self._beginning)
+
     def take_back(self) -> bytes:
         beginning = bytes(self._beginning)
         self._beginning.clear()
         return beginning
+
+    def put_back(self, beginning: bytes) -> None:
+        self._beginning += beginning
 
     def takes_turns(self) -> bool:
         return self._steps > _MANY_FRAMES

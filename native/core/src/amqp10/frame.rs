@@ -69,6 +69,13 @@ impl<'a> Frame<'a> {
     }
 }
 
+/// The size of a plain AMQP frame that bytes begin with and that is not whole, as far as is known; None if it is none.
+pub fn size_of_begun(bytes: &[u8]) -> Option<usize> {
+    let Some((head, _)) = bytes.split_first_chunk::<HEADER_BYTES>() else { return Some(HEADER_BYTES) };
+    let size = u32::from_be_bytes([head[0], head[1], head[2], head[3]]) as usize;
+    (head[4] == PLAIN_DOFF && head[5] == AMQP && size > bytes.len()).then_some(size)
+}
+
 /// The code of a performative, its fields, and what follows it.
 #[inline]
 pub fn performative(body: &[u8]) -> Result<(u8, Fields<'_>, &[u8]), NotPlain> {
@@ -243,11 +250,11 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// Write a uint, in five bytes if that is how long it was.
-pub fn write_uint(number: u32, is_long: bool, out: &mut Vec<u8>) {
+/// Write a uint in as few bytes as can be.
+pub fn write_uint(number: u32, out: &mut Vec<u8>) {
     match u8::try_from(number) {
-        Ok(0) if !is_long => out.push(UINT_0),
-        Ok(small) if !is_long => out.extend_from_slice(&[SMALL_UINT, small]),
+        Ok(0) => out.push(UINT_0),
+        Ok(small) => out.extend_from_slice(&[SMALL_UINT, small]),
         _ => {
             out.push(UINT);
             out.extend_from_slice(&number.to_be_bytes());

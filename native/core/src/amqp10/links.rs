@@ -16,6 +16,8 @@ pub struct Terms {
     pub most_bytes: Option<usize>,
     /// Annotations can copy its messages: those are that have none with the key that does.
     pub copies: bool,
+    /// Each of its messages is decided: those that are settled cannot be refused.
+    pub decides: bool,
 }
 
 /// Deliveries that follow each other, the first and the last.
@@ -27,8 +29,9 @@ pub struct Moved {
     pub channel: u16,
     pub handle: u32,
     pub deliveries: u32,
-    /// Of their frames.
+    /// Of their frames, and of the last one.
     pub bytes: u64,
+    pub last_bytes: u64,
 }
 
 /// What came on all links of one session.
@@ -55,8 +58,12 @@ pub struct Disposed {
 pub struct Taken {
     pub stop: usize,
     pub frames: usize,
+    /// How many of the frames come before the first flow.
+    pub before_flows: usize,
     /// By link, in the order in which they came first.
     pub moved: Vec<Moved>,
+    /// They are to be decided, and of one link.
+    pub decides: bool,
     /// By session, likewise.
     pub begun: Vec<Begun>,
     pub disposed: Vec<Disposed>,
@@ -137,7 +144,9 @@ impl Links {
     }
 
     /// Take plain frames from `position` on, as long as they come one after the other; of `most_runs` at most.
-    pub fn scan(&mut self, chunk: &[u8], position: usize, most_runs: usize) -> Taken {
+    ///
+    /// With `decides`, transfers of a link whose messages are decided, too, but apart from those of others.
+    pub fn scan(&mut self, chunk: &[u8], position: usize, most_runs: usize, decides: bool) -> Taken {
         self.scan += 1;
         let mut taken = Taken { stop: position, ..Taken::default() };
         // A transfer may add a link, a session and a range.
@@ -146,22 +155,29 @@ impl Links {
             if frame.size > self.most_frame_bytes {
                 break;
             }
-            if !frame.body.is_empty() && self.take(&frame, &mut taken).is_err() {
+            if !frame.body.is_empty() && self.take(&frame, &mut taken, decides).is_err() {
                 break;
             }
             taken.stop = frame.stop;
             taken.frames += 1;
+            taken.before_flows += usize::from(taken.flows.is_empty());
         }
         taken
     }
 
+    /// Whether bytes that a scan did not take are the beginning of a frame of at most `most_bytes` that it could take.
+    #[must_use]
+    pub fn is_begun(&self, bytes: &[u8], most_bytes: usize) -> bool {
+        frame::size_of_begun(bytes).is_some_and(|size| size <= most_bytes.min(self.most_frame_bytes))
+    }
+
     #[inline]
-    fn take(&mut self, frame: &Frame, taken: &mut Taken) -> Result<(), NotPlain> {
+    fn take(&mut self, frame: &Frame, taken: &mut Taken, decides: bool) -> Result<(), NotPlain> {
         let (code, fields, payload) = frame::performative(frame.body)?;
         match code {
             frame::FLOW if payload.is_empty() => self.flow(frame, fields, taken),
             _ if !taken.flows.is_empty() => Err(NotPlain),
-            frame::TRANSFER => self.transfer(frame, fields, payload, taken),
+            frame::TRANSFER => self.transfer(frame, fields, payload, taken, decides),
             frame::DISPOSITION if payload.is_empty() => self.disposition(frame.channel, fields, taken),
             _ => Err(NotPlain),
         }
@@ -174,6 +190,7 @@ impl Links {
         mut fields: Fields,
         payload: &[u8],
         taken: &mut Taken,
+        decides: bool,
     ) -> Result<(), NotPlain> {
         let handle = fields.uint()?.ok_or(NotPlain)?;
         let id = fields.uint()?.ok_or(NotPlain)?;
@@ -199,6 +216,12 @@ impl Links {
         {
             return Err(NotPlain);
         }
+        let is_new = link.at.scan != self.scan;
+        let is_apart = !taken.moved.is_empty() && is_new && (taken.decides || link.terms.decides);
+        if is_apart || (link.terms.decides && (is_settled || !decides)) {
+            return Err(NotPlain);
+        }
+        taken.decides = link.terms.decides;
         if let Some(begun) = begun {
             begun.ids.1 = id;
             match begun.unsettled.last_mut() {
@@ -215,14 +238,15 @@ impl Links {
             let unsettled = if is_settled { Vec::new() } else { vec![(id, id)] };
             taken.begun.push(Begun { channel: frame.channel, ids: (id, id), unsettled });
         }
-        if link.at.scan != self.scan {
+        if is_new {
             link.at = At { scan: self.scan, place: taken.moved.len() };
             taken.runs += 1;
-            taken.moved.push(Moved { channel: frame.channel, handle, deliveries: 0, bytes: 0 });
+            taken.moved.push(Moved { channel: frame.channel, handle, deliveries: 0, bytes: 0, last_bytes: 0 });
         }
         let moved = taken.moved.get_mut(link.at.place).ok_or(NotPlain)?;
         moved.deliveries += 1;
-        moved.bytes += frame.size as u64;
+        moved.last_bytes = frame.size as u64;
+        moved.bytes += moved.last_bytes;
         Ok(())
     }
 

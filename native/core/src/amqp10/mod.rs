@@ -7,6 +7,7 @@ mod flows;
 mod frame;
 mod links;
 mod renumbering;
+mod settling;
 mod slots;
 #[cfg(test)]
 mod tests;
@@ -14,3 +15,4 @@ mod tests;
 pub use flows::{reflow, Flow};
 pub use links::{Begun, Disposed, Ids, Links, Moved, Taken, Terms};
 pub use renumbering::{renumber, Difference, Numbers};
+pub use settling::Settling;

@@ -87,7 +87,7 @@ fn write(
             fields.uint()?;
             let begins = at(&fields);
             if let Some(id) = fields.uint()? {
-                write_uint(numbers.other(id, false)?, at(&fields) - begins > 2, instead);
+                write_uint(numbers.other(id, false)?, instead);
             }
             begins
         }
@@ -95,12 +95,11 @@ fn write(
             let is_received = fields.boolean()?.ok_or(NotPlain)?;
             let begins = at(&fields);
             let first = fields.uint()?.ok_or(NotPlain)?;
-            let behind = at(&fields);
-            write_uint(numbers.other(first, is_received)?, behind - begins > 2, instead);
+            write_uint(numbers.other(first, is_received)?, instead);
             let mut rest = fields;
             if let Some(last) = rest.uint()? {
                 fields = rest;
-                write_uint(numbers.other(last, is_received)?, at(&fields) - behind > 2, instead);
+                write_uint(numbers.other(last, is_received)?, instead);
             }
             begins
         }

@@ -4,6 +4,7 @@ use super::flows::reflow;
 use super::frame::may_annotate;
 use super::links::{Begun, Disposed, Links, Moved, Terms};
 use super::renumbering::{renumber, Difference, Numbers};
+use super::settling::Settling;
 
 fn frame(channel: u16, body: &[u8]) -> Vec<u8> {
     let size = u32::try_from(8 + body.len()).unwrap().to_be_bytes();
@@ -42,14 +43,15 @@ fn runs_are_summed_by_link() {
     let chunk =
         [&one[..], &transfer(1, 2, 8, false, b""), &frame(0, b""), &disposition(1, 3, 4), &disposition(1, 5, 5)];
     let (chunk, bytes) = (chunk.concat(), (2 * one.len() - 7) as u64);
-    let taken = links.scan(&[&chunk[..], &transfer(1, 2, 9, true, b"")].concat(), 0, 99);
+    let taken = links.scan(&[&chunk[..], &transfer(1, 2, 9, true, b"")].concat(), 0, 99, false);
     assert_eq!((taken.stop, taken.frames), (chunk.len(), 5));
-    assert_eq!(taken.moved, [Moved { channel: 1, handle: 2, deliveries: 2, bytes }]);
+    let last_bytes = one.len() as u64 - 7;
+    assert_eq!(taken.moved, [Moved { channel: 1, handle: 2, deliveries: 2, bytes, last_bytes }]);
     assert_eq!(taken.begun, [Begun { channel: 1, ids: (7, 8), unsettled: vec![(7, 8)] }]);
     let disposed = Disposed { channel: 1, is_receiver: true, is_settled: true, ids: (3, 5) };
     assert_eq!(taken.disposed, [disposed]);
     links.unmark(1, 2);
-    assert_eq!(links.scan(&chunk, 0, 99).frames, 0);
+    assert_eq!(links.scan(&chunk, 0, 99, false).frames, 0);
 }
 
 #[test]
@@ -74,9 +76,9 @@ fn flow(channel: u16, handle: u8) -> Vec<u8> {
 fn flows_are_taken_behind_all_others() {
     let mut links = links();
     let chunk = [transfer(1, 2, 7, false, b""), flow(1, 2), frame(0, b""), flow(2, 0)].concat();
-    assert_eq!(links.scan(&chunk, 0, 99).frames, 1);
+    assert_eq!(links.scan(&chunk, 0, 99, false).frames, 1);
     links.takes_flows = true;
-    let taken = links.scan(&[&chunk[..], &disposition(1, 3, 4)].concat(), 0, 99);
+    let taken = links.scan(&[&chunk[..], &disposition(1, 3, 4)].concat(), 0, 99, false);
     assert_eq!((taken.stop, taken.frames, taken.flows.len()), (chunk.len(), 4, 2));
     let (first, size) = (taken.flows[0], flow(1, 2).len());
     assert_eq!((first.handle, first.link_credit, first.available), (Some(2), Some(5), None));
@@ -136,7 +138,7 @@ fn no_bytes_are_too_much() {
         let position = random(chunk.len() + 2) * usize::from(round % 3 == 0);
         let most_runs = random(12);
         links.takes_flows = random(2) == 0;
-        let taken = links.scan(&chunk, position, most_runs);
+        let taken = links.scan(&chunk, position, most_runs, random(2) == 0);
         assert!(taken.stop >= position && taken.stop <= chunk.len().max(position));
         let ranges: usize = taken.begun.iter().map(|begun| 1 + begun.unsettled.len()).sum();
         assert!(taken.moved.len() + ranges + taken.disposed.len() <= most_runs);
@@ -161,7 +163,70 @@ fn no_bytes_are_too_much() {
             1 => links.leave(channel),
             2..=5 => links.begin(channel),
             6 => links.unmark(channel, handle),
-            _ => links.mark(channel, handle, Terms { most_bytes, copies: random(4) == 0 }),
+            _ => links.mark(channel, handle, Terms { most_bytes, copies: random(4) == 0, decides: random(4) == 0 }),
         }
+    }
+}
+
+#[test]
+fn what_is_decided_is_taken_apart() {
+    let mut links = links();
+    links.mark(1, 2, Terms { decides: true, ..Terms::default() });
+    let (free, decided) = (transfer(1, 0, 7, false, b""), transfer(1, 2, 8, false, b""));
+    let both =
+        [&free[..], &decided, &transfer(1, 2, 9, false, b""), &disposition(1, 3, 4), &transfer(1, 0, 10, false, b"")];
+    let chunk = both.concat();
+    let taken = links.scan(&chunk, 0, 99, true);
+    assert_eq!((taken.stop, taken.decides), (free.len(), false));
+    let taken = links.scan(&chunk, free.len(), 99, true);
+    assert_eq!((taken.frames, taken.decides, taken.moved[0].deliveries), (3, true, 2));
+    assert_eq!(links.scan(&chunk, free.len(), 99, false).frames, 0);
+}
+
+#[test]
+fn what_is_settled_is_known_as_if_each_was_looked_at() {
+    let mut state = 7_u64;
+    let mut random = |below: u32| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        u32::try_from(state >> 33).unwrap() % below
+    };
+    for round in 0..2_000 {
+        let first = [0, 5, u32::MAX - 3][round % 3];
+        let mut settling = Settling::new(Some(first));
+        // From ten before the first one on.
+        let (mut unsettled, mut before, mut next) = (vec![], vec![true; 10], 10_u32);
+        let id = |number: u32| first.wrapping_add(number).wrapping_sub(10);
+        for _ in 0..random(20) {
+            if random(2) == 0 {
+                let count = 1 + random(5);
+                let is_settled = random(3) == 0;
+                assert!(settling.takes(id(next)) && !settling.takes(id(next - 1)));
+                let range = (id(next), id(next + count - 1));
+                settling.add(range, if is_settled { &[] } else { std::slice::from_ref(&range) });
+                unsettled.extend(std::iter::repeat_n(!is_settled, count as usize));
+                next += count;
+            } else {
+                let (low, length) = (random(next + 3), random(8));
+                settling.settle((id(low), id(low + length)));
+                for number in (low..=low + length).map(|number| number as usize) {
+                    if let Some(is_unsettled) = before.get_mut(number).or_else(|| unsettled.get_mut(number - 10)) {
+                        *is_unsettled = false;
+                    }
+                }
+            }
+        }
+        let changed = next > 10 || before.contains(&false);
+        let Some((settled, left, last)) = settling.take() else {
+            assert!(!changed);
+            continue;
+        };
+        let has = |ranges: &[(u32, u32)], number: u32| {
+            ranges.iter().any(|(first, last)| id(number).wrapping_sub(*first) <= last.wrapping_sub(*first))
+        };
+        assert!((0..10).all(|number| has(&settled, number) != before[number as usize]));
+        assert!((10..next).all(|number| has(&left, number) == unsettled[number as usize - 10]));
+        assert_eq!(last, (next > 10).then(|| id(next - 1)));
+        assert!(left.windows(2).all(|pair| pair[0].1.wrapping_add(1) != pair[1].0));
+        assert!(settling.takes(id(next)) && settling.take().is_none());
     }
 }

@@ -1,0 +1,101 @@
+//! Which deliveries of a session are settled, from a moment on.
+
+use super::links::Ids;
+
+/// More ranges are for others to remember.
+const MAX_RANGES: usize = 1024;
+
+/// The deliveries that one peer has sent since a moment, and what was settled since then.
+#[derive(Debug, Default)]
+pub struct Settling {
+    /// The id that the first delivery since then has, if that is known.
+    first: Option<u32>,
+    /// Behind the last delivery, counted from there.
+    next: i64,
+    /// Those that are not settled, counted from there: ascending ranges with others between them.
+    unsettled: Vec<(i64, i64)>,
+    /// What was settled of deliveries before.
+    before: Vec<Ids>,
+}
+
+impl Settling {
+    #[must_use]
+    pub fn new(first: Option<u32>) -> Self {
+        Self { first, ..Self::default() }
+    }
+
+    /// The number of an id; negative before the moment.
+    fn number(&self, id: u32) -> i64 {
+        let first = self.first.unwrap_or(id);
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_possible_wrap)]
+        let ahead = id.wrapping_sub(first.wrapping_add(self.next as u32)) as i32;
+        self.next + i64::from(ahead)
+    }
+
+    fn id(&self, number: i64) -> u32 {
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+        self.first.unwrap_or(0).wrapping_add(number as u32)
+    }
+
+    /// Whether deliveries from an id on may be added: they follow all others, and there is room.
+    #[must_use]
+    pub fn takes(&self, id: u32) -> bool {
+        self.number(id) >= self.next && self.unsettled.len() + self.before.len() < MAX_RANGES
+    }
+
+    /// Add deliveries, of which some ascending ranges are not settled; `takes` has said that they follow.
+    pub fn add(&mut self, (first, last): Ids, unsettled: &[Ids]) {
+        self.first.get_or_insert(first);
+        for &(first, last) in unsettled {
+            let span = i64::from(last.wrapping_sub(first));
+            let first = self.number(first);
+            let last = first + span;
+            match self.unsettled.last_mut() {
+                Some(before) if before.1 + 1 == first => before.1 = last,
+                _ => self.unsettled.push((first, last)),
+            }
+        }
+        self.next = self.number(last) + 1;
+    }
+
+    /// Settle deliveries, as far as there are any; less than half of all numbers.
+    pub fn settle(&mut self, (first, last): Ids) {
+        if self.first.is_none() {
+            return;
+        }
+        let low = self.number(first);
+        if low < 0 {
+            self.settle_before((first, last));
+        }
+        let high = low + i64::from(last.wrapping_sub(first));
+        let begin = self.unsettled.partition_point(|range| range.1 < low);
+        let end = self.unsettled.partition_point(|range| range.0 <= high);
+        if begin >= end {
+            return;
+        }
+        let (lowest, highest) = (self.unsettled[begin].0, self.unsettled[end - 1].1);
+        let kept = [(lowest, low - 1), (high + 1, highest)].into_iter().filter(|(first, last)| first <= last);
+        self.unsettled.splice(begin..end, kept);
+    }
+
+    /// Note what concerns deliveries before the moment; those behind it are left out by who looks there.
+    fn settle_before(&mut self, ids: Ids) {
+        match self.before.last_mut() {
+            Some(last) if last.1.wrapping_add(1) == ids.0 => last.1 = ids.1,
+            Some(last) if *last == ids => {}
+            _ => self.before.push(ids),
+        }
+    }
+
+    /// What was settled of deliveries before the moment, what is not settled of those since, and the last of these; None
+    /// if nothing has happened. From here on it is another moment.
+    pub fn take(&mut self) -> Option<(Vec<Ids>, Vec<Ids>, Option<u32>)> {
+        if self.next == 0 && self.before.is_empty() {
+            return None;
+        }
+        let last = (self.next > 0).then(|| self.id(self.next - 1));
+        let unsettled = self.unsettled.iter().map(|&(first, last)| (self.id(first), self.id(last))).collect();
+        let now = Self::new(last.map_or(self.first, |last| Some(last.wrapping_add(1))));
+        Some((std::mem::replace(self, now).before, unsettled, last))
+    }
+}

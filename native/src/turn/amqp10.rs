@@ -1,0 +1,556 @@
+//! Reads both streams of an AMQP 1.0 connection: transfers of plain links, dispositions, flows, and empty frames.
+//!
+//! What the session knows of a link or of a session is asked for when the first frame for it comes. What came is summed
+//! here until the session needs to know: for flows, which it answers itself, and when the connection leaves.
+
+use std::collections::HashMap;
+
+use pyo3::exceptions::{PyIndexError, PyKeyboardInterrupt};
+use pyo3::prelude::*;
+use pyo3::types::PyBool;
+use pyo3::{PyTraverseError, PyVisit};
+use sluice_native_core::amqp10::{self, Difference, Ids, Moved, Numbers, Settling, Taken};
+
+use crate::links::{flowed, Flowed, Links};
+use crate::resources::Resources;
+use crate::runs::{Asker, Runs};
+use crate::turn::judge::Judge;
+use crate::turn::{Context, Lent, Next, Out, Reading, BROKER, CLIENT, MAX_KEPT_BYTES};
+
+/// Bounds the lists of what one scan took.
+const MAX_RUNS: usize = 4096;
+
+/// Channel and handle, as the peer counts that uses them.
+type Key = (u16, u32);
+
+struct Link {
+    /// `proxy.protocols.amqp10.links.Link`.
+    python: Py<PyAny>,
+    /// What its messages are counted for, if for anything.
+    asker: Option<Asker>,
+    /// For how many deliveries its sender is known to have credit.
+    known: u64,
+    /// How many may come before more credit is asked for.
+    left: u64,
+    /// How many have come that it was not told of.
+    deliveries: u32,
+    /// Called with how many deliveries were admitted, if each is decided; false if the link has something to do.
+    admitted: Option<Py<PyAny>>,
+}
+
+impl Link {
+    fn allow(&mut self, (known, left): Allowance) {
+        (self.known, self.left) = (known.unwrap_or(u64::MAX), left.unwrap_or(u64::MAX));
+    }
+
+    /// Count deliveries; true if it has something to do then.
+    fn pass(&mut self, deliveries: u32) -> bool {
+        self.deliveries += deliveries;
+        let deliveries = u64::from(deliveries);
+        let is_over = self.left < deliveries;
+        for bound in [&mut self.known, &mut self.left].into_iter().filter(|bound| **bound != u64::MAX) {
+            *bound = bound.saturating_sub(deliveries);
+        }
+        is_over
+    }
+}
+
+/// How many deliveries `Link.allowance` allows: `known` and `left`; None is any number.
+type Allowance = (Option<u64>, Option<u64>);
+
+struct Session {
+    /// `proxy.protocols.amqp10.conversation.Conversation`.
+    python: Py<PyAny>,
+    /// By which numbers each peer counts deliveries, if not both by the same.
+    numbers: Option<[Numbers; 2]>,
+    /// Transfers of each peer that it was not told of.
+    transfers: [u32; 2],
+    /// Of the client's deliveries.
+    settling: Settling,
+}
+
+/// The delivery of the client whose settlement is awaited.
+struct Timed {
+    session: Py<PyAny>,
+    id: u32,
+    since_ns: i64,
+    is_settled: bool,
+}
+
+struct Amqp10 {
+    judge: Judge,
+    /// `proxy.protocols.amqp10.lent.LentConnection`.
+    python: Py<PyAny>,
+    /// By the peer that sends.
+    scans: [Py<Links>; 2],
+    links: [HashMap<Key, Link>; 2],
+    /// By the peer that receives: how the sender calls the link.
+    received: [HashMap<Key, Key>; 2],
+    sessions: Vec<Session>,
+    channels: [HashMap<u16, usize>; 2],
+    /// Links that have something to do once the chunk is read.
+    asking: Vec<Key>,
+    timed: Option<Timed>,
+    /// Of the client.
+    frames: u64,
+    heard: [bool; 2],
+    written: [bool; 2],
+    /// Something was taken; the first that came was not.
+    took: bool,
+    is_foreign: bool,
+}
+
+/// What `link` returns.
+type KnownLink = (Py<PyAny>, Vec<(String, String)>, Allowance, Option<Py<PyAny>>, Option<Key>);
+/// What `session` returns: of each peer the channel, and by how much its numbers are higher, from which on, and from
+/// which of the other's numbers on.
+type KnownSession = (Py<PyAny>, [u16; 2], Option<u32>, Option<[(Option<u32>, Option<u32>, u32); 2]>);
+/// What `came` returns, and `flows`: how many requests for credit were granted; what links are allowed now, by sender;
+/// frames for each peer; and whether the connection stays.
+type Answered = (u32, Vec<(usize, Key, Allowance)>, [Vec<u8>; 2], bool);
+/// Also the fields that change, by flow; None if they are for Python, and nothing else is to be written.
+type FlowsAnswered = (Option<Vec<Vec<(usize, Vec<u8>)>>>, Answered);
+/// What `take` is given, beside whom was heard, and written to: links and their deliveries; sessions, transfers, and
+/// what `Settling::take` returns; and which delivery is timed, since when, and whether it is settled.
+type Came = Vec<(Py<PyAny>, u32)>;
+type Settled = Vec<(Py<PyAny>, [u32; 2], Vec<Ids>, Vec<Ids>, Option<u32>)>;
+type TimedState = Option<(Py<PyAny>, u32, i64, bool)>;
+
+/// The deliveries of one link.
+struct Run<'a> {
+    moved: &'a Moved,
+    asker: &'a Asker,
+    resources: &'a Py<Resources>,
+}
+
+impl Runs for Run<'_> {
+    fn runs(&self) -> usize {
+        1
+    }
+
+    fn asker_of(&self, run: usize) -> PyResult<&Asker> {
+        (run == 0).then_some(self.asker).ok_or_else(|| PyIndexError::new_err("no such run"))
+    }
+
+    fn sums(&self, _: usize) -> Option<(u32, u64, u64)> {
+        Some((self.moved.deliveries, self.moved.bytes, self.moved.last_bytes))
+    }
+
+    fn requests(&self) -> usize {
+        self.moved.deliveries as usize
+    }
+
+    fn run_at(&self, _: usize) -> usize {
+        0
+    }
+
+    fn resources(&self) -> &Py<Resources> {
+        self.resources
+    }
+}
+
+impl Amqp10 {
+    /// Whether bytes are at most the beginning of a frame that may be plain.
+    fn is_begun(&self, py: Python<'_>, side: usize, bytes: &[u8]) -> bool {
+        self.scans[side].borrow(py).0.is_begun(bytes, MAX_KEPT_BYTES)
+    }
+
+    /// Whether a link is known, or can be learnt.
+    fn knows_link(&mut self, py: Python<'_>, side: usize, key: Key) -> PyResult<bool> {
+        if self.links[side].contains_key(&key) {
+            return Ok(true);
+        }
+        let known: Option<KnownLink> = self.python.call_method1(py, "link", (side, key.0, key.1))?.extract(py)?;
+        let Some((python, names, allowance, admitted, receiver)) = known else { return Ok(false) };
+        let asker = Asker::of(py, &self.judge.resources, &names)?;
+        if let Some(receiver) = receiver {
+            self.received[1 - side].insert(receiver, key);
+        }
+        let mut link = Link { python, asker, known: 0, left: 0, deliveries: 0, admitted };
+        link.allow(allowance);
+        self.links[side].insert(key, link);
+        Ok(true)
+    }
+
+    /// The place of a session, if that is known or can be learnt.
+    fn session(&mut self, py: Python<'_>, side: usize, channel: u16) -> PyResult<Option<usize>> {
+        if let Some(place) = self.channels[side].get(&channel) {
+            return Ok(Some(*place));
+        }
+        let known: Option<KnownSession> = self.python.call_method1(py, "session", (side, channel))?.extract(py)?;
+        let Some((python, channels, first, differences)) = known else { return Ok(None) };
+        let numbers = differences.map(|of| {
+            [CLIENT, BROKER].map(|side| {
+                let (own, other) = (of[side], of[1 - side]);
+                let sent = Difference { from: own.0, by: own.2 };
+                Numbers { channel: channels[side], sent, received: Difference { from: other.1, by: other.2 } }
+            })
+        });
+        let place = self.sessions.len();
+        self.sessions.push(Session { python, numbers, transfers: [0; 2], settling: Settling::new(first) });
+        for (of_peer, channel) in self.channels.iter_mut().zip(channels) {
+            of_peer.insert(channel, place);
+        }
+        Ok(Some(place))
+    }
+
+    /// Whether all that was taken is of links and sessions that are known, and none of it exceeds what they take.
+    ///
+    /// Links ask for more credit behind all that is read: here only if nothing else follows.
+    fn knows(&mut self, py: Python<'_>, side: usize, chunk: &[u8], taken: &Taken) -> PyResult<bool> {
+        let is_last = taken.flows.is_empty() && self.is_begun(py, side, &chunk[taken.stop..]);
+        for moved in &taken.moved {
+            let key = (moved.channel, moved.handle);
+            if !self.knows_link(py, side, key)? {
+                return Ok(false);
+            }
+            let (link, deliveries) = (&self.links[side][&key], u64::from(moved.deliveries));
+            if link.known < deliveries || (link.left < deliveries && !is_last) {
+                return Ok(false);
+            }
+        }
+        for begun in &taken.begun {
+            let Some(place) = self.session(py, side, begun.channel)? else { return Ok(false) };
+            if side == CLIENT && !self.sessions[place].settling.takes(begun.ids.0) {
+                return Ok(false);
+            }
+        }
+        let others = taken.disposed.iter().map(|disposed| disposed.channel);
+        for channel in others.chain(taken.flows.iter().map(|flow| flow.channel)) {
+            if self.session(py, side, channel)?.is_none() {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Take frames up to `stop`: those before the flows. False if they are for Python, and nothing has happened.
+    #[allow(clippy::too_many_arguments)]
+    fn take(
+        &mut self,
+        py: Python<'_>,
+        side: usize,
+        chunk: &[u8],
+        (start, stop): (usize, usize),
+        taken: &Taken,
+        context: &mut Context<'_>,
+        out: &mut Out,
+    ) -> PyResult<bool> {
+        if !self.knows(py, side, chunk, taken)? {
+            return Ok(false);
+        }
+        let from = out.own.len();
+        let numbers = self.numbers(side, taken);
+        if !numbers.is_empty() {
+            let most_bytes = self.scans[side].borrow(py).0.most_frame_bytes;
+            if amqp10::renumber(chunk, start, stop, &numbers, most_bytes, &mut out.own) < stop {
+                out.own.truncate(from);
+                return Ok(false);
+            }
+        }
+        if !self.admits(py, side, taken, context)? {
+            out.own.truncate(from);
+            return Ok(false);
+        }
+        if numbers.is_empty() {
+            out.pass(1 - side, start..stop);
+        } else {
+            out.say(1 - side, from);
+        }
+        context.report.frames[side] += taken.before_flows as u64;
+        self.frames += if side == CLIENT { taken.before_flows as u64 } else { 0 };
+        self.settle(py, side, taken, context.now_ns);
+        self.count(py, side, taken, context)?;
+        Ok(true)
+    }
+
+    /// The numbers of those sessions whose frames are written with others.
+    fn numbers(&self, side: usize, taken: &Taken) -> Vec<Numbers> {
+        let begun = taken.begun.iter().map(|begun| begun.channel);
+        let channels = begun.chain(taken.disposed.iter().map(|disposed| disposed.channel));
+        let places = channels.filter_map(|channel| self.channels[side].get(&channel));
+        let mut numbers: Vec<Numbers> = places.filter_map(|place| Some(self.sessions[*place].numbers?[side])).collect();
+        numbers.sort_unstable_by_key(|numbers| numbers.channel);
+        numbers.dedup_by_key(|numbers| numbers.channel);
+        numbers
+    }
+
+    /// Whether the limits admit all deliveries that are to be decided; then they are charged.
+    fn admits(&self, py: Python<'_>, side: usize, taken: &Taken, context: &Context<'_>) -> PyResult<bool> {
+        let Some(moved) = taken.moved.first().filter(|_| taken.decides) else { return Ok(true) };
+        let link = &self.links[side][&(moved.channel, moved.handle)];
+        let Some(asker) = link.asker.as_ref().filter(|_| link.admitted.is_some()) else { return Ok(false) };
+        match self.judge.admit(py, &Run { moved, asker, resources: &self.judge.resources }, 0, context) {
+            // A limiter that fails does so again, and is bypassed then.
+            Err(error) if !error.is_instance_of::<PyKeyboardInterrupt>(py) => Ok(false),
+            admitted => admitted,
+        }
+    }
+
+    /// Sum the transfers, and what was settled.
+    fn settle(&mut self, py: Python<'_>, side: usize, taken: &Taken, now_ns: i64) {
+        for begun in &taken.begun {
+            let session = &mut self.sessions[self.channels[side][&begun.channel]];
+            session.transfers[side] += begun.ids.1.wrapping_sub(begun.ids.0) + 1;
+            if side != CLIENT {
+                continue;
+            }
+            session.settling.add(begun.ids, &begun.unsettled);
+            // As the session does, which decides one after the other.
+            let (first, last) = (begun.unsettled.first(), begun.unsettled.last());
+            let timed = if taken.decides { first.map(|ids| ids.0) } else { last.map(|ids| ids.1) };
+            if let (None, Some(id)) = (&self.timed, timed) {
+                let session = session.python.clone_ref(py);
+                self.timed = Some(Timed { session, id, since_ns: now_ns, is_settled: false });
+            }
+        }
+        // The broker's deliveries are not counted.
+        let of_client = |disposed: &&amqp10::Disposed| disposed.is_settled && disposed.is_receiver == (side == BROKER);
+        for disposed in taken.disposed.iter().filter(of_client) {
+            let session = &mut self.sessions[self.channels[side][&disposed.channel]];
+            let by = if disposed.is_receiver { session.numbers.map_or(0, |of| of[side].received.by) } else { 0 };
+            let (first, last) = (disposed.ids.0.wrapping_add(by), disposed.ids.1.wrapping_add(by));
+            session.settling.settle((first, last));
+            if let Some(timed) = self.timed.as_mut().filter(|timed| timed.session.is(&session.python)) {
+                timed.is_settled |= timed.id.wrapping_sub(first) <= last.wrapping_sub(first);
+            }
+        }
+    }
+
+    fn count(&mut self, py: Python<'_>, side: usize, taken: &Taken, context: &mut Context<'_>) -> PyResult<()> {
+        for moved in &taken.moved {
+            let key = (moved.channel, moved.handle);
+            let Some(link) = self.links[side].get_mut(&key) else { continue };
+            let mut asks = link.pass(moved.deliveries);
+            if let Some(asker) = &link.asker {
+                let run = Run { moved, asker, resources: &self.judge.resources };
+                self.judge.count(py, &run, 0, context, false)?;
+            }
+            if let Some(admitted) = &link.admitted {
+                asks |= !admitted.call1(py, (moved.deliveries,))?.extract::<bool>(py)?;
+            }
+            if asks && !self.asking.contains(&key) {
+                self.asking.push(key);
+            }
+        }
+        Ok(())
+    }
+
+    /// Have links ask for more credit; false if the connection leaves.
+    fn ask(
+        &mut self,
+        py: Python<'_>,
+        side: usize,
+        context: &Context<'_>,
+        out: &mut Out,
+        decided: &mut u32,
+    ) -> PyResult<bool> {
+        let mut came: Vec<(Py<PyAny>, u32, [u32; 2])> = Vec::new();
+        for key in std::mem::take(&mut self.asking) {
+            let place = self.channels[side].get(&key.0);
+            if let (Some(link), Some(place)) = (self.links[side].get_mut(&key), place) {
+                let transfers = std::mem::take(&mut self.sessions[*place].transfers);
+                came.push((link.python.clone_ref(py), std::mem::take(&mut link.deliveries), transfers));
+            }
+        }
+        if came.is_empty() {
+            return Ok(true);
+        }
+        let answered = self.python.call_method1(py, "came", (came, context.now_ns))?;
+        Ok(self.answer(answered.extract(py)?, out, decided))
+    }
+
+    fn answer(&mut self, (granted, allowed, own, stays): Answered, out: &mut Out, decided: &mut u32) -> bool {
+        *decided += granted;
+        for (side, key, allowance) in allowed {
+            if let Some(link) = self.links[side].get_mut(&key) {
+                link.allow(allowance);
+            }
+        }
+        for (to, own) in own.iter().enumerate() {
+            let from = out.own.len();
+            out.own.extend_from_slice(own);
+            out.say(to, from);
+        }
+        stays
+    }
+
+    /// Have the session answer the flows, and write them; whether the connection stays, or None if they are for Python.
+    #[allow(clippy::too_many_arguments)]
+    fn flows(
+        &mut self,
+        py: Python<'_>,
+        side: usize,
+        chunk: &[u8],
+        taken: &Taken,
+        context: &mut Context<'_>,
+        out: &mut Out,
+        decided: &mut u32,
+    ) -> PyResult<Option<bool>> {
+        let mut flows: Vec<(Flowed, [u32; 2], u32)> = Vec::with_capacity(taken.flows.len());
+        for flow in &taken.flows {
+            let Some(place) = self.channels[side].get(&flow.channel) else { return Ok(None) };
+            let transfers = std::mem::take(&mut self.sessions[*place].transfers);
+            let key = flow.handle.map(|handle| (flow.channel, handle));
+            let sent = key.and_then(|key| self.received[side].get(&key));
+            let link = match sent {
+                Some(key) => self.links[1 - side].get_mut(key),
+                None => key.and_then(|key| self.links[side].get_mut(&key)),
+            };
+            flows.push((flowed(flow), transfers, link.map_or(0, |link| std::mem::take(&mut link.deliveries))));
+        }
+        let answered = self.python.call_method1(py, "flows", (side, flows, context.now_ns))?;
+        let (changes, answered): FlowsAnswered = answered.extract(py)?;
+        let Some(changes) = changes else {
+            *decided += answered.0;
+            return Ok(None);
+        };
+        let frames = (taken.frames - taken.before_flows) as u64;
+        context.report.frames[side] += frames;
+        self.frames += if side == CLIENT { frames } else { 0 };
+        let mut at = taken.flows.first().map_or(taken.stop, |flow| flow.start);
+        for (flow, changes) in taken.flows.iter().zip(&changes) {
+            let changes: Vec<(usize, &[u8])> = changes.iter().map(|(number, raw)| (*number, &raw[..])).collect();
+            let written = (!changes.is_empty()).then(|| amqp10::reflow(&chunk[flow.start..flow.stop], &changes));
+            if let Some(written) = written.flatten() {
+                out.pass(1 - side, at..flow.start);
+                let from = out.own.len();
+                out.own.extend_from_slice(&written);
+                out.say(1 - side, from);
+                at = flow.stop;
+            }
+        }
+        out.pass(1 - side, at..taken.stop);
+        Ok(Some(self.answer(answered, out, decided)))
+    }
+
+    /// Tell the session all that came.
+    fn tell(&mut self, py: Python<'_>) -> PyResult<()> {
+        let mut links: Came = Vec::new();
+        for link in self.links.iter_mut().flat_map(HashMap::values_mut).filter(|link| link.deliveries > 0) {
+            links.push((link.python.clone_ref(py), std::mem::take(&mut link.deliveries)));
+        }
+        let mut sessions: Settled = Vec::new();
+        for session in &mut self.sessions {
+            let (transfers, settled) = (std::mem::take(&mut session.transfers), session.settling.take());
+            if settled.is_some() || transfers != [0; 2] {
+                let (before, unsettled, last) = settled.unwrap_or_default();
+                sessions.push((session.python.clone_ref(py), transfers, before, unsettled, last));
+            }
+        }
+        let of_timed = |timed: &Timed| (timed.session.clone_ref(py), timed.id, timed.since_ns, timed.is_settled);
+        let timed: TimedState = self.timed.as_ref().map(of_timed);
+        let heard = (std::mem::take(&mut self.heard), std::mem::take(&mut self.written));
+        self.python.call_method1(py, "take", (heard.0, heard.1, links, sessions, timed)).map(drop)
+    }
+}
+
+impl Reading for Amqp10 {
+    fn read(
+        &mut self,
+        py: Python<'_>,
+        side: usize,
+        chunk: &[u8],
+        context: &mut Context<'_>,
+        out: &mut Out,
+    ) -> PyResult<Next> {
+        if !self.judge.renew(py)? {
+            return Ok(Next::Leave(0));
+        }
+        self.heard[side] = true;
+        let mut at = 0;
+        let mut decided = 0;
+        let next = loop {
+            let taken = self.scans[side].borrow_mut(py).0.scan(chunk, at, MAX_RUNS, true);
+            if taken.frames == 0 {
+                break if self.is_begun(py, side, &chunk[at..]) { Next::Keep(at) } else { Next::Leave(at) };
+            }
+            let flows_at = taken.flows.first().map_or(taken.stop, |flow| flow.start);
+            if !self.take(py, side, chunk, (at, flows_at), &taken, context, out)? {
+                break Next::Leave(at);
+            }
+            decided += taken.moved.first().filter(|_| taken.decides).map_or(0, |moved| moved.deliveries);
+            at = taken.stop;
+            self.took = true;
+            if taken.flows.is_empty() {
+                continue;
+            }
+            match self.flows(py, side, chunk, &taken, context, out, &mut decided)? {
+                None => break Next::Leave(flows_at),
+                Some(false) => break Next::Leave(at),
+                Some(true) => {}
+            }
+        };
+        let next = match next {
+            Next::Keep(at) if self.ask(py, side, context, out, &mut decided)? => Next::Keep(at),
+            // What is left is read first, by the session.
+            Next::Keep(at) | Next::Leave(at) => Next::Leave(at),
+        };
+        self.is_foreign |= !self.took && matches!(next, Next::Leave(_));
+        self.written[1 - side] |= !out.to[1 - side].is_empty();
+        // The session looks at it behind the rest of the chunk.
+        let is_over = !matches!(next, Next::Leave(at) if at < chunk.len());
+        if let Some(timed) = self.timed.take_if(|timed| is_over && timed.is_settled) {
+            if side == BROKER {
+                context.report.round_trips.push(context.now_ns - timed.since_ns);
+            }
+        }
+        if decided > 0 {
+            context.report.processing.push((context.clock_ns(py)? - context.now_ns, decided));
+        }
+        Ok(next)
+    }
+
+    fn take_counts(&mut self, py: Python<'_>) -> PyResult<(u64, u64)> {
+        self.tell(py)?;
+        Ok((std::mem::take(&mut self.frames), 0))
+    }
+
+    fn give_back(&mut self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        self.tell(py)?;
+        Ok(PyBool::new(py, self.is_foreign).to_owned().into_any().unbind())
+    }
+
+    fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
+        self.judge.traverse(visit)?;
+        visit.call(&self.python)?;
+        for link in self.links.iter().flat_map(HashMap::values) {
+            visit.call(&link.python)?;
+            visit.call(&link.admitted)?;
+        }
+        self.sessions.iter().try_for_each(|session| visit.call(&session.python))?;
+        self.timed.iter().try_for_each(|timed| visit.call(&timed.session))
+    }
+}
+
+/// Lend a connection of AMQP 1.0.
+///
+/// # Errors
+/// Those of Python.
+#[pyfunction]
+#[allow(clippy::needless_pass_by_value)]
+pub fn lend_amqp10(
+    judge: &Bound<'_, PyAny>,
+    session: Py<PyAny>,
+    scans: [Py<Links>; 2],
+    timed: TimedState,
+    kept: [Vec<u8>; 2],
+) -> PyResult<Lent> {
+    let reading = Box::new(Amqp10 {
+        judge: Judge::new(judge)?,
+        python: session,
+        scans,
+        links: Default::default(),
+        received: Default::default(),
+        sessions: Vec::new(),
+        channels: Default::default(),
+        asking: Vec::new(),
+        timed: timed.map(|(session, id, since_ns, is_settled)| Timed { session, id, since_ns, is_settled }),
+        frames: 0,
+        heard: [false; 2],
+        written: [false; 2],
+        took: false,
+        is_foreign: false,
+    });
+    Ok(Lent::new(reading, kept))
+}

@@ -1,0 +1,241 @@
+"""A connection that is lent, as the compiled part sees it: what it asks of links and sessions, and tells them.
+
+The compiled part reads transfers and dispositions by itself, and sums them until they matter here. It asks for each
+link how many deliveries may come before that has something to do. Flows are answered here, as they grant credit, or
+have more of it asked for. Peers are numbers: the client is 0.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+from limiter.compiled import COMPILED
+from limiter.rules.resource import Resource
+from proxy.deciding.batch import Side
+from proxy.deciding.judge import Judge
+from proxy.protocols.amqp10.conversation import Conversation, translate_flow
+from proxy.protocols.amqp10.credit import wrapped
+from proxy.protocols.amqp10.links import Link, Shared
+from proxy.protocols.amqp10.parts import SessionPart
+from proxy.protocols.base import Buffer
+
+if TYPE_CHECKING:
+    from sluice_native import Lent
+
+_SIDES: Final = tuple(Side)
+_MAX_RESOURCES: Final = 2  # of a link that the compiled part counts
+
+Fields = tuple[int, int, int, Sequence[int | None], bool]
+"""Those of ``scanning.Flowed``."""
+Difference = tuple[int | None, int | None, int]
+"""As ``Renumbering.latest`` returns it."""
+Ranges = Sequence[tuple[int, int]]
+Allowance = tuple[int | None, int | None]
+"""As ``Link.allowance`` returns it."""
+Answered = tuple[int, Sequence[tuple[int, tuple[int, int], Allowance]], tuple[bytes, bytes], bool]
+"""How many requests for credit were granted; what links are allowed now, by sender, and channel and handle there;
+frames for each peer; and whether all is plain still.
+"""
+
+
+class LentConnection:
+    """One connection.
+
+    Args:
+        shared: of its links.
+        channels: its sessions, by peer and channel.
+        tell: has the flows of Sluice's own written that links and sessions want.
+        take: hands out what is written for a peer.
+    """
+
+    def __init__(
+        self,
+        shared: Shared,
+        channels: Mapping[Side, Mapping[int, Conversation]],
+        tell: Callable[[], None],
+        take: Callable[[Side], Sequence[Buffer]],
+    ) -> None:
+        self._shared = shared
+        self._channels = channels
+        self._tell, self._take = tell, take
+        self._judge: Judge | None = None
+        self.heard: set[Side] = set()
+        self.written: set[Side] = set()
+
+    def lend(self, judge: Judge, beginnings: tuple[bytes, bytes]) -> "Lent":
+        """Return the compiled reading of both streams; ``beginnings`` are incomplete frames."""
+        assert COMPILED is not None  # noqa: S101 - as there are scanners
+        self._judge = judge
+        shared, timed = self._shared, None
+        if shared.timed is not None:
+            ids, since_ns = shared.timed
+            sessions = self._channels[Side.CLIENT].values()
+            session = next((each for each in sessions if each.halves[Side.CLIENT].ids is ids), None)
+            if session is not None and ids.watched is not None:
+                timed = session, wrapped(ids.watched), since_ns, False
+        scans = [shared.scanners[side].frames for side in _SIDES]
+        lent: Lent = COMPILED.lend_amqp10(judge, self, scans, timed, beginnings)
+        return lent
+
+    def link(
+        self, side: int, channel: int, handle: int
+    ) -> tuple[Link, Sequence[Resource], Allowance, Callable[[int], bool] | None, tuple[int, int] | None] | None:
+        """Return what is to be known of a link that a peer sends on; None: its transfers are read here.
+
+        Returns:
+            The link; what its messages are counted for; how many may come, as ``Link.allowance`` says; what is told of
+            those that were decided, if all are; and its channel and handle at the receiver.
+        """
+        sender = _SIDES[side]
+        session = self._channels[sender].get(channel)
+        link = None if session is None else session.halves[sender].handles.get(handle)
+        if session is None or link is None or link.sender is not sender or len(link.resources) > _MAX_RESOURCES:
+            return None
+        allowance = link.allowance()
+        if allowance is None:
+            return None
+        receiver = session.halves[sender.other].channel, link.handles[sender.other]
+        known = None if receiver[0] is None or receiver[1] is None else (receiver[0], receiver[1])
+        return link, link.resources, allowance, link.admitted if link.decides else None, known
+
+    def session(
+        self, side: int, channel: int
+    ) -> tuple[Conversation, tuple[int, int], int | None, Sequence[Difference] | None] | None:
+        """Return what is to be known of a session; None: its frames are read here.
+
+        Returns:
+            The session; its channels; the client's next delivery-id, if that is known; and the differences of both
+            halves, if there are any.
+        """
+        session = self._channels[_SIDES[side]].get(channel)
+        if session is None or any(half.ended for half in session.halves.values()):
+            return None
+        client, broker = (session.halves[each] for each in _SIDES)
+        if client.channel is None or broker.channel is None:
+            return None
+        differences = None if session.counts_alike else (client.ids.latest(), broker.ids.latest())
+        return session, (client.channel, broker.channel), client.ids.next_id, differences
+
+    def flows(
+        self, side: int, flows: Sequence[tuple[Fields, tuple[int, int], int]], now_ns: int
+    ) -> tuple[Sequence[Sequence[tuple[int, bytes]]] | None, Answered]:
+        """Take flows of a peer, and ask for the credit that they give.
+
+        Args:
+            side: the peer.
+            flows: with each the transfers of its session, by peer, and the deliveries of its link, that came before.
+            now_ns: the time.
+
+        Returns:
+            How the fields change, by flow, or None if the session has to read them again, as some credit must wait; and
+            what follows.
+        """
+        peer, shared = _SIDES[side], self._shared
+        shared.now_ns = now_ns
+        said: list[tuple[Conversation, Link | None, Fields]] = []
+        for flow, transfers, deliveries in flows:
+            session = self._channels[peer][flow[0]]
+            _came(session, transfers)
+            handle = flow[3][4]
+            link = None if handle is None else session.halves[peer].handles.get(handle)
+            if link is not None and deliveries:
+                link.passed(deliveries)
+            said.append((session, link, flow))
+        links = [link for _, link, _ in said if link is not None]
+        for _, link, (*_, numbers, drains) in said:
+            if link is not None and link.sender is not peer:
+                link.flow_of_receiver(numbers[5], numbers[6], drains)
+        if shared.due:
+            shared.charge_due()
+        granted = 0 if shared.turning or shared.starved or shared.charges else self._grant(now_ns)
+        if shared.to_ask or shared.turning or shared.starved or shared.charges:
+            # What was granted is told when they are read again.
+            shared.to_tell.clear()
+            return None, (granted, (), (b"", b""), False)
+        changes = [
+            list(translate_flow(session, peer, link, numbers, drains=drains).items())
+            for session, link, (*_, numbers, drains) in said
+        ]
+        return changes, self._answer(links, granted)
+
+    def came(self, links: Sequence[tuple[Link, int, tuple[int, int]]], now_ns: int) -> Answered:
+        """Take the deliveries of links that have something to do, and the transfers of their sessions, by peer."""
+        self._shared.now_ns = now_ns
+        for link, deliveries, transfers in links:
+            _came(link.session, transfers)
+            link.passed(deliveries, asks=True)
+        if self._shared.due:
+            self._shared.charge_due()
+        return self._answer([link for link, *_ in links], self._grant(now_ns))
+
+    def _grant(self, now_ns: int) -> int:
+        """Ask for credit until some must wait. Return how many requests were granted."""
+        shared, judge, granted = self._shared, self._judge, 0
+        assert judge is not None  # noqa: S101 - as it is lent
+        for link in list(shared.to_ask):
+            request = link.ask()
+            if request is not None and not judge.grant(now_ns, request):
+                link.request = None
+                break
+            del shared.to_ask[link]
+            if request is not None:
+                granted += 1
+                link.grant(request, request.most)
+        return granted
+
+    def _answer(self, links: Sequence[Link], granted: int) -> Answered:
+        self._tell()
+        allowed = []
+        for link in links:
+            channel, handle = link.session.halves[link.sender].channel, link.handles[link.sender]
+            if channel is not None and handle is not None:
+                allowed.append((_SIDES.index(link.sender), (channel, handle), link.allowance() or (0, 0)))
+        client, broker = (b"".join(self._take(side)) for side in _SIDES)
+        return granted, allowed, (client, broker), self._shared.is_quiet
+
+    def take(
+        self,
+        heard: tuple[bool, bool],
+        written: tuple[bool, bool],
+        links: Sequence[tuple[Link, int]],
+        sessions: Sequence[tuple[Conversation, tuple[int, int], Ranges, Ranges, int | None]],
+        timed: tuple[Conversation, int, int, bool] | None,
+    ) -> None:
+        """Take what came so far.
+
+        Args:
+            heard: by peer, whether it said something.
+            written: likewise, whether something was written to it.
+            links: with their deliveries.
+            sessions: with transfers by peer; and of the client's deliveries, those settled of earlier ones, those not
+                settled of later ones, and the last of them.
+            timed: the delivery whose settlement is awaited, since when, and whether it has come.
+        """
+        self.heard |= {side for side, is_so in zip(_SIDES, heard, strict=True) if is_so}
+        self.written |= {side for side, is_so in zip(_SIDES, written, strict=True) if is_so}
+        for link, deliveries in links:
+            link.passed(deliveries)
+        for session, transfers, settled, unsettled, last in sessions:
+            _came(session, transfers)
+            ids = session.halves[Side.CLIENT].ids
+            for each in settled:
+                ids.settled(*each)
+            for first, last_of_range in unsettled:
+                ids.came(first, wrapped(last_of_range - first + 1))
+            if last is not None:
+                ids.reached(last)
+        shared = self._shared
+        if shared.timed is not None:
+            shared.timed[0].watched = None
+            shared.timed = None
+        if timed is not None:
+            session, number, since_ns, is_settled = timed
+            ids = session.halves[Side.CLIENT].ids
+            ids.watch(number)
+            if is_settled:
+                ids.watched, ids.answered = None, True
+            shared.timed = ids, since_ns
+
+
+def _came(session: SessionPart[Link], transfers: tuple[int, int]) -> None:
+    for side, count in zip(_SIDES, transfers, strict=True):
+        session.halves[side].transfers.came(count)
