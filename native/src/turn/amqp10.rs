@@ -90,6 +90,8 @@ struct Amqp10 {
     channels: [HashMap<u16, usize>; 2],
     /// Links that have something to do once the chunk is read.
     asking: Vec<Key>,
+    /// The session's own frames for each peer, which come behind all of the chunk.
+    own: [Vec<u8>; 2],
     timed: Option<Timed>,
     /// Of the client.
     frames: u64,
@@ -337,14 +339,7 @@ impl Amqp10 {
     }
 
     /// Have links ask for more credit; false if the connection leaves.
-    fn ask(
-        &mut self,
-        py: Python<'_>,
-        side: usize,
-        context: &Context<'_>,
-        out: &mut Out,
-        decided: &mut u32,
-    ) -> PyResult<bool> {
+    fn ask(&mut self, py: Python<'_>, side: usize, context: &Context<'_>, decided: &mut u32) -> PyResult<bool> {
         let mut came: Vec<(Py<PyAny>, u32, [u32; 2])> = Vec::new();
         for key in std::mem::take(&mut self.asking) {
             let place = self.channels[side].get(&key.0);
@@ -357,10 +352,10 @@ impl Amqp10 {
             return Ok(true);
         }
         let answered = self.python.call_method1(py, "came", (came, context.now_ns))?;
-        Ok(self.answer(answered.extract(py)?, out, decided))
+        Ok(self.answer(answered.extract(py)?, decided))
     }
 
-    fn answer(&mut self, (granted, allowed, own, stays): Answered, out: &mut Out, decided: &mut u32) -> bool {
+    fn answer(&mut self, (granted, allowed, own, stays): Answered, decided: &mut u32) -> bool {
         *decided += granted;
         for (side, key, allowance) in allowed {
             if let Some(link) = self.links[side].get_mut(&key) {
@@ -368,9 +363,7 @@ impl Amqp10 {
             }
         }
         for (to, own) in own.iter().enumerate() {
-            let from = out.own.len();
-            out.own.extend_from_slice(own);
-            out.say(to, from);
+            self.own[to].extend_from_slice(own);
         }
         stays
     }
@@ -421,7 +414,7 @@ impl Amqp10 {
             }
         }
         out.pass(1 - side, at..taken.stop);
-        Ok(Some(self.answer(answered, out, decided)))
+        Ok(Some(self.answer(answered, decided)))
     }
 
     /// Tell the session all that came.
@@ -482,10 +475,15 @@ impl Reading for Amqp10 {
             }
         };
         let next = match next {
-            Next::Keep(at) if self.ask(py, side, context, out, &mut decided)? => Next::Keep(at),
+            Next::Keep(at) if self.ask(py, side, context, &mut decided)? => Next::Keep(at),
             // What is left is read first, by the session.
             Next::Keep(at) | Next::Leave(at) => Next::Leave(at),
         };
+        for to in [CLIENT, BROKER] {
+            let from = out.own.len();
+            out.own.append(&mut self.own[to]);
+            out.say(to, from);
+        }
         self.is_foreign |= !self.took && matches!(next, Next::Leave(_));
         self.written[1 - side] |= !out.to[1 - side].is_empty();
         // The session looks at it behind the rest of the chunk.
@@ -545,6 +543,7 @@ pub fn lend_amqp10(
         sessions: Vec::new(),
         channels: Default::default(),
         asking: Vec::new(),
+        own: Default::default(),
         timed: timed.map(|(session, id, since_ns, is_settled)| Timed { session, id, since_ns, is_settled }),
         frames: 0,
         heard: [false; 2],
