@@ -336,8 +336,8 @@ def lend_amqp091(
         kept: by peer, the beginning of a frame, behind which the rest comes.
 
     Returns:
-        What reads it. It returns by peer whether something of it was read, whether something was written to it, how
-        much of its open contents is still to come, by channel, and ``cuts``; the channels of which the client's open
+        What reads it. It returns by peer how often it was read, whether something was written to it, how much of its
+        open contents is still to come, by channel, and ``cuts``; the channels of which the client's open
         content is refused; whether something was published; ``timed``; and own answers that wait, by channel.
     """
 

@@ -59,7 +59,7 @@ impl Channels {
         }
     }
 
-    /// Find what the keys are for that a scan met for the first time; comes right behind it.
+    /// Find the targets of the keys that a scan met for the first time. Comes right behind the scan.
     ///
     /// # Errors
     /// Those of Python.

@@ -1,5 +1,5 @@
-//! Reads both streams of an AMQP 0.9.1 connection: plain publishes and their confirms, deliveries, what consumers
-//! settle, and heartbeats.
+//! Reads both streams of an AMQP 0.9.1 connection: plain publishes and their confirms, deliveries, consumers' acks, and
+//! heartbeats.
 
 use std::collections::HashMap;
 
@@ -15,14 +15,14 @@ use crate::runs::{Asker, Runs};
 use crate::turn::judge::{Counted, Decided, Judge};
 use crate::turn::{Context, Lent, Next, Out, Reading, BROKER, CLIENT};
 
-/// As one scan takes in Python.
+/// Runs in one scan, as in Python.
 const MAX_RUNS: usize = 256;
-/// What a longer body costs is Python's.
+/// Python decides publishes with a longer body.
 const MAX_BODY_BYTES: u64 = 1 << 31;
-/// Less has come than any frame is long.
+/// The shortest frame.
 const FRAME_BYTES: usize = 8;
 
-/// What one scan took, with whom its keys stand for.
+/// The publishes that one scan took.
 struct Scan<'a> {
     taken: &'a Taken,
     askers: &'a [(Asker, Py<PyBytes>)],
@@ -58,40 +58,39 @@ impl Runs for Scan<'_> {
     }
 }
 
-/// Of one peer, whether something of it was read, and something was written to it; the rest of its open contents, by
-/// channel; and of the body frame in hand the channel and the rest.
-type OfPeer = (bool, bool, HashMap<u16, u64>, Option<(u16, usize)>);
-/// What a session has to know: of both peers; the channels whose open content is refused; whether something was
-/// published; the publish that is timed, as its channel, the broker's number and when it was forwarded; and answers of
-/// our own that wait, by channel.
+/// Of one peer: how often it was read, whether it was written to, the bytes still to come of its open contents by channel,
+/// and channel and rest of the body frame in hand.
+type OfPeer = (u64, bool, HashMap<u16, u64>, Option<(u16, usize)>);
+/// The state for the session: both peers, the channels whose open content is refused, whether anything was published,
+/// the timed publish (channel, broker's number, time), and refusals that wait, by channel.
 type State = ([OfPeer; 2], Vec<u16>, bool, Option<(u16, u64, i64)>, Vec<(u16, Py<PyBytes>)>);
 
 struct Amqp091 {
     judge: Judge,
     channels: Py<Channels>,
     most_publishes: usize,
-    /// What goes to an exchange is for its routing key, too.
+    /// Publishes to an exchange are charged to their routing key, too.
     routing_keys: bool,
     /// No rule limits deliveries.
     contents: bool,
     deliveries: Deliveries,
     cuts: [Option<Cut>; 2],
     timed: Option<(u16, u64, i64)>,
-    read: [bool; 2],
+    reads: [u64; 2],
     written: [bool; 2],
     published: bool,
     dropped: Vec<u16>,
-    /// Answers of our own for which there is no gap.
+    /// Refusals that wait for the end of a delivery.
     waiting: Vec<(u16, Vec<u8>)>,
     frames: u64,
     refused: u64,
 }
 
-/// What becomes of a scan: the indexes of those that are refused; None leaves all of it to Python.
+/// The indexes of refused publishes. None leaves the whole scan to Python.
 type Refused = Option<Vec<usize>>;
 
 impl Amqp091 {
-    /// Go on with the body frame in hand; returns where it ends in the chunk, None if it ends in a wrong octet.
+    /// Continue the body frame in hand. Returns where it ends in the chunk; None if its last octet is wrong.
     fn go_on(&mut self, side: usize, chunk: &[u8], out: &mut Out) -> Option<usize> {
         let Some(cut) = self.cuts[side] else { return Some(0) };
         let (stop, left) = cut.go_on(chunk)?;
@@ -174,7 +173,7 @@ impl Amqp091 {
         self.frames += frames as u64;
     }
 
-    /// Decide and count what a scan took.
+    /// Decide and count the publishes of a scan.
     fn decide(&self, py: Python<'_>, taken: &Taken, context: &Context<'_>) -> PyResult<Refused> {
         let channels = self.channels.borrow(py);
         let scan = Scan { taken, askers: &channels.askers, resources: &self.judge.resources };
@@ -220,7 +219,7 @@ impl Amqp091 {
         Ok(Some(refused))
     }
 
-    /// Note which publishes go on to the broker.
+    /// Number the publishes that the broker will confirm.
     fn forward(&self, py: Python<'_>, taken: &Taken, refused: &[usize]) {
         let mut channels = self.channels.borrow_mut(py);
         let mut refused = refused.iter().peekable();
@@ -231,7 +230,7 @@ impl Amqp091 {
         }
     }
 
-    /// Pass on what is not refused, and answer the rest.
+    /// Forward the publishes that pass, and answer the others.
     fn refuse(&mut self, taken: &Taken, refused: &[usize], begin: usize, end: usize, out: &mut Out) {
         self.refused += refused.len() as u64;
         let mut is_refused = vec![false; taken.publishes.len()];
@@ -316,7 +315,7 @@ impl Reading for Amqp091 {
         } else {
             self.read_broker(py, chunk, context, out)
         };
-        self.read[side] = true;
+        self.reads[side] += 1;
         for (written, pieces) in self.written.iter_mut().zip(&out.to) {
             *written |= !pieces.is_empty();
         }
@@ -331,7 +330,7 @@ impl Reading for Amqp091 {
         let open = [self.channels.borrow(py).state.open(), self.deliveries.open()];
         let of_peer = |side: usize| -> OfPeer {
             let cut = self.cuts[side].map(|Cut { channel, left }| (channel, left));
-            (self.read[side], self.written[side], open[side].iter().copied().collect(), cut)
+            (self.reads[side], self.written[side], open[side].iter().copied().collect(), cut)
         };
         let waiting = self.waiting.drain(..).map(|(channel, answer)| (channel, PyBytes::new(py, &answer).unbind()));
         let waiting = waiting.collect();
@@ -345,7 +344,7 @@ impl Reading for Amqp091 {
     }
 }
 
-/// Lend a connection of AMQP 0.9.1; the open contents of the client are known to `channels`.
+/// Lend a connection of AMQP 0.9.1. `channels` knows the client's open contents.
 ///
 /// # Errors
 /// Those of Python.
@@ -371,7 +370,7 @@ pub fn lend_amqp091(
         deliveries: Deliveries::new(deliveries),
         cuts: cuts.map(|cut| cut.map(|(channel, left)| Cut { channel, left })),
         timed,
-        read: [false; 2],
+        reads: [0; 2],
         written: [false; 2],
         published: false,
         dropped: Vec::new(),

@@ -38,6 +38,10 @@ _OTHER_VERSION: Final = wire.PROTOCOL_HEADERS[0][0]
 _HEADER_BYTES: Final = wire.PROTOCOL_HEADER_BYTES
 #: The protocol headers of AMQP 1.0, with SASL and without.
 _AMQP_1_0: Final = (b"AMQP\x03\x01\x00\x00", b"AMQP\x00\x01\x00\x00")
+#: Lending costs as much as reading some chunks. If the compiled part reads fewer than the first number before it
+#: returns, the session reads up to the second number first, twice as many each time.
+_FEW_READS: Final = 4
+_MAX_PAUSE: Final = 63
 _NS: Final = 1_000_000_000
 _MIB = 1024 * 1024
 
@@ -127,6 +131,8 @@ class AMQP091Session(Session):
         self._blocked = self._waits_for_spool = False
         #: Contents that had begun then, which are read to their ends; None while a frame is incomplete.
         self._to_finish: list[Content] | None = None
+        #: In how many chunks the compiled part may read on, which returned soon; and how many these were last time.
+        self._lends_after = self._pause = 0
         #: Sluice has sent connection.close to the broker. The last bytes received since.
         self._closes = False
         self._last_heard = b""
@@ -621,7 +627,12 @@ class AMQP091Session(Session):
 
     def lend(self, judge: "Judge") -> "Lent | None":
         publishes, answers, native = self._publishes, self._answers, self._publishes.native
-        if COMPILED is None or native is None or not self._is_plain():
+        if COMPILED is None or native is None:
+            return None
+        if self._lends_after:
+            self._lends_after -= 1
+            return None
+        if not self._is_plain():
             return None
         terms = self._names.with_keys, answers.limited, _ = self._terms()
         # Clients give messages no ids here.
@@ -666,8 +677,10 @@ class AMQP091Session(Session):
 
     def returned(self, state: Any) -> None:
         of_peers, dropped, published, timed, answers = state
-        for side, (heard, written, rests, cut) in zip(Side, of_peers, strict=True):
-            if heard:
+        reads = sum(count for count, *_ in of_peers)
+        self._lends_after = self._pause = 0 if reads >= _FEW_READS else min(2 * self._pause + 1, _MAX_PAUSE)
+        for side, (count, written, rests, cut) in zip(Side, of_peers, strict=True):
+            if count:
                 self._heard.add(side)
             if written:
                 self._written.add(side)

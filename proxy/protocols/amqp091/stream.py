@@ -572,8 +572,7 @@ class Stream(ABC):
 
     def is_plain(self) -> bool:
         """Say whether nothing waits but the ends of contents that pass."""
-        unfinished, owner = self.unfinished(), self._frame_owner
-        return not (
+        if (
             self.waiting
             or self.out
             or self._ready
@@ -584,9 +583,10 @@ class Stream(ABC):
             or self.charges
             or self.finished
             or self.close is not None
-            or (owner is not None and owner not in unfinished)
-            or any(content.fate != PASSING for content in unfinished)
-        )
+        ):
+            return False
+        unfinished, owner = self.unfinished(), self._frame_owner
+        return all(content.fate == PASSING for content in unfinished) and (owner is None or owner in unfinished)
 
     def lend(self) -> tuple[dict[int, int], tuple[int, int] | None]:
         """Give away the incomplete contents: what is to come of each, by channel, and of the frame in hand."""

@@ -27,6 +27,7 @@ from proxy.deciding.counting import Tally
 from proxy.deciding.judge import Judge
 from proxy.deciding.pipeline import HandlerConfig, HandlerServices, Pipeline
 from proxy.deciding.rate_limit import PLUGIN, RateLimit, RateLimitOptions
+from proxy.protocols.amqp091 import session as session_module
 from proxy.protocols.base import Close
 
 RULES = (
@@ -296,7 +297,8 @@ def publish(body: int, key: str = "b", channel: int = 1) -> bytes:
 @pytest.fixture
 def served() -> Iterator[Served]:
     """A connection that was lent behind its first publish; what is for queue a is refused."""
-    with closing(Served([Rule("queue", "a", 0), Rule("queue", "*", 1e6)])) as served:
+    rules = Rule("queue", "a", 0), Rule("queue", "*", 1e6)
+    with patch.object(session_module, "_FEW_READS", 0), closing(Served(rules)) as served:
         served.give(CLIENT, publish(3))
         served.give(BROKER, frames.ack(1, 1))
         assert served.number is not None
@@ -340,6 +342,14 @@ def test_a_refusal_waits_for_the_end_of_what_the_broker_says(served: Served) -> 
     assert served.written[CLIENT] == delivery + frames.nack(1, 2)
 
 
+def test_a_connection_that_returns_each_time_is_lent_less_often() -> None:
+    with closing(Served([])) as served:
+        with patch.object(served.session, "returned", wraps=served.session.returned) as returned:
+            for _ in range(100):
+                served.give(CLIENT, frames.declare(4))
+        assert 4 < returned.call_count < 10
+
+
 @pytest.mark.parametrize("part", [pytest.param(part, marks=pytest.mark.long) for part in range(10)])
 def test_many_connections_come_to_the_same(part: int) -> None:
     for seed in range(10_000 * part, 10_000 * (part + 1)):
@@ -352,6 +362,7 @@ def test_it_comes_to_the_same(rules: list[Rule], exempt: bool, seed: int) -> Non
     check(rules, Random(seed), exempt=exempt)
 
 
+@patch.object(session_module, "_FEW_READS", 0)
 def check(rules: list[Rule], random: Random, *, exempt: bool = False) -> int:
     """Have something random happen; return how many bytes the compiled part served."""
     with closing(Served(rules, exempt)) as served:

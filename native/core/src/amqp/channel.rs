@@ -27,7 +27,7 @@ pub struct Channel {
     pub published: u64,
     /// What both were when a scan could have ended last, if they have changed since.
     pub saved: Option<(Stage, u64)>,
-    /// What both were when a scan began that changed them, and the number of that scan.
+    /// The last scan that changed both, and what they were before it.
     pub began: (u64, Stage, u64),
     /// The last run, and of which scan and key it is.
     pub run: (u64, usize, u32),
@@ -47,7 +47,7 @@ pub struct Scan {
     pub(super) runs: HashMap<(usize, u16), u32>,
     /// Places of channels with an open content.
     pub(super) open: Vec<usize>,
-    /// Places of channels that changed since a scan could have ended, and since it began.
+    /// Places of channels that changed since the scan could have ended, and since it began.
     pub(super) changed: Vec<usize>,
     pub(super) touched: Vec<usize>,
     /// How many publishes the last chunk had.
@@ -125,7 +125,7 @@ impl Channels {
         }
     }
 
-    /// Let it take publishes of a channel, and first the rest of the content that is open there, if there is one.
+    /// Let a scan take publishes of a channel, behind the rest of the body of an open content.
     pub fn resume(&mut self, number: u16, rest: u64) {
         let Some(channel) = self.make(number) else { return };
         channel.stage = if rest == 0 { Stage::Idle } else { Stage::Body { publish: None, rest } };
@@ -133,7 +133,7 @@ impl Channels {
         self.keep_open();
     }
 
-    /// Channels with an open content, and how much of its body is to come.
+    /// Channels with an open content, and how many bytes of its body are still to come.
     #[must_use]
     pub fn open(&self) -> Vec<(u16, u64)> {
         let channels = self.scan.open.iter().map(|place| &self.all[*place]);

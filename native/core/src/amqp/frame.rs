@@ -50,7 +50,7 @@ impl<'a> Frame<'a> {
         Some(Self { kind, channel, start, stop, payload })
     }
 
-    /// Whether some of a frame is to come that may turn out to be plain; false if there is one that is not.
+    /// Whether a frame is incomplete and may still prove plain.
     pub fn is_to_come(chunk: &'a [u8], start: usize) -> bool {
         match Self::at(chunk, start) {
             Some(frame) => {

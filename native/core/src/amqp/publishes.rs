@@ -191,7 +191,7 @@ impl Channels {
         self.keep_open();
     }
 
-    /// Undo the last scan, as if nothing had been taken.
+    /// Undo the last scan.
     pub fn undo(&mut self) {
         for place in self.scan.touched.drain(..) {
             let channel = &mut self.all[place];

@@ -1,4 +1,4 @@
-//! Reads both streams of a connection that is plain, with what of a frame or of a content came in earlier chunks.
+//! Reads both streams of a plain connection. Bodies pass as they come; methods and headers are read as a whole.
 
 use std::collections::HashMap;
 
@@ -7,17 +7,17 @@ use super::frame::{self, Frame, AROUND_BYTES, END};
 use super::settling::{is_marked, Part, Parts};
 
 const CLASS_BASIC: &[u8] = &[0, 60];
-/// What a consumer's ack, nack or reject has behind its number of the method.
+/// The arguments of a consumer's ack, nack or reject: a delivery tag and bits.
 const SETTLING_BYTES: usize = 9;
 
 /// How far one peer's stream was read.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Read {
-    /// Which may be beyond the chunk, if that ends within a body.
+    /// Beyond the chunk if that ends within a body.
     pub stop: usize,
-    /// How many frames these are. A body counts once it begins.
+    /// A body counts once it begins.
     pub frames: usize,
-    /// What goes on of them; None if they do as they are.
+    /// The bytes to forward; None for all of the chunk up to `stop`.
     pub parts: Option<Vec<Part>>,
     /// The channel of the frame that ends beyond the chunk.
     pub cut: Option<u16>,
@@ -27,13 +27,13 @@ pub struct Read {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cut {
     pub channel: u16,
-    /// With the octet that ends it.
+    /// Bytes still to come, the octet that ends it included.
     pub left: usize,
 }
 
 impl Cut {
-    /// Take what a chunk has of it; returns how many bytes that are, and what is left. None if it does not end as it
-    /// must.
+    /// Returns how many bytes of a chunk belong to it, and the rest of it if it continues. None if its last octet is
+    /// wrong.
     #[must_use]
     pub fn go_on(self, chunk: &[u8]) -> Option<(usize, Option<Self>)> {
         match chunk.get(self.left.checked_sub(1)?) {
@@ -45,7 +45,7 @@ impl Cut {
 }
 
 impl Channels {
-    /// Step over a client's heartbeats, and what its consumers settle.
+    /// Step over a client's heartbeats, and the acks, nacks and rejects of its consumers.
     #[must_use]
     pub fn step_over(&self, chunk: &[u8], position: usize) -> Read {
         let mut read = Read { stop: position, ..Read::default() };
@@ -67,8 +67,8 @@ impl Channels {
         read
     }
 
-    /// Read the broker's heartbeats, confirms, and with `contents` its deliveries and returns. No body may be in a frame
-    /// longer than `frame_max`.
+    /// Read the broker's heartbeats and confirms, and with `contents` its deliveries and returns. A frame of a body may
+    /// have `frame_max` bytes.
     pub fn relay(
         &mut self,
         deliveries: &mut Deliveries,
@@ -107,7 +107,7 @@ impl Channels {
     }
 }
 
-/// By channel, how much body is to come of the content that the broker has begun.
+/// The broker's open contents: by channel, how many bytes of body are still to come.
 #[derive(Debug, Default)]
 pub struct Deliveries(HashMap<u16, u64>);
 
@@ -127,7 +127,7 @@ impl Deliveries {
         self.0.contains_key(&channel)
     }
 
-    /// Begin the content of a method; returns where its header ends, or None if that is not there or not plain.
+    /// Begin the content of a method. Returns where its header ends; None if that is incomplete or not plain.
     fn begin(&mut self, chunk: &[u8], method: &Frame) -> Option<usize> {
         let header = Frame::at(chunk, method.stop)?;
         let payload = header.payload.filter(|_| header.kind == frame::HEADER && header.channel == method.channel)?;
@@ -151,7 +151,7 @@ impl Deliveries {
     }
 }
 
-/// Whether what a frame is shows only once more of it has come, or of the header behind it.
+/// Whether a frame may prove plain once more of it, or of the header behind it, has arrived.
 #[must_use]
 pub fn awaits_more(chunk: &[u8], position: usize) -> bool {
     let begun = Frame::at(chunk, position).and_then(|frame| Some((frame.stop, frame::method(frame.payload?)?.0)));
