@@ -30,7 +30,6 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use pyo3::{PyTraverseError, PyVisit};
 
-use crate::buffer::with_bytes;
 use crate::row::Second;
 
 /// The peers, by where a chunk came from or whom it goes to.
@@ -205,9 +204,9 @@ impl Lent {
         let reading = self.reading.as_mut().ok_or_else(|| PyRuntimeError::new_err("it is lent"))?;
         let (mut report, mut out) = (Report::default(), Out::default());
         let mut context = Context { now_ns, second: &second, clock: &clock, report: &mut report };
-        let read = with_bytes(py, &chunk, |bytes| {
-            catch_unwind(AssertUnwindSafe(|| reading.read(py, side, bytes, &mut context, &mut out)))
-        });
+        // A copy, since Python may be called meanwhile.
+        let bytes = chunk.to_vec(py)?;
+        let read = catch_unwind(AssertUnwindSafe(|| reading.read(py, side, &bytes, &mut context, &mut out)));
         let (stop, leaves) = match read.unwrap_or_else(|_| Err(panicked()))? {
             Next::Keep(stop) => (stop, false),
             Next::Leave(stop) => (stop, true),
