@@ -450,9 +450,9 @@ class Turn:
 
         Returns:
             Whether nothing is ready; what happened to connections, as their number and 0 for left, 1 for a broker that
-            takes no more for now, 2 for one that does again, 3 for a client whose stream has ended, and 4 for over;
-            frames and bytes by the peer that they came from; how long decisions took, in nanoseconds, and of how many
-            requests; and how long brokers took to answer.
+            takes no more for now, 2 for one that does again, 3 for a client whose stream has ended, 4 for over, and 5
+            for left since a stream has ended or a socket has failed; frames and bytes by the peer that they came from;
+            how long decisions took, in nanoseconds, and of how many requests; and how long brokers took to answer.
         """
     def take_counts(self, number: int) -> tuple[int, int, tuple[int, int], int]:
         """Return requests, refused ones, and bytes by peer since the last call, and when a peer was read last."""

@@ -909,6 +909,9 @@ class Connection:
             or not all(peer.is_quiet for peer in self.peers.values())
         ):
             return
+        if not self._tickets.sender.language:
+            # What it has sent until now was not counted.
+            self._know_sender(self.info)
         judge.connection, judge.sender = self.info, self._tickets.sender
         lent = self.session.lend(judge)
         if lent is None:
@@ -942,6 +945,10 @@ class Connection:
             for peer in self.peers.values():
                 peer.let_session_have_kept()
                 peer.flush()
+            if number is not None:
+                # Not before: a drain waits for the end of a frame, but for no other.
+                for peer in self.peers.values():
+                    peer.go_on_reading()
         except Exception as error:  # noqa: BLE001 - as in guard
             self.failed(error)
 
@@ -960,8 +967,6 @@ class Connection:
                 peer.counted_bytes = len(not_taken)
             else:
                 peer.keep(not_taken)
-        for peer in peers:
-            peer.go_on_reading()
 
     def count_lent(self) -> None:
         """Count what the compiled part has done for the connection so far."""
@@ -988,8 +993,10 @@ class Connection:
         self._fed[side] = []
         return [*fed, *self.session.take(side)]
 
-    def left(self) -> None:
-        """Go on with what the compiled part does not serve."""
+    def left(self, *, broken: bool = False) -> None:
+        """Go on with what the compiled part does not serve; with a broken stream it would leave again and again."""
+        if broken:
+            self._judge = None
         self.guard(self.progressed)
 
     def ends(self, *, over: bool) -> None:
@@ -1420,9 +1427,7 @@ class Connection:
             or (not sender.language and session.language)
             or (not sender.product and session.product)
         ):
-            self.info = batch.connection
-            user = next((scope.name for scope in self.info.scopes if scope.kind == USER), "")
-            self._tickets.sender = services.tally.sender(self.info.address, session.language, user, session.product)
+            self._know_sender(batch.connection)
         now_ns = services.now_ns()
         services.tally.count(batch, now_ns, self._tickets.sender)
         tickets = self._tickets.take(batch) if batch.verdicts else {}
@@ -1433,6 +1438,12 @@ class Connection:
             ticket.attach(partial(self._on_resolved, batch.side, request, now_ns))
         undecided = sum(isinstance(verdict, Later) for verdict in batch.verdicts.values()) if tickets else 0
         return len(batch.requests) - len(tickets) - undecided
+
+    def _know_sender(self, info: ConnectionInfo) -> None:
+        """Count for whom the session knows by now."""
+        self.info, session = info, self.session
+        user = next((scope.name for scope in info.scopes if scope.kind == USER), "")
+        self._tickets.sender = self._services.tally.sender(info.address, session.language, user, session.product)
 
     def _on_resolved(self, side: Side, request: Request, held_ns: int, ticket: Ticket) -> None:
         """Tell the session what becomes of a request that was held since then; called by who resolved its ticket."""

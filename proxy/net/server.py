@@ -732,8 +732,9 @@ class _Client(Watched):
         server.new[info.id] = self
         return True
 
-    def left(self) -> None:
+    def left(self, *, broken: bool = False) -> None:
         """Make a connection of it."""
+        del broken
         assert self._broker is not None  # noqa: S101 - it is connected to
         lent, self._lent = self._lent, None
         if self._timer is not None:

@@ -29,6 +29,8 @@ _LEFT: Final = 0
 _STALLED: Final = 1
 _FLOWS: Final = 2
 _ENDS: Final = 3
+_OVER: Final = 4
+_BROKEN: Final = 5
 #: A connection whose broker takes nothing for so long returns: Python looks after its client then.
 LONGEST_STALL_S: Final = 0.1
 
@@ -36,8 +38,8 @@ LONGEST_STALL_S: Final = 0.1
 class Borrowed(Protocol):
     """A connection that is lent."""
 
-    def left(self) -> None:
-        """Go on with what the compiled part does not serve."""
+    def left(self, *, broken: bool) -> None:
+        """Go on with what the compiled part does not serve; it serves nothing more if a stream has ended or failed."""
 
     def stalled(self, *, on: bool) -> None:
         """Take note that the broker takes no more for now, or that it does again."""
@@ -142,12 +144,12 @@ class Lending:
             if borrowed is None:
                 # It has returned since.
                 continue
-            if event >= _ENDS:
-                borrowed.ends(over=event > _ENDS)
-            elif event != _LEFT:
+            if event in {_ENDS, _OVER}:
+                borrowed.ends(over=event == _OVER)
+            elif event in {_STALLED, _FLOWS}:
                 borrowed.stalled(on=event == _STALLED)
             elif fault is None:
-                borrowed.left()
+                borrowed.left(broken=event == _BROKEN)
             else:
                 borrowed.failed(fault)
         return is_idle

@@ -131,6 +131,7 @@ const STALLED: u8 = 1;
 const FLOWS: u8 = 2;
 const ENDS: u8 = 3;
 const ENDED: u8 = 4;
+const BROKEN: u8 = 5;
 
 /// Reads both streams of a connection.
 pub trait Reading: Send + Sync {
@@ -441,7 +442,7 @@ impl Turn {
             let is_closed = event.is_write_closed() && !(conn.ended && side == BROKER);
             if event.is_error() || is_closed {
                 // Whoever reads or writes meets the error, and that is Python.
-                self.leave(number);
+                self.leave(number, BROKEN);
                 continue;
             }
             end.closing |= event.is_read_closed();
@@ -461,7 +462,7 @@ impl Turn {
     fn write_on(&mut self, number: usize, side: usize) {
         let Some(conn) = self.conns[number].as_mut() else { return };
         if !conn.ends[side].write_on(&mut self.report) {
-            self.leave(number);
+            self.leave(number, BROKEN);
         } else if conn.ends[side].unwritten() == 0 {
             if std::mem::take(&mut conn.stalled) {
                 self.report.events.push((number, FLOWS));
@@ -472,7 +473,7 @@ impl Turn {
     }
 
     /// Serve a connection no more, and report that.
-    fn leave(&mut self, number: usize) {
+    fn leave(&mut self, number: usize, why: u8) {
         let Some(conn) = self.conns[number].as_mut().filter(|conn| !conn.left) else { return };
         conn.left = true;
         for end in &conn.ends {
@@ -480,29 +481,31 @@ impl Turn {
             // It was registered, so this cannot fail.
             let _ = self.poll.registry().deregister(&mut SourceFd(&end.fd));
         }
-        self.report.events.push((number, LEFT));
+        self.report.events.push((number, why));
     }
 
-    /// Read one peer once, and write what comes of it; false if the connection leaves.
+    /// Read one peer once, and write what comes of it; returns why the connection leaves, if it does.
     fn read(
         &mut self,
         py: Python<'_>,
         number: usize,
         side: usize,
         second: &mut Option<(Py<Second>, i64)>,
-    ) -> PyResult<bool> {
-        let Some(conn) = self.conns.get_mut(number).and_then(Option::as_mut) else { return Ok(true) };
+    ) -> PyResult<Option<u8>> {
+        let Some(conn) = self.conns.get_mut(number).and_then(Option::as_mut) else { return Ok(None) };
         conn.ends[side].queued = false;
         if !conn.may_be_read(side) {
-            return Ok(true);
+            return Ok(None);
         }
         let now_ns: i64 = self.clock.call0(py)?.extract(py)?;
         if second.as_ref().is_none_or(|(_, ends_ns)| now_ns >= *ends_ns) {
             *second = Some(self.second_at.call1(py, (now_ns,))?.extract(py)?);
         }
-        let (Some((second, _)), Some(mut conn)) = (&*second, self.conns[number].take()) else { return Ok(true) };
+        let (Some((second, _)), Some(mut conn)) = (&*second, self.conns[number].take()) else { return Ok(None) };
         let mut buffer = std::mem::take(&mut self.buffer);
-        let served = self.read_into(py, &mut buffer, number, &mut conn, side, now_ns, second);
+        // A panic ends one connection, wherever it was.
+        let read = AssertUnwindSafe(|| self.read_into(py, &mut buffer, number, &mut conn, side, now_ns, second));
+        let served = catch_unwind(read).unwrap_or_else(|_| Err(panicked()));
         self.buffer = buffer;
         self.conns[number] = Some(conn);
         served
@@ -519,7 +522,7 @@ impl Turn {
         side: usize,
         now_ns: i64,
         second: &Py<Second>,
-    ) -> PyResult<bool> {
+    ) -> PyResult<Option<u8>> {
         let (first, last) = conn.ends.split_at_mut(1);
         let (end, other) = if side == CLIENT { (&mut first[0], &mut last[0]) } else { (&mut last[0], &mut first[0]) };
         let room = if end.large { LARGE_CHUNK_BYTES } else { CHUNK_BYTES };
@@ -528,7 +531,7 @@ impl Turn {
             Ok(0) => {
                 let is_clean = conn.ends_here && end.kept.is_empty() && conn.reading.between_frames();
                 if !is_clean || (side == BROKER && !conn.ended) {
-                    return Ok(false);
+                    return Ok(Some(BROKEN));
                 }
                 end.readable = false;
                 if side == BROKER {
@@ -537,20 +540,20 @@ impl Turn {
                 } else if !std::mem::replace(&mut conn.ended, true) {
                     self.ending.push(number);
                     self.report.system_calls += 1;
-                    return Ok(shutdown(other.fd, Shutdown::Write).is_ok());
+                    return Ok(shutdown(other.fd, Shutdown::Write).is_err().then_some(BROKEN));
                 }
-                return Ok(true);
+                return Ok(None);
             }
             Ok(got) => got,
             Err(Errno::EAGAIN) if !end.closing => {
                 end.readable = false;
                 end.large = false;
-                return Ok(true);
+                return Ok(None);
             }
-            Err(Errno::EAGAIN | Errno::EINTR) => return Ok(true),
+            Err(Errno::EAGAIN | Errno::EINTR) => return Ok(None),
             Err(errno) => {
                 end.errno = errno as i32;
-                return Ok(false);
+                return Ok(Some(BROKEN));
             }
         };
         end.large = got > CHUNK_BYTES || got == room;
@@ -565,8 +568,7 @@ impl Turn {
         self.out.clear();
         let (reading, out) = (&mut conn.reading, &mut self.out);
         let mut context = Context { now_ns, second, clock: &self.clock, report: &mut self.report };
-        let read = catch_unwind(AssertUnwindSafe(|| reading.read(py, side, chunk, &mut context, out)));
-        let next = read.unwrap_or_else(|_| Err(panicked()))?;
+        let next = reading.read(py, side, chunk, &mut context, out)?;
         // Refusals need not wait for a slow broker.
         let alive = end.write(&self.out.to[side], chunk, &self.out.own, &mut self.report)
             & other.write(&self.out.to[1 - side], chunk, &self.out.own, &mut self.report);
@@ -579,7 +581,11 @@ impl Turn {
             Next::Leave(from) => (from, false),
         };
         end.kept.extend_from_slice(&chunk[from..]);
-        Ok(stays && alive)
+        Ok(match (alive, stays) {
+            (false, _) => Some(BROKEN),
+            (true, false) => Some(LEFT),
+            (true, true) => None,
+        })
     }
 
     fn conn(&mut self, number: usize) -> PyResult<&mut Conn> {
@@ -600,12 +606,12 @@ impl Turn {
                     let Some(next) = self.queues[rank].pop_front() else { break };
                     let (number, side) = (next / 2, next % 2);
                     match self.read(py, number, side, &mut second) {
-                        Ok(true) => self.queue(number, side),
-                        Ok(false) => self.leave(number),
+                        Ok(None) => self.queue(number, side),
+                        Ok(Some(why)) => self.leave(number, why),
                         Err(error) if error.is_instance_of::<PyKeyboardInterrupt>(py) => return Err(error),
                         Err(error) => {
                             self.failed.call1(py, (number, error))?;
-                            self.leave(number);
+                            self.leave(number, LEFT);
                         }
                     }
                     if Instant::now() >= ends {
@@ -705,7 +711,7 @@ impl Turn {
     /// Hand a connection out.
     fn take(&mut self, py: Python<'_>, number: usize) -> PyResult<Taken> {
         let had_left = self.conn(number)?.left;
-        self.leave(number);
+        self.leave(number, LEFT);
         // Nobody need be told. What stays in the queues is nothing to whoever gets its number.
         self.report.events.retain(|(other, _)| *other != number);
         let Some(mut conn) = self.conns[number].take() else { return Err(PyIndexError::new_err("no such connection")) };

@@ -15,9 +15,10 @@ use crate::runs::{Asker, Runs};
 use crate::scanner::Scanner;
 use crate::table::Table;
 use crate::turn::judge::{Counted, Decided, Judge, Span};
-use crate::turn::{Context, Lent, Next, Out, Reading, BROKER, CLIENT};
+use crate::turn::{Context, Lent, Next, Out, Reading, BROKER, CLIENT, MAX_KEPT_BYTES};
 
 const MAX_RUNS: usize = 4096;
+const MAX_HEADER_BYTES: usize = MAX_KEPT_BYTES - PREFIX_BYTES;
 const ONEWAY: i32 = 2;
 /// One request at a time is timed, at most this often, and no longer than that.
 const TIMED_EVERY_NS: i64 = 10_000_000;
@@ -101,7 +102,9 @@ impl RocketMq {
         let Some(size) = usize::try_from(length).ok().and_then(|length| length.checked_add(4)) else {
             return Other::Foreign;
         };
-        if size < PREFIX_BYTES + header_bytes || i64::from(length) > self.max_length {
+        // What is no frame, or has a header that is too long to be kept, need not be complete.
+        let is_odd = word >> 24 > 1 || header_bytes > MAX_HEADER_BYTES;
+        if is_odd || size < PREFIX_BYTES + header_bytes || i64::from(length) > self.max_length {
             return Other::Foreign;
         }
         let Some(header) = chunk[at + PREFIX_BYTES..].get(..header_bytes) else { return Other::Incomplete };

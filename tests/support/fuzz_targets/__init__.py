@@ -26,12 +26,14 @@ class Target(NamedTuple):
     mutated: Mutate | None
     corpus: str
     steps: tuple[int, int]
+    changed: int
 
 
 #: By name: what is tried.
 TARGETS: Final[Mapping[str, str]] = {
     "rocketmq": "a RocketMQ session, in any chunks, held against a model of frames and verdicts",
     "rocketmq_compiled": "a RocketMQ session that reads by the compiled part, and one that reads by Python",
+    "turn_compiled": "RocketMQ connections through a data path with the compiled turn, and through one without it",
     "name_server": "a session with RocketMQ's name server, and addresses in bodies",
     "amqp091": "an AMQP 0.9.1 session that passes all, or refuses and holds",
     "amqp091_compiled": "an AMQP 0.9.1 session that reads by the compiled part, and one that reads by Python",
@@ -60,6 +62,7 @@ def load(name: str) -> Target:
         getattr(module, "mutated", None),
         corpus=name.removesuffix("_compiled"),
         steps=getattr(module, "STEPS", (200_000, 4_000)),
+        changed=getattr(module, "CHANGED", 300),
     )
 
 

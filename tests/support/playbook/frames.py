@@ -77,10 +77,12 @@ def send(
     return json_frame(code, {**fields, "f": sys_flag}, opaque=opaque, flag=flag, body=body)
 
 
-def send_batch(topic: str, messages: int, opaque: int = 1, *, message: bytes = b"hello", flag: int = 0) -> bytes:
+def send_batch(
+    topic: str, messages: int, opaque: int = 1, *, message: bytes = b"hello", flag: int = 0, group: str = "producers"
+) -> bytes:
     """Return a send of several messages."""
     body = batch_body(messages, message)
-    return send(topic, opaque, code=320, batch=True, body=body, flag=flag)
+    return send(topic, opaque, code=320, batch=True, body=body, flag=flag, group=group)
 
 
 def batch_body(messages: int, message: bytes = b"hello") -> bytes:
@@ -92,9 +94,9 @@ def batch_body(messages: int, message: bytes = b"hello") -> bytes:
 HALF: Final = {"TRAN_MSG": "true", "PGROUP": "producers", "UNIQ_KEY": "id"}
 
 
-def send_half(topic: str, opaque: int = 1, **changes: str) -> bytes:
+def send_half(topic: str, opaque: int = 1, *, group: str = "producers", **changes: str) -> bytes:
     """Return the send of a half message, as the Java client writes it, with other properties if they are given."""
-    return send(topic, opaque, sys_flag="4", properties=HALF | changes)
+    return send(topic, opaque, sys_flag="4", properties=HALF | changes, group=group)
 
 
 def stored(opaque: int, offset: int, *, queue_offset: int = 0, transaction: str = "id", code: int = 0) -> bytes:
