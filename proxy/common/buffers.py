@@ -1,9 +1,4 @@
-"""Read buffers, lent for the time between a read and the write of what was read; and the room for what is gathered.
-
-An idle connection holds none. The pool is a budget: when it is spent, connections read on with small buffers of their
-own, so that clients whose broker has stalled can slow nobody else down to a halt. What is not needed any more goes back
-to the system: each buffer has its own pages, as a heap could keep them.
-"""
+"""Read buffers, lent for the time between a read and the write of what was read; and the room for what is gathered."""
 
 import mmap
 from collections.abc import Callable
@@ -12,72 +7,43 @@ from typing import Final
 
 from proxy.common.admission import client_of
 
-#: The size of most reads. Measured on loopback, a raw relay with 64 KiB reads makes 0.7-0.9 of a one-thread HAProxy's
-#: throughput and with 256 KiB reads 1.07.
+#: The size of a read, and while the budget is spent.
 CHUNK_BYTES: Final = 256 * 1024
-#: The size of a read from a peer that fills the usual one, if its session reads fast. Each chunk has a cost, since
-#: copying it drives the interpreter out of the processor's caches: measured in two runs, frames of 536 bytes cost
-#: 0.44 µs each with reads of 512 KiB and 0.41 with 1 MiB; 0.41 with 1 MiB and 0.35 with 2 MiB.
-LARGE_CHUNK_BYTES: Final = 2 * 1024 * 1024
-_USUAL_IN_LARGE: Final = LARGE_CHUNK_BYTES // CHUNK_BYTES
-#: The size of reads while the budget is spent.
 SMALL_CHUNK_BYTES: Final = 16 * 1024
+#: Buffers that are kept for later; the others go back to the system.
+_KEPT: Final = 16
+_OWN_PAGES: Final = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 
 
 class BufferPool:
-    """Stacks of buffers, of the usual size and large, the most recently used on top: the processor's cache may have it.
+    """A budget of read buffers. An idle connection holds none.
+
+    When the budget is spent, connections read on with small buffers of their own. So clients whose broker has stalled
+    do not bring the others to a halt.
 
     Args:
-        budget_bytes: what all but small ones together may take; one of the usual size is always there.
+        budget_bytes: what all but small buffers may take together; there is always one.
     """
 
     def __init__(self, budget_bytes: int) -> None:
         self._free: list[memoryview] = []
-        self._free_large: list[memoryview] = []
-        #: In usual buffers; a large one takes the place of several.
-        self._unmade = max(1, budget_bytes // CHUNK_BYTES)
+        self.unlent = max(1, budget_bytes // CHUNK_BYTES)
         self.small_total = 0
 
-    def borrow(self, *, large: bool = False) -> memoryview:
-        """Take one buffer, to be given back: a small one if the budget is lent out, a large one if asked for and there.
-
-        Where the budget is made already, free buffers of the other size make room.
-        """
-        if large:
-            if self._free_large:
-                return self._free_large.pop()
-            missing = _USUAL_IN_LARGE - self._unmade
-            if 0 < missing <= len(self._free):
-                del self._free[:missing]
-                self._unmade += missing
-            if self._unmade >= _USUAL_IN_LARGE:
-                return self._make(LARGE_CHUNK_BYTES)
-        if self._free:
-            return self._free.pop()
-        if not self._unmade and self._free_large:
-            del self._free_large[0]
-            self._unmade += _USUAL_IN_LARGE
-        if self._unmade:
-            return self._make(CHUNK_BYTES)
-        self.small_total += 1
-        return memoryview(bytearray(SMALL_CHUNK_BYTES))
-
-    def _make(self, size_bytes: int) -> memoryview:
-        self._unmade -= size_bytes // CHUNK_BYTES
-        return memoryview(mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+    def borrow(self) -> memoryview:
+        """Take one buffer, to be given back."""
+        if not self.unlent:
+            self.small_total += 1
+            return memoryview(bytearray(SMALL_CHUNK_BYTES))
+        self.unlent -= 1
+        # Pages of its own, which a heap would keep.
+        return self._free.pop() if self._free else memoryview(mmap.mmap(-1, CHUNK_BYTES, flags=_OWN_PAGES))
 
     def give_back(self, buffer: memoryview) -> None:
         if len(buffer) == CHUNK_BYTES:
-            self._free.append(buffer)
-        elif len(buffer) == LARGE_CHUNK_BYTES:
-            self._free_large.append(buffer)
-
-    def shrink(self) -> None:
-        """Let go of half of the free buffers, those that were used longest ago; what is needed again is made anew."""
-        for free, size_bytes in ((self._free, CHUNK_BYTES), (self._free_large, LARGE_CHUNK_BYTES)):
-            count = len(free) // 2
-            del free[:count]
-            self._unmade += count * (size_bytes // CHUNK_BYTES)
+            self.unlent += 1
+            if len(self._free) < _KEPT:
+                self._free.append(buffer)
 
 
 #: What all connections together may gather of frames that have to be whole before they are decided.

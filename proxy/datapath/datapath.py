@@ -42,10 +42,10 @@ from proxy.flow.alarms import AlarmChange, reason
 from proxy.flow.credit import DEFAULT_CREDIT, STORE_CREDIT, Credit
 from proxy.flow.diagnosis import CAUSES
 from proxy.flow.spells import Spells
-from proxy.net.connection import Services
 from proxy.net.limit_commands import LimitCommands
 from proxy.net.reactor import Reactor
 from proxy.net.server import ListenerConfig, Server
+from proxy.net.services import Services
 from proxy.net.sockets import Inherited, format_address
 from proxy.net.turn import Lending
 from proxy.protocols.base import NO_TERMS, Terms, WireCounters
@@ -73,7 +73,6 @@ _LOAD_S: Final = 0.5
 #: Above it the event loop has no time to spare.
 _SATURATED_RATIO: Final = 0.95
 #: A quarter of a minute after a flood a quarter of its read buffers is left.
-_SHRINK_EVERY_S: Final = 5.0
 #: The wall clock may jump, so rules with hours are looked at this often even if none is due to change.
 _LOOK_AT_HOURS_S: Final = 30.0
 #: When a change is due the wall clock may be a little behind.
@@ -158,7 +157,6 @@ class LocalDataPath(DataPath):
         self._timings = Timings()
         self._wire_counters = WireCounters(round_trip=self._timings.round_trip)
         self._bytes_read = dict.fromkeys(Side, 0)
-        self._buffers = BufferPool(config.buffer_budget_bytes)
         self._commands = LimitCommands()
         self._reactor = Reactor()
         counted = (self._accounts, self._timings, self._wire_counters.frames, self._bytes_read)
@@ -167,7 +165,7 @@ class LocalDataPath(DataPath):
         self._services = services = Services(
             self._pipeline,
             self._tally,
-            self._buffers,
+            BufferPool(config.buffer_budget_bytes),
             now_ns,
             self._bytes_read,
             self._limits_kind,
@@ -248,7 +246,6 @@ class LocalDataPath(DataPath):
                     nursery.start_soon(self._lending.run)
                 nursery.start_soon(self._pipeline.run)
                 nursery.start_soon(self._follow_the_clock)
-                nursery.start_soon(self._shrink_buffers)
                 nursery.start_soon(self._measure_load)
                 nursery.start_soon(self._alarm_watch.run)
                 nursery.start_soon(self._spooling.run)
@@ -318,11 +315,6 @@ class LocalDataPath(DataPath):
                 cleared = _added(cleared, dimension, state)
             yield
         return cleared
-
-    async def _shrink_buffers(self) -> None:
-        while True:
-            await trio.sleep(_SHRINK_EVERY_S)
-            self._buffers.shrink()
 
     async def _measure_load(self) -> None:
         earlier = before = _busy_and_all_ns()
@@ -451,7 +443,7 @@ class LocalDataPath(DataPath):
         connection = self.server.connection(connection_id)
         if connection is None:
             return False
-        connection.dismiss("closed_by_operator", reason)
+        connection.ending.dismiss("closed_by_operator", reason)
         return True
 
     async def flow(self, most_connections: int = 100) -> Flow:

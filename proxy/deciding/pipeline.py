@@ -22,29 +22,26 @@ inline    called directly, must be sync.
 ========  ==========================================================================================
 
 *How often, in what order.* Once per batch, in the order of the configuration. A batch holds the requests of
-one read from one connection; batches of one connection arrive one after another in the order of the wire, but for
-requests that come again after a Later: those come in batches of their own, which may be open beside others. Batches of
-different connections interleave. A handler sees the verdicts of the handlers before it in ``batch.verdicts``. A request
-keeps the first Refuse it gets, so charge only requests without one, and without a Later; a Hold gives way to a Refuse,
-and a Shadow, which only counts, to both. One whose ``refusal`` is impossible cannot be
-refused: a Refuse lets it pass. Only such a one may get a Later.
+one read from one connection. Batches of one connection arrive in the order of the wire, except for requests that come
+again after a Later: those come in batches of their own. A handler sees the verdicts of the handlers before it in
+``batch.verdicts``. A request keeps the first Refuse it gets, so charge only requests without one, and without a Later.
+A Hold gives way to a Refuse, and a Shadow, which only counts, to both. A request whose ``refusal`` is impossible passes
+when it gets a Refuse, and only such a request may get a Later.
 
 *What may be kept.* Batches, requests and responses hold no buffers and may be kept; they must not be changed.
 
-*What it answers.* A mapping of request index to Verdict; what is not named passes. ``NO_VERDICTS`` is "all
-pass". A handler that holds two views of one request returns the verdict of the stricter. A held request (Hold) waits
-with its ticket, which the handler resolves later, on the event loop: it passes or is refused then, without asking the
-handlers behind once more. So whoever holds stands last.
+*What it answers.* A mapping of request index to Verdict; requests not in it pass. A held request (Hold) waits
+with its ticket, which the handler resolves later, on the event loop: it passes or is refused then, and the handlers
+behind are not asked again. So a handler that holds comes last.
 
-*Its own task.* ``run`` is started with the pipeline, for what is due at some time rather than at some batch; an
-exception there is counted under reason ``error`` and logged, and ``run`` is started again a second later. ``drain``
-says that the data path is about to end.
+*Its own task.* ``run`` is started with the pipeline, for what is due at some time. If it raises, that is counted
+under reason ``error`` and logged, and it is started again a second later. ``drain`` says that the data path is about to
+end.
 
-*What an exception means.* The batch bypasses that handler only: the others still decide. It is counted under
-reason ``error``, and logged at most once a second. The same holds for a queue that is full (``full``) and for a verdict
-that is not there after the deadline (``late``). ``fails`` says what a bypass means: an ``open`` handler's requests
-pass, a ``closed`` handler's are refused if they can be. Late verdicts are thrown away, and the tickets among them
-dropped.
+*What an exception means.* The batch bypasses that handler only. It is counted under reason ``error``, and logged
+at most once a second; so is a queue that is full (``full``), and a verdict that is not there after the deadline
+(``late``). ``fails`` says what a bypass means: the requests of an ``open`` handler pass, those of a ``closed`` one are
+refused if they can be. Late verdicts are dropped with their tickets.
 
 *Responses.* With ``sees_responses`` a handler gets the broker's answers by ``on_responses``, inline, after
 their bytes were queued: it observes and can change nothing.

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from proxy.net import proxy_protocol
 from proxy.net.proxy_protocol import Header, HeaderError
-from proxy.net.reactor import CLIENT, FLOOD, Reactor, Watched
+from proxy.net.reactor import Reactor, Watched
 from proxy.net.sockets import Wire
 from proxy.net.tls import ClientTls, TlsError, TlsWire
 
@@ -93,8 +93,9 @@ class Arrival(Watched):
         on_arrived: Callable[[Arrived], None],
         on_failed: Callable[[Exception], None],
     ) -> None:
-        # A step of a handshake takes about as long as a large read, and open connections go before it.
-        super().__init__(reactor, wire.fileno(), CLIENT if tls is None else FLOOD)
+        super().__init__(reactor, wire.fileno())
+        # A step of a handshake does, and open connections go before it.
+        self.takes_long = tls is not None
         self.wire = wire
         self._peer = peer
         self._timeout_s = timeout_s
@@ -122,15 +123,12 @@ class Arrival(Watched):
         self._steps.close()
 
     def readable(self) -> None:
-        """Go on."""
         self._go_on()
 
     def writable(self) -> None:
-        """Go on."""
         self._go_on()
 
     def failed(self, error: Exception) -> None:
-        """Tell whoever waits for the client."""
         self._timer.cancel()
         self.unwatch()
         self._on_failed(error)
@@ -169,7 +167,7 @@ class Arrival(Watched):
         if first != _HANDSHAKE and not tls.required:
             return
         self._waits_for = "complete TLS handshake"
-        self.wire = wire = tls.over(self.wire, self.reactor)
+        self.wire = wire = tls.over(self.wire)
         try:
             while event := wire.handshake():
                 yield event

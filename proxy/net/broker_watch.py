@@ -34,7 +34,6 @@ import trio
 from proxy.common.log_rate import LogRate
 from proxy.net import sockets
 from proxy.net.proxy_protocol import Version, make
-from proxy.net.reactor import Reactor
 from proxy.net.sockets import Address, ListeningSocket, Wire, format_address
 from proxy.net.tls import BrokerTls
 
@@ -61,7 +60,6 @@ class BrokerWatch:
         brokers: the address behind it, and those of its backups.
         connect_timeout_s: what a connection to the broker may take.
         listening: the listener's sockets, bound.
-        reactor: the data path's.
         proxy_protocol: version of the PROXY header that the broker expects, if it does.
         tls: what TLS is spoken to the broker by, if it is.
     """
@@ -72,7 +70,6 @@ class BrokerWatch:
         brokers: Sequence[Address],
         connect_timeout_s: float,
         listening: Sequence[ListeningSocket],
-        reactor: Reactor,
         *,
         proxy_protocol: Version | None = None,
         tls: BrokerTls | None = None,
@@ -86,7 +83,6 @@ class BrokerWatch:
         self.passed_over: tuple[str, ...] = ()
         """The brokers before it, each with what was wrong when it was last tried."""
         self._brokers = brokers
-        self._reactor = reactor
         self._proxy_protocol = proxy_protocol
         self._tls = tls
         self._try_s = min(_TRY_S, connect_timeout_s)
@@ -147,7 +143,7 @@ class BrokerWatch:
             left = wire.send_now([make(self._proxy_protocol, source, destination)])
             # That little a new socket always takes.
             assert not left  # noqa: S101 - as above
-        return wire if self._tls is None else self._tls.over(wire, self._reactor, broker[0])
+        return wire if self._tls is None else self._tls.over(wire, broker[0])
 
     async def reach(self) -> str | None:
         """Try the broker, unless it is known to be away, and return what is wrong with it."""

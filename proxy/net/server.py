@@ -24,10 +24,13 @@ from proxy.deciding.judge import judge_of
 from proxy.net import proxy_protocol, sockets
 from proxy.net.arrival import Arrival, ArrivalError, Arrived
 from proxy.net.broker_watch import BrokerWatch
-from proxy.net.connection import PARTING_S, Calls, Connection, Services, Timeouts
+from proxy.net.connection import Calls, Connection
+from proxy.net.ending import PARTING_S
 from proxy.net.proxy_protocol import Header
 from proxy.net.reactor import Timer, Watched
+from proxy.net.services import Services
 from proxy.net.sockets import Address, Connecting, Inherited, ListeningSocket, Wire, format_address
+from proxy.net.timeouts import Timeouts
 from proxy.net.tls import BrokerTls, ClientTls, TlsError
 from proxy.protocols.base import ListenerAddresses, Protocol, Replayed, Session, SessionContext, WireCounters
 from proxy.stats.snapshot import ConfirmState
@@ -220,7 +223,7 @@ class Server:
                 self.close()
                 raise ListenError(config, error) from None
             self.watches[config.name] = BrokerWatch(
-                *(config.name, config.brokers, config.connect_timeout_s, bound, self.services.reactor),
+                *(config.name, config.brokers, config.connect_timeout_s, bound),
                 proxy_protocol=config.send_proxy_protocol,
                 tls=config.broker_tls,
             )
@@ -292,7 +295,7 @@ class Server:
             self._before_end()
         for connection in self.each_connection():
             if at_once:
-                connection.dismiss("handed_over", at_once)
+                connection.ending.dismiss("handed_over", at_once)
             else:
                 connection.drain()
         with trio.move_on_after(_SETTLE_S):
@@ -319,7 +322,7 @@ class Server:
                 await self._nothing_open.park()
         self._before_end()
         for connection in list(self.connections.values()):
-            connection.dismiss("grace_over", f"Sluice is shutting down, and has waited for {grace_s:g} s")
+            connection.ending.dismiss("grace_over", f"Sluice is shutting down, and has waited for {grace_s:g} s")
 
     def _cannot_accept(self, config: ListenerConfig, error: Exception) -> None:
         """Write down that there is no room for a client, at a bounded rate."""
@@ -480,7 +483,7 @@ class Server:
             lent=lent,
         )
         if self.draining and lent is None:
-            connection.finish("drained", "accepted just before the drain began")
+            connection.ending.finish("drained", "accepted just before the drain began")
         else:
             connection.start(client.handshake)
             if self.alarm:

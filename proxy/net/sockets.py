@@ -70,11 +70,7 @@ def format_address(address: Address) -> str:
 
 
 class ReadAhead:
-    """What was read ahead of the sessions of all connections, in memory; see ``Wire.read_ahead``.
-
-    Attributes:
-        taken_bytes: what that takes now.
-    """
+    """What was read ahead of the sessions of all connections, in memory; see ``Wire.read_ahead``."""
 
     #: Of one connection: what the kernels of both ends hold of a client that has left, with Linux's own settings.
     MAX_BYTES: Final = 16 * 1024 * 1024
@@ -107,12 +103,11 @@ class Wire:
     """
 
     ended = False
-    #: What was read ahead, where that is counted, and who serves it.
+    #: What was read ahead, and where that is counted.
     _ahead: bytes | bytearray = b""
+    _ahead_of_all = ReadAhead()
     # What the kernel has said of the socket, behind what was read ahead: it says it once.
     _errno = 0
-    _ahead_of_all = ReadAhead()
-    _ahead_reactor: Reactor
 
     def __init__(self, sock: socket.socket, *, inherits: bool = False) -> None:
         if sock.gettimeout() != 0:
@@ -122,7 +117,6 @@ class Wire:
         self._sock = sock
 
     def fileno(self) -> int:
-        """Return the descriptor, for the reactor."""
         return self._sock.fileno()
 
     def bound_writes(self, timeout_s: float) -> None:
@@ -137,7 +131,6 @@ class Wire:
         return plain_address(self._sock.getsockname())
 
     def remote_address(self) -> Address:
-        """Return the address at the other end."""
         return plain_address(self._sock.getpeername())
 
     def peek(self, size_bytes: int) -> bytes | None:
@@ -183,7 +176,7 @@ class Wire:
         except (BlockingIOError, InterruptedError):
             return None
 
-    def read_ahead(self, of_all: ReadAhead, reactor: Reactor, *, a_little: bool = False) -> int | None:
+    def read_ahead(self, of_all: ReadAhead, *, a_little: bool = False) -> int | None:
         """Move what the kernel holds to memory; ``receive_into`` returns it before all that comes later.
 
         A peer that sends more than the receive window holds, and leaves, leaves the rest and its end in its own kernel,
@@ -192,7 +185,6 @@ class Wire:
 
         Args:
             of_all: where it is counted.
-            reactor: serves the socket.
             a_little: read no more than opens the receive window, and leave half of the room for what comes before a
                 write.
 
@@ -205,7 +197,7 @@ class Wire:
         began = len(self._ahead)
         ahead = self._ahead = self._ahead or bytearray()
         assert isinstance(ahead, bytearray)  # noqa: S101 - as above
-        self._ahead_of_all, self._ahead_reactor = of_all, reactor
+        self._ahead_of_all = of_all
         try:
             room = 2 if a_little else 1
             while not self.ended and room * len(ahead) < of_all.MAX_BYTES:
@@ -220,10 +212,12 @@ class Wire:
         except OSError:
             self.ended = True
             raise
-        finally:
-            if len(ahead) > began:
-                reactor.unread(self.fileno(), unread=True)
         return None
+
+    @property
+    def has_unread(self) -> bool:
+        """Whether there is something to receive of which the kernel knows nothing any more."""
+        return bool(self._ahead)
 
     @property
     def is_plain(self) -> bool:
@@ -235,13 +229,12 @@ class Wire:
         """Whether bytes or the end of the stream were read that nobody has received."""
         return bool(self._ahead) or self.ended
 
-    def put_back(self, data: bytes, errno: int, of_all: ReadAhead, reactor: Reactor) -> None:
+    def put_back(self, data: bytes, errno: int, of_all: ReadAhead) -> None:
         """Have ``receive_into`` return bytes that somebody else has read, and then raise what they met, if anything."""
         self._errno = errno
         if data:
-            self._ahead, self._ahead_of_all, self._ahead_reactor = bytearray(data), of_all, reactor
+            self._ahead, self._ahead_of_all = bytearray(data), of_all
             of_all.taken_bytes += len(data)
-            reactor.unread(self.fileno(), unread=True)
 
     def _take_ahead(self, buffer: memoryview) -> int:
         ahead = self._ahead
@@ -250,7 +243,6 @@ class Wire:
         buffer[:count] = ahead[:count]
         del ahead[:count]
         self._ahead_of_all.taken_bytes -= count
-        self._ahead_reactor.unread(self.fileno(), unread=bool(ahead))
         return count
 
     def unread_bytes(self) -> int:
@@ -286,10 +278,8 @@ class Wire:
                 raise
 
     def close(self) -> None:
-        """Close; the reactor is told before."""
         if self._ahead:
             self._ahead_of_all.taken_bytes -= len(self._ahead)
-            self._ahead_reactor.unread(self.fileno(), unread=False)
             self._ahead = b""
         self._sock.close()
 
@@ -374,7 +364,6 @@ class Connecting:
         raise self._last or OSError(f"no address for {self._host}")
 
     def close(self) -> None:
-        """Give it up."""
         if self._sock is not None:
             self._sock.close()
             self._sock = None
@@ -485,7 +474,6 @@ class ListeningSocket(Watched):
             self._sock.shutdown(socket.SHUT_RD)
 
     def fileno(self) -> int:
-        """Return the descriptor, for another process."""
         return self._sock.fileno()
 
     def readable(self) -> None:

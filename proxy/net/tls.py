@@ -6,10 +6,10 @@ other bytes. Where certificates come from, and that they are read again, is the 
 
 Two things are as a plain socket does not have them:
 
-- What was read from the socket may be more than its reader had room for. The kernel does not report that again, so the
-  reactor is told (``Reactor.unread``). It is little: no more is read than there is room for, but for what belongs to
-  records. A read also ends early where decrypting takes long: records may be tiny, or hold nothing but messages of TLS
-  itself (key updates), of which 256 KiB took 0.2 s.
+- What was read from the socket may be more than its reader had room for. The kernel does not report that again, so its
+  reader asks for it (``Wire.has_unread``). It is little: no more is read than there is room for, but for what belongs
+  to records. A read also ends early where decrypting takes long: records may be tiny, or hold nothing but messages of
+  TLS itself (key updates), of which 256 KiB took 0.2 s.
 - What was taken for writing may still lie here as ciphertext. Then ``send_now`` returns at least an empty buffer, so
   whoever writes comes again.
 
@@ -26,7 +26,7 @@ from select import EPOLLIN, EPOLLOUT
 from time import perf_counter_ns
 from typing import Any, Final
 
-from proxy.net.reactor import ROUND_NS, Reactor
+from proxy.net.reactor import ROUND_NS
 from proxy.net.sockets import Wire
 from proxy.protocols.base import Buffer
 
@@ -45,7 +45,6 @@ _AHEAD_BYTES: Final = 128 * 1024
 _MAX_ANSWERS: Final = 64
 #: What may lie here with them; what is written is at most half of it.
 _MAX_UNSENT_BYTES: Final = 2 * (_AHEAD_BYTES + _RECORD_BYTES)
-_NOTHING_BUT_CIPHERTEXT: Final = (b"",)
 #: A name that is longer is cut, as the names of all scopes are.
 _NAME_CHARS: Final = 255
 _UNREAD: Final = "<unsupported>"
@@ -92,9 +91,9 @@ class ClientTls:
         self.context = context
         self.required = required
 
-    def over(self, wire: Wire, reactor: Reactor) -> "TlsWire":
+    def over(self, wire: Wire) -> "TlsWire":
         """Return the wire to speak to the client by; the handshake is still to come."""
-        return TlsWire(wire, self.context, reactor, _OF_CLIENTS)
+        return TlsWire(wire, self.context, _OF_CLIENTS)
 
 
 class BrokerTls:
@@ -109,18 +108,17 @@ class BrokerTls:
         self.context = context
         self.server_name = server_name
 
-    def over(self, wire: Wire, reactor: Reactor, host: str) -> "TlsWire":
+    def over(self, wire: Wire, host: str) -> "TlsWire":
         """Return the wire to speak to the broker by; the handshake is still to come.
 
         Args:
             wire: to the broker.
-            reactor: the data path's.
             host: of the broker that is connected to.
 
         Raises:
             TlsError: the server name is none.
         """
-        return TlsWire(wire, self.context, reactor, _OF_BROKERS, self.server_name or host)
+        return TlsWire(wire, self.context, _OF_BROKERS, self.server_name or host)
 
 
 class TlsWire(Wire):
@@ -129,7 +127,6 @@ class TlsWire(Wire):
     Args:
         plain: connected; not used by anybody else any more.
         context: what to shake hands by.
-        reactor: is told of bytes that were read and not taken yet.
         meanings: what OpenSSL's words for a failed handshake mean, for people.
         server_name: of the server, if that is what the peer is.
     """
@@ -138,7 +135,6 @@ class TlsWire(Wire):
         self,
         plain: Wire,
         context: ssl.SSLContext,
-        reactor: Reactor,
         meanings: Mapping[str, str],
         server_name: str | None = None,
     ) -> None:
@@ -153,7 +149,6 @@ class TlsWire(Wire):
             raise TlsError(f"{server_name!r} is no name of a server: {error}") from None
         #: Into a buffer it returns how many bytes it has read; typeshed knows it without.
         self._read: Callable[[int, memoryview], int] = self._tls.read  # type: ignore[assignment] # as said
-        self._reactor = reactor
         self._meanings = meanings
         #: It is up to this side to say the first word of the handshake, and that is over.
         self._begins, self._shaken = server_name is not None, False
@@ -195,7 +190,6 @@ class TlsWire(Wire):
             if self._unsent:
                 return EPOLLOUT
         self._left = bool(self._incoming.pending)
-        self._tell_unread(unread=self._left)
         return 0
 
     def _take_step(self) -> None:
@@ -224,6 +218,11 @@ class TlsWire(Wire):
         """The name in the certificate that the peer has shown, as ``name_in`` says; empty without a verified one."""
         certificate = self._tls.getpeercert()
         return name_in(certificate, self._tls.getpeercert(binary_form=True) or b"") if certificate else ""
+
+    @property
+    def has_unread(self) -> bool:
+        """Whether there is something to receive, or the stream's end, of which the kernel knows nothing any more."""
+        return bool(self._left or self._undecrypted or self._aside or self._ahead) or self._is_over
 
     def has_left(self, *, half_closes: bool) -> bool:
         """Return whether nobody is there any more and nothing is left to read, as ``Wire`` does."""
@@ -263,8 +262,6 @@ class TlsWire(Wire):
                 break
         if self._outgoing.pending:
             self._answer()
-        left = self._left or bool(self._undecrypted or self._aside or self._ahead)
-        self._tell_unread(unread=left or (count > 0 and self._is_over))
         if count:
             return count
         if self._over is not None:
@@ -280,19 +277,14 @@ class TlsWire(Wire):
             self._unsent = super().send_now(self._unsent)
             if self._unsent:
                 return buffers
-        records = _Records(buffers)
-        while records.left:
-            ciphertext: list[Buffer] = []
-            ahead = 0
-            while ahead < _AHEAD_BYTES and records.left:
-                record = records.next()
-                if record:
-                    ahead += len(record)
-                    self._encrypt(record)
-                    ciphertext.append(self._outgoing.read())
-            self._unsent = super().send_now(ciphertext)
+        left = memoryview(b"".join(buffers))
+        while left:
+            ahead, left = left[:_AHEAD_BYTES], left[_AHEAD_BYTES:]
+            # Record by record, as OpenSSL's buffers grow and never shrink.
+            records = [ahead[at : at + _RECORD_BYTES] for at in range(0, len(ahead), _RECORD_BYTES)]
+            self._unsent = super().send_now([self._encrypted(record) for record in records])
             if self._unsent:
-                return records.rest() or _NOTHING_BUT_CIPHERTEXT
+                return [left]
         return ()
 
     def end(self) -> None:
@@ -308,17 +300,9 @@ class TlsWire(Wire):
             super().send_now([*self._unsent, self._outgoing.read()])
         super().end()
 
-    def close(self) -> None:
-        """Close; the reactor is told before."""
-        self._tell_unread(unread=False)
-        super().close()
-
     @property
     def _is_over(self) -> bool:
         return self._in_order or self._over is not None
-
-    def _tell_unread(self, *, unread: bool) -> None:
-        self._reactor.unread(self.fileno(), unread=unread)
 
     def _decrypt_all(self, ciphertext: memoryview, buffer: memoryview, count: int, ends_ns: int) -> int:
         """Decrypt as ``_decrypt`` does, in pieces; keep what there is no time for."""
@@ -364,11 +348,12 @@ class TlsWire(Wire):
         while self._left:
             self._aside += room[: self._decrypt(room, 0)]
 
-    def _encrypt(self, record: Buffer) -> None:
+    def _encrypted(self, record: Buffer) -> bytes:
         try:
             self._tls.write(record)
         except ssl.SSLError as error:
             raise TlsError(_said(error, {})) from None
+        return self._outgoing.read()
 
     def _answer(self) -> None:
         """Send what TLS itself has to say, if that can go at once; if not, it goes with what is written next."""
@@ -377,49 +362,6 @@ class TlsWire(Wire):
             self._unsent = super().send_now(self._unsent)
         if len(self._unsent) > _MAX_ANSWERS or sum(map(len, self._unsent)) > _MAX_UNSENT_BYTES:
             self._over = TlsError("it asks for new keys, and does not read the answers")
-
-
-class _Records:
-    """Buffers cut and joined to what a record holds: each record has its cost, however short it is.
-
-    Args:
-        buffers: in order.
-
-    Attributes:
-        left: something is left of them.
-    """
-
-    __slots__ = ("_at", "_buffers", "_start", "left")
-
-    def __init__(self, buffers: Sequence[Buffer]) -> None:
-        self._buffers = buffers
-        self._at = self._start = 0
-        self.left = bool(buffers)
-
-    def next(self) -> Buffer:
-        """Return what the next record is to hold."""
-        taken = [self._take(_RECORD_BYTES)]
-        size = len(taken[0])
-        while self.left and size < _RECORD_BYTES:
-            taken.append(self._take(_RECORD_BYTES - size))
-            size += len(taken[-1])
-        return taken[0] if len(taken) == 1 else b"".join(taken)
-
-    def rest(self) -> Sequence[Buffer]:
-        """Return what is left."""
-        if not self._start:
-            return self._buffers[self._at :]
-        return [memoryview(self._buffers[self._at])[self._start :], *self._buffers[self._at + 1 :]]
-
-    def _take(self, most: int) -> Buffer:
-        """Return some of the next buffer."""
-        buffer = self._buffers[self._at]
-        part = buffer if not self._start and len(buffer) <= most else memoryview(buffer)[self._start :][:most]
-        self._start += len(part)
-        if self._start == len(buffer):
-            self._at, self._start = self._at + 1, 0
-            self.left = self._at < len(self._buffers)
-        return part
 
 
 def name_in(certificate: Mapping[str, Any], encoded: bytes = b"") -> str:

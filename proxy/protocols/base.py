@@ -3,7 +3,7 @@
 A session is a pure function, in the manner of h11: bytes, ends of stream, verdicts and the time go in; batches to
 decide and bytes to write come out. It owns no socket, no task and no clock.
 
-The driver (``proxy.net.connection``) keeps these promises:
+The driver (``proxy.net.peer``) keeps these promises:
 
 1. Calls never overlap, and all come from one thread. Calls about one side may come between two about the other.
 2. After ``receive`` returned a batch of one side, that side's next ``receive`` comes after ``decided`` for that batch.

@@ -8,7 +8,6 @@ from random import Random
 import pytest
 from certificates import HOST, Certificates
 
-from proxy.net.reactor import Reactor
 from proxy.net.sockets import Wire
 from proxy.net.tls import ClientTls, TlsWire
 
@@ -28,14 +27,12 @@ class Ends:
     """The wire of a listener, its peer's socket, and the client whose words that says unless they are changed."""
 
     def __init__(self, server: ssl.SSLContext, client: ssl.SSLContext, opened: ExitStack) -> None:
-        reactor = Reactor()
-        opened.callback(reactor.close)
         with socket.create_server((HOST, 0)) as listening:
             self.far = opened.enter_context(socket.create_connection(listening.getsockname()))
             near, _ = listening.accept()
         self.far.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.far.setblocking(False)
-        self.wire = ClientTls(server, required=True).over(Wire(near), reactor)
+        self.wire = ClientTls(server, required=True).over(Wire(near))
         opened.callback(self.wire.close)
         self._heard, self._said = ssl.MemoryBIO(), ssl.MemoryBIO()
         self.client = client.wrap_bio(self._heard, self._said, server_hostname=HOST)

@@ -36,7 +36,7 @@ from proxy.datapath.datapath import DataPathConfig, LocalDataPath
 from proxy.deciding.pipeline import HandlerConfig
 from proxy.deciding.rate_limit import PLUGIN as RATE_LIMIT
 from proxy.deciding.rate_limit import RateLimitOptions
-from proxy.net import connection, reactor, turn
+from proxy.net import reactor, turn
 from proxy.net.server import ListenerConfig
 from proxy.net.sockets import Inherited
 from proxy.protocols.amqp091 import PROTOCOL as AMQP091
@@ -55,9 +55,9 @@ CONVERSATIONS = {
     "RocketMQ: 32 frames, their answers":           (lambda rig: answered(rig, 32, "orders"),     88,    2,  12, True),
     "RocketMQ: 250 frames of 1 000 topics":         (lambda rig: answered(rig, 250, "topic{}"),   88,    2,  12, True),
     "RocketMQ: 250 frames that are refused":        (lambda rig: refused(rig, 250, "refused"),    79,    5,   6, True),
-    "RocketMQ: 4 frames that may be delayed":       (lambda rig: answered(rig, 4, "delayed"),    474,   18,  24, True),
-    "RocketMQ: 4 frames, with subscription limits": (lambda rig: answered(rig, 4, "orders"),     286,   13,  17, False),
-    "RocketMQ: accept, 1 frame, its answer, close": (lambda rig: accepted(rig, 1, "orders"),     371,    8,  56, False),
+    "RocketMQ: 4 frames that may be delayed":       (lambda rig: answered(rig, 4, "delayed"),    442,   16,  26, True),
+    "RocketMQ: 4 frames, with subscription limits": (lambda rig: answered(rig, 4, "orders"),     318,   13,  12, False),
+    "RocketMQ: accept, 1 frame, its answer, close": (lambda rig: accepted(rig, 1, "orders"),     382,    8,  52, False),
     "AMQP 0.9.1: 1 publish, its confirm":           (lambda rig: confirmed(rig, 1),               88,    2,  12, True),
     "AMQP 0.9.1: 32 publishes, their confirms":     (lambda rig: confirmed(rig, 32),              88,    2,  12, True),
     "AMQP 1.0: 1 transfer, its disposition":        (lambda rig: disposed(rig, 1, "orders"),      81,    2,  12, True),
@@ -284,7 +284,6 @@ async def disposed(rig: Rig, transfers: int, queue: str, credit: int = 0) -> Asy
 def rig(monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
     monkeypatch.setattr(turn, "ROUND_NS", 1 << 60)
     monkeypatch.setattr(reactor, "perf_counter_ns", lambda: 0)
-    monkeypatch.setattr(connection, "perf_counter_ns", lambda: 0)
     # The order in which trio runs tasks is random, and pytest-trio has it drawn in another way.
     monkeypatch.setattr(trio._core._run, "_r", SimpleNamespace(random=lambda: 1.0))
     monkeypatch.setattr(trio._core._run, "_ALLOW_DETERMINISTIC_SCHEDULING", False)

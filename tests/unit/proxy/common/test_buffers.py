@@ -5,7 +5,6 @@ import pytest
 from proxy.common.buffers import (
     CHUNK_BYTES,
     KEPT_NS,
-    LARGE_CHUNK_BYTES,
     SMALL_CHUNK_BYTES,
     SMALL_FRAME_BYTES,
     BufferPool,
@@ -63,54 +62,14 @@ def test_nothing_is_made_before_it_is_needed() -> None:
     assert len(pool._free) == 1
 
 
-def test_large_buffer_is_lent_to_who_asks_for_one() -> None:
-    pool = BufferPool(10 * CHUNK_BYTES)
-    large = pool.borrow(large=True)
-    assert len(large) == LARGE_CHUNK_BYTES
-    pool.give_back(large)
-    assert len(pool.borrow()) == CHUNK_BYTES
-    assert pool.borrow(large=True) is large
-
-
-def test_budget_that_was_made_in_one_size_is_there_in_the_other() -> None:
-    pool = BufferPool(2 * LARGE_CHUNK_BYTES)
-    for _ in range(3):
-        both = [pool.borrow(large=True) for _ in range(2)]
-        assert [len(buffer) for buffer in both] == [LARGE_CHUNK_BYTES] * 2
-        for buffer in both:
-            pool.give_back(buffer)
-        many = [pool.borrow() for _ in range(2 * LARGE_CHUNK_BYTES // CHUNK_BYTES)]
-        assert {len(buffer) for buffer in many} == {CHUNK_BYTES}
-        assert len(pool.borrow()) == SMALL_CHUNK_BYTES
-        for buffer in many:
-            pool.give_back(buffer)
-
-
-def test_who_asks_for_no_large_buffer_gets_none() -> None:
-    pool = BufferPool(LARGE_CHUNK_BYTES)
-    pool.give_back(pool.borrow(large=True))
-    assert len(pool.borrow()) == CHUNK_BYTES
-    assert pool.small_total == 0
-
-
-def test_free_buffers_go_back_to_the_system_bit_by_bit() -> None:
-    pool = BufferPool(4 * LARGE_CHUNK_BYTES)
-    lent = [pool.borrow() for _ in range(8)]
-    large = [pool.borrow(large=True) for _ in range(2)]
-    pages = [weakref.ref(buffer.obj) for buffer in (*lent, *large)]
-    for buffer in (*lent[1:], *large):
-        pool.give_back(buffer)
-    kept = lent[0]
-    del buffer
-    lent.clear()
-    large.clear()
-    for _ in range(4):
-        pool.shrink()
-    # What is lent out stays, and of each size one is there at once.
-    assert sum(page() is not None for page in pages) == 3
-    pool.give_back(kept)
-    # And the budget is what it was.
-    assert [len(pool.borrow()) for _ in range(12)] == [CHUNK_BYTES] * 12
+def test_few_free_buffers_are_kept() -> None:
+    pool = BufferPool(100 * CHUNK_BYTES)
+    lent = [pool.borrow() for _ in range(100)]
+    pages = [weakref.ref(buffer.obj) for buffer in lent]
+    while lent:
+        pool.give_back(lent.pop())
+    assert 0 < sum(page() is not None for page in pages) < 20
+    assert pool.unlent == 100
 
 
 KIB = 1024

@@ -331,7 +331,7 @@ class TestFlow:
         mock_clock.jump(2)
         shown = metrics(await rig.snapshot())["sluice_connection_state_seconds_total"]
         assert shown == {("flow",): 2.0, ("blocked",): 0.0, ("throttled",): 0.0}
-        connection.finish("done", "")
+        connection.ending.finish("done", "")
         await rig.until(lambda: not rig.connections)
         mock_clock.jump(2)
         assert metrics(await rig.snapshot())["sluice_connection_state_seconds_total"] == shown

@@ -7,7 +7,6 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -33,8 +32,9 @@ from proxy.deciding.batch import (
 )
 from proxy.deciding.pipeline import Handler, HandlerConfig, HandlerPlugin, Pipeline
 from proxy.deciding.rate_limit import RateLimit
-from proxy.net import connection as connection_module
-from proxy.net.connection import HALF_CLOSED_S, LOOK_S, OUTBOX_BYTES, PARTING_S
+from proxy.net.connection import OUTBOX_BYTES
+from proxy.net.ending import HALF_CLOSED_S, PARTING_S
+from proxy.net.peer import LOOK_S
 from proxy.net.server import ListenerConfig
 from proxy.net.sockets import Wire, format_address
 from proxy.protocols.amqp091 import PROTOCOL as AMQP091
@@ -163,7 +163,7 @@ class TestRelay:
         await wait_all_tasks_blocked()
         if ends == "operator":
             (connection,) = rig.connections
-            connection.finish("closed_by_operator", "as the test wants it")
+            connection.ending.finish("closed_by_operator", "as the test wants it")
         else:
             (client if ends == "client" else broker).end()
             (broker if ends == "client" else client).end()
@@ -197,7 +197,7 @@ class TestRelay:
         await wait_all_tasks_blocked()
         if ends == "operator":
             (connection,) = rig.connections
-            connection.finish("closed_by_operator", "as the test wants it")
+            connection.ending.finish("closed_by_operator", "as the test wants it")
         elif ends == "drain":
             (connection,) = rig.connections
             connection.drain()
@@ -245,35 +245,26 @@ class TestRelay:
         assert len(order) == 50
         assert all(len(set(order[turn : turn + 10])) == 2 for turn in range(0, 40, 10))
 
-    async def test_connections_that_take_turns_are_read_one_in_two_turns_of_the_loop(
+    async def test_peer_whose_chunks_take_long_is_served_after_others(
         self, start_rig: StartRig, lines: Protocol
     ) -> None:
-        class LoopTurns(trio.abc.Instrument):
-            count = 0
-
-            def before_io_wait(self, timeout: float) -> None:
-                self.count += 1
-
         class Slow(PlainSession):
+            is_slow = True
+
             def takes_turns(self, side: Side) -> bool:
-                return side is Side.CLIENT
+                return self.is_slow and side is Side.CLIENT
 
-            def receive(self, side: Side, chunk: memoryview, now_ns: int) -> Batch | None:
-                read_in.append(turns.count)
-                return super().receive(side, chunk, now_ns)
-
-        read_in: list[int] = []
-        turns = LoopTurns()
         rig = await start_rig(protocol=speaking(lines, Slow))
-        pairs = [await rig.connect() for _ in range(5)]
-        trio.lowlevel.add_instrument(turns)
-        for client, _ in pairs:
-            client.send_now(b"x")
-        for _, broker in pairs:
+        client, broker = await rig.connect()
+        (connection,) = rig.connections
+        for is_slow in (True, False):
+            connection.session.is_slow = is_slow  # type: ignore[attr-defined] # of the class above
+            await client.send(b"x")
             await broker.receive(1)
-        trio.lowlevel.remove_instrument(turns)
-        assert len(read_in) == 5
-        assert all(later - earlier >= 2 for earlier, later in pairwise(read_in))
+            await broker.send(b"y")
+            await client.receive(1)
+            assert connection.peers[Side.CLIENT].takes_long is is_slow
+            assert not connection.peers[Side.BROKER].takes_long
 
     async def test_a_drain_waits_for_what_is_left_of_a_chunk(self, start_rig: StartRig, lines: Protocol) -> None:
         def drain() -> None:
@@ -702,8 +693,8 @@ class TestClosing:
     async def test_by_an_operator_is_at_once(self, rig: Rig) -> None:
         client, broker = await rig.connect()
         (connection,) = rig.connections
-        connection.finish("closed_by_operator", "because")
-        connection.finish("second", "the first reason counts")
+        connection.ending.finish("closed_by_operator", "because")
+        connection.ending.finish("second", "the first reason counts")
         assert await client.receive_to_end() == b""
         assert await broker.receive_to_end() == b""
         await rig.until_closed("closed_by_operator")
@@ -994,7 +985,7 @@ class TestWaits:
     @pytest.mark.parametrize(
         ("error", "reason"), [(RuntimeError("in a wait"), "internal_error"), (Close("told", "to end"), "told")]
     )
-    @pytest.mark.parametrize("wait", ["turn", "decision", "broker_left"])
+    @pytest.mark.parametrize("wait", ["decision", "broker_left"])
     async def test_fault_of_a_wait_ends_that_connection_only(  # noqa: PLR0917 - parameters
         self,
         start_rig: StartRig,
@@ -1012,16 +1003,13 @@ class TestWaits:
         (connection,) = rig.connections
         healthy, healthy_broker = await rig.connect()
         with monkeypatch.context() as patched:
-            if wait == "turn":
-                patched.setattr(connection_module, "connection_turn", fail)
-                await client.send(b"12345678")
-            elif wait == "decision":
+            if wait == "decision":
                 patched.setattr(Pipeline, "decide_now", lambda self, batch: fail())
                 await client.send(b"d")
             else:
                 patched.setattr(connection, "broker_left", fail)
                 broker.end()
-            assert await broker.receive_to_end() == (b"1234" if wait == "turn" else b"")
+            assert await broker.receive_to_end() == b""
             assert await client.receive_to_end() == b""
         if reason == "told":
             client.end()
@@ -1117,8 +1105,7 @@ class TestMemory:
             await client.receive_line()
         await wait_all_tasks_blocked()
         buffers = rig.path.server.services.buffers
-        budget = rig.path.server.services.buffers._unmade + len(buffers._free)
-        assert budget == 64 * 1024 * 1024 // CHUNK_BYTES
+        assert buffers.unlent == 64 * 1024 * 1024 // CHUNK_BYTES
         # They were read one after another, and so one buffer served them all.
         assert len(buffers._free) <= 2
         assert buffers.small_total == 0

@@ -14,7 +14,8 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from limiter.rules.resource import Resource
 from proxy.deciding.batch import Batch, Charge, Hold, Refuse, Request, Side, Ticket, Verdicts
 from proxy.deciding.pipeline import Handler, HandlerConfig, HandlerPlugin
-from proxy.net.connection import KEEP_OPEN_S, KEPT_S, LOOK_S, MAX_LOOKS, MAX_SILENT, Doing
+from proxy.net.ending import KEPT_S, MAX_SILENT
+from proxy.net.peer import KEEP_OPEN_S, LOOK_S, MAX_LOOKS, Doing
 from proxy.net.sockets import ReadAhead
 from proxy.protocols.base import Buffer, Close, Protocol, Session, SessionContext
 

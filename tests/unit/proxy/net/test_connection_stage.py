@@ -12,9 +12,9 @@ from trio.testing import MockClock
 from proxy.deciding.batch import NO_VERDICTS, Batch, Side, Verdicts
 from proxy.deciding.pipeline import Handler, HandlerConfig, HandlerPlugin
 from proxy.flow.credit import Credit, Stage
-from proxy.net import connection as connection_module
-from proxy.net.connection import Doing
-from proxy.protocols.base import Protocol, Session, SessionContext
+from proxy.net.peer import Doing, Peer
+from proxy.net.reactor import Reactor
+from proxy.protocols.base import Protocol
 
 if TYPE_CHECKING:
     from tests.unit.proxy.conftest import Rig, StartRig
@@ -80,23 +80,38 @@ async def test_limiter_stalls_it_while_a_lane_decides(start_rig: StartRig, mock_
 async def test_decoding_stalls_it_while_it_waits_for_its_turn(
     start_rig: StartRig, lines: Protocol, mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    may_go_on = trio.Event()
-    monkeypatch.setattr(connection_module, "connection_turn", may_go_on.wait)
+    class Parts:
+        """Reads seven bytes at a time."""
 
-    def open_session(context: SessionContext) -> Session:
-        session: Any = lines.open_session(context)
-        session.takes_turns = lambda side: side is Side.CLIENT
-        return session  # type: ignore[no-any-return]
+        def __init__(self, session: Any) -> None:
+            self._session, self._left_bytes = session, 0
 
-    rig = await start_rig(protocol=replace(lines, open_session=open_session))
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._session, name)
+
+        def receive(self, side: Side, chunk: memoryview, now_ns: int) -> Batch | None:
+            part = chunk[:7]
+            self._left_bytes = len(chunk) - len(part)
+            return self._session.receive(side, part, now_ns)  # type: ignore[no-any-return]
+
+        def left_bytes(self, side: Side) -> int:
+            return self._left_bytes if side is Side.CLIENT else 0
+
+    rig = await start_rig(protocol=replace(lines, open_session=lambda context: Parts(lines.open_session(context))))
     client, broker = await rig.connect()
-    await client.send(b"free 1\n")
-    await rig.until(lambda: rig.connections[0].stage.out_of_credit)
-    assert rig.connections[0].peers[Side.CLIENT].doing is Doing.TURN
+    (connection,) = rig.connections
+    turns: list[Peer] = []
+    with monkeypatch.context() as patched:
+        patched.setattr(Reactor, "count_readable", lambda _, peer: turns.append(peer))
+        await client.send(b"free 1\nfree 2\n")
+        assert await broker.receive_line() == b"free 1\n"
+    (peer,) = turns
+    assert peer.doing is Doing.READING
+    assert connection.deciding
     assert await causes(rig, mock_clock) == [("decoding", ("channel decoding",))]
-    may_go_on.set()
-    assert await broker.receive_line() == b"free 1\n"
-    assert not rig.connections[0].stage.out_of_credit
+    peer.reactor.count_readable(peer)
+    assert await broker.receive_line() == b"free 2\n"
+    assert not connection.stage.out_of_credit
 
 
 async def test_client_is_read_on_once_all_give_credit(rig: Rig) -> None:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from proxy.net.connection import MIN_FRAME_BYTES_PER_S
 from proxy.net.server import ListenerConfig
+from proxy.net.timeouts import MIN_FRAME_BYTES_PER_S
 
 if TYPE_CHECKING:
     from proxy.protocols.base import Protocol

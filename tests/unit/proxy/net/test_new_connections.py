@@ -10,7 +10,7 @@ import trio
 from playbook import frames
 
 from limiter.compiled import COMPILED
-from proxy.net.connection import PARTING_S
+from proxy.net.ending import PARTING_S
 from proxy.net.server import ListenerConfig, _Client
 from proxy.protocols.rocketmq import PROTOCOL as ROCKETMQ
 

@@ -14,7 +14,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from proxy.net import reactor as reactor_module
-from proxy.net.reactor import BROKER, CLIENT, FLOOD, Reactor, Watched
+from proxy.net.reactor import BROKER, CLIENT, Reactor, Watched
 from proxy.net.sockets import Wire
 
 MakePair = Callable[[], tuple[Wire, socket.socket]]
@@ -214,46 +214,36 @@ async def test_what_is_to_be_done_soon_waits_for_what_is_under_way_and_no_longer
     assert order == ["over", "soon", "at once"]
 
 
-async def test_who_keeps_everybody_busy_is_served_last(reactor: Reactor, pair: MakePair) -> None:
+async def test_one_of_those_that_take_long_is_served_after_all_others(reactor: Reactor, pair: MakePair) -> None:
     order: list[str] = []
     everybody = []
-    for name, rank in [*((f"flood {number}", FLOOD) for number in range(3)), ("client", CLIENT), ("broker", BROKER)]:
+    for name, rank in [*((f"flood {number}", CLIENT) for number in range(3)), ("client", CLIENT), ("broker", BROKER)]:
         wire, far = pair()
         watched = Counting(reactor, wire, also=partial(order.append, name))
+        watched.rank = rank
+        watched.takes_long = name.startswith("flood")
         watched.want(EPOLLIN)
-        # Wanted already: it changes places with that.
-        watched.move(rank)
         everybody.append(far)
     for far in everybody:
         far.send(bytes(250))
     await wait_all_tasks_blocked()
     # Each reads 100 bytes at a time.
     assert order[:3] == ["broker", "client", "flood 0"]
-    assert order.index("client", order.index("flood 0")) < order.index("flood 1")
+    assert order.index("client", order.index("flood 0")) < order.index("flood 1") < order.index("flood 2")
     assert sorted(order) == sorted(["broker", "client", *(f"flood {number}" for number in range(3))] * 3)
 
 
-async def test_what_was_read_and_not_taken_counts_as_readable_while_that_is_wanted(
-    reactor: Reactor, pair: MakePair
-) -> None:
+async def test_one_that_counts_as_readable_is_served_while_that_is_wanted(reactor: Reactor, pair: MakePair) -> None:
     wire, _ = pair()
     watched = Counting(reactor, wire)
-    watched.want(EPOLLIN)
-    reactor.unread(wire.fileno(), unread=True)
-    await wait_all_tasks_blocked()
-    assert watched.told == ["readable"]
-    watched.want_no_more(EPOLLIN)
-    reactor.unread(wire.fileno(), unread=True)
-    await wait_all_tasks_blocked()
-    assert watched.told == ["readable"]
-    watched.want(EPOLLIN)
-    await wait_all_tasks_blocked()
-    assert watched.told == ["readable"] * 2
-    watched.move(FLOOD)
-    await wait_all_tasks_blocked()
-    assert watched.told == ["readable"] * 3
-    watched.want_no_more(EPOLLIN)
-    reactor.unread(wire.fileno(), unread=False)
-    watched.want(EPOLLIN)
-    await wait_all_tasks_blocked()
-    assert watched.told == ["readable"] * 3
+    for takes_long in (False, True):
+        watched.takes_long = takes_long
+        watched.told.clear()
+        watched.want(EPOLLIN)
+        reactor.count_readable(watched)
+        await wait_all_tasks_blocked()
+        assert watched.told == ["readable"]
+        watched.want_no_more(EPOLLIN)
+        reactor.count_readable(watched)
+        await wait_all_tasks_blocked()
+        assert watched.told == ["readable"]

@@ -179,10 +179,10 @@ class TestWire:
 class TestReadAhead:
     async def test_what_was_read_ahead_comes_first_and_whole(self, pair: tuple[Wire, socket.socket]) -> None:
         wire, far = pair
-        reactor, of_all = Reactor(), ReadAhead()
+        of_all = ReadAhead()
         far.send(b"abc")
-        assert wire.read_ahead(of_all, reactor) == 3
-        assert wire.read_ahead(of_all, reactor) == 0
+        assert wire.read_ahead(of_all) == 3
+        assert wire.read_ahead(of_all) == 0
         far.send(b"de")
         room = memoryview(bytearray(2))
         received = b""
@@ -192,45 +192,41 @@ class TestReadAhead:
             received += room[:count]
         assert received == b"abcde"
         assert (of_all.taken_bytes, wire.receive_into(room)) == (0, None)
-        reactor.close()
 
     async def test_the_end_is_seen_behind_all_that_the_peer_has_left(self, pair: tuple[Wire, socket.socket]) -> None:
         wire, far = pair
-        reactor, of_all = Reactor(), ReadAhead()
+        of_all = ReadAhead()
         sent = 0
         with suppress(BlockingIOError):
             while True:
                 sent += far.send(bytes(4096))
         far.close()
-        while wire.read_ahead(of_all, reactor) is not None:
+        while wire.read_ahead(of_all) is not None:
             await trio.lowlevel.checkpoint()
         assert wire.ended
         assert wire.unread_bytes() == of_all.taken_bytes == sent
         room = memoryview(bytearray(sent))
         assert [wire.receive_into(room), wire.receive_into(room)] == [sent, 0]
-        reactor.close()
 
     async def test_a_reset_leaves_what_came_before_it(self, pair: tuple[Wire, socket.socket]) -> None:
         wire, far = pair
-        reactor, of_all = Reactor(), ReadAhead()
+        of_all = ReadAhead()
         far.send(b"abc")
         far.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         far.close()
         with pytest.raises(ConnectionResetError):
-            wire.read_ahead(of_all, reactor)
-        assert wire.read_ahead(of_all, reactor) is None
+            wire.read_ahead(of_all)
+        assert wire.read_ahead(of_all) is None
         room = memoryview(bytearray(8))
         assert wire.receive_into(room) == 3
-        reactor.close()
 
     async def test_closing_gives_back_what_nobody_received(self, pair: tuple[Wire, socket.socket]) -> None:
         wire, far = pair
-        reactor, of_all = Reactor(), ReadAhead()
+        of_all = ReadAhead()
         far.send(b"abc")
-        wire.read_ahead(of_all, reactor)
+        wire.read_ahead(of_all)
         wire.close()
         assert of_all.taken_bytes == 0
-        reactor.close()
 
 
 class TestConnect:

@@ -16,7 +16,7 @@ from select import EPOLLIN
 import pytest
 from certificates import HOST, Certificates
 
-from proxy.net.reactor import ROUND_NS, Reactor
+from proxy.net.reactor import ROUND_NS
 from proxy.net.sockets import ReadAhead, Wire
 from proxy.net.tls import BrokerTls, ClientTls, TlsError, TlsWire, name_in
 
@@ -36,10 +36,9 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 class Pair:
     """A wire with TLS, and the other end of it as a socket that Python's own TLS is spoken by."""
 
-    def __init__(self, wire: TlsWire, far: ssl.SSLSocket, reactor: Reactor) -> None:
+    def __init__(self, wire: TlsWire, far: ssl.SSLSocket) -> None:
         self.wire = wire
         self.far = far
-        self.reactor = reactor
         self.steps = iter(wire.handshake, 0)
 
     def shake_hands(self) -> None:
@@ -57,10 +56,6 @@ class Pair:
         """Have the other end learn what became of the handshake."""
         self.far.do_handshake()
         self.far.recv(1)
-
-    @property
-    def is_unread(self) -> bool:
-        return self.wire.fileno() in self.reactor._unread
 
     def receive(self, most: int) -> bytes | None:
         """Read at most so much."""
@@ -84,8 +79,6 @@ MakePair = Callable[..., Pair]
 def pair(certificates: Certificates) -> Iterator[MakePair]:
     """Make pairs: of a listener's wire and a client, or of a broker's wire and a broker."""
     with ExitStack() as opened:
-        reactor = Reactor()
-        opened.callback(reactor.close)
 
         def make(
             *,
@@ -110,11 +103,7 @@ def pair(certificates: Certificates) -> Iterator[MakePair]:
             far = far or (certificates.server() if broker else certificates.client())
             far.minimum_version = far.maximum_version = _VERSIONS[version]
             plain = Wire(one)
-            wire = (
-                BrokerTls(near).over(plain, reactor, server_name)
-                if broker
-                else ClientTls(near, required=True).over(plain, reactor)
-            )
+            wire = BrokerTls(near).over(plain, server_name) if broker else ClientTls(near, required=True).over(plain)
             other = far.wrap_socket(
                 other,
                 server_side=broker,
@@ -123,7 +112,7 @@ def pair(certificates: Certificates) -> Iterator[MakePair]:
                 suppress_ragged_eofs=False,
             )
             opened.enter_context(other)
-            return Pair(wire, other, reactor)
+            return Pair(wire, other)
 
         yield make
 
@@ -211,10 +200,10 @@ class TestHandshakes:
                 break
             next(made.steps)
         assert list(made.steps) == []
-        assert made.is_unread
+        assert made.wire.has_unread
         assert not made.wire.has_left(half_closes=False)
         assert made.receive(100) == b"at once"
-        assert not made.is_unread
+        assert not made.wire.has_unread
 
 
 class TestBytes:
@@ -230,17 +219,17 @@ class TestBytes:
             room = drawn.choice([1, 7, 16 * 1024, 16 * 1024 + 1, 256 * 1024])
             got += made.receive(room) or b""
         assert got == data
-        assert not made.is_unread
+        assert not made.wire.has_unread
 
     def test_what_was_read_and_not_taken_is_unread_until_it_is_taken(self, pair: MakePair) -> None:
         made = shaken(pair())
         made.far.send(bytes(10_000))
         assert made.receive(9_999) == bytes(9_999)
-        assert made.is_unread
+        assert made.wire.has_unread
         with pytest.raises(BlockingIOError):
             socket.socket.recv(made.wire._sock, 1)
         assert made.receive(10) == b"\0"
-        assert not made.is_unread
+        assert not made.wire.has_unread
         assert made.receive(10) is None
 
     @Versions
@@ -281,7 +270,7 @@ class TestEnds:
         got = made.receive(5) or b""
         made.wire.end()
         while len(got) < len(data):
-            assert made.is_unread or len(got) < 10_000
+            assert made.wire.has_unread or len(got) < 10_000
             got += made.receive(4_000) or b""
         assert got == data
         assert made.receive(10) is None
@@ -292,7 +281,7 @@ class TestEnds:
         with suppress(ssl.SSLWantReadError):
             made.far.unwrap()
         assert made.receive(100) == b"last"
-        assert made.is_unread
+        assert made.wire.has_unread
         assert made.receive(100) == b""
 
     def test_end_without_a_word_of_tls_is_an_end(self, pair: MakePair) -> None:
@@ -319,7 +308,7 @@ class TestEnds:
         made.far.send(b"good")
         socket.socket.send(made.far, b"\x17\3\3\0\x20" + bytes(32))
         assert made.receive(100) == b"good"
-        assert made.is_unread
+        assert made.wire.has_unread
         with pytest.raises(TlsError, match=r"TLS: .*bad record mac"):
             made.receive(100)
         with pytest.raises(ssl.SSLError, match=r"(?i)alert bad record mac"):
@@ -388,12 +377,12 @@ def test_what_was_read_ahead_is_decrypted_in_its_place(pair: MakePair) -> None:
     both.far.setblocking(False)
     size = both.far.send(sent)
     of_all = ReadAhead()
-    both.wire.read_ahead(of_all, both.reactor)
+    both.wire.read_ahead(of_all)
     assert of_all.taken_bytes > size
-    assert both.is_unread
+    assert both.wire.has_unread
     received = b""
     while (chunk := both.receive(1000)) is not None:
         received += chunk
-        assert both.is_unread or len(received) == size
+        assert both.wire.has_unread or len(received) == size
     assert received == sent[:size]
     assert of_all.taken_bytes == 0

@@ -1,0 +1,284 @@
+"""The end of a connection. Whatever ends it, a peer, Sluice or a fault, it takes this way.
+
+When one peer ends its stream, the other may go on for a while if the protocol has half-closes. What a client that has
+gone takes for delivered is kept and forwarded. A client's reset ends its stream, as a FIN does: what it had sent before
+is read to its end. If the broker's socket failed, what it had sent before still goes to the client.
+
+A connection that Sluice ends is parted from in order: what is queued is written, both peers are sent the end of the
+stream, once they have answered the protocol's goodbye if it has one, and what they still send is read and dropped for a
+moment. Closing with unread bytes would make the kernel send a reset, and a reset can destroy answers that the client
+has not read yet.
+"""
+
+from collections.abc import Callable
+from select import EPOLLIN
+from typing import Final, Protocol
+
+from proxy.deciding.batch import Side
+from proxy.net.peer import Doing, Peer, PeerError
+from proxy.net.reactor import Reactor, Timer
+from proxy.net.tickets import Tickets
+from proxy.protocols.base import Session
+
+#: How long one direction may stay silent after the other has ended, where a peer may do that and wait.
+HALF_CLOSED_S: Final = 60.0
+#: How long the broker's connection may outlive a client that left something which it takes for delivered. Directly,
+#: that would be stored at once; but who waits for a limit that admits next to nothing would keep sockets for ever.
+KEPT_S: Final = 600.0
+#: After so many halves of a heartbeat without a byte a client has left. RabbitMQ waits for two to three heartbeats.
+MAX_SILENT: Final = 6
+#: How long parting may take.
+PARTING_S: Final = 1.0
+
+
+class Ends(Protocol):
+    """What ends; see ``Connection``."""
+
+    peers: dict[Side, Peer]
+    session: Session
+    tickets: Tickets
+    bytes_read: dict[Side, int]
+
+    @property
+    def is_batch_open(self) -> bool: ...
+    def guard(self, step: Callable[..., None], *args: object) -> None: ...
+    def recall(self) -> None: ...
+    def progressed(self) -> None: ...
+    def flush(self) -> None: ...
+    def farewell(self, detail: str) -> None: ...
+    def dismisses_client(self, detail: str) -> bool: ...
+    def cancel_tasks(self) -> None: ...
+    def end(self) -> None: ...
+
+
+class Ending:
+    """The end of one connection.
+
+    Attributes:
+        parting: why the connection ends, once it does: one word for the metric, and a sentence for the log.
+        over: nothing is done any more.
+        first: whose stream was the first to end.
+    """
+
+    __slots__ = (
+        *("_broker_failed", "_came_bytes", "_client_failed", "_connection", "_half_closed_s", "_half_closes"),
+        *("_had_gone", "_reactor", "_silent", "_timer", "first", "over", "parting"),
+    )
+
+    def __init__(self, connection: Ends, reactor: Reactor, *, half_closes: bool) -> None:
+        self.parting: tuple[str, str] | None = None
+        self.over = False
+        self.first: Side | None = None
+        self._connection = connection
+        self._reactor = reactor
+        self._half_closes = half_closes
+        #: How long the peer that has not ended may be silent.
+        self._half_closed_s = HALF_CLOSED_S
+        self._timer: Timer | None = None
+        #: What became of the broker's socket, while what it had sent is still read; and of the client's.
+        self._broker_failed: PeerError | None = None
+        self._client_failed: PeerError | None = None
+        #: The client had gone before the broker's socket failed, which many a broker answers it with.
+        self._had_gone = False
+        #: How often in a row nothing had come of the client, and how much had come before.
+        self._silent = self._came_bytes = 0
+
+    # --- A peer ends its stream -------------------------------------------------------------------
+
+    def stream_ended(self, side: Side) -> None:
+        if self.parting is None:
+            tickets = self._connection.tickets
+            tickets.ends |= side is Side.CLIENT
+            tickets.drop(side)
+        if self.first is None:
+            self.first = side
+            self.goes_on()
+
+    def goes_on(self) -> None:
+        """Let a peer that goes on after the other has ended do so for longer."""
+        if self.first is not None and self.parting is None and self._broker_failed is None:
+            self._end_in(self._half_closed_s)
+
+    def keeps(self, side: Side) -> bool:
+        """Say whether what a peer that has gone takes for delivered can still go on."""
+        return self._broker_failed is None and self._connection.session.keeps(side)
+
+    def keep(self) -> None:
+        """Give up what is held of a client that has gone, but for what it takes for delivered: that for a while."""
+        if self._connection.session.closing is not Side.CLIENT:
+            self._connection.tickets.drop(Side.CLIENT, refusable=True)
+        self._half_closed_s = KEPT_S
+        self._end_in(KEPT_S)
+
+    def end_passed_on(self) -> None:
+        """End the connection if both streams have ended, or soon.
+
+        Where the protocol knows no half-close, or the client was reset, nobody waits for what the other peer still has
+        to say. It may hang, so both sides end soon, once all that came before the end is written.
+        """
+        peers = self._connection.peers
+        is_reset = self._client_failed is not None and peers[Side.CLIENT].doing is Doing.ENDED
+        # What is kept for a client that has gone is nothing to a broker that has.
+        if all(peer.is_past for peer in peers.values()):
+            self.finish(*self._why())
+        elif self._broker_failed is not None and self.parting is None:
+            # What it had sent is with the client; what that still sends is read and dropped.
+            self.parting = self._why()
+            self._connection.progressed()
+        elif (is_reset or not self._half_closes) and self.parting is None:
+            self._half_closed_s = PARTING_S
+            self._end_in(PARTING_S)
+
+    def client_closed(self) -> None:
+        """End the stream to a client that has closed the connection, and bound how long what it sent may take."""
+        if not self.over and self.parting is None:
+            self.keep()
+            self._connection.peers[Side.CLIENT].end()
+
+    def client_silent(self) -> None:
+        """Take a client that has sent nothing for too long for one that has left."""
+        if self.over or self.parting is not None:
+            return
+        client = self._connection.peers[Side.CLIENT]
+        if not client.events & EPOLLIN and client.read_ahead() is None and not client.wire.ended:
+            # There is no room for what it may have sent.
+            return
+        unread_bytes = client.wire.unread_bytes()
+        came_bytes = self._connection.bytes_read[Side.CLIENT] + unread_bytes
+        self._silent = self._silent + 1 if came_bytes == self._came_bytes else 0
+        self._came_bytes = came_bytes
+        if self._silent < MAX_SILENT:
+            return
+        if client.doing is Doing.READING and not client.unread_bytes:
+            self.client_failed(PeerError(Side.CLIENT, TimeoutError("no heartbeats")))
+            client.end_stream()
+        else:
+            self.client_left()
+
+    def client_left(self) -> None:
+        """Read all that is left of a client that has gone, however much waits: until then it has what it consumes."""
+        self._connection.session.client_left = True
+        self._connection.progressed()
+
+    # --- A socket fails ---------------------------------------------------------------------------
+
+    def client_failed(self, error: PeerError) -> None:
+        """Write nothing to the client any more, as its socket has failed; what it has sent is still read."""
+        client = self._connection.peers[Side.CLIENT]
+        client.stop_writing()
+        if self._client_failed is None and self.parting is None:
+            self._client_failed = error
+            if client.doing is Doing.ENDED:
+                # It waited for the broker's last words, and does so no more.
+                self.end_passed_on()
+
+    def broker_failed(self, error: PeerError) -> None:
+        """Read what the broker has sent before its socket failed: it may have said why. Then end the connection."""
+        if self.parting is not None or self.over:
+            # Who is parted from may be gone already; the other peer is still written what waits for it.
+            return
+        connection = self._connection
+        broker = connection.peers[Side.BROKER]
+        if self._broker_failed is None:
+            self._had_gone = self.first is Side.CLIENT
+        all_read = self._broker_failed is not None or broker.doing is Doing.ENDED
+        self._broker_failed = self._broker_failed or error
+        if connection.session.closing is Side.CLIENT or all_read:
+            self.finish(*self._why())
+        else:
+            connection.tickets.ends = True
+            connection.tickets.drop()
+            broker.stop_writing()
+            self._end_in(PARTING_S)
+            connection.progressed()
+
+    @property
+    def left_unread(self) -> int:
+        """How many bytes of a client that has left were not read. One that is alive knows that they are lost."""
+        client = self._connection.peers[Side.CLIENT]
+        left = client.wire.ended or self._client_failed is not None
+        return client.unread_bytes if left and client.doing is not Doing.ENDED else 0
+
+    # --- Sluice ends the connection ---------------------------------------------------------------
+
+    def part(self, reason: str, detail: str) -> None:
+        """End the connection in order, as the module's docstring says; what is read from here on is dropped."""
+        if self.parting is not None:
+            return
+        connection = self._connection
+        connection.recall()
+        self.parting = (reason, detail)
+        self._end_in(PARTING_S)
+        connection.tickets.ends = True
+        connection.tickets.drop()
+        connection.farewell(detail)
+        for peer in connection.peers.values():
+            connection.guard(peer.flush)
+            connection.guard(peer.hear)
+        connection.progressed()
+
+    def dismiss(self, reason: str, detail: str) -> None:
+        """Say goodbye to both peers, and end the connection at once."""
+        if self.parting is None and not self.over:
+            self._connection.farewell(detail)
+            self._connection.guard(self._connection.flush)
+        self.finish(reason, detail)
+
+    def finish(self, reason: str, detail: str) -> None:
+        """End the connection at once, whatever is under way; the first reason given is the one that counts."""
+        connection = self._connection
+        connection.recall()
+        if self.parting is None:
+            self.parting = (reason, detail)
+        if not self.over:
+            self.over = True
+            connection.cancel_tasks()
+            connection.tickets.ends = True
+            connection.tickets.drop()
+            self._reactor.soon(connection.end)
+
+    def look_at_drain(self) -> None:
+        """Part from a connection that is drained, once nothing is in flight."""
+        connection = self._connection
+        client = connection.peers[Side.CLIENT]
+        if self.parting is not None or connection.is_batch_open:
+            return
+        if connection.session.in_flight() == 0 and all(
+            connection.session.between_frames(side) and not peer.busy for side, peer in connection.peers.items()
+        ):
+            self.part("drained", "Sluice is shutting down, and nothing is in flight any more")
+        elif (
+            self.first is None
+            and not client.ended
+            # Who waits for no answer would go on sending, into a socket that nobody reads.
+            and connection.dismisses_client("Sluice is shutting down, and reads no more")
+        ):
+            client.end()
+
+    def let_go(self) -> None:
+        self.over = True
+        if self._timer is not None:
+            self._timer.cancel()
+        del self._connection
+
+    def _end_in(self, delay_s: float) -> None:
+        """Be over after so long; what was said before counts no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._reactor.after(delay_s, self._time_is_over)
+
+    def _time_is_over(self) -> None:
+        reason, detail = self._why()
+        if self._half_closes and self._broker_failed is None and self._client_failed is None:
+            end = f"the end of the {(self.first or Side.CLIENT).value}'s stream"
+            reason, detail = "half_closed", f"not over {self._half_closed_s:.0f} s after {end}"
+        self.finish(reason, detail)
+
+    def _why(self) -> tuple[str, str]:
+        """Return the reason and the sentence for the end of a connection whose peer's stream or socket has ended."""
+        error = self._client_failed if self._broker_failed is None or self._had_gone else self._broker_failed
+        closing = self._connection.session.closing or (None if error is not None else self.first or Side.CLIENT)
+        if closing is None:
+            assert error is not None  # noqa: S101 - else it is known
+            return f"{error.side.value}_error", str(error)
+        return f"{closing.value}_closed", f"the {closing.value} closed first"

@@ -1,0 +1,111 @@
+"""What all connections of a data path share."""
+
+from collections import Counter
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import structlog
+import trio
+
+from proxy.common.buffers import BufferPool
+from proxy.common.log_rate import LogRate
+from proxy.deciding.batch import ConnectionInfo, Side
+from proxy.deciding.counting import Tally
+from proxy.deciding.pipeline import Pipeline
+from proxy.flow.credit import DEFAULT_CREDIT, Credit, Stage
+from proxy.net.limit_commands import LimitCommands
+from proxy.net.reactor import Reactor
+from proxy.net.sockets import ReadAhead
+from proxy.net.turn import Lending
+from proxy.protocols.base import Advance, TermsOf, no_terms
+from proxy.spool.spool import Spool
+from proxy.stats.timing import Timings
+
+if TYPE_CHECKING:
+    from sluice_native import Resources
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class EndedStages:
+    """For how long connections that are over showed a state that is not running, all together."""
+
+    flow_s: float = 0.0
+    throttled_s: float = 0.0
+    blocked_s: float = 0.0
+
+    def add(self, stage: Stage, now_ns: int) -> None:
+        """Add the stage of a connection that is over."""
+        figures = stage.figures(now_ns)
+        self.flow_s += figures.flow_s
+        self.throttled_s += figures.throttled_s
+        self.blocked_s += figures.blocked_s
+
+
+@dataclass(slots=True)
+class Services:
+    """What all connections of a data path share.
+
+    Attributes:
+        spool: where what waits is put aside, if there is one; it is there before the first connection.
+        credit: what stages give to those that send to them, all but the store.
+        decoding: stands for what is done in turns, since it takes long.
+        limiter: stands for the handlers' lanes.
+        ahead: what was read ahead of all connections.
+        lending: serves connections of which all is plain; None without the compiled part.
+        terms, tightest, after_consume, rules_version: as SessionContext has them.
+        ended: the connections' stages that are no more.
+        lost_messages, lost_bytes: what was lost of clients that assume it delivered, by listener.
+    """
+
+    pipeline: Pipeline
+    tally: Tally
+    buffers: BufferPool
+    now_ns: Callable[[], int]
+    bytes_read: dict[Side, int]
+    limits_kind: Callable[[str], bool]
+    commands: LimitCommands
+    timings: Timings
+    reactor: Reactor
+    limiting: Callable[[], bool] = lambda: True
+    resources: "Resources | None" = None
+    lending: Lending | None = None
+    spool: Spool | None = None
+    credit: Credit = DEFAULT_CREDIT
+    decoding: Stage = field(default_factory=lambda: Stage("channel", "decoding"))
+    limiter: Stage = field(default_factory=lambda: Stage("resource", "limiter"))
+    ended: EndedStages = field(default_factory=EndedStages)
+    ahead: ReadAhead = field(default_factory=ReadAhead)
+    terms: TermsOf = no_terms
+    tightest: Callable[[Collection[str]], Advance | None] = lambda _: None
+    after_consume: Callable[[], bool] = lambda: False
+    rules_version: Callable[[], int] = lambda: 0
+    log_rate: LogRate = field(default_factory=LogRate)
+    lost_messages: Counter[str] = field(default_factory=Counter)
+    lost_bytes: Counter[str] = field(default_factory=Counter)
+
+    def count_lost(self, info: ConnectionInfo, messages: int, size_bytes: int, unread_bytes: int) -> None:
+        """Count what a connection's end has lost of its client, and warn of it, at a bounded rate."""
+        self.lost_messages[info.listener] += messages
+        self.lost_bytes[info.listener] += size_bytes + unread_bytes
+        not_logged = self.log_rate.take((info.listener, "lost"), trio.current_time())
+        if not_logged is not None:
+            _log.warning(
+                "messages lost that their client assumes delivered",
+                peer=info.peer,
+                listener=info.listener,
+                messages=messages,
+                bytes=size_bytes,
+                unread_bytes=unread_bytes,
+                not_logged=not_logged,
+            )
+
+    def log_failed(self, info: ConnectionInfo, error: Exception) -> None:
+        """Log which fault of ours or of a plug-in's ends a connection, at a bounded rate."""
+        not_logged = self.log_rate.take((info.listener, type(error)), trio.current_time())
+        if not_logged is not None:
+            _log.error(
+                "connection failed", peer=info.peer, listener=info.listener, not_logged=not_logged, exc_info=error
+            )
