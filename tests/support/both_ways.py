@@ -401,7 +401,9 @@ def _plain_entry(entry: dict[str, Any]) -> str:
     error = entry.get("exc_info")
     return repr(
         sorted(
-            (key, repr(error) if key == "exc_info" else str(value)) for key, value in entry.items() if key != "address"
+            (key, repr(error) if key == "exc_info" else str(value))
+            for key, value in entry.items()
+            if key not in {"address", "peer"}
         )
     )
 

@@ -4,7 +4,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from functools import partial
 from random import Random
 from typing import Any, Final, Literal, get_args
 
@@ -91,7 +90,7 @@ class Talk:
         self.unsaid = {CLIENT: b"", BROKER: b""}
         self.asked: list[int] = []
         #: Numbers of requests that have no answer yet.
-        self.reuses = self.is_known = False
+        self.reuses = False
         self._ids = 0
         self._heard = bytearray()
         self._garbled = False
@@ -327,7 +326,6 @@ async def _begin(both: Both, random: Random, flavour: Flavour, *, reuses: bool) 
         # So many headers are read one by one at first.
         first = b"".join(frames.heartbeat(each.number()) for _ in range(16))
         await both.say(each.link, CLIENT, first)
-        each.is_known = True
         if random.random() < 0.5:
             each.hear()
             await both.say(each.link, BROKER, b"".join(map(frames.answer, each.asked)))
@@ -337,7 +335,7 @@ async def _begin(both: Both, random: Random, flavour: Flavour, *, reuses: bool) 
 
 async def _disturb(both: Both, random: Random, each: Talk, side: Any) -> None:
     last = each.piece(side) if random.random() < 0.5 else b""
-    number = random.randrange(11)
+    number = random.randrange(10)
     if number < 2:
         await both.end(each.link, side, data=last)
     elif number < 4:
@@ -355,18 +353,6 @@ async def _disturb(both: Both, random: Random, each: Talk, side: Any) -> None:
         await both.ask("kill", lambda path: path.close_connection(each.link + 1, "why"))
     elif number == 8 and not both.stalled:
         await both.jump(random.choice((61.0, 31.0)))
-    elif (
-        number == 10
-        and each.flavour == "one by one"
-        and each.is_known
-        and _scans(both)
-        and not any(each.unsaid.values())
-    ):
-        # Python asks it also about what is simply admitted where it reads frame by frame, as those of new clients.
-        await both.do("the limiter fails", partial(_limiter_fails, fails=True))
-        for _ in range(3):
-            await both.say(each.link, CLIENT, each.plain())
-        await both.do("the limiter works again", partial(_limiter_fails, fails=False))
     elif number == 9 and random.random() < 0.3 and not both.stalled:
         for way in both.ways:
             both.nursery.start_soon(way.path.drain, 2.0)
@@ -382,18 +368,6 @@ async def _disturb(both: Both, random: Random, each: Talk, side: Any) -> None:
 def _scans(both: Both) -> bool:
     """Say whether the way without the turn reads by the compiled part, too."""
     return bool(both.ways[1].path.server.listeners[0].options.scan != "python")
-
-
-def _limiter_fails(way: Way, *, fails: bool) -> None:
-    """Have a request that is not simply admitted raise an error."""
-    if fails:
-        way.path._limits.decide = _fail  # type: ignore[method-assign] - for some steps
-    else:
-        del way.path._limits.decide
-
-
-def _fail(*_: object) -> None:
-    raise RuntimeError("no limiter")
 
 
 def _alarm(way: Way, reason: str) -> None:
