@@ -343,8 +343,8 @@ class Both:
         path = way.path
         snapshot = await path.snapshot()
         seen = {name: getattr(snapshot, name) for name in snapshot.__struct_fields__ if name not in _NOT_COMPARED}
-        ends = [connection.parting[0] for connection in way.connections if connection.parting is not None]
-        if _BAD & {*ends, *(reason for _, reason in snapshot.closed_total)}:
+        partings = [connection.ending.parting for connection in way.connections]
+        if _BAD & {*(parting[0] for parting in partings if parting), *(reason for _, reason in snapshot.closed_total)}:
             # Of a chunk in which a stream goes wrong only the turn counts how long the decisions before that took.
             del seen["processing"]
         return seen | {
