@@ -20,6 +20,7 @@ from limiter.rules.resource import Resource
 from limiter.rules.rule import Rule
 from proxy.deciding.batch import Refuse
 from proxy.deciding.judge import Judge
+from proxy.protocols.amqp091.confirms import Numbers
 from proxy.protocols.amqp10.conversation import Conversation
 from proxy.protocols.amqp10.lent import LentConnection
 
@@ -34,7 +35,6 @@ __all__ = [
     "Live",
     "Opaques",
     "Pieces",
-    "Publishes",
     "RefusedIds",
     "Resources",
     "Returned",
@@ -311,7 +311,10 @@ class Lent:
 def lend_amqp091(
     judge: Judge,
     channels: Channels,
-    most_publishes: int,
+    of_channels: Mapping[int, tuple[int, Numbers | None]],
+    frame_max: int,
+    most_body_bytes: int,
+    publishes: bool,
     routing_keys: bool,
     contents: bool,
     cuts: tuple[tuple[int, int] | None, tuple[int, int] | None],
@@ -321,13 +324,16 @@ def lend_amqp091(
 ) -> Lent:
     """Return what reads an AMQP 0.9.1 connection between two frames, or within a body that passes.
 
-    It takes publishes of channels that ``channels`` takes, what consumers settle there, heartbeats, and the broker's
-    confirms, deliveries and returns. It leaves the rest to Python, and any publish that would have to wait.
+    It takes the plain publishes of these channels, what consumers settle there, heartbeats, and the broker's confirms,
+    deliveries and returns. It leaves the rest to Python, and any publish that would have to wait.
 
     Args:
         judge: decides and counts what the compiled part does not.
-        channels: of the connection, with the client's open contents.
-        most_publishes: taken in one scan; 0 leaves all publishes to Python.
+        channels: of the connection.
+        of_channels: of each the rest of the body of the client's open content, and its numbers if it has confirms.
+        frame_max: the length of the longest frame in bytes, its framing included.
+        most_body_bytes: a publish with a longer body is left to Python.
+        publishes: take publishes at all.
         routing_keys: publishes to an exchange are for their routing key, too.
         contents: no rule limits deliveries.
         cuts: by peer, channel and rest of the body frame in hand, with the octet that ends it.
@@ -337,8 +343,9 @@ def lend_amqp091(
 
     Returns:
         What reads it. It returns by peer how often it was read, whether something was written to it, how much of its
-        open contents is still to come, by channel, and ``cuts``; the channels of which the client's open
-        content is refused; whether something was published; ``timed``; and own answers that wait, by channel.
+        open contents is still to come, by channel, and ``cuts``; the channels of which the client's open content is
+        refused; whether something was published; ``timed``; own answers that wait, by channel; and of channels with
+        confirms the numbers.
     """
 
 def lend_amqp10(
@@ -464,189 +471,27 @@ class Turn:
 
 @final
 class Channels:
-    """The channels of one AMQP 0.9.1 connection: the plain publishes of the client, and the confirms of the broker.
+    """The channels of one AMQP 0.9.1 connection while it is lent, and the keys of its publishes for good.
 
-    A publish is *plain* on a channel that is ``mark``ed, if its method frame has no bit but mandatory, its header has
-    4096 bytes of properties at most, none of which looks like a table's key CC or BCC, its body is not longer than
-    ``most_body_bytes``, and all parts of its name are printable ASCII. Contents of several channels may lie between
-    each other.
+    A publish is *plain* if its method frame has no bit but mandatory, its header has 4096 bytes of properties at most,
+    none of which looks like a table's key CC or BCC, and all parts of its name are printable ASCII. Contents of several
+    channels may lie between each other.
 
     A publish to the exchange "" is for the queue that its routing key names, any other for its exchange, and where that
     is asked for also for ``EXCHANGE/KEY``. A ``/`` or ``%`` in a part is written as ``%2F`` or ``%25``. A key is an
-    exchange and a routing key.
+    exchange and a routing key; when there are more than 1024, all are forgotten.
 
     Args:
-        resources: where it is found what requests are for.
+        resources: where it is found what publishes are for.
         kinds: of queues, exchanges and routing keys.
         before_names: how all names begin.
-        frame_max: see there.
-        most_keys: a scan that begins with more forgets all.
-
-    Attributes:
-        frame_max: the length of the longest frame in bytes, its framing included.
-        most_body_bytes: the length of the longest body of a plain publish; a TiB until it is set.
     """
 
-    frame_max: int
-    most_body_bytes: int
-    def __new__(
-        cls, resources: Resources, kinds: tuple[str, str, str], before_names: str, frame_max: int, most_keys: int
-    ) -> Self: ...
-    def mark(self, channel: int) -> None:
-        """Let scans take the publishes of a channel on which no content is begun."""
-    def unmark(self, channel: int) -> int:
-        """Let them take none; return how many bytes of body are to come of a content that was taken."""
-    def resume(self, channel: int, rest: int) -> None:
-        """Let scans take the publishes of a channel, behind the rest of the body of one, in bytes."""
-    def select(self, channel: int) -> None:
-        """Number the publishes of a channel from 1 on."""
-    def forget(self, channel: int) -> None:
-        """Forget all of a channel, which is closed."""
-    def track(self, channel: int) -> None:
-        """Note the numbers of the deliveries of a channel from now on."""
-    def delivered(self, channel: int) -> int:
-        """Return the number of the last delivery that ``settle`` has stepped over; 0 if that is not noted."""
-    def publish(self, channel: int) -> int:
-        """Return the number of a publish that no scan took; 0 on a channel without numbers."""
-    def forward(self, channel: int, number: int) -> None:
-        """Note that a publish with this number goes on to the broker, behind those that did before."""
-    def unconfirmed(self, channel: int) -> int:
-        """Return how many publishes of a channel went on and are not confirmed yet, without those withheld."""
-    def forwarded(self, channel: int) -> int:
-        """Return how many publishes of a channel went on to the broker, which is its number of the last."""
-    def is_open(self, channel: int, number: int) -> bool:
-        """Return whether nothing was heard yet of the publish to which the broker gave a number."""
+    def __new__(cls, resources: Resources, kinds: tuple[str, str, str], before_names: str) -> Self: ...
+    def unconfirmed(self) -> int:
+        """Return how many publishes went on and are not confirmed yet."""
     def names(self) -> list[Resource]:
         """Return the resources of the keys that are remembered, the first of each."""
-    def scan(self, chunk: Buffer, position: int, most_runs: int, most_publishes: int, routing_keys: bool) -> Publishes:
-        """Take plain publishes from ``position`` on, a frame's beginning, as long as they come one after the other.
-
-        Where it ends, no publish lacks its header. Of bodies there may be more to come: the next scan steps over it,
-        unless the channel is unmarked then.
-
-        Args:
-            chunk: what came from the client; nothing of it is kept. No bytes are an error.
-            position: where to begin.
-            most_runs: it ends before a publish that would begin one more run.
-            most_publishes: when it has so many, no other begins.
-            routing_keys: what goes to an exchange is for its routing key, too.
-        """
-    def take_named(self, only: bool) -> None:
-        """Let scans take publishes with numbers only if their keys are named from now on; or all again."""
-    def take_all(self, channel: int, on: bool) -> None:
-        """Let scans take publishes of a channel whatever their key, or as of all channels again."""
-    def name(self, key: bytes) -> None:
-        """Let scans take publishes of a key, which is exchange and routing key as they come; 1024 are remembered."""
-    def withhold(self, channel: int) -> int:
-        """Withhold the broker's ack of the last publish of a channel that went on; return the broker's number of it."""
-    def settle_withheld(self, channel: int, number: int) -> None:
-        """Withhold its nack as well: somebody else has answered the publish to which the broker gave that number."""
-    def release(self, channel: int, number: int) -> None:
-        """Withhold nothing of it any more."""
-    def answered(self, channel: int, number: int, multiple: bool, refused: bool) -> list[int] | None:
-        """Take a confirm of the broker's, which is its ack or nack.
-
-        Args:
-            channel: where it came.
-            number: that of a publish, as the broker counts those that went on to it.
-            multiple: it is for all up to that; with 0 for all.
-            refused: it is a nack.
-
-        Returns:
-            The client's numbers of publishes that nothing was heard of yet, or None if it is right as it is, as long as
-            both count alike.
-        """
-    def settle(
-        self, chunk: Buffer, position: int, contents: bool
-    ) -> tuple[int, int, list[bytes | tuple[int, int]] | None]:
-        """Step over the broker's confirms and heartbeats, and write confirms anew that are not right as they are.
-
-        Args:
-            chunk: what came from the broker.
-            position: where to begin, at a frame's beginning.
-            contents: step over deliveries and returns as well that are there as a whole and not marked, unless a frame
-                of their body is longer than ``frame_max``.
-
-        Returns:
-            The offset of the first frame that is something else; how many frames were stepped over; and what goes on of
-            them in order, bytes or from where to where in the chunk. None: they go on as they are.
-        """
-
-@final
-class Publishes:
-    """What one scan took, in runs: the publishes of one key on one channel each, in the order of their first headers.
-
-    Indexes of publishes, in the order of their headers, and numbers of runs count from 0. IndexError is raised where
-    there is no such publish or run.
-
-    Attributes:
-        stop: offset of the first frame that was not taken; beyond the chunk's end if the last one is of a body and
-            incomplete.
-        frames: how many were taken.
-        runs: how many there are.
-    """
-
-    @property
-    def stop(self) -> int: ...
-    @property
-    def frames(self) -> int: ...
-    @property
-    def runs(self) -> int: ...
-    def __len__(self) -> int: ...
-    def asker(self, run: int) -> tuple[tuple[Resource, ...], str]:
-        """Return what the publishes of a run are for, and an empty producer group."""
-    def key(self, run: int) -> bytes:
-        """Return exchange and routing key of a run as they came, each with its length in front."""
-    def channel(self, run: int) -> tuple[int, bool]:
-        """Return the channel of a run, and whether its publishes are numbered."""
-    def run(self, run: int) -> tuple[Sequence[int], int]:
-        """Return the indexes of a run's publishes, a range if they follow each other, and the sum of their sizes."""
-    def admit(self, first: int, now_ns: int, second: row.Second, callers: Callers | None = None) -> int:
-        """Admit all publishes of run after run, from ``first`` on, as long as their limits are plain and admit them.
-
-        Rows note in ``second`` what is spent. ``callers``: the limits of who sends; None where no scope is limited.
-
-        Returns:
-            The number of the first run that is left, of which nothing is charged; ``runs`` if none is.
-        """
-    def count(self, second: row.Second, now_ns: int, sender: object, outcome: int, judged: Sequence[int]) -> list[int]:
-        """Add all runs but some to their rows, as in ``Row.add``; return the numbers of those.
-
-        They are those with ``judged`` publishes, ascending indexes, and those of whose resource something was refused
-        of late.
-        """
-    def publish(self, index: int) -> tuple[int, int, int, int]:
-        """Return a publish's run, its number or 0, and how many bytes its body and all its frames have.
-
-        For its frames, bodies are taken to be cut as seldom as they may be.
-        """
-    def spans(self, indexes: Sequence[int]) -> list[list[tuple[int, int]]]:
-        """Return for each of these publishes from where to where its frames lie; the last may end beyond the chunk."""
-    def open(self) -> list[tuple[int, int | None, int]]:
-        """Return for each body of which more is to come behind ``stop`` its channel, its publish, and how many bytes.
-
-        The publish is None if it was taken by an earlier scan.
-        """
-    @property
-    def cut(self) -> tuple[int, int | None] | None:
-        """Of the frame that ends beyond the chunk, the channel and the publish, None as in ``open``; None if none does.
-
-        Its end is not checked here.
-        """
-    def sizes(self, indexes: Sequence[int]) -> list[int]:
-        """Return the sizes of these publishes, all frames together, in bytes."""
-    def numbered(self, indexes: Sequence[int]) -> int:
-        """Return how many of these have a number, so that the client is told what becomes of them."""
-    def kept(self, gone: Sequence[int], start: int, end: int) -> list[tuple[int, int]]:
-        """Return what is left from ``start`` to ``end`` without these ascending publishes; no slice is empty."""
-    def forward(self, gone: Sequence[int]) -> None:
-        """Note that all but these ascending publishes go on to the broker, as ``Channels.forward``; to be said once."""
-    def refuse(self, refused: Sequence[int]) -> tuple[bytes, int]:
-        """Write the refusals of these publishes, as far as they have numbers.
-
-        Returns:
-            The refusals, whole frames one after the other, and how many there are.
-        """
 
 @final
 class Links:

@@ -42,7 +42,7 @@ from limiter.waiting.holding import BoundName, HeldNow, Holding
 from limiter.waiting.lines import Credit, Denial, Held, ShadowDenial, Wait
 
 if TYPE_CHECKING:
-    from sluice_native import Callers, Publishes, Resources
+    from sluice_native import Callers, Resources
 
 __all__ = [
     "Applied",
@@ -110,8 +110,6 @@ class Limits:
         self.holding = Holding(self._ask_again, self._expire)
         self._delays = Delays(self.holding)
         self._asking = Asking(self._delays, self._accounts)
-        # The time at which the compiled part asks.
-        self._now_ns = 0
         self.resources: Resources | None = None  # where the compiled part finds limits; None without it
         self._callers: dict[Caller, Callers] = {}
         if COMPILED is not None:
@@ -161,17 +159,6 @@ class Limits:
                 self.swaps, rule_set.own, {kind: self._default_of(kind) for kind in self.resources.kinds}
             )
         self.holding.ask_all_soon(now_ns)
-
-    def admit(self, now_ns: int, caller: Caller, segment: "Publishes", first: int) -> int:
-        """Admit what plain limits admit of a scan, as ``Publishes.admit`` says.
-
-        The compiled part does what ``decide`` would, on the same state.
-        """
-        # If the clock ran backwards, no stretch of time may be refilled twice.
-        if now_ns < self._now_ns:  # noqa: PLR1730 - max() is a call more for each segment
-            now_ns = self._now_ns
-        self._now_ns = now_ns
-        return segment.admit(first, now_ns, self._accounts.at(now_ns), self.callers(caller))
 
     def callers(self, caller: Caller) -> "Callers | None":
         """Return the limits of a caller's scopes for the compiled part; None if no rule limits scopes."""

@@ -2,8 +2,6 @@
 
 mod buffer;
 mod cell;
-mod channels;
-mod indexes;
 mod links;
 mod live;
 mod opaques;
@@ -21,12 +19,10 @@ use pyo3::prelude::*;
 mod sluice_native {
     /// Told apart by who imports it; another number whenever what is offered, or what it means, changes.
     #[pymodule_export]
-    const INTERFACE: u32 = 14;
+    const INTERFACE: u32 = 15;
 
     #[pymodule_export]
     use crate::cell::Cell;
-    #[pymodule_export]
-    use crate::channels::{Channels, Publishes};
     #[pymodule_export]
     use crate::links::{reflow, renumber, Links};
     #[pymodule_export]
@@ -44,7 +40,7 @@ mod sluice_native {
     #[pymodule_export]
     use crate::table::Table;
     #[pymodule_export]
-    use crate::turn::amqp091::lend_amqp091;
+    use crate::turn::amqp091::{lend_amqp091, Channels};
     #[pymodule_export]
     use crate::turn::amqp10::lend_amqp10;
     #[pymodule_export]

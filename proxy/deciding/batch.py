@@ -4,10 +4,9 @@ Sessions make batches out of bytes and turn verdicts into bytes; handlers see on
 I/O and no clock.
 """
 
-from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Final, Literal, Protocol, cast
+from typing import Final, Literal, Protocol
 
 import msgspec
 
@@ -16,23 +15,14 @@ from limiter.plans import plans
 from limiter.rules.resource import Resource
 from limiter.rules.rule import Dimension
 
-if TYPE_CHECKING:
-    from sluice_native import Publishes
-
-
 Refusal = Literal["answered", "silent", "impossible"]
 """What a refusal is to a request: its client is told; its client chose not to be told; or it is impossible, as the
 client believes that the broker has the message. Then it passes, or waits.
 """
 Asks = plans.Asks
 """Which rules decide."""
-Admit = Callable[["Publishes", int], int]
-"""Admits runs of a scan from a number on; returns the first run that is left."""
-Count = Callable[["Publishes", Sequence[int]], Sequence[int]]
-"""Counts the runs of a scan without some publishes, whose indexes ascend; returns those that are left."""
 
 
-# Groups of requests that are decided alike, as objects or in columns: the cost of a batch grows with its groups.
 class Group(msgspec.Struct, gc=False):
     """The requests of a batch that are decided alike. Fields without a description are those of each request."""
 
@@ -40,7 +30,6 @@ class Group(msgspec.Struct, gc=False):
     producer_group: str
     indexes: Sequence[int]  # of the requests in the batch, ascending
     messages: Sequence[int]
-    size_bytes: int | None = None  # the sum of their costs in bytes, if known
     consumes: bool = False
     by_answer: bool = False
     refusable: bool = True
@@ -50,44 +39,13 @@ class Group(msgspec.Struct, gc=False):
     most: int = 0  # above 0 if they ask for credit
 
 
-class Columns(Sequence["Request"]):
-    """Requests in columns, as they were scanned; made into objects only on demand.
-
-    Most can be decided and counted many at a time; the rest is given out in groups.
-    """
-
-    @abstractmethod
-    def groups(self) -> "Sequence[Group]": ...
-
-    @abstractmethod
-    def undecided(self, admit: "Admit") -> "Iterable[Group]":
-        """Have ``admit`` decide what it can; return the groups that are left.
-
-        Each is decided before the next is taken, so that limits see all requests in the order of the wire.
-        """
-
-    @abstractmethod
-    def uncounted(self, count: "Count", verdicts: "Verdicts") -> "Iterable[Group]":
-        """Have ``count`` count those without a verdict; return the groups that are left."""
-
-    @property
-    @abstractmethod
-    def refusable(self) -> bool: ...
-
-    @abstractmethod
-    def sizes(self, indexes: Sequence[int]) -> Sequence[int]: ...
-
-    @abstractmethod
-    def answered(self, indexes: Sequence[int]) -> int: ...
-
-
 def grouped(requests: "Sequence[Request]") -> Sequence[Group]:
     """Group requests, in order of first appearance.
 
     Those with an ``order_key`` that spans several groups stand alone: each depends on the outcome of those before it.
     """
     if len(requests) < 2:
-        return [group_of(request, [0], [request.messages]) for request in requests]
+        return [_group_of(request, [0], [request.messages]) for request in requests]
     keys = list(map(_alike, requests))
     kept: dict[str | int, tuple[object, ...]] = {}
     spread: set[str | int | None] = set()
@@ -99,7 +57,7 @@ def grouped(requests: "Sequence[Request]") -> Sequence[Group]:
     for index, (key, request) in enumerate(zip(keys, requests, strict=True)):
         alike.setdefault((*key, index) if request.order_key in spread else key, []).append(index)
     return [
-        group_of(requests[indexes[0]], indexes, [requests[index].messages for index in indexes])
+        _group_of(requests[indexes[0]], indexes, [requests[index].messages for index in indexes])
         for indexes in alike.values()
     ]
 
@@ -118,16 +76,12 @@ def _alike(request: "Request") -> tuple[object, ...]:
     )
 
 
-def group_of(
-    request: "Request", indexes: Sequence[int], messages: Sequence[int], size_bytes: int | None = None
-) -> Group:
-    """Return a group of requests that are decided as one of them is; arguments as in ``Group``."""
+def _group_of(request: "Request", indexes: Sequence[int], messages: Sequence[int]) -> Group:
     return Group(
         request.resources,
         request.producer_group,
         indexes,
         messages,
-        size_bytes,
         consumes=request.consumes,
         by_answer=request.by_answer,
         refusable=request.refusal != "impossible",
@@ -356,7 +310,6 @@ class Batch:
 
     __slots__ = (
         "_asks_credit_alone",
-        "_columns",
         "_distinct",
         "_groups",
         "bypassed",
@@ -387,8 +340,6 @@ class Batch:
         self.ids = ids  # of its messages; None if there are none
         self.verdicts: dict[int, Verdict] = {}  # of the pipeline so far; only the pipeline adds to it
         self.bypassed: dict[str, str] = {}  # handlers that were skipped, with the reason
-        # isinstance with an abstract class takes longer than most of what follows.
-        self._columns = cast("Columns", requests) if Columns in type(requests).__mro__ else None
         self._groups: Sequence[Group] | None = None
         self._distinct: Collection[Verdict] | None = None
         self._asks_credit_alone: bool | None = None
@@ -401,14 +352,14 @@ class Batch:
     def came_back(self) -> bool:
         """Whether all of it was spooled before."""
         requests = self.requests
-        return self._columns is None and self.connection.spools and len(requests) > 0 and requests[0].since_ns > 0
+        return self.connection.spools and len(requests) > 0 and requests[0].since_ns > 0
 
     @property
     def asks_credit_alone(self) -> bool:
         """Whether all requests ask for credit; at least one does."""
         alone = self._asks_credit_alone
         if alone is None:
-            alone = self._columns is None and len(self.requests) > 0
+            alone = len(self.requests) > 0
             for request in self.requests if alone else ():
                 if not request.most:
                     alone = False
@@ -429,35 +380,17 @@ class Batch:
         groups = self._groups
         if groups is None:
             # Assigned when complete: a handler on a thread may ask at the same time as the loop.
-            columns = self._columns
-            groups = self._groups = grouped(self.requests) if columns is None else columns.groups()
+            groups = self._groups = grouped(self.requests)
         return groups
 
     def size_bytes(self, indexes: Sequence[int]) -> Sequence[int]:
         """Return costs in bytes: 0 for a request that is charged by its answer."""
-        if self._columns is not None:
-            return self._columns.sizes(indexes)
         requests = self.requests
         return [0 if requests[index].by_answer else requests[index].size_bytes for index in indexes]
 
-    def undecided(self, admit: Admit) -> Iterable[Group]:
-        """Have ``admit`` decide what it can; return the groups that are left, as ``Columns.undecided`` does."""
-        if self._columns is None or self.verdicts or self._groups is not None:
-            # With verdicts or groups present, each request must be looked at.
-            return self.groups()
-        return self._columns.undecided(admit)
-
-    def uncounted(self, count: Count) -> Iterable[Group]:
-        if self._columns is None or self._groups is not None:
-            return self.groups()
-        return self._columns.uncounted(count, self.verdicts)
-
-    def sums_of(self, group: Group, indexes: Sequence[int]) -> tuple[int, int]:
-        """Return the sum of ``size_bytes`` of some requests of a group, and how many expect an answer."""
-        requests, columns = self.requests, self._columns
-        if columns is not None:
-            known = group.size_bytes if len(indexes) == len(group.indexes) else None
-            return sum(columns.sizes(indexes)) if known is None else known, columns.answered(indexes)
+    def sums_of(self, indexes: Sequence[int]) -> tuple[int, int]:
+        """Return the sum of ``size_bytes`` of some requests, and how many expect an answer."""
+        requests = self.requests
         return sum(self.size_bytes(indexes)), sum([requests[index].refusal == "answered" for index in indexes])
 
     def repeats(self, group: Group, indexes: Sequence[int], ids: RefusedIds, now_ns: int, *, refused: bool) -> Repeats:
@@ -498,7 +431,7 @@ class Batch:
         for verdict in distinct:
             _check_verdict(verdict, verdicts)
         given = {type(verdict) for verdict in distinct}
-        if Later in given or Grant in given or (Refuse in given and not self._all_refusable()):
+        if Later in given or Grant in given or Refuse in given:
             verdicts = {index: verdict for index, verdict in verdicts.items() if self._may_be(index, verdict)}
             distinct = _distinct(verdicts)
         if not self.verdicts:
@@ -509,13 +442,9 @@ class Batch:
             self._merge(index, verdict)
 
     def refuse_all(self, refuse: Refuse) -> None:
-        all_refusable = self._all_refusable()
         for index in range(len(self.requests)):
-            if all_refusable or self._may_be(index, refuse):
+            if self._may_be(index, refuse):
                 self._merge(index, refuse)
-
-    def _all_refusable(self) -> bool:
-        return self._columns is not None and self._columns.refusable
 
     def _may_be(self, index: int, verdict: Verdict) -> bool:
         if not isinstance(verdict, Refuse | Later | Grant):

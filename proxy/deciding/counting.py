@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
 from limiter.counting.accounts import Accounts
-from limiter.counting.rejections import NUMBERS, Outcome
+from limiter.counting.rejections import Outcome
 from limiter.counting.repeats import RefusedIds, Repeats
 from limiter.counting.seconds import Judged, Sender
 from limiter.rules.resource import Resource
@@ -47,17 +47,15 @@ class Tally:
 
     def _count_requests(self, batch: Batch, now_ns: int, sender: Sender, passed: Outcome) -> None:
         tell = self._accounts.count
-        second, number = self._accounts.at(now_ns), NUMBERS[passed]
-        left = batch.uncounted(lambda segment, judged: segment.count(second, now_ns, sender, number, judged))
         if batch.verdicts:
-            for group in left:
+            for group in batch.groups():
                 if group.most:
                     self._count_credit(group.indexes, batch, now_ns, sender)
                     continue
                 for verdict, indexes, messages in _runs(group, batch):
                     if isinstance(verdict, Later):
                         continue
-                    size_bytes, answers = batch.sums_of(group, indexes)
+                    size_bytes, answers = batch.sums_of(indexes)
                     what = _word(verdict, group.producer_group, answers, passed)
                     tell(now_ns, group.resources, sender, what, (len(indexes), messages, size_bytes))
                     if isinstance(verdict, Hold):
@@ -65,10 +63,10 @@ class Tally:
                     else:
                         self._look(batch, group, indexes, now_ns, refused=isinstance(verdict, Refuse))
         else:
-            for group in left:
+            for group in batch.groups():
                 if group.most:
                     continue
-                size_bytes = sum(batch.size_bytes(group.indexes)) if group.size_bytes is None else group.size_bytes
+                size_bytes = sum(batch.size_bytes(group.indexes))
                 tell(now_ns, group.resources, sender, passed, (len(group.indexes), sum(group.messages), size_bytes))
                 self._look(batch, group, group.indexes, now_ns, refused=False)
         if batch.came_back:

@@ -6,7 +6,6 @@ there is due.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated, ClassVar, Final
 
 import structlog
@@ -133,7 +132,7 @@ class RateLimit(Handler):
                 self._grant_all(batch, now_ns, verdicts)
             elif batch.requests:
                 begun: set[tuple[tuple[Resource, ...], str]] = set()
-                for group in batch.undecided(partial(self.limits.admit, now_ns, caller_of(connection))):
+                for group in batch.groups():
                     self._decide(batch, group, now_ns, verdicts, begun)
             for charge in batch.charges:
                 consumes = charge.consumes

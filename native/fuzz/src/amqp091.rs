@@ -26,7 +26,6 @@ fn check(chunk: &[u8], taken: &Taken, bounds: &Bounds) {
         .all(|piece| piece.start < piece.stop && (piece.publish as usize) < taken.publishes.len()));
     assert!(taken.pieces.windows(2).all(|two| two[0].stop <= two[1].start));
     assert!(taken.pieces.last().is_none_or(|piece| piece.stop as usize <= taken.stop));
-    assert!(taken.publishes.iter().all(|publish| publish.body <= bounds.most_body));
     for (number, run) in (0..).zip(&taken.runs) {
         let of_run = || taken.publishes.iter().filter(|publish| publish.run == number);
         assert_eq!(of_run().count(), run.publishes as usize);
@@ -42,10 +41,8 @@ fn check(chunk: &[u8], taken: &Taken, bounds: &Bounds) {
 pub fn run(data: &[u8]) {
     let mut channels = Channels::new("v/".to_owned());
     for channel in 1..4 {
-        channels.mark(channel);
-        if channel < 3 {
-            channels.select(channel);
-        }
+        let numbers = (0, 0, None, 1, [].into(), [].into());
+        channels.add(channel, 0, (channel < 3).then_some(&numbers));
     }
     let (mut deliveries, mut cut) = (Deliveries::default(), None);
     let mut rest = data;
@@ -53,16 +50,15 @@ pub fn run(data: &[u8]) {
         let size = usize::from(u16::from_be_bytes([*high, *low])).min(behind.len());
         let (chunk, more) = behind.split_at(size);
         rest = more;
-        let channel = u16::from(options >> 6);
-        match options >> 3 & 7 {
-            0 => channels.mark(channel),
-            1 => channels.select(channel),
-            2 => drop(channels.unmark(channel)),
-            3 => channels.forget(channel),
-            4 => channels.take_named(true),
-            5 => channels.take_all(channel, true),
-            6 => channels.name(chunk.get(..20).unwrap_or(chunk)),
-            _ => {}
+        if options >> 3 & 7 == 0 {
+            let (open, numbers) = (channels.open(), channels.numbers());
+            channels.clear();
+            let rest = |number| open.iter().find(|(channel, _)| *channel == number).map_or(0, |(_, rest)| *rest);
+            for (number, of_channel) in &numbers {
+                channels.add(*number, rest(*number), Some(of_channel));
+            }
+            channels.add(3, rest(3), None);
+            assert_eq!((channels.open().len(), channels.numbers()), (open.len(), numbers));
         }
         let position = if options & 4 == 0 { 0 } else { chunk.len().min(7) };
         let bounds = bounds(*options);
@@ -87,15 +83,13 @@ pub fn run(data: &[u8]) {
                 assert!(channels.is_open(channel, channels.forwarded(channel)));
             }
         }
-        let unconfirmed = |channels: &Channels| (0..4).map(|channel| channels.unconfirmed(channel)).sum::<usize>();
-        let before = unconfirmed(&channels);
-        let (stop, ..) = channels.settle(chunk, position, options & 2 != 0, bounds.frame_max);
-        assert!(stop >= position && unconfirmed(&channels) <= before);
+        let before = channels.unconfirmed();
         let Some((begin, left)) = cut.map_or(Some((position, None)), |cut: Cut| cut.go_on(chunk)) else { continue };
         let read = channels.relay(&mut deliveries, chunk, begin, options & 2 != 0, bounds.frame_max);
-        assert!(read.stop >= begin && (read.stop <= chunk.len()) == read.cut.is_none());
+        assert!(
+            channels.unconfirmed() <= before && read.stop >= begin && (read.stop <= chunk.len()) == read.cut.is_none()
+        );
         assert!(read.stop < chunk.len() || awaits_more(chunk, read.stop));
-        assert!(channels.step_over(chunk, position).stop <= chunk.len().max(position));
         cut = left.or(read.cut.map(|channel| Cut { channel, left: read.stop - chunk.len() }));
     }
 }

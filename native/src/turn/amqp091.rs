@@ -7,26 +7,75 @@ use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use pyo3::{PyTraverseError, PyVisit};
-use sluice_native_core::amqp::{awaits_more, write_refusal, Cut, Deliveries, Part, Taken};
+use sluice_native_core::amqp::{
+    self, awaits_more, write_refusal, Bounds, Cut, Deliveries, NewKey, Numbers, Part, Taken,
+};
 
-use crate::channels::Channels;
-use crate::resources::Resources;
+use crate::resources::{Resources, Target};
 use crate::runs::{Asker, Runs};
 use crate::turn::judge::{Counted, Decided, Judge};
 use crate::turn::{Context, Lent, Next, Out, Reading, BROKER, CLIENT};
 
-/// Runs in one scan, as in Python.
+/// Runs, and publishes, in one scan.
 const MAX_RUNS: usize = 256;
+const MAX_PUBLISHES: usize = 16_384;
+/// When there are more keys, all are forgotten.
+const MAX_KEYS: usize = 1024;
 /// Python decides publishes with a longer body.
 const MAX_BODY_BYTES: u64 = 1 << 31;
 /// The shortest frame.
 const FRAME_BYTES: usize = 8;
 
+/// The kinds of queues, exchanges and routing keys.
+#[derive(FromPyObject)]
+struct Kinds(String, String, String);
+
+/// The channels of one connection while it is lent, and the keys of its publishes.
+#[pyclass(module = "sluice_native")]
+pub struct Channels {
+    state: amqp::Channels,
+    /// Of the keys, by their numbers.
+    askers: Vec<Asker>,
+    resources: Py<Resources>,
+    kinds: Kinds,
+}
+
+impl Channels {
+    /// Take the plain publishes from an offset on.
+    fn scan(&mut self, py: Python<'_>, chunk: &[u8], at: usize, bounds: &Bounds) -> PyResult<Taken> {
+        let taken = self.state.scan(chunk, at, bounds);
+        self.askers.truncate(taken.first_new);
+        let Kinds(queue, exchange, routing_key) = &self.kinds;
+        for NewKey { is_queue, name, routing_key: second } in &taken.new {
+            let kind = if *is_queue { queue } else { exchange };
+            let mut names = vec![(kind.clone(), name.clone())];
+            names.extend(second.iter().map(|name| (routing_key.clone(), name.clone())));
+            self.askers.extend(Asker::of(py, &self.resources, &names)?);
+        }
+        Ok(taken)
+    }
+}
+
+#[pymethods]
+impl Channels {
+    #[new]
+    fn new(resources: Py<Resources>, kinds: Kinds, before_names: String) -> Self {
+        Self { state: amqp::Channels::new(before_names), askers: Vec::new(), resources, kinds }
+    }
+
+    fn names(&self, py: Python<'_>) -> PyResult<Vec<Py<PyAny>>> {
+        self.askers.iter().map(|asker| Target::resource(&asker.target, py)).collect()
+    }
+
+    fn unconfirmed(&self) -> usize {
+        self.state.unconfirmed()
+    }
+}
+
 /// The publishes that one scan took.
 struct Scan<'a> {
     taken: &'a Taken,
-    askers: &'a [(Asker, Py<PyBytes>)],
-    resources: &'a Py<Resources>,
+    askers: &'a [Asker],
 }
 
 impl Runs for Scan<'_> {
@@ -36,7 +85,7 @@ impl Runs for Scan<'_> {
 
     fn asker_of(&self, run: usize) -> PyResult<&Asker> {
         let key = self.taken.runs.get(run).map_or(usize::MAX, |run| run.key);
-        self.askers.get(key).map(|(asker, _)| asker).ok_or_else(|| PyIndexError::new_err("no such run"))
+        self.askers.get(key).ok_or_else(|| PyIndexError::new_err("no such run"))
     }
 
     fn sums(&self, run: usize) -> Option<(u32, u64, u64)> {
@@ -44,33 +93,20 @@ impl Runs for Scan<'_> {
         let last = self.taken.publishes.get(run.last as usize).map_or(0, |publish| publish.size);
         Some((run.publishes, run.bytes, last))
     }
-
-    fn requests(&self) -> usize {
-        self.taken.publishes.len()
-    }
-
-    fn run_at(&self, index: usize) -> usize {
-        self.taken.publishes[index].run as usize
-    }
-
-    fn resources(&self) -> &Py<Resources> {
-        self.resources
-    }
 }
 
 /// Of one peer: how often it was read, whether it was written to, the bytes still to come of its open contents by channel,
 /// and channel and rest of the body frame in hand.
 type OfPeer = (u64, bool, HashMap<u16, u64>, Option<(u16, usize)>);
 /// The state for the session: both peers, the channels whose open content is refused, whether anything was published,
-/// the timed publish (channel, broker's number, time), and refusals that wait, by channel.
-type State = ([OfPeer; 2], Vec<u16>, bool, Option<(u16, u64, i64)>, Vec<(u16, Py<PyBytes>)>);
+/// the timed publish (channel, broker's number, time), refusals that wait, by channel, and the numbers of channels with
+/// confirms.
+type State = ([OfPeer; 2], Vec<u16>, bool, Option<(u16, u64, i64)>, Vec<(u16, Py<PyBytes>)>, Vec<(u16, Numbers)>);
 
 struct Amqp091 {
     judge: Judge,
     channels: Py<Channels>,
-    most_publishes: usize,
-    /// Publishes to an exchange are charged to their routing key, too.
-    routing_keys: bool,
+    bounds: Bounds,
     /// No rule limits deliveries.
     contents: bool,
     deliveries: Deliveries,
@@ -114,29 +150,16 @@ impl Amqp091 {
             if chunk.len() - at < FRAME_BYTES {
                 break Next::Keep(at);
             }
-            let taken = {
-                let mut channels = self.channels.borrow_mut(py);
-                let mut bounds = channels.bounds(MAX_RUNS, self.most_publishes, self.routing_keys);
-                bounds.most_body = bounds.most_body.min(MAX_BODY_BYTES);
-                let taken = channels.state.scan(chunk, at, &bounds);
-                channels.meet(py, &taken)?;
-                taken
-            };
+            let taken = self.channels.borrow_mut(py).scan(py, chunk, at, &self.bounds)?;
             if taken.stop == at {
-                let read = self.channels.borrow(py).state.step_over(chunk, at);
-                if read.stop == at {
-                    break if awaits_more(chunk, at) { Next::Keep(at) } else { Next::Leave(at) };
-                }
-                self.count_frames(read.frames, context);
-                out.pass(BROKER, at..read.stop);
-                at = read.stop;
-                continue;
+                break if awaits_more(chunk, at) { Next::Keep(at) } else { Next::Leave(at) };
             }
             let Some(refused) = self.decide(py, &taken, context)? else {
                 self.channels.borrow_mut(py).state.undo();
                 break Next::Leave(at);
             };
-            self.count_frames(taken.frames, context);
+            context.report.frames[CLIENT] += taken.frames as u64;
+            self.frames += taken.frames as u64;
             decided += taken.publishes.len();
             if let Some(publish) = taken.publishes.last() {
                 self.published = true;
@@ -168,15 +191,10 @@ impl Amqp091 {
         Ok(next)
     }
 
-    fn count_frames(&mut self, frames: usize, context: &mut Context<'_>) {
-        context.report.frames[CLIENT] += frames as u64;
-        self.frames += frames as u64;
-    }
-
     /// Decide and count the publishes of a scan.
     fn decide(&self, py: Python<'_>, taken: &Taken, context: &Context<'_>) -> PyResult<Refused> {
         let channels = self.channels.borrow(py);
-        let scan = Scan { taken, askers: &channels.askers, resources: &self.judge.resources };
+        let scan = Scan { taken, askers: &channels.askers };
         let mut refused = Vec::new();
         if !taken.runs.iter().all(|run| run.confirms) {
             // Without confirms a publish can only wait.
@@ -262,7 +280,7 @@ impl Amqp091 {
     fn read_broker(&mut self, py: Python<'_>, chunk: &[u8], context: &mut Context<'_>, out: &mut Out) -> Next {
         let Some(begin) = self.go_on(BROKER, chunk, out) else { return Next::Leave(0) };
         let mut channels = self.channels.borrow_mut(py);
-        let frame_max = channels.frame_max;
+        let frame_max = self.bounds.frame_max;
         let read = channels.state.relay(&mut self.deliveries, chunk, begin, self.contents, frame_max);
         let stop = read.stop.min(chunk.len());
         if let Some(channel) = read.cut {
@@ -327,7 +345,10 @@ impl Reading for Amqp091 {
     }
 
     fn give_back(&mut self, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        let open = [self.channels.borrow(py).state.open(), self.deliveries.open()];
+        let channels = &mut self.channels.borrow_mut(py).state;
+        let open = [channels.open(), self.deliveries.open()];
+        let numbers = channels.numbers();
+        channels.clear();
         let of_peer = |side: usize| -> OfPeer {
             let cut = self.cuts[side].map(|Cut { channel, left }| (channel, left));
             (self.reads[side], self.written[side], open[side].iter().copied().collect(), cut)
@@ -335,7 +356,8 @@ impl Reading for Amqp091 {
         let waiting = self.waiting.drain(..).map(|(channel, answer)| (channel, PyBytes::new(py, &answer).unbind()));
         let waiting = waiting.collect();
         let dropped = std::mem::take(&mut self.dropped);
-        let state: State = ([of_peer(CLIENT), of_peer(BROKER)], dropped, self.published, self.timed, waiting);
+        let of_peers = [of_peer(CLIENT), of_peer(BROKER)];
+        let state: State = (of_peers, dropped, self.published, self.timed, waiting, numbers);
         Ok(state.into_pyobject(py)?.into_any().unbind())
     }
 
@@ -344,7 +366,7 @@ impl Reading for Amqp091 {
     }
 }
 
-/// Lend a connection of AMQP 0.9.1. `channels` knows the client's open contents.
+/// Lend a connection of AMQP 0.9.1.
 ///
 /// # Errors
 /// Those of Python.
@@ -352,8 +374,11 @@ impl Reading for Amqp091 {
 #[allow(clippy::too_many_arguments)]
 pub fn lend_amqp091(
     judge: &Bound<'_, PyAny>,
-    channels: Py<Channels>,
-    most_publishes: usize,
+    channels: &Bound<'_, Channels>,
+    of_channels: HashMap<u16, (u64, Option<Numbers>)>,
+    frame_max: usize,
+    most_body_bytes: u64,
+    publishes: bool,
     routing_keys: bool,
     contents: bool,
     cuts: [Option<(u16, usize)>; 2],
@@ -361,11 +386,25 @@ pub fn lend_amqp091(
     timed: Option<(u16, u64, i64)>,
     kept: [Vec<u8>; 2],
 ) -> PyResult<Lent> {
-    let reading = Box::new(Amqp091 {
-        judge: Judge::new(judge)?,
-        channels,
-        most_publishes,
+    let judge = Judge::new(judge)?;
+    let mut borrowed = channels.try_borrow_mut()?;
+    borrowed.state.clear();
+    for (number, (rest, numbers)) in of_channels {
+        borrowed.state.add(number, rest, numbers.as_ref());
+    }
+    drop(borrowed);
+    let bounds = Bounds {
+        frame_max,
+        most_body: most_body_bytes.min(MAX_BODY_BYTES),
+        most_keys: MAX_KEYS,
+        most_runs: MAX_RUNS,
+        most_publishes: if publishes { MAX_PUBLISHES } else { 0 },
         routing_keys,
+    };
+    let reading = Box::new(Amqp091 {
+        judge,
+        channels: channels.clone().unbind(),
+        bounds,
         contents,
         deliveries: Deliveries::new(deliveries),
         cuts: cuts.map(|cut| cut.map(|(channel, left)| Cut { channel, left })),

@@ -12,7 +12,6 @@ use pyo3::{PyTraverseError, PyVisit};
 use sluice_native_core::amqp10::{self, Difference, Ids, Moved, Numbers, Settling, Taken};
 
 use crate::links::{flowed, Flowed, Links};
-use crate::resources::Resources;
 use crate::runs::{Asker, Runs};
 use crate::turn::judge::Judge;
 use crate::turn::{Context, Lent, Next, Out, Reading, BROKER, CLIENT, MAX_KEPT_BYTES};
@@ -122,7 +121,6 @@ type TimedState = Option<(Py<PyAny>, u32, i64, bool)>;
 struct Run<'a> {
     moved: &'a Moved,
     asker: &'a Asker,
-    resources: &'a Py<Resources>,
 }
 
 impl Runs for Run<'_> {
@@ -136,18 +134,6 @@ impl Runs for Run<'_> {
 
     fn sums(&self, _: usize) -> Option<(u32, u64, u64)> {
         Some((self.moved.deliveries, self.moved.bytes, self.moved.last_bytes))
-    }
-
-    fn requests(&self) -> usize {
-        self.moved.deliveries as usize
-    }
-
-    fn run_at(&self, _: usize) -> usize {
-        0
-    }
-
-    fn resources(&self) -> &Py<Resources> {
-        self.resources
     }
 }
 
@@ -282,7 +268,7 @@ impl Amqp10 {
         let Some(moved) = taken.moved.first().filter(|_| taken.decides) else { return Ok(true) };
         let link = &self.links[side][&(moved.channel, moved.handle)];
         let Some(asker) = link.asker.as_ref().filter(|_| link.admitted.is_some()) else { return Ok(false) };
-        match self.judge.admit(py, &Run { moved, asker, resources: &self.judge.resources }, 0, context) {
+        match self.judge.admit(py, &Run { moved, asker }, 0, context) {
             // A limiter that fails does so again, and is bypassed then.
             Err(error) if !error.is_instance_of::<PyKeyboardInterrupt>(py) => Ok(false),
             admitted => admitted,
@@ -325,7 +311,7 @@ impl Amqp10 {
             let Some(link) = self.links[side].get_mut(&key) else { continue };
             let mut asks = link.pass(moved.deliveries);
             if let Some(asker) = &link.asker {
-                let run = Run { moved, asker, resources: &self.judge.resources };
+                let run = Run { moved, asker };
                 self.judge.count(py, &run, 0, context, false)?;
             }
             if let Some(admitted) = &link.admitted {

@@ -10,7 +10,6 @@ use sluice_native_core::scan::Taken;
 use sluice_native_core::{answers, known};
 
 use crate::opaques::Opaques;
-use crate::resources::Resources;
 use crate::runs::{Asker, Runs};
 use crate::scanner::Scanner;
 use crate::table::Table;
@@ -28,7 +27,6 @@ const TIMED_FOR_NS: i64 = 60_000_000_000;
 struct Scan<'a> {
     taken: &'a Taken,
     askers: &'a [Asker],
-    resources: &'a Py<Resources>,
 }
 
 impl Runs for Scan<'_> {
@@ -45,18 +43,6 @@ impl Runs for Scan<'_> {
         let run = self.taken.runs.get(run)?;
         let last = self.taken.frames.get(run.last as usize).map_or(0, |frame| u64::from(frame.size));
         Some((run.frames, run.bytes, last))
-    }
-
-    fn requests(&self) -> usize {
-        self.taken.frames.len()
-    }
-
-    fn run_at(&self, index: usize) -> usize {
-        self.taken.frames[index].run as usize
-    }
-
-    fn resources(&self) -> &Py<Resources> {
-        self.resources
     }
 }
 
@@ -203,7 +189,7 @@ impl RocketMq {
     fn cut(&self, py: Python<'_>, taken: &mut Taken, context: &Context<'_>) -> PyResult<bool> {
         let first = {
             let scanner = self.scanner.borrow(py);
-            let scan = Scan { taken, askers: &scanner.askers, resources: &self.judge.resources };
+            let scan = Scan { taken, askers: &scanner.askers };
             self.judge.first_foreign(py, &scan, context)?
         };
         let Some(first) = first.and_then(|run| taken.runs.get(run)).map(|run| run.first as usize) else {
@@ -248,7 +234,7 @@ impl RocketMq {
         let mut answers: Vec<(Vec<u8>, Vec<u8>)> = Vec::new();
         for number in 0..taken.runs.len() {
             let scanner = scanner.borrow(py);
-            let scan = Scan { taken, askers: &scanner.askers, resources: &self.judge.resources };
+            let scan = Scan { taken, askers: &scanner.askers };
             let run = &taken.runs[number];
             let sizes = || taken.indexes_of(run).map(|index| taken.frames[index].size).collect();
             match self.judge.decide(py, &scan, number, context, sizes)? {

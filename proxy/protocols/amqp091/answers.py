@@ -127,27 +127,6 @@ class Answers(Stream):
         told = self.reason or self._told or self.brokers_reason is not None
         return not (self.silent or self.left_channels or told) and super().is_plain()
 
-    def _scan(self, chunk: memoryview, position: int) -> int:
-        native = self._shared.native
-        # Unlimited deliveries are like any other bytes, unless some wait from when they were limited.
-        contents = not self.limited and not self.waiting
-        if native is None or self.left_channels or not (contents or native.confirms):
-            return position
-        stop, frames, parts = native.channels.settle(chunk, position, contents)
-        if stop == position:
-            return position
-        self.frames += frames
-        if parts is None:
-            self._pass(chunk, position, stop, None)
-            return stop
-        self._special = True
-        for part in parts:
-            if isinstance(part, bytes):
-                self._pass(part, 0, len(part), None)
-            else:
-                self._pass(chunk, *part, None)
-        return stop
-
     def _take_confirm(self, method: int, channel: Channel, buffer: Buffer, position: int, stop: int) -> None:
         reader = Reader(buffer, position + _ARGUMENTS_AT, stop - 1)
         tag, multiple = reader.longlong(), reader.octet() & wire.MULTIPLE != 0
@@ -200,9 +179,6 @@ class Answers(Stream):
         tags = channel.tags
         if tags is None:
             tags = channel.tags = Tags(number - 1)
-            native = self._shared.native
-            if native is not None:
-                native.channels.track(channel.number)
         tags.latest = content.tag = number
         content.automatic = automatic
         if automatic:
@@ -216,12 +192,7 @@ class Answers(Stream):
         return (self._latest(channel), False) if first is None else (first.tag - 1, True)
 
     def _latest(self, channel: Channel) -> int:
-        tags, native = channel.tags, self._shared.native
-        if tags is None:
-            return 0
-        if native is not None:
-            tags.latest = max(tags.latest, native.channels.delivered(channel.number))
-        return tags.latest
+        return 0 if channel.tags is None else channel.tags.latest
 
     def _waiting_of(self, channel: Channel) -> Iterator[_Delivery]:
         lane = channel.to_client

@@ -523,9 +523,8 @@ class Channel:
     def is_plain(self) -> bool:
         """Say whether publishes, deliveries and acks pass as they are."""
         ends = self.dead or self.closes or self.doomed or self.left or self.successor is not None
-        return not (
-            ends or self.transacts or self.tags is not None or self.recovering or self.waiting or self.deliveries.by_tag
-        )
+        waits = self.waiting or self.deliveries.by_tag or (self.confirms is not None and self.confirms.withholds)
+        return not (ends or waits or self.transacts or self.tags is not None or self.recovering)
 
     def resolve(self, queue: bytes) -> bytes:
         """Return the broker's name of a queue. An empty name is the one that the broker was to generate."""

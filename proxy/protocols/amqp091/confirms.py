@@ -7,22 +7,30 @@ cover refused publishes, too. Answers to some publishes are withheld, since Slui
 
 from collections.abc import Sequence
 
+Numbers = tuple[int, int, int | None, int, set[int], dict[int, int]]
+"""All that ``Confirms`` knows while nothing is withheld, for the compiled part and back."""
+
 
 class Confirms:
     """The publishes of one channel; ``numbered`` is the client's latest number."""
 
     __slots__ = ("_ahead", "_alike", "_first_open", "_numbers", "_sent", "_withheld", "numbered")
 
-    def __init__(self) -> None:
-        self.numbered = 0
-        self._sent = 0  # how many were forwarded
-        self._alike: int | None = None  # up to this number both are equal; None while they always were
-        #: Beyond, the client's number by the broker's: negative if withheld, 0 if Sluice has answered it.
-        self._numbers: dict[int, int] = {}
-        self._withheld = 0  # how many of these are not positive
-        #: Of the broker's numbers, the first open one, and those answered beyond it.
-        self._first_open = 1
-        self._ahead: set[int] = set()
+    def __init__(self, numbers: Numbers | None = None) -> None:
+        #: How many were forwarded. Up to which number both are equal; None while they always were. Of the broker's
+        #: numbers, the first open one, and those answered beyond it. Beyond what is equal, the client's number by the
+        #: broker's: negative if withheld, 0 if Sluice has answered it.
+        self.numbered, self._sent, self._alike, self._first_open, self._ahead, self._numbers = (
+            (0, 0, None, 1, set(), {}) if numbers is None else numbers
+        )
+        self._withheld = 0  # how many of ``_numbers`` are not positive
+
+    def numbers(self) -> Numbers:
+        return self.numbered, self._sent, self._alike, self._first_open, self._ahead, self._numbers
+
+    @property
+    def withholds(self) -> bool:
+        return self._withheld > 0
 
     def number(self) -> int:
         self.numbered += 1

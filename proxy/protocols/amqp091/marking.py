@@ -38,8 +38,6 @@ class Marking:
 
     def __init__(self, context: SessionContext, who: Callable[[], ConnectionInfo], hub: AfterConsume) -> None:
         self.active = False  # some rule asks for confirms by consumers
-        # Tells the compiled part to read all publishes of a channel, or only those that cannot wait.
-        self.take_all: Callable[[Channel, bool], None] = lambda *_: None
         self._context = context
         self._who = who
         self._hub = hub
@@ -47,26 +45,21 @@ class Marking:
         #: The rules of that version, by the resources of a publish.
         self._rules: dict[tuple[Resource, ...], Confirming | None] = {}
         self._version = -1
-        self._ahead: dict[Channel, None] = {}  # channels whose publishes are left alone for a while
         #: By channel, the publish that samples the broker's latency: its tag, when it was forwarded, and where to.
         self._samples: dict[Channel, tuple[int, int, Destination]] = {}
         self._ends = False  # no new message waits, and waiting ones fall back
 
     def part(self) -> None:
-        self._ahead.clear()
         self._samples.clear()
-        del self._who, self._context, self.take_all
+        del self._who, self._context
 
-    def look(self) -> bool:
-        """Check for new rules. Return whether they may make a difference."""
-        context = self._context
-        version, before = context.rules_version(), self.active
-        self.active = context.after_consume()
-        if version == self._version and self.active is before:
-            return False
-        self._version = version
-        self._rules.clear()
-        return before or self.active
+    def look(self) -> None:
+        """Check for new rules."""
+        self.active = self._context.after_consume()
+        version = self._context.rules_version()
+        if version != self._version:
+            self._version = version
+            self._rules.clear()
 
     def is_idle(self) -> bool:
         """Say whether no publish waits, or may wait, for consumers."""
@@ -80,16 +73,13 @@ class Marking:
             self._rules[resources] = self._context.terms(self._who(), resources[:1], False).confirm
         return self._rules[resources]
 
-    def concerns(self, target: Target) -> bool:
-        return self._rule(target) is not None
-
     def may_wait(self, channel: Channel, target: Target, now_ns: int) -> bool:
         """Say whether a publish that begins to arrive may wait."""
         if not self._can_wait(channel, target) or self._runs_ahead(channel, now_ns):
             return False
         until_ns = self._destination(target).paused_until_ns
         if now_ns < until_ns:
-            self._leave_alone(channel, min(until_ns, now_ns + _AHEAD_NS))
+            channel.runs_ahead_until_ns = min(until_ns, now_ns + _AHEAD_NS)
             return False
         return True
 
@@ -102,27 +92,11 @@ class Marking:
     def _runs_ahead(self, channel: Channel, now_ns: int) -> bool:
         confirms = channel.confirms
         if confirms is not None and confirms.outstanding() + len(channel.waiting) >= MAX_UNCONFIRMED:
-            self._leave_alone(channel, now_ns + _AHEAD_NS)
+            channel.runs_ahead_until_ns = now_ns + _AHEAD_NS
         return now_ns < channel.runs_ahead_until_ns
-
-    def _leave_alone(self, channel: Channel, until_ns: int) -> None:
-        channel.runs_ahead_until_ns = until_ns
-        if channel not in self._ahead:
-            self._ahead[channel] = None
-            self.take_all(channel, True)
 
     def _destination(self, target: Target) -> Destination:
         return self._hub.destination(target.resources[0], is_queue=not target.exchange)
-
-    def look_at_channels(self, now_ns: int) -> None:
-        for channel in [each for each in self._ahead if not self._runs_ahead(each, now_ns)]:
-            del self._ahead[channel]
-            self.take_all(channel, False)
-
-    def passed(self, target: Target, count: int) -> None:
-        """Count publishes with confirms that the compiled part has forwarded."""
-        if self._rule(target) is not None:
-            self._destination(target).broker_total += count
 
     def is_small(self, target: Target, body_bytes: int) -> bool:
         """Say whether a body is below the rule's ``below_bytes``."""
@@ -231,7 +205,6 @@ class Marking:
         for number in channel.waiting.values():
             self._hub.forget(self._hub.get(number))
         channel.waiting.clear()
-        self._ahead.pop(channel, None)
         self._samples.pop(channel, None)
 
 

@@ -3,22 +3,19 @@
 A refused publish with confirms is answered with basic.nack. One without confirms can only wait.
 """
 
-from bisect import bisect_left
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from limiter.rules.resource import Resource
-from proxy.deciding.batch import Batch, Refuse, Request, Shadow, Side, Verdicts
+from proxy.deciding.batch import Request, Side
 from proxy.protocols.amqp091 import wire
 from proxy.protocols.amqp091.after_consume import Waiting
 from proxy.protocols.amqp091.channel import GENERATED, MAX_CONSUMERS, MAX_UNANSWERED, Channel, Content, Lane, Method
 from proxy.protocols.amqp091.confirms import Confirms
 from proxy.protocols.amqp091.marking import REPLIES, SETTLES
 from proxy.protocols.amqp091.memory import Memory
-from proxy.protocols.amqp091.scanning import MAX_RUNS, MAX_SCANNED, Gathered, Native, Scanned
 from proxy.protocols.amqp091.spooling import SpoolingStream
-from proxy.protocols.amqp091.stream import MAX_CHANNEL, MAX_CONTENTS, Owner, Shared
+from proxy.protocols.amqp091.stream import MAX_CHANNEL, Owner, Shared
 from proxy.protocols.amqp091.wire import Malformed, Reader
 from proxy.protocols.base import Buffer
 from proxy.spool.segments import Piece
@@ -48,9 +45,6 @@ _ARGUMENTS_AT: Final = wire.PREFIX_BYTES + 4
 #: Two reserved bytes come first.
 _EXCHANGE_AT: Final = _ARGUMENTS_AT + 2
 _PUBLISH: Final = wire.BASIC_PUBLISH
-#: How many lanes that were not plain are checked again, at the beginning of a chunk and within it.
-_ALL_LANES: Final = 1 << 16
-_FEW_LANES: Final = 16
 _RECOVERS: Final = frozenset((wire.BASIC_RECOVER, wire.BASIC_RECOVER_ASYNC))
 _KEY_BITS: Final = (1 << 62) - 1  # keeps order keys within 62 bits
 
@@ -69,14 +63,11 @@ class Publishes(SpoolingStream):
         # Those that are being deleted since the client has left, by the channel in which that is done.
         self.deleting: dict[int, dict[bytes, bytes]] = {}
         self.published = False
-        self._native: Native | None = None
         self._consumers = shared.consumers
         self._marking = shared.marking
-        self._marking.take_all = self._take_all
         #: Until connection.open-ok the client may use channel 0 only.
         self.last_channel = 0
         self.most_body_bytes = shared.context.options.max_message_bytes
-        self._runs: int | None = None  # runs scanned of the current chunk; None before the first scan
         self._last_words = b""  # the client's connection.close, which waits for its publishes
         self._completes = False  # incomplete contents are forgotten since
 
@@ -107,8 +98,6 @@ class Publishes(SpoolingStream):
             content.target = self._names.target(raw, key_at - exchange_at - 1)
             if self._marking.active:
                 content.gathers = self._marking.may_wait(lane.channel, content.target, self._stages.now_ns)
-                if self._native is not None and not self._marking.concerns(content.target):
-                    self._native.name(raw)
             self._open_content(content, buffer, position, stop)
         elif method in _GOES_ON:
             if method in {wire.BASIC_CONSUME, wire.BASIC_CANCEL} and not lane.channel.dead:
@@ -134,8 +123,7 @@ class Publishes(SpoolingStream):
         else:
             if method == wire.CONFIRM_SELECT:
                 if lane.channel.confirms is None:
-                    native = self._native
-                    lane.channel.confirms = Confirms() if native is None else native.confirms_of(number)
+                    lane.channel.confirms = Confirms()
             elif method == wire.TX_SELECT:
                 lane.channel.transacts = True
                 self._consumers.transact(lane.channel, self._stages.now_ns)
@@ -168,10 +156,6 @@ class Publishes(SpoolingStream):
                 return
         elif method == wire.CONNECTION_OPEN:
             self._names.enter(self._about.vhost)
-            resources = self._shared.scanned
-            if resources is not None and not self._lanes:
-                self._native = self._shared.native = Native(resources, self._names.before)
-                self._take_named()
         self._pass(buffer, position, stop, None)
 
     def _take_behind_close(self, method: int, buffer: Buffer, position: int, stop: int) -> None:
@@ -317,8 +301,6 @@ class Publishes(SpoolingStream):
             # It was never open, or only the rest of a content could follow.
             self.give_up(lane)
             return
-        if self._native is not None:
-            self._native.forget(lane)
         channel.left, channel.confirms = True, None
         after, lane.after = lane.after, deque()
         commit = max((at for at, item in enumerate(after) if _has(item, wire.TX_COMMIT)), default=-1)
@@ -433,8 +415,7 @@ class Publishes(SpoolingStream):
             raise self._stop(wire.RESOURCE_ERROR, f"more than {count} requests without waiting for an answer")
 
     def feed(self, chunk: memoryview) -> Sequence[Request]:
-        self._runs = None
-        self._look_at_rules()
+        self._marking.look()
         if not self.last_channel and self._about.opened:
             # Before, the client was not authenticated.
             self.last_channel = self._about.own_channel - 1 if self._about.own_channel else MAX_CHANNEL
@@ -442,165 +423,14 @@ class Publishes(SpoolingStream):
                 self.most_payload_bytes = self._about.tuned_bytes - wire.FRAME_BYTES
         return super().feed(chunk)
 
-    def _look_at_rules(self) -> None:
-        """Let the compiled part skip publishes that may wait for consumers."""
-        marking = self._marking
-        if marking.look():
-            self._take_named()
-        if marking.active:
-            marking.look_at_channels(self._stages.now_ns)
-
-    def _take_named(self) -> None:
-        if self._native is not None:
-            self._native.channels.take_named(self._marking.active)
-
-    def _take_all(self, channel: Channel, on: bool) -> None:  # noqa: FBT001 - as Marking has it
-        if self._native is not None:
-            self._native.take_all(channel.number, on=on)
-
-    def _scan(self, chunk: memoryview, position: int) -> int:
-        native = self._native
-        if native is None or self.finished:
-            return position
-        if self._runs is None:
-            self._runs = 0
-            native.channels.frame_max = self.most_payload_bytes + wire.FRAME_BYTES
-            native.channels.most_body_bytes = self.most_body_bytes
-            native.look_again(_ALL_LANES)
-        else:
-            native.look_again(_FEW_LANES)
-        # Where something waits already, more may have to, and each is a content then.
-        most = max(1, MAX_CONTENTS - len(self._begun)) if self.waiting else MAX_SCANNED
-        segment = native.channels.scan(chunk, position, MAX_RUNS - self._runs, most, self._names.with_keys)
-        stop = segment.stop
-        if stop == position:
-            return position
-        self.frames += segment.frames
-        self.published = self.published or len(segment) > 0
-        self._runs += segment.runs
-        scanned = Scanned(
-            segment,
-            len(self._requests),
-            chunk,
-            position,
-            self._lanes.__getitem__,
-            self._make_content,
-            self._make_request,
-        )
-        if self._marking.active:
-            scanned.passed = self._count_passed
-        self._requests.extend(scanned)
-        self._begun.append(scanned)
-        self._pass(chunk, position, min(stop, len(chunk)), scanned)
-        for content in scanned.open():
-            content.lane.content = content
-            native.leave(content.lane)
-            if stop > len(chunk):
-                self._frame_left_bytes, self._frame_owner = stop - len(chunk), content
-        if self._runs >= MAX_RUNS or len(segment) >= most:
-            self.left_bytes = max(0, len(chunk) - stop)
-        return stop
-
-    def _count_passed(self, scanned: Scanned) -> None:
-        segment = scanned.segment
-        refused = Counter(segment.publish(index)[0] for index in scanned.refused)
-        for run in range(segment.runs):
-            if segment.channel(run)[1]:
-                raw = segment.key(run)
-                count = len(segment.run(run)[0]) - refused[run]
-                self._marking.passed(self._names.target(raw, raw[0]), count)
-
-    @property
-    def native(self) -> Native | None:
-        return self._native
-
-    def lend(self) -> tuple[dict[int, int], tuple[int, int] | None]:
-        rests, cut = super().lend()
-        if self._native is not None:
-            self._native.look_again(_ALL_LANES)
-            for number, rest_bytes in rests.items():
-                self._native.channels.resume(number, rest_bytes)
-        return rests, cut
-
-    def scanned_names(self) -> Sequence[Resource]:
-        return () if self._native is None else self._native.channels.names()
-
-    def _make_content(self, lane: Lane, raw: bytes) -> Content:
-        content = Content(lane)
-        target = content.target = self._names.target(raw, raw[0])
-        content.resources = target.resources
-        content.key = hash((target.key, lane.channel.number)) & _KEY_BITS
-        return content
-
-    def _take_verdicts(self, batch: Batch) -> None:
-        """Cut refused publishes out of scanned ones if the others all pass."""
-        requests, verdicts = batch.requests, batch.verdicts
-        if isinstance(requests, Gathered):
-            self._steps += requests.left
-            if all(isinstance(verdict, Refuse | Shadow) for verdict in batch.distinct):
-                self._cut_refused(requests, verdicts)
-                return
-            self._spell_out()
-        super()._take_verdicts(batch)
-
-    def _cut_refused(self, requests: Gathered, verdicts: Verdicts) -> None:
-        refused = sorted(index for index, verdict in verdicts.items() if isinstance(verdict, Refuse))
-        index = done = 0
-        for part in requests.parts:
-            if isinstance(part, Request):
-                if index in verdicts:
-                    self._take_verdict(part, verdicts[index])
-                index += 1
-                continue
-            index = part.stop
-            assert isinstance(part, Scanned)  # noqa: S101 - as _scan made it
-            part.refused, done = part.within(refused, bisect_left(refused, part.first, done))
-        pieces, self._pieces = self._pieces, []
-        for piece in pieces:
-            buffer, start, stop, scanned = piece
-            if not isinstance(scanned, Scanned) or not scanned.refused:
-                self._pieces.append(piece)
-                continue
-            self._special = True
-            self._pieces.append((buffer, start, start, scanned))
-            self._pieces += [(buffer, *each, None) for each in scanned.kept(stop)]
-            for lane, answers, count in scanned.refusals():
-                if not lane.channel.dead:
-                    self.refused += count
-                    self._owner.answer(lane.channel, answers)
-
-    def _leave(self, lane: Lane) -> None:
-        if self._native is not None and self._lanes.get(lane.channel.number) is lane and not lane.channel.left:
-            self._native.leave(lane)
-
-    def open_lane(self, number: int, lane: Lane) -> None:
-        super().open_lane(number, lane)
-        self._leave(lane)
-
     def close_lane(self, number: int) -> None:
-        lane = self._lanes.get(number)
         self.deleting.pop(number, None)
         if -number in self._lanes:
             self.give_up(self._lanes.pop(-number))
             return
         super().close_lane(number)
-        if lane is not None and self._native is not None:
-            self._native.forget(lane)
-
-    def give_up(self, lane: Lane, *, methods: bool = True) -> None:
-        self._leave(lane)
-        super().give_up(lane, methods=methods)
-
-    def _open_content(self, content: Content, buffer: Buffer, position: int, stop: int) -> None:
-        self._leave(content.lane)
-        super()._open_content(content, buffer, position, stop)
-
-    def _wait(self, content: Content, data: bytearray) -> None:
-        self._leave(content.lane)
-        super()._wait(content, data)
 
     def _set_aside(self, owner: Method, methods: bytes) -> None:
-        self._leave(owner.lane)
         super()._set_aside(owner, methods)
         if (
             owner.lane.channel.closes
@@ -608,16 +438,6 @@ class Publishes(SpoolingStream):
             and wire.CHANNEL_CLOSE in map(_method_of, wire.frames_of(methods))
         ):
             self._owner.channel_left(owner.lane.channel)
-
-    def _spell_out(self) -> None:
-        pieces, self._pieces = self._pieces, []
-        for piece in pieces:
-            if isinstance(piece[3], Scanned):
-                self._steps += piece[3].segment.frames
-                self._pieces += piece[3].pieces()
-            else:
-                self._pieces.append(piece)
-        self._begun = []
 
     def _limit(self, content: Content, keys: list[bytes]) -> bool:
         lane, target = content.lane, content.target
@@ -663,7 +483,6 @@ class Publishes(SpoolingStream):
     def publish_again(self, message: Waiting) -> None:
         content = Content(message.channel.to_broker, again=True)
         content.number, content.size_bytes = message.sequence, len(message.frames)
-        self._leave(content.lane)
         self._send_again(content, message.frames)
 
     def _refuse(self, content: Content) -> None:

@@ -13,15 +13,15 @@ from limiter.compiled import COMPILED
 from limiter.rules.resource import Resource
 from proxy.deciding.batch import Batch, ConnectionInfo, Refuse, Request, Side
 from proxy.flow.credit import Stage
-from proxy.protocols.amqp.names import DELIVERY, ROUTING_KEY, Names
+from proxy.protocols.amqp.names import DELIVERY, EXCHANGE, QUEUE, ROUTING_KEY, Names
 from proxy.protocols.amqp091 import wire
 from proxy.protocols.amqp091.answers import Answers
 from proxy.protocols.amqp091.channel import PASSING, Channel, Content
+from proxy.protocols.amqp091.confirms import Confirms
 from proxy.protocols.amqp091.marking import ConsumerAcks, Marking
 from proxy.protocols.amqp091.memory import Memory
 from proxy.protocols.amqp091.publishes import Publishes
 from proxy.protocols.amqp091.replay import Replay
-from proxy.protocols.amqp091.scanning import MAX_SCANNED, last_handle
 from proxy.protocols.amqp091.stages import Stages
 from proxy.protocols.amqp091.stream import MAX_BODY_BYTES, MAX_MESSAGE_BYTES, Shared, Stream
 from proxy.protocols.amqp091.wire import Reader
@@ -29,7 +29,7 @@ from proxy.protocols.base import NO_BOUND, Buffer, Close, Description, Session, 
 from proxy.protocols.options import Scan, Tls, relays_unread, scans
 
 if TYPE_CHECKING:
-    from sluice_native import Lent
+    from sluice_native import Channels, Lent
 
     from proxy.deciding.judge import Judge
 
@@ -43,6 +43,8 @@ _AMQP_1_0: Final = (b"AMQP\x03\x01\x00\x00", b"AMQP\x00\x01\x00\x00")
 _FEW_READS: Final = 4
 _MAX_PAUSE: Final = 63
 _NS: Final = 1_000_000_000
+#: More channels stay with Python: the numbers of each are copied when the compiled part takes a connection.
+_MAX_LENT_CHANNELS: Final = 1024
 _MIB = 1024 * 1024
 
 
@@ -95,11 +97,14 @@ class AMQP091Session(Session):
         after_consume.most_bytes = options.max_pending_bytes
         self._marking = Marking(context, self._who, after_consume)
         self._consumers = ConsumerAcks(names, after_consume)
-        scanned = context.resources if scans(options.scan) else None
+        #: If the compiled part may read, where it finds limits; what it knows of the channels, from the first time on.
+        self._resources = context.resources if scans(options.scan) else None
+        self._compiled: Channels | None = None
+        self._is_lent = False
         #: Who is to be called after writes.
         self._listeners: set[str] = set()
         self._stages = Stages(context.stage, context.writer, partial(self._listen, "stages"), context.wake)
-        shared = Shared(context, self._consumers, self._marking, self._stages, names, scanned)
+        shared = Shared(context, self._consumers, self._marking, self._stages, names)
         self._about, self._names, self._channels = shared.about, shared.names, shared.channels
         self._answers = Answers(self._memory[Side.BROKER], shared, self)
         self._publishes = Publishes(self._memory[Side.CLIENT], shared, self)
@@ -334,7 +339,7 @@ class AMQP091Session(Session):
         else:
             self._pass_on(stream, batch)
             if self._timed is None and batch.side is Side.CLIENT:
-                self._time(last_handle(batch.requests), now_ns)
+                self._time(batch.requests[-1].handle, now_ns)
 
     def _time(self, content: object, now_ns: int) -> None:
         if isinstance(content, Content) and content.number and content.fate == PASSING:
@@ -626,23 +631,32 @@ class AMQP091Session(Session):
         self._names.forget()
 
     def lend(self, judge: "Judge") -> "Lent | None":
-        publishes, answers, native = self._publishes, self._answers, self._publishes.native
-        if COMPILED is None or native is None:
+        publishes, answers = self._publishes, self._answers
+        if COMPILED is None or self._resources is None:
             return None
         if self._lends_after:
             self._lends_after -= 1
             return None
         if not self._is_plain():
             return None
+        if self._compiled is None:
+            kinds = QUEUE, EXCHANGE, ROUTING_KEY
+            self._compiled = COMPILED.Channels(self._resources, kinds, self._names.before)
         terms = self._names.with_keys, answers.limited, _ = self._terms()
         # Clients give messages no ids here.
         judge.ids, judge.stays = None, lambda: self._terms() == terms
-        (_, cut), (deliveries, cut_of_broker) = publishes.lend(), answers.lend()
+        (rests, cut), (deliveries, cut_of_broker) = publishes.lend(), answers.lend()
         lent: Lent = COMPILED.lend_amqp091(
             judge,
-            native.channels,
+            self._compiled,
+            {
+                number: (rests.get(number, 0), None if channel.confirms is None else channel.confirms.numbers())
+                for number, channel in self._channels.items()
+            },
+            publishes.most_payload_bytes + wire.FRAME_BYTES,
+            publishes.most_body_bytes,
             # Who publishes is known from the first batch on.
-            MAX_SCANNED if judge.connection is self._who() else 0,
+            judge.connection is self._who(),
             self._names.with_keys,
             not answers.limited,
             (cut, cut_of_broker),
@@ -650,6 +664,7 @@ class AMQP091Session(Session):
             None if self._timed is None else (self._timed[0].number, *self._timed[1:]),
             (publishes.take_back(), answers.take_back()),
         )
+        self._is_lent = True
         return lent
 
     def _terms(self) -> tuple[bool, bool, bool]:
@@ -663,6 +678,7 @@ class AMQP091Session(Session):
         _, limits_deliveries, confirms_after_consume = self._terms()
         return (
             publishes.last_channel > 0
+            and len(channels) <= _MAX_LENT_CHANNELS
             and publishes.is_plain()
             and self._answers.is_plain()
             and not (self._alarm or self._listeners or self._asked or self._ended or self._gone)
@@ -676,7 +692,10 @@ class AMQP091Session(Session):
         )
 
     def returned(self, state: Any) -> None:
-        of_peers, dropped, published, timed, answers = state
+        of_peers, dropped, published, timed, answers, numbers = state
+        self._is_lent = False
+        for number, of_channel in numbers:
+            self._channels[number].confirms = Confirms(of_channel)
         reads = sum(count for count, *_ in of_peers)
         self._lends_after = self._pause = 0 if reads >= _FEW_READS else min(2 * self._pause + 1, _MAX_PAUSE)
         for side, (count, written, rests, cut) in zip(Side, of_peers, strict=True):
@@ -710,7 +729,7 @@ class AMQP091Session(Session):
         return self._streams[side].left_bytes
 
     def describe(self) -> Description:
-        shown, more = self._names.shown(self._publishes.scanned_names())
+        shown, more = self._names.shown(() if self._compiled is None else self._compiled.names())
         return Description(self._about.describe(), self._publishes.frames, self._publishes.refused, shown, more)
 
     def take(self, side: Side) -> Sequence[Buffer]:
@@ -763,6 +782,8 @@ class AMQP091Session(Session):
         return self._memory[side].is_full(alone=not (self.client_left and side is Side.CLIENT))
 
     def in_flight(self) -> int:
+        if self._is_lent and self._compiled is not None:
+            return self._compiled.unconfirmed()
         return self._publishes.waiting + self._answers.waiting + self._publishes.outstanding()
 
     def between_frames(self, side: Side) -> bool:

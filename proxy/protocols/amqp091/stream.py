@@ -16,7 +16,7 @@ incomplete method and header frames are held back, and a method until the header
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 from limiter.rules.resource import Resource
 from proxy.deciding.batch import Batch, Charge, Hold, Refuse, Request, Shadow, Side, Verdict
@@ -44,14 +44,10 @@ from proxy.protocols.amqp091.channel import (
 )
 from proxy.protocols.amqp091.marking import ConsumerAcks, Marking
 from proxy.protocols.amqp091.memory import Memory
-from proxy.protocols.amqp091.scanning import Gathered, Native, Scanned
 from proxy.protocols.amqp091.stages import Stages
 from proxy.protocols.amqp091.wire import Malformed, Reader
 from proxy.protocols.base import Buffer, Close, SessionContext
 from proxy.spool.segments import Piece
-
-if TYPE_CHECKING:
-    from sluice_native import Resources
 
 #: After this many contents or steps the rest of a chunk is left for later: some milliseconds.
 MAX_CONTENTS: Final = 64
@@ -91,8 +87,6 @@ class Shared:
     marking: Marking
     stages: Stages
     names: Names
-    scanned: "Resources | None" = None  # if the compiled part reads
-    native: Native | None = None  # once the vhost is known
     about: AboutClient = field(default_factory=AboutClient)
     channels: dict[int, Channel] = field(default_factory=dict)
 
@@ -153,13 +147,13 @@ class Stream(ABC):
         self._frame_left_bytes = 0
         self._frame_owner: Content | None = None
         self._begun_only: dict[Content, None] = {}  # contents of which only the method has arrived
-        self._steps = 0  # the cost of the last chunk: frames read in Python, header fields and the like
+        self._steps = 0  # the cost of the last chunk: frames, header fields and the like
         self._in_hand = False  # a chunk is being read or decided
         #: Its bytes in order: buffer, from, to, owner. Those without an owner are always forwarded.
-        self._pieces: list[tuple[Buffer, int, int, Content | Method | Scanned | None]] = []
+        self._pieces: list[tuple[Buffer, int, int, Content | Method | None]] = []
         #: Contents whose headers arrived in it, and their requests.
-        self._begun: list[Content | Scanned] = []
-        self._requests = Gathered()
+        self._begun: list[Content] = []
+        self._requests: list[Request] = []
         self._special = False  # it is not forwarded as one slice, whatever the verdicts
         #: Lanes with something ready. Lines to be asked about. Lines that also wait for writes.
         self._ready: dict[Lane, None] = {}
@@ -196,11 +190,6 @@ class Stream(ABC):
     def _most_gathered_bytes(self) -> int:
         """Return the longest payload of a frame other than a body."""
         return min(self.most_payload_bytes, MAX_GATHERED_BYTES)
-
-    def _scan(self, chunk: memoryview, position: int) -> int:
-        """Let the compiled part read from a position. Return where it stopped, which may be beyond the chunk."""
-        del chunk
-        return position
 
     def _goes_on(self, content: Content, frames: Piece) -> None:  # noqa: B027 - for publishes only
         """Take note that a content begins to be written. A gathered one, with its frames, may get ``marked``."""
@@ -243,8 +232,8 @@ class Stream(ABC):
         if self.close is not None:
             self.left_bytes = 0
             self._beginning.clear()
-        requests, self._requests = self._requests, Gathered()
-        return requests.simplest()
+        requests, self._requests = self._requests, []
+        return requests
 
     def _cut(self, chunk: memoryview) -> None:
         size, position = len(chunk), 0
@@ -254,12 +243,6 @@ class Stream(ABC):
         elif self._beginning:
             position = self._continue_frame(chunk)
         while size - position >= _PREFIX_BYTES:
-            taken = self._scan(chunk, position)
-            if taken > position:
-                position = taken
-                if self.left_bytes:
-                    return
-                continue
             kind, number, length = _prefix_at(chunk, position)
             stop = position + length + _FRAME_BYTES
             if number > self.last_channel:
@@ -464,7 +447,7 @@ class Stream(ABC):
             self._special = True
         return count
 
-    def _pass(self, buffer: Buffer, start: int, stop: int, owner: Content | Method | Scanned | None) -> None:
+    def _pass(self, buffer: Buffer, start: int, stop: int, owner: Content | Method | None) -> None:
         """Add bytes to be forwarded unless their owner waits or is dropped."""
         pieces = self._pieces
         if pieces:
@@ -521,7 +504,7 @@ class Stream(ABC):
     def part(self) -> None:
         self._lanes.clear()
         self._begun_only.clear()
-        self._pieces, self._begun, self._requests = [], [], Gathered()
+        self._pieces, self._begun, self._requests = [], [], []
         self._frame_owner = None
         self._beginning.clear()
         self._nowhere.channel.part()
@@ -607,26 +590,20 @@ class Stream(ABC):
                 content.fate = DROPPED
             else:
                 lane.writing = content
-            self._leave(lane)
             if cut is not None and number == cut[0]:
                 self._frame_owner, self._frame_left_bytes = content, cut[1]
-
-    def _leave(self, lane: Lane) -> None:  # noqa: B027 - for publishes only
-        """Stop the scan of a lane until it is plain again."""
 
     # --- Forwarding a chunk -----------------------------------------------------------------------
 
     def pass_on(self, batch: Batch | None) -> None:
-        if batch is not None and batch.verdicts:
-            self._take_verdicts(batch)
+        if batch is not None:
+            for index, verdict in batch.verdicts.items():
+                self._take_verdict(batch.requests[index], verdict)
         pieces, begun = self._pieces, self._begun
         if self._special or self._ready or self.waiting or self._begun_only:
             self._walk()
         elif pieces:
             for content in begun:
-                if isinstance(content, Scanned):
-                    content.pass_on()
-                    continue
                 content.fate = PASSING
                 content.lane.writing = content
                 self._goes_on(content, b"")
@@ -636,19 +613,13 @@ class Stream(ABC):
         self._in_hand = False
         self.flush()
 
-    def _take_verdicts(self, batch: Batch) -> None:
-        for index, verdict in batch.verdicts.items():
-            self._take_verdict(batch.requests[index], verdict)
-
     def _walk(self) -> None:
         out = self.out
         run: Buffer = b""
         run_start = run_stop = 0
         for piece in self._pieces:
             buffer, start, stop, owner = piece
-            if isinstance(owner, Scanned):
-                owner.pass_on()
-            elif owner is not None:
+            if owner is not None:
                 lane = owner.lane
                 # This may make something ready that goes before the method.
                 goes = not isinstance(owner, Method) or self._method_goes(owner, buffer, start, stop)

@@ -4,9 +4,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from random import Random
 from typing import TYPE_CHECKING
 
-from limiter.deciding.limits import Limits
+from playbook.lending import Loan
+
+from limiter.counting.row import Second
 from limiter.rules.resource import Resource
-from limiter.rules.rule_set import RuleSet
 from proxy.deciding.batch import Batch, ConnectionInfo, Hold, Later, Refuse, Request, Side, Ticket, Verdict
 from proxy.flow.credit import Stage
 from proxy.net.connection import OUTBOX_BYTES
@@ -17,6 +18,7 @@ from proxy.protocols.base import Confirming, Replayed, SessionContext, Terms, Wi
 from proxy.spool.spool import Spool
 
 from . import frames
+from .lending import StandIn
 
 if TYPE_CHECKING:
     from sluice_native import Resources
@@ -31,11 +33,12 @@ Decide = Callable[[Request], Verdict | None]
 class Driver:
     """One session and what it writes."""
 
-    scans = False
+    #: It is lent to the compiled part for each chunk, if it may be; with its publishes if they are decided ``alike``.
+    lends = False
 
     def __init__(
         self,
-        decide: Decide = lambda _: None,
+        decide: Decide | None = None,
         *,
         limits: Iterable[str] = (),
         options: AMQP091Options | None = None,
@@ -46,8 +49,10 @@ class Driver:
         resources: "Resources | None" = None,
         confirming: Mapping[str, Confirming] | None = None,
         scopes: tuple[Resource, ...] = (),
+        alike: bool = False,
     ) -> None:
-        self.decide = decide
+        self.decide: Decide = passes if decide is None else decide
+        self._alike = alike
         self.limits = set(limits)
         self.confirming = {} if confirming is None else confirming
         self.rules_version = 0
@@ -75,9 +80,11 @@ class Driver:
         self.replayed: list[Replayed] = []
         self.hears_of_writes = self.client_ended = False
         self.stage, self.writer = Stage("connection"), Stage("writer")
+        counters = WireCounters()
+        judge = StandIn(self) if self.lends else None
         context = SessionContext(
             connection,
-            WireCounters(),
+            counters,
             self._wake,
             False,
             self.limits.__contains__,
@@ -86,7 +93,7 @@ class Driver:
             give_up=self._give_up,
             pass_on=self._give_up,
             lose=self.lost.extend,
-            resources=Limits(RuleSet()).resources if self.scans and resources is None else resources,
+            resources=judge.resources if judge is not None and resources is None else resources,
             stage=self.stage,
             writer=self.writer,
             spool=spool,
@@ -100,6 +107,10 @@ class Driver:
         session = PROTOCOL.open_session(context)
         assert isinstance(session, AMQP091Session)
         self.session = session
+        self.loan = None if judge is None else Loan(session, judge, counters, self._write)
+
+    def _write(self, side: Side, data: bytes) -> None:
+        self.written[side] += data
 
     def _end_client(self) -> None:
         self.client_ended = True
@@ -159,11 +170,23 @@ class Driver:
             most = self.most_bytes(side, longest if random is None else random.randint(1, longest))
             taken_back = self.session.take_back(side) if random is None or random.random() < 0.5 else b""
             chunk, self.unread[side] = taken_back + self.unread[side][:most], self.unread[side][most:]
-            batch = self.receive(side, chunk)
+            if self.loan is not None:
+                chunk = self._lend(self.loan, side, chunk)
+            batch = self.receive(side, chunk) if chunk else None
             if batch is not None:
                 self.finish(batch)
             self.unread[side] = self.left[side] + self.unread[side]
             self.left[side] = b""
+
+    def _lend(self, loan: Loan, side: Side, chunk: bytes) -> bytes:
+        """Have the compiled part read what it may of a chunk; return the rest."""
+        self.session._stages.now_ns = self.now_ns
+        self.session._lends_after = 0
+        alike = self._alike or self.decide in {passes, refuse}
+        loan.judge.connection = self.batches[-1].connection if alike and self.batches else None
+        left = loan.read(side, chunk, self.now_ns, Second(0))
+        self.take()
+        return left
 
     def must_wait(self, side: Side) -> bool:
         return self.session.paused(side) or (side is CLIENT and self.session.backlog_bytes(side) > OUTBOX_BYTES)
@@ -257,6 +280,11 @@ class Driver:
 
     def to_client(self) -> list[frames.Message]:
         return list(frames.messages(bytes(self.written[CLIENT])))
+
+
+def passes(request: Request) -> Verdict | None:
+    del request
+    return None
 
 
 def hold(request: Request) -> Verdict:

@@ -274,16 +274,16 @@ class Came(NamedTuple):
     asked: Counter[object]
 
 
-def refuse_some(said: Conversation, *, scans: bool = False) -> Came:
+def refuse_some(said: Conversation, *, lends: bool = False) -> Came:
     def decide(request: Request) -> Verdict | None:
         word = zlib.crc32(repr((request.resources, request.size_bytes)).encode()) ^ said.seed
         return BUSY if word % 3 == 0 and request.refusal == "answered" else None
 
-    Driver.scans = scans
+    Driver.lends = lends
     try:
-        driver = opened(said, Driver(decide, limits=limits_of(said)))
+        driver = opened(said, Driver(decide, limits=limits_of(said), alike=True))
     finally:
-        Driver.scans = False
+        Driver.lends = False
     closed = hear(driver, said)
     asked: Counter[object] = Counter(
         (request.resources, request.messages, request.size_bytes) for request in driver.requests

@@ -1,4 +1,4 @@
-"""An AMQP 0.9.1 session that reads by the compiled part, and one that reads by Python: both do the same."""
+"""An AMQP 0.9.1 session that is lent to the compiled part, and one that reads by itself: both do the same."""
 
 from typing import Final
 
@@ -20,7 +20,7 @@ if COMPILED is None:
 def run(data: bytes) -> None:
     said = conversation.read(data)
     if said is not None:
-        compiled, python = refuse_some(said, scans=True), refuse_some(said)
+        compiled, python = refuse_some(said, lends=True), refuse_some(said)
         # Of the order of the broker's frames the compiled part knows less: what no broker says goes on to the client.
         if "the broker sent" in python.closed or _CHANNEL_CLOSE in said.said(BROKER):
             assert compiled.to_broker.startswith(python.to_broker)

@@ -36,11 +36,13 @@ class Loan:
             return data
         number = SIDES.index(side)
         chunk = lent.take_kept()[number] + data
-        pieces, stop, _, frames, _, _ = lent.feed(number, chunk, now_ns, lambda: now_ns, second)
+        pieces, stop, _, frames, _, round_trips = lent.feed(number, chunk, now_ns, lambda: now_ns, second)
         for each, of_peer, count in zip(SIDES, pieces, frames, strict=True):
             self.counters.frames[each] += count
             for piece in of_peer:
                 self.write(each, piece if isinstance(piece, bytes) else chunk[slice(*piece)])
+        for took_ns in round_trips:
+            self.counters.round_trip.observe(took_ns)
         self.session.count_lent(*lent.take_counts())
         self.session.returned(lent.give_back())
         self.taken += stop > 0

@@ -39,7 +39,10 @@ RULES = (
     Rule("exchange", "*", 5),
     Rule("exchange", "e", 2, bytes_per_s=500),
     Rule("exchange", "f", None, exempt=True),
+    Rule("exchange", "*", 6, shared=True),
     Rule("routing_key", "*", 2),
+    Rule("routing_key", "e/*", 3),
+    Rule("routing_key", "f/b", None, bytes_per_s=300),
     Rule("routing_key", "e/a", 3, action="delay"),
     Rule("client", "*", 9),
     Rule("user", "guest", 7),
@@ -57,19 +60,18 @@ class Served(Driver):
     def __init__(self, rules: Sequence[Rule], exempt: bool = False, *, lends: bool = True) -> None:  # noqa: FBT001, FBT002 - a case
         self.made_of = rules, exempt
         self.accounts, self.lends = Accounts(), False
-        with patch.object(limits_module, "COMPILED", sluice_native):
+        with patch.object(limits_module, "COMPILED", sluice_native if lends else None):
             self.limiter = Limits(rule_set(rules, 1), 100, self.accounts)
         self.tally = Tally(self.accounts)
         services = HandlerServices(self.limiter, lambda: self.now_ns)
         pipeline = Pipeline([HandlerConfig(PLUGIN, RateLimitOptions(), "inline")], services)
         assert isinstance(pipeline.only, RateLimit)
         self.handler = pipeline.only
-        with patch.object(Driver, "scans", new=True):
-            super().__init__(resources=self.limiter.resources, exempt=exempt)
+        super().__init__(resources=self.limiter.resources, exempt=exempt)
         self.counters, self.info = self.session._context.counters, self.session._context.connection
         self.sender = self.accounts.sender(self.info.address)
-        assert self.limiter.resources is not None
-        self.judge = Judge(pipeline, self.handler, self.tally, self.limiter.resources, self.info, self.sender)
+        if self.limiter.resources is not None:
+            self.judge = Judge(pipeline, self.handler, self.tally, self.limiter.resources, self.info, self.sender)
         self.number: int | None = None
         self.served_bytes = 0
         self.closed = ""
@@ -348,6 +350,20 @@ def test_a_connection_that_returns_each_time_is_lent_less_often() -> None:
             for _ in range(100):
                 served.give(CLIENT, frames.declare(4))
         assert 4 < returned.call_count < 10
+
+
+def test_a_publish_spends_of_its_exchange_and_its_routing_key_or_of_neither() -> None:
+    rules = [Rule("exchange", "e", 100, break_s=0), Rule("routing_key", "e/a", 1, break_s=0)]
+    with patch.object(session_module, "_FEW_READS", 0), closing(Served(rules)) as served:
+        served.give(CLIENT, publish(3))
+        served.forget()
+        assert served.number is not None
+        sent = [b"".join(frames.publish(1, "e", key, b"x")) for key in "aaab"]
+        served.give(CLIENT, b"".join(sent))
+        served.recall()
+        assert served.written[BROKER] == sent[0] + sent[3]
+        (spent,) = (state for state in states_of(served.limiter, 0) if state.resource.name == "e")
+        assert spent.stored_permits == 98
 
 
 @pytest.mark.parametrize("part", [pytest.param(part, marks=pytest.mark.long) for part in range(10)])

@@ -1,13 +1,15 @@
 //! The broker's confirms: its numbers become those of the client.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::mem;
 
 /// A set that held more is made smaller when it is empty.
 const KEPT: usize = 1024;
-/// The bit of a number of the client's of which the broker's answer is withheld; without a number once it is answered
-/// by somebody else.
-const WITHHELD: u64 = 1 << 63;
+
+/// The numbers of one channel, as `Confirms` in Python has them: the client's last; the broker's last; up to which both
+/// count alike, None while they always did; the broker's first open one, and those confirmed behind that; and beyond
+/// what is alike, the client's of each open one.
+pub type Numbers = (u64, u64, Option<u64>, u64, HashSet<u64>, HashMap<u64, u64>);
 
 /// The publishes of one channel that the broker has not confirmed.
 #[derive(Debug, Default)]
@@ -17,16 +19,30 @@ pub struct Confirms {
     /// How many there are before the first that waits.
     before: u64,
     count: usize,
-    /// How many of these are withheld.
-    pub(super) withheld: usize,
     /// Up to this number both count alike; None while they always did.
     alike: Option<u64>,
 }
 
 impl Confirms {
-    /// How many the broker is to confirm to the client.
+    pub fn new((_, sent, alike, first_open, ahead, numbers): &Numbers) -> Self {
+        let number = |tag| if ahead.contains(&tag) { 0 } else { *numbers.get(&tag).unwrap_or(&tag) };
+        let waiting: VecDeque<u64> = (*first_open..=*sent).map(number).collect();
+        let count = waiting.iter().filter(|publish| **publish != 0).count();
+        Self { waiting, before: first_open.saturating_sub(1), count, alike: *alike }
+    }
+
+    /// `published`: the client's last.
+    pub fn numbers(&self, published: u64) -> Numbers {
+        let waiting = || (self.before + 1..).zip(self.waiting.iter().copied());
+        let ahead = waiting().filter(|(_, publish)| *publish == 0).map(|(tag, _)| tag).collect();
+        let differs = |tag: u64| self.alike.is_some_and(|alike| tag > alike);
+        let numbers = waiting().filter(|(tag, publish)| *publish != 0 && differs(*tag)).collect();
+        (published, self.sent(), self.alike, self.before + 1, ahead, numbers)
+    }
+
+    /// How many the broker is to confirm.
     pub fn len(&self) -> usize {
-        self.count - self.withheld
+        self.count
     }
 
     /// How many went on to the broker, which is its number of the last.
@@ -42,37 +58,6 @@ impl Confirms {
         }
         self.waiting.push_back(publish);
         self.count += 1;
-    }
-
-    /// Withhold what the broker says of the last, but for a nack; returns its number.
-    pub fn withhold(&mut self) -> u64 {
-        let sent = self.sent();
-        if let Some(publish) = self.waiting.back_mut().filter(|publish| **publish & WITHHELD == 0 && **publish != 0) {
-            *publish |= WITHHELD;
-            self.withheld += 1;
-            self.alike.get_or_insert(sent - 1);
-        }
-        sent
-    }
-
-    fn withheld(&mut self, number: u64) -> Option<&mut u64> {
-        let at = self.at(number)?;
-        self.waiting.get_mut(at).filter(|publish| **publish & WITHHELD != 0)
-    }
-
-    /// Note that one that is withheld is answered: not even a nack goes on.
-    pub fn settle_withheld(&mut self, number: u64) {
-        if let Some(publish) = self.withheld(number) {
-            *publish = WITHHELD;
-        }
-    }
-
-    /// Withhold no more what the broker says of one.
-    pub fn release(&mut self, number: u64) {
-        if let Some(publish) = self.withheld(number).filter(|publish| **publish != WITHHELD) {
-            *publish &= !WITHHELD;
-            self.withheld -= 1;
-        }
     }
 
     /// Where a broker's number stands in `waiting`.
@@ -94,9 +79,9 @@ impl Confirms {
             && (multiple || self.at(number).is_some_and(|at| self.waiting[at] != 0))
     }
 
-    /// Take out what the broker confirms, or refuses; `each` gets the client's numbers that it is to hear of.
+    /// Take out what the broker confirms, or refuses; `each` gets the client's numbers.
     #[inline]
-    pub(super) fn settle(&mut self, number: u64, multiple: bool, refused: bool, mut each: impl FnMut(u64)) {
+    pub(super) fn settle(&mut self, number: u64, multiple: bool, mut each: impl FnMut(u64)) {
         let settled = match self.at(number) {
             Some(at) if multiple => 0..at + 1,
             Some(at) => at..at + 1,
@@ -105,17 +90,9 @@ impl Confirms {
         };
         for publish in self.waiting.range_mut(settled) {
             let publish = mem::take(publish);
-            if publish == 0 {
-                continue;
-            }
-            self.count -= 1;
-            if publish & WITHHELD == 0 {
+            if publish != 0 {
+                self.count -= 1;
                 each(publish);
-                continue;
-            }
-            self.withheld -= 1;
-            if refused && publish != WITHHELD {
-                each(publish & !WITHHELD);
             }
         }
         while self.waiting.front() == Some(&0) {
@@ -125,13 +102,5 @@ impl Confirms {
         if self.waiting.is_empty() && self.waiting.capacity() > KEPT {
             self.waiting.shrink_to(KEPT);
         }
-    }
-
-    /// Take a confirm of the broker's; returns the client's numbers that it is for, or None if it is right as it is.
-    pub fn answered(&mut self, number: u64, multiple: bool, refused: bool) -> Option<Vec<u64>> {
-        let is_right = self.is_right(number, multiple);
-        let mut numbers = Vec::new();
-        self.settle(number, multiple, refused, |publish| numbers.push(publish));
-        (!is_right).then_some(numbers)
     }
 }

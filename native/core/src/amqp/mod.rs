@@ -1,6 +1,6 @@
 //! AMQP 0.9.1: publishes of plain channels, and the broker's confirms.
 //!
-//! A publish is *plain* if the session said so of its channel, its names need no care, and its header copies it to
+//! A publish is *plain* if its channel was added, its names need no care, and its header copies it to
 //! nobody. It is a method frame, a header frame and its body frames; those of other channels may lie in between.
 
 mod channel;
@@ -13,6 +13,7 @@ mod settling;
 mod tests;
 
 pub use channel::Channels;
+pub use confirms::Numbers;
 pub use publishes::{Bounds, NewKey, Open, Piece, Publish, Run, Taken};
 pub use relay::{awaits_more, Cut, Deliveries, Read};
 pub use settling::{write_refusal, Part};

@@ -19,7 +19,6 @@ pub struct Publish {
     pub run: u32,
     /// Its number on its channel, from 1 on; 0 on one without confirms.
     pub number: u64,
-    pub body: u64,
     /// With all frames, those that are still to come taken as long as they may be.
     pub size: u64,
 }
@@ -48,8 +47,6 @@ pub struct Run {
 /// A key that was met for the first time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewKey {
-    /// Exchange and routing key as they came, each with its length in front.
-    pub raw: Vec<u8>,
     pub is_queue: bool,
     pub name: String,
     /// The second name of what goes to an exchange.
@@ -108,7 +105,7 @@ struct End {
 }
 
 impl Channels {
-    /// Take the plain publishes from `position` on, and what follows of contents that were taken before.
+    /// Take the plain publishes from `position` on, the rest of contents that were taken before, and what may lie between.
     ///
     /// It ends where each publish has its header; of bodies some may be to come.
     pub fn scan(&mut self, chunk: &[u8], position: usize, bounds: &Bounds) -> Taken {
@@ -133,7 +130,7 @@ impl Channels {
                 frame::BODY => self.body(&frame, &mut taken),
                 _ => None,
             };
-            if is_taken.is_none() {
+            if is_taken.is_none() && !self.passes(&frame) {
                 break;
             }
             at = frame.stop;
@@ -231,13 +228,6 @@ impl Channels {
         let (frame::PUBLISH, arguments) = frame::method(frame.payload?)? else { return None };
         let (exchange, rest) = frame::short_string(arguments.get(2..)?)?;
         let (routing_key, &[bits]) = frame::short_string(rest)? else { return None };
-        let channel = self.all.get(place)?;
-        if self.only_named && channel.confirms.is_some() && !channel.takes_all {
-            let (_, raw) = arguments.split_last()?;
-            if !self.named.contains(raw.get(2..)?) {
-                return None;
-            }
-        }
         if bits & !MANDATORY != 0 {
             return None;
         }
@@ -268,10 +258,8 @@ impl Channels {
         } else {
             None
         };
-        let lengths = [u8::try_from(exchange.len()).ok()?, u8::try_from(routing_key.len()).ok()?];
-        let raw = [&lengths[..1], exchange, &lengths[1..], routing_key].concat();
         let key = self.scan.keys.add(0, exchange, routing_key)?;
-        taken.new.push(NewKey { raw, is_queue, name, routing_key: second });
+        taken.new.push(NewKey { is_queue, name, routing_key: second });
         Some(key)
     }
 
@@ -297,7 +285,7 @@ impl Channels {
         let frames = body.div_ceil(most_payload);
         let before = (bytes + frame.stop - frame.start) as u64;
         let size = before.saturating_add(body).saturating_add(frames.saturating_mul(AROUND_BYTES as u64));
-        taken.publishes.push(Publish { run, number, body, size });
+        taken.publishes.push(Publish { run, number, size });
         Some(())
     }
 

@@ -45,26 +45,16 @@ impl Cut {
 }
 
 impl Channels {
-    /// Step over a client's heartbeats, and the acks, nacks and rejects of its consumers.
-    #[must_use]
-    pub fn step_over(&self, chunk: &[u8], position: usize) -> Read {
-        let mut read = Read { stop: position, ..Read::default() };
-        while let Some(frame) = Frame::at(chunk, read.stop) {
-            let is_known = match (frame.kind, frame.payload) {
-                (frame::HEARTBEAT, Some([])) => frame.channel == 0,
-                (frame::METHOD, Some(payload)) => {
-                    matches!(frame::method(payload), Some((frame::ACK | frame::NACK | frame::REJECT, arguments))
-                        if arguments.len() == SETTLING_BYTES && self.is_idle(frame.channel))
-                }
-                _ => false,
-            };
-            if !is_known {
-                break;
+    /// Whether a client's frame passes between publishes: a heartbeat, or an ack, nack or reject of its consumers.
+    pub(super) fn passes(&self, frame: &Frame) -> bool {
+        match (frame.kind, frame.payload) {
+            (frame::HEARTBEAT, Some([])) => frame.channel == 0,
+            (frame::METHOD, Some(payload)) => {
+                matches!(frame::method(payload), Some((frame::ACK | frame::NACK | frame::REJECT, arguments))
+                    if arguments.len() == SETTLING_BYTES && self.is_idle(frame.channel))
             }
-            read.stop = frame.stop;
-            read.frames += 1;
+            _ => false,
         }
-        read
     }
 
     /// Read the broker's heartbeats and confirms, and with `contents` its deliveries and returns. A frame of a body may

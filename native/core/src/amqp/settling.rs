@@ -72,95 +72,18 @@ pub(super) fn is_marked(header: &[u8]) -> bool {
     begins.into_iter().any(|(at, _)| header[at..].starts_with(MARK))
 }
 
-/// Where the content that a method begins ends, and how many frames it is; None if it is not there as a whole, or
-/// marked, or if one of its bodies is longer than a frame may be. The broker bounds no other frames.
-fn whole(chunk: &[u8], method: &Frame, frame_max: usize) -> Option<(usize, usize)> {
-    let header = Frame::at(chunk, method.stop).filter(|frame| frame.kind == frame::HEADER)?;
-    let size = header.payload?.get(4..12)?.first_chunk::<8>()?;
-    if is_marked(header.payload?) {
-        return None;
-    }
-    let (mut rest, mut at, mut frames) = (u64::from_be_bytes(*size), header.stop, 2);
-    let mut last = header;
-    while rest > 0 {
-        let body = Frame::at(chunk, at).filter(|frame| frame.kind == frame::BODY && frame.channel == last.channel)?;
-        if body.stop - body.start > frame_max {
-            return None;
-        }
-        let bytes = u64::try_from(body.payload?.len()).ok().filter(|bytes| *bytes > 0)?;
-        rest = rest.checked_sub(bytes)?;
-        (at, frames, last) = (body.stop, frames + 1, body);
-    }
-    (last.channel == method.channel).then_some((at, frames))
-}
-
 impl Channels {
-    /// Step over confirms and heartbeats of the broker, and with `contents` over deliveries and returns that are there
-    /// as a whole, one frame behind the other. No body may be in a frame longer than `frame_max`.
-    ///
-    /// Returns the offset of the first frame that is something else, how many frames were stepped over, and what
-    /// goes on of them; None if they do as they are.
-    pub fn settle(
-        &mut self,
-        chunk: &[u8],
-        position: usize,
-        contents: bool,
-        frame_max: usize,
-    ) -> (usize, usize, Option<Vec<Part>>) {
-        let mut parts = Parts::new(position);
-        let (mut at, mut frames) = (position, 0);
-        while let Some(frame) = Frame::at(chunk, at) {
-            let known = match (frame.kind, frame.payload) {
-                (frame::HEARTBEAT, Some([])) => Some((frame.stop, 1)),
-                (frame::METHOD, Some(payload)) => match frame::method(payload) {
-                    Some((method @ (frame::ACK | frame::NACK), arguments)) => {
-                        self.confirm(&frame, method, arguments, &mut parts).map(|()| (frame.stop, 1))
-                    }
-                    Some((frame::RETURN, _)) if contents => whole(chunk, &frame, frame_max),
-                    Some((frame::DELIVER, arguments)) if contents => {
-                        whole(chunk, &frame, frame_max).filter(|_| self.note_delivery(frame.channel, arguments))
-                    }
-                    _ => None,
-                },
-                _ => None,
-            };
-            let Some((stop, count)) = known else { break };
-            at = stop;
-            frames += count;
-        }
-        (at, frames, parts.end(at))
-    }
-
-    /// Note the number of a delivery, if that is asked for; false if it cannot be read.
-    #[inline]
-    fn note_delivery(&mut self, channel: u16, arguments: &[u8]) -> bool {
-        if self.delivered.is_empty() {
-            return true;
-        }
-        let Some(last) = self.delivered.get_mut(&channel) else { return true };
-        let number = frame::short_string(arguments).and_then(|(_, rest)| rest.first_chunk::<8>());
-        number.is_some_and(|number| {
-            *last = u64::from_be_bytes(*number);
-            true
-        })
-    }
-
     /// Take a confirm, and write it anew unless it is right as it is; None if there is none to take.
     #[inline]
     pub(super) fn confirm(&mut self, frame: &Frame, method: u32, arguments: &[u8], parts: &mut Parts) -> Option<()> {
         let (publish, &[bits]) = arguments.split_first_chunk::<8>()? else { return None };
         let (publish, multiple) = (u64::from_be_bytes(*publish), bits & MULTIPLE != 0);
         let confirms = self.get(frame.channel)?.confirms.as_mut()?;
-        let refused = method == frame::NACK;
-        if refused && confirms.withheld > 0 {
-            // The session is to know which of them are refused.
-            return None;
-        }
         if confirms.is_right(publish, multiple) {
-            confirms.settle(publish, multiple, refused, |_| ());
+            confirms.settle(publish, multiple, |_| ());
         } else {
             let out = parts.instead(frame.start, frame.stop);
-            confirms.settle(publish, multiple, refused, |publish| frame::confirm(frame.channel, method, publish, out));
+            confirms.settle(publish, multiple, |publish| frame::confirm(frame.channel, method, publish, out));
         }
         Some(())
     }

@@ -1,6 +1,6 @@
 //! What bytes can do; what scans and confirms come to is tested from Python, against a slow reading there.
 
-use super::{awaits_more, Bounds, Channels, Cut, Deliveries, Part};
+use super::{awaits_more, Bounds, Channels, Cut, Deliveries, Numbers, Part};
 
 const BOUNDS: Bounds =
     Bounds { frame_max: 4096, most_body: 99, most_keys: 3, most_runs: 3, most_publishes: 9, routing_keys: true };
@@ -24,10 +24,13 @@ fn ack(channel: u16, number: u64, multiple: u8) -> Vec<u8> {
 fn channels() -> Channels {
     let mut channels = Channels::new("v/".to_owned());
     for channel in 1..4 {
-        channels.mark(channel);
-        channels.select(channel);
+        channels.add(channel, 0, Some(&numbers()));
     }
     channels
+}
+
+fn numbers() -> Numbers {
+    (0, 0, None, 1, [].into(), [].into())
 }
 
 #[test]
@@ -84,17 +87,16 @@ fn no_bytes_are_too_much() {
         for publish in &taken.publishes {
             channels.forward(taken.runs[publish.run as usize].channel, publish.number);
         }
-        let (stop, ..) = channels.settle(&chunk, position, round % 2 == 0, 200);
-        assert!(stop >= position);
         let read = channels.relay(&mut deliveries, &chunk, position, round % 2 == 0, 200);
         assert!(read.stop >= position && (read.cut.is_none() || read.stop > chunk.len()));
-        let channel = u16::try_from(random(5)).unwrap();
-        match random(10) {
-            0 => channels.forget(channel),
-            1 => drop(channels.unmark(channel)),
-            2 => channels.mark(channel),
-            3 => channels.select(channel),
-            _ => {}
+        if random(4) == 0 {
+            let (open, numbers) = (channels.open(), channels.numbers());
+            channels.clear();
+            for (number, of_channel) in &numbers {
+                let rest = open.iter().find(|(channel, _)| channel == number).map_or(0, |(_, rest)| *rest);
+                channels.add(*number, rest, Some(of_channel));
+            }
+            assert_eq!((channels.open().len(), &channels.numbers()), (open.len(), &numbers));
         }
     }
 }
@@ -102,15 +104,31 @@ fn no_bytes_are_too_much() {
 #[test]
 fn confirms_are_found_however_many_there_are() {
     let mut channels = channels();
-    channels.forward(1, 2);
-    for number in 3..100_000 {
+    for number in 2..100_000 {
         channels.forward(1, number);
     }
-    assert_eq!(channels.answered(1, 99_998, false, false), Some(vec![99_999]));
-    assert_eq!(channels.answered(1, 99_998, true, false).map(|numbers| numbers.len()), Some(99_997));
-    assert_eq!(channels.unconfirmed(1), 0);
+    let confirm = |channels: &mut Channels, number, multiple| {
+        let read = channels.relay(&mut Deliveries::default(), &ack(1, number, multiple), 0, true, 4096);
+        match read.parts.as_deref() {
+            Some([Part::Bytes(bytes)]) => bytes.clone(),
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(confirm(&mut channels, 99_997, 0), ack(1, 99_998, 0));
+    assert_eq!(confirm(&mut channels, 99_998, 1).len(), 99_997 * ack(1, 1, 0).len());
+    assert_eq!(channels.unconfirmed(), 0);
     channels.forward(1, 100_000);
-    assert_eq!(channels.answered(1, 0, true, false), Some(vec![100_000]));
+    assert_eq!(confirm(&mut channels, 0, 1), ack(1, 100_000, 0));
+}
+
+#[test]
+fn numbers_are_given_back_as_they_came() {
+    let given: Numbers = (9, 6, Some(2), 2, [4].into(), [(3, 4), (5, 7), (6, 9)].into());
+    let mut channels = Channels::new(String::new());
+    channels.add(7, 0, Some(&given));
+    assert_eq!(channels.numbers(), vec![(7, given)]);
+    assert_eq!((channels.unconfirmed(), channels.forwarded(7)), (4, 6));
+    assert!(channels.is_open(7, 3) && !channels.is_open(7, 4) && !channels.is_open(7, 1));
 }
 
 fn delivery(channel: u16, body: &[u8]) -> Vec<u8> {
@@ -123,7 +141,7 @@ fn delivery(channel: u16, body: &[u8]) -> Vec<u8> {
 #[test]
 fn a_scan_can_be_undone() {
     let mut channels = channels();
-    channels.resume(2, 5);
+    channels.add(2, 5, Some(&numbers()));
     let second = [frame(3, 2, b"12345"), publish(1, b"k", b"body"), publish(2, b"k", b"body")].concat();
     let taken = channels.scan(&second, 0, &BOUNDS);
     assert_eq!((taken.stop, taken.publishes[0].number, taken.publishes[1].number), (second.len(), 1, 1));
@@ -137,10 +155,10 @@ fn a_scan_can_be_undone() {
 fn what_consumers_settle_passes_where_no_content_is_open() {
     let mut channels = channels();
     let chunk = [frame(8, 0, b""), ack(1, 7, 1), ack(2, 0, 0), ack(4, 1, 0)].concat();
-    let read = channels.step_over(&chunk, 0);
+    let read = channels.scan(&chunk, 0, &BOUNDS);
     assert_eq!((read.stop, read.frames), (chunk.len() - ack(4, 1, 0).len(), 3));
-    channels.resume(2, 1);
-    assert_eq!(channels.step_over(&chunk, 0).frames, 2);
+    channels.add(2, 1, None);
+    assert_eq!(channels.scan(&chunk, 0, &BOUNDS).frames, 2);
 }
 
 #[test]
@@ -175,7 +193,7 @@ fn deliveries_pass_however_they_are_cut() {
             frames += read.frames;
         }
         assert_eq!((frames, passed == whole, cut, deliveries.open()), (12, true, None, vec![]));
-        assert_eq!(channels.unconfirmed(2), 0);
+        assert_eq!(channels.unconfirmed(), 0);
     }
 }
 

@@ -142,22 +142,21 @@ class TestSums:
         for at, request in enumerate(batch.requests):
             request.size_bytes = 10**at
             request.by_answer = at > 2
-        assert [batch.sums_of(group, group.indexes)[0] for group in batch.groups()] == [101, 10, 0]
-        assert batch.sums_of(batch.groups()[0], [2]) == (100, 1)
+        assert [batch.sums_of(group.indexes)[0] for group in batch.groups()] == [101, 10, 0]
+        assert batch.sums_of([2]) == (100, 1)
 
     def test_of_a_single_group_are_one(self, batch_of: MakeBatch) -> None:
         batch = batch_of("a", "a", "a")
-        assert batch.sums_of(batch.groups()[0], [0, 1, 2])[0] == 300
+        assert batch.sums_of([0, 1, 2])[0] == 300
         for request in batch.requests:
             request.by_answer = True
         batch._groups = None
-        assert batch.sums_of(batch.groups()[0], [0, 1, 2])[0] == 0
+        assert batch.sums_of([0, 1, 2])[0] == 0
 
     def test_of_answers_leave_out_one_way_requests(self, batch_of: MakeBatch) -> None:
         batch = batch_of("a", "a", "a")
         batch.requests[1].refusal = "silent"
-        (group,) = batch.groups()
-        assert [batch.sums_of(group, indexes)[1] for indexes in ([0, 1, 2], [1, 2], [1])] == [2, 1, 0]
+        assert [batch.sums_of(indexes)[1] for indexes in ([0, 1, 2], [1, 2], [1])] == [2, 1, 0]
 
 
 class TestVerdicts:

@@ -1,4 +1,4 @@
-"""Sessions, read by Python and by the compiled part."""
+"""Sessions, read by Python alone, and lent to the compiled part wherever that may read."""
 
 import pytest
 from amqp_playbook.driver import Driver
@@ -7,8 +7,8 @@ from limiter.compiled import COMPILED
 
 
 @pytest.fixture(autouse=True, params=["python", *(["compiled"] if COMPILED else [])])
-def scan(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def reading(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Say what reads the frames in a test; each is run with both."""
-    monkeypatch.setattr(Driver, "scans", request.param == "compiled")
+    monkeypatch.setattr(Driver, "lends", request.param == "compiled")
     name: str = request.param
     return name

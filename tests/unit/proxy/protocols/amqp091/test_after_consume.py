@@ -13,7 +13,6 @@ from limiter.rules.resource import Resource
 from proxy.protocols.amqp091 import wire
 from proxy.protocols.amqp091.after_consume import FIRST_WINDOW, AfterConsume
 from proxy.protocols.amqp091.marking import MAX_UNCONFIRMED
-from proxy.protocols.amqp091.scanning import Gathered
 
 
 def answers(driver: Driver) -> list[tuple[str, int]]:
@@ -405,8 +404,7 @@ def publish_and_consume(world: World, publisher: Driver, consumer: Driver, count
     return by_broker
 
 
-def test_consumers_confirm_as_long_as_they_are_sooner_than_the_broker(scan: str) -> None:
-    del scan
+def test_consumers_confirm_as_long_as_they_are_sooner_than_the_broker() -> None:
     world = World()
     publisher, consumer = world.publisher(), world.consumer()
     assert publish_and_consume(world, publisher, consumer, 20, broker_s=0.02) == 4
@@ -419,15 +417,13 @@ def test_consumers_confirm_as_long_as_they_are_sooner_than_the_broker(scan: str)
     world.close()
 
 
-def test_the_broker_confirms_what_it_confirms_nearly_as_soon(scan: str) -> None:
+def test_the_broker_confirms_what_it_confirms_nearly_as_soon() -> None:
     world = World()
     publisher, consumer = world.publisher(), world.consumer()
     for pause_s in (1, 2, 4, 8):
         publish_and_consume(world, publisher, consumer, 20, broker_s=0.011)
         assert (world.state().mode, world.state().reason) == ("broker", "no_gain")
-        # The compiled part reads what does not wait.
         publish_and_consume(world, publisher, consumer, 2, broker_s=0.011)
-        assert isinstance(publisher.batches[-1].requests, Gathered) is (scan == "compiled")
         world.pass_time(pause_s - 0.1)
         assert world.state().reason == "no_gain"
         world.pass_time(0.2)
@@ -449,7 +445,7 @@ def test_names_of_clients_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch
     assert len(hub._consumers) <= 10
 
 
-def test_what_no_rule_is_for_is_scanned_all_the_same(scan: str) -> None:
+def test_what_no_rule_is_for_is_scanned_all_the_same() -> None:
     world = World(queues=("orders", "other"))
     publisher, _ = world.publisher(), world.consumer()
     data = frames.durable(1, "other", b"x") * 3
@@ -458,7 +454,6 @@ def test_what_no_rule_is_for_is_scanned_all_the_same(scan: str) -> None:
     publisher.give(CLIENT, data)
     assert publisher.written[BROKER] == data
     assert type(publisher.batches[-1].requests[0].handle).__name__ == "Content"
-    assert isinstance(publisher.batches[-1].requests, Gathered) is (scan == "compiled")
     assert world.state().pending == 1
     # A rule that comes is for what comes then.
     world.rules["queue:other"] = PERSIST
@@ -474,7 +469,7 @@ def test_what_no_rule_is_for_is_scanned_all_the_same(scan: str) -> None:
     assert publisher.written[BROKER] == data
 
 
-def test_publishes_of_who_does_not_wait_for_each_confirm_go_as_they_come(scan: str) -> None:
+def test_publishes_of_who_does_not_wait_for_each_confirm_go_as_they_come() -> None:
     world = World()
     publisher, consumer = world.publisher(1, 2), world.consumer()
     data = frames.durable(1, "orders", b"x")
@@ -485,7 +480,6 @@ def test_publishes_of_who_does_not_wait_for_each_confirm_go_as_they_come(scan: s
     publisher.give(CLIENT, data)
     publisher.give(CLIENT, data * 20)
     assert publisher.written[BROKER] == data * 21
-    assert isinstance(publisher.batches[-1].requests, Gathered) is (scan == "compiled")
     assert (world.state().pending, world.state().broker_total) == (MAX_UNCONFIRMED, 21)
     # It is so for each channel.
     for _ in range(MAX_UNCONFIRMED):

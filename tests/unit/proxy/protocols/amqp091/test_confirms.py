@@ -2,11 +2,7 @@ from random import Random
 
 import pytest
 
-from limiter.compiled import COMPILED
-from limiter.deciding.limits import Limits
-from limiter.rules.rule_set import RuleSet
 from proxy.protocols.amqp091.confirms import Confirms
-from proxy.protocols.amqp091.scanning import Native
 
 
 @pytest.mark.parametrize("seed", range(15))
@@ -47,14 +43,8 @@ def test_each_number_is_answered_once(seed: int) -> None:
         assert confirms.outstanding() == len(unanswered)
 
 
-def made(scan: str) -> Confirms:
-    if scan == "python":
-        return Confirms()
-    return Native(Limits(RuleSet()).resources, "").confirms_of(1)
-
-
-def test_an_ack_of_what_is_withheld_says_nothing_and_a_nack_does(scan: str) -> None:
-    confirms = made(scan)
+def test_an_ack_of_what_is_withheld_says_nothing_and_a_nack_does() -> None:
+    confirms = Confirms()
     for number in range(1, 8):
         confirms.sent(confirms.number())
         if number in {2, 3, 5, 6, 7}:
@@ -73,30 +63,3 @@ def test_an_ack_of_what_is_withheld_says_nothing_and_a_nack_does(scan: str) -> N
     confirms.settle(7)
     confirms.release(7)
     assert confirms.outstanding() == 0
-
-
-@pytest.mark.parametrize("seed", range(15))
-def test_what_is_withheld_is_kept_alike_by_both(seed: int) -> None:
-    if not COMPILED:
-        return
-    random = Random(seed)
-    both = made("python"), made("compiled")
-    for _ in range(300):
-        dice, tag = random.random(), random.randint(1, both[0].latest() + 1)
-        if dice < 0.45:
-            for confirms in both:
-                confirms.sent(confirms.number())
-            if random.random() < 0.6:
-                assert len({confirms.withhold() for confirms in both}) == 1
-        elif dice < 0.6:
-            for confirms in both:
-                confirms.settle(tag)
-        elif dice < 0.65:
-            for confirms in both:
-                confirms.release(tag)
-        elif tag <= both[0].latest():
-            multiple, refused = random.random() < 0.3, random.random() < 0.3
-            first, second = (confirms.answered(tag, multiple=multiple, refused=refused) for confirms in both)
-            assert first == second
-        assert both[0].outstanding() == both[1].outstanding()
-        assert both[0].is_open(tag) is both[1].is_open(tag)
