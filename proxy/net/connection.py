@@ -325,6 +325,14 @@ class Connection:
 
     def count_lent(self) -> None:
         """Count what the compiled part has done for the connection so far."""
+        if self._lent is None and self.reading is None:
+            return
+        try:
+            self._count_lent()
+        except Exception as error:  # noqa: BLE001 - a count is not worth a connection
+            self._services.log_failed(self.info, error)
+
+    def _count_lent(self) -> None:
         if self.reading is not None:
             self.session.count_lent(*self.reading.take_counts())
         if self._lent is None or self._services.lending is None:

@@ -745,6 +745,10 @@ class _Client(Watched):
         try:
             self._server.connect(self, (self._wire, self._broker), self._address, lent)
         except Exception as error:  # noqa: BLE001 - as the reactor does
+            lending = self._server.services.lending
+            if lent is not None and lending is not None and lending.lent.get(lent) is self:
+                # Else its descriptors would be read when others have them.
+                lending.take(lent)
             self.failed(error)
 
     def stalled(self, *, on: bool) -> None:

@@ -47,9 +47,6 @@ class Borrowed(Protocol):
     def ends(self, *, over: bool) -> None:
         """Take note that the client's stream has ended, or both; only if that was asked for."""
 
-    def failed(self, error: Exception) -> None:
-        """Take a fault of the compiled part."""
-
 
 class Lending:
     """The connections that the compiled part serves.
@@ -101,13 +98,22 @@ class Lending:
         return pieces, stop, leaves
 
     def take(self, number: int) -> "Returned":
-        """Take a connection back."""
+        """Take a connection back.
+
+        Raises:
+            Exception: what the compiled part failed with, so that bytes of the connection are lost.
+        """
         del self.lent[number]
-        return self._turn.take(number)
+        returned = self._turn.take(number)
+        fault = self._faults.pop(number, None)
+        if fault is not None:
+            raise fault
+        return returned
 
     def forget(self, number: int) -> None:
         """Forget a connection whose sockets are closed."""
         del self.lent[number]
+        self._faults.pop(number, None)
         self._turn.forget(number)
 
     def take_counts(self, number: int) -> tuple[int, int, tuple[int, int], int]:
@@ -140,7 +146,6 @@ class Lending:
             self._bytes_read[side] += of_bytes
         for number, event in events:
             borrowed = self.lent.get(number)
-            fault = self._faults.pop(number, None)
             if borrowed is None:
                 # It has returned since.
                 continue
@@ -148,8 +153,6 @@ class Lending:
                 borrowed.ends(over=event == _OVER)
             elif event in {_STALLED, _FLOWS}:
                 borrowed.stalled(on=event == _STALLED)
-            elif fault is None:
-                borrowed.left(broken=event == _BROKEN)
             else:
-                borrowed.failed(fault)
+                borrowed.left(broken=event == _BROKEN)
         return is_idle

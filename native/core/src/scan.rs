@@ -219,11 +219,16 @@ impl Scanner {
 }
 
 impl Taken {
-    /// The indexes of the frames of one run.
-    pub fn indexes_of<'a>(&'a self, run: &'a Run) -> impl Iterator<Item = usize> + 'a {
-        let number = self.frames.get(run.first as usize).map(|frame| frame.run);
-        let of_run = move |index: &usize| self.frames.get(*index).map(|frame| frame.run) == number;
-        (run.first as usize..=run.last as usize).filter(of_run)
+    /// The indexes of the frames of every run.
+    #[must_use]
+    pub fn by_run(&self) -> Vec<Vec<usize>> {
+        let mut by_run: Vec<Vec<usize>> = self.runs.iter().map(|run| Vec::with_capacity(run.frames as usize)).collect();
+        for (index, frame) in self.frames.iter().enumerate() {
+            if let Some(run) = by_run.get_mut(frame.run as usize) {
+                run.push(index);
+            }
+        }
+        by_run
     }
 
     /// Forget the frames from an index on.

@@ -56,7 +56,7 @@ fn check(chunk: &[u8], taken: &Taken, table: &Table, owed: &Opaques) {
     assert_eq!(taken.stop, at);
     assert_eq!(taken.runs.iter().map(|run| run.bytes).sum::<u64>(), bytes);
     assert_eq!(taken.runs.iter().map(|run| run.frames as usize).sum::<usize>(), taken.frames.len());
-    let mut indexes: Vec<usize> = taken.runs.iter().flat_map(|run| taken.indexes_of(run)).collect();
+    let mut indexes: Vec<usize> = taken.by_run().into_iter().flatten().collect();
     indexes.sort_unstable();
     assert!(indexes.into_iter().eq(0..taken.frames.len()));
 }

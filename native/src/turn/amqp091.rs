@@ -2,6 +2,7 @@
 //! heartbeats.
 
 use std::collections::HashMap;
+use std::time::Instant;
 
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
@@ -178,6 +179,9 @@ impl Amqp091 {
             at = stop;
             if !self.dropped.is_empty() || !self.waiting.is_empty() {
                 break Next::Leave(at);
+            }
+            if Instant::now() >= context.ends {
+                break Next::More(at);
             }
         };
         if decided > 0 {

@@ -463,7 +463,7 @@ impl Reading for Amqp10 {
         let next = match next {
             Next::Keep(at) if self.ask(py, side, context, &mut decided)? => Next::Keep(at),
             // What is left is read first, by the session.
-            Next::Keep(at) | Next::Leave(at) => Next::Leave(at),
+            Next::Keep(at) | Next::More(at) | Next::Leave(at) => Next::Leave(at),
         };
         for to in [CLIENT, BROKER] {
             let from = out.own.len();

@@ -42,9 +42,13 @@ const LARGE_CHUNK_BYTES: usize = 2 * 1024 * 1024;
 /// Of one peer so much is kept that is not complete; who has more leaves.
 pub const MAX_KEPT_BYTES: usize = 64 * 1024;
 /// A peer whose unwritten answers have grown to this is not read until they are gone.
-const MAX_UNWRITTEN_BYTES: usize = 1024 * 1024;
-/// Clients that are read between two looks for brokers.
-const CLIENTS_AT_ONCE: usize = 16;
+pub const MAX_UNWRITTEN_BYTES: usize = 1024 * 1024;
+/// Of each rank so many ends are read before the next one: brokers, clients, floods.
+const READ_AT_ONCE: [usize; 3] = [128, 16, 1];
+/// A read that takes longer is left, and goes on when others had their turn.
+const LONGEST_READ: Duration = Duration::from_millis(2);
+/// Buffers of connections that are larger are given back when they are empty.
+const MAX_IDLE_BYTES: usize = 4096;
 const EVENTS: usize = 256;
 /// Linux takes no more slices at once (`IOV_MAX`).
 const MAX_SLICES: usize = 1024;
@@ -93,6 +97,8 @@ impl Out {
 pub enum Next {
     /// What begins here is incomplete: it comes again with more bytes behind it.
     Keep(usize),
+    /// What begins here comes again, when others had their turn.
+    More(usize),
     /// What begins here is for Python.
     Leave(usize),
 }
@@ -103,6 +109,8 @@ pub struct Context<'a> {
     pub second: &'a Py<Second>,
     pub clock: &'a Py<PyAny>,
     pub report: &'a mut Report,
+    /// When the read has taken long enough.
+    pub ends: Instant,
 }
 
 impl Context<'_> {
@@ -204,12 +212,14 @@ impl Lent {
     ) -> PyResult<Fed> {
         let reading = self.reading.as_mut().ok_or_else(|| PyRuntimeError::new_err("it is lent"))?;
         let (mut report, mut out) = (Report::default(), Out::default());
-        let mut context = Context { now_ns, second: &second, clock: &clock, report: &mut report };
+        // All of it is read at once: Python's chunks are small.
+        let ends = Instant::now() + Duration::from_secs(3600);
+        let mut context = Context { now_ns, second: &second, clock: &clock, report: &mut report, ends };
         // A copy, since Python may be called meanwhile.
         let bytes = chunk.to_vec(py)?;
         let read = catch_unwind(AssertUnwindSafe(|| reading.read(py, side, &bytes, &mut context, &mut out)));
         let (stop, leaves) = match read.unwrap_or_else(|_| Err(panicked()))? {
-            Next::Keep(stop) => (stop, false),
+            Next::Keep(stop) | Next::More(stop) => (stop, false),
             Next::Leave(stop) => (stop, true),
         };
         let piece = |piece: &Piece| -> PyResult<Py<PyAny>> {
@@ -257,6 +267,8 @@ struct End {
     /// The last read filled its buffer.
     large: bool,
     kept: Vec<u8>,
+    /// What was kept begins here, and is to be read before more is received.
+    goes_on: Option<usize>,
     /// What the kernel did not take, and how much of that it has by now.
     rest: Vec<u8>,
     sent: usize,
@@ -274,6 +286,7 @@ impl End {
             queued: false,
             large: false,
             kept,
+            goes_on: None,
             rest: Vec::new(),
             sent: 0,
             read_bytes: 0,
@@ -296,11 +309,8 @@ impl End {
                 Err(_) => return false,
             }
         }
-        self.rest.clear();
+        self.rest = Vec::new();
         self.sent = 0;
-        if self.rest.capacity() > MAX_UNWRITTEN_BYTES {
-            self.rest = Vec::new();
-        }
         true
     }
 
@@ -371,7 +381,8 @@ impl Conn {
     /// Whether a peer has something to read, and what comes of it has somewhere to go. Asked again when that is written.
     fn may_be_read(&self, side: usize) -> bool {
         let (end, other) = (&self.ends[side], &self.ends[1 - side]);
-        !self.left && !self.over && end.readable && other.unwritten() == 0 && end.unwritten() <= MAX_UNWRITTEN_BYTES
+        let has_some = end.readable || end.goes_on.is_some();
+        !self.left && !self.over && has_some && other.unwritten() == 0 && end.unwritten() <= MAX_UNWRITTEN_BYTES
     }
 }
 
@@ -388,6 +399,9 @@ pub struct Turn {
     ending: Vec<usize>,
     /// Ends that may be read, by rank: brokers, clients, floods.
     queues: [VecDeque<usize>; 3],
+    /// Whose turn it is, and how many of them are still to be read.
+    rank: usize,
+    quota: usize,
     buffer: Buffer,
     out: Out,
     report: Report,
@@ -397,8 +411,6 @@ pub struct Turn {
     /// Is told what ends a connection by no fault of its peers.
     failed: Py<PyAny>,
 }
-
-const FLOODS: usize = 2;
 
 fn panicked() -> PyErr {
     PyRuntimeError::new_err("the compiled part panicked")
@@ -423,7 +435,7 @@ impl Turn {
         }
         end.queued = true;
         // A broker's large answers are waited for, so they go before floods, but not before what clients ask.
-        let rank = usize::from(side == CLIENT) + usize::from(end.large);
+        let rank = usize::from(side == CLIENT) + usize::from(end.large || end.goes_on.is_some());
         self.queues[rank].push_back(token(number, side));
     }
 
@@ -525,49 +537,56 @@ impl Turn {
     ) -> PyResult<Option<u8>> {
         let (first, last) = conn.ends.split_at_mut(1);
         let (end, other) = if side == CLIENT { (&mut first[0], &mut last[0]) } else { (&mut last[0], &mut first[0]) };
-        let room = if end.large { LARGE_CHUNK_BYTES } else { CHUNK_BYTES };
-        self.report.system_calls += 1;
-        let got = match recv(end.fd, &mut buffer[MAX_KEPT_BYTES..MAX_KEPT_BYTES + room], MsgFlags::empty()) {
-            Ok(0) => {
-                let is_clean = conn.ends_here && end.kept.is_empty() && conn.reading.between_frames();
-                if !is_clean || (side == BROKER && !conn.ended) {
+        let kept;
+        let chunk = if let Some(from) = end.goes_on.take() {
+            kept = std::mem::take(&mut end.kept);
+            &kept[from..]
+        } else {
+            let room = if end.large { LARGE_CHUNK_BYTES } else { CHUNK_BYTES };
+            self.report.system_calls += 1;
+            let got = match recv(end.fd, &mut buffer[MAX_KEPT_BYTES..MAX_KEPT_BYTES + room], MsgFlags::empty()) {
+                Ok(0) => {
+                    let is_clean = conn.ends_here && end.kept.is_empty() && conn.reading.between_frames();
+                    if !is_clean || (side == BROKER && !conn.ended) {
+                        return Ok(Some(BROKEN));
+                    }
+                    end.readable = false;
+                    if side == BROKER {
+                        conn.over = true;
+                        self.report.events.push((number, ENDED));
+                    } else if !std::mem::replace(&mut conn.ended, true) {
+                        self.ending.push(number);
+                        self.report.system_calls += 1;
+                        return Ok(shutdown(other.fd, Shutdown::Write).is_err().then_some(BROKEN));
+                    }
+                    return Ok(None);
+                }
+                Ok(got) => got,
+                Err(Errno::EAGAIN) if !end.closing => {
+                    end.readable = false;
+                    end.large = false;
+                    return Ok(None);
+                }
+                Err(Errno::EAGAIN | Errno::EINTR) => return Ok(None),
+                Err(errno) => {
+                    end.errno = errno as i32;
                     return Ok(Some(BROKEN));
                 }
-                end.readable = false;
-                if side == BROKER {
-                    conn.over = true;
-                    self.report.events.push((number, ENDED));
-                } else if !std::mem::replace(&mut conn.ended, true) {
-                    self.ending.push(number);
-                    self.report.system_calls += 1;
-                    return Ok(shutdown(other.fd, Shutdown::Write).is_err().then_some(BROKEN));
-                }
-                return Ok(None);
-            }
-            Ok(got) => got,
-            Err(Errno::EAGAIN) if !end.closing => {
-                end.readable = false;
-                end.large = false;
-                return Ok(None);
-            }
-            Err(Errno::EAGAIN | Errno::EINTR) => return Ok(None),
-            Err(errno) => {
-                end.errno = errno as i32;
-                return Ok(Some(BROKEN));
-            }
+            };
+            end.large = got > CHUNK_BYTES || got == room;
+            end.readable = got == room || end.closing;
+            let begin = MAX_KEPT_BYTES - end.kept.len();
+            buffer[begin..MAX_KEPT_BYTES].copy_from_slice(&end.kept);
+            end.kept.clear();
+            end.read_bytes += got as u64;
+            self.report.bytes[side] += got as u64;
+            &buffer[begin..MAX_KEPT_BYTES + got]
         };
-        end.large = got > CHUNK_BYTES || got == room;
-        end.readable = got == room || end.closing;
-        let begin = MAX_KEPT_BYTES - end.kept.len();
-        buffer[begin..MAX_KEPT_BYTES].copy_from_slice(&end.kept);
-        end.kept.clear();
-        let chunk = &buffer[begin..MAX_KEPT_BYTES + got];
         conn.read_ns = now_ns;
-        end.read_bytes += got as u64;
-        self.report.bytes[side] += got as u64;
         self.out.clear();
         let (reading, out) = (&mut conn.reading, &mut self.out);
-        let mut context = Context { now_ns, second, clock: &self.clock, report: &mut self.report };
+        let ends = Instant::now() + LONGEST_READ;
+        let mut context = Context { now_ns, second, clock: &self.clock, report: &mut self.report, ends };
         let next = reading.read(py, side, chunk, &mut context, out)?;
         // Refusals need not wait for a slow broker.
         let alive = end.write(&self.out.to[side], chunk, &self.out.own, &mut self.report)
@@ -578,8 +597,15 @@ impl Turn {
         }
         let (from, stays) = match next {
             Next::Keep(from) => (from, chunk.len() - from <= MAX_KEPT_BYTES),
+            Next::More(from) => {
+                end.goes_on = (from < chunk.len()).then_some(0);
+                (from, true)
+            }
             Next::Leave(from) => (from, false),
         };
+        if end.kept.capacity() > MAX_IDLE_BYTES {
+            end.kept = Vec::new();
+        }
         end.kept.extend_from_slice(&chunk[from..]);
         Ok(match (alive, stays) {
             (false, _) => Some(BROKEN),
@@ -597,27 +623,35 @@ impl Turn {
     fn serve_until(&mut self, py: Python<'_>, ends: Instant) -> PyResult<bool> {
         let mut second: Option<(Py<Second>, i64)> = None;
         loop {
-            self.look()?;
-            if self.queues.iter().all(VecDeque::is_empty) {
-                return Ok(true);
-            }
-            for (rank, most) in [(0, usize::MAX), (1, CLIENTS_AT_ONCE), (FLOODS, 1)] {
-                for _ in 0..self.queues[rank].len().min(most) {
-                    let Some(next) = self.queues[rank].pop_front() else { break };
-                    let (number, side) = (next / 2, next % 2);
-                    match self.read(py, number, side, &mut second) {
-                        Ok(None) => self.queue(number, side),
-                        Ok(Some(why)) => self.leave(number, why),
-                        Err(error) if error.is_instance_of::<PyKeyboardInterrupt>(py) => return Err(error),
-                        Err(error) => {
-                            self.failed.call1(py, (number, error))?;
-                            self.leave(number, LEFT);
-                        }
-                    }
-                    if Instant::now() >= ends {
-                        return Ok(false);
+            if self.quota == 0 {
+                self.rank = (self.rank + 1) % READ_AT_ONCE.len();
+                if self.rank == 0 {
+                    self.look()?;
+                    if self.queues.iter().all(VecDeque::is_empty) {
+                        self.rank = READ_AT_ONCE.len() - 1;
+                        return Ok(true);
                     }
                 }
+                self.quota = self.queues[self.rank].len().min(READ_AT_ONCE[self.rank]);
+                continue;
+            }
+            self.quota -= 1;
+            let Some(next) = self.queues[self.rank].pop_front() else {
+                self.quota = 0;
+                continue;
+            };
+            let (number, side) = (next / 2, next % 2);
+            match self.read(py, number, side, &mut second) {
+                Ok(None) => self.queue(number, side),
+                Ok(Some(why)) => self.leave(number, why),
+                Err(error) if error.is_instance_of::<PyKeyboardInterrupt>(py) => return Err(error),
+                Err(error) => {
+                    self.failed.call1(py, (number, error))?;
+                    self.leave(number, LEFT);
+                }
+            }
+            if Instant::now() >= ends {
+                return Ok(false);
             }
         }
     }
@@ -634,6 +668,8 @@ impl Turn {
             free: Vec::new(),
             ending: Vec::new(),
             queues: Default::default(),
+            rank: READ_AT_ONCE.len() - 1,
+            quota: 0,
             buffer: vec![0; MAX_KEPT_BYTES + LARGE_CHUNK_BYTES].into(),
             out: Out::default(),
             report: Report::default(),
@@ -710,7 +746,9 @@ impl Turn {
 
     /// Hand a connection out.
     fn take(&mut self, py: Python<'_>, number: usize) -> PyResult<Taken> {
-        let had_left = self.conn(number)?.left;
+        let conn = self.conn(number)?;
+        // Whole frames that nobody has read are read again.
+        let had_left = conn.left || conn.ends.iter().any(|end| end.goes_on.is_some());
         self.leave(number, LEFT);
         // Nobody need be told. What stays in the queues is nothing to whoever gets its number.
         self.report.events.retain(|(other, _)| *other != number);

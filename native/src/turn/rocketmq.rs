@@ -1,5 +1,8 @@
 //! Reads both streams of a `RocketMQ` connection: plain sends, all requests that nothing limits, and their answers.
 
+use std::cell::OnceCell;
+use std::time::Instant;
+
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use pyo3::{PyTraverseError, PyVisit};
@@ -14,9 +17,9 @@ use crate::runs::{Asker, Runs};
 use crate::scanner::Scanner;
 use crate::table::Table;
 use crate::turn::judge::{Counted, Decided, Judge, Span};
-use crate::turn::{Context, Lent, Next, Out, Reading, BROKER, CLIENT, MAX_KEPT_BYTES};
+use crate::turn::{Context, Lent, Next, Out, Reading, BROKER, CLIENT, MAX_KEPT_BYTES, MAX_UNWRITTEN_BYTES};
 
-const MAX_RUNS: usize = 4096;
+const MAX_RUNS: usize = 128;
 const MAX_HEADER_BYTES: usize = MAX_KEPT_BYTES - PREFIX_BYTES;
 const ONEWAY: i32 = 2;
 /// One request at a time is timed, at most this often, and no longer than that.
@@ -152,8 +155,11 @@ impl RocketMq {
                 decided += taken.frames.len();
                 at = self.decide(py, &taken, at, chunk, context, out)?;
             }
-            if !whole {
+            if !whole || self.waiting.len() > MAX_UNWRITTEN_BYTES {
                 break Next::Leave(at);
+            }
+            if Instant::now() >= context.ends {
+                break Next::More(at);
             }
         };
         if decided > 0 {
@@ -232,20 +238,22 @@ impl RocketMq {
         // (index of the frame, number of the answer)
         let mut refused: Vec<(u32, usize)> = Vec::new();
         let mut answers: Vec<(Vec<u8>, Vec<u8>)> = Vec::new();
+        // Of each run, once one of them needs them.
+        let by_run = OnceCell::new();
+        let indexes = || by_run.get_or_init(|| taken.by_run());
         for number in 0..taken.runs.len() {
             let scanner = scanner.borrow(py);
             let scan = Scan { taken, askers: &scanner.askers };
-            let run = &taken.runs[number];
-            let sizes = || taken.indexes_of(run).map(|index| taken.frames[index].size).collect();
+            let sizes = || indexes()[number].iter().map(|index| taken.frames[*index].size).collect();
             match self.judge.decide(py, &scan, number, context, sizes)? {
                 Decided::Spans(spans) => {
-                    self.stop(py, &scan, number, &spans, chunk, context, (&mut refused, &mut answers))?;
+                    let of_run = &indexes()[number];
+                    self.stop(py, &scan, (number, of_run), &spans, chunk, context, (&mut refused, &mut answers))?;
                 }
                 passed => {
                     let is_bypassed = matches!(passed, Decided::Bypassed);
                     if !self.judge.count(py, &scan, number, context, is_bypassed)? {
-                        let all: Vec<usize> = taken.indexes_of(run).collect();
-                        self.tell(py, &scan, number, &all, None, is_bypassed, chunk, context)?;
+                        self.tell(py, &scan, number, &indexes()[number], None, is_bypassed, chunk, context)?;
                     }
                 }
             }
@@ -268,14 +276,13 @@ impl RocketMq {
         &self,
         py: Python<'_>,
         scan: &Scan<'_>,
-        number: usize,
+        (number, indexes): (usize, &[usize]),
         spans: &[Span],
         chunk: &[u8],
         context: &Context<'_>,
         (refused, answers): (&mut Vec<(u32, usize)>, &mut Vec<(Vec<u8>, Vec<u8>)>),
     ) -> PyResult<()> {
-        let indexes: Vec<usize> = scan.taken.indexes_of(&scan.taken.runs[number]).collect();
-        let mut left = &indexes[..];
+        let mut left = indexes;
         for span in spans {
             let (these, rest) = left.split_at(span.requests.min(left.len()));
             left = rest;
@@ -308,9 +315,10 @@ impl RocketMq {
         let frames = || indexes.iter().map(|index| &scan.taken.frames[*index]);
         let mut repeats = None;
         if let Some(ids) = &self.judge.ids {
-            let mut ids = ids.borrow_mut(py);
-            if refuse.is_some() || (!ids.0.is_empty() && self.judge.looks(py, scan, number, context)?) {
+            let is_empty = ids.borrow(py).0.is_empty();
+            if refuse.is_some() || (!is_empty && self.judge.looks(py, scan, number, context)?) {
                 let key = Judge::key(py, scan, number)?;
+                let mut ids = ids.borrow_mut(py);
                 let (mut repeated, mut bytes, mut identified) = (0, 0, 0);
                 for frame in frames() {
                     let Some(id) = frame.message_id(chunk) else { continue };
@@ -380,7 +388,7 @@ impl RocketMq {
         let mut at = self.go_on(BROKER, chunk, out);
         if self.left[BROKER] == 0 && !self.waiting.is_empty() {
             let from = out.own.len();
-            out.own.append(&mut self.waiting);
+            out.own.extend_from_slice(&std::mem::take(&mut self.waiting));
             out.say(CLIENT, from);
         }
         let owed = self.owed.clone_ref(py);

@@ -39,6 +39,8 @@ LONG_POLLS: Final = frozenset(
 # Requests remembered per connection, long polls counted apart; some 200 bytes each, or 8 to 16 in the compiled set. A
 # drain does not wait for more.
 MAX_PENDING: Final = 16_384
+# With more long polls a connection is not lent: each is copied to and fro.
+MAX_LENT_POLLS: Final = 1024
 # Sends of half messages whose answers are read, per connection; for others the broker asks.
 MAX_UNANSWERED_HALVES: Final = 1024
 
@@ -139,7 +141,9 @@ class Pending:
 
         None, and nothing is handed out, if an answer matters for more than its number.
         """
-        if self.opaques is None or self._halves or any(resources for _, resources in self._polls.values()):
+        if self.opaques is None or self._halves or len(self._polls) > MAX_LENT_POLLS:
+            return None
+        if any(resources for _, resources in self._polls.values()):
             return None
         polls, self._polls = list(self._polls), {}
         return polls, (self._timed, self._timed_ns)
