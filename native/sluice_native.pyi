@@ -1,8 +1,8 @@
 """The compiled part of Sluice: reads the frames of a chunk, decides what plain limits admit, and counts.
 
 A frame of RocketMQ is *plain* if its header is one send or send-back, JSON or binary, whose meaning is beyond doubt;
-what is plain of AMQP 0.9.1 ``Channels`` says, and of AMQP 1.0 ``Links``. Nothing else is read here: whatever is not
-plain ends a scan. A limit is *plain* if it is a bucket and a breaker, and refuses. What a chunk asks for is decided
+what is plain of AMQP 0.9.1 ``Channels`` says, and of AMQP 1.0 ``lend_amqp10``. Nothing else is read here: whatever is
+not plain ends a scan. A limit is *plain* if it is a bucket and a breaker, and refuses. What a chunk asks for is decided
 here as far as all its limits are plain and admit all of it; the rest is left to Python, which decides by the same
 state.
 """
@@ -31,7 +31,6 @@ __all__ = [
     "Channels",
     "Entry",
     "Lent",
-    "Links",
     "Live",
     "Opaques",
     "Pieces",
@@ -46,8 +45,6 @@ __all__ = [
     "lend_amqp091",
     "lend_amqp10",
     "lend_rocketmq",
-    "reflow",
-    "renumber",
 ]
 
 INTERFACE: Final[int]
@@ -351,20 +348,26 @@ def lend_amqp091(
 def lend_amqp10(
     judge: Judge,
     session: LentConnection,
-    scans: Sequence[Links],
+    most_frame_bytes: tuple[int, int],
     timed: tuple[Conversation, int, int, bool] | None,
     kept: tuple[bytes, bytes],
 ) -> Lent:
     """Return what reads an AMQP 1.0 connection.
 
-    It takes what ``scans`` take and ``session`` knows, with the transfers of links whose messages are decided, as long
-    as plain limits admit all of them; and flows, as ``session`` answers them. It leaves the rest to Python, and
-    everything once other rules are in force.
+    Of the links and sessions that ``session`` knows it takes, as long as they are encoded as the specification's tables
+    say, descriptors are small ulongs, and frames have no extended header:
+
+    - transfers that are a whole delivery, not aborted or resumed, and without a state, whose ids ascend by one; those
+      of a link whose messages are decided if plain limits admit all of them;
+    - dispositions;
+    - flows without properties, as ``session`` answers them.
+
+    Empty frames are taken in any case. It leaves the rest to Python, and everything once other rules are in force.
 
     Args:
         judge: decides and counts.
         session: says what is to be known of links and sessions, and is told what came.
-        scans: by peer.
+        most_frame_bytes: by peer, of the longest frame that is taken of it.
         timed: the session and id of the delivery whose settlement is awaited, since when, and whether it has come.
         kept: by peer, what was read and is the beginning of a frame, at most 64 KiB.
 
@@ -492,128 +495,3 @@ class Channels:
         """Return how many publishes went on and are not confirmed yet."""
     def names(self) -> list[Resource]:
         """Return the resources of the keys that are remembered, the first of each."""
-
-@final
-class Links:
-    """What one peer of an AMQP 1.0 connection sends: transfers of plain links, dispositions, flows, and empty frames.
-
-    Of sessions that were begun are taken, as long as they are encoded as the specification's tables say, descriptors
-    are small ulongs, and frames have no extended header and are there as a whole:
-
-    - transfers of marked links that are a whole delivery, not aborted or resumed, and without a state; the ids of those
-      that one scan takes of a session ascend by one;
-    - dispositions, whatever they say;
-    - flows without properties, once that is asked for. Behind one only flows and empty frames are taken.
-
-    Empty frames are taken in any case. Channels and handles are numbers of the peer that sends.
-
-    Args:
-        copies_key: what in the annotations of a message may have it copied.
-
-    Attributes:
-        most_frame_bytes: no longer frame is plain; any is until it is set.
-        takes_flows: flows are taken; none are until it is set.
-    """
-
-    most_frame_bytes: int
-    takes_flows: bool
-    def __new__(cls, copies_key: bytes) -> Self: ...
-    def begin(self, channel: int) -> None:
-        """Let scans take what is plain of a session."""
-    def leave(self, channel: int) -> None:
-        """Let them take nothing of it until it begins again; its links stay as they are."""
-    def end(self, channel: int) -> None:
-        """Forget a session and its links."""
-    def mark(
-        self,
-        channel: int,
-        handle: int,
-        most_bytes: int | None = None,
-        copies: bool = False,
-        decides: bool = False,
-    ) -> None:
-        """Let scans take the plain transfers of a link on which no delivery is begun.
-
-        Args:
-            channel: of its session.
-            handle: its number there.
-            most_bytes: longer frames are not plain; None: they are, too.
-            copies: nor is a message with ``copies_key`` in its annotations, or one of which that cannot be said, as its
-                sections are encoded unusually.
-            decides: none are, but for the compiled part itself, and then those that are not settled.
-        """
-    def unmark(self, channel: int, handle: int) -> None:
-        """Let them take nothing of a link."""
-    def scan(
-        self, chunk: Buffer, position: int, most_runs: int
-    ) -> tuple[
-        int,
-        int,
-        list[tuple[int, int, int, int]],
-        list[tuple[int, int, int, list[tuple[int, int]]]],
-        list[tuple[int, bool, bool, int, int]],
-        list[
-            tuple[
-                int,
-                int,
-                int,
-                tuple[int | None, int, int, int, int | None, int | None, int | None, int | None],
-                bool,
-            ]
-        ],
-    ]:
-        """Step over what is plain from ``position`` on, a frame's beginning, as long as it comes one after the other.
-
-        Args:
-            chunk: what came; nothing of it is kept. No bytes are an error.
-            position: where to begin.
-            most_runs: it ends where there may be more links, sessions and ranges, all together; a flow is as three.
-
-        Returns:
-            The offset of the first frame that was not taken, how many were, and
-
-            - for each link with transfers: channel, handle, how many there were, and the bytes of their frames;
-            - for each session with transfers: channel, first and last id, and in ranges, the first and last ids of
-              those that are not settled;
-            - what dispositions say, in ranges: channel, whether the receiver says it, whether that settles them, first
-              and last id. What a sender settles may have come in the same scan;
-            - for each flow: channel, the offsets at which it begins and ends, its first eight fields, all numbers, and
-              whether it drains.
-        """
-
-def reflow(chunk: Buffer, start: int, stop: int, changes: Sequence[tuple[int, bytes]]) -> bytes:
-    """Write a flow of AMQP 1.0 with other fields, in the shortest form; nulls at its end are left out.
-
-    Args:
-        chunk: where it is.
-        start: where it begins.
-        stop: where it ends.
-        changes: numbers of fields, from 0, and how each is encoded instead.
-
-    Raises:
-        ValueError: it is none that ``Links.scan`` would take, or has no such field.
-    """
-
-def renumber(
-    chunk: Buffer,
-    position: int,
-    stop: int,
-    sessions: Sequence[tuple[int, int | None, int, int | None, int]],
-    most_bytes: int | None = None,
-) -> tuple[int, bytes]:
-    """Write transfers and dispositions of AMQP 1.0 with the numbers that the other peer counts deliveries by.
-
-    All numbers are serial, of 32 bits. Frames of other sessions go on as they are.
-
-    Args:
-        chunk: where the frames are.
-        position: where the first begins.
-        stop: where the last one ends.
-        sessions: channel; the first number that the peer gives its deliveries, None for all, from which so much is
-            taken off; and the first that the other peer gives its own, to which so much is added.
-        most_bytes: no longer frame is written; None is any.
-
-    Returns:
-        The offset of the first frame that was not written, as it has a number before these, would be too long, or is
-        something else; and those before it.
-    """

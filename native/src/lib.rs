@@ -1,8 +1,6 @@
 //! The Python module `sluice_native`: see `sluice_native.pyi` for what it offers and `core` for what it does.
 
-mod buffer;
 mod cell;
-mod links;
 mod live;
 mod opaques;
 mod refused_ids;
@@ -19,12 +17,10 @@ use pyo3::prelude::*;
 mod sluice_native {
     /// Told apart by who imports it; another number whenever what is offered, or what it means, changes.
     #[pymodule_export]
-    const INTERFACE: u32 = 15;
+    const INTERFACE: u32 = 16;
 
     #[pymodule_export]
     use crate::cell::Cell;
-    #[pymodule_export]
-    use crate::links::{reflow, renumber, Links};
     #[pymodule_export]
     use crate::live::Live;
     #[pymodule_export]

@@ -9,9 +9,10 @@ use pyo3::exceptions::{PyIndexError, PyKeyboardInterrupt};
 use pyo3::prelude::*;
 use pyo3::types::PyBool;
 use pyo3::{PyTraverseError, PyVisit};
-use sluice_native_core::amqp10::{self, Difference, Ids, Moved, Numbers, Settling, Taken};
+use sluice_native_core::amqp10::{
+    self, Difference, Disposed, Flow, Ids, Links, Moved, Numbers, Settling, Taken, Terms, Unknown,
+};
 
-use crate::links::{flowed, Flowed, Links};
 use crate::runs::{Asker, Runs};
 use crate::turn::judge::Judge;
 use crate::turn::{Context, Lent, Next, Out, Reading, BROKER, CLIENT, MAX_KEPT_BYTES};
@@ -68,6 +69,18 @@ struct Session {
     settling: Settling,
 }
 
+impl Session {
+    /// Of which of the client's deliveries a peer says something, as the client counts them.
+    fn ids_of_client(&self, side: usize, disposed: &Disposed) -> Ids {
+        let by = if disposed.is_receiver { self.numbers.map_or(0, |of| of[side].received.by) } else { 0 };
+        (disposed.ids.0.wrapping_add(by), disposed.ids.1.wrapping_add(by))
+    }
+}
+
+fn is_of_client(side: usize, disposed: &Disposed) -> bool {
+    disposed.is_receiver == (side == BROKER)
+}
+
 /// The delivery of the client whose settlement is awaited.
 struct Timed {
     session: Py<PyAny>,
@@ -81,7 +94,7 @@ struct Amqp10 {
     /// `proxy.protocols.amqp10.lent.LentConnection`.
     python: Py<PyAny>,
     /// By the peer that sends.
-    scans: [Py<Links>; 2],
+    scans: [Links; 2],
     links: [HashMap<Key, Link>; 2],
     /// By the peer that receives: how the sender calls the link.
     received: [HashMap<Key, Key>; 2],
@@ -102,13 +115,15 @@ struct Amqp10 {
 }
 
 /// What `link` returns.
-type KnownLink = (Py<PyAny>, Vec<(String, String)>, Allowance, Option<Py<PyAny>>, Option<Key>);
+type KnownLink = (Py<PyAny>, Vec<(String, String)>, Allowance, (Option<usize>, bool), Option<Py<PyAny>>, Option<Key>);
 /// What `session` returns: of each peer the channel, and by how much its numbers are higher, from which on, and from
 /// which of the other's numbers on.
 type KnownSession = (Py<PyAny>, [u16; 2], Option<u32>, Option<[(Option<u32>, Option<u32>, u32); 2]>);
 /// What `came` returns, and `flows`: how many requests for credit were granted; what links are allowed now, by sender;
 /// frames for each peer; and whether the connection stays.
 type Answered = (u32, Vec<(usize, Key, Allowance)>, [Vec<u8>; 2], bool);
+/// A flow's channel, its first eight fields, and whether it drains.
+type Flowed = (u16, [Option<u32>; 8], bool);
 /// Also the fields that change, by flow; None if they are for Python, and nothing else is to be written.
 type FlowsAnswered = (Option<Vec<Vec<(usize, Vec<u8>)>>>, Answered);
 /// What `take` is given, beside whom was heard, and written to: links and their deliveries; sessions, transfers, and
@@ -139,34 +154,45 @@ impl Runs for Run<'_> {
 
 impl Amqp10 {
     /// Whether bytes are at most the beginning of a frame that may be plain.
-    fn is_begun(&self, py: Python<'_>, side: usize, bytes: &[u8]) -> bool {
-        self.scans[side].borrow(py).0.is_begun(bytes, MAX_KEPT_BYTES)
+    fn is_begun(&self, side: usize, bytes: &[u8]) -> bool {
+        self.scans[side].is_begun(bytes, MAX_KEPT_BYTES)
     }
 
-    /// Whether a link is known, or can be learnt.
-    fn knows_link(&mut self, py: Python<'_>, side: usize, key: Key) -> PyResult<bool> {
-        if self.links[side].contains_key(&key) {
-            return Ok(true);
+    /// Take plain frames from an offset on, of all links and sessions that are known or can be learnt.
+    fn scan(&mut self, py: Python<'_>, side: usize, chunk: &[u8], at: usize) -> PyResult<Taken> {
+        let mut taken = self.scans[side].scan(at);
+        loop {
+            self.scans[side].take(chunk, &mut taken, MAX_RUNS);
+            let is_learnt = match taken.unknown {
+                Some(Unknown::Link(channel, handle)) => self.learn_link(py, side, (channel, handle))?,
+                Some(Unknown::Session(channel)) => self.learn_session(py, side, channel)?,
+                None => false,
+            };
+            if !is_learnt {
+                return Ok(taken);
+            }
         }
+    }
+
+    fn learn_link(&mut self, py: Python<'_>, side: usize, key: Key) -> PyResult<bool> {
         let known: Option<KnownLink> = self.python.call_method1(py, "link", (side, key.0, key.1))?.extract(py)?;
-        let Some((python, names, allowance, admitted, receiver)) = known else { return Ok(false) };
+        let Some((python, names, allowance, (most_bytes, copies), admitted, receiver)) = known else {
+            return Ok(false);
+        };
         let asker = Asker::of(py, &self.judge.resources, &names)?;
         if let Some(receiver) = receiver {
             self.received[1 - side].insert(receiver, key);
         }
+        self.scans[side].mark(key.0, key.1, Terms { most_bytes, copies, decides: admitted.is_some() });
         let mut link = Link { python, asker, known: 0, left: 0, deliveries: 0, admitted };
         link.allow(allowance);
         self.links[side].insert(key, link);
         Ok(true)
     }
 
-    /// The place of a session, if that is known or can be learnt.
-    fn session(&mut self, py: Python<'_>, side: usize, channel: u16) -> PyResult<Option<usize>> {
-        if let Some(place) = self.channels[side].get(&channel) {
-            return Ok(Some(*place));
-        }
+    fn learn_session(&mut self, py: Python<'_>, side: usize, channel: u16) -> PyResult<bool> {
         let known: Option<KnownSession> = self.python.call_method1(py, "session", (side, channel))?.extract(py)?;
-        let Some((python, channels, first, differences)) = known else { return Ok(None) };
+        let Some((python, channels, first, differences)) = known else { return Ok(false) };
         let numbers = differences.map(|of| {
             [CLIENT, BROKER].map(|side| {
                 let (own, other) = (of[side], of[1 - side]);
@@ -174,42 +200,32 @@ impl Amqp10 {
                 Numbers { channel: channels[side], sent, received: Difference { from: other.1, by: other.2 } }
             })
         });
-        let place = self.sessions.len();
-        self.sessions.push(Session { python, numbers, transfers: [0; 2], settling: Settling::new(first) });
-        for (of_peer, channel) in self.channels.iter_mut().zip(channels) {
-            of_peer.insert(channel, place);
+        for side in [CLIENT, BROKER] {
+            self.channels[side].insert(channels[side], self.sessions.len());
+            self.scans[side].begin(channels[side]);
         }
-        Ok(Some(place))
+        self.sessions.push(Session { python, numbers, transfers: [0; 2], settling: Settling::new(first) });
+        Ok(true)
     }
 
-    /// Whether all that was taken is of links and sessions that are known, and none of it exceeds what they take.
+    /// Whether nothing that was taken exceeds what its links and sessions take.
     ///
     /// Links ask for more credit behind all that is read: here only if nothing else follows.
-    fn knows(&mut self, py: Python<'_>, side: usize, chunk: &[u8], taken: &Taken) -> PyResult<bool> {
-        let is_last = taken.flows.is_empty() && self.is_begun(py, side, &chunk[taken.stop..]);
-        for moved in &taken.moved {
-            let key = (moved.channel, moved.handle);
-            if !self.knows_link(py, side, key)? {
-                return Ok(false);
-            }
-            let (link, deliveries) = (&self.links[side][&key], u64::from(moved.deliveries));
-            if link.known < deliveries || (link.left < deliveries && !is_last) {
-                return Ok(false);
-            }
-        }
-        for begun in &taken.begun {
-            let Some(place) = self.session(py, side, begun.channel)? else { return Ok(false) };
-            if side == CLIENT && !self.sessions[place].settling.takes(begun.ids.0) {
-                return Ok(false);
-            }
-        }
-        let others = taken.disposed.iter().map(|disposed| disposed.channel);
-        for channel in others.chain(taken.flows.iter().map(|flow| flow.channel)) {
-            if self.session(py, side, channel)?.is_none() {
-                return Ok(false);
-            }
-        }
-        Ok(true)
+    fn may_take(&self, side: usize, chunk: &[u8], taken: &Taken) -> bool {
+        let is_last = taken.flows.is_empty() && self.is_begun(side, &chunk[taken.stop..]);
+        let has_credit = |moved: &Moved| {
+            let (link, deliveries) = (&self.links[side][&(moved.channel, moved.handle)], u64::from(moved.deliveries));
+            deliveries <= link.known && (deliveries <= link.left || is_last)
+        };
+        let session = |channel| &self.sessions[self.channels[side][&channel]];
+        // Where both count differently, the session leaves out of dispositions what has not come.
+        let has_come = |disposed: &Disposed| {
+            let session = session(disposed.channel);
+            session.numbers.is_none() || session.settling.has_come(session.ids_of_client(side, disposed).1)
+        };
+        taken.moved.iter().all(has_credit)
+            && (side != CLIENT || taken.begun.iter().all(|begun| session(begun.channel).settling.takes(begun.ids.0)))
+            && taken.disposed.iter().filter(|disposed| is_of_client(side, disposed)).all(has_come)
     }
 
     /// Take frames up to `stop`: those before the flows. False if they are for Python, and nothing has happened.
@@ -224,13 +240,13 @@ impl Amqp10 {
         context: &mut Context<'_>,
         out: &mut Out,
     ) -> PyResult<bool> {
-        if !self.knows(py, side, chunk, taken)? {
+        if !self.may_take(side, chunk, taken) {
             return Ok(false);
         }
         let from = out.own.len();
         let numbers = self.numbers(side, taken);
         if !numbers.is_empty() {
-            let most_bytes = self.scans[side].borrow(py).0.most_frame_bytes;
+            let most_bytes = self.scans[side].most_frame_bytes;
             if amqp10::renumber(chunk, start, stop, &numbers, most_bytes, &mut out.own) < stop {
                 out.own.truncate(from);
                 return Ok(false);
@@ -267,7 +283,7 @@ impl Amqp10 {
     fn admits(&self, py: Python<'_>, side: usize, taken: &Taken, context: &Context<'_>) -> PyResult<bool> {
         let Some(moved) = taken.moved.first().filter(|_| taken.decides) else { return Ok(true) };
         let link = &self.links[side][&(moved.channel, moved.handle)];
-        let Some(asker) = link.asker.as_ref().filter(|_| link.admitted.is_some()) else { return Ok(false) };
+        let Some(asker) = &link.asker else { return Ok(false) };
         match self.judge.admit(py, &Run { moved, asker }, 0, context) {
             // A limiter that fails does so again, and is bypassed then.
             Err(error) if !error.is_instance_of::<PyKeyboardInterrupt>(py) => Ok(false),
@@ -293,11 +309,9 @@ impl Amqp10 {
             }
         }
         // The broker's deliveries are not counted.
-        let of_client = |disposed: &&amqp10::Disposed| disposed.is_settled && disposed.is_receiver == (side == BROKER);
-        for disposed in taken.disposed.iter().filter(of_client) {
+        for disposed in taken.disposed.iter().filter(|disposed| disposed.is_settled && is_of_client(side, disposed)) {
             let session = &mut self.sessions[self.channels[side][&disposed.channel]];
-            let by = if disposed.is_receiver { session.numbers.map_or(0, |of| of[side].received.by) } else { 0 };
-            let (first, last) = (disposed.ids.0.wrapping_add(by), disposed.ids.1.wrapping_add(by));
+            let (first, last) = session.ids_of_client(side, disposed);
             session.settling.settle((first, last));
             if let Some(timed) = self.timed.as_mut().filter(|timed| timed.session.is(&session.python)) {
                 timed.is_settled |= timed.id.wrapping_sub(first) <= last.wrapping_sub(first);
@@ -368,8 +382,7 @@ impl Amqp10 {
     ) -> PyResult<Option<bool>> {
         let mut flows: Vec<(Flowed, [u32; 2], u32)> = Vec::with_capacity(taken.flows.len());
         for flow in &taken.flows {
-            let Some(place) = self.channels[side].get(&flow.channel) else { return Ok(None) };
-            let transfers = std::mem::take(&mut self.sessions[*place].transfers);
+            let transfers = std::mem::take(&mut self.sessions[self.channels[side][&flow.channel]].transfers);
             let key = flow.handle.map(|handle| (flow.channel, handle));
             let sent = key.and_then(|key| self.received[side].get(&key));
             let link = match sent {
@@ -424,6 +437,20 @@ impl Amqp10 {
     }
 }
 
+fn flowed(flow: &Flow) -> Flowed {
+    let numbers = [
+        flow.next_incoming_id,
+        Some(flow.incoming_window),
+        Some(flow.next_outgoing_id),
+        Some(flow.outgoing_window),
+        flow.handle,
+        flow.delivery_count,
+        flow.link_credit,
+        flow.available,
+    ];
+    (flow.channel, numbers, flow.drain)
+}
+
 impl Reading for Amqp10 {
     fn read(
         &mut self,
@@ -440,9 +467,9 @@ impl Reading for Amqp10 {
         let mut at = 0;
         let mut decided = 0;
         let next = loop {
-            let taken = self.scans[side].borrow_mut(py).0.scan(chunk, at, MAX_RUNS, true);
+            let taken = self.scan(py, side, chunk, at)?;
             if taken.frames == 0 {
-                break if self.is_begun(py, side, &chunk[at..]) { Next::Keep(at) } else { Next::Leave(at) };
+                break if self.is_begun(side, &chunk[at..]) { Next::Keep(at) } else { Next::Leave(at) };
             }
             let flows_at = taken.flows.first().map_or(taken.stop, |flow| flow.start);
             if !self.take(py, side, chunk, (at, flows_at), &taken, context, out)? {
@@ -516,14 +543,14 @@ impl Reading for Amqp10 {
 pub fn lend_amqp10(
     judge: &Bound<'_, PyAny>,
     session: Py<PyAny>,
-    scans: [Py<Links>; 2],
+    most_frame_bytes: [usize; 2],
     timed: TimedState,
     kept: [Vec<u8>; 2],
 ) -> PyResult<Lent> {
     let reading = Box::new(Amqp10 {
         judge: Judge::new(judge)?,
         python: session,
-        scans,
+        scans: most_frame_bytes.map(Links::new),
         links: Default::default(),
         received: Default::default(),
         sessions: Vec::new(),

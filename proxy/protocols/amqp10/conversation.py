@@ -21,7 +21,7 @@ another session of the same client steals is one that the broker detaches.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Final
@@ -30,7 +30,6 @@ from proxy.deciding.batch import Side
 from proxy.protocols.amqp10 import wire
 from proxy.protocols.amqp10.links import ASKED, PASSES, SWALLOWED, UNDECIDED, Delivery, Link, Shared
 from proxy.protocols.amqp10.parts import HalfPart, Outlet, Piece, SessionPart, Step
-from proxy.protocols.amqp10.scanning import Flowed, Scanned, reflow, renumber
 from proxy.protocols.amqp10.stream import Stream
 from proxy.protocols.amqp10.wire import Frame, Malformed, Performative
 from proxy.protocols.base import Buffer, Close
@@ -75,7 +74,6 @@ class Conversation:
         if next_outgoing_id is None or incoming_window is None or outgoing_window is None:
             raise Malformed("a begin without next-outgoing-id or windows")
         numbers = next_outgoing_id, incoming_window, outgoing_window
-        self.changed()
 
         def begun() -> None:
             half.told = True
@@ -93,9 +91,6 @@ class Conversation:
         for link in links.values():
             if link.sender is side:
                 self._set_delivery(link, None)
-        scanner = self._shared.scanners.get(side)
-        if scanner is not None and half.channel is not None:
-            scanner.forget_session(half.channel, links)
 
         def ended() -> None:
             half.told = False
@@ -138,7 +133,6 @@ class Conversation:
         before = link.decides
         link.take_attach(side, attached)
         self._count_decider(link, before=before)
-        self._show(link)
 
         def told() -> None:
             link.told.add(side)
@@ -150,7 +144,6 @@ class Conversation:
     def _count_decider(self, link: Link, *, before: bool) -> None:
         if link.decides is not before:
             self.halves[link.sender].deciders += 1 if link.decides else -1
-            self.changed()
 
     def ask_terms(self) -> None:
         for link in self.links:
@@ -164,7 +157,6 @@ class Conversation:
         before = link.decides
         ask()
         self._count_decider(link, before=before)
-        self._show(link)
 
     def detach(self, side: Side, performative: Performative) -> Step:
         half = self.halves[side]
@@ -172,13 +164,9 @@ class Conversation:
         link = None if handle is None else half.handles.pop(handle, None)
         if link is None:
             raise Malformed(f"a detach of handle {handle}, which is not attached")
-        if link.sender is side:
-            if link.delivery is not None:
-                self._pass_undecided(half, [link.delivery])
-                self._set_delivery(link, None)
-            scanner = self._shared.scanners.get(side)
-            if scanner is not None and half.channel is not None and handle is not None:
-                scanner.forget_link(half.channel, handle)
+        if link.sender is side and link.delivery is not None:
+            self._pass_undecided(half, [link.delivery])
+            self._set_delivery(link, None)
 
         def detached() -> None:
             link.told.discard(side)
@@ -193,9 +181,7 @@ class Conversation:
             return
         if link.decides:
             self.halves[link.sender].deciders -= 1
-            self.changed()
         link.end()
-        self._show(link)
         self._shared.links -= 1
         half = self.halves[link.sender]
         half.senders -= 1
@@ -262,11 +248,6 @@ class Conversation:
         half = self.halves[side]
         return not half.deciders and not half.deciding and half.ids.plain and not half.kept
 
-    @property
-    def counts_alike(self) -> bool:
-        halves = self.halves
-        return halves[Side.CLIENT].ids.plain and halves[Side.BROKER].ids.plain
-
     def is_plain_disposition(self, side: Side, *, receiver: bool) -> bool:
         half = self.halves[side]
         # Numbers change only for later deliveries of the other peer.
@@ -299,12 +280,12 @@ class Conversation:
         if delivery is None:
             if number is None:
                 raise Malformed("a delivery without a delivery-id")
-            link.begins(1)
+            link.begins()
             copies = link.copies and link.may_name_copies(payload, is_last=is_last and len(data) == size_bytes)
             plain = not copies and (link.most_bytes is None or size_bytes <= link.most_bytes)
             if is_last and plain and self.is_plain(side):
                 # The usual case.
-                link.completed(1, size_bytes)
+                link.completed(size_bytes)
                 stream.run.add_transfer(self, link, number, settled=settled)
                 if aborted:
                     stream.run.add_aborted(self, number)
@@ -350,38 +331,13 @@ class Conversation:
     def _set_delivery(self, link: Link, delivery: Delivery | None) -> None:
         if link.sender is Side.CLIENT:
             self._shared.under_way += (delivery is not None) - (link.delivery is not None)
-        if link.delivery is not delivery:
-            link.delivery = delivery
-            self._show(link)
-
-    def changed(self) -> None:
-        for scanner in self._shared.scanners.values():
-            scanner.changed[self] = None
-
-    def plain_channel(self, side: Side) -> tuple[int, bool] | None:
-        half = self.halves[side]
-        if half.channel is None or half.ended:
-            return None
-        # Deliveries with other numbers are plain, too: see NumberedRun.
-        return half.channel, not half.deciding and not half.kept
-
-    def _show(self, link: Link) -> None:
-        side = link.sender
-        scanner, half, handle = self._shared.scanners.get(side), self.halves[side], link.handles[side]
-        if scanner is None or half.channel is None or handle is None or half.handles.get(handle) is not link:
-            return
-        if link.gone or link.delivery is not None:
-            scanner.forget_link(half.channel, handle)
-        else:
-            most_bytes, copies, decides = link.most_bytes, link.copies, link.decides
-            scanner.know_link(half.channel, handle, link, most_bytes=most_bytes, copies=copies, decides=decides)
+        link.delivery = delivery
 
     def _look_at(self, half: Half, delivery: Delivery) -> None:
         delivery.fate = UNDECIDED
         delivery.looked_at = True
         half.undecided[delivery] = None
         half.deciding += 1
-        self.changed()
         half.most_kept_bytes = max(half.most_kept_bytes, delivery.link.keeps_bytes)
         self._shared.keeping[self] = None
 
@@ -446,7 +402,6 @@ class Conversation:
     def keep(self, piece: Piece) -> None:
         copy = bytes(piece.buffer[piece.start : piece.stop])
         self.halves[piece.step.side].kept.append(Piece(copy, 0, len(copy), piece.step, piece.is_last))
-        self.changed()
 
     def reject(self, delivery: Delivery) -> None:
         shared, link = self._shared, delivery.link
@@ -515,37 +470,6 @@ class FlowStep(Step):
         channel = self.session.halves[side].channel
         assert channel is not None  # noqa: S101 - it has begun
         return wire.frame(channel, self._performative.replaced(changes))
-
-
-class ScannedFlows(Step):
-    """Flows, one behind the other, as compiled code has taken them."""
-
-    __slots__ = ("_flows",)
-
-    def __init__(self, side: Side, flows: Sequence[tuple[Conversation, Flowed]]) -> None:
-        self.session = None
-        self.side = side
-        self._flows: list[tuple[Conversation, Flowed, Link | None]] = []
-        for session, flow in flows:
-            handle = flow.numbers[4]
-            link = None if handle is None else session.halves[side].handles.get(handle)
-            if link is not None:
-                link.flows += 1
-                if link.sender is not side:
-                    link.flow_of_receiver(flow.numbers[5], flow.numbers[6], flow.drains)
-            self._flows.append((session, flow, link))
-
-    def apply(self, piece: Piece) -> bytes | None:
-        side, buffer, at = self.side, piece.buffer, piece.start
-        parts: list[Buffer] = []
-        for session, flow, link in self._flows:
-            if link is not None:
-                link.flows -= 1
-            changes = translate_flow(session, side, link, flow.numbers, drains=flow.drains)
-            if changes:
-                parts += (buffer[at : flow.start], reflow(buffer, flow.start, flow.stop, changes))
-                at = flow.stop
-        return b"".join((*parts, buffer[at : piece.stop])) if parts else None
 
 
 def translate_flow(
@@ -627,7 +551,6 @@ class TransferStep(Step):
             link.came(1)
         if self._is_last and delivery.looked_at:
             half.deciding -= 1
-            session.changed()
         if delivery.fate == SWALLOWED:
             half.transfers.swallowed()
             session.count_short(self.side)
@@ -707,6 +630,7 @@ class DispositionStep(Step):
         del piece
         session = self.session
         first, last = self._range
+        performative = self._performative
         ranges = self._ranges()
         if self._settles:
             if self._receiver:
@@ -715,10 +639,11 @@ class DispositionStep(Step):
                     ids.settled(*each)
             else:
                 session.halves[self.side].ids.settled(first, last)
-        return self._written(ranges)
-
-    def translated(self) -> bytes | None:
-        return self._written(self._ranges())
+        if ranges == [self._range]:
+            return None
+        return b"".join(
+            wire.disposition_of(self._channel, performative, begin, stop, self._most_bytes) for begin, stop in ranges
+        )
 
     def _ranges(self) -> list[tuple[int, int]]:
         """Return its deliveries in the other peer's numbers, cut where deliveries were swallowed."""
@@ -727,62 +652,3 @@ class DispositionStep(Step):
             # As many ranges as it takes: each has a delivery that the broker answers.
             return halves[side.other].ids.back_ranges(*self._range)
         return halves[side].ids.forward_ranges(*self._range)
-
-    def _written(self, ranges: list[tuple[int, int]]) -> bytes | None:
-        performative = self._performative
-        if ranges == [self._range]:
-            return None
-        return b"".join(
-            wire.disposition_of(self._channel, performative, begin, stop, self._most_bytes) for begin, stop in ranges
-        )
-
-
-class NumberedRun(Step):
-    """Plain frames, as scanned, of sessions in which deliveries were swallowed before."""
-
-    __slots__ = ("_most_bytes", "_scanned", "_sessions")
-
-    def __init__(self, side: Side, scanned: Scanned, sessions: Iterable[SessionPart[Link]], most_bytes: int) -> None:
-        self._most_bytes = most_bytes
-        self.session = None
-        self.side = side
-        self._scanned = scanned
-        self._sessions = {session.halves[side].channel or 0: session for session in sessions}
-
-    def apply(self, piece: Piece) -> bytes | None:
-        side = self.side
-        numbers = []
-        for channel, session in self._sessions.items():
-            sent_from, _, sent_by = session.halves[side].ids.latest()
-            _, received_from, received_by = session.halves[side.other].ids.latest()
-            numbers.append((channel, sent_from, sent_by, received_from, received_by))
-        at, stop, parts = piece.start, piece.stop, []
-        while at < stop:
-            at, part = renumber(piece.buffer, at, stop, numbers, self._most_bytes)
-            parts.append(part)
-            if at < stop:
-                # It refers to deliveries before the last swallowed one, or would become longer.
-                ends = at + wire.frame_header(piece.buffer, at).size
-                parts.append(self._translated(bytes(piece.buffer[at:ends])))
-                at = ends
-        self._scanned.apply(piece)
-        return b"".join(parts)
-
-    def _translated(self, data: bytes) -> bytes:
-        frame = wire.frame_header(data, 0)
-        session = self._sessions[frame.channel]
-        performative = wire.performative(data, frame.doff, len(data))
-        assert performative is not None  # noqa: S101 - all of it is here
-        first = performative.uint(1)
-        assert first is not None  # noqa: S101 - else it would not be plain
-        if performative.code == wire.TRANSFER:
-            half = session.halves[self.side]
-            number, payload = half.ids.forward(first), data[performative.stop :]
-            start, transfers = wire.transfer_start(frame.channel, performative, number, len(payload), self._most_bytes)
-            half.transfers.added(transfers - 1)
-            return start + payload
-        last = performative.uint(2)
-        range_ = first, first if last is None else last
-        step = DispositionStep(session, self.side, frame.channel, performative, range_, most_bytes=self._most_bytes)
-        translated = step.translated()
-        return data if translated is None else translated

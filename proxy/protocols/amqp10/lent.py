@@ -24,13 +24,25 @@ if TYPE_CHECKING:
 _SIDES: Final = tuple(Side)
 _MAX_RESOURCES: Final = 2  # of a link that the compiled part counts
 
-Fields = tuple[int, int, int, Sequence[int | None], bool]
-"""Those of ``scanning.Flowed``."""
+Fields = tuple[int, Sequence[int | None], bool]
+"""A flow's channel, its first eight fields, and whether it drains."""
 Difference = tuple[int | None, int | None, int]
 """As ``Renumbering.latest`` returns it."""
 Ranges = Sequence[tuple[int, int]]
 Allowance = tuple[int | None, int | None]
 """As ``Link.allowance`` returns it."""
+KnownLink = tuple[
+    Link,
+    Sequence[Resource],
+    Allowance,
+    tuple[int | None, bool],
+    Callable[[int], bool] | None,
+    tuple[int, int] | None,
+]
+"""A link; what its messages are counted for; how many may come; the bytes of the longest frame that may, and whether a
+message may name copies; what is told of messages that were decided, if all are; and its channel and handle at the
+receiver.
+"""
 Answered = tuple[int, Sequence[tuple[int, tuple[int, int], Allowance]], tuple[bytes, bytes], bool]
 """How many requests for credit were granted; what links are allowed now, by sender, and channel and handle there;
 frames for each peer; and whether all is plain still.
@@ -61,9 +73,15 @@ class LentConnection:
         self.heard: set[Side] = set()
         self.written: set[Side] = set()
 
-    def lend(self, judge: Judge, beginnings: tuple[bytes, bytes]) -> "Lent":
-        """Return the compiled reading of both streams; ``beginnings`` are incomplete frames."""
-        assert COMPILED is not None  # noqa: S101 - as there are scanners
+    def lend(self, judge: Judge, most_frame_bytes: tuple[int, int], beginnings: tuple[bytes, bytes]) -> "Lent":
+        """Return the compiled reading of both streams.
+
+        Args:
+            judge: decides and counts.
+            most_frame_bytes: by peer, of the longest frame that is taken of it.
+            beginnings: incomplete frames.
+        """
+        assert COMPILED is not None  # noqa: S101 - else it is not lent
         self._judge = judge
         shared, timed = self._shared, None
         if shared.timed is not None:
@@ -72,30 +90,23 @@ class LentConnection:
             session = next((each for each in sessions if each.halves[Side.CLIENT].ids is ids), None)
             if session is not None and ids.watched is not None:
                 timed = session, wrapped(ids.watched), since_ns, False
-        scans = [shared.scanners[side].frames for side in _SIDES]
-        lent: Lent = COMPILED.lend_amqp10(judge, self, scans, timed, beginnings)
+        lent: Lent = COMPILED.lend_amqp10(judge, self, most_frame_bytes, timed, beginnings)
         return lent
 
-    def link(
-        self, side: int, channel: int, handle: int
-    ) -> tuple[Link, Sequence[Resource], Allowance, Callable[[int], bool] | None, tuple[int, int] | None] | None:
-        """Return what is to be known of a link that a peer sends on; None: its transfers are read here.
-
-        Returns:
-            The link; what its messages are counted for; how many may come, as ``Link.allowance`` says; what is told of
-            those that were decided, if all are; and its channel and handle at the receiver.
-        """
+    def link(self, side: int, channel: int, handle: int) -> KnownLink | None:
+        """Return what is to be known of a link that a peer sends on; None: its transfers are read here."""
         sender = _SIDES[side]
         session = self._channels[sender].get(channel)
         link = None if session is None else session.halves[sender].handles.get(handle)
         if session is None or link is None or link.sender is not sender or len(link.resources) > _MAX_RESOURCES:
             return None
-        allowance = link.allowance()
+        allowance = None if link.delivery is not None else link.allowance()
         if allowance is None:
             return None
         receiver = session.halves[sender.other].channel, link.handles[sender.other]
         known = None if receiver[0] is None or receiver[1] is None else (receiver[0], receiver[1])
-        return link, link.resources, allowance, link.admitted if link.decides else None, known
+        admitted = link.admitted if link.decides else None
+        return link, link.resources, allowance, (link.most_bytes, link.copies), admitted, known
 
     def session(
         self, side: int, channel: int
@@ -107,12 +118,13 @@ class LentConnection:
             halves, if there are any.
         """
         session = self._channels[_SIDES[side]].get(channel)
-        if session is None or any(half.ended for half in session.halves.values()):
+        if session is None or any(half.ended or half.deciding or half.kept for half in session.halves.values()):
             return None
         client, broker = (session.halves[each] for each in _SIDES)
         if client.channel is None or broker.channel is None:
             return None
-        differences = None if session.counts_alike else (client.ids.latest(), broker.ids.latest())
+        counts_alike = client.ids.plain and broker.ids.plain
+        differences = None if counts_alike else (client.ids.latest(), broker.ids.latest())
         return session, (client.channel, broker.channel), client.ids.next_id, differences
 
     def flows(
@@ -135,13 +147,13 @@ class LentConnection:
         for flow, transfers, deliveries in flows:
             session = self._channels[peer][flow[0]]
             _came(session, transfers)
-            handle = flow[3][4]
+            handle = flow[1][4]
             link = None if handle is None else session.halves[peer].handles.get(handle)
             if link is not None and deliveries:
                 link.passed(deliveries)
             said.append((session, link, flow))
         links = [link for _, link, _ in said if link is not None]
-        for _, link, (*_, numbers, drains) in said:
+        for _, link, (_, numbers, drains) in said:
             if link is not None and link.sender is not peer:
                 link.flow_of_receiver(numbers[5], numbers[6], drains)
         if shared.due:
@@ -153,7 +165,7 @@ class LentConnection:
             return None, (granted, (), (b"", b""), False)
         changes = [
             list(translate_flow(session, peer, link, numbers, drains=drains).items())
-            for session, link, (*_, numbers, drains) in said
+            for session, link, (_, numbers, drains) in said
         ]
         return changes, self._answer(links, granted)
 

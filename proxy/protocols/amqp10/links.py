@@ -23,7 +23,6 @@ from proxy.protocols.amqp10.credit import Credit, LinkFlow, Unpaid, UnpaidOfClie
 from proxy.protocols.amqp10.message import MAX_HEAD_BYTES, MessageHead, may_name_copies
 from proxy.protocols.amqp10.parts import SessionPart
 from proxy.protocols.amqp10.renumbering import Renumbering
-from proxy.protocols.amqp10.scanning import NativeScanner
 from proxy.protocols.amqp10.wire import Attached, CutOff, Malformed
 from proxy.protocols.base import NO_TERMS, Advance, Buffer, Close, SessionContext, Terms
 from proxy.stats.snapshot import LinkState
@@ -77,7 +76,6 @@ class Shared:
     refused: int = 0
     # The numbers among which one delivery of the client is watched, and since when.
     timed: tuple[Renumbering, int] | None = None
-    scanners: dict[Side, NativeScanner] = field(default_factory=dict)
     _kept_bytes: int = 0
     _gathering: Gathering | None = None
     # The rules' answers for resources, until they change.
@@ -132,7 +130,7 @@ class Shared:
         links = self.to_ask or self.to_tell or self.due or self.starved or self.turning
         sessions = self.forced or self.keeping or self.short or any(self.unblocked.values())
         kept = self.requests or self.rejected or self.charges or self.paid or self.withheld
-        return not links and not sessions and not kept and not any(each.changed for each in self.scanners.values())
+        return not links and not sessions and not kept
 
     def forget(self) -> None:
         if self._gathering is not None:
@@ -167,13 +165,13 @@ class Shared:
         paid, self.paid = self.paid, {}
         return list(paid.values())
 
-    def count(self, resources: tuple[Resource, ...], deliveries: int, size_bytes: int, *, consumes: bool) -> None:
+    def count(self, resources: tuple[Resource, ...], size_bytes: int, *, consumes: bool) -> None:
         key = resources, consumes
         paid = self.paid.get(key)
         if paid is None:
             paid = self.paid[key] = Paid(resources, 0, 0, 0, consumes)
-        paid.requests += deliveries
-        paid.messages += deliveries
+        paid.requests += 1
+        paid.messages += 1
         paid.size_bytes += size_bytes
 
 
@@ -487,14 +485,14 @@ class Link:
             self.shared.charges.append(self._charge(0, prepaid * (size_bytes - self._bytes)))
         self._bytes = size_bytes
 
-    def begins(self, deliveries: int) -> None:
-        """Take note that deliveries were read. ``came`` follows.
+    def begins(self) -> None:
+        """Take note that a delivery was read. ``came`` follows.
 
         Raises:
             Close: a client exceeds all the credit it was told of. Its receiver has given more and would take it: a
             way past all limits. None is forwarded or charged.
         """
-        self._begun += deliveries
+        self._begun += 1
         if self.consumes or not self.credit.beyond(self._begun):
             return
         if self.delays or (self.decides and self.shared.limits):
@@ -550,20 +548,19 @@ class Link:
         if self.meters:
             self._free += 1
 
-    def completed(self, deliveries: int, size_bytes: int) -> None:
-        self.used += deliveries
+    def completed(self, size_bytes: int) -> None:
+        self.used += 1
         if self.resources:
-            self.shared.count(self.resources, deliveries, size_bytes, consumes=self.consumes)
-            self._correct(deliveries, size_bytes)
+            self.shared.count(self.resources, size_bytes, consumes=self.consumes)
+            self._correct(size_bytes)
 
-    def _correct(self, deliveries: int, size_bytes: int) -> None:
-        """Charge deliveries for the size beyond what was paid for."""
+    def _correct(self, size_bytes: int) -> None:
+        """Charge a delivery for the size beyond what was paid for."""
         if self.delays and self.terms.most_bytes is not None:
-            mean = size_bytes // deliveries
-            change = (mean - self._size_bytes) * min(deliveries, _SIZES) // _SIZES
-            self._size_bytes = self._size_bytes + change if self._size_bytes else mean
-            if size_bytes != deliveries * self._bytes:
-                self.shared.charges.append(self._charge(0, size_bytes - deliveries * self._bytes))
+            change = (size_bytes - self._size_bytes) // _SIZES
+            self._size_bytes = self._size_bytes + change if self._size_bytes else size_bytes
+            if size_bytes != self._bytes:
+                self.shared.charges.append(self._charge(0, size_bytes - self._bytes))
 
     def may_name_copies(self, payload: Buffer, *, is_last: bool) -> bool:
         """Say whether a new delivery, as far as it has come, may name limited copies of itself."""
@@ -726,18 +723,18 @@ class Link:
         delivery.finished = True
         late = any(each not in asked for each in named)
         if late:
-            self.shared.count(named, 1, size_bytes, consumes=False)
+            self.shared.count(named, size_bytes, consumes=False)
         if self._says:
             self.used += 1
             self._pay_late(delivery)
         elif late or not asked_bytes or asked == named:
-            self.completed(1, size_bytes)
+            self.completed(size_bytes)
             if late and not set(named) <= set(self._turned):
                 self._charge_late(delivery)
         else:
             self.used += 1
             if delivery.asks == "refusing":
-                self._correct(1, size_bytes)
+                self._correct(size_bytes)
             elif self.delays:
                 # It was paid for as credit.
                 self.shared.charges.append(self._charge(-1, -self._bytes))
@@ -748,7 +745,7 @@ class Link:
         paid_for = self.credit_for if delivery.paid_for is None else delivery.paid_for
         if paid_for:
             if named == paid_for and not decided:
-                self._correct(1, delivery.size_bytes)
+                self._correct(delivery.size_bytes)
                 self._did_harm(named)
                 return
             # Its credit was paid for other resources, or it is paid twice.

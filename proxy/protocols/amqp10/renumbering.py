@@ -268,10 +268,6 @@ class Renumbering:
         positions.append(position)
         afters.append(number + 1)
 
-    def forward(self, delivery_id: int) -> int:
-        number = self._unwrap(delivery_id)
-        return wrapped(number - self._difference(number))
-
     def forward_ranges(self, first: int, last: int) -> list[tuple[int, int]]:
         """Return the receiver's numbers of a sender's range, ends included: one range, or none."""
         if self.plain:

@@ -15,11 +15,10 @@ from proxy.protocols.amqp.about import Identity
 from proxy.protocols.amqp.names import DEFAULT_VHOST
 from proxy.protocols.amqp10 import wire
 from proxy.protocols.amqp10.address import vhost_of
-from proxy.protocols.amqp10.conversation import Conversation, DispositionStep, Mark, NumberedRun, ScannedFlows
+from proxy.protocols.amqp10.conversation import Conversation, DispositionStep, Mark
 from proxy.protocols.amqp10.lent import LentConnection
 from proxy.protocols.amqp10.links import Delivery, Link, Shared
-from proxy.protocols.amqp10.parts import SessionPart, Step
-from proxy.protocols.amqp10.scanning import Flowed, NativeScanner, Scanned
+from proxy.protocols.amqp10.parts import Step
 from proxy.protocols.amqp10.stream import MAX_WHOLE_BYTES, Stream
 from proxy.protocols.amqp10.wire import Frame, Malformed, Opened, Performative
 from proxy.protocols.base import NO_BOUND, Buffer, Close, Description, Session, SessionContext
@@ -46,7 +45,7 @@ class AMQP10Options:
     Attributes:
         tls: for clients that begin with a TLS handshake, where that does not end at the listener: ``refuse`` closes
             the connection, ``pass`` relays it unread, without limits.
-        scan: what reads plain transfers, and dispositions: ``compiled`` is the compiled part (the package
+        scan: what reads plain transfers, dispositions and flows: ``compiled`` is the compiled part (the package
             sluice_native), ``python`` reads frame by frame and is always available, ``auto`` takes the compiled part if
             it is installed.
     """
@@ -97,6 +96,7 @@ class AMQP10Session(Session):
         options: AMQP10Options = context.options
         self._context = context
         self._tls = options.tls
+        self._may_be_lent = scans(options.scan)
         self._shared = Shared(context, context.connection)
         if context.hub is not None:
             self._shared.clients = context.hub.clients
@@ -104,9 +104,6 @@ class AMQP10Session(Session):
         self._about = AboutClient()
         self._streams = {side: Stream(side, self) for side in Side}
         self._shared.unblocked = {side: stream.unblocked for side, stream in self._streams.items()}
-        if scans(options.scan):
-            for side, stream in self._streams.items():
-                stream.scanner = self._shared.scanners[side] = NativeScanner(side)
         # Sessions that have not ended. By each peer's channels. Those that wait for the other peer's begin, by the
         # channel of the first.
         self._sessions: dict[Conversation, None] = {}
@@ -171,7 +168,7 @@ class AMQP10Session(Session):
     def lend(self, judge: Judge) -> "Lent | None":
         shared, streams = self._shared, self._streams
         if (
-            not shared.scanners
+            not self._may_be_lent
             or not shared.let_in
             # Until something was counted for the opened connection, who sends is not known.
             or judge.connection is not shared.connection
@@ -181,11 +178,8 @@ class AMQP10Session(Session):
             or any(self._in_hand.values())
             or not all(stream.is_quiet() for stream in streams.values())
             or not self._stays()
+            or not shared.is_quiet
         ):
-            return None
-        for scanner in shared.scanners.values():
-            scanner.ask_changed()
-        if not shared.is_quiet:
             return None
         if self._stays_here:
             self._stays_here -= 1
@@ -194,7 +188,8 @@ class AMQP10Session(Session):
         if max(len(client), len(broker)) > MAX_WHOLE_BYTES:
             return None
         judge.stays, judge.ids = self._stays, None
-        lent = self._lent.lend(judge, (client, broker))
+        most_frame_bytes = streams[Side.CLIENT].most_frame_bytes, streams[Side.BROKER].most_frame_bytes
+        lent = self._lent.lend(judge, most_frame_bytes, (client, broker))
         for stream in streams.values():
             stream.take_back()
         return lent
@@ -423,40 +418,19 @@ class AMQP10Session(Session):
         session, delivery = owner
         return session.payload(stream.side, delivery, payload, is_last=is_last)
 
-    def take_scanned(self, stream: Stream, scanned: Scanned) -> Step:
-        links = scanned.links
-        for link, deliveries, _ in links:
-            link.begins(deliveries)
-        for link, deliveries, size_bytes in links:
-            link.completed(deliveries, size_bytes)
-        numbered: dict[SessionPart[Link], None] = {}
-        for of_session in scanned.sessions:
-            if not of_session[0].counts_alike:
-                numbered[of_session[0]] = None
-        for disposed in scanned.disposed:
-            if not disposed[0].counts_alike:
-                numbered[disposed[0]] = None
-        return NumberedRun(stream.side, scanned, numbered, stream.most_frame_bytes) if numbered else scanned
-
-    def take_flows(self, stream: Stream, flows: Sequence[Flowed]) -> Step:
-        channels = self._channels[stream.side]
-        return ScannedFlows(stream.side, [(channels[flow.channel], flow) for flow in flows])
-
     def _open(self, stream: Stream, performative: Performative) -> Step | None:
         side, shared = stream.side, self._shared
         if side in self._about.opened:
             raise Malformed("an open on a connection that is open")
         opened = wire.read_open(performative)
         self._about.open(side, opened)
-        self._streams[side.other].bound_frames(max(opened.max_frame_bytes, wire.MIN_MAX_FRAME_BYTES))
+        self._streams[side.other].most_frame_bytes = max(opened.max_frame_bytes, wire.MIN_MAX_FRAME_BYTES)
         # Addresses and hostname are read once the broker has told its product. A client that is not let in costs no
         # memory, either.
         self._streams[Side.CLIENT].waits = Side.BROKER not in self._about.opened
         if self._about.is_open:
             shared.let_in = True
             shared.plain = self._about.is_plain
-            for scanner in shared.scanners.values():
-                scanner.take_flows()
             scopes = (*shared.connection.scopes, *self._about.scopes())
             shared.connection = replace(shared.connection, scopes=scopes)
             shared.names.enter(self._about.vhost)
@@ -646,8 +620,6 @@ class AMQP10Session(Session):
             self._payload[side] = None
             self._in_hand[side] = None
             self._streams[side].unblocked.clear()
-        for scanner in shared.scanners.values():
-            scanner.forget()
         for stage in self._stages.values():
             stage.close(shared.now_ns)
         self._stages.clear()
@@ -663,9 +635,6 @@ class AMQP10Session(Session):
 
     def takes_turns(self, side: Side) -> bool:
         return self._streams[side].takes_turns()
-
-    def reads_fast(self, side: Side) -> bool:
-        return self._unread or self._streams[side].reads_fast()
 
     def left_bytes(self, side: Side) -> int:
         return self._streams[side].left_bytes

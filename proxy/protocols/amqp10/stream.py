@@ -8,28 +8,21 @@ frames of the peer they seem to come from.
 
 **Plain frames** are forwarded unchanged, whatever is decided about the chunk, and are the majority: empty ones,
 transfers of links without decisions for each delivery in sessions without swallowed ones, and dispositions of such
-sessions. A run of them is one step: its bytes, and sums by link. The compiled part takes it, and the flows behind it,
-in one call (``scanning``); in Python it is a ``Run`` that grows frame by frame.
+sessions. A run of them is one step: its bytes, and sums by link. It is a ``Run`` that grows frame by frame.
 """
 
-from collections.abc import Sequence
 from enum import Enum
 from typing import Any, Final, Protocol
 
 from proxy.deciding.batch import Side
 from proxy.protocols.amqp10 import wire
 from proxy.protocols.amqp10.parts import LinkPart, Piece, SessionPart, Step
-from proxy.protocols.amqp10.scanning import Flowed, NativeScanner, Scanned
 from proxy.protocols.amqp10.wire import Frame, Malformed, Performative
 from proxy.protocols.base import NO_BOUND, Buffer, Close
 
 MAX_WHOLE_BYTES: Final = 64 * 1024  # frames up to this size are taken whole
 MAX_FRAMES: Final = 512  # after this many single frames the rest of a chunk is left for later: some milliseconds
-# A chunk with up to the first number of frames may be followed by larger ones; more than the second takes long.
-_FEW_FRAMES: Final = 64
-_MANY_FRAMES: Final = 127
-_SAID_STEPS: Final = 8  # this many results of a scan take as long as reading a frame
-_SAID_OF_FLOW: Final = 4  # results of a flow
+_MANY_FRAMES: Final = 127  # a chunk with more takes long
 # A longer incomplete frame is not read again with the next chunk.
 _MAX_TAKEN_BACK_BYTES: Final = 4096
 _HEADER_BYTES: Final = wire.HEADER_BYTES
@@ -130,8 +123,6 @@ class Reader(Protocol):
         self, stream: "Stream", frame: Frame, performative: Performative, begins: int, data: Buffer
     ) -> Step | None: ...
     def take_payload(self, stream: "Stream", payload: Buffer, *, is_last: bool) -> Step | None: ...
-    def take_scanned(self, stream: "Stream", scanned: Scanned) -> Step: ...
-    def take_flows(self, stream: "Stream", flows: Sequence[Flowed]) -> Step: ...
 
 
 class Stream:
@@ -147,7 +138,6 @@ class Stream:
         self.close: Close | None = None
         self.left_bytes = 0  # of the last chunk, to be fed again
         self.out: list[Buffer] = []
-        self.scanner: NativeScanner | None = None
         self.unblocked: dict[SessionPart[Any], None] = {}  # sessions whose kept frames may be decided now
         self.is_opened = False  # the peer's open was forwarded
         self.is_over = False  # its close was read: what follows has no meaning (2.4.3), and is forwarded unread
@@ -160,7 +150,6 @@ class Stream:
         self._pieces: list[Piece] = []
         self._run: Run | None = None
         self._steps = 0  # frames of the last chunk that were read one by one
-        self._scanned = -1  # where the last scan ended
         # The last bytes for ``out``, while they may grow.
         self._buffer: Buffer = b""
         self._start = self._stop = 0
@@ -168,15 +157,9 @@ class Stream:
         self._inserts: list[bytes] = []  # our own frames that wait for its end
         self.own_bytes = 0  # of Sluice's own frames in ``out``, or about to get there
 
-    def bound_frames(self, most_frame_bytes: int) -> None:
-        self.most_frame_bytes = most_frame_bytes
-        if self.scanner is not None:
-            self.scanner.bound_frames(most_frame_bytes)
-
     def feed(self, chunk: memoryview) -> None:
         """Read a chunk. ``write`` must follow."""
         self.left_bytes = self._steps = 0
-        self._scanned = -1
         try:
             at, stop = self._complete(chunk) if self._beginning else 0, len(chunk)
             while at < stop and self.close is None and not self.is_over:
@@ -209,7 +192,6 @@ class Stream:
             whole = bytes(beginning)
             if self._take(whole, 0, wanted):
                 beginning.clear()
-            self._scanned = -1
         return at
 
     def _wanted_bytes(self) -> int:
@@ -233,12 +215,6 @@ class Stream:
             return self._take_payload(buffer, at, stop)
         if stop - at < _HEADER_BYTES:
             return at
-        scanner = self.scanner
-        # A scan ends at a frame that is not plain, or after very many runs.
-        if scanner is not None and self.phase is Phase.FRAMES and at != self._scanned:
-            scanned = scanner.scan(buffer, at)
-            if scanned is not None:
-                return self._take_scanned(buffer, at, scanned)
         if self.phase is not Phase.FRAMES and (self.phase is Phase.HEADER or self._is_header(buffer, at)):
             return self._take_header(buffer, at)
         frame = wire.frame_header(buffer, at)
@@ -276,22 +252,6 @@ class Stream:
 
     def _too_long(self, size: int) -> Malformed:
         return Malformed(f"a frame of {size} bytes, {self.most_frame_bytes} may be")
-
-    def _take_scanned(self, buffer: Buffer, at: int, scanned: Scanned) -> int:
-        stop, flows = scanned.stop, scanned.flows
-        said = len(scanned.links) + len(scanned.sessions) + len(scanned.disposed)
-        self.frames += scanned.frames
-        self._run = None
-        runs_to = flows[0].start if flows else stop
-        if at < runs_to:
-            self._pieces.append(Piece(buffer, at, runs_to, self._reader.take_scanned(self, scanned)))
-        if flows:
-            said += _SAID_OF_FLOW * len(flows)
-            self._pieces.append(Piece(buffer, runs_to, stop, self._reader.take_flows(self, flows)))
-        else:
-            self._scanned = stop  # plain frames may follow flows
-        self._steps += said // _SAID_STEPS
-        return stop
 
     def _take_payload(self, buffer: Buffer, at: int, stop: int) -> int:
         stop = min(stop, at + self._payload_left_bytes)
@@ -366,8 +326,6 @@ class Stream:
                 continue
             while kept and not kept[0].step.is_blocked:
                 self._put(kept.popleft())
-            if not kept:
-                session.changed()
         self._close_slice()
 
     def _put(self, piece: Piece) -> None:
@@ -461,9 +419,6 @@ class Stream:
 
     def takes_turns(self) -> bool:
         return self._steps > _MANY_FRAMES
-
-    def reads_fast(self) -> bool:
-        return self._steps <= _FEW_FRAMES
 
     def end(self) -> None:
         if self._beginning and not self._is_within and self.close is None:

@@ -533,7 +533,9 @@ def transfer_start(
 
 def disposition_of(channel: int, performative: Performative, first: int, last: int, most_bytes: int) -> bytes:
     """Make a disposition with another range. A rejection longer than ``most_bytes`` loses its error."""
-    changes = {_FIRST: uint(first), _LAST: uint(last)}
+    changes = {_FIRST: uint(first)}
+    if performative.uint(_LAST) is not None:
+        changes[_LAST] = uint(last)
     body = performative.replaced(changes)
     state = performative.raw(_STATE)
     if HEADER_BYTES + len(body) > most_bytes and state.startswith(_REJECTED_STATE):

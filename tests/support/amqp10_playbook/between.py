@@ -5,9 +5,7 @@ from random import Random
 
 from limiter.rules.resource import Resource
 from proxy.deciding.batch import Grant, Hold, Request, Ticket, Verdict
-from proxy.protocols.amqp10.session import AMQP10Options
 from proxy.protocols.base import Terms
-from proxy.protocols.options import ScanName
 
 from .driver import BROKER, BUSY, CLIENT, ORDERS, Driver
 
@@ -22,7 +20,6 @@ class Between:
         seed: int,
         terms: Mapping[Resource, Terms],
         *,
-        scan: ScanName | None = None,
         changes: bool = False,
         refusals: float = 0.5,
     ) -> None:
@@ -30,7 +27,7 @@ class Between:
         self._resting = False
         self._changes = changes
         self._refusals = refusals
-        self.driver = Driver(self._decide, terms=dict(terms), options=AMQP10Options(scan=scan) if scan else None)
+        self.driver = Driver(self._decide, terms=dict(terms))
 
     def _decide(self, request: Request) -> Verdict | None:
         random = self._random

@@ -11,7 +11,6 @@ from proxy.flow.credit import Stage
 from proxy.protocols.amqp10.credit import Hub
 from proxy.protocols.amqp10.session import AMQP10Options, AMQP10Session
 from proxy.protocols.base import NO_TERMS, Advance, Close, SessionContext, Terms, WireCounters
-from proxy.protocols.options import ScanName
 
 from . import codec
 from .codec import Said, say
@@ -27,8 +26,6 @@ Decide = Callable[[Request], Verdict | None]
 
 class Driver:
     """One session and what it writes."""
-
-    scan: ScanName = "auto"
 
     def __init__(
         self,
@@ -65,7 +62,7 @@ class Driver:
             self._wake,
             False,
             self.limits.__contains__,
-            options or AMQP10Options(scan=self.scan),
+            options or AMQP10Options(),
             give_up=self._give_up,
             room=room or GatherRoom(),
             stage=self.stage,

@@ -16,7 +16,6 @@ from proxy.deciding.judge import Judge
 from proxy.deciding.pipeline import HandlerServices
 from proxy.deciding.rate_limit import RateLimit, RateLimitOptions, caller_of
 from proxy.protocols.amqp10 import wire
-from proxy.protocols.amqp10.session import AMQP10Options
 from proxy.protocols.base import NO_TERMS, Terms
 from proxy.stats.timing import Histogram
 
@@ -45,7 +44,7 @@ class Limited(Driver):
         self.lends = lent
         self.served = 0  # chunks that the compiled part has read
         kinds = {rule.kind for rule in rules}
-        super().__init__(limits=tuple(kinds), options=AMQP10Options(), tightest=self.real.tightest(kinds))
+        super().__init__(limits=tuple(kinds), tightest=self.real.tightest(kinds))
         self.lent: Lent | None = None
         self.kept = dict.fromkeys(Side, b"")
         self.judge: Judge | None = None
@@ -138,6 +137,7 @@ class Limited(Driver):
         lent, self.lent = self.lent, None
         self.session.count_lent(*lent.take_counts())
         self.session.returned(lent.give_back())
+        self.session._stays_here = 0  # it is lent at once, however little was read there
         self.take()
 
     def figures(self) -> dict[str, Any]:
@@ -184,7 +184,7 @@ class Cutter:
             flowed = is_flow
             if start + size > len(whole):
                 break
-            at += size
+            at += max(wire.HEADER_BYTES, size)
         self._rest = whole[at + offset :]
         return [*parts, data[begin:]]
 

@@ -38,7 +38,7 @@ TARGETS: Final[Mapping[str, str]] = {
     "amqp091": "an AMQP 0.9.1 session that passes all, or refuses and holds",
     "amqp091_compiled": "an AMQP 0.9.1 session that reads by the compiled part, and one that reads by Python",
     "amqp10": "an AMQP 1.0 session that passes all, or refuses, holds and grants",
-    "amqp10_compiled": "an AMQP 1.0 session that reads by the compiled part, and one that reads by Python",
+    "amqp10_compiled": "an AMQP 1.0 session that is lent to the compiled part where it can be, and one that never is",
     "amqp": "both versions on one port, and the session of that version alone",
     "proxy_protocol": "the PROXY header",
     "configuration": "the text of a configuration file, checked as `sluice check` does",

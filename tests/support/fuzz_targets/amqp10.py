@@ -1,10 +1,9 @@
 """An AMQP 1.0 session: nothing but Close comes of any bytes, and where nothing is limited all goes on as it came."""
 
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from random import Random
-from typing import Final, NamedTuple
+from typing import Final
 
 from amqp10_playbook import codec
 from amqp10_playbook.codec import Described, Symbol, ULong, say
@@ -15,13 +14,11 @@ from fuzz_targets import conversation
 from fuzz_targets.conversation import Conversation
 from limiter.rules.resource import Resource
 from proxy.deciding.batch import Grant, Hold, Request, Side, Ticket, Verdict
-from proxy.protocols.amqp10.session import AMQP10Options
 from proxy.protocols.base import Terms
-from proxy.protocols.options import ScanName
 
 #: Bits of the options: limits decide; some is held, and the time goes on; it begins open, with links; and which terms.
 DECIDES, _HOLDS, OPEN = 1, 2, 8
-_TERMS_SHIFT: Final = 4
+TERMS_SHIFT: Final = 4
 _HALF_A_SECOND_NS: Final = 500_000_000
 #: What a session may say of its own: at all, and for each frame and request.
 _OWN_BYTES, _FRAME_BYTES, _EACH_BYTES = 4000, 8, 200
@@ -128,7 +125,7 @@ def seeds() -> Iterable[bytes]:
     """Return conversations in which much happens, recorded ones, and of each frame one."""
     for terms in range(len(_TERMS)):
         for decides in (0, DECIDES, DECIDES | _HOLDS):
-            options = decides | terms << _TERMS_SHIFT
+            options = decides | terms << TERMS_SHIFT
             yield conversation.seed(
                 (CLIENT, b"".join(BY_CLIENT[:8])),
                 (BROKER, b"".join(BY_BROKER[:11])),
@@ -142,7 +139,7 @@ def seeds() -> Iterable[bytes]:
             for frames, side in ((BY_CLIENT[8:], CLIENT), (BY_BROKER[9:], BROKER)):
                 yield conversation.seed((side, b"".join(frames)), options=options | OPEN)
     for number, capture in enumerate(AMQP_ONE_CAPTURES):
-        options = (number % 4) | number % len(_TERMS) << _TERMS_SHIFT
+        options = (number % 4) | number % len(_TERMS) << TERMS_SHIFT
         yield conversation.seed(*_beginning(capture.steps), options=options)
 
 
@@ -165,7 +162,7 @@ def run(data: bytes) -> None:
         _decide(said)
 
 
-def _opened(said: Conversation, driver: Driver) -> Driver:
+def opened(said: Conversation, driver: Driver) -> Driver:
     return driver.open().sends().sends(1, None).takes(2) if said.options & OPEN else driver
 
 
@@ -185,7 +182,7 @@ def hear(driver: Driver, said: Conversation, random: Random | None = None) -> No
 
 
 def _pass_all(said: Conversation) -> None:
-    driver = _opened(said, Driver())
+    driver = opened(said, Driver())
     written_before = {side: len(driver.total[side]) for side in Side}
     hear(driver, said)
     for side in Side:
@@ -238,7 +235,7 @@ def _decide(said: Conversation) -> None:
             return Grant(random.randint(1, request.most)) if dice < 0.6 else _hold()
         return BUSY if request.refusal == "answered" and dice < 0.5 else None
 
-    driver = _opened(said, Driver(decide, terms=dict(_terms(said))))
+    driver = opened(said, Driver(decide, terms=dict(_terms(said))))
     before = sum(map(len, driver.total.values()))
     hear(driver, said, random if said.options & _HOLDS else None)
     came = sum(len(said.said(side)) for side in Side)
@@ -252,33 +249,7 @@ def _hold() -> Hold:
 
 
 def _terms(said: Conversation) -> Mapping[Resource, Terms]:
-    return _TERMS[said.options >> _TERMS_SHIFT & len(_TERMS) - 1]
-
-
-class Came(NamedTuple):
-    """What came of a conversation."""
-
-    closed: str
-    total: Mapping[Side, bytes]
-    counted: object
-
-
-def decided_alike(said: Conversation, scan: ScanName) -> Came:
-    def decide(request: Request) -> Verdict | None:
-        word = zlib.crc32(repr((request.resources, request.most, request.refusal)).encode()) ^ said.seed
-        if request.most:
-            return None if word % 3 else Grant(1 + word % request.most)
-        return BUSY if request.refusal == "answered" and word % 2 else None
-
-    driver = _opened(said, Driver(decide, terms=dict(_terms(said)), options=AMQP10Options(scan=scan)))
-    hear(driver, said)
-    closed = driver.closed.reason if driver.closed else ""
-    asked = [(request.resources, request.messages, request.most) for request in driver.requests]
-    # Of the chunk that ends the connection, what comes before that may have been counted, and gone on, or not.
-    counted = None if closed else (asked, driver.charged, driver.counters.frames, driver.session.in_flight())
-    found = Came(closed, {side: bytes(total) for side, total in driver.total.items()}, counted)
-    leave(driver)
-    return found
+    return _TERMS[said.options >> TERMS_SHIFT & len(_TERMS) - 1]
 
 
 def leave(driver: Driver) -> None:

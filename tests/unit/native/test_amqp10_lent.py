@@ -15,7 +15,6 @@ from amqp10_playbook.trial import Addresses, Trial
 
 from limiter.rules.rule import Rule
 from proxy.deciding.batch import Side
-from proxy.protocols.amqp10 import session
 
 FACTOR = max(1, int(os.environ.get("FUZZ_FACTOR", "1")))
 HIGH = 1e6
@@ -35,11 +34,6 @@ SCOPED = (
     Rule("delivery", "high", HIGH, action="delay"),
 )
 NAMES = ("free", "shaped", "refused", "high", "plenty", "bytes")
-
-
-@pytest.fixture(autouse=True)
-def _always_lent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "_MAX_FRUITLESS", 0)
 
 
 def busy(detail: str) -> bool:

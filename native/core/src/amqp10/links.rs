@@ -1,9 +1,12 @@
 //! Steps over the plain frames at the front of a chunk, and says what came on which link.
 
+use std::collections::BTreeMap;
+
 use super::flows::Flow;
 use super::frame::{self, may_annotate, Fields, Frame, NotPlain};
-use super::slots::Slots;
 
+/// In the annotations of a message: it goes elsewhere, too.
+const COPIES_KEY: &[u8] = b"x-cc";
 /// Half of all serial numbers: as far as one may be before another (RFC 1982).
 pub const HALF: u32 = 1 << 31;
 /// What a flow counts for in `most_runs`: so much more is said of it.
@@ -14,7 +17,7 @@ const RUNS_OF_FLOW: usize = 3;
 pub struct Terms {
     /// Frames of at most so many bytes; None is any.
     pub most_bytes: Option<usize>,
-    /// Annotations can copy its messages: those are that have none with the key that does.
+    /// Annotations can copy its messages: those are plain that have none with the key that does.
     pub copies: bool,
     /// Each of its messages is decided: those that are settled cannot be refused.
     pub decides: bool,
@@ -53,6 +56,14 @@ pub struct Disposed {
     pub ids: Ids,
 }
 
+/// What a scan came to know nothing of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unknown {
+    Session(u16),
+    /// By channel and handle.
+    Link(u16, u32),
+}
+
 /// What one scan took.
 #[derive(Debug, Default)]
 pub struct Taken {
@@ -69,6 +80,8 @@ pub struct Taken {
     pub disposed: Vec<Disposed>,
     /// In order. Behind the first nothing else comes but empty frames.
     pub flows: Vec<Flow>,
+    /// The next frame is of this: a scan goes on if it is made known.
+    pub unknown: Option<Unknown>,
     /// How many links and sessions there are, and ranges of deliveries.
     runs: usize,
 }
@@ -88,7 +101,6 @@ struct Link {
 
 #[derive(Debug, Default)]
 struct Session {
-    is_plain: bool,
     begun: At,
     /// The last of what who sends has said of deliveries, and who receives, that does not settle them, and that does.
     disposed: [[At; 2]; 2],
@@ -98,71 +110,55 @@ struct Session {
 #[derive(Debug, Default)]
 pub struct Links {
     /// By channel and handle.
-    marked: Slots<(u16, u32), Link>,
-    sessions: Slots<u16, Session>,
-    /// Flows are taken, too.
-    pub takes_flows: bool,
+    marked: BTreeMap<(u16, u32), Link>,
+    sessions: BTreeMap<u16, Session>,
     /// No frame may be longer.
     pub most_frame_bytes: usize,
-    /// In the annotations of a message: it goes elsewhere, too.
-    copies_key: Vec<u8>,
     /// Scans are counted from 1 on.
     scan: u64,
 }
 
 impl Links {
+    /// `most_frame_bytes`: no longer frame is taken.
     #[must_use]
-    pub fn new(copies_key: Vec<u8>) -> Self {
-        Self { copies_key, most_frame_bytes: usize::MAX, ..Self::default() }
+    pub fn new(most_frame_bytes: usize) -> Self {
+        Self { most_frame_bytes, ..Self::default() }
     }
 
-    /// Let scans take dispositions of a session, and transfers of those of its links that are marked.
+    /// Let scans take dispositions and flows of a session, and transfers of those of its links that are marked.
     pub fn begin(&mut self, channel: u16) {
-        self.sessions.make(channel).is_plain = true;
-    }
-
-    /// Let them take none of these; its links stay as they are.
-    pub fn leave(&mut self, channel: u16) {
-        if let Some(session) = self.sessions.get(channel) {
-            session.is_plain = false;
-        }
-    }
-
-    /// Forget a session and its links.
-    pub fn end(&mut self, channel: u16) {
-        self.sessions.remove(channel);
-        self.marked.remove_all((channel, 0)..=(channel, u32::MAX));
+        self.sessions.entry(channel).or_default();
     }
 
     /// Let scans take what is plain of a link on which no delivery is begun.
     pub fn mark(&mut self, channel: u16, handle: u32, terms: Terms) {
-        self.marked.make((channel, handle)).terms = terms;
+        self.marked.entry((channel, handle)).or_default().terms = terms;
     }
 
-    pub fn unmark(&mut self, channel: u16, handle: u32) {
-        self.marked.remove((channel, handle));
-    }
-
-    /// Take plain frames from `position` on, as long as they come one after the other; of `most_runs` at most.
-    ///
-    /// With `decides`, transfers of a link whose messages are decided, too, but apart from those of others.
-    pub fn scan(&mut self, chunk: &[u8], position: usize, most_runs: usize, decides: bool) -> Taken {
+    /// Begin a scan at `position`.
+    pub fn scan(&mut self, position: usize) -> Taken {
         self.scan += 1;
-        let mut taken = Taken { stop: position, ..Taken::default() };
+        Taken { stop: position, ..Taken::default() }
+    }
+
+    /// Go on with the last scan: take plain frames as long as they come one after the other; of `most_runs` at most.
+    ///
+    /// Transfers of a link whose messages are decided are taken apart from those of others.
+    pub fn take(&mut self, chunk: &[u8], taken: &mut Taken, most_runs: usize) {
+        taken.unknown = None;
         // A transfer may add a link, a session and a range.
         while taken.runs + 3 <= most_runs {
             let Some(frame) = Frame::at(chunk, taken.stop) else { break };
             if frame.size > self.most_frame_bytes {
                 break;
             }
-            if !frame.body.is_empty() && self.take(&frame, &mut taken, decides).is_err() {
+            if !frame.body.is_empty() && self.take_frame(&frame, taken).is_err() {
                 break;
             }
             taken.stop = frame.stop;
             taken.frames += 1;
             taken.before_flows += usize::from(taken.flows.is_empty());
         }
-        taken
     }
 
     /// Whether bytes that a scan did not take are the beginning of a frame of at most `most_bytes` that it could take.
@@ -172,12 +168,12 @@ impl Links {
     }
 
     #[inline]
-    fn take(&mut self, frame: &Frame, taken: &mut Taken, decides: bool) -> Result<(), NotPlain> {
+    fn take_frame(&mut self, frame: &Frame, taken: &mut Taken) -> Result<(), NotPlain> {
         let (code, fields, payload) = frame::performative(frame.body)?;
         match code {
             frame::FLOW if payload.is_empty() => self.flow(frame, fields, taken),
             _ if !taken.flows.is_empty() => Err(NotPlain),
-            frame::TRANSFER => self.transfer(frame, fields, payload, taken, decides),
+            frame::TRANSFER => self.transfer(frame, fields, payload, taken),
             frame::DISPOSITION if payload.is_empty() => self.disposition(frame.channel, fields, taken),
             _ => Err(NotPlain),
         }
@@ -190,7 +186,6 @@ impl Links {
         mut fields: Fields,
         payload: &[u8],
         taken: &mut Taken,
-        decides: bool,
     ) -> Result<(), NotPlain> {
         let handle = fields.uint()?.ok_or(NotPlain)?;
         let id = fields.uint()?.ok_or(NotPlain)?;
@@ -204,21 +199,25 @@ impl Links {
         let is_aborted = fields.boolean()?.unwrap_or(false);
         fields.boolean()?;
         fields.end()?;
-        let link = self.marked.get((frame.channel, handle)).ok_or(NotPlain)?;
-        let session = self.sessions.get(frame.channel).filter(|session| session.is_plain).ok_or(NotPlain)?;
+        let (channel, unknown) = (frame.channel, &mut taken.unknown);
+        let link = self
+            .marked
+            .get_mut(&(channel, handle))
+            .ok_or_else(|| not_known(unknown, Unknown::Link(channel, handle)))?;
+        let session = self.sessions.get_mut(&channel).ok_or_else(|| not_known(unknown, Unknown::Session(channel)))?;
         let begun = if session.begun.scan == self.scan { taken.begun.get_mut(session.begun.place) } else { None };
         if has_more
             || is_resumed
             || is_aborted
             || begun.as_ref().is_some_and(|begun| begun.ids.1.wrapping_add(1) != id)
             || link.terms.most_bytes.is_some_and(|most| frame.size > most)
-            || (link.terms.copies && may_annotate(payload, &self.copies_key))
+            || (link.terms.copies && may_annotate(payload, COPIES_KEY))
         {
             return Err(NotPlain);
         }
         let is_new = link.at.scan != self.scan;
         let is_apart = !taken.moved.is_empty() && is_new && (taken.decides || link.terms.decides);
-        if is_apart || (link.terms.decides && (is_settled || !decides)) {
+        if is_apart || (link.terms.decides && is_settled) {
             return Err(NotPlain);
         }
         taken.decides = link.terms.decides;
@@ -252,8 +251,8 @@ impl Links {
 
     #[inline]
     fn flow(&mut self, frame: &Frame, fields: Fields, taken: &mut Taken) -> Result<(), NotPlain> {
-        let session = self.sessions.get(frame.channel).filter(|session| session.is_plain);
-        session.filter(|_| self.takes_flows).ok_or(NotPlain)?;
+        let channel = frame.channel;
+        self.sessions.get_mut(&channel).ok_or_else(|| not_known(&mut taken.unknown, Unknown::Session(channel)))?;
         taken.flows.push(Flow::of(frame, taken.stop, fields)?);
         taken.runs += RUNS_OF_FLOW;
         Ok(())
@@ -268,7 +267,8 @@ impl Links {
         fields.skip_described()?;
         fields.boolean()?;
         fields.end()?;
-        let session = self.sessions.get(channel).filter(|session| session.is_plain).ok_or(NotPlain)?;
+        let unknown = &mut taken.unknown;
+        let session = self.sessions.get_mut(&channel).ok_or_else(|| not_known(unknown, Unknown::Session(channel)))?;
         if last.wrapping_sub(first) >= HALF {
             return Err(NotPlain);
         }
@@ -285,4 +285,9 @@ impl Links {
         }
         Ok(())
     }
+}
+
+fn not_known(noted: &mut Option<Unknown>, unknown: Unknown) -> NotPlain {
+    *noted = Some(unknown);
+    NotPlain
 }

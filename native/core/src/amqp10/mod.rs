@@ -8,11 +8,10 @@ mod frame;
 mod links;
 mod renumbering;
 mod settling;
-mod slots;
 #[cfg(test)]
 mod tests;
 
 pub use flows::{reflow, Flow};
-pub use links::{Begun, Disposed, Ids, Links, Moved, Taken, Terms};
+pub use links::{Begun, Disposed, Ids, Links, Moved, Taken, Terms, Unknown};
 pub use renumbering::{renumber, Difference, Numbers};
 pub use settling::Settling;

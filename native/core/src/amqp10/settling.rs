@@ -43,6 +43,12 @@ impl Settling {
         self.number(id) >= self.next && self.unsettled.len() + self.before.len() < MAX_RANGES
     }
 
+    /// Whether a delivery is known to have come.
+    #[must_use]
+    pub fn has_come(&self, id: u32) -> bool {
+        self.first.is_some() && self.number(id) < self.next
+    }
+
     /// Add deliveries, of which some ascending ranges are not settled; `takes` has said that they follow.
     pub fn add(&mut self, (first, last): Ids, unsettled: &[Ids]) {
         self.first.get_or_insert(first);

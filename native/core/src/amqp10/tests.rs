@@ -2,7 +2,7 @@
 
 use super::flows::reflow;
 use super::frame::may_annotate;
-use super::links::{Begun, Disposed, Links, Moved, Terms};
+use super::links::{Begun, Disposed, Links, Moved, Taken, Terms, Unknown};
 use super::renumbering::{renumber, Difference, Numbers};
 use super::settling::Settling;
 
@@ -26,7 +26,7 @@ fn disposition(channel: u16, first: u8, last: u8) -> Vec<u8> {
 }
 
 fn links() -> Links {
-    let mut links = Links::new(b"x-cc".to_vec());
+    let mut links = Links::new(usize::MAX);
     for channel in 0..3 {
         links.begin(channel);
         for handle in 0..3 {
@@ -36,6 +36,12 @@ fn links() -> Links {
     links
 }
 
+fn scan(links: &mut Links, chunk: &[u8], position: usize, most_runs: usize) -> Taken {
+    let mut taken = links.scan(position);
+    links.take(chunk, &mut taken, most_runs);
+    taken
+}
+
 #[test]
 fn runs_are_summed_by_link() {
     let mut links = links();
@@ -43,15 +49,30 @@ fn runs_are_summed_by_link() {
     let chunk =
         [&one[..], &transfer(1, 2, 8, false, b""), &frame(0, b""), &disposition(1, 3, 4), &disposition(1, 5, 5)];
     let (chunk, bytes) = (chunk.concat(), (2 * one.len() - 7) as u64);
-    let taken = links.scan(&[&chunk[..], &transfer(1, 2, 9, true, b"")].concat(), 0, 99, false);
+    let taken = scan(&mut links, &[&chunk[..], &transfer(1, 2, 9, true, b"")].concat(), 0, 99);
     assert_eq!((taken.stop, taken.frames), (chunk.len(), 5));
     let last_bytes = one.len() as u64 - 7;
     assert_eq!(taken.moved, [Moved { channel: 1, handle: 2, deliveries: 2, bytes, last_bytes }]);
     assert_eq!(taken.begun, [Begun { channel: 1, ids: (7, 8), unsettled: vec![(7, 8)] }]);
     let disposed = Disposed { channel: 1, is_receiver: true, is_settled: true, ids: (3, 5) };
     assert_eq!(taken.disposed, [disposed]);
-    links.unmark(1, 2);
-    assert_eq!(links.scan(&chunk, 0, 99, false).frames, 0);
+}
+
+#[test]
+fn a_scan_goes_on_once_it_knows_more() {
+    let mut links = links();
+    let chunk = [transfer(1, 2, 7, false, b""), transfer(1, 9, 8, false, b""), disposition(8, 3, 4)].concat();
+    let mut taken = scan(&mut links, &chunk, 0, 99);
+    assert_eq!((taken.frames, taken.unknown), (1, Some(Unknown::Link(1, 9))));
+    links.take(&chunk, &mut taken, 99);
+    assert_eq!((taken.frames, taken.unknown), (1, Some(Unknown::Link(1, 9))));
+    links.mark(1, 9, Terms::default());
+    links.take(&chunk, &mut taken, 99);
+    assert_eq!((taken.frames, taken.unknown), (2, Some(Unknown::Session(8))));
+    links.begin(8);
+    links.take(&chunk, &mut taken, 99);
+    assert_eq!((taken.stop, taken.frames, taken.unknown), (chunk.len(), 3, None));
+    assert_eq!(taken.begun, [Begun { channel: 1, ids: (7, 8), unsettled: vec![(7, 8)] }]);
 }
 
 #[test]
@@ -76,9 +97,7 @@ fn flow(channel: u16, handle: u8) -> Vec<u8> {
 fn flows_are_taken_behind_all_others() {
     let mut links = links();
     let chunk = [transfer(1, 2, 7, false, b""), flow(1, 2), frame(0, b""), flow(2, 0)].concat();
-    assert_eq!(links.scan(&chunk, 0, 99, false).frames, 1);
-    links.takes_flows = true;
-    let taken = links.scan(&[&chunk[..], &disposition(1, 3, 4)].concat(), 0, 99, false);
+    let taken = scan(&mut links, &[&chunk[..], &disposition(1, 3, 4)].concat(), 0, 99);
     assert_eq!((taken.stop, taken.frames, taken.flows.len()), (chunk.len(), 4, 2));
     let (first, size) = (taken.flows[0], flow(1, 2).len());
     assert_eq!((first.handle, first.link_credit, first.available), (Some(2), Some(5), None));
@@ -137,8 +156,7 @@ fn no_bytes_are_too_much() {
         chunk.truncate(chunk.len() - random(chunk.len() / 2 + 1));
         let position = random(chunk.len() + 2) * usize::from(round % 3 == 0);
         let most_runs = random(12);
-        links.takes_flows = random(2) == 0;
-        let taken = links.scan(&chunk, position, most_runs, random(2) == 0);
+        let taken = scan(&mut links, &chunk, position, most_runs);
         assert!(taken.stop >= position && taken.stop <= chunk.len().max(position));
         let ranges: usize = taken.begun.iter().map(|begun| 1 + begun.unsettled.len()).sum();
         assert!(taken.moved.len() + ranges + taken.disposed.len() <= most_runs);
@@ -158,13 +176,7 @@ fn no_bytes_are_too_much() {
         assert!(out.len() <= 3 * (stop - position));
         let (channel, handle) = (u16::try_from(random(3)).unwrap(), u32::try_from(random(3)).unwrap());
         let most_bytes = (random(2) == 0).then(|| random(50));
-        match random(12) {
-            0 => links.end(channel),
-            1 => links.leave(channel),
-            2..=5 => links.begin(channel),
-            6 => links.unmark(channel, handle),
-            _ => links.mark(channel, handle, Terms { most_bytes, copies: random(4) == 0, decides: random(4) == 0 }),
-        }
+        links.mark(channel, handle, Terms { most_bytes, copies: random(4) == 0, decides: random(4) == 0 });
     }
 }
 
@@ -176,11 +188,10 @@ fn what_is_decided_is_taken_apart() {
     let both =
         [&free[..], &decided, &transfer(1, 2, 9, false, b""), &disposition(1, 3, 4), &transfer(1, 0, 10, false, b"")];
     let chunk = both.concat();
-    let taken = links.scan(&chunk, 0, 99, true);
+    let taken = scan(&mut links, &chunk, 0, 99);
     assert_eq!((taken.stop, taken.decides), (free.len(), false));
-    let taken = links.scan(&chunk, free.len(), 99, true);
+    let taken = scan(&mut links, &chunk, free.len(), 99);
     assert_eq!((taken.frames, taken.decides, taken.moved[0].deliveries), (3, true, 2));
-    assert_eq!(links.scan(&chunk, free.len(), 99, false).frames, 0);
 }
 
 #[test]
@@ -201,6 +212,7 @@ fn what_is_settled_is_known_as_if_each_was_looked_at() {
                 let count = 1 + random(5);
                 let is_settled = random(3) == 0;
                 assert!(settling.takes(id(next)) && !settling.takes(id(next - 1)));
+                assert!(!settling.has_come(id(next)) && settling.has_come(id(next - 1)));
                 let range = (id(next), id(next + count - 1));
                 settling.add(range, if is_settled { &[] } else { std::slice::from_ref(&range) });
                 unsettled.extend(std::iter::repeat_n(!is_settled, count as usize));

@@ -10,18 +10,15 @@ from amqp10_playbook.driver import BROKER, CLIENT, ORDERS, REFUSED, SHAPED, Driv
 from limiter.rules.resource import Resource
 from proxy.deciding.batch import Charge
 from proxy.protocols.amqp10.credit import Hub
-from proxy.protocols.amqp10.session import AMQP10Options
 from proxy.protocols.base import Advance, Terms
-from proxy.protocols.options import ScanName
 
 FREE = Resource("queue", "free")
 DELIVERY = Resource("delivery", "orders")
 
 
-@pytest.mark.parametrize("scan", ["python", "compiled"])
 @pytest.mark.parametrize("terms", [SHAPED, Terms(delays=True, most_bytes=1000)])
-def test_what_is_sent_beyond_all_credit_does_not_go_on_and_costs_nobody(scan: ScanName, terms: Terms) -> None:
-    driver = Driver(hold, terms={ORDERS: terms}, options=AMQP10Options(scan=scan)).open().sends()
+def test_what_is_sent_beyond_all_credit_does_not_go_on_and_costs_nobody(terms: Terms) -> None:
+    driver = Driver(hold, terms={ORDERS: terms}).open().sends()
     driver.credit(170)
     flood = [
         say(1, "transfer", codec.message(b"x"), handle=0, delivery_id=number, delivery_tag=b"t", settled=True)
@@ -73,9 +70,8 @@ def test_no_more_is_given_back_than_was_charged() -> None:
     assert (back.messages, back.size_bytes) == (-prepaid, -100 * prepaid)
 
 
-@pytest.mark.parametrize("scan", ["python", "compiled"])
-def test_credit_that_is_given_and_taken_back_in_one_write_is_not_told_whole(scan: ScanName) -> None:
-    driver = Driver(hold, terms={DELIVERY: SHAPED}, options=AMQP10Options(scan=scan)).open().takes()
+def test_credit_that_is_given_and_taken_back_in_one_write_is_not_told_whole() -> None:
+    driver = Driver(hold, terms={DELIVERY: SHAPED}).open().takes()
     fields = {"next_incoming_id": 2**32 - 4, "incoming_window": 99, "next_outgoing_id": 10, "outgoing_window": 5}
     flows = [
         say(1, "flow", handle=0, delivery_count=2**32 - 5, link_credit=credit, **fields) for credit in (300, 0, 300, 0)
@@ -92,11 +88,10 @@ def copied(*keys: str, before: int = 0) -> bytes:
     return codec.message(b"x", annotations=annotations)
 
 
-@pytest.mark.parametrize("scan", ["python", "compiled"])
 @pytest.mark.parametrize("own", [None, SHAPED, REFUSED])
-def test_a_message_whose_copies_are_over_a_limit_is_rejected(scan: ScanName, own: Terms | None) -> None:
+def test_a_message_whose_copies_are_over_a_limit_is_rejected(own: Terms | None) -> None:
     terms = {OTHER: SHAPED} | ({} if own is None else {ORDERS: own})
-    driver = Driver(terms=terms, options=AMQP10Options(scan=scan)).open().sends()
+    driver = Driver(terms=terms).open().sends()
     driver.credit(170)
     assert len(driver.send(0, payload=copied("other"))) == 1
     decided = [request for request in driver.requests if not request.most]
@@ -173,9 +168,8 @@ def test_a_settled_message_that_is_aborted_before_it_says_where_it_is_to_go_ends
     assert driver.closed is None
 
 
-@pytest.mark.parametrize("scan", ["python", "compiled"])
-def test_a_link_of_settled_messages_waits_until_their_copies_are_paid(scan: ScanName) -> None:
-    driver = Driver(hold, terms={OTHER: SHAPED}, options=AMQP10Options(scan=scan)).open().sends()
+def test_a_link_of_settled_messages_waits_until_their_copies_are_paid() -> None:
+    driver = Driver(hold, terms={OTHER: SHAPED}).open().sends()
     driver.now_ns = 1
     driver.credit(10)
     for number in range(10):
@@ -269,13 +263,10 @@ def test_messages_that_are_rejected_bring_their_sender_no_more_credit_than_they_
     assert sent > 200
 
 
-@pytest.mark.parametrize("scan", ["python", "compiled"])
 @pytest.mark.parametrize("longest", [1000, None])
 @pytest.mark.parametrize("name", ["flow", "disposition"])
-def test_no_frames_are_hidden_in_the_payload_of_a_frame_that_is_written_anew(
-    name: str, longest: int | None, scan: ScanName
-) -> None:
-    driver = Driver(hold, terms={ORDERS: SHAPED, DELIVERY: SHAPED}, options=AMQP10Options(scan=scan)).open()
+def test_no_frames_are_hidden_in_the_payload_of_a_frame_that_is_written_anew(name: str, longest: int | None) -> None:
+    driver = Driver(hold, terms={ORDERS: SHAPED, DELIVERY: SHAPED}).open()
     driver.sends().takes(1)
     hidden = say(1, "transfer", codec.message(b"x"), handle=0, delivery_id=0, delivery_tag=b"t")
     windows = {"incoming_window": 400, "outgoing_window": 500}

@@ -12,7 +12,6 @@ from amqp10_playbook.driver import BROKER, CLIENT, ORDERS, REFUSED, Driver, refu
 
 from proxy.common.buffers import SMALL_FRAME_BYTES, GatherRoom
 from proxy.protocols.amqp10 import wire
-from proxy.protocols.amqp10.session import AMQP10Options
 from proxy.protocols.base import Terms
 
 
@@ -118,7 +117,7 @@ def test_frames_of_our_own_that_are_not_written_are_counted() -> None:
 def test_many_links_that_come_and_go_cost_the_same_each() -> None:
     def steps(count: int) -> int:
         """Count the lines of Python that are run: a time would tell more of the machine."""
-        driver = Driver(options=AMQP10Options(scan="python")).open()
+        driver = Driver().open()
         target = Described(ULong(0x29), ["/queues/orders"])
         both = [(handle, handle % 2 == 1) for handle in range(count)]
         frames = [

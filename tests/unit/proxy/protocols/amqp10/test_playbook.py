@@ -12,7 +12,6 @@ from amqp10_playbook.trial import Addresses, Direct, Trial
 
 from limiter.rules.resource import Resource
 from proxy.protocols.base import Terms
-from proxy.protocols.options import ScanName
 
 FACTOR = max(1, int(os.environ.get("FUZZ_FACTOR", "1")))
 #: Queues of all sorts, and what rules say of what is sent to them.
@@ -51,9 +50,8 @@ def test_two_peers_with_a_session_between_that_limits_nothing() -> None:
     with_seeds(lambda seed: Trial(seed, Between(seed, {}), closes=seed % 3 == 0).run(), 0, 30)
 
 
-@pytest.mark.parametrize("scan", ["python", "auto"])
 @pytest.mark.parametrize("block", range(4))
-def test_neither_peer_sees_a_rule_broken(block: int, scan: ScanName) -> None:
+def test_neither_peer_sees_a_rule_broken(block: int) -> None:
     """Queues of all sorts, rules that change, and links and sessions that come and go."""
 
     def run(seed: int) -> None:
@@ -62,7 +60,7 @@ def test_neither_peer_sees_a_rule_broken(block: int, scan: ScanName) -> None:
         terms = {Resource("queue", name): each for name, each in QUEUES.items()}
         terms |= {Resource("delivery", "shaped"): SHAPED, Resource("delivery", "free"): Terms()}
         refusals = random.choice([0.0, 0.1, 0.5, 1.0])
-        between = Between(seed, terms, scan=scan, changes=random.random() < 0.3, refusals=refusals)
+        between = Between(seed, terms, changes=random.random() < 0.3, refusals=refusals)
         trial = Trial(seed, between, addresses=Addresses.of(*QUEUES), refused=busy, closes=closes).run(600)
         said = between.driver.session.describe().refused
         assert trial.refused <= said
@@ -72,12 +70,11 @@ def test_neither_peer_sees_a_rule_broken(block: int, scan: ScanName) -> None:
     with_seeds(run, block * 1_000_000, 6 * FACTOR)
 
 
-@pytest.mark.parametrize("scan", ["python", "auto"])
-def test_what_is_charged_is_what_came(scan: ScanName) -> None:
+def test_what_is_charged_is_what_came() -> None:
     terms = {Resource("queue", name): each for name, each in QUEUES.items()}
 
     def run(seed: int) -> None:
-        between = Between(seed, terms, scan=scan, refusals=0.0)
+        between = Between(seed, terms, refusals=0.0)
         trial = Trial(seed, between, addresses=Addresses.of(*QUEUES), aborts=False).run(600)
         between.driver.tick()
         for name in ("shaped", "both", "bytes"):

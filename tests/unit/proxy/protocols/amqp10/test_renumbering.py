@@ -47,7 +47,7 @@ class TestRenumbering:
         deliveries, forward = numbering(first, swallowed)
         back = {there: here for here, there in forward.items()}
         for here, there in forward.items():
-            assert deliveries.forward(here) == there
+            assert deliveries.forward_ranges(here, here) == [(there, there)]
         if forward:
             start = data.draw(st.integers(0, len(forward) - 1))
             length = data.draw(st.integers(1, len(forward) - start))
@@ -92,7 +92,7 @@ class TestRenumbering:
                     del forward[each]
             assert deliveries.unsettled == len(forward)
         for each, there in forward.items():
-            assert deliveries.forward(serial(each)) == serial(there)
+            assert deliveries.forward_ranges(serial(each), serial(each)) == [(serial(there), serial(there))]
             assert deliveries.back_ranges(serial(there), serial(there)) == [(serial(each), serial(each))]
         if forward and not deliveries.plain:
             everything = ids(deliveries.back_ranges(serial(min(forward.values())), serial(here - 1)))
@@ -252,7 +252,7 @@ def test_what_was_aborted_and_never_answered_does_not_end_refusals() -> None:
         number += 2
     assert ids.unsettled == 0
     # What was answered late is told by its number all the same.
-    first = ids.forward(number - 1)
+    ((first, _),) = ids.forward_ranges(number - 1, number - 1)
     assert ids.back_ranges(first, first) == [(number - 1, number - 1)]
     assert ids.settled(number - 1, number - 1) == 1
     assert ids.unsettled == 0

@@ -12,15 +12,8 @@ from proxy.protocols.amqp10 import renumbering
 from proxy.protocols.amqp10.links import Link
 from proxy.protocols.amqp10.session import AMQP10Options
 from proxy.protocols.base import NO_TERMS, Close, Terms
-from proxy.protocols.options import ScanName
 
 DELIVERY = Resource("delivery", "orders")
-
-
-@pytest.fixture(autouse=True, params=["python", "compiled"])
-def _scans(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have plain frames be read by either."""
-    monkeypatch.setattr(Driver, "scan", request.param)
 
 
 def shaped(decide: Decide = lambda _: None) -> Driver:
@@ -919,14 +912,8 @@ def test_a_connection_shows_that_a_limit_makes_it_wait() -> None:
     assert driver.stage.state(driver.now_ns) == "running"
 
 
-@pytest.mark.parametrize("scan", ["python", "compiled"])
-def test_numbers_stay_right_over_many_settled(scan: ScanName) -> None:
-    driver = (
-        Driver(refuse, terms={ORDERS: REFUSED}, options=AMQP10Options(scan=scan))
-        .open()
-        .sends(0)
-        .sends(1, "/queues/free")
-    )
+def test_numbers_stay_right_over_many_settled() -> None:
+    driver = Driver(refuse, terms={ORDERS: REFUSED}).open().sends(0).sends(1, "/queues/free")
     driver.credit(1000)
     driver.credit(1 << 31, handle=1, incoming_window=1 << 31)
     driver.forget()
@@ -961,12 +948,7 @@ def test_a_senders_flow_that_would_mislead_still_says_its_window() -> None:
 
 
 def test_only_transfers_that_are_kept_back_use_up_the_window() -> None:
-    driver = (
-        Driver(lambda _: None, terms={ORDERS: REFUSED}, options=AMQP10Options(scan="python"))
-        .open()
-        .sends(0, None)
-        .sends(1, "/queues/free")
-    )
+    driver = Driver(lambda _: None, terms={ORDERS: REFUSED}).open().sends(0, None).sends(1, "/queues/free")
     driver.credit(100)
     driver.credit(400, handle=1)
     for n in range(300):
