@@ -300,10 +300,7 @@ impl Amqp10 {
                 continue;
             }
             session.settling.add(begun.ids, &begun.unsettled);
-            // As the session does, which decides one after the other.
-            let (first, last) = (begun.unsettled.first(), begun.unsettled.last());
-            let timed = if taken.decides { first.map(|ids| ids.0) } else { last.map(|ids| ids.1) };
-            if let (None, Some(id)) = (&self.timed, timed) {
+            if let (None, Some(&(id, _))) = (&self.timed, begun.unsettled.first()) {
                 let session = session.python.clone_ref(py);
                 self.timed = Some(Timed { session, id, since_ns: now_ns, is_settled: false });
             }

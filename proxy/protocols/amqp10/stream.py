@@ -79,11 +79,13 @@ class Run(Step):
         side = self.side
         for session, transfers in self._transfers.items():
             session.halves[side].transfers.came(transfers)
+        first: dict[SessionPart[Any], int] = {}
         for session, number, deliveries in self._unsettled:
             session.halves[side].ids.came(number, deliveries)
-        if self._unsettled:
-            session, number, deliveries = self._unsettled[-1]
-            session.time(number + deliveries - 1)
+            first.setdefault(session, number)
+        timed = next((session for session in self._transfers if session in first), None)
+        if timed is not None:
+            timed.time(first[timed])
         for session, number in self._last.items():
             session.halves[side].ids.reached(number)
         for session, number in self._aborted:
