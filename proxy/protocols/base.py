@@ -386,11 +386,6 @@ class Session(ABC):
         del side
         return NO_BOUND
 
-    def reads_fast(self, side: Side) -> bool:
-        """Return whether ``receive`` and ``decided`` are so fast for that peer's bytes that it may get large reads."""
-        del side
-        return False
-
     def takes_turns(self, side: Side) -> bool:
         """Return whether that peer's recent bytes take long: asked before each read, and where bytes are left.
 

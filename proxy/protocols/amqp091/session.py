@@ -722,9 +722,6 @@ class AMQP091Session(Session):
     def takes_turns(self, side: Side) -> bool:
         return self._streams[side].takes_turns()
 
-    def reads_fast(self, side: Side) -> bool:
-        return self._unread or self._streams[side].reads_fast()
-
     def left_bytes(self, side: Side) -> int:
         return self._streams[side].left_bytes
 

@@ -52,9 +52,7 @@ from proxy.spool.segments import Piece
 #: After this many contents or steps the rest of a chunk is left for later: some milliseconds.
 MAX_CONTENTS: Final = 64
 MAX_STEPS: Final = 512
-#: Up to the first number of steps a chunk is cheap, above the second it is expensive.
-_FEW_STEPS: Final = 64
-_MANY_STEPS: Final = 127
+_MANY_STEPS: Final = 127  # a chunk with more is expensive
 _STEPS_OF_KEY: Final = 4  # a routing key in CC or BCC has names and limits of its own
 #: The longest incomplete method or header frame that is kept, whatever the peers agreed on.
 MAX_GATHERED_BYTES: Final = 1024 * 1024
@@ -514,9 +512,6 @@ class Stream(ABC):
 
     def takes_turns(self) -> bool:
         return self._steps > _MANY_STEPS
-
-    def reads_fast(self) -> bool:
-        return self._steps <= _FEW_STEPS
 
     def held_back(self) -> int:
         """Return the length of an incomplete frame; 0 if it is too long to be read again."""
