@@ -84,7 +84,7 @@ class SavedLimits(NamedTuple):
 _NS_PER_US: Final = 1_000
 _MAX_CALLERS: Final = 1024
 """Callers remembered by the compiled part; all producer groups of a connection count as one."""
-_MORE_NAMES: Final = 100_000
+_MORE_NAMES: Final = 50_000
 """Names remembered by the compiled part, beyond those that may have limiters."""
 
 

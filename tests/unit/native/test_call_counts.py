@@ -50,20 +50,20 @@ PYTHON, COMPILED, SYSTEM, C = KINDS = ("Python calls", "compiled calls", "system
 #: compiled part serves the connection at the end.
 CONVERSATIONS = {
     #                                                                                         Python compiled system
-    "RocketMQ: 1 frame, its answer":                (lambda rig: answered(rig, 1, "orders"),      88,    2,  12, True),
-    "RocketMQ: 4 frames, their answers":            (lambda rig: answered(rig, 4, "orders"),      88,    2,  12, True),
-    "RocketMQ: 32 frames, their answers":           (lambda rig: answered(rig, 32, "orders"),     88,    2,  12, True),
-    "RocketMQ: 250 frames of 1 000 topics":         (lambda rig: answered(rig, 250, "topic{}"),   88,    2,  12, True),
-    "RocketMQ: 250 frames that are refused":        (lambda rig: refused(rig, 250, "refused"),    79,    5,   6, True),
-    "RocketMQ: 4 frames that may be delayed":       (lambda rig: answered(rig, 4, "delayed"),    442,   16,  26, True),
-    "RocketMQ: 4 frames, with subscription limits": (lambda rig: answered(rig, 4, "orders"),     318,   13,  12, False),
-    "RocketMQ: accept, 1 frame, its answer, close": (lambda rig: accepted(rig, 1, "orders"),     382,    8,  52, False),
-    "AMQP 0.9.1: 1 publish, its confirm":           (lambda rig: confirmed(rig, 1),               88,    2,  12, True),
-    "AMQP 0.9.1: 32 publishes, their confirms":     (lambda rig: confirmed(rig, 32),              88,    2,  12, True),
+    "RocketMQ: 1 frame, its answer":                (lambda rig: answered(rig, 1, "orders"),      82,    2,  12, True),
+    "RocketMQ: 4 frames, their answers":            (lambda rig: answered(rig, 4, "orders"),      82,    2,  12, True),
+    "RocketMQ: 32 frames, their answers":           (lambda rig: answered(rig, 32, "orders"),     82,    2,  12, True),
+    "RocketMQ: 250 frames of 1 000 topics":         (lambda rig: answered(rig, 250, "topic{}"),   82,    2,  12, True),
+    "RocketMQ: 250 frames that are refused":        (lambda rig: refused(rig, 250, "refused"),    76,    5,   6, True),
+    "RocketMQ: 4 frames that may be delayed":       (lambda rig: answered(rig, 4, "delayed"),    438,   16,  26, True),
+    "RocketMQ: 4 frames, with subscription limits": (lambda rig: answered(rig, 4, "orders"),     313,   13,  12, False),
+    "RocketMQ: accept, 1 frame, its answer, close": (lambda rig: accepted(rig, 1, "orders"),     381,    8,  52, False),
+    "AMQP 0.9.1: 1 publish, its confirm":           (lambda rig: confirmed(rig, 1),               82,    2,  12, True),
+    "AMQP 0.9.1: 32 publishes, their confirms":     (lambda rig: confirmed(rig, 32),              82,    2,  12, True),
     "AMQP 1.0: 1 transfer, its disposition":        (lambda rig: disposed(rig, 1, "orders"),      81,    2,  12, True),
     "AMQP 1.0: 32 transfers, their dispositions":   (lambda rig: disposed(rig, 32, "orders"),     81,    2,  12, True),
     "AMQP 1.0: 32 transfers that may be refused":   (lambda rig: disposed(rig, 32, "critical"),   85,    2,  12, True),
-    "AMQP 1.0: 32 transfers and more credit":       (lambda rig: disposed(rig, 32, "orders", 170), 220,  6,  13, True),
+    "AMQP 1.0: 32 transfers and more credit":       (lambda rig: disposed(rig, 32, "orders", 170), 214,  6,  13, True),
 }
 #: Rules that bring connections back to Python, by a word of a conversation's name.
 NOT_PLAIN = {"delayed": Rule("topic", "delayed", 1e9, action="delay"), "subscription": Rule("subscription", "*", 1e9)}
