@@ -79,13 +79,13 @@ class Run(Step):
         side = self.side
         for session, transfers in self._transfers.items():
             session.halves[side].transfers.came(transfers)
-        first: dict[SessionPart[Any], int] = {}
+        first_of: dict[SessionPart[Any], int] = {}
         for session, number, deliveries in self._unsettled:
             session.halves[side].ids.came(number, deliveries)
-            first.setdefault(session, number)
-        timed = next((session for session in self._transfers if session in first), None)
+            first_of.setdefault(session, number)
+        timed = next((session for session in self._transfers if session in first_of), None)
         if timed is not None:
-            timed.time(first[timed])
+            timed.time(first_of[timed])
         for session, number in self._last.items():
             session.halves[side].ids.reached(number)
         for session, number in self._aborted:
