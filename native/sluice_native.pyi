@@ -33,10 +33,8 @@ __all__ = [
     "Lent",
     "Live",
     "Opaques",
-    "Pieces",
     "RefusedIds",
     "Resources",
-    "Returned",
     "Row",
     "Scanner",
     "Second",
@@ -284,7 +282,7 @@ class Lent:
     def feed(
         self, side: int, chunk: Buffer, now_ns: int, clock: Callable[[], int], second: row.Second
     ) -> tuple[
-        Pieces,
+        _Pieces,
         int,
         bool,
         tuple[int, int],
@@ -411,10 +409,10 @@ def lend_rocketmq(
         with whether one of their numbers is ambiguous, and ``timed``.
     """
 
-Pieces: TypeAlias = tuple[list[bytes | tuple[int, int]], list[bytes | tuple[int, int]]]
+_Pieces: TypeAlias = tuple[list[bytes | tuple[int, int]], list[bytes | tuple[int, int]]]
 """What goes to the client and to the broker: bytes, or where they begin and end in the chunk in hand."""
 
-Returned: TypeAlias = tuple[Any, bool, tuple[bytes, bytes], tuple[bytes, bytes], tuple[int, int]]
+_Returned: TypeAlias = tuple[Any, bool, tuple[bytes, bytes], tuple[bytes, bytes], tuple[int, int]]
 """What a connection returns with: the state for its session; whether it has left: then bytes that were not taken are
 to be read again, otherwise they begin a frame, and count as read; and by peer these bytes, those that were taken and
 not written, and the error that was met in reading, or 0."""
@@ -466,7 +464,7 @@ class Turn:
         """
     def take_counts(self, number: int) -> tuple[int, int, tuple[int, int], int]:
         """Return requests, refused ones, and bytes by peer since the last call, and when a peer was read last."""
-    def take(self, number: int) -> Returned:
+    def take(self, number: int) -> _Returned:
         """Serve a connection no more; its number is free."""
     def forget(self, number: int) -> None:
         """Forget a connection whose sockets are closed; its number is free."""

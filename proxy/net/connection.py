@@ -32,11 +32,11 @@ from proxy.net.services import Services
 from proxy.net.sockets import Wire
 from proxy.net.tickets import Tickets
 from proxy.net.timeouts import Looks, Timeouts
-from proxy.net.turn import LONGEST_STALL_S
+from proxy.net.turn import LONGEST_STALL_S, Pieces
 from proxy.protocols.base import Buffer, Close, CommandRequest, CommandStatus, Session
 
 if TYPE_CHECKING:
-    from sluice_native import Lent, Pieces
+    from sluice_native import Lent
 
 #: A client whose unwritten answers have grown to this is not read until they are gone.
 OUTBOX_BYTES: Final = 1024 * 1024
@@ -343,7 +343,7 @@ class Connection:
             self.bytes_read[side] += count
         self.read_ns = max(self.read_ns, read_ns)
 
-    def queue(self, chunk: memoryview, pieces: "Pieces") -> None:
+    def queue(self, chunk: memoryview, pieces: Pieces) -> None:
         for side, of_side in zip(Side, pieces, strict=True):
             self._fed[side] += [each if isinstance(each, bytes) else chunk[slice(*each)] for each in of_side]
 

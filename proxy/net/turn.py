@@ -8,7 +8,7 @@ Where a socket speaks TLS, Python receives and sends, and the compiled part only
 """
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import structlog
 import trio
@@ -20,7 +20,7 @@ from proxy.net.reactor import ROUND_NS
 from proxy.stats.timing import Timings
 
 if TYPE_CHECKING:
-    from sluice_native import Lent, Pieces, Returned, Turn
+    from sluice_native import Lent, Turn
 
 _log = structlog.get_logger(__name__)
 
@@ -33,6 +33,13 @@ _OVER: Final = 4
 _BROKEN: Final = 5
 #: A connection whose broker takes nothing for so long returns: Python looks after its client then.
 LONGEST_STALL_S: Final = 0.1
+
+
+Pieces = tuple[list[bytes | tuple[int, int]], list[bytes | tuple[int, int]]]
+"""What goes to the client and to the broker: bytes, or where they begin and end in the chunk in hand."""
+
+Returned = tuple[Any, bool, tuple[bytes, bytes], tuple[bytes, bytes], tuple[int, int]]
+"""What a connection returns with, as ``Turn.take`` has it."""
 
 
 class Borrowed(Protocol):
@@ -88,7 +95,7 @@ class Lending:
         self.lent[number] = borrowed
         return number
 
-    def feed(self, lent: "Lent", side: Side, chunk: memoryview, now_ns: int) -> "tuple[Pieces, int, bool]":
+    def feed(self, lent: "Lent", side: Side, chunk: memoryview, now_ns: int) -> tuple[Pieces, int, bool]:
         """Have a chunk of a connection read whose sockets Python serves; return as ``Lent.feed`` does."""
         number = 0 if side is Side.CLIENT else 1
         second = self._accounts.at(now_ns)
@@ -97,7 +104,7 @@ class Lending:
         self._count(frames, processing, round_trips)
         return pieces, stop, leaves
 
-    def take(self, number: int) -> "Returned":
+    def take(self, number: int) -> Returned:
         """Take a connection back.
 
         Raises:
