@@ -2,7 +2,6 @@
 //! heartbeats.
 
 use std::collections::HashMap;
-use std::time::Instant;
 
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
@@ -159,6 +158,10 @@ impl Amqp091 {
                 self.channels.borrow_mut(py).state.undo();
                 break Next::Leave(at);
             };
+            context.runs_left = context.runs_left.saturating_sub(taken.runs.len());
+            if !refused.is_empty() {
+                context.asks_left = context.asks_left.saturating_sub(taken.runs.len());
+            }
             context.report.frames[CLIENT] += taken.frames as u64;
             self.frames += taken.frames as u64;
             decided += taken.publishes.len();
@@ -180,7 +183,7 @@ impl Amqp091 {
             if !self.dropped.is_empty() || !self.waiting.is_empty() {
                 break Next::Leave(at);
             }
-            if Instant::now() >= context.ends {
+            if context.took_long() {
                 break Next::More(at);
             }
         };

@@ -45,8 +45,9 @@ pub const MAX_KEPT_BYTES: usize = 64 * 1024;
 pub const MAX_UNWRITTEN_BYTES: usize = 1024 * 1024;
 /// Of each rank so many ends are read before the next one: brokers, clients, floods.
 const READ_AT_ONCE: [usize; 3] = [128, 16, 1];
-/// A read that takes longer is left, and goes on when others had their turn.
-const LONGEST_READ: Duration = Duration::from_millis(2);
+/// A read of more runs, or of which Python decided so many, is left, and goes on when others had their turn.
+const MAX_RUNS_A_READ: usize = 4096;
+const MAX_ASKED_A_READ: usize = 64;
 /// Buffers of connections that are larger are given back when they are empty.
 const MAX_IDLE_BYTES: usize = 4096;
 const EVENTS: usize = 256;
@@ -109,11 +110,17 @@ pub struct Context<'a> {
     pub second: &'a Py<Second>,
     pub clock: &'a Py<PyAny>,
     pub report: &'a mut Report,
-    /// When the read has taken long enough.
-    pub ends: Instant,
+    /// How many runs this read may still decide, and how many of them Python may be asked about.
+    pub runs_left: usize,
+    pub asks_left: usize,
 }
 
 impl Context<'_> {
+    /// Whether others should have their turn.
+    pub fn took_long(&self) -> bool {
+        self.runs_left == 0 || self.asks_left == 0
+    }
+
     pub fn clock_ns(&self, py: Python<'_>) -> PyResult<i64> {
         self.clock.call0(py)?.extract(py)
     }
@@ -212,15 +219,15 @@ impl Lent {
     ) -> PyResult<Fed> {
         let reading = self.reading.as_mut().ok_or_else(|| PyRuntimeError::new_err("it is lent"))?;
         let (mut report, mut out) = (Report::default(), Out::default());
-        // All of it is read at once: Python's chunks are small.
-        let ends = Instant::now() + Duration::from_secs(3600);
-        let mut context = Context { now_ns, second: &second, clock: &clock, report: &mut report, ends };
+        // Python's chunks are small.
+        let (runs_left, asks_left) = (usize::MAX, usize::MAX);
+        let mut context = Context { now_ns, second: &second, clock: &clock, report: &mut report, runs_left, asks_left };
         // A copy, since Python may be called meanwhile.
         let bytes = chunk.to_vec(py)?;
         let read = catch_unwind(AssertUnwindSafe(|| reading.read(py, side, &bytes, &mut context, &mut out)));
         let (stop, leaves) = match read.unwrap_or_else(|_| Err(panicked()))? {
-            Next::Keep(stop) | Next::More(stop) => (stop, false),
-            Next::Leave(stop) => (stop, true),
+            Next::Keep(stop) => (stop, false),
+            Next::More(stop) | Next::Leave(stop) => (stop, true),
         };
         let piece = |piece: &Piece| -> PyResult<Py<PyAny>> {
             Ok(match piece {
@@ -585,8 +592,9 @@ impl Turn {
         conn.read_ns = now_ns;
         self.out.clear();
         let (reading, out) = (&mut conn.reading, &mut self.out);
-        let ends = Instant::now() + LONGEST_READ;
-        let mut context = Context { now_ns, second, clock: &self.clock, report: &mut self.report, ends };
+        let (runs_left, asks_left) = (MAX_RUNS_A_READ, MAX_ASKED_A_READ);
+        let mut context =
+            Context { now_ns, second, clock: &self.clock, report: &mut self.report, runs_left, asks_left };
         let next = reading.read(py, side, chunk, &mut context, out)?;
         // Refusals need not wait for a slow broker.
         let alive = end.write(&self.out.to[side], chunk, &self.out.own, &mut self.report)

@@ -1,7 +1,6 @@
 //! Reads both streams of a `RocketMQ` connection: plain sends, all requests that nothing limits, and their answers.
 
 use std::cell::OnceCell;
-use std::time::Instant;
 
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -154,11 +153,12 @@ impl RocketMq {
                 first = first.or(taken.frames.first().filter(|frame| !frame.is_oneway()).map(|frame| frame.opaque));
                 decided += taken.frames.len();
                 at = self.decide(py, &taken, at, chunk, context, out)?;
+                context.runs_left = context.runs_left.saturating_sub(taken.runs.len());
             }
             if !whole || self.waiting.len() > MAX_UNWRITTEN_BYTES {
                 break Next::Leave(at);
             }
-            if Instant::now() >= context.ends {
+            if context.took_long() {
                 break Next::More(at);
             }
         };
@@ -247,6 +247,7 @@ impl RocketMq {
             let sizes = || indexes()[number].iter().map(|index| taken.frames[*index].size).collect();
             match self.judge.decide(py, &scan, number, context, sizes)? {
                 Decided::Spans(spans) => {
+                    context.asks_left = context.asks_left.saturating_sub(1);
                     let of_run = &indexes()[number];
                     self.stop(py, &scan, (number, of_run), &spans, chunk, context, (&mut refused, &mut answers))?;
                 }

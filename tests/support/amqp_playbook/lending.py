@@ -44,7 +44,7 @@ class StandIn:
     def decide(
         self, _now_ns: int, resources: tuple[Resource, ...], _group: str, _count: int, sizes: Sequence[int]
     ) -> list[tuple[int, Verdict | None]]:
-        spans = []
+        spans: list[tuple[int, Verdict | None]] = []
         for size_bytes in sizes:
             request = Request(resources, 1, size_bytes, "", "answered", None, None)
             self._driver.requests.append(request)

@@ -69,7 +69,7 @@ class Reading:
         self.channels = sluice_native.Channels(resources, ("queue", "exchange", "routing_key"), before_names)
         given = channels if isinstance(channels, Mapping) else {each: (0, Confirms().numbers()) for each in channels}
         judge: Any = self
-        rest = (1 << 40, True, routing_keys, contents, (None, None), {}, None, (b"", b""))
+        rest: Any = (1 << 40, True, routing_keys, contents, (None, None), {}, None, (b"", b""))
         self.lent = sluice_native.lend_amqp091(judge, self.channels, given, frame_max, *rest)
 
     def renew(self) -> tuple[bool, bool, bool, None]:
@@ -99,7 +99,7 @@ class Reading:
             b"".join(piece if isinstance(piece, bytes) else chunk[slice(*piece)] for piece in of_peer)
             for of_peer in pieces
         )
-        return Read(to_client, to_broker, stop, leaves, tuple(of_peers))
+        return Read(to_client, to_broker, stop, leaves, (of_peers[0], of_peers[1]))
 
     def give_back(self) -> tuple[dict[int, int], dict[int, Numbers]]:
         """Return the rests of the client's open contents, and the numbers, by channel."""

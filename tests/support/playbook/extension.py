@@ -210,7 +210,8 @@ class Extension:
             assert (sizes, requests, read.to_broker, len(owed)) == ([len(whole)], 1, b"", 0)
             answered = [int(each[8:]) for each in frames.split(read.to_client)]
             assert len(answered) == answers
-            return Reading(*key, answered[0] if answered else None)
+            kind, name, group = key
+            return Reading(kind, name, group, answered[0] if answered else None)
         assert (read.to_broker, read.to_client) == (whole, b"")
         _, _, _, (polls, _), _ = lent.give_back()
         return Passed(owed, polls)
@@ -226,4 +227,4 @@ def feed(
         b"".join(piece if isinstance(piece, bytes) else bytes(chunk[slice(*piece)]) for piece in of_peer)
         for of_peer in pieces
     )
-    return Read(to_client, to_broker, stop, leaves, tuple(of_peers))
+    return Read(to_client, to_broker, stop, leaves, (of_peers[0], of_peers[1]))

@@ -428,7 +428,7 @@ def _apart(data: bytes) -> tuple[bytes, Counter[bytes], bool]:
 
 def settings(random: Random) -> dict[str, Any]:
     """Return what ``both_ways.run`` is to be given for a schedule."""
-    others = {"internal_topics": random.choice(("refuse", "pass"))} if random.random() < 0.3 else {}
+    others: dict[str, Any] = {"internal_topics": random.choice(("refuse", "pass"))} if random.random() < 0.3 else {}
     return {
         "options": (RocketMQOptions(**others), RocketMQOptions(**others, scan=random.choice(("python", "auto")))),
         "same": same,
