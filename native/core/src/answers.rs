@@ -2,9 +2,9 @@
 
 use crate::binary;
 use crate::json::{Reader, Value};
-use crate::known::{self, Known};
+use crate::known;
 use crate::opaques::Opaques;
-use crate::plain::{Loose, Plain, Span};
+use crate::plain::{Known, Loose, Plain, Span};
 use crate::prefix::{prefix, HEADER_JSON, PREFIX_BYTES, RESPONSE};
 use crate::templates::{Rules, Templates};
 

@@ -1,7 +1,6 @@
 //! Binary headers of requests: fixed numbers, then fields of which each says its own length.
 
-use crate::known::Known;
-use crate::plain::{Loose, Plain, Span};
+use crate::plain::{Known, Loose, Plain, Span};
 use crate::prefix::RESPONSE;
 use crate::table::{Table, Values};
 

@@ -2,22 +2,8 @@
 
 use crate::binary;
 use crate::json::Reader;
-use crate::prefix::{HEADER_JSON, RESPONSE};
-
-/// What a header says of its frame.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Known {
-    pub code: i32,
-    pub opaque: i32,
-    pub flag: i32,
-}
-
-impl Known {
-    #[must_use]
-    pub fn is_answer(self) -> bool {
-        self.flag & RESPONSE != 0
-    }
-}
+use crate::plain::Known;
+use crate::prefix::HEADER_JSON;
 
 /// Read a header; None where it is not beyond doubt.
 #[must_use]
@@ -80,7 +66,8 @@ fn fields(reader: &mut Reader<false>) -> Option<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::{read, Known};
+    use super::read;
+    use crate::plain::Known;
 
     #[test]
     fn pulls_and_routes_are_known() {

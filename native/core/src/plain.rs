@@ -1,5 +1,7 @@
 //! What a header says that is beyond doubt, and where in the header it stands.
 
+use crate::prefix::RESPONSE;
+
 /// The places from `start` to before `end`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Span {
@@ -57,4 +59,19 @@ pub struct Loose {
     pub text: Vec<Span>,
     /// Digits of an integer: any others, the first not zero if there are several.
     pub digits: Vec<Span>,
+}
+
+/// What a header says of its frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Known {
+    pub code: i32,
+    pub opaque: i32,
+    pub flag: i32,
+}
+
+impl Known {
+    #[must_use]
+    pub fn is_answer(self) -> bool {
+        self.flag & RESPONSE != 0
+    }
 }
