@@ -1,5 +1,6 @@
 //! What is decided and counted of runs of requests at once, whatever they were read from.
 
+use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
@@ -31,13 +32,18 @@ impl Asker {
 /// Requests in runs.
 pub trait Runs {
     fn runs(&self) -> usize;
-    /// Who asks in a run.
+    /// Who asks in a run; None if there is no such run.
+    fn asker(&self, run: usize) -> Option<&Asker>;
+    /// How many requests a run has, their bytes, and those of the last one.
+    fn sums(&self, run: usize) -> Option<(u32, u64, u64)>;
+
+    /// As `asker`.
     ///
     /// # Errors
     /// `IndexError` if there is no such run.
-    fn asker_of(&self, run: usize) -> PyResult<&Asker>;
-    /// How many requests a run has, their bytes, and those of the last one.
-    fn sums(&self, run: usize) -> Option<(u32, u64, u64)>;
+    fn asker_of(&self, run: usize) -> PyResult<&Asker> {
+        self.asker(run).ok_or_else(|| PyIndexError::new_err("no such run"))
+    }
 
     fn costs(&self, run: usize) -> Costs {
         let Some((count, bytes, last)) = self.sums(run) else { return Costs { before: [0; 3], all: [0; 3] } };

@@ -1,8 +1,9 @@
 """Serves, by the compiled part, the connections of which everything is plain.
 
 A connection is *lent* while all that its peers say is read, decided and written without Python; see ``Session.lend``.
-It returns with the first thing that is not, with the end of a stream, or when Python recalls it: then the bytes that
-were not taken count as read ahead, and those that were not written wait for its writer.
+It leaves at the first thing that is not, at the end of a stream, or when Python recalls it. Bytes that were not written
+wait for its writer. Bytes that were not taken count as read ahead if it has left; otherwise they begin a frame, and go
+to its session.
 
 Where a socket speaks TLS, Python receives and sends, and the compiled part only reads: see ``Lending.feed``.
 """
@@ -10,7 +11,6 @@ Where a socket speaks TLS, Python receives and sends, and the compiled part only
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-import structlog
 import trio
 
 from limiter.compiled import COMPILED
@@ -22,14 +22,12 @@ from proxy.stats.timing import Timings
 if TYPE_CHECKING:
     from sluice_native import Lent, Turn
 
-_log = structlog.get_logger(__name__)
-
 _SIDES: Final = tuple(Side)
 _LEFT: Final = 0
 _STALLED: Final = 1
 _FLOWS: Final = 2
 _ENDS: Final = 3
-_OVER: Final = 4
+_ENDED: Final = 4
 _BROKEN: Final = 5
 #: A connection whose broker takes nothing for so long returns: Python looks after its client then.
 LONGEST_STALL_S: Final = 0.1
@@ -156,8 +154,8 @@ class Lending:
             if borrowed is None:
                 # It has returned since.
                 continue
-            if event in {_ENDS, _OVER}:
-                borrowed.ends(over=event == _OVER)
+            if event in {_ENDS, _ENDED}:
+                borrowed.ends(over=event == _ENDED)
             elif event in {_STALLED, _FLOWS}:
                 borrowed.stalled(on=event == _STALLED)
             else:

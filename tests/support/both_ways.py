@@ -212,30 +212,31 @@ class Both:
             return
         assert sent == len(data), f"the kernel took {sent} of {len(data)} bytes"
 
-    async def end(self, link: int, side: Side, *, data: bytes = b"") -> None:
-        """Have a peer end its stream, perhaps with some last bytes."""
-        self.story.append(f"end {link} {side.value} {_short(data)}")
+    def _last_words(self, link: int, side: Side, data: bytes) -> Iterator[tuple[Way, socket.socket]]:
+        """Have a peer say something, if there is something, and yield it in each way that still has it."""
         for way in self.ways:
             peer = way.links[link].peers.get(side)
             if peer is not None:
                 if data:
                     self._send(peer, data)
-                with suppress(OSError):
-                    peer.shutdown(socket.SHUT_WR)
+                yield way, peer
+
+    async def end(self, link: int, side: Side, *, data: bytes = b"") -> None:
+        """Have a peer end its stream, perhaps with some last bytes."""
+        self.story.append(f"end {link} {side.value} {_short(data)}")
+        for _, peer in self._last_words(link, side, data):
+            with suppress(OSError):
+                peer.shutdown(socket.SHUT_WR)
         await self.settle()
 
     async def reset(self, link: int, side: Side, *, data: bytes = b"") -> None:
         """Have a peer reset its connection, perhaps after some last bytes."""
         self.story.append(f"reset {link} {side.value} {_short(data)}")
-        for way in self.ways:
-            peer = way.links[link].peers.get(side)
-            if peer is not None:
-                if data:
-                    self._send(peer, data)
-                with suppress(OSError):
-                    peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                peer.close()
-                way.links[link].ended[side] = "reset"
+        for way, peer in self._last_words(link, side, data):
+            with suppress(OSError):
+                peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            peer.close()
+            way.links[link].ended[side] = "reset"
         await self.settle()
 
     async def pause(self, link: int, side: Side) -> None:

@@ -3,7 +3,6 @@
 
 use std::collections::HashMap;
 
-use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use pyo3::{PyTraverseError, PyVisit};
@@ -83,9 +82,8 @@ impl Runs for Scan<'_> {
         self.taken.runs.len()
     }
 
-    fn asker_of(&self, run: usize) -> PyResult<&Asker> {
-        let key = self.taken.runs.get(run).map_or(usize::MAX, |run| run.key);
-        self.askers.get(key).ok_or_else(|| PyIndexError::new_err("no such run"))
+    fn asker(&self, run: usize) -> Option<&Asker> {
+        self.askers.get(self.taken.runs.get(run)?.key)
     }
 
     fn sums(&self, run: usize) -> Option<(u32, u64, u64)> {
@@ -300,11 +298,7 @@ impl Amqp091 {
                 for part in parts {
                     match part {
                         Part::Slice(start, stop) => out.pass(CLIENT, start..stop),
-                        Part::Bytes(bytes) => {
-                            let from = out.own.len();
-                            out.own.extend_from_slice(&bytes);
-                            out.say(CLIENT, from);
-                        }
+                        Part::Bytes(bytes) => out.add(CLIENT, &bytes),
                     }
                 }
             }

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use pyo3::exceptions::{PyIndexError, PyKeyboardInterrupt};
+use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::prelude::*;
 use pyo3::types::PyBool;
 use pyo3::{PyTraverseError, PyVisit};
@@ -143,8 +143,8 @@ impl Runs for Run<'_> {
         1
     }
 
-    fn asker_of(&self, run: usize) -> PyResult<&Asker> {
-        (run == 0).then_some(self.asker).ok_or_else(|| PyIndexError::new_err("no such run"))
+    fn asker(&self, run: usize) -> Option<&Asker> {
+        (run == 0).then_some(self.asker)
     }
 
     fn sums(&self, _: usize) -> Option<(u32, u64, u64)> {
@@ -403,9 +403,7 @@ impl Amqp10 {
             let written = (!changes.is_empty()).then(|| amqp10::reflow(&chunk[flow.start..flow.stop], &changes));
             if let Some(written) = written.flatten() {
                 out.pass(1 - side, at..flow.start);
-                let from = out.own.len();
-                out.own.extend_from_slice(&written);
-                out.say(1 - side, from);
+                out.add(1 - side, &written);
                 at = flow.stop;
             }
         }
@@ -490,9 +488,7 @@ impl Reading for Amqp10 {
             Next::Keep(at) | Next::More(at) | Next::Leave(at) => Next::Leave(at),
         };
         for to in [CLIENT, BROKER] {
-            let from = out.own.len();
-            out.own.append(&mut self.own[to]);
-            out.say(to, from);
+            out.add(to, &std::mem::take(&mut self.own[to]));
         }
         self.is_foreign |= !self.took && matches!(next, Next::Leave(_));
         self.written[1 - side] |= !out.to[1 - side].is_empty();

@@ -2,13 +2,12 @@
 
 use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
+use pyo3::types::{PyBytes, PyString};
 use pyo3::{PyTraverseError, PyVisit};
 
 use crate::refused_ids::RefusedIds;
-use crate::resources::{Callers, Resources, Target};
-use crate::row::Second;
-use crate::runs::Runs;
+use crate::resources::{Callers, Moment, Resources, Target};
+use crate::runs::{Asker, Runs};
 use crate::turn::Context;
 
 /// What is decided of some requests of a run, one after the other.
@@ -147,12 +146,23 @@ impl Judge {
         Ok(None)
     }
 
-    fn is_plain<R: Runs>(&self, py: Python<'_>, runs: &R, run: usize, context: &Context<'_>) -> PyResult<bool> {
-        let asker = runs.asker_of(run)?;
+    /// Do something with who asks in a run, by whose limits, and when.
+    #[inline]
+    fn with<T>(
+        &self,
+        py: Python<'_>,
+        asker: &Asker,
+        context: &Context<'_>,
+        ask: impl FnOnce(Option<(&Py<Callers>, &Py<PyString>)>, &Moment<'_>) -> PyResult<T>,
+    ) -> PyResult<T> {
         let second = context.second.borrow(py);
         let at = self.resources.borrow(py).moment(context.now_ns, &second);
-        let callers = self.callers.as_ref().map(|callers| (callers, &asker.producer_group));
-        Target::is_plain(&asker.target, py, &self.resources, callers, &at)
+        ask(self.callers.as_ref().map(|callers| (callers, &asker.producer_group)), &at)
+    }
+
+    fn is_plain<R: Runs>(&self, py: Python<'_>, runs: &R, run: usize, context: &Context<'_>) -> PyResult<bool> {
+        let asker = runs.asker_of(run)?;
+        self.with(py, asker, context, |callers, at| Target::is_plain(&asker.target, py, &self.resources, callers, at))
     }
 
     /// Decide a run.
@@ -225,11 +235,8 @@ impl Judge {
     }
 
     fn refund<R: Runs>(&self, py: Python<'_>, runs: &R, run: usize, context: &Context<'_>) -> PyResult<()> {
-        let asker = runs.asker_of(run)?;
-        let second = context.second.borrow(py);
-        let at = self.resources.borrow(py).moment(context.now_ns, &second);
-        let callers = self.callers.as_ref().map(|callers| (callers, &asker.producer_group));
-        Target::refund(&asker.target, py, callers, &runs.costs(run), &at)
+        let (asker, costs) = (runs.asker_of(run)?, runs.costs(run));
+        self.with(py, asker, context, |callers, at| Target::refund(&asker.target, py, callers, &costs, at))
     }
 
     /// Spend what a run costs, if plain limits admit all of it.
@@ -237,11 +244,10 @@ impl Judge {
     /// # Errors
     /// Those of Python.
     pub fn admit<R: Runs>(&self, py: Python<'_>, runs: &R, run: usize, context: &Context<'_>) -> PyResult<bool> {
-        let asker = runs.asker_of(run)?;
-        let second = context.second.borrow(py);
-        let at = self.resources.borrow(py).moment(context.now_ns, &second);
-        let callers = self.callers.as_ref().map(|callers| (callers, &asker.producer_group));
-        Target::admit(&asker.target, py, &self.resources, callers, &runs.costs(run), &at)
+        let (asker, costs) = (runs.asker_of(run)?, runs.costs(run));
+        self.with(py, asker, context, |callers, at| {
+            Target::admit(&asker.target, py, &self.resources, callers, &costs, at)
+        })
     }
 
     /// Count a run that passed as a whole; false if it may have messages that were refused before.
@@ -257,18 +263,18 @@ impl Judge {
         is_bypassed: bool,
     ) -> PyResult<bool> {
         let asker = runs.asker_of(run)?;
-        let second: &Second = &context.second.borrow(py);
-        let at = self.resources.borrow(py).moment(context.now_ns, second);
         let outcome = if is_bypassed { self.bypassed } else { self.passed };
         let amount = runs.costs(run).all;
         let (all, sender) = (&self.resources, &self.sender);
-        if !Target::count(&asker.target, py, all, &at, sender, outcome, amount, self.ids.is_some())? {
-            return Ok(false);
-        }
-        if let Some(target) = &asker.second {
-            Target::count(target, py, all, &at, sender, outcome, amount, false)?;
-        }
-        Ok(true)
+        self.with(py, asker, context, |_, at| {
+            if !Target::count(&asker.target, py, all, at, sender, outcome, amount, self.ids.is_some())? {
+                return Ok(false);
+            }
+            if let Some(target) = &asker.second {
+                Target::count(target, py, all, at, sender, outcome, amount, false)?;
+            }
+            Ok(true)
+        })
     }
 
     /// Have Python count some requests of a run.
@@ -307,9 +313,8 @@ impl Judge {
     /// # Errors
     /// Those of Python.
     pub fn looks<R: Runs>(&self, py: Python<'_>, runs: &R, run: usize, context: &Context<'_>) -> PyResult<bool> {
-        let second: &Second = &context.second.borrow(py);
-        let at = self.resources.borrow(py).moment(context.now_ns, second);
-        let row = Target::row(&runs.asker_of(run)?.target, py, &self.resources, &at)?;
+        let asker = runs.asker_of(run)?;
+        let row = self.with(py, asker, context, |_, at| Target::row(&asker.target, py, &self.resources, at))?;
         let looks = row.borrow(py).looks_until_ns > context.now_ns;
         Ok(looks)
     }

@@ -5,7 +5,7 @@
 //! what was read and not taken, what was taken and not written, and what the reading knows.
 //!
 //! The kernel tells once when a socket becomes ready (it is edge-triggered), so each waits in a queue of its own rank
-//! until it was read to its end: all brokers first, since their answers are waited for; then some clients; then one of
+//! until it was read to its end: many brokers first, since their answers are waited for; then some clients; then one of
 //! those whose last read filled its buffer, which are floods as a rule. One read each.
 
 pub mod amqp091;
@@ -76,6 +76,13 @@ impl Out {
             Some(Piece::Chunk(last)) if last.end == bytes.start => last.end = bytes.end,
             _ => self.to[to].push(Piece::Chunk(bytes)),
         }
+    }
+
+    /// Write bytes that are not of the chunk.
+    pub fn add(&mut self, to: usize, bytes: &[u8]) {
+        let from = self.own.len();
+        self.own.extend_from_slice(bytes);
+        self.say(to, from);
     }
 
     /// Write what was appended to `own` since it had `from` bytes.
@@ -274,7 +281,7 @@ struct End {
     /// The last read filled its buffer.
     large: bool,
     kept: Vec<u8>,
-    /// What was kept begins here, and is to be read before more is received.
+    /// From here on, what was kept is to be read before more is received.
     goes_on: Option<usize>,
     /// What the kernel did not take, and how much of that it has by now.
     rest: Vec<u8>,
@@ -544,9 +551,9 @@ impl Turn {
     ) -> PyResult<Option<u8>> {
         let (first, last) = conn.ends.split_at_mut(1);
         let (end, other) = if side == CLIENT { (&mut first[0], &mut last[0]) } else { (&mut last[0], &mut first[0]) };
-        let kept;
-        let chunk = if let Some(from) = end.goes_on.take() {
-            kept = std::mem::take(&mut end.kept);
+        let resumed = end.goes_on.take();
+        let kept = if resumed.is_some() { std::mem::take(&mut end.kept) } else { Vec::new() };
+        let chunk = if let Some(from) = resumed {
             &kept[from..]
         } else {
             let room = if end.large { LARGE_CHUNK_BYTES } else { CHUNK_BYTES };
@@ -606,7 +613,7 @@ impl Turn {
         let (from, stays) = match next {
             Next::Keep(from) => (from, chunk.len() - from <= MAX_KEPT_BYTES),
             Next::More(from) => {
-                end.goes_on = (from < chunk.len()).then_some(0);
+                end.goes_on = (from < chunk.len()).then_some(resumed.map_or(0, |start| start + from));
                 (from, true)
             }
             Next::Leave(from) => (from, false),
@@ -614,7 +621,11 @@ impl Turn {
         if end.kept.capacity() > MAX_IDLE_BYTES {
             end.kept = Vec::new();
         }
-        end.kept.extend_from_slice(&chunk[from..]);
+        if resumed.is_some() && end.goes_on.is_some() {
+            end.kept = kept;
+        } else {
+            end.kept.extend_from_slice(&chunk[from..]);
+        }
         Ok(match (alive, stays) {
             (false, _) => Some(BROKEN),
             (true, false) => Some(LEFT),
@@ -762,9 +773,9 @@ impl Turn {
         self.report.events.retain(|(other, _)| *other != number);
         let Some(mut conn) = self.conns[number].take() else { return Err(PyIndexError::new_err("no such connection")) };
         self.free.push(number);
-        let unread = [0, 1].map(|side| PyBytes::new(py, &conn.ends[side].kept).unbind());
-        let unwritten = [0, 1].map(|side| PyBytes::new(py, &conn.ends[side].rest[conn.ends[side].sent..]).unbind());
-        let errnos = [0, 1].map(|side| conn.ends[side].errno);
+        let unread = conn.ends.each_ref().map(|end| PyBytes::new(py, &end.kept[end.goes_on.unwrap_or(0)..]).unbind());
+        let unwritten = conn.ends.each_ref().map(|end| PyBytes::new(py, &end.rest[end.sent..]).unbind());
+        let errnos = conn.ends.each_ref().map(|end| end.errno);
         let state = catch_unwind(AssertUnwindSafe(|| conn.reading.give_back(py)));
         let state = state.unwrap_or_else(|_| Err(panicked()));
         Ok((state?, had_left, unread, unwritten, errnos))

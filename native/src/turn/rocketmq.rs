@@ -36,9 +36,8 @@ impl Runs for Scan<'_> {
         self.taken.runs.len()
     }
 
-    fn asker_of(&self, run: usize) -> PyResult<&Asker> {
-        let key = self.taken.runs.get(run).map_or(usize::MAX, |run| run.key);
-        self.askers.get(key).ok_or_else(|| pyo3::exceptions::PyIndexError::new_err("no such run"))
+    fn asker(&self, run: usize) -> Option<&Asker> {
+        self.askers.get(self.taken.runs.get(run)?.key)
     }
 
     fn sums(&self, run: usize) -> Option<(u32, u64, u64)> {
@@ -388,9 +387,7 @@ impl RocketMq {
     fn read_broker(&mut self, py: Python<'_>, chunk: &[u8], context: &mut Context<'_>, out: &mut Out) -> Next {
         let mut at = self.go_on(BROKER, chunk, out);
         if self.left[BROKER] == 0 && !self.waiting.is_empty() {
-            let from = out.own.len();
-            out.own.extend_from_slice(&std::mem::take(&mut self.waiting));
-            out.say(CLIENT, from);
+            out.add(CLIENT, &std::mem::take(&mut self.waiting));
         }
         let owed = self.owed.clone_ref(py);
         let mut owed = owed.borrow_mut(py);

@@ -14,6 +14,7 @@ from limiter.rules.resource import Resource
 from proxy.deciding.batch import Batch, ConnectionInfo, Refuse, Request, Side
 from proxy.flow.credit import Stage
 from proxy.protocols.amqp.names import DELIVERY, EXCHANGE, QUEUE, ROUTING_KEY, Names
+from proxy.protocols.amqp.pause import Pause
 from proxy.protocols.amqp091 import wire
 from proxy.protocols.amqp091.answers import Answers
 from proxy.protocols.amqp091.channel import PASSING, Channel, Content
@@ -136,8 +137,8 @@ class AMQP091Session(Session):
         self._blocked = self._waits_for_spool = False
         #: Contents that had begun then, which are read to their ends; None while a frame is incomplete.
         self._to_finish: list[Content] | None = None
-        #: In how many chunks the compiled part may read on, which returned soon; and how many these were last time.
-        self._lends_after = self._pause = 0
+        #: After the compiled part has returned it soon.
+        self._pause = Pause(_MAX_PAUSE)
         #: Sluice has sent connection.close to the broker. The last bytes received since.
         self._closes = False
         self._last_heard = b""
@@ -634,10 +635,7 @@ class AMQP091Session(Session):
         publishes, answers = self._publishes, self._answers
         if COMPILED is None or self._resources is None:
             return None
-        if self._lends_after:
-            self._lends_after -= 1
-            return None
-        if not self._is_plain():
+        if self._pause.lasts() or not self._is_plain():
             return None
         if self._compiled is None:
             kinds = QUEUE, EXCHANGE, ROUTING_KEY
@@ -696,8 +694,7 @@ class AMQP091Session(Session):
         self._is_lent = False
         for number, of_channel in numbers:
             self._channels[number].confirms = Confirms(of_channel)
-        reads = sum(count for count, *_ in of_peers)
-        self._lends_after = self._pause = 0 if reads >= _FEW_READS else min(2 * self._pause + 1, _MAX_PAUSE)
+        self._pause.begin(in_vain=sum(count for count, *_ in of_peers) < _FEW_READS)
         for side, (count, written, rests, cut) in zip(Side, of_peers, strict=True):
             if count:
                 self._heard.add(side)

@@ -13,6 +13,7 @@ from proxy.deciding.judge import Judge
 from proxy.flow.credit import Stage
 from proxy.protocols.amqp.about import Identity
 from proxy.protocols.amqp.names import DEFAULT_VHOST
+from proxy.protocols.amqp.pause import Pause
 from proxy.protocols.amqp10 import wire
 from proxy.protocols.amqp10.address import vhost_of
 from proxy.protocols.amqp10.conversation import Conversation, DispositionStep, Mark
@@ -33,7 +34,7 @@ _SWEEP_NS: Final = 250_000_000  # how often waiting links are looked at
 MAX_SESSIONS: Final = 4096  # of a connection
 # Heartbeats are sent no more often, whatever a peer asks for.
 _LEAST_BEAT_NS: Final = 25_000_000
-_MAX_FRUITLESS: Final = 7  # chunks that are read here after the compiled part could read nothing
+_MAX_PAUSE: Final = 7  # chunks that are read here after the compiled part could read nothing
 _CLOSE: Final = b"\x00\x53\x18"
 _RABBITMQ: Final = b"RabbitMQ"
 
@@ -118,8 +119,8 @@ class AMQP10Session(Session):
         self._lent = LentConnection(self._shared, self._channels, self._tell, self.take)
         # Since the last tick: who was heard, and who was written to.
         self._heard, self._written = self._lent.heard, self._lent.written
-        # So many times in a row it returned without having read a frame, and so often it is not lent for that.
-        self._fruitless = self._stays_here = 0
+        # After it has returned without a frame read.
+        self._pause = Pause(_MAX_PAUSE)
         self._beats_ns: dict[Side, int] = {}
         self._sweep_ns: int | None = None
         # Links that have waited for credit since the last sweep; and the stages of what they wait for.
@@ -181,8 +182,7 @@ class AMQP10Session(Session):
             or not shared.is_quiet
         ):
             return None
-        if self._stays_here:
-            self._stays_here -= 1
+        if self._pause.lasts():
             return None
         client, broker = (streams[side].beginning for side in Side)
         if max(len(client), len(broker)) > MAX_WHOLE_BYTES:
@@ -206,8 +206,7 @@ class AMQP10Session(Session):
         self._streams[side].put_back(beginning)
 
     def returned(self, state: Any) -> None:
-        self._fruitless = min(2 * self._fruitless + 1, _MAX_FRUITLESS) if state else 0
-        self._stays_here = self._fruitless
+        self._pause.begin(in_vain=bool(state))
         if not self._shared.is_quiet or any(stream.out for stream in self._streams.values()):
             self._sweep_ns = self._shared.now_ns
             self._context.wake()

@@ -172,19 +172,18 @@ class RequestStream:
     def take_back(self) -> bytes:
         return self._beginning.take() if self.held_back() else b""
 
-    def lend(self) -> "tuple[Scanner, int, tuple[int, bool]] | None":
+    def lend(self) -> "tuple[Scanner, tuple[int, bool]] | None":
         """Return what the compiled part reads this stream with, or None if not all of it is plain.
 
         Returns:
-            The scanner; the longest length of a frame; how many bytes of a frame are still to come, and whether these
-            are swallowed.
+            The scanner; and how many bytes of a frame are still to come, and whether these are swallowed.
         """
         is_plain = not (self._trial or self._chunk or self.left_bytes or self.held.count or self.about.listening)
         if not is_plain or self._scanner is None or self.held.coming is not None:
             return None
         if self._beginning.pieces and not self.held_back():
             return None
-        return self._scanner, self._max_length, (self._body_left, self._swallow)
+        return self._scanner, (self._body_left, self._swallow)
 
     def returned(self, left_bytes: int, *, swallows: bool) -> None:
         self._body_left, self._swallow = left_bytes, swallows

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from limiter.compiled import COMPILED
 from limiter.rules.resource import Resource
@@ -14,13 +14,13 @@ from proxy.protocols.base import NO_BOUND, Buffer, CommandRequest, Description, 
 from proxy.protocols.options import relays_unread
 from proxy.protocols.rocketmq import refusals
 from proxy.protocols.rocketmq.about import AboutClient
-from proxy.protocols.rocketmq.answers import MAX_PENDING, NOTHING_TIMED, AnswerStream, Pending
-from proxy.protocols.rocketmq.compiled import open_scanner
+from proxy.protocols.rocketmq.answers import AnswerStream, Pending
+from proxy.protocols.rocketmq.compiled import lend, open_scanner
 from proxy.protocols.rocketmq.held import HeldFrame
 from proxy.protocols.rocketmq.limit_commands import LimitCommandReader
 from proxy.protocols.rocketmq.lines import Aside, Lines
 from proxy.protocols.rocketmq.options import RocketMQOptions
-from proxy.protocols.rocketmq.refusals import Forbidden, around_opaque, busy_answer
+from proxy.protocols.rocketmq.refusals import Forbidden, busy_answer
 from proxy.protocols.rocketmq.requests import Refused, RequestStream
 from proxy.protocols.rocketmq.transactions import Transactions
 from proxy.protocols.rocketmq.wire.codes import FLAG_ONEWAY, KIND_RETRY_GROUP, KIND_SUBSCRIPTION, KIND_TOPIC
@@ -36,23 +36,17 @@ if TYPE_CHECKING:
 _OF_SENDS: Final = frozenset({KIND_TOPIC, KIND_RETRY_GROUP})
 
 
-class Begun(NamedTuple):
-    """A connection that began without a session."""
-
-    about: AboutClient
-    scanner: "Scanner"
+Begun = tuple[AboutClient, "Scanner"]
+"""What is known of a connection that began without a session."""
 
 
 def begin(options: RocketMQOptions, judge: Judge, limits_kind: Callable[[str], bool]) -> "tuple[Lent, Begun] | None":
     scanner = None if limits_kind(KIND_SUBSCRIPTION) else open_scanner(options.scan, judge.resources)
-    if scanner is None or COMPILED is None:
+    if scanner is None:
         return None
     about = AboutClient()
-    judge.stays = lambda: not limits_kind(KIND_SUBSCRIPTION)
     judge.learn = partial(_learn, about)
-    state = (0, False), 0, (), NOTHING_TIMED, b"", True
-    lent = COMPILED.lend_rocketmq(judge, scanner, around_opaque, options.max_frame_bytes - 4, MAX_PENDING, *state)
-    return lent, Begun(about, scanner)
+    return lend(judge, scanner, options.max_frame_bytes, limits_kind, is_new=True), (about, scanner)
 
 
 def _learn(about: AboutClient, raw: bytes, header_type: int) -> tuple[str, bool] | None:
@@ -75,13 +69,14 @@ class RocketMQSession(Session):
         self._tls = options.tls
         self._limiting = context.limiting
         self._limits_kind = context.limits_kind
+        self._max_frame_bytes = options.max_frame_bytes
         # Refuses all sends, while Sluice is short of something.
         self._alarm: Forbidden | None = None
         self._stage = context.stage
         self._wake = context.wake
         # To see the answers, the request of each must be known.
-        begun: Begun | None = context.begun
-        scanner = None if begun is None else begun.scanner
+        begun: Begun | tuple[None, None] = context.begun or (None, None)
+        about, scanner = begun
         if scanner is None and not context.wants_responses:
             scanner = open_scanner(options.scan, context.resources)
         transactions: Transactions = context.hub
@@ -94,8 +89,8 @@ class RocketMQSession(Session):
             self._take_limit_command,
             scanner=scanner,
         )
-        if begun is not None:
-            self._requests.about = begun.about
+        if about is not None:
+            self._requests.about = about
         spool = context.spool
         self._lines = None
         if spool is not None:
@@ -173,24 +168,24 @@ class RocketMQSession(Session):
             or self._client_gone
             or self._broker_ended
             or self._limit_commands.open
-            or not self._stays()
+            or self._limits_kind(KIND_SUBSCRIPTION)
         ):
             return None
         client, broker = self._requests.lend(), self._answers.lend()
         owed = None if client is None or broker is None else self._owed.lend()
-        if client is None or broker is None or owed is None or COMPILED is None:
+        if client is None or broker is None or owed is None:
             return None
-        scanner, max_length, left = client
-        judge.stays = self._stays
-        kept = self._requests.take_back()
+        scanner, left = client
+        polls, timed = owed
         judge.ids = None if self.language in ANOTHER_EACH_TIME else judge.all_ids
-        lent: Lent = COMPILED.lend_rocketmq(
-            judge, scanner, around_opaque, max_length, MAX_PENDING, left, broker, *owed, kept, False
+        return lend(
+            *(judge, scanner, self._max_frame_bytes, self._limits_kind),
+            client=left,
+            broker=broker,
+            polls=polls,
+            timed=timed,
+            kept=self._requests.take_back(),
         )
-        return lent
-
-    def _stays(self) -> bool:
-        return not self._limits_kind(KIND_SUBSCRIPTION)
 
     def returned(self, state: Any) -> None:
         (left_bytes, swallows), broker_left_bytes, waiting, (polls, is_ambiguous), timed = state

@@ -13,8 +13,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from limiter.compiled import COMPILED
 from limiter.rules.rule_set import RuleSet
-from proxy.protocols.rocketmq import PROTOCOL
-from proxy.protocols.rocketmq import session as session_module
+from proxy.protocols.rocketmq import PROTOCOL, compiled
 
 #: More than a turn keeps: it panics.
 TOO_MUCH = bytes(100_000)
@@ -42,7 +41,7 @@ async def test_panic_ends_one_connection_and_is_logged(
             way.accept()
             await says(way, link, b"".join(map(frames.heartbeat, range(20))))
         assert len(way.connections) == 2
-        monkeypatch.setattr(session_module, "COMPILED", SimpleNamespace(**vars(COMPILED) | {"lend_rocketmq": lend}))
+        monkeypatch.setattr(compiled, "COMPILED", SimpleNamespace(**vars(COMPILED) | {"lend_rocketmq": lend}))
         for _ in range(2):
             await says(way, 0, frames.heartbeat())
         assert way.path.server.counters.closed == {("main", "internal_error"): 1}
