@@ -14,8 +14,7 @@ from proxy.deciding.batch import Side
 from proxy.deciding.judge import Judge
 from proxy.protocols.amqp10.conversation import Conversation, translate_flow
 from proxy.protocols.amqp10.credit import wrapped
-from proxy.protocols.amqp10.links import Link, Shared
-from proxy.protocols.amqp10.parts import SessionPart
+from proxy.protocols.amqp10.links import Link, SessionPart, Shared
 from proxy.protocols.base import Buffer
 
 if TYPE_CHECKING:
@@ -118,7 +117,7 @@ class LentConnection:
             halves, if there are any.
         """
         session = self._channels[_SIDES[side]].get(channel)
-        if session is None or any(half.ended or half.deciding or half.kept for half in session.halves.values()):
+        if session is None or any(half.ended for half in session.halves.values()):
             return None
         client, broker = (session.halves[each] for each in _SIDES)
         if client.channel is None or broker.channel is None:
@@ -248,6 +247,6 @@ class LentConnection:
             shared.timed = ids, since_ns
 
 
-def _came(session: SessionPart[Link], transfers: tuple[int, int]) -> None:
+def _came(session: SessionPart, transfers: tuple[int, int]) -> None:
     for side, count in zip(_SIDES, transfers, strict=True):
         session.halves[side].transfers.came(count)

@@ -8,21 +8,21 @@ Settled deliveries cannot be refused. When one comes on a link without paid cred
 resources of their own. What comes before that is bounded by ``Unpaid``.
 """
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 from limiter.rules.resource import Resource
 from limiter.rules.rule import UPERMITS_PER_PERMIT
 from proxy.common.buffers import SMALL_FRAME_BYTES, Gathering
-from proxy.deciding.batch import Asks, Charge, ConnectionInfo, Paid, Refuse, Request, Side
+from proxy.deciding.batch import Asks, Batch, Charge, ConnectionInfo, Paid, Refuse, Request, Side
 from proxy.protocols.amqp.about import shown
 from proxy.protocols.amqp.names import EXCHANGE, QUEUE, ROUTING_KEY, Names
 from proxy.protocols.amqp10.address import Address, delivered, published, target_of
 from proxy.protocols.amqp10.credit import Credit, LinkFlow, Unpaid, UnpaidOfClients
 from proxy.protocols.amqp10.message import MAX_HEAD_BYTES, MessageHead, may_name_copies
-from proxy.protocols.amqp10.parts import SessionPart
-from proxy.protocols.amqp10.renumbering import Renumbering
+from proxy.protocols.amqp10.renumbering import Renumbering, Transfers
 from proxy.protocols.amqp10.wire import Attached, CutOff, Malformed
 from proxy.protocols.base import NO_TERMS, Advance, Buffer, Close, SessionContext, Terms
 from proxy.stats.snapshot import LinkState
@@ -35,7 +35,15 @@ _SIZES: Final = 8  # the weight of a new delivery in the mean size is one in thi
 # Unpaid messages that the links of a client may send, where no limit of messages is lower.
 _MAX_UNPAID: Final = 512
 _ANY: Final = Advance(_MAX_UNPAID * UPERMITS_PER_PERMIT, _MAX_UNPAID, _MAX_UNPAID)
-_MAX_TERMS: Final = 1024  # cached answers of rules to resources that messages name
+
+
+class SessionPart(Protocol):
+    """A session, for its links and the streams; see ``Conversation``."""
+
+    @property
+    def halves(self) -> "Mapping[Side, Half]": ...
+    def decide_now(self) -> None: ...
+    def look_at_window(self, side: Side) -> None: ...
 
 
 @dataclass(slots=True)
@@ -57,15 +65,13 @@ class Shared:
     starved: "dict[Link, None]" = field(default_factory=dict)
     turning: "dict[Link, None]" = field(default_factory=dict)
     # Sessions that can keep no more: undecided deliveries are decided by what is known.
-    forced: "dict[SessionPart[Link], None]" = field(default_factory=dict)
+    forced: "dict[SessionPart, None]" = field(default_factory=dict)
     charges: list[Charge] = field(default_factory=list)
-    paid: dict[tuple[tuple[Resource, ...], bool], Paid] = field(default_factory=dict)  # messages that came on credit
+    paid: list[Paid] = field(default_factory=list)  # messages that came on credit
     # Sessions with deliveries that need more bytes before they can be decided.
-    keeping: "dict[SessionPart[Link], None]" = field(default_factory=dict)
+    keeping: "dict[SessionPart, None]" = field(default_factory=dict)
     # Sessions, with the sender's side, whose window was used by swallowed transfers.
-    short: "dict[tuple[SessionPart[Link], Side], None]" = field(default_factory=dict)
-    # Sessions where kept frames may have been decided.
-    unblocked: "dict[Side, dict[SessionPart[Link], None]]" = field(default_factory=dict)
+    short: "dict[tuple[SessionPart, Side], None]" = field(default_factory=dict)
     tightest: Advance | None = None  # the allowance of the tightest limit that a message may hit
     withheld: bool = False  # producers get no more credit for now
     let_in: bool = False  # the broker has opened the connection, too
@@ -78,16 +84,9 @@ class Shared:
     timed: tuple[Renumbering, int] | None = None
     _kept_bytes: int = 0
     _gathering: Gathering | None = None
-    # The rules' answers for resources, until they change.
-    _terms: dict[tuple[Resource, ...], Terms] = field(default_factory=dict)
 
-    def terms(self, resources: tuple[Resource, ...]) -> Terms:
-        terms = self._terms.get(resources)
-        if terms is None:
-            if len(self._terms) >= _MAX_TERMS:
-                self._terms.clear()
-            terms = self._terms[resources] = self.context.terms(self.connection, resources, False)
-        return terms
+    def terms(self, resources: tuple[Resource, ...], *, consumes: bool = False) -> Terms:
+        return self.context.terms(self.connection, resources, consumes) if resources else NO_TERMS
 
     def unpaid(self, resources: tuple[Resource, ...], terms: Terms) -> Unpaid:
         advance = terms.advance if resources else self.tightest
@@ -96,7 +95,6 @@ class Shared:
         return unpaid
 
     def look_at_rules(self) -> None:
-        self._terms.clear()
         context = self.context
         self.names.with_keys = context.limits_kind(ROUTING_KEY)
         self.limits = False
@@ -128,7 +126,7 @@ class Shared:
     def is_quiet(self) -> bool:
         """Whether no link or session has anything to ask for, to tell or to wait for."""
         links = self.to_ask or self.to_tell or self.due or self.starved or self.turning
-        sessions = self.forced or self.keeping or self.short or any(self.unblocked.values())
+        sessions = self.forced or self.keeping or self.short
         kept = self.requests or self.rejected or self.charges or self.paid or self.withheld
         return not links and not sessions and not kept
 
@@ -136,9 +134,10 @@ class Shared:
         if self._gathering is not None:
             self.context.room.give_back(self._gathering)
             self._gathering = None
-        links = (self.to_ask, self.to_tell, self.due, self.starved, self.turning)
-        for known in (*links, self.forced, self.short, self.paid, self.keeping):
-            known.clear()
+        for links in (self.to_ask, self.to_tell, self.due, self.starved, self.turning):
+            links.clear()
+        for sessions in (self.forced, self.short, self.keeping):
+            sessions.clear()
         for kept in (self.requests, self.rejected, self.charges):
             kept.clear()
 
@@ -147,32 +146,15 @@ class Shared:
         for link in due:
             link.charge_due()
 
-    @property
-    def has_more(self) -> bool:
-        return bool(self.paid or self.due or self.charges)
-
-    def take_charges(self) -> Sequence[Charge]:
-        if self.due:
-            self.charge_due()
-        if not self.charges:
-            return ()
+    def batch(self, side: Side, requests: Sequence[Request]) -> Batch | None:
+        """Return what is to be decided, charged and counted; None if there is nothing."""
+        self.charge_due()
         charges, self.charges = self.charges, []
-        return charges
-
-    def take_paid(self) -> Sequence[Paid]:
-        if not self.paid:
-            return ()
-        paid, self.paid = self.paid, {}
-        return list(paid.values())
+        paid, self.paid = self.paid, []
+        return Batch(self.connection, side, requests, charges, paid) if requests or charges or paid else None
 
     def count(self, resources: tuple[Resource, ...], size_bytes: int, *, consumes: bool) -> None:
-        key = resources, consumes
-        paid = self.paid.get(key)
-        if paid is None:
-            paid = self.paid[key] = Paid(resources, 0, 0, 0, consumes)
-        paid.requests += 1
-        paid.messages += 1
-        paid.size_bytes += size_bytes
+        self.paid.append(Paid(resources, 1, 1, size_bytes, consumes))
 
 
 @dataclass(eq=False, slots=True)
@@ -193,17 +175,36 @@ class Delivery:
     asked: tuple[Resource, ...] = ()
     asked_bytes: int = 0  # the size it was decided with; 0 if it was not
     asks: Asks = "all"
-    looked_at: bool = False  # before it was forwarded
     paid_for: tuple[Resource, ...] | None = None  # the resources its credit was paid for; None before it came
     finished: bool = False  # it was counted, and is paid as far as is known
     learns: bool = False  # it was forwarded before its resources were known
 
 
 @dataclass(eq=False, slots=True)
+class Half:
+    """One peer's half of a session: the numbers of what it sends, its links, and what is kept back."""
+
+    channel: int | None = None  # None before it has begun
+    first_id: int = 0  # of its transfers, by its begin
+    told: bool = False  # its begin was forwarded, and its end was not
+    ended: bool = False
+    transfers: Transfers = field(default_factory=Transfers)
+    ids: Renumbering = field(default_factory=Renumbering)
+    handles: "dict[int, Link]" = field(default_factory=dict)
+    # Links that only the other peer has attached, by name and sender.
+    awaited: "dict[tuple[bytes, Side], deque[Link]]" = field(default_factory=dict)
+    senders: int = 0  # how many links it sends on
+    undecided: dict[Delivery, None] = field(default_factory=dict)  # its deliveries that wait for more of them
+    kept_bytes: int = 0  # since the first of these, at most most_kept_bytes
+    kept_transfers: int = 0
+    most_kept_bytes: int = 0
+
+
+@dataclass(eq=False, slots=True)
 class Link:
     """One link, from the attach of the first peer, ``side``."""
 
-    session: "SessionPart[Link]"
+    session: "SessionPart"
     attached: InitVar[Attached]
     side: InitVar[Side]
     shared: Shared
@@ -276,7 +277,7 @@ class Link:
         if self.address.by == "address" and not self.consumes:
             # With routing keys or without, as the rules need them.
             self.resources = published(shared.names, self.address)
-        own = self._terms_of(self.resources)
+        own = shared.terms(self.resources, consumes=self.consumes)
         says, refuses = self._says, own.refuses and not self.consumes and not self._settles
         # Shadow rules restrict nothing.
         meters = says or (refuses and (own.advance or own.most_bytes) is not None)
@@ -285,7 +286,7 @@ class Link:
         if unpaid is not None and not turned:
             unpaid.left(shared.now_ns)
             turned = unpaid.paid_for
-        terms = self._terms_of(turned) if turned else own
+        terms = shared.terms(turned, consumes=self.consumes) if turned else own
         if turned and not terms.delays and not terms.refuses:
             turned, terms = (), own
         # Messages that cannot be refused are shaped by all rules.
@@ -299,11 +300,6 @@ class Link:
             self._pay_for(0)
         self._meter(unpaid)
         self.wants()
-
-    def _terms_of(self, resources: tuple[Resource, ...]) -> Terms:
-        if not resources:
-            return NO_TERMS
-        return self.shared.context.terms(self.shared.connection, resources, self.consumes)
 
     def _pay_for_others(self, turned: tuple[Resource, ...], *, delays: bool) -> None:
         """Have credit asked for what it has turned to, for its own, or not at all. Give back what was paid."""
@@ -562,7 +558,7 @@ class Link:
             if size_bytes != self._bytes:
                 self.shared.charges.append(self._charge(0, size_bytes - self._bytes))
 
-    def may_name_copies(self, payload: Buffer, *, is_last: bool) -> bool:
+    def _may_name_copies(self, payload: Buffer, *, is_last: bool) -> bool:
         """Say whether a new delivery, as far as it has come, may name limited copies of itself."""
         if not self.copies or not self.shared.limits:
             return False
@@ -575,8 +571,9 @@ class Link:
             # A malformed message is for the broker to refuse.
             return payload[0] == 0
 
-    def looks_at(self, delivery: Delivery, *, names_copies: bool) -> bool:
-        if self._says or names_copies:
+    def looks_at(self, delivery: Delivery, payload: Buffer, *, is_last: bool) -> bool:
+        """Say whether a new delivery is to be decided."""
+        if self._says or self._may_name_copies(payload, is_last=is_last):
             delivery.head = MessageHead()
             return True
         return self.decides or self.most_bytes is not None
@@ -601,7 +598,7 @@ class Link:
                     self._decide_unknown(delivery, None)
                 return
             delivery.resources = self._named(delivery.head)
-            named = self.shared.terms(delivery.resources) if delivery.resources else NO_TERMS
+            named = self.shared.terms(delivery.resources)
             if named.delays or named.refuses:
                 # A link's own resources are paid for by its credit, unless each of its deliveries is decided.
                 resources = (*resources, *delivery.resources) if asks else delivery.resources
@@ -682,7 +679,6 @@ class Link:
 
     def decided(self, delivery: Delivery, refuse: Refuse | None) -> None:
         request, delivery.request = delivery.request, None
-        self.shared.unblocked[self.sender][self.session] = None
         if refuse is not None and not self._may_swallow():
             refuse = None
             if request is not None:
@@ -752,7 +748,7 @@ class Link:
             self.shared.charges.append(Charge(paid_for, -1, -self._bytes, counts=False))
         if decided:
             return
-        if named and self.shared.terms(named).limits:
+        if self.shared.terms(named).limits:
             self._charge_late(delivery)
         elif self.meters and unpaid is not None:
             unpaid.did_no_harm()

@@ -1,8 +1,9 @@
 """One AMQP 1.0 connection, sans-IO: its streams, sessions and links, heartbeats and closes of our own."""
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from heapq import nsmallest
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,11 +17,10 @@ from proxy.protocols.amqp.names import DEFAULT_VHOST
 from proxy.protocols.amqp.pause import Pause
 from proxy.protocols.amqp10 import wire
 from proxy.protocols.amqp10.address import vhost_of
-from proxy.protocols.amqp10.conversation import Conversation, DispositionStep, Mark
+from proxy.protocols.amqp10.conversation import Conversation, tell, tell_rejected, tell_window
 from proxy.protocols.amqp10.lent import LentConnection
 from proxy.protocols.amqp10.links import Delivery, Link, Shared
-from proxy.protocols.amqp10.parts import Step
-from proxy.protocols.amqp10.stream import MAX_WHOLE_BYTES, Stream
+from proxy.protocols.amqp10.stream import MAX_WHOLE_BYTES, Step, Stream, forward
 from proxy.protocols.amqp10.wire import Frame, Malformed, Opened, Performative
 from proxy.protocols.base import NO_BOUND, Buffer, Close, Description, Session, SessionContext
 from proxy.protocols.options import Scan, Tls, relays_unread, scans
@@ -104,14 +104,13 @@ class AMQP10Session(Session):
         self._shared.rules_version = context.rules_version()
         self._about = AboutClient()
         self._streams = {side: Stream(side, self) for side in Side}
-        self._shared.unblocked = {side: stream.unblocked for side, stream in self._streams.items()}
         # Sessions that have not ended. By each peer's channels. Those that wait for the other peer's begin, by the
         # channel of the first.
         self._sessions: dict[Conversation, None] = {}
         self._channels: dict[Side, dict[int, Conversation]] = {side: {} for side in Side}
         self._unanswered: dict[Side, dict[int, deque[Conversation]]] = {side: {} for side in Side}
-        # The delivery whose payload comes, by side.
-        self._payload: dict[Side, tuple[Conversation, Delivery] | None] = dict.fromkeys(Side)
+        # What takes the rest of a frame's payload, by side.
+        self._payload: dict[Side, Callable[..., Step] | None] = dict.fromkeys(Side)
         # The batch of a chunk that is written once it is decided.
         self._in_hand: dict[Side, Batch | None] = dict.fromkeys(Side)
         self._unread = self._begun = False
@@ -147,24 +146,20 @@ class AMQP10Session(Session):
         if self._unread:
             stream.out.append(chunk)
             return None
-        if self._context.rules_version() != shared.rules_version:
-            self._look_at_rules()
+        self._look_at_rules()
         before = stream.frames
         stream.feed(chunk)
         self._context.counters.frames[side] += stream.frames - before
         requests = self._ask() if shared.requests or shared.to_ask else ()
         if requests:
-            batch = self._in_hand[side] = self._batch(side, requests)
+            batch = self._in_hand[side] = shared.batch(side, requests)
             return batch
         self._write(stream)
-        requests = self._ask() if shared.requests or shared.to_ask else ()  # what came makes links want more
-        if requests or shared.has_more:
-            batch = self._batch(side, requests)
-            if requests or batch.charges or batch.paid:
-                return batch
-        if stream.close is not None:
+        # What came makes links want more.
+        batch = shared.batch(side, self._ask() if shared.requests or shared.to_ask else ())
+        if batch is None and stream.close is not None:
             raise stream.close
-        return None
+        return batch
 
     def lend(self, judge: Judge) -> "Lent | None":
         shared, streams = self._shared, self._streams
@@ -173,8 +168,6 @@ class AMQP10Session(Session):
             or not shared.let_in
             # Until something was counted for the opened connection, who sends is not known.
             or judge.connection is not shared.connection
-            or self._sweep_ns is not None
-            or self._stages
             or self._closes
             or any(self._in_hand.values())
             or not all(stream.is_quiet() for stream in streams.values())
@@ -208,12 +201,7 @@ class AMQP10Session(Session):
     def returned(self, state: Any) -> None:
         self._pause.begin(in_vain=bool(state))
         if not self._shared.is_quiet or any(stream.out for stream in self._streams.values()):
-            self._sweep_ns = self._shared.now_ns
             self._context.wake()
-
-    def _batch(self, side: Side, requests: Sequence[Request]) -> Batch:
-        shared = self._shared
-        return Batch(shared.connection, side, requests, shared.take_charges(), shared.take_paid())
 
     def _ask(self) -> list[Request]:
         shared = self._shared
@@ -249,12 +237,22 @@ class AMQP10Session(Session):
             self._in_hand[side] = None
             self._write(stream)
         elif batch.requests:
-            for each in self._streams.values():
-                each.release()
-            self._tell()
+            self._release()
         self._wake_for_more()
         if stream.close is not None and self._in_hand[side] is None:
             raise stream.close
+
+    def _release(self) -> None:
+        for stream in self._streams.values():
+            stream.release()
+        self._look_after_links()
+
+    def _look_after_links(self) -> None:
+        """Have links turn, wait, and tell their senders, as what came wants it."""
+        self._turn()
+        if self._shared.starved or self._shared.turning:
+            self._sweep_soon()
+        self._tell()
 
     def _throttle(self, link: Link) -> None:
         """Show that a link waits for a limit. A sweep sees when it no longer does."""
@@ -282,7 +280,7 @@ class AMQP10Session(Session):
         link = request.handle
         assert isinstance(link, Link)  # noqa: S101 - nothing else is held
         link.grant(request, request.messages)
-        self._tell()
+        self._look_after_links()
         self._wake_for_more()
 
     def _wake_for_more(self) -> None:
@@ -300,12 +298,7 @@ class AMQP10Session(Session):
             self._look_at_timed(stream.side)
         if shared.forced:
             self._context.wake()
-        if shared.turning:
-            self._turn()
-        if shared.starved:
-            self._sweep_soon()
-        if shared.to_tell or shared.rejected or shared.short:
-            self._tell()
+        self._look_after_links()
 
     def _look_at_timed(self, side: Side) -> None:
         """Measure the broker's time for the timed delivery, once that is settled."""
@@ -319,20 +312,16 @@ class AMQP10Session(Session):
 
     def _tell(self) -> None:
         shared = self._shared
-        if shared.rejected:
-            rejected, shared.rejected = shared.rejected, []
-            for delivery in rejected:
-                link = delivery.link
-                link.session.tell_rejected(delivery.number, delivery.why, self._streams[link.sender.other])
-        if shared.to_tell:
-            links, shared.to_tell = shared.to_tell, {}
-            for link in links:
-                if link.credit.to_tell:
-                    link.session.tell(link, self._streams[link.sender.other])
-        if shared.short:
-            for session, side in list(shared.short):
-                if session.tell_window(self._streams[side.other]):
-                    del shared.short[session, side]
+        rejected, shared.rejected = shared.rejected, []
+        for delivery in rejected:
+            tell_rejected(delivery, self._streams[delivery.link.sender.other])
+        links, shared.to_tell = shared.to_tell, {}
+        for link in links:
+            if link.credit.to_tell:
+                tell(link, self._streams[link.sender.other])
+        for session, side in list(shared.short):
+            if tell_window(session, self._streams[side.other]):
+                del shared.short[session, side]
 
     def _look_at_rules(self) -> None:
         shared = self._shared
@@ -341,43 +330,40 @@ class AMQP10Session(Session):
             shared.rules_version = version
             shared.look_at_rules()
             for session in self._sessions:
-                session.ask_terms()
+                for link in session.links:
+                    link.ask_terms()
 
-    def take_other_header(self, stream: Stream, header: bytes) -> Step | None:
+    def take_other_header(self, stream: Stream, header: bytes) -> Step:
         """Tell a client which version is spoken here. Relay a broker's answer to that."""
         if stream.side is Side.BROKER:
             stream.close = Close("other_protocol", f"the broker began with {header!r}, which is not AMQP 1.0")
-            return None
+            return Step(forward)
         # As in 2.2, and without the broker, whose answer would not be decoded.
         self._streams[Side.BROKER].insert(wire.SASL_HEADER)
         what = "is AMQP 0.9.1: take the protocol amqp091 for its port, or amqp for both versions"
         if not header.startswith(b"AMQP\x00\x00\x09") and not header.startswith(b"AMQP\x01\x01"):
             what = "is not AMQP 1.0"
         stream.close = Close("other_protocol", f"the client began with {header!r}, which {what}")
-        return Mark(None, stream.side, instead=b"")
+        return Step(lambda _: b"")
 
-    def take_sasl(self, stream: Stream, performative: Performative) -> Step | None:
+    def take_sasl(self, stream: Stream, performative: Performative) -> Step:
         if stream.side is Side.CLIENT and performative.code == wire.SASL_INIT:
-            self._about.user = wire.read_sasl_init(performative)[1]
-        return None
+            self._about.user = wire.read_sasl_init(performative)
+        return Step(forward)
 
-    def take_frame(
-        self, stream: Stream, frame: Frame, performative: Performative, begins: int, data: Buffer
-    ) -> Step | None:
+    def take_frame(self, stream: Stream, frame: Frame, performative: Performative, begins: int, data: Buffer) -> Step:
         side, code = stream.side, performative.code
-        whole = len(data) == frame.size
         if frame.size > max(begins, MAX_WHOLE_BYTES) and code != wire.TRANSFER:
             # It would be split or rewritten, and the other peer would misread it.
             raise Malformed(f"a frame of {frame.size} bytes with a payload that is no transfer")
-        if not whole:
-            self._payload[side] = None
+        self._payload[side] = None
         if code == wire.OPEN:
             return self._open(stream, performative)
         if code == wire.CLOSE:
             stream.is_over = True
             for each in self._sessions:
                 each.pass_undecided(side)
-            return Mark(None, side, lambda: self._close(stream))
+            return Step(partial(self._close, stream))
         if side not in self._about.opened:
             raise Malformed("a frame before an open")
         if code == wire.BEGIN:
@@ -385,16 +371,15 @@ class AMQP10Session(Session):
         session = self._channels[side].get(frame.channel)
         if session is None:
             # The other peer reports the fault.
-            return None
+            return Step(forward)
         if code == wire.TRANSFER:
             delivery, step = session.transfer(stream, frame, performative, begins, data)
-            if delivery is not None and not whole:
-                self._payload[side] = session, delivery
+            self._payload[side] = partial(session.payload, side, delivery)
             return step
         if code == wire.DISPOSITION:
-            return self._disposition(stream, frame.channel, session, performative)
+            return session.disposition(stream, frame.channel, performative)
         if code == wire.FLOW:
-            return session.flow(side, performative)
+            return session.flow(side, frame.channel, performative)
         if code == wire.ATTACH:
             link, step = session.attach(side, performative)
             if link.sender is Side.CLIENT and self._shared.withheld:
@@ -408,16 +393,13 @@ class AMQP10Session(Session):
             if all(each.ended for each in session.halves.values()):
                 self._sessions.pop(session, None)
             return step
-        return Mark(session, side)
+        return Step(forward, session)
 
-    def take_payload(self, stream: Stream, payload: Buffer, *, is_last: bool) -> Step | None:
-        owner = self._payload[stream.side]
-        if owner is None:
-            return None
-        session, delivery = owner
-        return session.payload(stream.side, delivery, payload, is_last=is_last)
+    def take_payload(self, stream: Stream, payload: Buffer, *, is_last: bool) -> Step:
+        take = self._payload[stream.side]
+        return Step(forward) if take is None else take(payload, is_last=is_last)
 
-    def _open(self, stream: Stream, performative: Performative) -> Step | None:
+    def _open(self, stream: Stream, performative: Performative) -> Step:
         side, shared = stream.side, self._shared
         if side in self._about.opened:
             raise Malformed("an open on a connection that is open")
@@ -437,15 +419,16 @@ class AMQP10Session(Session):
         if opened.idle_time_out_ms:
             self._beats_ns[side] = shared.now_ns + self._beat_ns(side)
             self._context.wake()
-        return Mark(None, side, stream.mark_opened)
+        return Step(stream.open)
 
-    def _close(self, stream: Stream) -> None:
+    def _close(self, stream: Stream, data: Buffer) -> Buffer:
         stream.is_closed = True
         self._about.close(stream.side)
         for session in self._sessions:
             session.end_links()
+        return data
 
-    def _begin(self, side: Side, channel: int, performative: Performative) -> Step | None:
+    def _begin(self, side: Side, channel: int, performative: Performative) -> Step:
         channels = self._channels[side]
         if channel in channels:
             raise Malformed(f"a begin on channel {channel}, which is in use")
@@ -465,22 +448,6 @@ class AMQP10Session(Session):
                 del self._unanswered[side.other][remote]
         channels[channel] = session
         return session.begin(side, channel, performative)
-
-    def _disposition(
-        self, stream: Stream, channel: int, session: Conversation, performative: Performative
-    ) -> Step | None:
-        side = stream.side
-        receiver, first, last = performative.boolean(0), performative.uint(1), performative.uint(2)
-        if first is None:
-            raise Malformed("a disposition without a first delivery-id")
-        last = first if last is None else last
-        if not session.is_plain_disposition(side, receiver=receiver):
-            range_, most_bytes = (first, last), stream.most_frame_bytes
-            return DispositionStep(session, side, channel, performative, range_, most_bytes=most_bytes)
-        if performative.boolean(3) and receiver is (side is Side.BROKER):
-            # Deliveries of the client: the broker's are not counted.
-            stream.run.add_settled(session, first, last, receiver=receiver)
-        return None
 
     def _beat_ns(self, side: Side) -> int:
         # Twice as often as a heartbeat may be due.
@@ -506,27 +473,22 @@ class AMQP10Session(Session):
         for session in forced:
             session.decide_now()
         requests = self._ask()
-        if forced and not requests:
-            for stream in self._streams.values():
-                stream.release()
-        self._tell()
-        batch = self._batch(Side.CLIENT, requests)
-        return batch if requests or batch.charges or batch.paid else None
+        self._release()
+        return shared.batch(Side.CLIENT, requests)
 
     def _sweep(self, now_ns: int) -> None:
         shared = self._shared
         starved, shared.starved = shared.starved, {}
         for link in starved:
             link.wants()
-        self._turn()
         self._look_at_stages(now_ns)
-        self._sweep_ns = now_ns + _SWEEP_NS if shared.starved or self._stages else None
+        self._sweep_ns = now_ns + _SWEEP_NS if shared.starved or shared.turning or self._stages else None
 
     def _turn(self) -> None:
         """Have links turn for which everything read has come."""
         for link in [link for link in self._shared.turning if link.may_turn]:
             del self._shared.turning[link]
-            link.session.turn(link)
+            link.turn()
 
     def _look_at_stages(self, now_ns: int) -> None:
         names = {link.limited_as for link in self._waiting}
@@ -604,8 +566,7 @@ class AMQP10Session(Session):
         self._shared.now_ns = now_ns
         for session in self._sessions:
             session.end_links()
-        batch = self._batch(Side.CLIENT, ())
-        return batch if batch.charges or batch.paid else None
+        return self._shared.batch(Side.CLIENT, ())
 
     def close(self) -> None:
         """Drop all references, so that no cycles remain."""
@@ -618,7 +579,7 @@ class AMQP10Session(Session):
             self._unanswered[side].clear()
             self._payload[side] = None
             self._in_hand[side] = None
-            self._streams[side].unblocked.clear()
+            self._streams[side].forget_kept()
         for stage in self._stages.values():
             stage.close(shared.now_ns)
         self._stages.clear()
@@ -659,16 +620,14 @@ class AMQP10Session(Session):
         return out
 
     def backlog_bytes(self, side: Side) -> int:
-        return self._streams[side.other].own_bytes
+        return self._streams[side.other].backlog_bytes
 
     def paused(self, side: Side) -> bool:
         return side is Side.CLIENT and self._streams[side].waits
 
     def in_flight(self) -> int:
-        return sum(
-            session.halves[Side.CLIENT].ids.unsettled + len(session.halves[Side.CLIENT].kept)
-            for session in self._sessions
-        )
+        unsettled = sum(session.halves[Side.CLIENT].ids.unsettled for session in self._sessions)
+        return unsettled + self._streams[Side.CLIENT].kept_frames
 
     def between_frames(self, side: Side) -> bool:
         if self._unread:

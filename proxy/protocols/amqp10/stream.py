@@ -1,27 +1,26 @@
 """One direction of a connection: cuts a peer's bytes into frames, and writes what becomes of them, in order.
 
-``feed`` reads a chunk into pieces, and ``write`` writes it once it is decided. Numbers (credit, transfer-ids,
-delivery-ids) change only when frames are written, so a frame is rewritten with the numbers of that moment.
+``feed`` reads a chunk into steps, and ``write`` applies them once the chunk is decided. Numbers (credit, transfer-ids,
+delivery-ids) change only then, so a frame is rewritten with the numbers of that moment.
 
-Frames of up to MAX_WHOLE_BYTES are taken whole; of longer ones the payload streams. Frames of our own go between two
-frames of the peer they seem to come from.
-
-**Plain frames** are forwarded unchanged, whatever is decided about the chunk, and are the majority: empty ones,
-transfers of links without decisions for each delivery in sessions without swallowed ones, and dispositions of such
-sessions. A run of them is one step: its bytes, and sums by link. It is a ``Run`` that grows frame by frame.
+Frames of up to MAX_WHOLE_BYTES are taken whole; of longer ones the payload streams. Frames of Sluice's own go between
+two frames of the peer they seem to come from. **Kept back** are a session's frames behind a delivery that cannot be
+decided before more of it has come.
 """
 
+from collections import deque
+from collections.abc import Callable
 from enum import Enum
-from typing import Any, Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from proxy.deciding.batch import Side
 from proxy.protocols.amqp10 import wire
-from proxy.protocols.amqp10.parts import LinkPart, Piece, SessionPart, Step
+from proxy.protocols.amqp10.links import SessionPart
 from proxy.protocols.amqp10.wire import Frame, Malformed, Performative
 from proxy.protocols.base import NO_BOUND, Buffer, Close
 
 MAX_WHOLE_BYTES: Final = 64 * 1024  # frames up to this size are taken whole
-MAX_FRAMES: Final = 512  # after this many single frames the rest of a chunk is left for later: some milliseconds
+MAX_FRAMES: Final = 512  # after this many frames the rest of a chunk is left for later: some milliseconds
 _MANY_FRAMES: Final = 127  # a chunk with more takes long
 # A longer incomplete frame is not read again with the next chunk.
 _MAX_TAKEN_BACK_BYTES: Final = 4096
@@ -29,72 +28,28 @@ _HEADER_BYTES: Final = wire.HEADER_BYTES
 _AMQP: Final = b"AMQP"
 
 
-class Run(Step):
-    """Adjacent plain frames that were read one by one."""
+class Step(NamedTuple):
+    """What becomes of a frame, or of a part of its payload.
 
-    __slots__ = ("_aborted", "_came", "_last", "_settled", "_transfers", "_unsettled")
+    ``apply`` counts what is forwarded and returns the bytes to write in its place, if any. The steps of a ``session``
+    wait for each other while one ``is_blocked``: not decided yet.
+    """
 
-    def __init__(self, side: Side) -> None:
-        self.session = None
-        self.side = side
-        # New deliveries by link; transfers by session.
-        self._came: dict[LinkPart, int] = {}
-        self._transfers: dict[SessionPart[Any], int] = {}
-        # Adjacent deliveries by session: the first, and how many.
-        self._unsettled: list[tuple[SessionPart[Any], int, int]] = []
-        self._settled: list[tuple[SessionPart[Any], bool, int, int]] = []
-        # The last, perhaps settled, delivery by session.
-        self._last: dict[SessionPart[Any], int] = {}
-        self._aborted: list[tuple[SessionPart[Any], int]] = []
+    apply: Callable[[Buffer], Buffer]
+    session: SessionPart | None = None
+    is_blocked: Callable[[], bool] = bool
 
-    def add_transfer(self, session: SessionPart[Any], link: LinkPart | None, number: int, *, settled: bool) -> None:
-        """Add a transfer. ``link``: whose delivery begins with it; None if it continues one."""
-        transfers = self._transfers
-        transfers[session] = transfers.get(session, 0) + 1
-        if link is None:
-            return
-        self._came[link] = self._came.get(link, 0) + 1
-        if self.side is not Side.CLIENT:
-            return
-        if settled:
-            self._last[session] = number
-        else:
-            unsettled = self._unsettled
-            if unsettled:
-                of, first, count = unsettled[-1]
-                if of is session and first + count == number:
-                    unsettled[-1] = session, first, count + 1
-                    return
-            unsettled.append((session, number, 1))
 
-    def add_aborted(self, session: SessionPart[Any], number: int) -> None:
-        if self.side is Side.CLIENT:
-            self._aborted.append((session, number))
+def forward(data: Buffer) -> Buffer:
+    return data
 
-    def add_settled(self, session: SessionPart[Any], first: int, last: int, *, receiver: bool) -> None:
-        self._settled.append((session, receiver, first, last))
 
-    def apply(self, piece: Piece) -> bytes | None:
-        del piece
-        side = self.side
-        for session, transfers in self._transfers.items():
-            session.halves[side].transfers.came(transfers)
-        first_of: dict[SessionPart[Any], int] = {}
-        for session, number, deliveries in self._unsettled:
-            session.halves[side].ids.came(number, deliveries)
-            first_of.setdefault(session, number)
-        timed = next((session for session in self._transfers if session in first_of), None)
-        if timed is not None:
-            timed.time(first_of[timed])
-        for session, number in self._last.items():
-            session.halves[side].ids.reached(number)
-        for session, number in self._aborted:
-            session.halves[side].ids.aborted(number)
-        for link, deliveries in self._came.items():
-            link.came(deliveries)
-        for session, receiver, first, last in self._settled:
-            session.halves[side.other if receiver else side].settle(first, last, receiver=receiver)
-        return None
+class Piece(NamedTuple):
+    """Bytes of one frame, and what becomes of them; ``is_last`` if they end it."""
+
+    data: Buffer
+    step: Step
+    is_last: bool
 
 
 class Phase(Enum):
@@ -113,18 +68,17 @@ _HEADERS: Final = {
 
 
 class Reader(Protocol):
-    """Takes the frames of both streams, and returns what becomes of them.
+    """Takes the frames of both streams, and returns what becomes of them. All may raise Malformed, and Close.
 
-    All may raise Malformed, and Close. Without a step a frame is plain: the reader adds it to ``Stream.run``. The
-    payload of a frame begins at ``begins``. If not all of the frame is in ``data``, ``take_payload`` follows.
+    The payload of a frame begins at ``begins``. If not all of the frame is in ``data``, ``take_payload`` follows.
     """
 
-    def take_other_header(self, stream: "Stream", header: bytes) -> Step | None: ...
-    def take_sasl(self, stream: "Stream", performative: Performative) -> Step | None: ...
+    def take_other_header(self, stream: "Stream", header: bytes) -> Step: ...
+    def take_sasl(self, stream: "Stream", performative: Performative) -> Step: ...
     def take_frame(
         self, stream: "Stream", frame: Frame, performative: Performative, begins: int, data: Buffer
-    ) -> Step | None: ...
-    def take_payload(self, stream: "Stream", payload: Buffer, *, is_last: bool) -> Step | None: ...
+    ) -> Step: ...
+    def take_payload(self, stream: "Stream", payload: Buffer, *, is_last: bool) -> Step: ...
 
 
 class Stream:
@@ -140,7 +94,6 @@ class Stream:
         self.close: Close | None = None
         self.left_bytes = 0  # of the last chunk, to be fed again
         self.out: list[Buffer] = []
-        self.unblocked: dict[SessionPart[Any], None] = {}  # sessions whose kept frames may be decided now
         self.is_opened = False  # the peer's open was forwarded
         self.is_over = False  # its close was read: what follows has no meaning (2.4.3), and is forwarded unread
         self.is_closed = False  # its close, or one of Sluice's, was forwarded: nothing may follow
@@ -150,14 +103,10 @@ class Stream:
         # What is still to come of the current frame's payload.
         self._payload_left_bytes = 0
         self._pieces: list[Piece] = []
-        self._run: Run | None = None
-        self._steps = 0  # frames of the last chunk that were read one by one
-        # The last bytes for ``out``, while they may grow.
-        self._buffer: Buffer = b""
-        self._start = self._stop = 0
+        self._kept: dict[SessionPart, deque[Piece]] = {}
+        self._steps = 0  # frames of the last chunk
         self._is_within = False  # ``out`` ends within a frame
         self._inserts: list[bytes] = []  # our own frames that wait for its end
-        self.own_bytes = 0  # of Sluice's own frames in ``out``, or about to get there
 
     def feed(self, chunk: memoryview) -> None:
         """Read a chunk. ``write`` must follow."""
@@ -174,7 +123,7 @@ class Stream:
                     return
                 at = then
             if self.is_over and at < stop:
-                self._add(chunk, at, stop, None)
+                self._add(chunk[at:], Step(forward))
         except Malformed as error:
             self.close = Close("bad_frame", f"the {self.side.value} sent {error}")
         except Close as close:
@@ -200,9 +149,7 @@ class Stream:
         """Return how much of the incomplete frame is needed for the next look."""
         beginning = self._beginning
         length = len(beginning)
-        if length < _HEADER_BYTES:
-            return _HEADER_BYTES
-        if self._is_header(beginning, 0):
+        if length < _HEADER_BYTES or self._is_header(beginning, 0):
             return _HEADER_BYTES
         size = wire.frame_header(beginning, 0).size
         # For a long one, enough for its performative: a little more, then twice as much each time.
@@ -217,7 +164,7 @@ class Stream:
             return self._take_payload(buffer, at, stop)
         if stop - at < _HEADER_BYTES:
             return at
-        if self.phase is not Phase.FRAMES and (self.phase is Phase.HEADER or self._is_header(buffer, at)):
+        if self.phase is Phase.HEADER or self._is_header(buffer, at):
             return self._take_header(buffer, at)
         frame = wire.frame_header(buffer, at)
         size = frame.size
@@ -234,7 +181,7 @@ class Stream:
         self._steps += 1
         if size == frame.doff:
             self.frames += 1
-            self._add(buffer, at, ends, None)
+            self._add(buffer[at:ends], Step(forward))
             return ends
         there = min(ends, stop)
         performative = wire.performative(buffer, at + frame.doff, there, whole=whole)
@@ -244,12 +191,13 @@ class Stream:
             # Brokers split transfers only.
             raise self._too_long(size)
         self.frames += 1
+        data = buffer[at:there]
         if self.phase is Phase.SASL:
             step = self._reader.take_sasl(self, performative)
         else:
-            step = self._reader.take_frame(self, frame, performative, performative.stop - at, buffer[at:there])
+            step = self._reader.take_frame(self, frame, performative, performative.stop - at, data)
         self._payload_left_bytes = ends - there
-        self._add(buffer, at, there, step, is_last=whole)
+        self._add(data, step, is_last=whole)
         return there
 
     def _too_long(self, size: int) -> Malformed:
@@ -258,111 +206,63 @@ class Stream:
     def _take_payload(self, buffer: Buffer, at: int, stop: int) -> int:
         stop = min(stop, at + self._payload_left_bytes)
         self._payload_left_bytes -= stop - at
-        is_last = not self._payload_left_bytes
-        step = self._reader.take_payload(self, buffer[at:stop], is_last=is_last)
-        self._add(buffer, at, stop, step, is_last=is_last)
-        self._run = None  # our own frames that wait for its end go there, with the numbers of that moment
+        is_last, payload = not self._payload_left_bytes, buffer[at:stop]
+        self._add(payload, self._reader.take_payload(self, payload, is_last=is_last), is_last=is_last)
         return stop
 
     def _take_header(self, buffer: Buffer, at: int) -> int:
         ends = at + _HEADER_BYTES
         header = bytes(buffer[at:ends])
         phase = _HEADERS.get((self.phase, header))
-        step = None
         if phase is None:
             step = self._reader.take_other_header(self, header)
         else:
-            self.phase = phase
-        self._add(buffer, at, ends, step)
+            self.phase, step = phase, Step(forward)
+        self._add(header, step)
         return ends
 
-    @property
-    def run(self) -> Run:
-        run = self._run
-        if run is None:
-            run = self._run = Run(self.side)
-        return run
-
-    def _add(self, buffer: Buffer, start: int, stop: int, step: Step | None, *, is_last: bool = True) -> None:
-        pieces = self._pieces
-        if step is None:
-            step = self.run
-            last = pieces[-1] if pieces else None
-            if last is not None and last.step is step:
-                if last.buffer is buffer and last.stop == start:
-                    last.stop = stop
-                    last.is_last = is_last
-                    return
-                step = self._run = Run(self.side)  # the frame was counted by the run before, which this continues
-        else:
-            self._run = None
-        pieces.append(Piece(buffer, start, stop, step, is_last))
+    def _add(self, data: Buffer, step: Step, *, is_last: bool = True) -> None:
+        self._pieces.append(Piece(data, step, is_last))
 
     def write(self) -> None:
-        pieces, self._pieces, self._run = self._pieces, [], None
-        side = self.side
-        keeping: dict[SessionPart[Any], None] = {}
-        if self.unblocked:
-            self.release()
+        pieces, self._pieces = self._pieces, []
+        self.release()
         for piece in pieces:
-            step = piece.step
-            session = step.session
-            if session is not None and (session.halves[side].kept or step.is_blocked):
-                session.keep(piece)
-                keeping[session] = None
+            session = piece.step.session
+            if session is not None and (session in self._kept or piece.step.is_blocked()):
+                self._kept.setdefault(session, deque()).append(piece._replace(data=bytes(piece.data)))
             else:
                 self._put(piece)
-        if self.unblocked:
-            self.release()
-        for session in keeping:
-            session.look_at_window(side)
-        self._close_slice()
+        self.release()
+        for session in self._kept:
+            session.look_at_window(self.side)
 
     def release(self) -> None:
-        sessions = list(self.unblocked)
-        self.unblocked.clear()
-        for session in sessions:
-            kept = session.halves[self.side].kept
+        """Write what is kept back and was decided."""
+        for session, kept in list(self._kept.items()):
             if self._is_within:
-                self.unblocked[session] = None  # the rest of that frame comes first
-                continue
-            while kept and not kept[0].step.is_blocked:
+                # The rest of that frame comes first.
+                return
+            while kept and not kept[0].step.is_blocked():
                 self._put(kept.popleft())
-        self._close_slice()
+            if not kept:
+                del self._kept[session]
 
     def _put(self, piece: Piece) -> None:
-        instead = piece.step.apply(piece)
-        if instead is None:
-            if piece.buffer is self._buffer and piece.start == self._stop:
-                self._stop = piece.stop
-            else:
-                if self._stop > self._start:
-                    self._close_slice()
-                self._buffer, self._start, self._stop = piece.buffer, piece.start, piece.stop
-        elif instead:
-            self._close_slice()
-            self.out.append(instead)
-        else:
+        data = piece.step.apply(piece.data)
+        if not data:
             return
+        self.out.append(data)
         self._is_within = not piece.is_last
-        if self._inserts and piece.is_last:
-            self._close_slice()
+        if piece.is_last:
             self._flush()
-
-    def _close_slice(self) -> None:
-        if self._stop > self._start:
-            self.out.append(self._buffer[self._start : self._stop])
-        self._buffer = b""
-        self._start = self._stop = 0
 
     def insert(self, frame: bytes) -> None:
         """Write a frame of Sluice's own, as soon as it is not within another."""
         if self.is_closed:
             return
         self._inserts.append(frame)
-        self.own_bytes += len(frame)
         if not self._is_within:
-            self._close_slice()
             self._flush()
 
     def _flush(self) -> None:
@@ -370,18 +270,23 @@ class Stream:
         self._inserts = []
 
     def take(self) -> list[Buffer]:
-        if self._stop > self._start:
-            self._close_slice()
-        out = self.out
-        if not out:
-            return out
-        self.out = []
-        if self.own_bytes:
-            self.own_bytes = sum(map(len, self._inserts))
+        out, self.out = self.out, []
         return out
 
-    def mark_opened(self) -> None:
+    @property
+    def backlog_bytes(self) -> int:
+        return sum(map(len, self.out)) + sum(map(len, self._inserts))
+
+    @property
+    def kept_frames(self) -> int:
+        return sum(map(len, self._kept.values()))
+
+    def forget_kept(self) -> None:
+        self._kept.clear()
+
+    def open(self, data: Buffer) -> Buffer:
         self.is_opened = True
+        return data
 
     def is_between_frames(self) -> bool:
         return not self._beginning and not self._payload_left_bytes
@@ -389,7 +294,7 @@ class Stream:
     def is_quiet(self) -> bool:
         """Say whether all that was read is written, but for the beginning of a frame."""
         is_open = self.is_opened and not self.is_over and not self.is_closed and self.close is None
-        reads = self._payload_left_bytes or self.left_bytes or self._pieces or self.waits
+        reads = self._payload_left_bytes or self.left_bytes or self._pieces or self._kept or self.waits
         return is_open and not (reads or self.out or self._inserts or self._is_within)
 
     def can_insert(self) -> bool:

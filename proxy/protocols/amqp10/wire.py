@@ -646,8 +646,8 @@ def _terminus(raw: bytes) -> Terminus | None:
     return Terminus(node.octets(0), node.boolean(4))
 
 
-def read_sasl_init(init: Performative) -> tuple[bytes, bytes]:
-    """Return the mechanism of a client's login, and its user if the first response tells it (5.3.3.2)."""
+def read_sasl_init(init: Performative) -> bytes:
+    """Return the user of a client's login, if the first response tells it (5.3.3.2)."""
     mechanism, response = init.symbol(0) or b"", init.binary(1) or b""
     user = b""
     if mechanism == b"PLAIN":  # RFC 4616
@@ -661,7 +661,7 @@ def read_sasl_init(init: Performative) -> tuple[bytes, bytes]:
             raise Malformed(str(error)) from error
     elif mechanism.startswith(b"SCRAM-"):  # RFC 5802
         user = _scram_user(response)
-    return mechanism, user[: amqp091.MAX_SHORT_BYTES]
+    return user[: amqp091.MAX_SHORT_BYTES]
 
 
 _BEFORE_USER: Final = 2  # SCRAM's prefix before the user's name: channel binding, and whom to act for

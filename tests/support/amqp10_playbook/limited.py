@@ -98,11 +98,7 @@ class Limited(Driver):
                     super().tick()
                 return 0
         left_bytes = super()._receive(side, chunk)
-        if (
-            self.lends
-            and self.judge is not None
-            and not (left_bytes or self.closed or self.held or any(self.kept.values()))
-        ):
+        if self.lends and self.judge is not None and not (left_bytes or self.closed or any(self.kept.values())):
             self.lent = self.session.lend(self.judge)
             if self.lent is not None:
                 self.kept = dict(zip(SIDES, self.lent.take_kept(), strict=True))

@@ -107,6 +107,21 @@ def test_a_transfer_and_its_disposition_need_no_session(queue: str) -> None:
     assert driver.lent is not None
 
 
+def test_a_link_that_waits_for_credit_costs_the_others_of_its_connection_nothing() -> None:
+    driver = opened(lent=True, queue="free", rules=(Rule("queue", "none", 0, action="delay"),))
+    driver.sends(1, address="/queues/none")
+    driver.credit(10, handle=1, next_incoming_id=310, incoming_window=2000)
+    driver.now_ns += 1_000_000_000
+    driver.tick()
+    assert driver.held
+    exchange(driver, 301)
+    served = driver.served
+    for number in range(302, 312):
+        exchange(driver, number)
+    assert driver.served == served + 20
+    assert driver.lent is not None
+
+
 def profiled(count: Any, call: Any, *args: Any) -> Any:
     sys.setprofile(count)
     try:

@@ -9,7 +9,7 @@ from amqp10_playbook.driver import BROKER, CLIENT, ORDERS, REFUSED, SHAPED, Driv
 
 from limiter.rules.resource import Resource
 from proxy.deciding.batch import Charge
-from proxy.protocols.amqp10.credit import Hub
+from proxy.protocols.amqp10.credit import PAID_NS, Hub
 from proxy.protocols.base import Advance, Terms
 
 FREE = Resource("queue", "free")
@@ -52,6 +52,21 @@ def test_rules_that_change_hold_for_what_says_itself_where_it_goes() -> None:
     driver.terms, driver.version = {ORDERS: REFUSED}, 1
     driver.send(1, payload=codec.message(b"x", to="/queues/orders"))
     assert [request.resources for request in driver.requests] == [(ORDERS,)]
+
+
+def test_a_link_pays_for_what_is_no_longer_limited_for_a_while_and_is_then_granted_more() -> None:
+    driver = Driver(terms={ORDERS: SHAPED}).open().sends(0, None)
+    driver.credit(170)
+    for number in range(4):
+        driver.send(number, payload=codec.message(b"x", to="/queues/orders"), settled=True)
+        driver.tick()
+        driver.terms, driver.version = {ORDERS: SHAPED} if number < 1 else {FREE: REFUSED}, number
+    driver.tick()
+    while (at_ns := driver.session.next_tick_ns()) is not None and driver.now_ns < 2 * PAID_NS:
+        driver.now_ns = at_ns
+        driver.tick()
+    flow = driver.to(CLIENT)[-1]
+    assert flow["delivery_count"] + flow["link_credit"] > 4
 
 
 def test_no_more_is_given_back_than_was_charged() -> None:

@@ -80,7 +80,7 @@ def test_what_is_kept_back_is_bounded() -> None:
     # There is no room for more, so it goes on, and is charged as what it is.
     assert len(driver.total[BROKER]) > 100 * 5000
     assert room.taken_bytes == 0
-    assert not driver.session._streams[CLIENT].unblocked
+    assert not driver.session._streams[CLIENT]._kept
 
 
 def test_room_is_given_to_those_who_need_it_and_back_at_the_end() -> None:

@@ -298,7 +298,7 @@ def test_an_attach_that_would_be_read_in_two_ways_is_malformed(fields: dict[str,
 )
 def test_who_signs_in(mechanism: str, response: bytes | None, user: bytes) -> None:
     body = codec.performative("sasl_init", mechanism=mechanism, initial_response=response)
-    assert wire.read_sasl_init(read(body)) == (mechanism.encode(), user)
+    assert wire.read_sasl_init(read(body)) == user
 
 
 def test_a_table_that_is_none_is_malformed() -> None:
