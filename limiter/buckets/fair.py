@@ -70,8 +70,6 @@ class _Split(NamedTuple):
 class FairShare(Gate):
     """One key's share of a fair limiter. Valid for decisions at the time at which it was asked for."""
 
-    __slots__ = ("key", "seen_ns", "total")
-
     def __init__(self, total: "FairLimiter", key: str, now_ns: int) -> None:
         super().__init__(total.resource, total.rule, now_ns)
         self.rate_upermits_per_s = self.capacity_upermits = self.stored_upermits = 0
@@ -361,8 +359,6 @@ class FairShare(Gate):
 
 class FairLimiter(Limiter):
     """The live limit of one resource with fair shares; itself the total. Requests on it directly ignore keys."""
-
-    __slots__ = ("_look_ns", "_owes_together", "_shares")
 
     def __init__(self, resource: Resource, rule: Rule, now_ns: int) -> None:
         super().__init__(resource, rule, now_ns)

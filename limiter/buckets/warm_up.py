@@ -33,8 +33,6 @@ _COLD_FACTOR: Final = 3
 class WarmUpLimiter(Limiter):
     """The live limit of one resource under a rule with ``warm_up_s``, which has no breaker. Starts cold."""
 
-    __slots__ = ("cold_upermits", "coldest_upermits")
-
     def __init__(self, resource: Resource, rule: Rule, now_ns: int) -> None:
         super().__init__(resource, rule, now_ns)
         self.coldest_upermits = _coldest_upermits(rule)  # Guava's ``maxPermits``

@@ -91,8 +91,6 @@ RuleSums = Mapping[RejectionVerdict, tuple[int, int]]
 class _Places:
     """The rows of one sort: bounded, but for pinned ones."""
 
-    __slots__ = ("most", "order", "rows", "silent_ns")
-
     def __init__(self, most: int, silent_s: int) -> None:
         self.most = most
         self.silent_ns = silent_s * _NS_PER_S

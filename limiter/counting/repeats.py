@@ -42,8 +42,6 @@ NO_REPEATS: Final = Repeats()
 class RefusedIds:
     """The ids of what was refused recently; ``most`` is an even number above 0."""
 
-    __slots__ = ("_began_ns", "_half", "_new", "_old", "_unseen")
-
     def __init__(self, most: int = MAX_IDS) -> None:
         self._half = most // 2
         #: Hashes: Python keys those of text and bytes afresh in each process.

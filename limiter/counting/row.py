@@ -36,8 +36,6 @@ _OTHERS: Final = 0
 class Second:
     """The second under way, or a longer stretch of time; each begins with a greater number than the one before."""
 
-    __slots__ = ("began", "entries", "number")
-
     def __init__(self, number: int) -> None:
         self.began = self.number = number  # ``number`` may be raised: then the stretch goes on for another second
         # In order of first appearance; at most one for each row.
@@ -46,8 +44,6 @@ class Second:
 
 class Entry:
     """The counts of one resource in one stretch of time; only its row makes it and adds to it."""
-
-    __slots__ = ("_figures", "_senders", "more", "resource", "told")
 
     def __init__(self, resource: Resource, figures: list[int], senders: dict[int, list[Any]]) -> None:
         self.resource = resource
@@ -72,21 +68,6 @@ PythonEntry = Entry
 
 class Row:
     """The counters of one resource."""
-
-    __slots__ = (
-        "_before",
-        "_began",
-        "_entry",
-        "_figures",
-        "_rings",
-        "_senders",
-        "looks_until_ns",
-        "resource",
-        "retired",
-        "seen_ns",
-        "shared",
-        "spent_in",
-    )
 
     def __init__(self, resource: Resource, *, shared: bool = False) -> None:
         self.resource = resource

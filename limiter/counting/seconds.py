@@ -62,8 +62,6 @@ class Judged(NamedTuple):
 class Span:
     """One second of the wall clock, a part of one, or several; figures as in TrafficSecond."""
 
-    __slots__ = ("_judged", "_other", "_products", "_repeats", "at_s", "began_ns", "second", "seconds", "stepped_s")
-
     def __init__(self, at_s: int, began_ns: int, stepped_s: int, second: Second) -> None:
         self.at_s = at_s
         self.began_ns = began_ns

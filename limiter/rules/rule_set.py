@@ -10,6 +10,7 @@ set of one moment.
 """
 
 from collections.abc import Iterable
+from copy import copy
 from datetime import datetime
 from functools import lru_cache
 
@@ -23,8 +24,6 @@ from limiter.rules.rule import Dimension, Rule, RuleKey
 
 class _Patterns:
     """The rules at one moment that are not simply for one name: with patterns, shared, or with hours."""
-
-    __slots__ = ("each", "exact", "rules", "totals")
 
     def __init__(self, rules: Iterable[Rule]) -> None:
         self.rules = tuple(rules)
@@ -95,23 +94,6 @@ class RuleSet:
     Raises:
         RuleError: two rules share kind, pattern and hours.
     """
-
-    __slots__ = (
-        "_after_consume",
-        "_edits",
-        "_enabled",
-        "_limited",
-        "_moment",
-        "_now",
-        "_off_kinds",
-        "_others",
-        "_own",
-        "_patterns",
-        "_plain",
-        "_schedules",
-        "_version",
-        "_written",
-    )
 
     def __init__(
         self,
@@ -334,7 +316,7 @@ class RuleSet:
         Raises:
             RuleError: two of the rules put share kind, pattern and hours.
         """
-        other = self._copy()
+        other = copy(self)
         other._version += 1
         if enabled is not None:
             other._enabled = enabled
@@ -363,15 +345,9 @@ class RuleSet:
         """Return the same version at another moment, which has a time zone."""
         if not self._schedules:
             return self
-        other = self._copy()
+        other = copy(self)
         other._moment = moment
         other._find_patterns()
-        return other
-
-    def _copy(self) -> "RuleSet":
-        other = RuleSet.__new__(RuleSet)
-        for attribute in RuleSet.__slots__:
-            setattr(other, attribute, getattr(self, attribute))
         return other
 
     def next_change(self, after: datetime) -> datetime | None:

@@ -20,8 +20,6 @@ _MAX_LINES: Final = 4_096
 
 
 class _Flow:
-    __slots__ = ("last_cost", "released_ns")
-
     def __init__(self) -> None:
         self.last_cost = 1
         self.released_ns: deque[int] = deque()

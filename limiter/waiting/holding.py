@@ -59,8 +59,6 @@ class HeldNow(NamedTuple):
 
 
 class _Load:
-    __slots__ = ("requests", "size_bytes")
-
     def __init__(self) -> None:
         self.requests = self.size_bytes = 0
 

@@ -60,26 +60,6 @@ class Held(ABC):
         credit: the credit it asks for. It has no size then, and its ``messages`` are what is granted.
     """
 
-    __slots__ = (
-        "caller",
-        "connection",
-        "cost",
-        "credit",
-        "deadline_ns",
-        "gone",
-        "line",
-        "messages",
-        "number",
-        "order_key",
-        "resource",
-        "resources",
-        "rule",
-        "shades",
-        "since_ns",
-        "size_bytes",
-        "spooled",
-    )
-
     number: int  # its place in the order of arrival
     deadline_ns: int
     resource: Resource  # whose limit it waits for
@@ -121,8 +101,6 @@ class Held(ABC):
 
 class WaitQueue:
     """The line of one limiter or share."""
-
-    __slots__ = ("_heap", "due_ns", "key", "overtaken", "permits", "waiting")
 
     def __init__(self, key: QueueKey, due_ns: int) -> None:
         self.key = key

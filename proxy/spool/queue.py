@@ -84,38 +84,22 @@ class States:
     delta_bytes: int = 0
 
     def add(self, more: "States") -> None:
-        self.alpha += more.alpha
-        self.beta += more.beta
-        self.gamma += more.gamma
-        self.delta += more.delta
-        self.alpha_bytes += more.alpha_bytes
-        self.beta_bytes += more.beta_bytes
-        self.gamma_bytes += more.gamma_bytes
-        self.delta_bytes += more.delta_bytes
+        for name in States.__slots__:
+            setattr(self, name, getattr(self, name) + getattr(more, name))
 
 
 class Pool:
-    """The memory that all queues share, with a bound of ``least_bytes`` or more. Totals include closed queues."""
+    """What all queues share: bounds, memory, and totals, which include closed queues.
 
-    __slots__ = (
-        "_least_bytes",
-        "bound_bytes",
-        "busy",
-        "dropped_total",
-        "ended_total",
-        "in_total",
-        "memory_bytes",
-        "out_total",
-        "read_total",
-        "recovered_total",
-        "run_bytes",
-        "spill_bytes",
-        "spilled_total",
-        "wanted_bytes",
-    )
+    Args:
+        least_bytes: the bound on memory, or more if there are many queues.
+        most_age_ns: from this age on entries are too old; 0 for none.
+        target_s: seconds of traffic that a queue may have in memory.
+    """
 
-    def __init__(self, least_bytes: int) -> None:
+    def __init__(self, least_bytes: int, most_age_ns: int, target_s: float) -> None:
         self._least_bytes = least_bytes
+        self.most_age_ns, self.target_s = most_age_ns, target_s
         self.memory_bytes = self.wanted_bytes = 0
         self.busy = 0  # queues that are not empty
         self.in_total = self.out_total = 0
@@ -141,27 +125,6 @@ class _Place(Enum):
 
 class Run:
     """Adjacent entries, in memory or on the way from or to the disk. Only ``Queue`` changes it."""
-
-    __slots__ = (
-        "body_bytes",
-        "content",
-        "content_bytes",
-        "data",
-        "demoted",
-        "entries",
-        "extent",
-        "memory_bytes",
-        "number",
-        "pending",
-        "place",
-        "position",
-        "queue",
-        "recoverable",
-        "recoverable_bytes",
-        "sent",
-        "single",
-        "written",
-    )
 
     def __init__(self, queue: "Queue", number: int, *, single: bool = False) -> None:
         self.queue, self.number, self.single = queue, number, single
@@ -207,28 +170,16 @@ class Run:
 
 
 class Orders(Protocol):
-    """What a queue orders to be done."""
+    """What a queue orders of its ``Spool``."""
 
-    def write(self, run: Run) -> None:
-        """Write a run; ``Queue.written`` follows, unless it is cancelled."""
-
-    def cancel(self, run: Run) -> None:
-        """Cancel the writing of a run."""
-
-    def read(self, run: Run, *, index_only: bool) -> None:
-        """Read a run, or its first index; ``Queue.was_read`` follows."""
-
-    def release(self, extents: Iterable[tuple[Extent, int]]) -> None:
-        """Delete runs on disk in another thread, each given with the recoverable entries it was written with."""
-
-    def press(self) -> None:
-        """Note that more is in memory than there should be."""
-
-    def ease(self) -> None:
-        """Note that less is in memory."""
-
-    def gone(self, queue: "Queue") -> None:
-        """Forget a closed queue."""
+    def write(self, run: Run) -> None: ...
+    def cancel(self, run: Run) -> None: ...
+    def read(self, run: Run, *, index_only: bool) -> None: ...
+    def release(self, extents: Iterable[tuple[Extent, int]]) -> None: ...
+    def press(self) -> None: ...
+    def ease(self) -> None: ...
+    def tell_lost(self, lost: Lost) -> None: ...
+    def gone(self, queue: "Queue") -> None: ...
 
 
 class Queue:
@@ -240,50 +191,7 @@ class Queue:
         ready: called with the queue when ``head`` has returned None, or an entry without content that was then asked
             for by ``fetch``, and it is worth asking again.
         stage: the resource of this queue alone; None if nobody is to wait for its writes.
-        most_age_ns: from this age on entries are too old; 0 for none.
-        target_s: seconds of traffic that may be in memory.
     """
-
-    __slots__ = (
-        "_ahead_bytes",
-        "_awaited",
-        "_disk",
-        "_disk_bytes",
-        "_disk_entries",
-        "_entry",
-        "_fetched",
-        "_head",
-        "_in_bytes",
-        "_in_total",
-        "_lost",
-        "_low_bytes",
-        "_measured",
-        "_most_age_ns",
-        "_oldest_ns",
-        "_open",
-        "_orders",
-        "_out_bytes",
-        "_out_total",
-        "_pool",
-        "_rates",
-        "_runs",
-        "_shift_ns",
-        "_tail",
-        "_target_s",
-        "_want_ahead_bytes",
-        "_wanted_bytes",
-        "content_bytes",
-        "count",
-        "is_closed",
-        "is_recovered",
-        "memory_bytes",
-        "name",
-        "number",
-        "on_lost",
-        "ready",
-        "stage",
-        "target_bytes",
-    )
 
     def __init__(
         self,
@@ -293,18 +201,14 @@ class Queue:
         orders: Orders,
         *,
         ready: Callable[["Queue"], object],
-        lost: Callable[[Lost], object],
         stage: Stage | None = None,
-        most_age_ns: int,
-        target_s: float,
         now_ns: int,
     ) -> None:
         if len(name) > MAX_NAME_BYTES:
             raise ValueError(f"a queue's name has {MAX_NAME_BYTES} bytes at most")
         self.number, self.name = number, name
-        self._pool, self._orders, self.ready, self._lost, self.stage = pool, orders, ready, lost, stage
-        self.on_lost: Callable[[Lost], object] | None = None  # called before ``lost``
-        self._most_age_ns, self._target_s = most_age_ns, target_s
+        self._pool, self._orders, self.ready, self.stage = pool, orders, ready, stage
+        self.on_lost: Callable[[Lost], object] | None = None  # called before ``Hooks.lost``
         self.count = self.content_bytes = self.memory_bytes = 0
         # It is from an earlier process, which may have sent its entries. Nothing can be put in.
         self.is_recovered = self.is_closed = False
@@ -312,7 +216,6 @@ class Queue:
         # Lists, since they are short and many: an empty deque takes 760 bytes.
         self._head: list[Run] = []
         self._disk = RunsOnDisk()
-        self._disk_entries = self._disk_bytes = 0
         self._tail: list[Run] = []
         # The last run of head or tail, while it is open.
         self._open: Run | None = None
@@ -447,7 +350,7 @@ class Queue:
             return None
         if entry.expires_ns and now_ns >= entry.expires_ns:
             return "expired"
-        return "too old" if self._most_age_ns and now_ns - entry.entered_ns >= self._most_age_ns else None
+        return "too old" if self._pool.most_age_ns and now_ns - entry.entered_ns >= self._pool.most_age_ns else None
 
     def fetch(self) -> None:
         """Have the content of the head entry read, if it is not in memory; ``ready`` is called then."""
@@ -522,7 +425,7 @@ class Queue:
         if count:
             self._pool.count_busy(-1)
             self._pool.dropped_total += count
-        self.count = self.content_bytes = self._ahead_bytes = self._disk_entries = self._disk_bytes = 0
+        self.count = self.content_bytes = self._ahead_bytes = 0
         self._orders.ease()
         return count
 
@@ -543,7 +446,7 @@ class Queue:
         return self._rates[1]
 
     def states(self) -> States:
-        states = States(delta=self._disk_entries, delta_bytes=self._disk_bytes)
+        states = States(delta=self._disk.entries, delta_bytes=self._disk.content_bytes)
         for run in self._head:
             if run.data is None:
                 states.delta += run.entries
@@ -567,10 +470,7 @@ class Queue:
         self._shift_ns = found.clock_ns - clock_ns
         self._pool.count_busy(1)
         self._disk = found.runs
-        for run in found.runs:
-            self._disk_entries += run.entries
-            self._disk_bytes += run.content_bytes
-        self.count, self.content_bytes = self._disk_entries, self._disk_bytes
+        self.count, self.content_bytes = found.runs.entries, found.runs.content_bytes
         self._pool.recovered_total += self.count
 
     def measure(self, now_ns: int) -> None:
@@ -593,7 +493,7 @@ class Queue:
     def _retarget(self) -> None:
         pool = self._pool
         _, _, in_bytes, out_bytes = self._rates
-        wanted_bytes = int(self._target_s * (in_bytes + out_bytes))
+        wanted_bytes = int(pool.target_s * (in_bytes + out_bytes))
         pool.wanted_bytes += wanted_bytes - self._wanted_bytes
         self._wanted_bytes = wanted_bytes
         if pool.wanted_bytes > pool.spill_bytes:
@@ -707,7 +607,7 @@ class Queue:
             if self.on_lost is not None:
                 self.on_lost(lost)
         finally:
-            self._lost(lost)
+            self._orders.tell_lost(lost)
 
     def _is_ready(self) -> bool:
         if not self._settle_first():
@@ -813,8 +713,6 @@ class Queue:
         assert run.extent is not None  # noqa: S101 - its place there is what is kept
         run.place = _Place.GONE
         self._charge(run, -run.memory_bytes)
-        self._disk_entries += run.entries
-        self._disk_bytes += run.content_bytes
         return RunOnDisk(run.extent, run.entries, run.written, run.content_bytes, run.single)
 
     def _to_head(self, run: Run) -> None:
@@ -832,8 +730,6 @@ class Queue:
                 if is_much and self._head:
                     return
                 self._disk.popleft()
-                self._disk_entries -= on_disk.entries
-                self._disk_bytes -= on_disk.content_bytes
                 run = Run(self, -1, single=on_disk.is_single)
                 run.extent, run.entries, run.content_bytes = on_disk.extent, on_disk.entries, on_disk.content_bytes
                 run.recoverable = run.written = on_disk.recoverable

@@ -382,9 +382,8 @@ class RunOnDisk(NamedTuple):
 class RunsOnDisk:
     """Runs in order, 24 bytes each: there may be a million."""
 
-    __slots__ = ("_data", "_start")
-
     def __init__(self) -> None:
+        self.entries = self.content_bytes = 0
         self._data = bytearray()
         self._start = 0
 
@@ -399,18 +398,25 @@ class RunsOnDisk:
         return _run_at(self._data, self._start)
 
     def append(self, run: RunOnDisk) -> None:
+        self._count(run, 1)
         self._data += _packed(run)
 
     def appendleft(self, run: RunOnDisk) -> None:
+        self._count(run, 1)
         start = max(0, self._start - _ON_DISK.size)
         self._data[start : self._start] = _packed(run)
         self._start = start
 
     def popleft(self) -> None:
+        self._count(self.first(), -1)
         self._start += _ON_DISK.size
         if self._start * 2 >= len(self._data):
             del self._data[: self._start]
             self._start = 0
+
+    def _count(self, run: RunOnDisk, sign: int) -> None:
+        self.entries += sign * run.entries
+        self.content_bytes += sign * run.content_bytes
 
 
 def _packed(run: RunOnDisk) -> bytes:

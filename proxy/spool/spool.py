@@ -131,7 +131,7 @@ class Spool:
         self._now_ns, self._clock_ns = now_ns, clock_ns
         self._time_ns = time_ns or self._last_tick_ns
         self.store = Stage("store", "spool", credit)  # the stage of the disk
-        self._pool = Pool(settings.memory_bytes)
+        self._pool = Pool(settings.memory_bytes, round(settings.most_age_s * _NS), settings.target_s)
         self._queues: dict[int, Queue] = {}
         self._next = 0
         # Those to be measured next.
@@ -245,18 +245,7 @@ class Spool:
 
     def _make(self, number: int, name: bytes, ready: Callable[[Queue], object], stage: Stage | None = None) -> Queue:
         was_idle, now_ns = self.is_idle, self._time_ns()
-        queue = Queue(
-            number,
-            name,
-            self._pool,
-            self,
-            ready=ready,
-            lost=self._tell_lost,
-            stage=stage,
-            most_age_ns=round(self.settings.most_age_s * _NS),
-            target_s=self.settings.target_s,
-            now_ns=now_ns,
-        )
+        queue = Queue(number, name, self._pool, self, ready=ready, stage=stage, now_ns=now_ns)
         self._queues[number] = queue
         if stage is not None and self._stopped:
             stage.stall(self.store, now_ns, on=True)
@@ -322,7 +311,7 @@ class Spool:
 
     def _drop_unclaimed(self) -> None:
         """Drop queues of an earlier process whose entries are all too old."""
-        most_age_ns = round(self.settings.most_age_s * _NS)
+        most_age_ns = self._pool.most_age_ns
         if not most_age_ns:
             return
         queues = entries = 0
@@ -398,6 +387,7 @@ class Spool:
     # --- Orders of queues -------------------------------------------------------------------------
 
     def write(self, run: Run) -> None:
+        """Write a run; ``Queue.written`` follows, unless it is cancelled."""
         stage = run.queue.stage
         if stage is not None:
             run.sent = run.entries
@@ -413,16 +403,19 @@ class Spool:
             write.cancelled = True
 
     def read(self, run: Run, *, index_only: bool) -> None:
+        """Read a run, or its first index; ``Queue.was_read`` follows."""
         job = run.read(index_only=index_only)
         self._jobs[job] = run
         self._disk.submit(job)
 
     def release(self, extents: Iterable[tuple[Extent, int]]) -> None:
+        """Delete runs in the thread, each given with the recoverable entries it was written with."""
         if self._keeps:
             extents = [each for each in extents if not each[1]]
         self._disk.submit(Release(extents))
 
     def press(self) -> None:
+        """Note that more is in memory than there should be."""
         if not self._stopped:
             self._relieve()
             self._adjust_flow()
@@ -430,6 +423,10 @@ class Spool:
     def ease(self) -> None:
         if self._stopped:
             self._adjust_flow()
+
+    def tell_lost(self, lost: Lost) -> None:
+        self._lost_total += lost.entries
+        self._hooks.lost(lost)
 
     def gone(self, queue: Queue) -> None:
         self._queues.pop(queue.number, None)
@@ -570,10 +567,6 @@ class Spool:
                 if queue.stage is not None:
                     queue.stage.stall(self.store, now_ns, on=stops)
             self._hooks.flow(stops)
-
-    def _tell_lost(self, lost: Lost) -> None:
-        self._lost_total += lost.entries
-        self._hooks.lost(lost)
 
     def _acknowledge(self, run: Run) -> None:
         """Ack a run that is written, or need not be."""

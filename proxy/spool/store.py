@@ -3,8 +3,7 @@
 Jobs come from the event loop, and go back to it when they are done. Only the place in a file is decided here; when to
 write or read, and what to do about a failure, is ``spool``'s.
 
-Waiting jobs are done in groups: first reads, which somebody waits for, then all writes in as few calls as possible,
-then deletions. Adjacent reads are one call.
+Waiting jobs are done in groups: first reads, which somebody waits for, then writes, then deletions.
 
 A file is deleted when nothing in it is needed. Until then unneeded parts are returned to the file system
 (``FALLOC_FL_PUNCH_HOLE``) where it can do that, so a queue that stands still does not keep the rest of a file on disk.
@@ -119,7 +118,7 @@ _GROUP_BYTES: Final = 1024 * 1024
 # Returning a part of a file takes about 20 us, while reads wait.
 _RELEASED_TOGETHER: Final = 500
 # Linux takes 1024 pieces in one call.
-_GROUP_PIECES: Final = 1000
+_MAX_PIECES: Final = 1000
 _MAX_OPEN: Final = 64
 _BLOCK_BYTES: Final = 4096
 _PUNCH_HOLE_KEEP_SIZE: Final = 0x03
@@ -259,12 +258,17 @@ class Store:
         self, reads: list[Read], writes: list[Write], syncs: list[Sync], released: list[tuple[Extent, int]]
     ) -> None:
         try:
-            self._read(reads)
-            self._write([job for job in writes if not job.cancelled])
+            for read in reads:
+                self._read(read)
+            for write in writes:
+                if not write.cancelled:
+                    self._write(write)
         except Exception as fault:  # noqa: BLE001 - what is held must not depend on what nobody has thought of
             error = OSError(errno.EFAULT, repr(fault))
-            _fail([job for job in reads if not job.data], error)
-            _fail([job for job in writes if job.extent is None], error)
+            for read in reads:
+                read.error = read.error or (None if read.data else error)
+            for write in writes:
+                write.error = write.error or (None if write.extent else error)
         for extent, recoverable in released:
             self._ledger.add(extent.segment, -recoverable)
         try:
@@ -303,102 +307,57 @@ class Store:
         self._fds.move_to_end(number)
         return fd
 
-    def _read(self, jobs: list[Read]) -> None:
-        group: list[Read] = []
-        size_bytes = 0
-        for job in jobs:
-            last = group[-1] if group else None
-            if last is not None and (
-                size_bytes > _GROUP_BYTES or last.index_only or job.index_only or not _follows(last.extent, job.extent)
-            ):
-                self._read_group(group)
-                group, size_bytes = [], 0
-            group.append(job)
-            size_bytes += job.extent.length
-        if group:
-            self._read_group(group)
-
-    def _read_group(self, group: list[Read]) -> None:
-        number, offset, length = group[0].extent
-        if group[0].index_only:
-            length = RUN_BYTES + group[0].name_bytes + RECORD_BYTES
-        else:
-            length = sum(job.extent.length for job in group)
+    def _read(self, job: Read) -> None:
+        number, offset, length = job.extent
+        if job.index_only:
+            length = RUN_BYTES + job.name_bytes + RECORD_BYTES
         segment = self._segments.get(number)
         try:
             if segment is None:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
             data = _read_all(self._fd(number), length, offset)
         except MemoryError:
-            _fail(group, OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)))
-            return
+            job.error = OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
         except OSError as error:
-            _fail(group, error)
-            return
-        if len(group) == 1:
-            _check(group[0], data, segment.nonce)
-            return
-        start = 0
-        for job in group:
-            _check(job, data[start : start + job.extent.length], segment.nonce)
-            start += job.extent.length
+            job.error = error
+        else:
+            _check(job, data, segment.nonce)
 
-    def _write(self, jobs: list[Write]) -> None:
-        group: list[Write] = []
-        size_bytes = pieces = 0
-        for job in jobs:
-            job_bytes = job.header.length + job.header.body_bytes
-            job_pieces = 1 + len(job.body)
-            if group and (size_bytes + job_bytes > _GROUP_BYTES or pieces + job_pieces > _GROUP_PIECES):
-                self._write_group(group)
-                group, size_bytes, pieces = [], 0, 0
-            group.append(job)
-            size_bytes += job_bytes
-            pieces += job_pieces
-        if group:
-            self._write_group(group)
-
-    def _write_group(self, group: list[Write]) -> None:
-        total_bytes = sum(job.header.length + job.header.body_bytes for job in group)
+    def _write(self, job: Write) -> None:
+        length = job.header.length + job.header.body_bytes
         try:
-            self._check_room(total_bytes)
+            self._check_room(length)
             number, segment, fd = self._open_current()
         except OSError as error:
-            _fail(group, error)
+            job.error = error
             return
-        pieces: list[Piece] = []
-        for job in group:
-            body = job.body
-            if job.is_single:
-                body = [with_crc(body[0], body[1:]), *body[1:]]
-            crc = 0
-            for piece in body:
-                crc = crc32(piece, crc)
-            pieces.append(job.header._replace(body_crc=crc).pack(segment.nonce))
-            pieces += body
+        body = job.body
+        if job.is_single:
+            body = [with_crc(body[0], body[1:]), *body[1:]]
+        crc = 0
+        for piece in body:
+            crc = crc32(piece, crc)
+        pieces = [job.header._replace(body_crc=crc).pack(segment.nonce), *body]
         start = offset = segment.size_bytes
         try:
             while pieces:
-                count = os.pwritev(fd, pieces[:_GROUP_PIECES], offset)
+                count = os.pwritev(fd, pieces[:_MAX_PIECES], offset)
                 offset += count
                 pieces = _behind(pieces, count)
         except OSError as error:
-            _fail(group, error)
+            job.error = error
             self._end_current(fd, start)
             return
         self._dirty.add(number)
-        for job in group:
-            length = job.header.length + job.header.body_bytes
-            job.extent = Extent(number, start, length)
-            start += length
-            self._ledger.add(number, job.header.recoverable)
-        segment.size_bytes = start
-        segment.live_bytes += total_bytes
-        if start >= self._segment_bytes:
+        job.extent = Extent(number, start, length)
+        self._ledger.add(number, job.header.recoverable)
+        segment.size_bytes += length
+        segment.live_bytes += length
+        self.used_bytes += length
+        if segment.size_bytes >= self._segment_bytes:
             self._current = None
 
     def _check_room(self, more_bytes: int) -> None:
-        self._count_use()
         stats = os.statvfs(self._folder.path)
         if self.used_bytes + more_bytes > self._most_bytes:
             raise OSError(errno.ENOSPC, "the spool is as large as it may be")
@@ -473,10 +432,6 @@ class Store:
             self._folder.delete(segment_name(number, segment.nonce))
 
 
-def _follows(first: Extent, second: Extent) -> bool:
-    return first.segment == second.segment and first.offset + first.length == second.offset
-
-
 def _read_all(fd: int, length: int, offset: int) -> bytes:
     """Return that part of a file, or what there is of it.
 
@@ -499,11 +454,6 @@ def _behind(pieces: Sequence[Piece], count: int) -> list[Piece]:
             return [memoryview(piece)[count:], *pieces[index + 1 :]]
         count -= length
     return []
-
-
-def _fail(group: Sequence[Write | Read], error: OSError) -> None:
-    for job in group:
-        job.error = error
 
 
 def _check(job: Read, data: bytes, nonce: bytes) -> None:

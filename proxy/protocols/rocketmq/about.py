@@ -74,8 +74,6 @@ MAX_GROUPS: Final = 256
 class AboutClient:
     """One client, as far as it has said."""
 
-    __slots__ = ("_body", "_groups", "_id", "_version", "language", "listening")
-
     def __init__(self) -> None:
         self.listening = False  # the body of a heartbeat is still coming; ``hear`` takes it
         self.language = ""
@@ -153,8 +151,6 @@ MAX_NAMES: Final = 1024
 
 class Names:
     """The names of one connection."""
-
-    __slots__ = ("known",)
 
     def __init__(self) -> None:
         # Equal names share one tuple, which makes grouping cheap.

@@ -69,8 +69,6 @@ class Pending:
             remembers the requests, too.
     """
 
-    __slots__ = ("_ambiguous", "_halves", "_polls", "_requests", "_timed", "_timed_ns", "opaques")
-
     def __init__(self, opaques: "Opaques | None" = None) -> None:
         self.opaques = opaques
         self._ambiguous = False
@@ -190,8 +188,6 @@ class RecordCounter:
 
     A size that is nonsense, or longer than the rest of the body, counts as one record that takes the rest.
     """
-
-    __slots__ = ("_part", "_skip", "count")
 
     def __init__(self) -> None:
         self.count = 0  # records whose size has come
@@ -339,10 +335,9 @@ class AnswerStream:
         if begun is None:
             return len(chunk)
         self.frames += 1
-        header = begun.header
-        if header is not None:
-            self._note(memoryview(header), begun.frame_bytes)
-        return self._step(chunk, begun.position, begun.stop - begun.position)
+        if begun.header is not None:
+            self._note(memoryview(begun.header), begun.frame_bytes)
+        return self._step(chunk, begun.position, begun.left_bytes)
 
     def _note(self, header: memoryview, frame_bytes: int) -> None:
         answer = read_answer(header)

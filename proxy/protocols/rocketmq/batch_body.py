@@ -55,8 +55,6 @@ class BatchReader:
     broker steps back by negative lengths, so a short body may be any number of messages.
     """
 
-    __slots__ = ("_at", "_searched", "count", "effort", "malformed", "sets_inner")
-
     def __init__(self) -> None:
         self.count = 0  # messages, once everything is read; 0 if the body is malformed or the broker refuses it
         self.effort = 0  # how long the reading took, in messages
@@ -67,7 +65,7 @@ class BatchReader:
         # Where the next message begins, and how far those before it were searched.
         self._at = self._searched = 0
 
-    def go_on(self, body: bytes | memoryview, most: int = sys.maxsize) -> bool:
+    def go_on(self, body: bytes | bytearray | memoryview, most: int = sys.maxsize) -> bool:
         """Read ``most`` more messages of a whole body, or a few more; return whether that was all.
 
         Takes 0.4 µs for each message, and as long at most to search the bytes that count as one.
@@ -99,7 +97,7 @@ class BatchReader:
         return searched == at and (parted or at == size)
 
 
-def _is_refused(body: bytes | memoryview, at: int) -> bool:
+def _is_refused(body: bytes | bytearray | memoryview, at: int) -> bool:
     """Return whether the broker can continue at a message neither by its lengths nor by totalSize."""
     size = len(body)
     # With a totalSize of 0 the reading of a batch queue never ends.

@@ -31,8 +31,6 @@ class HeldFrame(msgspec.Struct):
 class Holding:
     """The held frames of one client."""
 
-    __slots__ = ("coming", "count", "oneways", "size_bytes", "waiting")
-
     def __init__(self) -> None:
         self.count = 0
         self.oneways = 0  # they expect no answer
@@ -46,10 +44,9 @@ class Holding:
     def waiting_bytes(self) -> int:
         return sum(map(len, self.waiting))
 
-    def hold(self, header: Header, lead: bytes, piece: memoryview) -> HeldFrame:
-        """Copy a frame: ``lead`` came in earlier chunks, ``piece`` in this one."""
-        held = HeldFrame(header, bytearray(lead))
-        held.data += piece
+    def hold(self, header: Header, data: bytes) -> HeldFrame:
+        """Copy what has come of a frame."""
+        held = HeldFrame(header, bytearray(data))
         self.count += 1
         self.oneways += header.flag & FLAG_ONEWAY != 0
         self.size_bytes += len(held.data)

@@ -84,24 +84,6 @@ _REFUSED: Final = "refused"
 class Line:
     """Spooled requests of one producer group to the same resources."""
 
-    __slots__ = (
-        "_serial",
-        "closed",
-        "ended",
-        "front",
-        "group",
-        "key",
-        "kind",
-        "most",
-        "oneways",
-        "purged",
-        "purged_oneways",
-        "queue",
-        "replays",
-        "resources",
-        "stage",
-    )
-
     queue: Queue
 
     def __init__(

@@ -196,7 +196,7 @@ class _Requests(_Stream):
                     break
                 self._note(begun.header, begun.header_type)
                 position += begun.position
-                self.left = begun.stop - begun.position
+                self.left = begun.left_bytes
         except Close:
             size = position
             raise
@@ -249,11 +249,10 @@ class _Answers(_Stream):
                 if begun is None:
                     break
                 position += begun.position
-                body_bytes = begun.stop - begun.position
-                self._whole = None if begun.header is None else self._begin(begun.prefix_and_header, body_bytes)
+                self._whole = None if begun.header is None else self._begin(begun.come, begun.left_bytes)
                 if self._whole is None:
-                    out.append(begun.prefix_and_header)
-                    self.left = body_bytes
+                    out.append(begun.come)
+                    self.left = begun.left_bytes
 
     def _begin(self, head: bytes, body_bytes: int) -> _Whole | None:
         """Match an answer with its request; return None if it can be forwarded as it comes."""

@@ -21,10 +21,9 @@ from proxy.protocols.rocketmq.limit_commands import LimitCommandReader
 from proxy.protocols.rocketmq.lines import Aside, Lines
 from proxy.protocols.rocketmq.options import RocketMQOptions
 from proxy.protocols.rocketmq.refusals import Forbidden, busy_answer
-from proxy.protocols.rocketmq.requests import Refused, RequestStream
+from proxy.protocols.rocketmq.requests import Frame, Refused, RequestStream
 from proxy.protocols.rocketmq.transactions import Transactions
 from proxy.protocols.rocketmq.wire.codes import FLAG_ONEWAY, KIND_RETRY_GROUP, KIND_SUBSCRIPTION, KIND_TOPIC
-from proxy.protocols.rocketmq.wire.frame import Frame
 from proxy.protocols.rocketmq.wire.header import STRICT, Header, classify
 from proxy.protocols.rocketmq.wire.message_id import ANOTHER_EACH_TIME
 from proxy.spool.segments import Piece
@@ -134,7 +133,7 @@ class RocketMQSession(Session):
         if side is Side.BROKER:
             return self._receive_answers(chunk, now_ns)
         stream, before = self._requests, self._requests.frames
-        requests = stream.feed(chunk, now_ns)
+        requests = stream.feed(chunk, now_ns, self._out[Side.BROKER])
         self._counters.frames[side] += stream.frames - before
         if self._may_replay and stream.frames:
             # It speaks the protocol, so it is not a probe of the port.

@@ -98,8 +98,6 @@ class Question:
     The body may come in pieces. The message's own body is skipped.
     """
 
-    __slots__ = ("_behind", "_kept", "_skip", "fields")
-
     def __init__(self, request: RemotingCommand) -> None:
         self.fields = request.fields
         # What comes before the message's body, and later what comes behind it.

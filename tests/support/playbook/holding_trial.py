@@ -9,8 +9,8 @@ from playbook import frames
 from playbook.trial import Trial, gaps, random_pieces, read_stream
 from proxy.deciding.batch import Batch, Hold, Refuse, Request, Side, Ticket, Verdict
 from proxy.protocols.base import Close
+from proxy.protocols.rocketmq.requests import Frame
 from proxy.protocols.rocketmq.wire.codes import FLAG_ONEWAY
-from proxy.protocols.rocketmq.wire.frame import Frame
 
 Choice = Literal["pass", "refuse", "hold"]
 

@@ -92,7 +92,7 @@ class Reply:
 
 @dataclass(frozen=True)
 class ToBroker:
-    """Expects these slices for the broker, in this order."""
+    """Expects these bytes for the broker, in this order."""
 
     slices: tuple[bytes, ...]
 
@@ -102,7 +102,7 @@ class ToBroker:
 
 @dataclass(frozen=True)
 class ToClient:
-    """Expects these slices for the client, in this order."""
+    """Expects these bytes for the client, in this order."""
 
     slices: tuple[bytes, ...]
 
@@ -276,7 +276,7 @@ class Playbook:
         else:
             side = Side.BROKER if isinstance(expected, ToBroker) else Side.CLIENT
             given, self._unexpected[side] = self._unexpected[side], []
-            assert given == list(expected.slices)
+            assert b"".join(given) == b"".join(expected.slices)
         return self
 
     def __bool__(self) -> bool:

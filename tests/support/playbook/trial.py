@@ -238,8 +238,7 @@ class Trial:
 
     def _check_bounds(self) -> None:
         session = self.session
-        beginning = session._requests._beginning
-        assert len(beginning.pieces) <= max(8 + MAX_HEADER_BYTES, beginning.whole_bytes)
+        assert len(session._requests._beginning.pieces) <= 8 + MAX_HEADER_BYTES
         assert len(session._answers._beginning.pieces) <= 8 + answers.MAX_ANSWER_HEADER_BYTES
         assert session.in_flight() <= MAX_PENDING
         if session._waiting:

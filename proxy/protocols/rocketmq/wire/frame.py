@@ -1,4 +1,4 @@
-"""Frames of the client's stream: what their headers say, where each is in its chunk, and those that come in pieces."""
+"""Frames: what their headers say, and those that come in pieces."""
 
 from collections.abc import Callable
 from struct import Struct
@@ -123,14 +123,6 @@ _HIGHEST_WORD: Final = codes.HEADER_BINARY << 24 | HEADER_LENGTH
 MAX_HEADER_BYTES: Final = 256 * 1024
 
 
-class Frame(msgspec.Struct, gc=False):
-    """The handle of a request, a HeldFrame if it is held."""
-
-    start: int  # offset in the chunk of the part that came with it
-    stop: int  # offset of its end; beyond the chunk when more is to come
-    header: Header
-
-
 def header_bytes_of(length: int, word: int, max_length: int) -> int:
     """Return the header's length in a client's frame that begins with these two words.
 
@@ -157,35 +149,33 @@ _READ_AGAIN_BYTES: Final = 2048
 
 
 class Begun(NamedTuple):
-    """A frame whose header is whole now, or too long to be gathered."""
+    """A frame whose header is complete now, or too long to be gathered."""
 
-    prefix_and_header: bytes  # the bytes; the header is empty if it is too long
+    come: bytes  # the two words, and the header unless it is too long
     header_type: int
+    header_bytes: int
     frame_bytes: int
     position: int  # in the chunk, where what follows those bytes begins
-    body_at: int  # where the body begins: there, too, or behind the header that was not gathered
-    stop: int  # where the frame ends; this and ``body_at`` may be beyond the chunk
 
     @property
     def header(self) -> bytes | None:
-        return self.prefix_and_header[PREFIX_BYTES:] if self.body_at == self.position else None
+        return self.come[PREFIX_BYTES:] if len(self.come) == PREFIX_BYTES + self.header_bytes else None
+
+    @property
+    def left_bytes(self) -> int:
+        return self.frame_bytes - len(self.come)
 
 
 class PartialFrame:
-    """Gathers the beginning of one frame after another: until its header is whole, or all of it."""
-
-    __slots__ = ("_header_bytes_of", "_max_header_bytes", "pieces", "whole_bytes")
+    """Gathers the beginning of one frame after another, until its header is complete."""
 
     def __init__(self, max_header_bytes: int, header_bytes_of: Callable[[int, int], int]) -> None:
         self.pieces = bytearray()  # empty between frames
-        self.whole_bytes = 0  # length of the current frame, if all of it is to be gathered; else 0
         self._max_header_bytes = max_header_bytes
         self._header_bytes_of = header_bytes_of
 
     def missing_bytes(self) -> int:
         have = len(self.pieces)
-        if self.whole_bytes:
-            return self.whole_bytes - have
         if have < PREFIX_BYTES:
             return PREFIX_BYTES - have
         word: int = prefix_at(self.pieces)[1]
@@ -194,10 +184,10 @@ class PartialFrame:
     def readable_again(self) -> int:
         """Return the length of what is gathered; 0 if it is too long to be read again."""
         have = len(self.pieces)
-        return have if have <= _READ_AGAIN_BYTES and not self.whole_bytes else 0
+        return have if have <= _READ_AGAIN_BYTES else 0
 
     def go_on(self, chunk: memoryview) -> Begun | None:
-        """Gather the chunk's part of the header; a whole one is returned and forgotten.
+        """Gather the chunk's part of the header; a complete one is returned and forgotten.
 
         Returns:
             None while it is incomplete: then all of the chunk belongs to it.
@@ -212,31 +202,14 @@ class PartialFrame:
             return None
         length, word = prefix_at(pieces)
         header_bytes = self._header_bytes_of(length, word)
-        skipped = header_bytes if header_bytes > self._max_header_bytes else 0
-        wanted = PREFIX_BYTES + header_bytes - skipped
+        wanted = PREFIX_BYTES + (header_bytes if header_bytes <= self._max_header_bytes else 0)
         step = min(wanted - len(pieces), size - position)
         pieces += chunk[position : position + step]
         if len(pieces) < wanted:
             return None
-        position += step
-        stop = position + 4 + length - wanted
-        return Begun(self.take(), word >> 24, 4 + length, position, position + skipped, stop)
-
-    def gather(self, chunk: memoryview, position: int) -> int:
-        """Gather the chunk's part, from ``position`` on, of a frame of ``whole_bytes``; return where that ends."""
-        step = min(self.whole_bytes - len(self.pieces), len(chunk) - position)
-        self.pieces += chunk[position : position + step]
-        return position + step
-
-    def forget_body(self) -> None:
-        """Forget what was gathered of a whole frame's body; the frame is shorter by that."""
-        word: int = prefix_at(self.pieces)[1]
-        body_at = PREFIX_BYTES + (word & HEADER_LENGTH)
-        self.whole_bytes -= len(self.pieces) - body_at
-        del self.pieces[body_at:]
+        return Begun(self.take(), word >> 24, header_bytes, 4 + length, position + step)
 
     def take(self) -> bytes:
         pieces = bytes(self.pieces)
         self.pieces.clear()
-        self.whole_bytes = 0
         return pieces

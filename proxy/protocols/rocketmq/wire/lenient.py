@@ -123,8 +123,6 @@ def _unescape(match: re.Match[str]) -> str:
 class Parser:
     """Takes the tokens of one header one after another."""
 
-    __slots__ = ("_data", "_end", "_steps_left", "_token", "is_utf8")
-
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._end = 0

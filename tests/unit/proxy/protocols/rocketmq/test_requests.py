@@ -306,7 +306,7 @@ def test_batch_that_stalls_makes_room_for_another(changes: dict[str, Any], rest:
     other.now_ns = KEPT_NS
     assert other >> Client(whole[:100_000]) >> Client(whole[100_000:] + B) << ToBroker(whole, B)
     assert room.taken_bytes == 0
-    assert len(stalled.session._requests._beginning.pieces) < 1000  # type: ignore[attr-defined]
+    assert len(stalled.session._requests._batch) < 1000  # type: ignore[attr-defined]
     after = whole[200_000:] + B
     assert stalled.session.missing_bytes(Side.CLIENT) == len(after) - len(B)
     for at in range(0, len(after), rest) if rest > 1 else [0]:
