@@ -15,7 +15,9 @@ from hashlib import blake2b
 from typing import Final
 
 from proxy.deciding.batch import Side
+from proxy.protocols.amqp.about import shown
 from proxy.protocols.amqp10 import wire
+from proxy.protocols.amqp10.credit import Credit
 from proxy.protocols.amqp10.links import ASKED, PASSES, SWALLOWED, UNDECIDED, Delivery, Half, Link, SessionPart, Shared
 from proxy.protocols.amqp10.stream import Step, Stream
 from proxy.protocols.amqp10.wire import Frame, Malformed, Performative
@@ -90,7 +92,8 @@ class Conversation:
             if shared.links >= MAX_LINKS:
                 raise Close("too_many_links", f"the {side.value} attached more than {MAX_LINKS} links")
             shared.links += 1
-            link = Link(self, attached, side, shared)
+            credit = Credit(None if attached.receiver else attached.initial_delivery_count or 0)
+            link = Link(self, shared, sender, credit, shown(name))
             self.links[link] = None
             self.halves[sender].senders += 1
             other = self.halves[side.other]
@@ -258,7 +261,7 @@ class Conversation:
         if shared.timed is None:
             ids = self.halves[Side.CLIENT].ids
             ids.watch(number)
-            shared.timed = ids, shared.now_ns
+            shared.timed = self, shared.now_ns
 
     def _swallow(self, half: Half, delivery: Delivery, *, is_first: bool, is_last: bool) -> None:
         shared, link = self._shared, delivery.link
@@ -388,7 +391,7 @@ def translate_flow(
 ) -> dict[int, bytes]:
     """Take a flow of a session, or of one of its links, as it is forwarded. Return which fields change."""
     half, other = session.halves[side], session.halves[side.other]
-    incoming_id, incoming_window, outgoing_id, outgoing_window, _, delivery_count, credit, available = numbers
+    incoming_id, incoming_window, outgoing_id, outgoing_window, _, delivery_count, credit, _ = numbers
     to_incoming_id = other.transfers.flow_of_receiver(incoming_id, incoming_window or 0)
     if other.undecided:
         session.look_at_window(side.other)
@@ -407,7 +410,7 @@ def translate_flow(
         if not link.was_limited:
             return changes
     else:
-        answer = link.flow_of_sender(delivery_count, credit, available, drains)
+        answer = link.flow_of_sender(delivery_count, credit, drains)
         if answer is None:
             # It still tells the session's window (2.5.6), and may ask for an answer.
             return changes | dict.fromkeys(range(4, 9), wire.NULL)

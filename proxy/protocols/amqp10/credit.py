@@ -21,29 +21,7 @@ due         permits to be charged, or given back if it is negative; taken by ``t
 Always: ``granted <= limit`` and ``0 <= prepaid <= max(0, granted - sent)``. ``granted + offset`` sinks only if the
 receiver lowers its limit below it. Use beyond the credit is charged; beyond ``limit`` the receiver ends the link.
 
-Transitions
-===========
-``trim``: prepaid that exceeds granted - sent goes to ``due``, negative: nobody can use it any more.
-
-================== ======================== ===========================================================================
-call               when                     then
-================== ======================== ===========================================================================
-flow_of_receiver   limit' >= granted        ``limit = limit'``
-limit' = dc+credit limit' < granted         ``limit = granted = limit'``; trim
-grant n                                     ``k = min(n, limit - granted)``; ``granted += k, prepaid += k, due -= n-k``
-grant_all                                   ``granted = limit``; nothing is paid
-both               a drain is unanswered    nothing: see Draining
-came n                                      ``sent += n``; of them ``min(n, prepaid)`` are paid, the others go to due;
-                                            those beyond granted are granted, up to the limit
-swallowed n        their first frames came  ``sent -= n, offset += n, prepaid += n``: the sender may use n more
-flow_of_sender     dc <= sent               nothing new
-dc, less offset    dc > sent                it threw credit away: ``sent = dc``; trim
-both drain         dc = granted < limit,    it had nothing more: ``offset -= limit - granted``,
-                   dc > sent before         ``sent = granted = limit``
-both drain         sent < dc < granted, or  it had not heard of all grants, or answers late:
-                   it is doubtful           ``offset += dc - sent, granted -= dc - sent``; sent stays
-repay                                       all of prepaid goes to due, negative
-================== ======================== ===========================================================================
+Permits of ``prepaid`` beyond granted - sent can be used by nobody any more: they go to ``due``, negative.
 
 Draining
 ========
@@ -204,11 +182,10 @@ class Credit:
         self.shaped = False
         # A swallowed delivery is still coming. Its sender may not have counted it yet.
         self.swallowing = False
-        self.available: int | None = None  # how much the sender last said it has to send
         # The receiver's last delivery-count, unwrapped; None if it left it out.
         self._said: int | None = None
-        self._prepaid = 0
-        self._due = 0
+        self.prepaid = 0
+        self.due = 0
         # The last delivery-limit that the sender was told, in its own numbers, and the highest.
         self._told = self._highest = self._initial
         self._drains_to: int | None = None  # where the sender was told to drain to, in its own numbers, or None
@@ -287,14 +264,10 @@ class Credit:
 
         Not for each delivery: the sender may use half of its window first.
         """
-        left = self.limit - self.granted
-        if left <= 0:
-            # First, as it is asked for each chunk.
-            return 0
-        unused, window = max(0, self.granted - self.sent), self.window
+        left, unused, window = self.limit - self.granted, max(0, self.granted - self.sent), self.window
         if 2 * unused > window or (unused and self._untouched) or (self.draining and self._awaits_answer):
             return 0
-        return min(left, window - unused)
+        return max(0, min(left, window - unused))
 
     @property
     def known(self) -> int:
@@ -317,9 +290,9 @@ class Credit:
         if plenty:
             self._widen()
         granted = max(0, min(permits, self.limit - self.granted))
-        self._due -= permits - granted
+        self.due -= permits - granted
         self.granted += granted
-        self._prepaid += granted
+        self.prepaid += granted
         self._untouched = granted > 0
         self._trim()
         return self.to_tell
@@ -353,11 +326,8 @@ class Credit:
     def came(self, deliveries: int = 1) -> None:
         """Count deliveries at their first frame, also those that are swallowed or aborted later."""
         self.sent += deliveries
-        prepaid = self._prepaid - deliveries
-        if prepaid < 0:
-            self._due -= prepaid
-            prepaid = 0
-        self._prepaid = prepaid
+        self.due += max(0, deliveries - self.prepaid)
+        self.prepaid = max(0, self.prepaid - deliveries)
         self._untouched = False
         self._used += deliveries
         if self.sent >= self.granted:
@@ -370,7 +340,7 @@ class Credit:
         self.shaped = True  # from here on its numbers differ, even before it is told
         self.sent -= deliveries
         self.offset += deliveries
-        self._prepaid += deliveries
+        self.prepaid += deliveries
         self._trim()
 
     def beyond(self, deliveries: int) -> int:
@@ -381,7 +351,6 @@ class Credit:
         self,
         delivery_count: int | None,
         credit: int | None,
-        available: int | None,
         drain: bool,  # noqa: FBT001
     ) -> LinkFlow | None:
         """Take the sender's flow, as it is on the wire.
@@ -389,7 +358,6 @@ class Credit:
         Returns:
             What the receiver is told instead; None if that would mislead it.
         """
-        self.available = available
         if delivery_count is None:
             return LinkFlow(None, max(0, self.limit - self.sent) if self.shaped else credit or 0, drain)
         before = self.sent
@@ -420,28 +388,15 @@ class Credit:
                 return None
         return LinkFlow(wrapped(counted), min(max(0, self.limit - counted), MAX_CREDIT), drain)
 
-    @property
-    def due(self) -> int:
-        return self._due
-
     def take_due(self) -> int:
         """Return, once, how many permits to charge beyond those asked for; negative is given back."""
-        due = self._due
-        self._due = 0
+        due, self.due = self.due, 0
         return due
-
-    @property
-    def prepaid(self) -> int:
-        return self._prepaid
-
-    @property
-    def unpaid(self) -> int:
-        return max(0, self.granted - self.sent - self._prepaid)
 
     def repay(self) -> int:
         """Take back what was paid for deliveries that have not come; return what is due then, as ``take_due`` does."""
-        self._due -= self._prepaid
-        self._prepaid = 0
+        self.due -= self.prepaid
+        self.prepaid = 0
         return self.take_due()
 
     def _widen(self) -> None:
@@ -454,7 +409,6 @@ class Credit:
             self.granted = max(self.granted, min(self.sent, self.limit))
 
     def _trim(self) -> None:
-        excess = self._prepaid - max(0, self.granted - self.sent)
-        if excess > 0:
-            self._prepaid -= excess
-            self._due -= excess
+        excess = max(0, self.prepaid - max(0, self.granted - self.sent))
+        self.prepaid -= excess
+        self.due -= excess

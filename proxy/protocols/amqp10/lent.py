@@ -84,11 +84,10 @@ class LentConnection:
         self._judge = judge
         shared, timed = self._shared, None
         if shared.timed is not None:
-            ids, since_ns = shared.timed
-            sessions = self._channels[Side.CLIENT].values()
-            session = next((each for each in sessions if each.halves[Side.CLIENT].ids is ids), None)
-            if session is not None and ids.watched is not None:
-                timed = session, wrapped(ids.watched), since_ns, False
+            session, since_ns = shared.timed
+            watched = session.halves[Side.CLIENT].ids.watched
+            if watched is not None:
+                timed = session, wrapped(watched), since_ns, False
         lent: Lent = COMPILED.lend_amqp10(judge, self, most_frame_bytes, timed, beginnings)
         return lent
 
@@ -236,7 +235,7 @@ class LentConnection:
                 ids.reached(last)
         shared = self._shared
         if shared.timed is not None:
-            shared.timed[0].watched = None
+            shared.timed[0].halves[Side.CLIENT].ids.watched = None
             shared.timed = None
         if timed is not None:
             session, number, since_ns, is_settled = timed
@@ -244,7 +243,7 @@ class LentConnection:
             ids.watch(number)
             if is_settled:
                 ids.watched, ids.answered = None, True
-            shared.timed = ids, since_ns
+            shared.timed = session, since_ns
 
 
 def _came(session: SessionPart, transfers: tuple[int, int]) -> None:

@@ -10,7 +10,7 @@ resources of their own. What comes before that is bounded by ``Unpaid``.
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import InitVar, dataclass, field
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from limiter.rules.resource import Resource
@@ -65,13 +65,13 @@ class Shared:
     starved: "dict[Link, None]" = field(default_factory=dict)
     turning: "dict[Link, None]" = field(default_factory=dict)
     # Sessions that can keep no more: undecided deliveries are decided by what is known.
-    forced: "dict[SessionPart, None]" = field(default_factory=dict)
+    forced: dict[SessionPart, None] = field(default_factory=dict)
     charges: list[Charge] = field(default_factory=list)
     paid: list[Paid] = field(default_factory=list)  # messages that came on credit
     # Sessions with deliveries that need more bytes before they can be decided.
-    keeping: "dict[SessionPart, None]" = field(default_factory=dict)
+    keeping: dict[SessionPart, None] = field(default_factory=dict)
     # Sessions, with the sender's side, whose window was used by swallowed transfers.
-    short: "dict[tuple[SessionPart, Side], None]" = field(default_factory=dict)
+    short: dict[tuple[SessionPart, Side], None] = field(default_factory=dict)
     tightest: Advance | None = None  # the allowance of the tightest limit that a message may hit
     withheld: bool = False  # producers get no more credit for now
     let_in: bool = False  # the broker has opened the connection, too
@@ -80,8 +80,8 @@ class Shared:
     links: int = 0  # how many there are
     under_way: int = 0  # how many of the client's links are within a delivery
     refused: int = 0
-    # The numbers among which one delivery of the client is watched, and since when.
-    timed: tuple[Renumbering, int] | None = None
+    # The session in which one delivery of the client is watched, and since when.
+    timed: "tuple[SessionPart, int] | None" = None
     _kept_bytes: int = 0
     _gathering: Gathering | None = None
 
@@ -202,16 +202,14 @@ class Half:
 
 @dataclass(eq=False, slots=True)
 class Link:
-    """One link, from the attach of the first peer, ``side``."""
+    """One link, from the attach of the first peer."""
 
-    session: "SessionPart"
-    attached: InitVar[Attached]
-    side: InitVar[Side]
+    session: SessionPart
     shared: Shared
-    sender: Side = field(init=False)
-    credit: Credit = field(init=False)
+    sender: Side
+    credit: Credit
     # Name and address, for people.
-    name: str = field(init=False)
+    name: str
     node: str = ""
     handles: dict[Side, int | None] = field(default_factory=lambda: dict.fromkeys(Side))  # None while not attached
     told: set[Side] = field(default_factory=set)  # peers whose attach was forwarded, and whose detach was not
@@ -243,11 +241,6 @@ class Link:
     _bytes: int = 0
     _size_bytes: int = 0
     _since_ns: int = 0
-
-    def __post_init__(self, attached: Attached, side: Side) -> None:
-        self.sender = side.other if attached.receiver else side
-        self.name = shown(attached.name)
-        self.credit = Credit(None if attached.receiver else attached.initial_delivery_count or 0)
 
     @property
     def consumes(self) -> bool:
@@ -358,14 +351,8 @@ class Link:
         self.falls_due()
         self.wants()
 
-    def flow_of_sender(
-        self,
-        delivery_count: int | None,
-        credit: int | None,
-        available: int | None,
-        drain: bool,  # noqa: FBT001
-    ) -> LinkFlow | None:
-        said = self.credit.flow_of_sender(delivery_count, credit, available, drain)
+    def flow_of_sender(self, delivery_count: int | None, credit: int | None, drain: bool) -> LinkFlow | None:  # noqa: FBT001
+        said = self.credit.flow_of_sender(delivery_count, credit, drain)
         self.falls_due()
         self.wants()
         return said

@@ -8,46 +8,17 @@ Each direction has two counts (AMQP 1.0, 2.5.6 and 2.6.12), 32-bit serial number
 
 A swallowed delivery has numbers at its *sender*, and none at the *receiver*. From then on they count differently.
 
-Transfer-ids
-============
-================ =================================== ===============================================================
-call             when                                then
-================ =================================== ===============================================================
-begun            the sender's begin                  ``next_id`` is its next-outgoing-id
-came n           n transfers are forwarded           ``next_id += n``
-swallowed n      n are not                           ``offset += n``
-added n          n are forwarded that did not come   ``next_id += n, offset -= n``
-flow_of_sender   the sender's flow                   ``next_id`` is its next-outgoing-id - offset, which is forwarded
-flow_of_receiver the receiver's begin, or its flow   its next-incoming-id + offset is forwarded: the sender's window
-                                                     is longer by what was swallowed
-================ =================================== ===============================================================
-
-Delivery-ids
-============
 A *break* is a run of adjacent swallowed deliveries; behind it the difference of both counts is larger by its length. A
-receiver's range of deliveries is cut at each break in it. A sender's range becomes one of the receiver's.
-
-=================== ============================================== ==============================================
-call                when                                           then
-=================== ============================================== ==============================================
-swallow             nothing was forwarded since the last break     that is longer by one
-                    otherwise                                      a new break
-settled             all before the end of the first break are      that break is forgotten
-                    settled
-                    there are many breaks                          those with nothing unsettled behind them, up to
-                                                                   the next one, become one with that
-                    there are still too many                       ``full``: nothing may be swallowed; deliveries
-                                                                   over a rule are forwarded and charged
-aborted             its sender has aborted a delivery              its answer is not waited for; if there are many,
-                                                                   the oldest count as settled
-=================== ============================================== ==============================================
+receiver's range of deliveries is cut at each break in it. A sender's range becomes one of the receiver's. A break is
+forgotten once all before its end are settled. Of many, those with nothing unsettled between them become one. If there
+are still too many, nothing may be swallowed: deliveries over a rule are forwarded and charged.
 """
 
 from array import array
 from bisect import bisect_left, bisect_right
 from typing import Final
 
-from .credit import unwrapped, wrapped
+from proxy.protocols.amqp10.credit import unwrapped, wrapped
 
 MAX_BREAKS: Final = 8192
 MAX_INTERVALS: Final = 8192
@@ -92,19 +63,20 @@ class Transfers:
     def flow_of_receiver(self, next_incoming_id: int | None, incoming_window: int) -> int | None:
         """Take the receiver's flow, or its begin (without next-incoming-id); return that id for the sender."""
         self.incoming_window = incoming_window
-        if next_incoming_id is None:
-            self._incoming_id = None
-            return self.incoming_id()
-        # As incoming_id does it, without a call.
-        counted = self._incoming_id = unwrapped(next_incoming_id, self.next_id)
-        self._told = counted + self.offset + incoming_window
-        return wrapped(counted + self.offset) if self.offset else next_incoming_id
+        self._incoming_id = None if next_incoming_id is None else unwrapped(next_incoming_id, self.next_id)
+        return self.incoming_id()
 
     def incoming_id(self) -> int | None:
-        counted = self._initial if self._incoming_id is None else self._incoming_id
-        self._told = counted + self.offset + self.incoming_window
+        self._told = self._limit
         # Left out, the sender takes it for its initial number.
-        return None if self._incoming_id is None and not self.offset else wrapped(counted + self.offset)
+        if self._incoming_id is None and not self.offset:
+            return None
+        return wrapped(self._told - self.incoming_window)
+
+    @property
+    def _limit(self) -> int:
+        counted = self._initial if self._incoming_id is None else self._incoming_id
+        return counted + self.offset + self.incoming_window
 
     def outgoing_id(self) -> int:
         return wrapped(self.next_id)
@@ -112,8 +84,7 @@ class Transfers:
     @property
     def to_tell(self) -> bool:
         """Whether the sender counts swallowed transfers as part of its window."""
-        counted = self._initial if self._incoming_id is None else self._incoming_id
-        return counted + self.offset + self.incoming_window > self._told
+        return self._limit > self._told
 
     def left(self) -> int:
         """Return how many transfers the sender may send by what it was told."""
@@ -153,30 +124,10 @@ class Unsettled:
         end = bisect_right(starts, last)
         if at >= end:
             return 0
-        low, high = starts[at], stops[end - 1]
-        if end - at == 1 and (first <= low or stop >= high):
-            # The usual case.
-            if stop < high:
-                starts[at] = stop
-            elif first > low:
-                stops[at] = first
-            else:
-                del starts[at], stops[at]
-            removed = min(stop, high) - max(first, low)
-            self.count -= removed
-            return removed
-        removed = sum(stops[at:end]) - sum(starts[at:end])
-        kept_starts, kept_stops = array("q"), array("q")
-        if low < first:
-            kept_starts.append(low)
-            kept_stops.append(first)
-            removed -= first - low
-        if high > stop:
-            kept_starts.append(stop)
-            kept_stops.append(high)
-            removed -= high - stop
-        starts[at:end] = kept_starts
-        stops[at:end] = kept_stops
+        kept = [(low, high) for low, high in ((starts[at], first), (stop, stops[end - 1])) if low < high]
+        removed = sum(stops[at:end]) - sum(starts[at:end]) - sum(high - low for low, high in kept)
+        starts[at:end] = array("q", [low for low, _ in kept])
+        stops[at:end] = array("q", [high for _, high in kept])
         self.count -= removed
         self._bound()
         return removed

@@ -304,7 +304,8 @@ class AMQP10Session(Session):
         """Measure the broker's time for the timed delivery, once that is settled."""
         shared = self._shared
         assert shared.timed is not None  # noqa: S101 - as who calls this knows
-        ids, since_ns = shared.timed
+        session, since_ns = shared.timed
+        ids = session.halves[Side.CLIENT].ids
         if ids.watched is None:
             shared.timed = None
             if ids.answered and side is Side.BROKER:

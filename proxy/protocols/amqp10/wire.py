@@ -1,4 +1,4 @@
-"""AMQP 1.0 on the wire: frames, performatives, and what is read of them or written. Numbers of parts are OASIS's.
+"""AMQP 1.0 on the wire: frames and performatives, read and written. Numbers of parts are OASIS's.
 
 Input comes from anybody: ``Malformed`` is the only error, and no value costs more than its bytes.
 
@@ -27,7 +27,6 @@ EMPTY_FRAME: Final = b"\x00\x00\x00\x08\x02\x00\x00\x00"
 # The largest frame before both sides have told their own (2.4.1), and the least that each must take.
 MIN_MAX_FRAME_BYTES: Final = 512
 
-PROTOCOL_HEADER_BYTES: Final = 8
 SASL_HEADER: Final = b"AMQP\x03\x01\x00\x00"
 AMQP_HEADER: Final = b"AMQP\x00\x01\x00\x00"
 
@@ -91,28 +90,14 @@ MAX_PERFORMATIVE_BYTES: Final = 1 << 20  # the longest performative: an attach c
 MAX_VALUES: Final = 4096  # values of a list or a map that are read, at some tenths of a microsecond each
 MAX_DESCRIBED: Final = 16  # nested descriptors; nobody needs two
 
-_u16_at: Final = Struct(">H").unpack_from
 _u32_at: Final = Struct(">I").unpack_from
 _header_at: Final = Struct(">IBBH").unpack_from
 _header: Final = Struct(">IBBH").pack
 _constructor_u32: Final = Struct(">BI").pack
 _list32: Final = Struct(">BII").pack
-_integer_at: Final = {
-    0x50: Struct(">B").unpack_from,
-    0x51: Struct(">b").unpack_from,
-    0x52: Struct(">B").unpack_from,
-    0x53: Struct(">B").unpack_from,
-    0x54: Struct(">b").unpack_from,
-    0x55: Struct(">b").unpack_from,
-    0x60: Struct(">H").unpack_from,
-    0x61: Struct(">h").unpack_from,
-    0x70: Struct(">I").unpack_from,
-    0x71: Struct(">i").unpack_from,
-    0x73: Struct(">I").unpack_from,
-    0x80: Struct(">Q").unpack_from,
-    0x81: Struct(">q").unpack_from,
-    0x83: Struct(">q").unpack_from,
-}
+# Constructors of integers that take some bytes (1.6).
+_SIGNED: Final = (0x51, 0x54, 0x55, 0x61, 0x71, 0x81, 0x83)
+_INTEGERS: Final = (0x50, 0x52, 0x53, 0x60, 0x70, 0x73, 0x80, *_SIGNED)
 
 _DESCRIBED: Final = 0x00
 #: Fields of a transfer, and of a disposition.
@@ -222,38 +207,21 @@ class Performative:
         return fields[number] if number < len(fields) else NULL
 
     def uint(self, number: int) -> int | None:
-        fields = self.fields
-        if number >= len(fields):
-            return None
-        raw = fields[number]
-        constructor = raw[0]
-        if constructor == _SMALL_UINT:
-            return raw[1]
-        if constructor == _UINT:
-            value: int = _u32_at(raw, 1)[0]
-            return value
-        if constructor == _UINT0:
-            return 0
-        if raw == NULL:
-            return None
-        raise self._is_no("uint", number)
+        return self._unsigned(number, "uint", _UINT, _SMALL_UINT, _UINT0)
 
     def ushort(self, number: int) -> int | None:
-        raw = self.raw(number)
-        if raw == NULL:
-            return None
-        if raw[0] != _USHORT:
-            raise self._is_no("ushort", number)
-        value: int = _u16_at(raw, 1)[0]
-        return value
+        return self._unsigned(number, "ushort", _USHORT)
 
     def ubyte(self, number: int) -> int | None:
+        return self._unsigned(number, "ubyte", _UBYTE)
+
+    def _unsigned(self, number: int, name: str, *constructors: int) -> int | None:
         raw = self.raw(number)
         if raw == NULL:
             return None
-        if raw[0] != _UBYTE:
-            raise self._is_no("ubyte", number)
-        return raw[1]
+        if raw[0] not in constructors:
+            raise self._is_no(name, number)
+        return int.from_bytes(raw[1:])
 
     def boolean(self, number: int, default: bool = False) -> bool:  # noqa: FBT001, FBT002 - it is one
         raw = self.raw(number)
@@ -275,9 +243,6 @@ class Performative:
     def binary(self, number: int) -> bytes | None:
         return self._variable(number, "binary", _BINARY8, _BINARY32)
 
-    def described(self, number: int) -> "Performative | None":
-        return described(self.raw(number))
-
     def _variable(self, number: int, name: str, short: int, long: int) -> bytes | None:
         raw = self.raw(number)
         constructor = raw[0]
@@ -295,13 +260,9 @@ class Performative:
         )
 
     def replaced(self, changes: Mapping[int, bytes]) -> bytes:
-        fields = self.fields
-        if changes:
-            fields = fields.copy()
-            for number, raw in changes.items():
-                if number >= len(fields):
-                    fields += [NULL] * (number + 1 - len(fields))
-                fields[number] = raw
+        fields = [*self.fields, *[NULL] * (max(changes, default=0) + 1 - len(self.fields))]
+        for number, raw in changes.items():
+            fields[number] = raw
         return self._descriptor + list_of(fields)
 
 
@@ -332,12 +293,7 @@ def _performative(buffer: Buffer | bytearray, start: int, stop: int) -> Performa
         raise CutOff("a frame without a performative")
     if buffer[start] != _DESCRIBED:
         raise Malformed(f"a value of the type 0x{buffer[start]:02x} where a described list belongs")
-    if start + 2 < stop and buffer[start + 1] == _SMALL_ULONG:
-        at = start + 3
-        code = buffer[start + 2]
-    else:
-        at = start + 1
-        code, at = descriptor(buffer, at, stop)
+    code, at = descriptor(buffer, start + 1, stop)
     described_by = bytes(buffer[start:at])
     stops = ends(buffer, at, stop)
     kind = buffer[at]
@@ -364,18 +320,15 @@ def descriptor(buffer: Buffer | bytearray, at: int, stop: int) -> tuple[int, int
     if at >= stop:
         raise CutOff("a descriptor that ends too early")
     constructor = buffer[at]
-    if constructor not in _integer_at and constructor not in {_UINT0, _ULONG0, _SYMBOL8, _SYMBOL32}:
+    if constructor not in {*_INTEGERS, _UINT0, _ULONG0, _SYMBOL8, _SYMBOL32}:
         raise Malformed(f"a descriptor of the type 0x{constructor:02x}")
     if constructor == _SYMBOL32 and at + 5 <= stop and _u32_at(buffer, at + 1)[0] > 255:
         raise Malformed(f"a descriptor of {_u32_at(buffer, at + 1)[0]} bytes")
     ends = skip(buffer, at, stop)
-    if constructor in {_UINT0, _ULONG0}:
-        return 0, ends
-    if constructor in {_SYMBOL8, _SYMBOL32}:
-        begins = at + (2 if constructor == _SYMBOL8 else 5)
-        return _SYMBOLS.get(bytes(buffer[begins:ends]), UNKNOWN), ends
-    code: int = _integer_at[constructor](buffer, at + 1)[0]
-    return max(code, UNKNOWN), ends
+    name = octets(bytes(buffer[at:ends]))
+    if name is not None:
+        return _SYMBOLS.get(name, UNKNOWN), ends
+    return max(int.from_bytes(buffer[at + 1 : ends], signed=constructor in _SIGNED), UNKNOWN), ends
 
 
 def ends(buffer: Buffer | bytearray, at: int, stop: int) -> int:
@@ -403,9 +356,7 @@ def _values(buffer: Buffer | bytearray, at: int, stop: int, count: int) -> list[
     values = []
     try:
         for _ in range(count):
-            # As skip does it, without a call for most fields.
-            width = _WIDTH_OF[body[at]] if at < size else _NO_TYPE
-            ends = at + 1 + width if width >= 0 else skip(body, at, size)
+            ends = skip(body, at, size)
             values.append(body[at:ends])
             at = ends
     except CutOff as error:
@@ -507,11 +458,8 @@ def error(condition: str, description: str) -> bytes:
     return composite(_ERROR, symbol(condition), string(description))
 
 
-def frame(channel: int, body: bytes, payload: Buffer = b"") -> bytes:
-    return b"".join((_header(HEADER_BYTES + len(body) + len(payload), 2, AMQP, channel), body, payload))
-
-
-def frame_start(channel: int, body: bytes, payload_bytes: int) -> bytes:
+def frame(channel: int, body: bytes, payload_bytes: int = 0) -> bytes:
+    """Encode a frame up to its payload, which follows."""
     return _header(HEADER_BYTES + len(body) + payload_bytes, 2, AMQP, channel) + body
 
 
@@ -524,11 +472,11 @@ def transfer_start(
     """
     body = performative.replaced({_DELIVERY_ID: uint(delivery_id)})
     if HEADER_BYTES + len(body) + payload_bytes <= most_bytes:
-        return frame_start(channel, body, payload_bytes), 1
+        return frame(channel, body, payload_bytes), 1
     first = performative.replaced({_DELIVERY_ID: uint(delivery_id), _MORE: boolean(True)})
     left_out = (_DELIVERY_ID, _DELIVERY_TAG, _MESSAGE_FORMAT)
     rest = performative.replaced(dict.fromkeys(left_out, NULL))
-    return frame(channel, first) + frame_start(channel, rest, payload_bytes), 2
+    return frame(channel, first) + frame(channel, rest, payload_bytes), 2
 
 
 def disposition_of(channel: int, performative: Performative, first: int, last: int, most_bytes: int) -> bytes:

@@ -253,8 +253,7 @@ class Link:
                     self.to_receiver.append(Transfer(first, last))
             case Flow(delivery_count, link_credit, drain, available):
                 was_shaped, offset, sent = credit.shaped, credit.offset, credit.sent
-                told = credit.flow_of_sender(delivery_count, link_credit, available, drain)
-                assert credit.available == available
+                told = credit.flow_of_sender(delivery_count, link_credit, drain)
                 # Nobody throws credit away within a delivery.
                 assert credit.sent == sent or not credit.swallowing
                 if credit.offset < offset:

@@ -181,7 +181,7 @@ def test_a_field_of_another_type_is_malformed() -> None:
         lambda: found.octets(4),
         lambda: found.symbol(1),
         lambda: found.binary(1),
-        lambda: found.described(1),
+        lambda: wire.described(found.raw(1)),
     )
     for each in wrong:
         with pytest.raises(Malformed):
@@ -211,8 +211,7 @@ def test_frames_of_our_own_are_as_others_make_them() -> None:
     again = read(transfer).replaced({1: wire.uint(255)})
     payload = b"payload"
     expected = codec.say(6, "transfer", payload, handle=1, delivery_id=255, delivery_tag=b"t", settled=False)
-    assert wire.frame(6, again, payload) == expected
-    assert wire.frame_start(6, again, len(payload)) + payload == expected
+    assert wire.frame(6, again, len(payload)) + payload == expected
 
 
 def test_an_open_says_who_and_how() -> None:
