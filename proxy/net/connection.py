@@ -245,7 +245,11 @@ class Connection:
     def _on_credit(self) -> None:
         """Read the client on, once what gives credit is done; a direction that is busy looks by itself."""
         if self.peers and self.peers[Side.CLIENT].doing is Doing.READING:
-            self._services.reactor.soon(partial(self.guard, self.progressed))
+            self._services.reactor.soon(self._read_on)
+
+    def _read_on(self) -> None:
+        if self._lent is None:
+            self.guard(self.progressed)
 
     # --- Lending to the compiled part -------------------------------------------------------------
 
