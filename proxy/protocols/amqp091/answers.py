@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Final
 
-from proxy.deciding.batch import Charge, Request
+from proxy.deciding.batch import Request, Side
 from proxy.protocols.amqp091 import wire
 from proxy.protocols.amqp091.channel import (
     DROPPED,
     GENERATED,
-    GRANTED,
     NEW,
     WAITING,
     Channel,
@@ -21,28 +20,22 @@ from proxy.protocols.amqp091.channel import (
     Tags,
 )
 from proxy.protocols.amqp091.memory import Memory
-from proxy.protocols.amqp091.stream import MAX_GATHERED_OF_BROKER_BYTES, Owner, Shared, Stream
+from proxy.protocols.amqp091.output import Owner, Shared
+from proxy.protocols.amqp091.stream import MAX_GATHERED_OF_BROKER_BYTES, Stream
 from proxy.protocols.amqp091.wire import Malformed, Reader
-from proxy.protocols.base import Buffer
 
-_ARGUMENTS_AT: Final = wire.PREFIX_BYTES + 4
-_DELIVER: Final = wire.BASIC_DELIVER
-_ACK: Final = wire.BASIC_ACK
-_NACK: Final = wire.BASIC_NACK
 #: Methods that must not overtake waiting deliveries.
 _BEHIND_DELIVERIES: Final = frozenset((wire.BASIC_CANCEL, wire.BASIC_CANCEL_OK, wire.BASIC_RECOVER_OK))
 _STREAM_FIELD: Final = b"\x0fx-stream-offset"  # the header field of a message from a stream
 _UNSENT: Final = frozenset((NEW, WAITING))  # the fate of deliveries that the client has not been sent
 #: Bytes of headers before a mark that count as one step: about a field.
 _BYTES_OF_STEP: Final = 8
-_method_at = wire.method_at
 
 
 @dataclass(eq=False, slots=True)
 class _Delivery(Content):
     """A message for the client."""
 
-    method: Buffer = b""  # its first frame, valid while its chunk is current
     is_answer: bool = False  # to a basic.get
     tag: int = 0  # if those of the channel are tracked; otherwise 0
     automatic: bool = True  # the client does not acknowledge it, or its tag is unknown
@@ -52,7 +45,7 @@ class _Delivery(Content):
 class Answers(Stream):
     """The broker's stream."""
 
-    peer = "broker"
+    side = Side.BROKER
     reads_copies = False
 
     def __init__(self, memory: Memory, shared: Shared, owner: Owner) -> None:
@@ -64,62 +57,51 @@ class Answers(Stream):
         self._told = b""  # the reason that the client was told
         #: Channels that the client has left and that are open at the broker.
         self.left_channels: set[Channel] = set()
-        self._names = shared.names
-        self._channels = shared.channels
-        self._about = shared.about
-        self._consumers = shared.consumers
 
-    def _take_method(self, method: int, buffer: Buffer, position: int, stop: int, number: int) -> None:
-        if number == 0:
-            if method == wire.CONNECTION_TUNE and self._owner.withholds():
-                payload = self._about.withhold(bytes(buffer[position + wire.PREFIX_BYTES : stop - 1]))
-                self._about.hear(method, Reader(payload, 4, len(payload)))
-                self._replace(buffer, position, stop, payload)
-                return
-            self._about.hear(method, Reader(buffer, position + _ARGUMENTS_AT, stop - 1))
-            if self._about.opened and self._about.tuned_bytes:
-                self.most_payload_bytes = self._about.tuned_bytes - wire.FRAME_BYTES
-            if method == wire.CONNECTION_CLOSE:
-                self.silent = True
-                self._owner.broker_ends(Reader(buffer, position + _ARGUMENTS_AT, stop - 1))
-            elif method == wire.CONNECTION_BLOCKED:
-                self.brokers_reason = Reader(buffer, position + _ARGUMENTS_AT, stop - 1).short_string()
-                self._stages.block(on=True)
-            elif method == wire.CONNECTION_UNBLOCKED:
-                self.brokers_reason = None
-                self._stages.block(on=False)
-                if self._told:
-                    # Sluice still blocks it.
-                    self._special = True
-                    frame = wire.connection_blocked(self._told)
-                    self._pass(frame, 0, len(frame), None)
-                    return
-            self._pass(buffer, position, stop, None)
-            return
-        if number == self._about.own_channel:
-            self._special = True
-            self._owner.hear_own(method, Reader(buffer, position + _ARGUMENTS_AT, stop - 1))
-            return
+    def _take_method(self, method: int, frame: bytes, number: int) -> None:
         channel = self._channels.get(number)
-        if channel is None:
-            self._pass(buffer, position, stop, None)
-        elif method in {_DELIVER, wire.BASIC_GET_OK, wire.BASIC_RETURN}:
-            self._take_content(method, channel, buffer, position, stop)
+        if number == 0:
+            self._take_connection_method(method, frame)
+        elif number == self._about.own_channel:
+            self._owner.hear_own(method, wire.arguments(frame))
+        elif channel is None:
+            self._pass(frame)
+        elif method in {wire.BASIC_DELIVER, wire.BASIC_GET_OK, wire.BASIC_RETURN}:
+            self._take_content(method, channel, frame)
         elif channel.left:
-            self._special = True
-            self._take_left(method, channel, Reader(buffer, position + _ARGUMENTS_AT, stop - 1))
-        elif method in {_ACK, _NACK} and channel.confirms is not None:
-            self._take_confirm(method, channel, buffer, position, stop)
+            self._take_left(method, channel, wire.arguments(frame))
+        elif method in {wire.BASIC_ACK, wire.BASIC_NACK} and channel.confirms is not None:
+            self._take_confirm(method, channel, frame)
         else:
-            self._take_other(method, channel, buffer, position, stop)
+            self._take_other(method, channel, frame)
+
+    def _take_connection_method(self, method: int, frame: bytes) -> None:
+        if method == wire.CONNECTION_TUNE and self._owner.withholds():
+            frame = wire.with_payload(frame, self._about.withhold(wire.payload(frame)))
+        self._about.hear(method, wire.arguments(frame))
+        if self._about.opened and self._about.tuned_bytes:
+            self.most_payload_bytes = self._about.tuned_bytes - wire.FRAME_BYTES
+        if method == wire.CONNECTION_CLOSE:
+            self.silent = True
+            self._owner.broker_ends(wire.arguments(frame))
+        elif method == wire.CONNECTION_BLOCKED:
+            self.brokers_reason = wire.arguments(frame).short_string()
+            self._stages.block(on=True)
+        elif method == wire.CONNECTION_UNBLOCKED:
+            self.brokers_reason = None
+            self._stages.block(on=False)
+            if self._told:
+                # Sluice still blocks it.
+                frame = wire.connection_blocked(self._told)
+        self._pass(frame)
 
     def flush(self) -> None:
         super().flush()
         if self.reason == self._told or self.silent or not self.at_boundary():
             return
         self._told = self.reason
-        stands = self.reason or self.brokers_reason
-        frame = wire.UNBLOCKED_FRAME if stands is None else wire.connection_blocked(stands)
+        reason = self.reason or self.brokers_reason
+        frame = wire.UNBLOCKED_FRAME if reason is None else wire.connection_blocked(reason)
         self.out.append(frame)
         self.own_bytes += len(frame)
 
@@ -127,37 +109,33 @@ class Answers(Stream):
         told = self.reason or self._told or self.brokers_reason is not None
         return not (self.silent or self.left_channels or told) and super().is_plain()
 
-    def _take_confirm(self, method: int, channel: Channel, buffer: Buffer, position: int, stop: int) -> None:
-        reader = Reader(buffer, position + _ARGUMENTS_AT, stop - 1)
+    def _take_confirm(self, method: int, channel: Channel, frame: bytes) -> None:
+        reader = wire.arguments(frame)
         tag, multiple = reader.longlong(), reader.octet() & wire.MULTIPLE != 0
         assert channel.confirms is not None  # noqa: S101 - the caller has checked
-        refused = method == _NACK
+        refused = method == wire.BASIC_NACK
         numbers = channel.confirms.answered(tag, multiple=multiple, refused=refused)
         if numbers is None:
-            self._pass(buffer, position, stop, None)
+            self._pass(frame)
             return
-        self._special = True
-        if numbers:
-            make = wire.nack if refused else wire.ack
-            if refused and channel.waiting:
-                self._shared.marking.nacked(channel, numbers)
-            frames = b"".join([make(channel.number, each) for each in numbers])
-            self._pass(frames, 0, len(frames), None)
+        if refused and channel.waiting:
+            self._marking.nacked(channel, numbers)
+        for each in numbers:
+            self._pass((wire.nack if refused else wire.ack)(channel.number, each))
 
-    def _take_content(self, method: int, channel: Channel, buffer: Buffer, position: int, stop: int) -> None:
-        content = _Delivery(channel.to_client, method=buffer[position:stop], is_answer=method == wire.BASIC_GET_OK)
+    def _take_content(self, method: int, channel: Channel, frame: bytes) -> None:
+        content = _Delivery(channel.to_client, is_answer=method == wire.BASIC_GET_OK)
         if channel.left:
             content.fate = DROPPED
-            self._special = True
-        self._open_content(content, buffer, position, stop)
+        self._open_content(content, frame)
         if method == wire.BASIC_RETURN or channel.left:
             return
         # One key for the channel, whatever the consumer: the client may acknowledge all up to a tag.
         content.key = channel.number
-        if method == _DELIVER and not self.limited and channel.tags is None:
+        if method == wire.BASIC_DELIVER and not self.limited and channel.tags is None:
             return
-        arguments = Reader(buffer, position + _ARGUMENTS_AT, stop - 1)
-        if method == _DELIVER:
+        arguments = wire.arguments(frame)
+        if method == wire.BASIC_DELIVER:
             tag = content.consumer = arguments.short_string()
             consumers = channel.consumers.get(tag)
             queue, automatic = (channel.latest, False) if consumers is None else consumers[0]
@@ -186,9 +164,7 @@ class Answers(Stream):
 
     def shown(self, channel: Channel) -> tuple[int, bool]:
         """Return the last tag sent to the client, and whether more wait, those of the current chunk included."""
-        lane = channel.to_client
-        waits = lane.lines or lane.ready or lane.after or self._begun or self._begun_only
-        first = next(self._waiting_of(channel), None) if waits else None
+        first = next(self._waiting_of(channel), None)
         return (self._latest(channel), False) if first is None else (first.tag - 1, True)
 
     def _latest(self, channel: Channel) -> int:
@@ -197,7 +173,8 @@ class Answers(Stream):
     def _waiting_of(self, channel: Channel) -> Iterator[_Delivery]:
         lane = channel.to_client
         in_lines = (content for line in lane.lines.values() for content in line.contents)
-        for content in chain(lane.ready, in_lines, lane.after, self._begun, self._begun_only):
+        in_hand = (owner for owner, _ in self._pieces)
+        for content in chain(lane.ready, in_lines, lane.after, in_hand, (lane.content,)):
             if isinstance(content, _Delivery) and content.lane is lane and content.tag and content.fate in _UNSENT:
                 yield content
 
@@ -223,34 +200,20 @@ class Answers(Stream):
             return DROPPED
         return fate
 
-    def _take_other(self, method: int, channel: Channel, buffer: Buffer, position: int, stop: int) -> None:
-        lane = channel.to_client
+    def _take_other(self, method: int, channel: Channel, frame: bytes) -> None:
         if method in _BEHIND_DELIVERIES:
-            if method == wire.BASIC_RECOVER_OK:
-                self._recovered(channel)
-                if channel.recovering and not channel.recovering.popleft():
-                    self._special = True
-                    return
-            else:
-                tag = Reader(buffer, position + _ARGUMENTS_AT, stop - 1).short_string()
-                self._consumers.end(channel, tag, self._stages.now_ns)
-                if method == wire.BASIC_CANCEL_OK and self._is_unwanted(channel, tag):
-                    self._special = True
-                    if not channel.transacts:
-                        self._end_deliveries(lane, tag)
-                    return
-            self._pass(buffer, position, stop, lane.barrier)
+            if self._hears(method, channel, frame):
+                self._pass_method(channel.to_client, frame, barrier=True)
             return
         if method == wire.BASIC_CONSUME_OK and channel.consuming:
-            tag = Reader(buffer, position + _ARGUMENTS_AT, stop - 1).short_string()
             queue, wants, automatic = channel.consuming.popleft()
+            tag = wire.arguments(frame).short_string()
             self._consumers.begin(channel, tag, channel.resolve(queue), automatic=automatic)
             if not wants:
-                self._special = True
                 return
-        self._pass(buffer, position, stop, None)
+        self._pass(frame)
         if method == wire.QUEUE_DECLARE_OK:
-            name = Reader(buffer, position + _ARGUMENTS_AT, stop - 1).short_string()
+            name = wire.arguments(frame).short_string()
             if name.startswith(GENERATED):
                 channel.named = name
             self._take_declared(channel, name)
@@ -263,6 +226,19 @@ class Answers(Stream):
             self._owner.channel_dies(channel)
         elif method == wire.CHANNEL_CLOSE_OK:
             self._owner.channel_closes(channel.number)
+
+    def _hears(self, method: int, channel: Channel, frame: bytes) -> bool:
+        """Take a recover-ok, or the end of a consumer. Return whether the client is to hear of it."""
+        if method == wire.BASIC_RECOVER_OK:
+            self._recovered(channel)
+            return not channel.recovering or channel.recovering.popleft()
+        tag = wire.arguments(frame).short_string()
+        self._consumers.end(channel, tag, self._stages.now_ns)
+        if method == wire.BASIC_CANCEL_OK and self._is_unwanted(channel, tag):
+            if not channel.transacts:
+                self._end_deliveries(channel.to_client, tag)
+            return False
+        return True
 
     def _take_declared(self, channel: Channel, queue: bytes) -> None:
         declares = channel.declaring.popleft() if channel.declaring else b""
@@ -282,18 +258,18 @@ class Answers(Stream):
         elif method == wire.CHANNEL_CLOSE_OK:
             # The close-ok for the client may still wait for the end of a content.
             for frame in [item for item in channel.to_client.ready if isinstance(item, bytes)]:
-                self._pass(frame, 0, len(frame), None)
+                self._pass(frame)
             self._owner.channel_closes(channel.number)
 
-    def _method_goes(self, owner: Method, buffer: Buffer, start: int, stop: int) -> bool:
+    def _goes(self, method: Method) -> bool:
         """Let the end of a consumer overtake deliveries, except in a transaction, where nothing can be requeued."""
-        lane = owner.lane
-        ends = bool(lane.lines) and not lane.after and not lane.channel.transacts
-        for frame in wire.frames_of(buffer[start:stop]) if ends else ():
-            ends = ends and _method_at(frame, wire.PREFIX_BYTES)[0] == wire.BASIC_CANCEL_OK
-            if ends:
-                self._end_deliveries(lane, Reader(frame, _ARGUMENTS_AT, len(frame) - 1).short_string())
-        return ends or super()._method_goes(owner, buffer, start, stop)
+        lane, frame = method.lane, method.frame
+        ends = wire.method_of(frame) == wire.BASIC_CANCEL_OK
+        if not ends or not lane.lines or lane.after or lane.channel.transacts:
+            return super()._goes(method)
+        self._end_deliveries(lane, wire.arguments(frame).short_string())
+        self._flush(lane)
+        return True
 
     def _end_deliveries(self, lane: Lane, consumer: bytes) -> None:
         """Requeue the waiting deliveries of a consumer that has ended.
@@ -309,11 +285,7 @@ class Answers(Stream):
                     line.contents.append(content)
                 elif content.automatic:
                     content.tag = 0  # it overtakes others
-                    if content.request is not None:
-                        passed.append(content.request)
-                        content.request = None
-                    content.verdict = GRANTED
-                    self.charges.append(Charge(content.resources, 1, content.size_bytes, consumes=True))
+                    self._passes(content, passed)
                     self._let_go(lane, content)
                 else:
                     is_of_stream = _is_of_stream(content)
@@ -333,32 +305,31 @@ class Answers(Stream):
             channel.cancelling[tag] = left - 1
         return left > 0
 
-    def _restore(self, content: Content, lead: Buffer, buffer: Buffer, position: int, stop: int) -> bytes:
+    def _unmarked(self, content: Content, frame: bytes) -> bytes:
         """Restore the header of a marked message, and take note of its consumer."""
-        header = bytes(buffer[position + wire.PREFIX_BYTES : stop - 1])
+        header = wire.payload(frame)
         at = header.find(wire.CONFIRM_FIELD)
         if at < 0:
-            return b""
+            return frame
         self._steps += at // _BYTES_OF_STEP
         try:
             mark = wire.read_mark(header)
         except Malformed:
             # The publisher wrote that. Its consumers must not lose their connections over it.
-            return b""
+            return frame
         if mark is None:
-            return b""
+            return frame
         assert isinstance(content, _Delivery)  # noqa: S101 - brokers send no others
-        method, channel = lead or content.method, content.lane.channel
-        arguments, kind = Reader(method, _ARGUMENTS_AT, len(method) - 1), _method_at(method, wire.PREFIX_BYTES)[0]
-        if kind == wire.BASIC_RETURN:
-            self._shared.marking.returned(channel, mark)
+        method, arguments, channel = wire.method_of(content.data), wire.arguments(content.data), content.lane.channel
+        if method == wire.BASIC_RETURN:
+            self._marking.returned(channel, mark)
         else:
-            consumer = arguments.short_string() if kind == _DELIVER else None
+            consumer = arguments.short_string() if method == wire.BASIC_DELIVER else None
             number = arguments.longlong()
             self._consumers.delivered(channel, mark, consumer, number, self._stages.now_ns)
             if channel.tags is None and channel.deliveries.by_tag:
                 self._number(channel, content, number, automatic=False)
-        return wire.frame(wire.HEADER, channel.number, mark.header)
+        return wire.with_payload(frame, mark.header)
 
     def _most_gathered_bytes(self) -> int:
         return MAX_GATHERED_OF_BROKER_BYTES

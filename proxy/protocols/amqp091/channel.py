@@ -5,39 +5,28 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from limiter.rules.resource import Resource
 from proxy.deciding.batch import Request
 from proxy.flow.credit import Stage
 from proxy.protocols.amqp.names import Target
-from proxy.protocols.amqp091 import wire
 from proxy.protocols.amqp091.confirms import Confirms
-from proxy.protocols.amqp091.memory import Memory
-from proxy.spool.queue import Lost, Queue
-from proxy.spool.segments import MAX_BYTES, Entry, Piece
-from proxy.spool.spool import QueueName, Spool
+from proxy.spool.queue import Queue
+from proxy.spool.segments import Piece
 
 # A content's verdict.
 GRANTED: Final = 0
 HELD: Final = 1
-#: Undecided: asked once the contents before it in its line are gone.
-LATER: Final = 2
+LATER: Final = 2  # undecided: asked once the contents before it in its line are gone
 ASKED: Final = 3
 REFUSED: Final = 4
 
 # The fate of a content's bytes.
-#: Undecided: it began in the current chunk, or its header has not arrived.
-NEW: Final = 0
+NEW: Final = 0  # undecided: its frames so far have not been forwarded
 PASSING: Final = 1
-#: Copied.
-WAITING: Final = 2
+WAITING: Final = 2  # copied
 DROPPED: Final = 3
-
-# What a method waits for in its lane.
-#: Other waiting methods.
-BEHIND: Final = 0
-BARRIER: Final = 1  # all waiting contents and methods
 
 MAX_UNANSWERED: Final = 1 << 16  # unanswered requests of a client per channel
 MAX_CONSUMERS: Final = 10_000  # consumers per channel, including those whose end the broker has not confirmed
@@ -45,15 +34,7 @@ MAX_SETTLED: Final = 1 << 14  # runs of settled deliveries that are remembered p
 GENERATED: Final = b"amq.gen-"  # the prefix of queue names that the broker generates
 
 OBJECT_BYTES: Final = 1024  # memory that a waiting object takes in addition to its bytes
-
 MAX_OF_LINE: Final = 64  # contents of one line that are asked about in one batch
-MAX_ENDED: Final = 1024  # contents that leave the spool in one call to be answered
-#: How much a line takes out of the spool before it is asked about. Larger contents stay there.
-_WINDOW_BYTES: Final = 64 * 1024
-#: In the handle of a spool entry, above the client's number: it is charged to more than its target.
-_IS_COPIED: Final = 1 << 63
-_NEVER_NS: Final = 1 << 63
-_NS_PER_MS: Final = 1_000_000
 
 
 class Tags:
@@ -61,8 +42,6 @@ class Tags:
 
     Unknown deliveries count as settled, so that none is acknowledged by mistake.
     """
-
-    __slots__ = ("_firsts", "_known_from", "_lasts", "_upto", "latest")
 
     def __init__(self, before: int) -> None:
         self.latest = self._upto = before
@@ -74,9 +53,6 @@ class Tags:
     def settle(self, tag: int, *, multiple: bool = False) -> None:
         firsts, lasts = self._firsts, self._lasts
         if tag <= self._upto:
-            return
-        if not firsts and (multiple or tag == self._upto + 1):
-            self._upto = tag
             return
         at = bisect_right(firsts, tag)
         if multiple:
@@ -139,12 +115,15 @@ class Consumer(NamedTuple):
     automatic: bool
 
 
-@dataclass(eq=False, slots=True)
-class Method:
-    """The owner of methods that may have to wait; ``waits`` is BEHIND or BARRIER."""
+class Method(NamedTuple):
+    """A method that must not overtake waiting methods, or, if it is a ``barrier``, waiting contents either."""
 
     lane: "Lane"
-    waits: int
+    frame: bytes
+    barrier: bool
+
+    def size_bytes(self) -> int:
+        return len(self.frame) + OBJECT_BYTES
 
 
 _NO_TARGET: Final = Target(b"", b"", (), 0)
@@ -165,12 +144,12 @@ class Content:
     target: Target = _NO_TARGET  # of a publish
     number: int = 0  # the client's sequence number of a publish with confirms; otherwise 0
     again: bool = False  # it was published before
-    data: Piece = b""  # its bytes so far, while it waits, is gathered or lacks its header
+    data: Piece = b""  # its bytes so far, while it waits or is gathered
     request: Request | None = None  # while it is held
     spools: bool = False  # contents behind it are spooled
     aside: bool = False  # its bytes are in the spool, at the head of its line's queue
-    gathers: bool = False  # it is collected and forwarded as a whole
-    marked: bytes = b""  # forwarded instead of its bytes, unless empty
+    gathers: bool = False  # its frames are gathered: until the header has arrived, or until the end if it is ``whole``
+    whole: bool = False  # it is forwarded as a whole
     since_ns: int = 0  # when it began to wait
     expires_ns: int = 0  # when its TTL ends; 0 until it is known
 
@@ -178,70 +157,46 @@ class Content:
         return len(self.data) + OBJECT_BYTES
 
 
-class Ended(NamedTuple):
-    """An entry that leaves the spool without being forwarded."""
-
-    number: int  # the client's sequence number, or 0
-    expired: bool  # its TTL is over; otherwise it is refused or dropped
-
-
-class Spools(Protocol):
-    """The stream of lines that spool."""
-
-    def name(self, content: Content) -> QueueName: ...
-    def restore(self, like: Content, copied: Piece | None) -> Content: ...
-    def let_ask(self, line: "Line") -> None: ...
-    def passes(self, content: Content) -> None: ...
-    def ended(self, line: "Line", ended: Sequence[Ended], size_bytes: int) -> None: ...
-    def lost(self, line: "Line", lost: Lost, numbers: Sequence[int], front: Content | None) -> None: ...
-
-
-class Spooler(NamedTuple):
-    """What a line spools with."""
-
-    stream: Spools
-    spool: Spool
-    memory: Memory
-
-
 class Line:
-    """Contents of one lane with the same key, of which the first waits. A line with a ``spooler`` can spool them.
+    """Contents of one lane with the same key, of which the first waits.
 
     A line that spools is, from its first content to its last::
 
         contents   in memory: held, asked about, or to be asked about next
-        spool      complete contents, undecided
+        queue      in the spool: complete contents, undecided
         rest       in memory: what cannot be spooled yet, for example an incomplete content, and what is behind it
 
     A large content is asked about while it lies in the spool, perhaps on disk. Then it is the last of ``contents``, and
     the first in the spool: it is ``aside``.
     """
 
-    def __init__(self, lane: "Lane", key: int, stage: Stage, spooler: Spooler | None = None) -> None:
+    def __init__(self, lane: "Lane", key: int, stage: Stage) -> None:
         self.lane = lane
         self.key = key
         self.stage = stage
         # In order. Some may be GRANTED or REFUSED and wait only for those before them.
         self.contents: deque[Content] = deque()
+        self.queue: Queue | None = None
+        self.rest: deque[Content] = deque()
         self.most = MAX_OF_LINE  # how many to ask about at once
         self.spools = False  # what arrives is spooled undecided
         self.is_refusable = False  # the spooled contents can be refused
         self.like: Content | None = None  # one that was spooled, without its bytes
-        self._spooler = spooler
-        self._queue: Queue | None = None
-        self._rest: deque[Content] = deque()
-        self._purged = 0  # how many entries are to leave the spool without being asked about
+        self.purged = 0  # how many entries are to leave the spool without being asked about
 
     @property
     def aside(self) -> int:
         """How many are in the spool only."""
-        return 0 if self._queue is None else self._queue.count - (self._front() is not None)
+        return 0 if self.queue is None else self.queue.count - (self.front() is not None)
+
+    def front(self) -> Content | None:
+        """Return the content that is aside."""
+        contents = self.contents
+        return contents[-1] if contents and contents[-1].aside else None
 
     def append(self, content: Content) -> None:
-        if content.spools:
-            self.spool()
-        if self._rest or self.aside or (self.spools and self.contents):
-            self._rest.append(content)
+        if self.rest or self.aside or (self.spools and self.contents):
+            self.rest.append(content)
         else:
             self.contents.append(content)
 
@@ -251,206 +206,30 @@ class Line:
         assert content is not None  # noqa: S101 - it has some
         return content
 
-    def spool(self) -> None:
-        """Spool what arrives from now on."""
-        if self._spooler is not None and not self.spools:
-            self.spools, self.most = True, 1
-
     def in_memory(self) -> Sequence[Content]:
-        return (*self.contents, *self._rest)
+        return (*self.contents, *self.rest)
 
     def advance(self) -> bool:
         """Move contents to the front if there are any in memory. Say whether there are."""
         if not self.contents and not self.aside:
-            self.contents, self._rest = self._rest, self.contents
+            self.contents, self.rest = self.rest, self.contents
         return bool(self.contents)
 
-    def _front(self) -> Content | None:
-        contents = self.contents
-        return contents[-1] if contents and contents[-1].aside else None
-
-    def settle(self) -> None:
-        """Move to the spool what can be moved."""
-        spooler = self._spooler
-        if not self.spools or spooler is None:
-            return
-        contents, rest = self.contents, self._rest
-        if len(contents) == 1 and not self.aside:
-            first = contents[0]
-            is_large = _WINDOW_BYTES < len(first.data) <= MAX_BYTES
-            if is_large and first.done and not first.aside and first.verdict in {HELD, LATER, ASKED}:
-                self._put(spooler, first)
-                first.aside = True
-        while rest:
-            content = rest[0]
-            if content.verdict != REFUSED:
-                if not content.done or content.verdict != LATER or len(content.data) > MAX_BYTES:
-                    return
-                spooler.memory.give_back(content.waiting_bytes() - len(content.data))
-                self._put(spooler, content)
-            rest.popleft()
-
-    def _put(self, spooler: Spooler, content: Content) -> None:
-        queue, stream = self._queue, spooler.stream
-        if queue is None:
-            queue = self._queue = spooler.spool.queue(
-                stream.name(content).encoded(),
-                lambda _: stream.let_ask(self),
-                stage=self.stage,
-                lost=lambda lost: self._lost(stream, lost),
-            )
-            self.like, self.is_refusable = content, content.number > 0
-        data, content.data = content.data, b""
-        spooler.memory.give_back(len(data))
-        queue.append(
-            (data,),
-            content.number | (0 if content.resources is content.target.resources else _IS_COPIED),
-            content.since_ns,
-            cost_bytes=min(content.size_bytes, 0xFFFFFFFF),
-            expires_ns=_expiry_ns(content, data),
-            is_refusable=content.number > 0,
-            is_recoverable=not content.number and not self.lane.channel.transacts,
-        )
-
-    def refill(self, now_ns: int) -> int:
-        """Move to ``contents`` what can be asked about next. Return how many left the spool to be answered."""
-        queue, contents, spooler = self._queue, self.contents, self._spooler
-        if queue is None or spooler is None:
-            return 0
-        ended: list[Ended] = []
-        ended_bytes = 0
-        window_bytes = sum(len(content.data) for content in contents)
-        while queue.count and self._front() is None and len(ended) < MAX_ENDED:
-            waits = bool(contents) and contents[0].verdict != LATER
-            is_full = waits or len(contents) >= self.most or window_bytes > _WINDOW_BYTES
-            if is_full and not self._purged:
-                break
-            ending, entry = queue.ending(now_ns), queue.head()
-            if entry is None:
-                break
-            if self._purged or ending == "expired" or (ending is not None and entry.is_refusable):
-                if self._purged:
-                    self._purged, ending = self._purged - 1, None
-                queue.pop(ending)
-                ended.append(Ended(entry.handle & ~_IS_COPIED, ending == "expired"))
-                ended_bytes += entry.cost_bytes
-                continue
-            if contents and (entry.content is None or entry.size_bytes > _WINDOW_BYTES):
-                break
-            if entry.content is None and (entry.handle & _IS_COPIED or ending is not None):
-                entry = self._fetch(queue)  # its routing keys are needed, or it is about to be forwarded
-                if entry is None:
-                    break
-            is_large = entry.content is None or entry.size_bytes > _WINDOW_BYTES
-            content = self._restore(spooler.stream, entry)
-            if ending is not None:
-                content.verdict = GRANTED
-                self.most = min(2 * self.most, MAX_OF_LINE)
-                spooler.stream.passes(content)
-            if is_large and ending is None:
-                content.aside = True
-            else:
-                queue.pop(ending)
-                content.data = _joined(entry)
-                window_bytes += len(content.data)
-                spooler.memory.take(len(content.data))
-            spooler.memory.take(OBJECT_BYTES)
-            contents.append(content)
-        if ended:
-            spooler.stream.ended(self, ended, ended_bytes)
-        return len(ended)
-
-    def _restore(self, stream: Spools, entry: Entry) -> Content:
-        assert self.like is not None  # noqa: S101 - something was put in
-        content = stream.restore(self.like, _joined(entry) if entry.handle & _IS_COPIED else None)
-        content.left_bytes, content.done = 0, True
-        content.verdict, content.fate = LATER, WAITING
-        content.size_bytes = entry.cost_bytes
-        content.key = self.key
-        content.number = entry.handle & ~_IS_COPIED
-        content.since_ns, content.expires_ns = entry.entered_ns, entry.expires_ns or _NEVER_NS
-        content.spools = True
-        return content
-
-    def _fetch(self, queue: Queue) -> Entry | None:
-        """Return the first entry if its content is in memory, otherwise have it read."""
-        queue.fetch()
-        entry = queue.head()
-        return None if entry is None or entry.content is None else entry
-
-    def bring(self, content: Content) -> bool:
-        """Have all of a content in memory; False while it is being read from disk."""
-        if content.aside and self._queue is not None and self._spooler is not None:
-            entry = self._fetch(self._queue)
-            if entry is None:
-                return False
-            self._queue.pop()
-            content.aside, content.data = False, _joined(entry)
-            self._spooler.memory.take(len(content.data))
-        return True
-
-    def asked(self, *, waits: bool) -> None:
-        """Take note of a decision about some contents, and whether one of them waits on."""
-        if self.spools:
-            self.most = max(1, self.most // 2) if waits else min(2 * self.most, MAX_OF_LINE)
-
-    def has_expired(self, content: Content, now_ns: int) -> bool:
-        if not self.spools:
-            return False
-        if not content.expires_ns:
-            content.expires_ns = _expiry_ns(content, content.data) or _NEVER_NS
-        return content.expires_ns <= now_ns
-
     def forget(self, content: Content) -> None:
-        """Remove from the spool one of ``contents``."""
-        if content.aside and self._queue is not None:
+        """Remove one of ``contents`` from the spool."""
+        if content.aside and self.queue is not None:
             content.aside = False
-            self._queue.pop()
-
-    def refuse(self) -> int:
-        """Let all entries leave with the next calls of ``refill``. Return how many those are.
-
-        0 while earlier ones are leaving, so that a purge ends though the client sends on.
-        """
-        if self._purged:
-            return 0
-        self._purged = self.aside
-        return self._purged
-
-    def drop(self) -> tuple[int, int]:
-        """Drop all entries. Return how many there were, and their bytes."""
-        queue, front, count = self._queue, self._front(), self.aside
-        if queue is None:
-            return 0, 0
-        size_bytes = queue.content_bytes
-        if front is not None:
-            front.aside = False
-        self._purged = 0
-        queue.purge()
-        return count, size_bytes
-
-    def _lost(self, stream: Spools, lost: Lost) -> None:
-        front, entry = self._front(), lost.queue.head()
-        if front is not None:
-            there = entry is not None and entry.handle & ~_IS_COPIED == front.number
-            if there and entry is not None and entry.entered_ns == front.since_ns:
-                front = None
-            else:
-                front.aside = False
-        self._purged = max(0, self._purged - lost.entries)
-        stream.lost(self, lost, [handle & ~_IS_COPIED for handle in lost.handles], front)
+            self.queue.pop()
 
     def close(self) -> None:
         self.contents.clear()
-        self._rest.clear()
-        if self._queue is not None:
-            self._queue.close()
+        self.rest.clear()
+        if self.queue is not None:
+            self.queue.close()
 
 
 class Lane:
     """One channel in one direction."""
-
-    __slots__ = ("after", "barrier", "behind", "channel", "content", "lines", "ready", "shut", "writing")
 
     def __init__(self, channel: "Channel") -> None:
         self.channel = channel
@@ -460,12 +239,9 @@ class Lane:
         # The channel is not open at the broker yet, or not again: nothing that waits may be forwarded.
         self.shut = False
         self.lines: dict[int, Line] = {}  # waiting contents by key; none is empty
-        # Methods that wait for the lines, as their bytes with BEHIND or BARRIER, and what arrived behind them.
-        self.after: deque[Content | tuple[bytes, int]] = deque()
+        self.after: deque[Content | Method] = deque()  # methods that wait, and what arrived behind them
         # Copies and frames of Sluice's own, to be written at the next boundary.
         self.ready: deque[Content | bytes] = deque()
-        self.behind = Method(self, BEHIND)
-        self.barrier = Method(self, BARRIER)
 
     def line_of(self, content: Content) -> Line | None:
         return None if content.key is None else self.lines.get(content.key)
@@ -533,15 +309,4 @@ class Channel:
     def part(self) -> None:
         for lane in (self.to_broker, self.to_client):
             lane.content = lane.writing = None
-            del lane.behind, lane.barrier, lane.channel
-
-
-def _expiry_ns(content: Content, data: Piece) -> int:
-    """Return when a waiting content expires; 0 for never."""
-    expiration_ms = wire.read_expiration(data)
-    return 0 if expiration_ms is None else max(1, content.since_ns + expiration_ms * _NS_PER_MS)
-
-
-def _joined(entry: Entry) -> Piece:
-    assert entry.content is not None  # noqa: S101 - as the caller knows
-    return entry.content[0] if len(entry.content) == 1 else b"".join(entry.content)
+            del lane.channel

@@ -14,25 +14,13 @@ from proxy.protocols.amqp091.channel import GENERATED, MAX_CONSUMERS, MAX_UNANSW
 from proxy.protocols.amqp091.confirms import Confirms
 from proxy.protocols.amqp091.marking import REPLIES, SETTLES
 from proxy.protocols.amqp091.memory import Memory
-from proxy.protocols.amqp091.spooling import SpoolingStream
-from proxy.protocols.amqp091.stream import MAX_CHANNEL, Owner, Shared
-from proxy.protocols.amqp091.wire import Malformed, Reader
+from proxy.protocols.amqp091.output import Owner, Shared
+from proxy.protocols.amqp091.stream import MAX_CHANNEL, Stream
+from proxy.protocols.amqp091.wire import Malformed
 from proxy.protocols.base import Buffer
-from proxy.spool.segments import Piece
 
-#: Methods that are forwarded while publishes of their channel wait.
-_GOES_ON: Final = frozenset(
-    (
-        wire.BASIC_ACK,
-        wire.BASIC_NACK,
-        wire.BASIC_REJECT,
-        wire.BASIC_QOS,
-        wire.BASIC_RECOVER,
-        wire.BASIC_RECOVER_ASYNC,
-        wire.BASIC_CONSUME,
-        wire.BASIC_CANCEL,
-    )
-)
+#: Methods that are forwarded while publishes of their channel wait, besides those that settle deliveries.
+_GOES_ON: Final = SETTLES | {wire.BASIC_QOS, wire.BASIC_CONSUME, wire.BASIC_CANCEL}
 #: Classes whose effect outlasts the channel: exchange and queue.
 _LASTING: Final = frozenset((40, 50))
 _IN_TRANSACTION: Final = _LASTING | {wire.TX}
@@ -41,140 +29,119 @@ _RESERVED: Final = b"amq."  # only brokers make queues with this prefix
 #: the broker.
 _MAX_EXCLUSIVE: Final = 10_000
 _MAX_DECLARE_BYTES: Final = 1024
-_ARGUMENTS_AT: Final = wire.PREFIX_BYTES + 4
-#: Two reserved bytes come first.
-_EXCHANGE_AT: Final = _ARGUMENTS_AT + 2
-_PUBLISH: Final = wire.BASIC_PUBLISH
 _RECOVERS: Final = frozenset((wire.BASIC_RECOVER, wire.BASIC_RECOVER_ASYNC))
 _KEY_BITS: Final = (1 << 62) - 1  # keeps order keys within 62 bits
+_NS: Final = 1_000_000_000
 
 
-class Publishes(SpoolingStream):
+class Publishes(Stream):
     """The client's stream."""
 
-    peer = "client"
+    side = Side.CLIENT
 
     def __init__(self, memory: Memory, shared: Shared, owner: Owner) -> None:
         super().__init__(memory, shared, owner)
-        self._names = shared.names
-        self._channels = shared.channels
-        self._about = shared.about
+        spool = self._spool = shared.context.spool
+        self._most_age_ns = 0 if spool is None else round(spool.settings.most_age_s * _NS)
         self.exclusive: dict[bytes, bytes] = {}  # the client's exclusive queues, with the frames that declared them
         # Those that are being deleted since the client has left, by the channel in which that is done.
         self.deleting: dict[int, dict[bytes, bytes]] = {}
         self.published = False
-        self._consumers = shared.consumers
-        self._marking = shared.marking
         #: Until connection.open-ok the client may use channel 0 only.
         self.last_channel = 0
         self.most_body_bytes = shared.context.options.max_message_bytes
         self._last_words = b""  # the client's connection.close, which waits for its publishes
         self._completes = False  # incomplete contents are forgotten since
 
-    def _take_method(self, method: int, buffer: Buffer, position: int, stop: int, number: int) -> None:
-        if number == 0:
-            self._take_connection_method(method, buffer, position, stop)
-            return
+    def _take_method(self, method: int, frame: bytes, number: int) -> None:
         lane = self._lanes.get(number)
-        if self.finished:
-            if lane is not None and method == _PUBLISH:
-                self._open_content(Content(lane), buffer, position, stop)
-            self._special = True
-        elif lane is not None and lane.channel.left:
-            self._take_successor(method, lane.channel, buffer[position:stop])
+        if number == 0:
+            self._take_connection_method(method, frame)
+        elif self.finished:
+            if lane is not None and method == wire.BASIC_PUBLISH:
+                self._open_content(Content(lane), frame)
         elif lane is None:
-            if method == wire.CHANNEL_OPEN:
-                self._open_channel(number)
-            self._pass(buffer, position, stop, None)
-        elif method == _PUBLISH:
-            self.published = True
-            content = Content(lane)
-            exchange_at = position + _EXCHANGE_AT
-            key_at = exchange_at + 1 + buffer[exchange_at] if exchange_at < stop else stop
-            bits_at = key_at + 1 + buffer[key_at] if key_at < stop else stop
-            if bits_at != stop - 2:
-                raise Malformed("a publish that is not as long as its exchange and routing key, and one octet")
-            raw = bytes(buffer[exchange_at:bits_at])
-            content.target = self._names.target(raw, key_at - exchange_at - 1)
-            if self._marking.active:
-                content.gathers = self._marking.may_wait(lane.channel, content.target, self._stages.now_ns)
-            self._open_content(content, buffer, position, stop)
+            # The broker refuses a channel too many.
+            if method == wire.CHANNEL_OPEN and len(self._channels) < self._about.channel_max:
+                self._owner.channel_opens(Channel(number))
+            self._pass(frame)
+        elif lane.channel.left:
+            self._take_successor(method, lane.channel, frame)
+        elif method == wire.BASIC_PUBLISH:
+            self._take_publish(lane, frame)
         elif method in _GOES_ON:
-            if method in {wire.BASIC_CONSUME, wire.BASIC_CANCEL} and not lane.channel.dead:
-                self._take_consumer(method, lane, buffer, position, stop)
-            else:
-                if (lane.channel.tags is not None or method in _RECOVERS) and method in SETTLES:
-                    instead = self._take_settling(method, lane.channel, buffer[position + _ARGUMENTS_AT : stop - 1])
-                    if instead is not None:
-                        self._special = True
-                        buffer, position, stop = instead, 0, len(instead)
-                if stop:
-                    self._pass(buffer, position, stop, lane.behind)
+            self._take_going_on(method, lane, frame)
         elif method == wire.CHANNEL_FLOW_OK:
-            self._pass(buffer, position, stop, None)
+            self._pass(frame)
         elif method == wire.CHANNEL_CLOSE_OK:
             # The broker has ignored what came before, except for a close.
             if lane.channel.dead:
-                for frame in [item for item in lane.ready if isinstance(item, bytes)]:
-                    self._pass(frame, 0, len(frame), None)
-                    self._special = True
+                for each in [item for item in lane.ready if isinstance(item, bytes)]:
+                    self._pass(each)
                 self._owner.channel_closes(number)
-            self._pass(buffer, position, stop, None)
+            self._pass(frame)
         else:
+            channel = lane.channel
             if method == wire.CONFIRM_SELECT:
-                if lane.channel.confirms is None:
-                    lane.channel.confirms = Confirms()
+                channel.confirms = channel.confirms or Confirms()
             elif method == wire.TX_SELECT:
-                lane.channel.transacts = True
-                self._consumers.transact(lane.channel, self._stages.now_ns)
+                channel.transacts = True
+                self._consumers.transact(channel, self._stages.now_ns)
             elif method == wire.TX_COMMIT:
-                lane.channel.committing += 1
+                channel.committing += 1
             elif method == wire.CHANNEL_CLOSE:
-                lane.channel.closes = True
-                self._marking.forget(lane.channel)
-            elif method in {wire.BASIC_GET, wire.QUEUE_DECLARE, wire.QUEUE_DELETE} and not lane.channel.dead:
-                self._take_queue(method, lane.channel, bytes(buffer[position:stop]))
-            self._pass(buffer, position, stop, lane.barrier)
+                channel.closes = True
+                self._marking.forget(channel)
+            elif method in {wire.BASIC_GET, wire.QUEUE_DECLARE, wire.QUEUE_DELETE} and not channel.dead:
+                self._take_queue(method, channel, frame)
+            self._pass_method(lane, frame, barrier=True)
 
-    def _take_connection_method(self, method: int, buffer: Buffer, position: int, stop: int) -> None:
-        if self.finished and method != wire.CONNECTION_CLOSE:
-            self._take_behind_close(method, buffer, position, stop)
-            return
-        arguments = Reader(buffer, position + _ARGUMENTS_AT, stop - 1)
-        tuned = self._about.take(method, arguments)
+    def _take_publish(self, lane: Lane, frame: bytes) -> None:
+        self.published = True
+        arguments = wire.arguments(frame)
+        arguments.short()
+        begins = arguments.position
+        exchange = arguments.short_string()
+        arguments.short_string()
+        if arguments.position != len(frame) - 2:
+            raise Malformed("a publish that is not as long as its exchange and routing key, and one octet")
+        target = self._names.target(frame[begins : arguments.position], len(exchange))
+        content = Content(lane, target=target)
+        content.whole = self._marking.active and self._marking.may_wait(lane.channel, target, self._stages.now_ns)
+        self._open_content(content, frame)
+
+    def _take_going_on(self, method: int, lane: Lane, frame: bytes) -> None:
+        channel = lane.channel
+        if method in {wire.BASIC_CONSUME, wire.BASIC_CANCEL} and not channel.dead:
+            frame = self._take_consumer(method, channel, frame)
+        elif method in _RECOVERS or (channel.tags is not None and method in SETTLES):
+            frame = self._take_settling(method, channel, frame)
+        if frame:
+            self._pass_method(lane, frame, barrier=False)
+
+    def _take_connection_method(self, method: int, frame: bytes) -> None:
         if method == wire.CONNECTION_CLOSE:
             if not self.finished:
-                self._last_words = bytes(buffer[position:stop])
+                self._about.take(method, wire.arguments(frame))
+                self._last_words = frame
                 self._marking.forget_all()
-            self.finished = self._special = True
-            return
-        if tuned:
-            payload = bytes(buffer[position + wire.PREFIX_BYTES : stop - 1])
-            agreed = self._about.agree(payload)
-            if agreed is not payload:
-                self._replace(buffer, position, stop, agreed)
-                return
-        elif method == wire.CONNECTION_OPEN:
-            self._names.enter(self._about.vhost)
-        self._pass(buffer, position, stop, None)
-
-    def _take_behind_close(self, method: int, buffer: Buffer, position: int, stop: int) -> None:
-        """Take a method behind either peer's close. Only close-ok counts. It stays behind the client's own close."""
-        if method != wire.CONNECTION_CLOSE_OK or self._about.closed_by is not Side.BROKER:
-            self._special = True
-        elif self._last_words:
-            self._last_words += bytes(buffer[position:stop])
-            self._special = True
+            self.finished = True
+        elif self.finished:
+            # Behind either peer's close only close-ok counts. It stays behind the client's own close.
+            if method == wire.CONNECTION_CLOSE_OK and self._about.closed_by is Side.BROKER:
+                if self._last_words:
+                    self._last_words += frame
+                else:
+                    self._pass(frame)
         else:
-            self._pass(buffer, position, stop, None)
-
-    def _open_channel(self, number: int) -> None:
-        # The broker refuses one too many.
-        if len(self._channels) < self._about.channel_max:
-            self._owner.channel_opens(Channel(number))
+            if self._about.take(method, wire.arguments(frame)):
+                frame = wire.with_payload(frame, self._about.agree(wire.payload(frame)))
+            elif method == wire.CONNECTION_OPEN:
+                self._names.enter(self._about.vhost)
+            self._pass(frame)
 
     def _take_queue(self, method: int, channel: Channel, frame: bytes) -> None:
-        queue, bits = _queue_of(frame)
+        queue, bits, _ = _queue_of(frame)
         if method == wire.BASIC_GET:
             self._check_unanswered(len(channel.getting))
             channel.getting.append((queue or channel.declared, bits & wire.GET_NO_ACK != 0))
@@ -194,9 +161,9 @@ class Publishes(SpoolingStream):
         elif exclusive and queue:
             self.declared(queue, frame)
 
-    def _take_consumer(self, method: int, lane: Lane, buffer: Buffer, position: int, stop: int) -> None:
-        """Take a consume or a cancel, and have the broker answer it."""
-        channel, arguments = lane.channel, Reader(buffer, position + _ARGUMENTS_AT, stop - 1)
+    def _take_consumer(self, method: int, channel: Channel, frame: bytes) -> bytes:
+        """Take a consume or a cancel. Return it as one that the broker answers."""
+        arguments = wire.arguments(frame)
         begins = method == wire.BASIC_CONSUME
         no_wait = wire.CONSUME_NO_WAIT if begins else wire.CANCEL_NO_WAIT
         if begins:
@@ -211,28 +178,23 @@ class Publishes(SpoolingStream):
         if begins and not wants and tag:
             # RabbitMQ 3.10 fails if it has to answer this and a cancel follows at once.
             self._consumers.begin(channel, tag, channel.resolve(queue or channel.declared), automatic=automatic)
-            wants = True
-        elif begins:
+            return frame
+        if begins:
             self._check_unanswered(len(channel.consuming))
             channel.consuming.append((queue or channel.declared, wants, automatic))
         elif not wants:
             self._check_unanswered(len(channel.cancelling))
             channel.cancelling[tag] = channel.cancelling.get(tag, 0) + 1
-        if wants:
-            self._pass(buffer, position, stop, lane.behind)
-            return
-        asks = bytes(buffer[position:bits_at]) + bytes((bits & ~no_wait,)) + bytes(buffer[bits_at + 1 : stop])
-        self._special = True
-        self._pass(asks, 0, len(asks), lane.behind)
+        return frame[:bits_at] + bytes((bits & ~no_wait,)) + frame[bits_at + 1 :]
 
-    def _take_settling(self, method: int, channel: Channel, arguments: Buffer) -> bytes | None:
+    def _take_settling(self, method: int, channel: Channel, frame: bytes) -> bytes:
         """Take an ack, nack, reject or recover, which must not settle deliveries that the client has not seen.
 
         Returns:
-            What to forward instead, or None.
+            What to forward; empty for nothing.
         """
         if channel.dead or channel.closes:
-            return None
+            return frame
         now_ns = self._stages.now_ns
         if method in _RECOVERS:
             # The answer tells which deliveries were requeued.
@@ -240,34 +202,35 @@ class Publishes(SpoolingStream):
             channel.recovering.append(method == wire.BASIC_RECOVER)
             self._consumers.give_back(channel, now_ns)
             if method == wire.BASIC_RECOVER:
-                return None
-            return wire.basic_recover(channel.number, Reader(arguments, 0, len(arguments)).octet())
-        tags, (tag, bits) = channel.tags, wire.settled_at(arguments)
+                return frame
+            return wire.basic_recover(channel.number, wire.arguments(frame).octet())
+        arguments, tags = wire.arguments(frame), channel.tags
+        tag, bits = arguments.longlong(), arguments.octet()
         multiple = method != wire.BASIC_REJECT and bits & wire.MULTIPLE != 0
         is_all = multiple and not tag
         assert tags is not None  # noqa: S101 - the caller has checked
         if channel.recovering:
             # All that the client was sent is being requeued.
-            return b"" if is_all else None
+            return b"" if is_all else frame
         shown, waits = self._owner.shown(channel)
         if is_all:
             tag = tags.last_open(shown) if waits else shown
             if not tag:
-                return b"" if waits else None
+                return b"" if waits else frame
         elif not 0 < tag <= shown or not tags.is_open(tag):
             if tags.is_known(tag):
                 channel.doomed = True
                 self._consumers.give_back(channel, now_ns)
             if not waits or tag <= shown or (tag <= tags.latest and not tags.is_open(tag)):
-                return None
+                return frame
             # Tag 0, which the broker refuses as it would refuse this one if nothing waited here.
             return wire.settling(method, channel.number, 0, bits ^ multiple)
         tags.settle(tag, multiple=multiple)
         if channel.deliveries.by_tag and not channel.doomed:
             self._consumers.settled(method, channel, tag, bits, now_ns)
-        return wire.settling(method, channel.number, tag, bits) if is_all and waits else None
+        return wire.settling(method, channel.number, tag, bits) if is_all and waits else frame
 
-    def _take_successor(self, method: int, former: Channel, frame: Buffer) -> None:
+    def _take_successor(self, method: int, former: Channel, frame: bytes) -> None:
         """Let the open of a channel wait while its number is in use at the broker."""
         if method != wire.CHANNEL_OPEN:
             raise self._stop(wire.CHANNEL_ERROR, f"a method on channel {former.number}, which it has closed")
@@ -277,8 +240,7 @@ class Publishes(SpoolingStream):
         # The client's frames no longer reach the former lane there.
         self._lanes[-former.number] = former.to_broker
         self._lanes[former.number] = lane
-        self._set_aside(lane.barrier, bytes(frame))
-        self._special = True
+        self._set_aside(Method(lane, frame, barrier=True))
 
     def succeed(self, channel: Channel) -> None:
         channel.to_broker.shut = False
@@ -315,13 +277,13 @@ class Publishes(SpoolingStream):
                 else:
                     self._forget(item)
                 continue
-            self._set_aside_no_more(item[0])
-            for frame in wire.frames_of(item[0]) if at < stop else ():
-                method = _method_of(frame)
-                if method in SETTLES:
-                    self._let_go(lane, frame)
-                elif method >> 16 in (_LASTING if commit < 0 else _IN_TRANSACTION) and not _is_exclusive(method, frame):
-                    super()._set_aside(lane.barrier, frame)
+            self._set_aside_no_more(item)
+            method = wire.method_of(item.frame)
+            lasting = method >> 16 in (_LASTING if commit < 0 else _IN_TRANSACTION)
+            if at < stop and method in SETTLES:
+                self._let_go(lane, item.frame)
+            elif at < stop and lasting and not _is_exclusive(method, item.frame):
+                super()._set_aside(Method(lane, item.frame, barrier=True))
         close = wire.channel_close(channel.number)
         if commit >= 0:
             for tag in consumers:
@@ -334,14 +296,15 @@ class Publishes(SpoolingStream):
         elif lane.lines or lane.after:
             self.insert(lane, close)
             lane.shut = True
-            super()._set_aside(lane.barrier, close)
+            super()._set_aside(Method(lane, close, barrier=True))
         else:
             self.insert(lane, close)
 
     def committed(self, channel: Channel) -> None:
         if not channel.committing:
-            super()._set_aside(channel.to_broker.barrier, wire.channel_close(channel.number))
-            self._advance_after(channel.to_broker)
+            lane = channel.to_broker
+            super()._set_aside(Method(lane, wire.channel_close(channel.number), barrier=True))
+            self._advance_after(lane)
             self.flush()
 
     def reopen(self, channel: Channel) -> None:
@@ -366,7 +329,7 @@ class Publishes(SpoolingStream):
                     continue
                 for content in line.in_memory():
                     self._forget(content)
-                self._forget_aside(line)
+                self._drop_aside(line)
                 self._advance(line)
             for item in lane.after:
                 if isinstance(item, Content) and self._is_for_exclusive(item):
@@ -430,14 +393,11 @@ class Publishes(SpoolingStream):
             return
         super().close_lane(number)
 
-    def _set_aside(self, owner: Method, methods: bytes) -> None:
-        super()._set_aside(owner, methods)
-        if (
-            owner.lane.channel.closes
-            and not owner.lane.shut
-            and wire.CHANNEL_CLOSE in map(_method_of, wire.frames_of(methods))
-        ):
-            self._owner.channel_left(owner.lane.channel)
+    def _set_aside(self, method: Method) -> None:
+        super()._set_aside(method)
+        lane = method.lane
+        if lane.channel.closes and not lane.shut and wire.method_of(method.frame) == wire.CHANNEL_CLOSE:
+            self._owner.channel_left(lane.channel)
 
     def _limit(self, content: Content, keys: list[bytes]) -> bool:
         lane, target = content.lane, content.target
@@ -464,31 +424,26 @@ class Publishes(SpoolingStream):
             since_ns=since_ns,
         )
 
-    def _still_gathers(self, content: Content) -> bool:
+    def _is_small(self, content: Content) -> bool:
         return self._marking.is_small(content.target, content.left_bytes)
 
-    def _goes_on(self, content: Content, frames: Piece) -> None:
+    def _begin_writing(self, content: Content, frames: Buffer) -> Buffer:
         """Number a publish with confirms, and mark it if it is to wait for consumers."""
-        channel = content.lane.channel
-        confirms, marking = channel.confirms, self._marking
-        if not content.number or confirms is None:
-            return
-        if marking.active and not content.again:
-            content.marked = marking.mark(
-                channel, content.target, content.number, bytes(frames), self.most_payload_bytes, self._stages.now_ns
-            )
-        else:
-            confirms.sent(content.number)
+        channel, marking = content.lane.channel, self._marking
+        if not content.number or channel.confirms is None:
+            return frames
+        if not marking.active or content.again:
+            channel.confirms.sent(content.number)
+            return frames
+        whole = bytes(frames) if content.whole else b""
+        now_ns, most_payload_bytes = self._stages.now_ns, self.most_payload_bytes
+        return marking.mark(channel, content.target, content.number, whole, most_payload_bytes, now_ns) or frames
 
     def publish_again(self, message: Waiting) -> None:
-        content = Content(message.channel.to_broker, again=True)
+        content = Content(message.channel.to_broker, left_bytes=0, done=True, again=True)
         content.number, content.size_bytes = message.sequence, len(message.frames)
-        self._send_again(content, message.frames)
-
-    def _refuse(self, content: Content) -> None:
-        if content.number:
-            channel = content.lane.channel
-            self._owner.answer(channel, wire.nack(channel.number, content.number))
+        self._wait(content, message.frames)
+        self._let_go(content.lane, content)
 
     def flush(self) -> None:
         super().flush()
@@ -520,20 +475,16 @@ class Publishes(SpoolingStream):
         )
 
 
-def _method_of(frame: bytes) -> int:
-    method: int = wire.method_at(frame, wire.PREFIX_BYTES)[0]
-    return method
+def _has(item: Content | Method, method: int) -> bool:
+    return isinstance(item, Method) and wire.method_of(item.frame) == method
 
 
-def _has(item: Content | tuple[bytes, int], method: int) -> bool:
-    return isinstance(item, tuple) and method in map(_method_of, wire.frames_of(item[0]))
-
-
-def _queue_of(frame: bytes) -> tuple[bytes, int]:
-    """Return the queue name and the bits behind it."""
-    arguments = Reader(frame, _ARGUMENTS_AT, len(frame) - 1)
+def _queue_of(frame: bytes) -> tuple[bytes, int, int]:
+    """Return the queue name, the bits behind it, and where these are."""
+    arguments = wire.arguments(frame)
     arguments.short()
-    return arguments.short_string(), arguments.octet()
+    queue, bits_at = arguments.short_string(), arguments.position
+    return queue, arguments.octet(), bits_at
 
 
 def _is_exclusive(method: int, frame: bytes) -> bool:
@@ -541,6 +492,6 @@ def _is_exclusive(method: int, frame: bytes) -> bool:
 
 
 def _declare_again(frame: bytes, number: int) -> bytes:
-    bits_at = _ARGUMENTS_AT + 3 + frame[_ARGUMENTS_AT + 2]
-    bits = bytes((frame[bits_at] | wire.DECLARE_NO_WAIT,))
-    return b"".join((frame[:1], number.to_bytes(2, "big"), frame[3:bits_at], bits, frame[bits_at + 1 :]))
+    _, bits, at = _queue_of(frame)
+    bits |= wire.DECLARE_NO_WAIT
+    return b"".join((frame[:1], number.to_bytes(2, "big"), frame[3:at], bytes((bits,)), frame[at + 1 :]))

@@ -21,10 +21,11 @@ from proxy.protocols.amqp091.channel import PASSING, Channel, Content
 from proxy.protocols.amqp091.confirms import Confirms
 from proxy.protocols.amqp091.marking import ConsumerAcks, Marking
 from proxy.protocols.amqp091.memory import Memory
+from proxy.protocols.amqp091.output import Shared
 from proxy.protocols.amqp091.publishes import Publishes
 from proxy.protocols.amqp091.replay import Replay
 from proxy.protocols.amqp091.stages import Stages
-from proxy.protocols.amqp091.stream import MAX_BODY_BYTES, MAX_MESSAGE_BYTES, Shared, Stream
+from proxy.protocols.amqp091.stream import MAX_BODY_BYTES, MAX_MESSAGE_BYTES, Stream
 from proxy.protocols.amqp091.wire import Reader
 from proxy.protocols.base import NO_BOUND, Buffer, Close, Description, Session, SessionContext
 from proxy.protocols.options import Scan, Tls, relays_unread, scans
@@ -211,8 +212,10 @@ class AMQP091Session(Session):
         if method == wire.CHANNEL_CLOSE:
             channel.dead = True
             # A close of it has been sent, or is sent now.
-            self._publishes.give_up(channel.to_broker, methods=channel.to_broker.shut)
-            self._publishes.insert(channel.to_broker, wire.channel_close_ok(channel.number))
+            lane = channel.to_broker
+            own = [item for item in lane.ready if isinstance(item, bytes)] if lane.shut else []
+            self._publishes.give_up(lane, methods=lane.shut)
+            self._publishes.insert(lane, b"".join((*own, wire.channel_close_ok(channel.number))))
             self._publishes.delete_apart(channel.number)
         elif method == wire.TX_COMMIT_OK:
             self._publishes.committed(channel)

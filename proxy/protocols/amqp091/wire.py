@@ -37,11 +37,29 @@ RESOURCE_ERROR: Final = 506
 INTERNAL_ERROR: Final = 541
 
 prefix_at: Final = Struct(">BHI").unpack_from  # type, channel and payload length
-#: Class and method as one number.
-method_at: Final = Struct(">I").unpack_from
 _u16_at: Final = Struct(">H").unpack_from
 _u32_at: Final = Struct(">I").unpack_from
 _u64_at: Final = Struct(">Q").unpack_from
+
+
+def method_of(frame: Buffer | bytearray) -> int:
+    """Return class and method of a method frame as one number."""
+    number: int = _u32_at(frame, PREFIX_BYTES)[0]
+    return number
+
+
+def arguments(frame: Buffer | bytearray) -> "Reader":
+    """Return a reader of the arguments of a method frame."""
+    return Reader(frame, PREFIX_BYTES + 4, len(frame) - 1)
+
+
+def payload(frame: bytes) -> bytes:
+    return frame[PREFIX_BYTES:-1]
+
+
+def with_payload(frame: bytes, payload: bytes) -> bytes:
+    """Return a frame with another payload."""
+    return b"".join((frame[:3], len(payload).to_bytes(4, "big"), payload, frame[-1:]))
 
 
 def method(class_id: int, method_id: int) -> int:
@@ -501,7 +519,6 @@ def with_header(content: bytes, start: int, stop: int, header: bytes) -> bytes:
 
 
 _ANSWER: Final = Struct(">BHIIQBB")
-_SETTLED: Final = Struct(">QB")
 
 
 def ack(channel: int, tag: int) -> bytes:
@@ -511,14 +528,6 @@ def ack(channel: int, tag: int) -> bytes:
 def nack(channel: int, tag: int) -> bytes:
     """Brokers send it to publishers, without requeue."""
     return _ANSWER.pack(METHOD, channel, 13, BASIC_NACK, tag, 0, FRAME_END)
-
-
-def settled_at(arguments: Buffer) -> tuple[int, int]:
-    """Return delivery tag and bits of a basic.ack, nack or reject."""
-    if len(arguments) < _SETTLED.size:
-        raise Malformed(f"{_SETTLED.size} bytes of arguments are asked for, {len(arguments)} are there")
-    tag, bits = _SETTLED.unpack_from(arguments)
-    return tag, bits
 
 
 def settling(method: int, channel: int, tag: int, bits: int) -> bytes:
@@ -545,14 +554,6 @@ def consume(channel: int, queue: bytes) -> bytes:
 def queue_delete(channel: int, queue: bytes) -> bytes:
     """Make a queue.delete with no-wait."""
     return _method_frame(channel, Struct(">IH").pack(QUEUE_DELETE, 0) + _short_string(queue) + bytes((DELETE_NO_WAIT,)))
-
-
-def frames_of(methods: Buffer) -> Iterator[bytes]:
-    position = 0
-    while position < len(methods):
-        stop = position + prefix_at(methods, position)[2] + FRAME_BYTES
-        yield bytes(methods[position:stop])
-        position = stop
 
 
 def connection_close(code: int, text: str) -> bytes:
