@@ -495,7 +495,8 @@ class Output(ABC):
             content = self._of_entry(line, entry)
             if entry.handle & _IS_COPIED:
                 data = _joined(entry)
-                keys = wire.read_content_header(data, *wire.content_header_at(data))[2]
+                start, stop = wire.content_header_at(data)
+                keys = wire.read_content_header(bytes(data[start:stop]))[2]
                 content.resources = self._names.with_copies(content.target, keys)
             if ending is not None:
                 line.most = min(2 * line.most, MAX_OF_LINE)

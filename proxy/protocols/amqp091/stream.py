@@ -190,9 +190,7 @@ class Stream(Output):
             elif lane is not None and not lane.channel.dead:
                 raise self._unexpected("a content header without its method", number)
             return
-        class_id, body_bytes, keys, fields = wire.read_content_header(
-            frame, PREFIX_BYTES, len(frame) - 1, copies=self.reads_copies
-        )
+        class_id, body_bytes, keys, fields = wire.read_content_header(wire.payload(frame), copies=self.reads_copies)
         if class_id != wire.BASIC:
             raise self._unexpected(f"a content header of class {class_id}", number)
         self._steps += fields + _STEPS_OF_KEY * len(keys) + _STEPS_OF_CONTENT

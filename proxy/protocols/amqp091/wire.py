@@ -129,6 +129,7 @@ _FLAG_CONTENT_ENCODING: Final = 1 << 14
 _FLAG_HEADERS: Final = 1 << 13
 _FLAG_DELIVERY_MODE: Final = 1 << 12
 _FLAG_MORE_FLAGS: Final = 1
+_FLAGS_AT: Final = 12
 _CONTENT_HEADER_BYTES: Final = 14
 #: Lengths of field values by type; None means a length of four bytes and that many more.
 _FIELD_BYTES: Final[dict[int, int | None]] = {
@@ -200,10 +201,13 @@ class Reader:
 
     def table(self) -> Iterator[tuple[bytes, int, "Reader"]]:
         """Yield name, type and a reader of the value of each field."""
-        inner = self.inner()
-        for _ in inner.fields():
-            name = inner.short_string()
-            yield name, *inner.value()
+        return self.inner().named()
+
+    def named(self) -> Iterator[tuple[bytes, int, "Reader"]]:
+        """Yield the same up to the end; the length of the table has been read."""
+        for _ in self.fields():
+            name = self.short_string()
+            yield name, *self.value()
 
     def array(self) -> Iterator[tuple[int, "Reader"]]:
         """Yield type and a reader of each value."""
@@ -262,9 +266,37 @@ def reads_true(reader: Reader, table: bytes, name: bytes) -> bool:
     return False
 
 
-def read_content_header(
-    buffer: Buffer | bytearray, start: int, stop: int, *, copies: bool = True
-) -> tuple[int, int, list[bytes], int]:
+class _Header(NamedTuple):
+    """The payload of a header frame, cut where its table of headers is."""
+
+    begin: bytes  # class, weight, and size of the body
+    flags: int
+    before: bytes  # content type and encoding
+    fields: bytes | None  # those of the table; None without one
+    behind: bytes  # the other properties, delivery mode first
+
+    def payload(self, fields: bytes | None, behind: bytes) -> bytes:
+        """Return the payload with another table, or without one, and other properties behind it."""
+        if fields is None:
+            return b"".join((self.begin, (self.flags & ~_FLAG_HEADERS).to_bytes(2, "big"), self.before, behind))
+        flags = (self.flags | _FLAG_HEADERS).to_bytes(2, "big")
+        return b"".join((self.begin, flags, self.before, len(fields).to_bytes(4, "big"), fields, behind))
+
+
+def _split(header: bytes) -> _Header:
+    if len(header) < _CONTENT_HEADER_BYTES:
+        raise Malformed(f"a content header of {len(header)} bytes")
+    flags: int = _u16_at(header, _FLAGS_AT)[0]
+    reader = Reader(header, _CONTENT_HEADER_BYTES, len(header))
+    for flag in (_FLAG_CONTENT_TYPE, _FLAG_CONTENT_ENCODING):
+        if flags & flag:
+            reader.short_string()
+    before = header[_CONTENT_HEADER_BYTES : reader.position]
+    fields = reader.long_string() if flags & _FLAG_HEADERS else None
+    return _Header(header[:_FLAGS_AT], flags, before, fields, header[reader.position :])
+
+
+def read_content_header(header: bytes, *, copies: bool = True) -> tuple[int, int, list[bytes], int]:
     """Read the payload of a header frame.
 
     Returns:
@@ -274,24 +306,14 @@ def read_content_header(
     Raises:
         Malformed: it is too short, or its headers cannot be read as far as they may hold such keys.
     """
-    if stop - start < _CONTENT_HEADER_BYTES:
-        raise Malformed(f"a content header of {stop - start} bytes")
-    class_id: int = _u16_at(buffer, start)[0]
-    body_bytes: int = _u64_at(buffer, start + 4)[0]
-    flags: int = _u16_at(buffer, start + 12)[0]
-    if not copies or not flags & _FLAG_HEADERS:
-        return class_id, body_bytes, [], 0
-    # This takes a fraction of the time of reading.
-    if b"CC" not in bytes(buffer[start + _CONTENT_HEADER_BYTES : stop]):
-        return class_id, body_bytes, [], 0
-    reader = Reader(buffer, start + _CONTENT_HEADER_BYTES, stop)
-    if flags & _FLAG_CONTENT_TYPE:
-        reader.short_string()
-    if flags & _FLAG_CONTENT_ENCODING:
-        reader.short_string()
+    if len(header) < _CONTENT_HEADER_BYTES:
+        raise Malformed(f"a content header of {len(header)} bytes")
+    class_id: int = _u16_at(header, 0)[0]
+    body_bytes: int = _u64_at(header, 4)[0]
+    table = _split(header).fields if copies and b"CC" in header else None
     keys: dict[bytes, None] = {}
     fields = 0
-    for name, kind, value in reader.table():
+    for name, kind, value in Reader(table, 0, len(table)).named() if table else ():
         fields += 1
         if kind == _ARRAY and name in {b"CC", b"BCC"}:
             for each, text in value.array():
@@ -321,7 +343,7 @@ def read_expiration(content: Buffer | bytearray) -> int | None:
     """Return the expiration of a content in milliseconds, from its frames; None if it has none, or not a number."""
     try:
         start, stop = content_header_at(content)
-        flags: int = _u16_at(content, start + 12)[0]
+        flags: int = _u16_at(content, start + _FLAGS_AT)[0]
         if not flags & _FLAG_EXPIRATION or stop > len(content):
             return None
         reader = Reader(content, start + _CONTENT_HEADER_BYTES, stop)
@@ -389,29 +411,23 @@ def read_publish(data: bytes) -> Publish:
     is_publish = arguments.long() == BASIC_PUBLISH
     arguments.short()
     target = b"".join(bytes((len(each),)) + each for each in (arguments.short_string(), arguments.short_string()))
-    class_id, body_bytes, keys, _ = read_content_header(header, 0, len(header))
+    class_id, body_bytes, keys, _ = read_content_header(header)
     if not is_publish or class_id != BASIC or body_bytes != len(body):
         raise Malformed(f"a method of class {class_id} with {len(body)} of {body_bytes} bytes of a body")
     return Publish(target, keys, header, body)
 
 
 def _marked(header: bytes) -> bytes:
-    flags: int = _u16_at(header, _CONTENT_HEADER_BYTES - 2)[0]
-    if flags & _FLAG_MORE_FLAGS:
+    parts = _split(header)
+    if parts.flags & _FLAG_MORE_FLAGS:
         raise Malformed("a content header with properties that no message has")
-    begins = _headers_at(header, flags)
-    reader = Reader(header, begins, len(header))
-    table = _MARK + (reader.long_string() if flags & _FLAG_HEADERS else b"")
-    before = header[: _CONTENT_HEADER_BYTES - 2] + (flags | _FLAG_HEADERS).to_bytes(2, "big")
-    return b"".join(
-        (before, header[_CONTENT_HEADER_BYTES:begins], len(table).to_bytes(4, "big"), table, header[reader.position :])
-    )
+    return parts.payload(_MARK + (parts.fields or b""), parts.behind)
 
 
 #: The header field of messages that wait for their consumers.
 CONFIRM_FIELD: Final = b"\x10x-sluice-confirm"
-_TRANSIENT: Final = 1
-_DURABLE: Final = 2
+_TRANSIENT: Final = b"\1"
+_DURABLE: Final = b"\2"
 #: Two hexadecimal numbers, and whether there were headers before.
 _CONFIRM_VALUE_BYTES: Final = 33
 _HEX: Final = frozenset(b"0123456789abcdef")
@@ -427,15 +443,6 @@ class Mark(NamedTuple):
     died: bool  # it was, or may have been, dead-lettered since
 
 
-def _headers_at(header: Buffer, flags: int) -> int:
-    reader = Reader(header, _CONTENT_HEADER_BYTES, len(header))
-    if flags & _FLAG_CONTENT_TYPE:
-        reader.short_string()
-    if flags & _FLAG_CONTENT_ENCODING:
-        reader.short_string()
-    return reader.position
-
-
 def mark_header(header: bytes, maker: int, number: int) -> bytes | None:
     """Make a message transient and mark it, so that ``read_mark`` restores it.
 
@@ -443,71 +450,34 @@ def mark_header(header: bytes, maker: int, number: int) -> bytes | None:
         The payload of its header frame; None if the message is not durable, has an expiration, is marked, or was
         dead-lettered before, which could not be told from later.
     """
-    if len(header) < _CONTENT_HEADER_BYTES:
-        raise Malformed(f"a content header of {len(header)} bytes")
-    flags: int = _u16_at(header, _CONTENT_HEADER_BYTES - 2)[0]
-    if flags & (_FLAG_MORE_FLAGS | _FLAG_EXPIRATION) or not flags & _FLAG_DELIVERY_MODE:
+    parts = _split(header)
+    if parts.flags & (_FLAG_MORE_FLAGS | _FLAG_EXPIRATION) or not parts.flags & _FLAG_DELIVERY_MODE:
         return None
-    if CONFIRM_FIELD in header or _DEATHS in header:
+    if CONFIRM_FIELD in header or _DEATHS in header or not parts.behind.startswith(_DURABLE):
         return None
-    begins = _headers_at(header, flags)
-    has_headers = flags & _FLAG_HEADERS != 0
-    reader = Reader(header, begins, len(header))
-    fields = reader.long_string() if has_headers else b""
-    mode_at = reader.step(1)
-    if header[mode_at] != _DURABLE:
-        return None
-    value = b"%016x%016x%c" % (maker, number, b"nt"[has_headers])
-    fields = CONFIRM_FIELD + b"S" + len(value).to_bytes(4, "big") + value + fields
-    return b"".join(
-        (
-            header[: _CONTENT_HEADER_BYTES - 2],
-            (flags | _FLAG_HEADERS).to_bytes(2, "big"),
-            header[_CONTENT_HEADER_BYTES:begins],
-            len(fields).to_bytes(4, "big"),
-            fields,
-            bytes((_TRANSIENT,)),
-            header[mode_at + 1 :],
-        )
-    )
+    value = b"%016x%016x%c" % (maker, number, b"nt"[parts.fields is not None])
+    mark = CONFIRM_FIELD + b"S" + len(value).to_bytes(4, "big") + value
+    return parts.payload(mark + (parts.fields or b""), _TRANSIENT + parts.behind[1:])
 
 
 def read_mark(header: bytes) -> Mark | None:
     """Restore the header of a marked message; None if it is not marked."""
     if CONFIRM_FIELD not in header:
         return None
-    if len(header) < _CONTENT_HEADER_BYTES:
-        raise Malformed(f"a content header of {len(header)} bytes")
-    flags: int = _u16_at(header, _CONTENT_HEADER_BYTES - 2)[0]
-    if not flags & _FLAG_HEADERS or not flags & _FLAG_DELIVERY_MODE:
+    parts = _split(header)
+    fields = parts.fields
+    if fields is None or not parts.flags & _FLAG_DELIVERY_MODE or not parts.behind:
         return None
-    begins = _headers_at(header, flags)
-    outer = Reader(header, begins, len(header))
-    value, before, behind = b"", 0, 0
-    reader = outer.inner()
-    fields_at, ends = reader.position, reader.stop
-    for _ in reader.fields():
-        at = reader.position
-        name, (kind, inside) = reader.short_string(), reader.value()
+    value, reader, at = b"", Reader(fields, 0, len(fields)), 0
+    for name, kind, inside in reader.named():
         if name == CONFIRM_FIELD[1:] and kind == _LONG_STRING:
-            value, before, behind = inside.long_string(), at, reader.position
+            value, fields = inside.long_string(), fields[:at] + fields[reader.position :]
             break
+        at = reader.position
     digits, had_headers = value[:-1], value[-1:]
     if len(value) != _CONFIRM_VALUE_BYTES or not _HEX.issuperset(digits) or had_headers not in {b"t", b"n"}:
         return None
-    fields = header[fields_at:before] + header[behind:ends]
-    keeps = bool(fields) or had_headers == b"t"
-    mode_at = outer.step(1)
-    restored = b"".join(
-        (
-            header[: _CONTENT_HEADER_BYTES - 2],
-            (flags if keeps else flags & ~_FLAG_HEADERS).to_bytes(2, "big"),
-            header[_CONTENT_HEADER_BYTES:begins],
-            len(fields).to_bytes(4, "big") + fields if keeps else b"",
-            bytes((_DURABLE,)),
-            header[mode_at + 1 :],
-        )
-    )
+    restored = parts.payload(fields if fields or had_headers == b"t" else None, _DURABLE + parts.behind[1:])
     half = len(digits) // 2
     return Mark(restored, int(digits[:half], 16), int(digits[half:], 16), _DEATHS in fields)
 
