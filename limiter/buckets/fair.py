@@ -30,9 +30,7 @@ Memory: ``max_fair_keys`` + 1 shares of some 200 bytes a limiter. Work that grow
 the pool, or n changes.
 """
 
-from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from itertools import accumulate
 from typing import Final, NamedTuple
 
 from limiter.buckets.bucket import Bucket, closes_at_ns, is_open
@@ -77,10 +75,6 @@ class FairShare(Gate):
         self.key = key
         self.seen_ns = now_ns
 
-    def admits(self, now_ns: int, before: int, permits: int) -> bool:
-        self.total.refill(now_ns)
-        return super().admits(now_ns, before, permits)
-
     def spend(self, permits: int) -> None:
         super().spend(permits)
         self.total.spend(permits)
@@ -97,8 +91,6 @@ class FairShare(Gate):
             if costs[0] > most:
                 return self._alone(now_ns, costs, 0, most)
             return Admission(0, self._wait_us(now_ns, self.open_next_free_ns, 0))
-        if self._admits_all(self.settled(now_ns)[0], costs):
-            return Admission(count, 0)
         admitted, own, pooled, stored, pool = self._split(now_ns, costs)
         if admitted == count:
             return Admission(count, 0)
@@ -115,33 +107,17 @@ class FairShare(Gate):
         if not costs:
             return
         stays_open = self._stays_open(now_ns)
-        own, pooled = sum(costs), 0
-        if not self._admits_all(self.refill(now_ns), costs):
-            split = self._split(now_ns, costs)
-            own, pooled = split.own, split.pooled
+        split = self._split(now_ns, costs)
+        self.refill(now_ns)
         self.total.refill(now_ns)
-        self.total.spend(pooled)
-        self.spend(own)
+        self.total.spend(split.pooled)
+        self.spend(split.own)
         if stays_open:
             self.follow_debt(now_ns)
 
-    def _admits_all(self, stored: int, costs: Sequence[int]) -> bool:
-        left = stored - sum(costs) * UPERMITS_PER_PERMIT
-        return stored > 0 and left + costs[-1] * UPERMITS_PER_PERMIT > 0 and left >= -self.max_debt_upermits
-
     def _split(self, now_ns: int, costs: Sequence[int]) -> _Split:
-        count = len(costs)
         stored, pool = self.settled(now_ns)[0], self.total.pool_upermits(now_ns)
         max_debt, max_debt_of_pool = self.max_debt_upermits, self.rule.max_debt_upermits
-        # Without too great a debt, which single permits never leave, the share comes first and then the pool.
-        spent = list(accumulate(costs, initial=0))
-        of_own = bisect_right(spent, (stored - 1) // UPERMITS_PER_PERMIT, 0, count)
-        own = spent[of_own]
-        admitted = bisect_right(spent, own + (pool - 1) // UPERMITS_PER_PERMIT, of_own, count)
-        pooled = spent[admitted] - own
-        left, left_in_pool = stored - own * UPERMITS_PER_PERMIT, pool - pooled * UPERMITS_PER_PERMIT
-        if (not own or left >= -max_debt) and (not pooled or left_in_pool >= -max_debt_of_pool):
-            return _Split(admitted, own, pooled, left, left_in_pool)
         admitted = own = pooled = 0
         for cost in costs:
             price = cost * UPERMITS_PER_PERMIT

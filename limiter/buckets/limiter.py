@@ -13,8 +13,6 @@ that need several limiters, the steps are separate::
         if admission.admitted == admitted < len(costs):
             limiter.refuse(now_ns)                                           # opens the breaker
 
-``admits`` and ``spend`` are the short cut for batches that are admitted whole.
-
 A request may leave a debt of up to ``max_debt_s``. A request that would owe more, or that costs more than the limit can
 ever admit, is refused *alone*: it spends nothing, leaves the breaker as it is and does not affect later requests.
 """
@@ -57,7 +55,7 @@ class Gate(Bucket, ABC):
     """A limiter, or one caller's share of it.
 
     At one ``now_ns``, ``check``, then ``commit`` and ``refuse``, do exactly what single requests one after another
-    would. A yes of ``admits`` is spent with ``spend`` before any other call; after a no, ``check`` decides.
+    would.
     """
 
     __slots__ = ()
@@ -153,10 +151,6 @@ class Gate(Bucket, ABC):
         return Admission(admitted, self.wait_us_alone(now_ns, costs[admitted], sum(costs[:admitted])), alone)
 
 
-_ALL_ADMITTED: Final = tuple(Admission(count, 0) for count in range(257))
-"""Making an answer takes as long as the decision."""
-
-
 class ShareState(NamedTuple):
     """What an operator sees of one caller's share now."""
 
@@ -202,7 +196,7 @@ class Limiter(Gate):
     def acquire(self, now_ns: int, costs: Sequence[int]) -> Admission:
         """Admit the longest prefix of ``costs`` and spend it; a refused request spends nothing."""
         if not costs:
-            return _ALL_ADMITTED[0]
+            return Admission(0, 0)
         if self.open_next_free_ns is not None and self._stays_open(now_ns):
             if costs[0] > self.rule.most_permits:
                 self.refuse_alone(now_ns, costs[0])
@@ -212,8 +206,7 @@ class Limiter(Gate):
         permits = sum(costs)
         if self.admits(now_ns, permits - costs[-1], permits):
             self.spend(permits)
-            count = len(costs)
-            return _ALL_ADMITTED[count] if count < len(_ALL_ADMITTED) else Admission(count, 0)
+            return Admission(len(costs), 0)
         admission = self.check(now_ns, costs)
         self.commit(now_ns, costs[: admission.admitted])
         if admission.alone:
@@ -236,15 +229,14 @@ class Limiter(Gate):
         count = len(costs)
         # Only the last one may leave a debt.
         most = (stored + self.rule.max_debt_upermits) // UPERMITS_PER_PERMIT
-        whole = sum(costs)
-        if room >= 0 and whole - costs[-1] <= room and whole <= most:
-            return _ALL_ADMITTED[count] if count < len(_ALL_ADMITTED) else Admission(count, 0)
         if not self.rate_upermits_per_s:
             return Admission(0, self.refuse_all_wait_us())
         spent = list(accumulate(costs, initial=0))
         admitted = bisect_right(spent, room, 0, count)
         if admitted and spent[admitted] > most:
             return self._alone(now_ns, costs, admitted - 1, most - spent[admitted - 1])
+        if admitted == count:
+            return Admission(count, 0)
         if costs[admitted] > self.rule.most_permits:
             return self._alone(now_ns, costs, admitted, self.rule.most_permits)
         left = stored - spent[admitted] * UPERMITS_PER_PERMIT

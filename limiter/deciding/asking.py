@@ -1,21 +1,16 @@
 """Asking several limits together: all are checked before any is charged, so a refusal spends nothing in the others.
 
-Mostly all admit all, so that is tried first. Shadow rules are asked about requests that the enforcing limits admit, and
-restrict nothing.
+Shadow rules are asked about requests that the enforcing limits admit, and restrict nothing.
 """
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Final
 
 from limiter.buckets.limiter import Gate, run_of_larger
 from limiter.counting.accounts import Accounts
-from limiter.plans.plans import BYTES, MESSAGES, ApplicableLimit, Caller, Plan, gate_of
-from limiter.waiting.delays import CreditDemand, Decision, Delays, Demand, Granted, all_pass, too_large
+from limiter.plans.plans import ApplicableLimit, Caller, Plan, gate_of
+from limiter.waiting.delays import CreditDemand, Decision, Delays, Demand, Granted, too_large
 from limiter.waiting.lines import Credit, Denial, Held, ShadowDenial
-
-_NOTHING: Final = (0, 0, 0)
-_ONES: Final = tuple((1,) * count for count in range(257))
 
 
 class Asking:
@@ -39,44 +34,15 @@ class Asking:
         """Check all limits, then commit to all; for new requests or for the ``held`` one.
 
         ``messages`` and ``sizes`` are the costs in order; ``sizes`` may be missing if no part limits bytes.
-        ``doubled``: two of
-        the parts may be one limiter, which is then charged for both.
+        ``doubled``: two of the parts may be one limiter, which is then charged for both.
         """
         count = len(messages)
-        costs_by_unit = (messages, permits_each(count), sizes)
-        # All but the last must fit into what is stored: the last may leave a debt.
-        if count == 1:
-            before, sums = _NOTHING, (messages[0], 1, sizes[0] if sizes else 0)
-        else:
-            sums = (sum(messages), count, sum(sizes))
-            before = (sums[MESSAGES] - messages[-1], count - 1, sums[BYTES] - sizes[-1] if sizes else 0)
-        somebody_waits = self._delays.lines
-        all_admit = held is None
-        asked: list[Demand] = []
-        for part in parts:
-            limiter = part.registry.get(part.resource, now_ns)
-            if limiter is None:
-                continue
-            gate: Gate = limiter if part.fair_by is None else gate_of(limiter, caller, now_ns)
-            unit = part.unit
-            asked.append((part, gate, costs_by_unit[unit]))
-            all_admit = (
-                all_admit
-                and not (somebody_waits and (part.delays or not caller.refusable))
-                and gate.admits(now_ns, before[unit], sums[unit])
-            )
-        if not all_admit or (doubled and len({gate for _, gate, _ in asked}) < len(asked)):
-            return self._ask_each(now_ns, asked, caller, count, held=held, doubled=doubled)
-        second = self._accounts.at(now_ns)
-        for part, gate, _ in asked:
-            permits = sums[part.unit]
-            gate.spend(permits)
-            part.spend(second, now_ns, permits)
-        return all_pass(count)
-
-    def _ask_each(
-        self, now_ns: int, asked: Sequence[Demand], caller: Caller, count: int, *, held: Held | None, doubled: bool
-    ) -> Decision:
+        costs_by_unit = (messages, (1,) * count, sizes)
+        asked: Sequence[Demand] = [
+            (part, gate_of(limiter, caller, now_ns), costs_by_unit[part.unit])
+            for part in parts
+            if (limiter := part.registry.get(part.resource, now_ns)) is not None
+        ]
         if not caller.refusable:
             asked = [_within_reach(one) for one in asked]
         distinct = _distinct(asked) if doubled else asked
@@ -115,7 +81,7 @@ class Asking:
         if held is not None and admitted:
             self._delays.released(now_ns, asked, caller)
         if admitted == count:
-            return all_pass(count)
+            return Decision(count)
         if large:
             # Its own size stops it, so no other limit's breaker opens.
             (part, gate, costs), alone = large[0]
@@ -138,15 +104,7 @@ class Asking:
 
         Shadow rules restrict nothing; they are charged for what they have.
         """
-        parts = plan.enforcing + scoped.enforcing if scoped.enforcing else plan.enforcing
-        shadows = plan.shadows + scoped.shadows
-        alone = held is None and not plan.doubled and self._delays.nobody_is_before(now_ns)
-        # The usual case. The rest is for requests that wait, or would have to.
-        if alone and self._take_all(now_ns, parts, caller, credit):
-            if shadows:
-                self._take_of_shadows(now_ns, shadows, caller, credit, credit.most)
-            return Granted(credit.most)
-        asked = self._credit_demands(now_ns, parts, caller, credit)
+        asked = self._credit_demands(now_ns, plan.enforcing + scoped.enforcing, caller, credit)
         distinct = _distinct_of_credit(asked) if plan.doubled else asked
         messages, stops = credit.most, []
         for demand in distinct:
@@ -156,40 +114,29 @@ class Asking:
                 stops.append(known)
         if stops:
             return Granted(0, stops)
+        self._take_credit(now_ns, distinct, asked, messages)
+        self._take_of_shadows(now_ns, plan.shadows + scoped.shadows, caller, credit, messages)
+        return Granted(messages)
+
+    def grant_at_once(self, now_ns: int, parts: Sequence[ApplicableLimit], caller: Caller, credit: Credit) -> bool:
+        """Grant all that is asked for if nobody waits and all limits have it in store, else nothing."""
+        most = credit.most
+        if most < credit.least or not self._delays.nobody_is_before(now_ns):
+            return False
+        asked = self._credit_demands(now_ns, parts, caller, credit)
+        if any(gate.affords(now_ns, price, most) < most for _, gate, price, *_ in asked):
+            return False
+        self._take_credit(now_ns, asked, asked, most)
+        return True
+
+    def _take_credit(
+        self, now_ns: int, distinct: Sequence[CreditDemand], asked: Sequence[CreditDemand], messages: int
+    ) -> None:
         for _, gate, price, *_ in distinct:
             gate.take(now_ns, price, messages)
         second = self._accounts.at(now_ns)
         for part, _, price, *_ in asked:
             part.spend_on_credit(second, now_ns, messages * price)
-        self._take_of_shadows(now_ns, shadows, caller, credit, messages)
-        return Granted(messages)
-
-    def grant_at_once(self, now_ns: int, parts: Sequence[ApplicableLimit], caller: Caller, credit: Credit) -> bool:
-        """Grant all that is asked for if nobody waits and all limits have it in store, else nothing."""
-        return self._delays.nobody_is_before(now_ns) and self._take_all(now_ns, parts, caller, credit)
-
-    def _take_all(self, now_ns: int, parts: Sequence[ApplicableLimit], caller: Caller, credit: Credit) -> bool:
-        _, most, size_bytes = credit
-        if most < credit.least:
-            return False
-        prices = (1, 1, size_bytes)
-        taken: list[tuple[ApplicableLimit, Gate, int]] = []
-        for part in parts:
-            limiter = part.registry.get(part.resource, now_ns)
-            price = prices[part.unit]
-            if limiter is None or not price:
-                continue
-            gate: Gate = limiter if part.fair_by is None else gate_of(limiter, caller, now_ns)
-            if price > 1:
-                price = min(price, gate.rule.most_permits)
-            if not gate.admits(now_ns, (most - 1) * price, most * price):
-                return False
-            taken.append((part, gate, most * price))
-        second = self._accounts.at(now_ns)
-        for part, gate, permits in taken:
-            gate.spend(permits)
-            part.spend_on_credit(second, now_ns, permits)
-        return True
 
     def _take_of_shadows(
         self,
@@ -215,7 +162,7 @@ class Asking:
             limiter = part.registry.get(part.resource, now_ns)
             price = prices[part.unit]
             if limiter is not None and price:
-                gate: Gate = limiter if part.fair_by is None else gate_of(limiter, caller, now_ns)
+                gate = gate_of(limiter, caller, now_ns)
                 asked.append(CreditDemand(part, gate, min(price, gate.rule.most_permits)))
         return asked
 
@@ -256,14 +203,10 @@ class Asking:
                 at = first + decision.alone if decision.alone else count
                 shades.append(ShadowDenial(decision.stop.resource, decision.stop.rule.name, first, at))
                 # All of it passes, so all of it counts.
-                second, costs_by_unit = self._accounts.at(now_ns), (messages, permits_each(count), sizes)
+                second, costs_by_unit = self._accounts.at(now_ns), (messages, (1,) * count, sizes)
                 for part in parts:
                     part.spend(second, now_ns, sum(costs_by_unit[part.unit][first:at]))
         return tuple(shades)
-
-
-def permits_each(count: int) -> Sequence[int]:
-    return _ONES[count] if count < len(_ONES) else (1,) * count
 
 
 def _within_reach(demand: Demand) -> Demand:

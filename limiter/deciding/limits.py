@@ -18,7 +18,7 @@ from limiter.buckets.saved import SavedLimiter, bound_debt
 from limiter.compiled import COMPILED
 from limiter.counting.accounts import Accounts, Usage
 from limiter.counting.row import Row
-from limiter.deciding.asking import Asking, permits_each
+from limiter.deciding.asking import Asking
 from limiter.deciding.explain import Applied, explain
 from limiter.plans.plans import (
     MESSAGES,
@@ -37,7 +37,7 @@ from limiter.plans.registry import DEFAULT_MAX_LIVE, Registry, Spent
 from limiter.rules.resource import TOTAL, Resource
 from limiter.rules.rule import NS_PER_S, UPERMITS_PER_PERMIT, Dimension, Rule
 from limiter.rules.rule_set import RuleSet
-from limiter.waiting.delays import Decision, Delays, Granted, all_pass, too_large
+from limiter.waiting.delays import Decision, Delays, Granted, too_large
 from limiter.waiting.holding import BoundName, HeldNow, Holding
 from limiter.waiting.lines import Credit, Denial, Held, ShadowDenial, Wait
 
@@ -108,8 +108,8 @@ class Limits:
         self._note_rules(rule_set)
         self._tightest: dict[frozenset[str], Advance | None] = {}
         self.holding = Holding(self._ask_again, self._expire)
-        self._delays = Delays(self.holding)
-        self._asking = Asking(self._delays, self._accounts)
+        self.delays = Delays(self.holding)
+        self._asking = Asking(self.delays, self._accounts)
         self.resources: Resources | None = None  # where the compiled part finds limits; None without it
         self._callers: dict[Caller, Callers] = {}
         if COMPILED is not None:
@@ -173,18 +173,9 @@ class Limits:
         return callers
 
     def _note_rules(self, rule_set: RuleSet) -> None:
-        self._only_refuse = all(rule.action in {"reject", "off"} for rule in rule_set.in_force)
-        self._limit_bytes = any(rule.bytes_per_s is not None for rule in rule_set.in_force)
-
-    @property
-    def only_refuse(self) -> bool:
-        """Whether all rules in force refuse: none has requests wait, or is tried without effect."""
-        return self._only_refuse
-
-    @property
-    def limit_bytes(self) -> bool:
-        """Whether some rule in force limits bytes."""
-        return self._limit_bytes
+        # All rules in force refuse: none has requests wait, or is tried without effect.
+        self.only_refuse = all(rule.action in {"reject", "off"} for rule in rule_set.in_force)
+        self.limit_bytes = any(rule.bytes_per_s is not None for rule in rule_set.in_force)
 
     def refuses(self, resources: tuple[Resource, ...], caller: Caller) -> bool:
         """Return whether requests over a limit are refused, and nothing else: none is held or only noted."""
@@ -245,7 +236,7 @@ class Limits:
         ask again for those behind it. ``size_bytes`` is called only if some rule limits bytes.
         """
         plans = self._plans
-        plan = plans.by_resources.get(resources) or plans.of(resources)
+        plan = plans.of(resources)
         count = len(messages)
         scoped = plans.of_scopes(caller, plan) if plans.scoped else NO_PLAN
         if caller.asks != "all":
@@ -256,12 +247,12 @@ class Limits:
         # Most requests have one plain rule, and pay little more than its limiter costs.
         limiter = part.registry.get(part.resource, now_ns)
         if limiter is None or not count:
-            return all_pass(count)
-        costs = permits_each(count) if part.unit == REQUESTS else messages
+            return Decision(count)
+        costs = (1,) * count if part.unit == REQUESTS else messages
         admitted, wait_us, alone = limiter.acquire(now_ns, costs)
         part.spend(self._accounts.at(now_ns), now_ns, sum(costs if admitted == count else costs[:admitted]))
         if admitted == count:
-            return all_pass(count)
+            return Decision(count)
         if alone:
             return Decision(admitted, too_large(part, limiter.rule, costs[admitted], wait_us), alone=alone)
         return Decision(admitted, Denial(part.resource, limiter.rule, wait_us))
@@ -278,7 +269,7 @@ class Limits:
         held: Held | None = None,
     ) -> Decision:
         if not messages:
-            return all_pass(0)
+            return Decision(0)
         sizes = size_bytes() if plan.has_bytes or scoped.has_bytes else ()
         enforcing = plan.enforcing + scoped.enforcing
         decision = self._asking.ask(now_ns, enforcing, caller, messages, sizes, held=held, doubled=plan.doubled)
@@ -288,11 +279,6 @@ class Limits:
             shades = self._asking.shades(now_ns, shadows, caller, messages[:admitted], sizes[:admitted])
             return decision._replace(shades=shades) if shades else decision
         return decision
-
-    def hold(
-        self, now_ns: int, decision: Decision, held: Held, behind: int = 0, *, may_spool: bool = False
-    ) -> Denial | None:
-        return self._delays.hold(now_ns, decision, held, behind, may_spool=may_spool)
 
     def grant(
         self, now_ns: int, resources: tuple[Resource, ...], caller: Caller, credit: Credit, held: Held | None = None
@@ -315,12 +301,9 @@ class Limits:
         scoped = self._plans.of_scopes(caller, plan) if self._plans.scoped else NO_PLAN
         return plan.asked(caller.asks), scoped.asked(caller.asks)
 
-    def hold_credit(self, now_ns: int, granted: Granted, held: Held) -> None:
-        self._delays.hold_credit(now_ns, granted, held)
-
     def terms(self, resources: tuple[Resource, ...], caller: Caller) -> Terms:
         """Return what the active rules say about messages for some resources; valid until ``swaps`` changes."""
-        plan = self._plans.by_resources.get(resources) or self._plans.of(resources)
+        plan = self._plans.of(resources)
         terms = plan.terms
         if not self._plans.scoped:
             return terms
@@ -336,25 +319,19 @@ class Limits:
             self._tightest[key] = advance_of(rule for rule in self.rule_set.in_force if rule.kind in key)
         return self._tightest[key]
 
-    def spools_behind(self, held: Held, leader: Held) -> bool:
-        return self._delays.spools_behind(held, leader)
-
-    def follow(self, now_ns: int, held: Held, leader: Held) -> Denial | None:
-        return self._delays.follow(now_ns, held, leader)
-
     def _ask_again(self, held: Held, now_ns: int) -> Denial | Wait | None:
         caller = held.caller
         if held.credit is not None:
             granted = self.grant(now_ns, held.resources, caller, held.credit, held)
             held.messages = granted.messages
-            return self._delays.credit_waits(now_ns, granted.stops, held) if granted.stops else None
+            return self.delays.credit_waits(now_ns, granted.stops, held) if granted.stops else None
         plan, scoped = self._asked(held.resources, caller)
         size_bytes = (0 if caller.by_answer else held.size_bytes,)
         decision = self._decide_together(
             now_ns, plan, caller, (held.messages,), lambda: size_bytes, scoped=scoped, held=held
         )
         if decision.delays:
-            return self._delays.still_waits(now_ns, decision.delays, held)
+            return self.delays.still_waits(now_ns, decision.delays, held)
         if decision.stop is None:
             held.shades = decision.shades
         return decision.stop
@@ -397,11 +374,11 @@ class Limits:
             if cost < 0:
                 gate.give_back(now_ns, -cost)
                 part.spend_on_credit(self._accounts.at(now_ns), now_ns, cost)
-                self._delays.given_back(now_ns, part, gate)
+                self.delays.given_back(now_ns, part, gate)
                 continue
             gate.charge(now_ns, cost)
             part.spend(self._accounts.at(now_ns), now_ns, cost)
-            self._delays.answered(now_ns, part, gate, caller, cost)
+            self.delays.answered(now_ns, part, gate, caller, cost)
 
     def save(self, now_ns: int, ends_ns: int) -> Generator[None, None, SavedLimits]:
         """Return the state of all limits for a successor, after many short steps.

@@ -109,10 +109,10 @@ class RuleSet:
         self._edits: dict[RuleKey, Rule | None] = {}
         # The rules that are for one name at all times.
         self._plain = {_resource(key): rule for key, rule in self._written.items() if _is_plain(key)}
-        self._enabled = enabled
-        self._version = version
-        self._off_kinds = frozenset(off_kinds)
-        self._moment = moment
+        self.enabled = enabled
+        self.version = version
+        self.off_kinds = frozenset(off_kinds)
+        self.moment = moment
         self._find_others()
 
     def _find_others(self) -> None:
@@ -121,7 +121,7 @@ class RuleSet:
         self._find_patterns()
 
     def _find_patterns(self) -> None:
-        moment = self._moment
+        moment = self.moment
         self._now = frozenset(hours for hours in self._schedules if moment is not None and hours.holds(moment))
         # Of two rules for one pattern the one with hours comes first, and so wins.
         with_hours = (rule for rule in self._others if rule.hours in self._now)
@@ -137,22 +137,6 @@ class RuleSet:
     def __repr__(self) -> str:
         off_kinds, rules = set(self.off_kinds), len(self.rules)
         return f"RuleSet(version={self.version}, enabled={self.enabled}, off_kinds={off_kinds}, {rules} rules)"
-
-    @property
-    def enabled(self) -> bool:
-        return self._enabled
-
-    @property
-    def version(self) -> int:
-        return self._version
-
-    @property
-    def moment(self) -> datetime | None:
-        return self._moment
-
-    @property
-    def off_kinds(self) -> frozenset[str]:
-        return self._off_kinds
 
     @property
     def scopes(self) -> frozenset[str]:
@@ -213,7 +197,7 @@ class RuleSet:
 
     def limiting(self, resource: Resource) -> bool:
         """Say whether limiting is switched on for a resource; for a total that of its kind."""
-        return self._enabled and (not self._off_kinds or limited_kind(resource) not in self._off_kinds)
+        return self.enabled and (not self.off_kinds or limited_kind(resource) not in self.off_kinds)
 
     def limits_kind(self, kind: str) -> bool:
         return kind in self.limited_kinds
@@ -221,15 +205,15 @@ class RuleSet:
     @property
     def limited_kinds(self) -> frozenset[str]:
         if self._limited is None:
-            self._limited = frozenset(rule.kind for rule in self.in_force if rule.limits) - self._off_kinds
-        return self._limited if self._enabled else frozenset()
+            self._limited = frozenset(rule.kind for rule in self.in_force if rule.limits) - self.off_kinds
+        return self._limited if self.enabled else frozenset()
 
     @property
     def confirms_after_consume(self) -> bool:
         if self._after_consume is None:
             kinds = {rule.kind for rule in self.in_force if rule.confirms_after_consume}
-            self._after_consume = not kinds <= self._off_kinds
-        return self._after_consume and self._enabled
+            self._after_consume = not kinds <= self.off_kinds
+        return self._after_consume and self.enabled
 
     def ends(self, kind: str) -> tuple[tuple[str, str], ...] | None:
         """Return prefixes and suffixes of names for which the default is not all; None if any name.
@@ -276,11 +260,6 @@ class RuleSet:
         tried = {rule.key for rule in self.tried}
         return tuple(rule for rule in self.rules if rule.key not in tried)
 
-    @property
-    def in_match_order(self) -> tuple[Rule, ...]:
-        """All rules: as they are tried, then those that do not apply now."""
-        return (*self.tried, *self.untried)
-
     def replace(
         self,
         *,
@@ -317,11 +296,11 @@ class RuleSet:
             RuleError: two of the rules put share kind, pattern and hours.
         """
         other = copy(self)
-        other._version += 1
+        other.version += 1
         if enabled is not None:
-            other._enabled = enabled
+            other.enabled = enabled
         if off_kinds is not None:
-            other._off_kinds = frozenset(off_kinds)
+            other.off_kinds = frozenset(off_kinds)
         found = by_key(put)
         changed: dict[RuleKey, Rule | None] = {key: None for key in drop if key not in found} | found
         other._edits, other._plain = self._edits.copy(), self._plain.copy()
@@ -346,7 +325,7 @@ class RuleSet:
         if not self._schedules:
             return self
         other = copy(self)
-        other._moment = moment
+        other.moment = moment
         other._find_patterns()
         return other
 

@@ -102,13 +102,6 @@ class Decision(NamedTuple):
     alone: int = 0
 
 
-_ALL_PASS: Final = tuple(Decision(count) for count in range(257))
-
-
-def all_pass(count: int) -> Decision:
-    return _ALL_PASS[count] if count < len(_ALL_PASS) else Decision(count)
-
-
 _NS_PER_US: Final = 1_000
 
 
@@ -213,7 +206,7 @@ class Delays:
         return _wait_us(now_ns, gate, line.permits if line is not None else 0, cost)
 
     def hold(
-        self, now_ns: int, decision: Decision, held: Held, behind: int, *, may_spool: bool = False
+        self, now_ns: int, decision: Decision, held: Held, behind: int = 0, *, may_spool: bool = False
     ) -> Denial | None:
         """Let a request wait that only delay rules stopped, unless it would wait too long or too much is held.
 

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 from limiter.counting.rejections import NUMBERS
 from limiter.counting.repeats import RefusedIds, Repeats
 from limiter.counting.seconds import Sender
-from limiter.deciding.asking import permits_each
 from limiter.deciding.limits import Credit, Limits
 from limiter.rules.resource import Resource
 from proxy.deciding.batch import ConnectionInfo, Refuse, Request
@@ -98,7 +97,7 @@ class Judge:
         done = 0
         while done < count:
             some = sizes[done:]
-            decision = self._limits.decide(now_ns, resources, caller, permits_each(count - done), lambda: some)  # noqa: B023 - asked within the call
+            decision = self._limits.decide(now_ns, resources, caller, (1,) * (count - done), lambda: some)  # noqa: B023 - asked within the call
             spans.append((decision.admitted, None))
             # A request refused for its size stops nobody behind it.
             end = decision.admitted + decision.alone if decision.alone else count - done

@@ -255,7 +255,7 @@ class RateLimit(Handler):
         if granted.messages:
             return None if granted.messages == request.most else Grant(granted.messages)
         held = _HeldRequest(self, connection.id, request, caller._replace(refusable=False), credit)
-        self.limits.hold_credit(now_ns, granted, held)
+        self.limits.delays.hold_credit(now_ns, granted, held)
         return held.verdict
 
     def _follow(
@@ -275,10 +275,10 @@ class RateLimit(Handler):
         may_spool = batch.spools and not caller.consumes
         for at, index in enumerate(indexes):
             held = _HeldRequest(self, batch.connection.id, batch.requests[index], caller)
-            if may_spool and self.limits.spools_behind(held, leader):
+            if may_spool and self.limits.delays.spools_behind(held, leader):
                 verdicts.update(dict.fromkeys(indexes[at:], LATER))
                 return
-            stop = self.limits.follow(now_ns, held, leader)
+            stop = self.limits.delays.follow(now_ns, held, leader)
             verdicts[index] = held.verdict if stop is None else self.refuse(stop, caller.client, held.resources)
 
     def _hold(
@@ -300,7 +300,7 @@ class RateLimit(Handler):
         for at, index in enumerate(stopped):
             held = _HeldRequest(self, batch.connection.id, batch.requests[index], caller)
             behind = len(stopped) - at - 1
-            stop = self.limits.hold(now_ns, decision, held, behind, may_spool=may_spool)
+            stop = self.limits.delays.hold(now_ns, decision, held, behind, may_spool=may_spool)
             if stop is None:
                 verdicts[index] = held.verdict
                 if caller.refusable and not held.spooled:

@@ -20,7 +20,7 @@ The data path uses it in the event loop; nothing here does I/O or blocks, except
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from errno import EIO, ENOENT, ESTALE
 from pathlib import Path
@@ -110,7 +110,6 @@ class Spool:
     """All queues. ``Spool.open`` makes one on a disk.
 
     Args:
-        make_disk: makes the store, which calls what it is given with finished jobs.
         clock_ns: what to add to ``now_ns`` to get nanoseconds since 1970.
         credit: what the store gives to the stages of queues.
         time_ns: reads that clock; by default the time of the last ``tick`` is used for stages.
@@ -120,7 +119,7 @@ class Spool:
         self,
         settings: SpoolSettings,
         hooks: Hooks,
-        make_disk: Callable[[Callable[[Sequence[Job]], None]], Disk],
+        disk: Disk,
         *,
         now_ns: int,
         clock_ns: int = 0,
@@ -154,7 +153,8 @@ class Spool:
         self._recovered: dict[Queue, _Left] = {}
         self._stopped = self._keeps = False
         self._stops_total = self._lost_total = 0
-        self._disk = make_disk(self.completed)
+        self._disk = disk
+        disk.done = self.completed
 
     @classmethod
     def open(
@@ -179,24 +179,10 @@ class Spool:
             BlockingIOError: another process uses the folder.
             OSError: it cannot be used.
         """
-        store: Store | None = None
-
-        def make(done: Callable[[Sequence[Job]], None]) -> Store:
-            nonlocal store
-            store = Store(
-                folder,
-                most_bytes=settings.max_disk_bytes,
-                least_free_bytes=settings.least_free_bytes,
-                post=post,
-                done=done,
-            )
-            return store
-
-        spool = cls(settings, hooks, make, now_ns=now_ns, clock_ns=clock_ns, credit=credit, time_ns=time_ns)
-        assert store is not None  # noqa: S101 - just made
+        store = Store(folder, most_bytes=settings.max_disk_bytes, least_free_bytes=settings.least_free_bytes, post=post)
         try:
-            found = store.recover(adopt=recover)
-            recovered = spool._adopt(found)  # its own
+            spool = cls(settings, hooks, store, now_ns=now_ns, clock_ns=clock_ns, credit=credit, time_ns=time_ns)
+            recovered = spool._adopt(store.recover(adopt=recover))
         except BaseException:
             store.close()
             raise

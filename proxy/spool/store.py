@@ -95,6 +95,8 @@ Job = Write | Read | Release | Sync
 class Disk(Protocol):
     """What ``spool`` needs of the store."""
 
+    done: Callable[[Sequence[Job]], object]  # called in the event loop with finished jobs; set by the spool
+
     def submit(self, job: Job) -> None:
         """Take a job; jobs return when they are done, in any order, but writes in the order given."""
 
@@ -132,7 +134,6 @@ class Store:
         least_free_bytes: of the file system, left to others; likewise.
         post: called in the thread with what to call in the event loop, such as ``TrioToken.run_sync_soon``. A
             RuntimeError says that the event loop has ended.
-        done: called in the event loop with finished jobs.
         segment_bytes: the size at which a file is finished.
 
     Raises:
@@ -147,7 +148,6 @@ class Store:
         most_bytes: int,
         least_free_bytes: int,
         post: Callable[[Callable[[], object]], object],
-        done: Callable[[Sequence[Job]], object],
         segment_bytes: int = _SEGMENT_BYTES,
     ) -> None:
         self._folder = Folder(folder)
@@ -157,7 +157,8 @@ class Store:
             self._folder.close()
             raise
         self._most_bytes, self._least_free_bytes, self._segment_bytes = most_bytes, least_free_bytes, segment_bytes
-        self._post, self._done = post, done
+        self._post = post
+        self.done: Callable[[Sequence[Job]], object] = list
         self.used_bytes = 0  # about; readable from any thread
         self._segments: dict[int, _Segment] = {}
         self._current: int | None = None
@@ -285,7 +286,7 @@ class Store:
         done: list[Job] = [*reads, *writes, *syncs]
         if done:
             try:
-                self._post(lambda: self._done(done))
+                self._post(lambda: self.done(done))
             except RuntimeError:
                 return  # The event loop has ended; nobody wants to know any more
 

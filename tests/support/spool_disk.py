@@ -13,8 +13,9 @@ NONCE = b"\x81nonce\x82\x83"
 class FakeDisk:
     """Writes are done in their order, as the real one does them; reads when it is said."""
 
-    def __init__(self, done: Callable[[Sequence[Job]], None]) -> None:
-        self._done = done
+    done: Callable[[Sequence[Job]], object]
+
+    def __init__(self) -> None:
         self.writes: deque[Write | Sync] = deque()
         self.reads: list[Read] = []
         self.runs: dict[Extent, bytes] = {}
@@ -55,7 +56,7 @@ class FakeDisk:
             self.size += len(data)
             self.writes_total += 1
             self.written_bytes_total += len(data)
-        self._done([job])
+        self.done([job])
 
     def finish_read(self, index: int = 0, error: OSError | None = None) -> None:
         job = self.reads.pop(index)
@@ -68,7 +69,7 @@ class FakeDisk:
             length = RUN_BYTES + job.name_bytes + RECORD_BYTES if job.index_only else len(data)
             _check(job, data[:length], NONCE)
             self.reads_total += 1
-        self._done([job])
+        self.done([job])
 
     def finish_all(self) -> None:
         while not self.is_idle:

@@ -393,7 +393,7 @@ class RequestStream:
         resources = self.names.known[kind].get(header.name) or self.names.remember(kind, header.name)
         if kind == codes.KIND_TRANSACTION:
             resources = self._end_transaction(frame, resources)
-        elif _is_special(header):
+        elif header.sys_flag & codes.SYS_FLAGS_SPECIAL or (kind == _TOPIC and refusals.is_internal(header.name)):
             self._look_closer(frame, resources[0])
         if not oneway:
             self._owed.add(header.opaque, header.code, resources, header.half)
@@ -615,9 +615,3 @@ class RequestStream:
         self._room.give_back(self._header_room)
         if self._gathering is not None:
             self._end_gathering(self._gathering)
-
-
-def _is_special(header: Header) -> bool:
-    return header.sys_flag & codes.SYS_FLAGS_SPECIAL != 0 or (
-        header.kind == _TOPIC and refusals.is_internal(header.name)
-    )

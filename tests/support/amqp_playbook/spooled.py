@@ -1,13 +1,10 @@
 """A spool on a disk that does what a test says, and a driver that uses it."""
 
-from collections.abc import Callable, Sequence
-
 from spool_disk import FakeDisk
 
 from proxy.deciding.batch import Hold, Request, Ticket, Verdict
 from proxy.spool.queue import Lost
 from proxy.spool.spool import Hooks, Spool, SpoolSettings
-from proxy.spool.store import Job
 
 from .driver import ORDERS, Decide, Driver
 
@@ -17,18 +14,13 @@ NS = 1_000_000_000
 class SpooledDriver(Driver):
     """A driver whose handlers have everything put aside behind what they hold."""
 
-    disk: FakeDisk
-
     def __init__(self, decide: Decide, *, settings: SpoolSettings | None = None, **more: object) -> None:
         self.damaged: list[Lost] = []
         hooks = Hooks(lambda _: None, lambda _: None, self.damaged.append)
-        self.spool = Spool(settings or SpoolSettings(), hooks, self._make_disk, now_ns=0)
+        self.disk = FakeDisk()
+        self.spool = Spool(settings or SpoolSettings(), hooks, self.disk, now_ns=0)
         super().__init__(decide, spool=self.spool, **more)  # type: ignore[arg-type]  # as the driver's
         self.later = lambda _: True
-
-    def _make_disk(self, done: Callable[[Sequence[Job]], None]) -> FakeDisk:
-        self.disk = FakeDisk(done)
-        return self.disk
 
     def put_aside(self) -> int:
         return sum(queue.count for queue in self.spool.queues())

@@ -49,11 +49,8 @@ class Shared:
         """Have a spool."""
         nobody: Callable[..., None] = lambda *_: None  # noqa: E731
         wanted = SpoolSettings(**({"memory_bytes": 1 << 20} | settings))
-        self.spool = Spool(wanted, Hooks(nobody, nobody, nobody), self._disk, now_ns=self.now_ns)
-
-    def _disk(self, done: Callable[..., None]) -> FakeDisk:
-        self.disk = FakeDisk(done)
-        return self.disk
+        self.disk = FakeDisk()
+        self.spool = Spool(wanted, Hooks(nobody, nobody, nobody), self.disk, now_ns=self.now_ns)
 
     def settle(self) -> None:
         """Do all that can be done at this time."""

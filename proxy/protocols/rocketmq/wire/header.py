@@ -175,7 +175,8 @@ def read_answer(header: bytes | memoryview) -> Answer | None:
     try:
         if header[0] == _OPENING_BRACE:
             return _decode_answer(header)
-        return Answer(*read_answer_binary(header))
+        code, _, _, opaque, flag, _ = _fixed_at(header)
+        return Answer(code, opaque, flag)
     except (msgspec.DecodeError, ValueError, RecursionError, IndexError, struct.error):
         return None
 
@@ -256,13 +257,3 @@ def _walk(header: bytes, limitable: Mapping[int, KeyFields]) -> Header:
 def _text(ext: Mapping[bytes, bytes], name: str | None) -> str | None:
     value = ext.get(name.encode()) if name is not None else None
     return value.decode(errors="replace") if value else None
-
-
-def read_answer_binary(header: bytes | memoryview) -> tuple[int, int, int]:
-    """Return code, opaque and flag of a header that came from the broker.
-
-    Raises:
-        struct.error: it is too short.
-    """
-    code, _, _, opaque, flag, _ = _fixed_at(header)
-    return code, opaque, flag

@@ -285,7 +285,7 @@ class TestDefaultActionOfEachProtocol:
                 asks = Asks(self.ASKS_CREDIT)
                 granted = limits.grant(now_ns, (ORDERS,), self.ASKS_CREDIT, Credit(1, 10, 0))
                 assert granted.stops
-                limits.hold_credit(now_ns, granted, asks)
+                limits.delays.hold_credit(now_ns, granted, asks)
             passed += decide(limits, [1], now_ns=now_ns).admitted
         assert passed + credited <= 10 * 10 + 1
         assert min(passed, credited) >= 25

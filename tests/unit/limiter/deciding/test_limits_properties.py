@@ -235,7 +235,7 @@ class Run:
         if decision.delays:
             for at in range(decision.admitted, len(requests)):
                 waiting = Waiting(requests[at], self.outcomes)
-                if self.limits.hold(now_ns, decision, waiting, len(requests) - at - 1) is not None:
+                if self.limits.delays.hold(now_ns, decision, waiting, len(requests) - at - 1) is not None:
                     break
                 self.held.add(waiting)
         return requests[: decision.admitted]
@@ -247,7 +247,7 @@ class Run:
         assert 0 <= granted.messages <= most
         if not granted.messages:
             waiting = Waiting(each, self.outcomes, credit)
-            self.limits.hold_credit(now_ns, granted, waiting)
+            self.limits.delays.hold_credit(now_ns, granted, waiting)
             self.held.add(waiting)
         return [each] * granted.messages
 

@@ -65,7 +65,7 @@ def hold(limits: Limits, now_ns: int, **how: bool | int) -> Waiting:
     held = Waiting(**how)  # type: ignore[arg-type]  # one is a bool, the other an int
     decision = limits.decide(now_ns, (ORDERS,), held.caller, [held.messages], lambda: [100])
     assert decision.delays
-    assert limits.hold(now_ns, decision, held) is None
+    assert limits.delays.hold(now_ns, decision, held) is None
     return held
 
 

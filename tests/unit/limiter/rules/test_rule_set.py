@@ -119,9 +119,10 @@ def test_rules_can_be_listed_as_they_are_tried() -> None:
     rules = RuleSet((total, *limits("topic:*=1/s", "topic:a*=2/s", "topic:*ab*=3/s", "topic:z=4/s"), by_day))
     names = ["topic:z", "topic:*ab*", "topic:a*", "topic:*", "total:topic:a*", f"topic:z {DAY}"]
 
-    assert [rule.name for rule in rules.in_match_order] == names
+    assert [rule.name for rule in (*rules.tried, *rules.untried)] == names
     assert rules.untried == (by_day,)
-    by_day_now = rules.at(at("12:00")).in_match_order
+    now = rules.at(at("12:00"))
+    by_day_now = (*now.tried, *now.untried)
     assert [rule.name for rule in by_day_now] == [f"topic:z {DAY}", *names[1:5], "topic:z"]
     assert by_day_now[0] is by_day
     assert [rule.limit_text for rule in rules.at(at("12:00")).untried] == ["4/s"]

@@ -54,7 +54,7 @@ class Room:
         held = Waiting(self, name, resource, **more)
         leader = self.holding.last_before(held.connection, held.order_key)
         if leader is not None:
-            stop = self.limits.follow(self.now_ns, held, leader)
+            stop = self.limits.delays.follow(self.now_ns, held, leader)
         else:
             sizes = [0 if held.caller.by_answer else held.size_bytes]
             decision = self.limits.decide(self.now_ns, (resource,), held.caller, [held.messages], lambda: sizes)
@@ -62,7 +62,7 @@ class Room:
                 return "pass"
             if not decision.delays:
                 return "refuse"
-            stop = self.limits.hold(self.now_ns, decision, held)
+            stop = self.limits.delays.hold(self.now_ns, decision, held)
         if stop is not None:
             return "refuse"
         self.waiting[name] = held
@@ -201,7 +201,7 @@ class TestBounds:
         room = Room(delay())
         room.holding.bounds = Bounds(requests=0)
         decision = room.limits.decide(0, (T,), ASKER, [1] * 17, list)
-        assert room.limits.hold(0, decision, Waiting(room, "x", T), behind=6) is not None
+        assert room.limits.delays.hold(0, decision, Waiting(room, "x", T), behind=6) is not None
         assert room.limits.refused_by_bound == {"max_held": 7}
 
     def test_room_is_free_again_after_release_refusal_and_drop(self) -> None:

@@ -36,14 +36,8 @@ class _SpoolMachine(RuleBasedStateMachine):
         self.alarms: list[str | None] = []
         self.ready: set[int] = set()
         hooks = Hooks(self.flows.append, self.alarms.append, self._lost)
-        self.disks: list[FakeDisk] = []
-
-        def make(done: object) -> FakeDisk:
-            self.disks.append(FakeDisk(done))
-            return self.disks[0]
-
-        self.spool = Spool(SpoolSettings(memory_bytes=1600, target_s=0.1), hooks, make, now_ns=0)
-        self.disk = self.disks[0]
+        self.disk = FakeDisk()
+        self.spool = Spool(SpoolSettings(memory_bytes=1600, target_s=0.1), hooks, self.disk, now_ns=0)
         self.model: list[deque] = [deque() for _ in range(4)]
         self.queues = [self._queue(index) for index in range(4)]
         self.handle = 0

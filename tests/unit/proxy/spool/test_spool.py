@@ -24,14 +24,10 @@ class Made:
         self.alarms: list[str | None] = []
         self.lost: list[Lost] = []
         self.ready: list[Queue] = []
-        self.disk: FakeDisk
+        self.disk = FakeDisk()
         hooks = Hooks(self.flows.append, self.alarms.append, self.lost.append)
-        self.spool = Spool(settings, hooks, self._disk, now_ns=0)
+        self.spool = Spool(settings, hooks, self.disk, now_ns=0)
         self.now_ns = 0
-
-    def _disk(self, done: Callable) -> FakeDisk:
-        self.disk = FakeDisk(done)
-        return self.disk
 
     def queue(self) -> Queue:
         return self.spool.queue(b"name", self.ready.append)
@@ -124,7 +120,7 @@ def test_a_fault_of_who_is_told_costs_no_other_job(make: Callable[..., Made]) ->
     made.put(writing, 1_000)
     assert stage.under_way(made.spool.store)
     done: list[Job] = []
-    made.disk._done, take = done.extend, made.disk._done
+    made.disk.done, take = done.extend, made.disk.done
     made.disk.finish_read(error=FileNotFoundError(2, "No such file"))
     while not made.disk.is_idle:
         if made.disk.reads:

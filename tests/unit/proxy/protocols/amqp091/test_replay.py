@@ -17,7 +17,7 @@ from proxy.protocols.amqp091.replay import _MAX_AT_ONCE, _MAX_IN_TURN
 from proxy.protocols.base import Close
 from proxy.spool.segments import RECORD_BYTES, Extent, Found, FoundQueue, RunOnDisk, header_at
 from proxy.spool.spool import Hooks, QueueName, Spool, SpoolSettings
-from proxy.spool.store import Job, Write
+from proxy.spool.store import Write
 
 NS = 1_000_000_000
 #: What ``frames.tune`` offers here, and so the number of the channel that is Sluice's own.
@@ -28,8 +28,8 @@ SENDER = ("%2F", "guest")
 class Disk(FakeDisk):
     """A disk whose runs outlive a process."""
 
-    def __init__(self, done: Callable[[Sequence[Job]], None]) -> None:
-        super().__init__(done)
+    def __init__(self) -> None:
+        super().__init__()
         self.singles: set[Extent] = set()
 
     def finish_write(self, error: OSError | None = None) -> None:
@@ -43,16 +43,12 @@ class Left:
     """A spool on a disk in memory, and what an earlier process left there."""
 
     def __init__(self, memory_bytes: int = 1 << 20) -> None:
-        self.disk = Disk(lambda _: None)
+        self.disk = Disk()
         self.settings = SpoolSettings(memory_bytes=memory_bytes)
         self.spool = self._open(0)
 
     def _open(self, now_ns: int) -> Spool:
-        def disk(done: Callable) -> Disk:
-            self.disk._done = done
-            return self.disk
-
-        return Spool(self.settings, Hooks(print, print, print), disk, now_ns=now_ns)
+        return Spool(self.settings, Hooks(print, print, print), self.disk, now_ns=now_ns)
 
     def put(
         self,
