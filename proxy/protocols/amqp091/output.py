@@ -251,7 +251,7 @@ class Output(ABC):
 
     # --- Deciding later ---------------------------------------------------------------------------
 
-    def ask(self) -> list[Request]:
+    def ask(self, now_ns: int) -> list[Request]:
         """Return requests for undecided contents that are first in their lines now.
 
         Raises:
@@ -260,8 +260,8 @@ class Output(ABC):
         if self._damage is not None:
             self.close, self.code = self._damage, wire.INTERNAL_ERROR
             raise self._damage
-        if self.old_ns is not None and self._stages.now_ns >= self.old_ns:
-            self._let_old_go()
+        if self.old_ns is not None and now_ns >= self.old_ns:
+            self._let_old_go(now_ns)
         if self._spool is not None:
             # Once for all lines, as it takes time in proportion to the waiting answers.
             unwritten_bytes = max(self._stages.unwritten_bytes, self._owner.backlog_bytes(Side.CLIENT))
@@ -278,7 +278,7 @@ class Output(ABC):
             if line.spools and (self._has_much_unwritten or self._stages.is_behind(line.stage)):
                 self._behind[line] = None
                 continue
-            of_line = self._refill(line)
+            of_line = self._refill(line, now_ns)
             ended += of_line
             is_reading = not of_line and not line.contents
             self._advance(line)
@@ -466,7 +466,7 @@ class Output(ABC):
         )
         return line.queue
 
-    def _refill(self, line: Line) -> int:
+    def _refill(self, line: Line, now_ns: int) -> int:
         """Move to ``contents`` what can be asked about next. Return how many left the spool to be answered."""
         queue, contents = line.queue, line.contents
         ended = ended_bytes = 0
@@ -476,7 +476,7 @@ class Output(ABC):
             is_full = waits or len(contents) >= line.most or window_bytes > _WINDOW_BYTES
             if is_full and not line.purged:
                 break
-            ending, entry = queue.ending(self._stages.now_ns), queue.head()
+            ending, entry = queue.ending(now_ns), queue.head()
             if entry is None:
                 break
             if line.purged or ending == "expired" or (ending is not None and entry.is_refusable):
@@ -552,9 +552,9 @@ class Output(ABC):
                 self.old_ns = old_ns
                 self._context.wake()
 
-    def _let_old_go(self) -> None:
+    def _let_old_go(self, now_ns: int) -> None:
         """Forward held contents that have reached the maximum age and cannot be refused."""
-        now_ns, self.old_ns = self._stages.now_ns, None
+        self.old_ns = None
         passed: list[Request] = []
         lines = [line for line in self._lines() if line.contents]
         for line in lines:

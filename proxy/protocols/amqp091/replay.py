@@ -6,20 +6,18 @@ a header, as they may have been sent before, and wait for limits. An entry leave
 is left when a connection ends stays for the next one.
 
 A broker closes the channel for a message that it refuses, without saying which. So all queues are asked about at once,
-but only one sends at a time: before the next one does, the broker has to answer a basic.qos. The rest of a queue for
-which it closed the channel is dropped.
+but only one, the owner of the channel, sends at a time: before the next one does, the broker has to agree to a close of
+the channel. The rest of a queue for which it closed the channel itself is dropped.
 
 ========== ======================================= =============================================================
 channel    waits for                               then
 ========== ======================================= =============================================================
-SHUT       a message that may be sent              channel.open: OPENING
+SHUT       a message that may be sent              channel.open for its queue, the owner: OPENING
 OPENING    channel.open-ok                         OPEN
-OPEN       messages that may be sent               sends those of the owner; basic.qos for another owner: SETTLING;
-                                                   channel.close if nothing is left: CLOSING
-SETTLING   basic.qos-ok                            OPEN, without an owner
-CLOSING    channel.close-ok                        DONE
-DONE
-any        channel.close of the broker             channel.close-ok; the owner is dropped: SHUT, or DONE
+OPEN       messages of the owner that may be sent  sends them; channel.close if it has no more, or another queue's
+                                                   turn has come: CLOSING
+CLOSING    channel.close-ok                        SHUT
+any        channel.close of the broker             channel.close-ok; the owner is dropped: SHUT
 ========== ======================================= =============================================================
 """
 
@@ -30,7 +28,7 @@ from functools import partial
 from typing import Final
 
 from limiter.rules.resource import Resource
-from proxy.deciding.batch import Batch, Hold, Later, Request
+from proxy.deciding.batch import Batch, Charge, Hold, Later, Request, Side
 from proxy.protocols.amqp.names import Names
 from proxy.protocols.amqp091 import wire
 from proxy.protocols.amqp091.wire import Malformed, Reader
@@ -80,9 +78,7 @@ class _Channel(Enum):
     SHUT = 1
     OPENING = 2
     OPEN = 3
-    SETTLING = 4
-    CLOSING = 5
-    DONE = 6
+    CLOSING = 4
 
 
 class Replay:
@@ -90,8 +86,11 @@ class Replay:
 
     Args:
         send: writes frames to the broker if that is possible now; returns whether it was.
+        listen: has ``written`` called from now on, or no more.
         failures: how many connections the broker closed over a queue, by its number; of all sessions.
     """
+
+    side = Side.CLIENT
 
     def __init__(
         self,
@@ -102,16 +101,17 @@ class Replay:
         most_payload_bytes: int,
         *,
         send: Callable[[bytes], bool],
+        listen: Callable[[bool], None],
         failures: dict[int, int],
     ) -> None:
         assert context.spool is not None  # noqa: S101 - where the queues are from
         self.number = number
-        self.batch: Batch | None = None  # being decided
         self.again_ns: int | None = None  # when to call ``ask`` without being woken
+        self.charges: list[Charge] = []  # always empty, unlike those of a stream
         self._spool: Spool = context.spool
         self._wake, self._give_up, self._report = context.wake, context.give_up, context.replayed
         self._names, self._most_payload_bytes = names, most_payload_bytes
-        self._send, self._failures = send, failures
+        self._send, self._listen, self._failures = send, listen, failures
         self._channel = _Channel.SHUT
         #: Queues to come, and those being asked about in the order of their turns.
         self._later = deque(_Line(queue) for queue in queues)
@@ -181,7 +181,6 @@ class Replay:
         return None
 
     def asked(self, batch: Batch, now_ns: int) -> None:
-        self.batch = None
         for index, request in enumerate(batch.requests):
             line, verdict = request.handle, batch.verdicts.get(index)
             if not isinstance(line, _Line):
@@ -210,44 +209,34 @@ class Replay:
         return True
 
     def go_on(self) -> None:
-        while self._step():
+        while not self._is_stopped and self._step():
             pass
 
     def _step(self) -> bool:
-        """Send one thing if possible. Return whether it was sent."""
+        """Send one thing if possible. Return whether more may follow."""
         if self._answer and not self._send(self._answer):
             return False
-        channel, self._answer = self._channel, b""
-        if channel is _Channel.SHUT:
-            if self._is_over():
-                self._channel = _Channel.DONE
-            elif self._granted() is not None and self._send(wire.channel_open(self.number)):
-                self._channel = _Channel.OPENING
-            return False
-        if channel is not _Channel.OPEN:
-            return False
+        self._answer = b""
+        if self._channel is _Channel.SHUT:
+            owner = self._granted()
+            if owner is not None and self._send(wire.channel_open(self.number)):
+                self._channel, self._owner, self._turn = _Channel.OPENING, owner, 0
         owner = self._owner
-        if owner is not None and owner.head is _Head.GRANTED and (self._turn < _MAX_IN_TURN or not self._others()):
-            return self._send_head(owner)
-        if owner is not None:
-            # It continues unless another queue can send, and this one cannot or has had its turn.
-            is_done = not owner.queue.count
-            waits = owner.head in {_Head.HELD, _Head.READING} or self._turn >= _MAX_IN_TURN
-            if (is_done or (waits and self._others())) and self._send(wire.basic_qos(self.number)):
-                self._channel = _Channel.SETTLING
+        if self._channel is not _Channel.OPEN or owner is None:
             return False
-        if self._is_over():
+        is_over = self._turn >= _MAX_IN_TURN
+        yields = (is_over or owner.head in {_Head.HELD, _Head.READING}) and self._granted(owner) is not None
+        if yields or not owner.queue.count:
             if self._send(wire.channel_close(self.number)):
                 self._channel = _Channel.CLOSING
             return False
-        self._owner, self._turn = self._granted(), 0
-        return self._owner is not None
+        return owner.head is _Head.GRANTED and self._send_head(owner)
 
     def _send_head(self, line: _Line) -> bool:
         frames = line.frames
         if self._unwritten_bytes >= _MAX_UNWRITTEN_BYTES or not self._send(frames):
             return False
-        self._unwritten_bytes += len(frames)
+        self._set_unwritten(self._unwritten_bytes + len(frames))
         self._turn += 1
         line.queue.pop()
         line.sent += 1
@@ -255,67 +244,51 @@ class Replay:
         self._wake()
         return True
 
-    def _granted(self) -> _Line | None:
-        return next((line for line in self._lines if line.head is _Head.GRANTED), None)
+    def _set_unwritten(self, count: int) -> None:
+        self._unwritten_bytes = count
+        self._listen(count > 0)
 
-    def _others(self) -> bool:
-        return any(line.head is _Head.GRANTED for line in self._lines if line is not self._owner)
-
-    def _is_over(self) -> bool:
-        """Finish empty queues. Return whether none is left."""
+    def _granted(self, but: _Line | None = None) -> _Line | None:
+        """Return a queue that may send, after finishing empty ones."""
         for line in list(self._lines):
             if not line.queue.count and line is not self._owner:
                 self._finish(line)
-        return not self._lines
-
-    def is_unwritten(self) -> bool:
-        return self._unwritten_bytes > 0
+        return next((line for line in self._lines if line.head is _Head.GRANTED and line is not but), None)
 
     def written(self) -> None:
         if self._unwritten_bytes:
-            self._unwritten_bytes = 0
+            self._set_unwritten(0)
             self._wake()
 
     def hear(self, method: int, arguments: Reader) -> None:
         if self._is_stopped:
             return
-        channel = self._channel
+        owner = self._owner
         if method == wire.CHANNEL_CLOSE:
             code, text = arguments.short(), arguments.short_string().decode(errors="replace")
             self._answer = wire.channel_close_ok(self.number)
-            self._broker_closes(f"the broker closed the channel: {code} {text}")
-        elif (method, channel) == (wire.CHANNEL_OPEN_OK, _Channel.OPENING):
-            self._channel = _Channel.OPEN
-        elif (method, channel) == (wire.BASIC_QOS_OK, _Channel.SETTLING):
-            self._channel = _Channel.OPEN
-            owner, self._owner = self._owner, None
+            self._channel, self._owner = _Channel.SHUT, None
             if owner is not None:
-                # The others first.
-                self._lines.remove(owner)
-                self._lines.append(owner)
-        elif (method, channel) == (wire.CHANNEL_CLOSE_OK, _Channel.CLOSING):
-            self._channel = _Channel.DONE
-
-    def _broker_closes(self, reason: str) -> None:
-        if self._channel in {_Channel.CLOSING, _Channel.DONE}:
-            self._channel = _Channel.DONE
-            return
-        line = self._owner or self._granted()
-        self._channel, self._owner = _Channel.SHUT, None
-        if line is not None:
-            self._drop(line, reason)
+                self._drop(owner, f"the broker closed the channel: {code} {text}")
+        elif (method, self._channel) == (wire.CHANNEL_OPEN_OK, _Channel.OPENING):
+            self._channel = _Channel.OPEN
+        elif (method, self._channel) == (wire.CHANNEL_CLOSE_OK, _Channel.CLOSING) and owner is not None:
+            # The others first.
+            self._channel, self._owner = _Channel.SHUT, None
+            self._lines.remove(owner)
+            self._lines.append(owner)
 
     def stop(self, code: int = _FORCED, text: str = "") -> None:
         """Leave the rest to another connection; ``code`` and ``text`` are the broker's if it closed this one."""
         self._is_stopped = True
-        suspect = (self._owner or self._granted()) if self._channel is not _Channel.SHUT else None
+        suspect = self._owner
         if code != _FORCED and suspect is not None:
             failures = self._failures.get(suspect.queue.number, 0) + 1
             self._failures[suspect.queue.number] = failures
             if failures >= _MAX_FAILURES:
                 self._drop(suspect, f"the broker closed {failures} connections over it: {code} {text}")
-        self._channel, self._owner, self._answer = _Channel.DONE, None, b""
-        self._unwritten_bytes = 0
+        self._channel, self._owner, self._answer = _Channel.SHUT, None, b""
+        self._set_unwritten(0)
         lines = [*self._lines, *self._later]
         self._lines.clear()
         self._later.clear()

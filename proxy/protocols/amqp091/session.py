@@ -112,10 +112,9 @@ class AMQP091Session(Session):
         self._publishes = Publishes(self._memory[Side.CLIENT], shared, self)
         self._streams: dict[Side, Stream] = {Side.CLIENT: self._publishes, Side.BROKER: self._answers}
         self._replay: Replay | None = None
-        self._replays_next = False
-        #: Open batches of ``tick``, by side.
-        self._asked: dict[Side, Batch] = {}
-        self._asks_next = Side.CLIENT
+        #: The open batch of ``tick`` and its source, and whose turn it was to ask.
+        self._asked: tuple[Batch, Stream | Replay] | None = None
+        self._turn = 0
         #: The protocol header so far. Then frames are decoded or relayed unread, or the broker is to answer an unknown
         #: version.
         self._header = b""
@@ -291,8 +290,9 @@ class AMQP091Session(Session):
                 self._begin_replay()
         if self._alarm or self._blocked:
             self._look_at_alarm(now_ns)
-        if self._about.tuned_bytes and self._heartbeat_ns is None and side is Side.CLIENT:
-            self._begin_heartbeats(now_ns)
+        if self._about.heartbeat_s and self._heartbeat_ns is None:
+            self._heartbeat_ns = now_ns + self._half_ns()
+            self._context.wake()
         if requests:
             return Batch(self._who(), side, requests)
         self._pass_on(stream, None)
@@ -332,16 +332,12 @@ class AMQP091Session(Session):
 
     def decided(self, batch: Batch, now_ns: int) -> None:
         self._stages.now_ns = now_ns
-        stream = self._streams[batch.side]
-        if self._replay is not None and self._replay.batch is batch:
-            self._replay.asked(batch, now_ns)
-            self._listen_for_replay()
-        elif self._asked.get(batch.side) is batch:
-            del self._asked[batch.side]
-            stream.asked(batch, now_ns)
+        if self._asked is not None and self._asked[0] is batch:
+            (_, source), self._asked = self._asked, None
+            source.asked(batch, now_ns)
             self._flush()
         else:
-            self._pass_on(stream, batch)
+            self._pass_on(self._streams[batch.side], batch)
             if self._timed is None and batch.side is Side.CLIENT:
                 self._time(batch.requests[-1].handle, now_ns)
 
@@ -385,12 +381,6 @@ class AMQP091Session(Session):
             self._flush()
         elif self._replay is not None:
             self._replay.resolved(request)
-            self._listen_for_replay()
-
-    def _begin_heartbeats(self, now_ns: int) -> None:
-        if self._about.heartbeat_s:
-            self._heartbeat_ns = now_ns + self._half_ns()
-            self._context.wake()
 
     def _half_ns(self) -> int:
         return self._about.heartbeat_s * _NS // 2
@@ -409,24 +399,21 @@ class AMQP091Session(Session):
         if self._heartbeat_ns is not None and now_ns >= self._heartbeat_ns:
             self._heartbeat_ns = now_ns + self._half_ns()
             self._beat()
-        replay, self._replays_next = self._replay, not self._replays_next  # in turns
-        if replay is not None and (self._replays_next or not any(stream.asks() for stream in self._streams.values())):
-            requests = self._ask_replay(replay, now_ns)
-            if requests:
-                replay.batch = Batch(self._who(), Side.CLIENT, requests)
-                return replay.batch
         self._go_on_with_replay()
-        side = self._asks_next if self._streams[self._asks_next].asks() else self._asks_next.other
-        stream = self._streams[side]
-        requests = stream.ask()
+        self._names.with_keys = self._context.limits_kind(ROUTING_KEY)
+        sources = [*self._streams.values(), *([] if self._replay is None else [self._replay])]
+        self._turn = (self._turn + 1) % len(sources)
+        batch = None
+        for source in (*sources[self._turn :], *sources[: self._turn]):
+            requests = source.ask(now_ns)
+            charges, source.charges = source.charges, []
+            if requests or charges:
+                batch = Batch(self._who(), source.side, requests, charges)
+                self._asked = batch, source
+                break
         self._look_at_spool(now_ns)
-        charges, stream.charges = stream.charges, []
-        self._asks_next = side.other
-        if any(each.asks() for each in self._streams.values()) or (replay is not None and replay.asks()):
+        if any(source.asks() for source in sources):
             self._context.wake()
-        if not requests and not charges:
-            return None
-        batch = self._asked[side] = Batch(self._who(), side, requests, charges)
         return batch
 
     def _answer_waiting(self, now_ns: int) -> None:
@@ -502,12 +489,9 @@ class AMQP091Session(Session):
             about.own_channel,
             min(about.tuned_bytes, wire.DEFAULT_FRAME_MAX) - wire.FRAME_BYTES,
             send=partial(self._publishes.insert, None),
+            listen=partial(self._listen, "replay"),
             failures=self._context.hub.failures,
         )
-
-    def _listen_for_replay(self) -> None:
-        if self._replay is not None:
-            self._listen("replay", self._replay.is_unwritten())
 
     def hear_own(self, method: int, arguments: Reader) -> None:
         if self._replay is not None:
@@ -518,15 +502,6 @@ class AMQP091Session(Session):
             if self._publishes.finished:
                 self._replay.stop()
             self._replay.go_on()
-            self._listen_for_replay()
-
-    def _ask_replay(self, replay: Replay, now_ns: int) -> list[Request]:
-        self._names.with_keys = self._context.limits_kind(ROUTING_KEY)
-        requests = replay.ask(now_ns)
-        self._listen_for_replay()
-        if any(stream.asks() for stream in self._streams.values()):
-            self._context.wake()
-        return requests
 
     def alarm(self, reason: str, now_ns: int) -> None:
         """Block a client that publishes, with everything that it sends, as RabbitMQ does."""
@@ -549,7 +524,6 @@ class AMQP091Session(Session):
         self._marking.forget_all()
         if self._replay is not None:
             self._replay.stop()
-            self._listen_for_replay()
 
     def dismisses_client(self, detail: str, now_ns: int) -> bool:
         """Close the client's side if only what it assumes delivered is in flight."""
@@ -631,7 +605,7 @@ class AMQP091Session(Session):
         for memory in self._memory.values():
             memory.forget()
         self._look_at_spool(self._stages.now_ns)
-        self._asked.clear()
+        self._asked = None
         self._names.forget()
 
     def lend(self, judge: "Judge") -> "Lent | None":

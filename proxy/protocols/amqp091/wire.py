@@ -85,7 +85,6 @@ QUEUE_DECLARE_OK: Final = method(50, 11)
 QUEUE_DELETE: Final = method(50, 40)
 BASIC: Final = 60
 BASIC_QOS: Final = method(BASIC, 10)
-BASIC_QOS_OK: Final = method(BASIC, 11)
 BASIC_CONSUME: Final = method(BASIC, 20)
 BASIC_CONSUME_OK: Final = method(BASIC, 21)
 BASIC_CANCEL: Final = method(BASIC, 30)
@@ -562,11 +561,6 @@ def channel_close(channel: int) -> bytes:
 
 def channel_close_ok(channel: int) -> bytes:
     return _method_frame(channel, Struct(">I").pack(CHANNEL_CLOSE_OK))
-
-
-def basic_qos(channel: int) -> bytes:
-    """Make a basic.qos that changes nothing. The answer shows that the broker has seen all before it."""
-    return _method_frame(channel, Struct(">IIHB").pack(BASIC_QOS, 0, 0, 0))
 
 
 UNBLOCKED_FRAME: Final = _method_frame(0, Struct(">I").pack(CONNECTION_UNBLOCKED))
