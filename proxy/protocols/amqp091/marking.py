@@ -9,12 +9,11 @@ from itertools import islice
 from typing import Final
 
 from limiter.plans.plans import Confirming
-from limiter.rules.resource import Resource
 from proxy.deciding.batch import ConnectionInfo
-from proxy.protocols.amqp.names import MAX_NAMES, Names, Target
+from proxy.protocols.amqp.names import Names, Target
 from proxy.protocols.amqp091 import wire
 from proxy.protocols.amqp091.after_consume import AfterConsume, Destination, Inbox, Waiting
-from proxy.protocols.amqp091.channel import Channel, Consumer
+from proxy.protocols.amqp091.channel import Channel, Consumer, Content
 from proxy.protocols.amqp091.wire import Malformed, Mark
 from proxy.protocols.base import SessionContext
 
@@ -37,14 +36,10 @@ class Marking:
     """The publishes of one connection that wait for consumers."""
 
     def __init__(self, context: SessionContext, who: Callable[[], ConnectionInfo], hub: AfterConsume) -> None:
-        self.active = False  # some rule asks for confirms by consumers
         self._context = context
         self._who = who
         self._hub = hub
         self._inbox = Inbox(context.wake)
-        #: The rules of that version, by the resources of a publish.
-        self._rules: dict[tuple[Resource, ...], Confirming | None] = {}
-        self._version = -1
         #: By channel, the publish that samples the broker's latency: its tag, when it was forwarded, and where to.
         self._samples: dict[Channel, tuple[int, int, Destination]] = {}
         self._ends = False  # no new message waits, and waiting ones fall back
@@ -53,25 +48,17 @@ class Marking:
         self._samples.clear()
         del self._who, self._context
 
-    def look(self) -> None:
-        """Check for new rules."""
-        self.active = self._context.after_consume()
-        version = self._context.rules_version()
-        if version != self._version:
-            self._version = version
-            self._rules.clear()
+    @property
+    def active(self) -> bool:
+        """Whether some rule asks for confirms by consumers."""
+        return self._context.after_consume()
 
     def is_idle(self) -> bool:
         """Say whether no publish waits, or may wait, for consumers."""
         return not self.active and not self._samples and self._inbox.due_ns() is None
 
     def _rule(self, target: Target) -> Confirming | None:
-        resources = target.resources
-        if resources not in self._rules:
-            if len(self._rules) >= MAX_NAMES:
-                self._rules.clear()
-            self._rules[resources] = self._context.terms(self._who(), resources[:1], False).confirm
-        return self._rules[resources]
+        return self._context.terms(self._who(), target.resources[:1], False).confirm
 
     def may_wait(self, channel: Channel, target: Target, now_ns: int) -> bool:
         """Say whether a publish that begins to arrive may wait."""
@@ -103,15 +90,12 @@ class Marking:
         rule = self._rule(target)
         return rule is not None and body_bytes < rule.below_bytes
 
-    def mark(  # noqa: PLR0917 - two numbers of different things
-        self, channel: Channel, target: Target, sequence: int, frames: bytes, most_payload_bytes: int, now_ns: int
-    ) -> bytes:
+    def mark(self, content: Content, frames: bytes, most_payload_bytes: int, now_ns: int) -> bytes:
         """Return the marked frames to forward if a publish is to wait, otherwise empty.
 
-        ``frames`` has all of it, or is empty if it cannot wait. ``sequence`` is the client's number.
+        ``frames`` has all of it, or is empty if it cannot wait.
         """
-        if self._context.rules_version() != self._version:
-            self._rules.clear()
+        channel, target, sequence = content.lane.channel, content.target, content.number
         confirms, rule = channel.confirms, self._rule(target)
         assert confirms is not None  # noqa: S101 - it has a number
         confirms.sent(sequence)

@@ -378,7 +378,6 @@ class Publishes(Stream):
             raise self._stop(wire.RESOURCE_ERROR, f"more than {count} requests without waiting for an answer")
 
     def feed(self, chunk: memoryview) -> Sequence[Request]:
-        self._marking.look()
         if not self.last_channel and self._about.opened:
             # Before, the client was not authenticated.
             self.last_channel = self._about.own_channel - 1 if self._about.own_channel else MAX_CHANNEL
@@ -436,8 +435,7 @@ class Publishes(Stream):
             channel.confirms.sent(content.number)
             return frames
         whole = bytes(frames) if content.whole else b""
-        now_ns, most_payload_bytes = self._stages.now_ns, self.most_payload_bytes
-        return marking.mark(channel, content.target, content.number, whole, most_payload_bytes, now_ns) or frames
+        return marking.mark(content, whole, self.most_payload_bytes, self._stages.now_ns) or frames
 
     def publish_again(self, message: Waiting) -> None:
         content = Content(message.channel.to_broker, left_bytes=0, done=True, again=True)

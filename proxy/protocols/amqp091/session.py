@@ -708,8 +708,6 @@ class AMQP091Session(Session):
         if out and (len(out) > 1 or out[0] is not wire.HEARTBEAT_FRAME):
             # A heartbeat alone does not put off the next one.
             self._written.add(side)
-        if side is Side.BROKER:
-            self._stages.taken()
         return out
 
     def backlog_bytes(self, side: Side) -> int:

@@ -21,7 +21,7 @@ class Stages:
     ) -> None:
         self.now_ns = 0  # when the session was called last
         # Of messages that have waited and are not in the kernel's buffer yet.
-        self.unwritten_bytes = self._queued_bytes = 0
+        self.unwritten_bytes = 0
         self._connection = connection or Stage("connection")
         self._writer = writer or Stage("writer")
         self._hear_of_writes = hear_of_writes
@@ -29,9 +29,7 @@ class Stages:
         self._hears = False
         self._channels: dict[Channel, Stage] = {}
         self._resources: dict[Stage, Channel] = {}
-        #: How many forwarded messages the driver has not taken, and how many it has.
-        self._queued: dict[Stage, int] = {}
-        self._taken: dict[Stage, int] = {}
+        self._unwritten: dict[Stage, int] = {}  # how many forwarded messages there are of each resource
 
     def all(self) -> Sequence[Stage]:
         return [*self._channels.values(), *self._resources]
@@ -79,24 +77,15 @@ class Stages:
     def goes(self, resource: Stage, size_bytes: int) -> None:
         """Count a message that has waited and may be written."""
         resource.send(self._writer, 1, self.now_ns)
-        self._queued[resource] = self._queued.get(resource, 0) + 1
-        self._queued_bytes += size_bytes
+        self._unwritten[resource] = self._unwritten.get(resource, 0) + 1
         self.unwritten_bytes += size_bytes
 
-    def taken(self) -> None:
-        """Take note that the driver has taken all output."""
-        if self._queued:
-            for resource, count in self._queued.items():
-                self._taken[resource] = self._taken.get(resource, 0) + count
-            self._queued.clear()
-            self._queued_bytes = 0
-
     def written(self) -> None:
-        """Take note that all taken output is in the kernel's buffer."""
-        taken, self._taken = self._taken, {}
-        for resource, count in taken.items():
+        """Take note that the output is in the kernel's buffer, but for what the driver has not taken yet."""
+        unwritten, self._unwritten = self._unwritten, {}
+        for resource, count in unwritten.items():
             self._writer.ack(resource, count, self.now_ns)
-        self.unwritten_bytes = self._queued_bytes
+        self.unwritten_bytes = 0
         self._listen()
 
     def block(self, *, on: bool) -> None:
@@ -106,7 +95,7 @@ class Stages:
         return not resource.credit(self._writer)
 
     def _listen(self) -> None:
-        hears = bool(self._resources or self._queued or self._taken)
+        hears = bool(self._resources or self._unwritten)
         if hears is not self._hears:
             self._hears = hears
             self._hear_of_writes(hears)
