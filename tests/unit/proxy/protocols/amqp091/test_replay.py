@@ -302,7 +302,7 @@ def test_a_client_sees_and_loses_nothing_wherever_its_bytes_are_cut(seed: int, l
     left.put("other", [publish(number, "other") for number in range(100, 112)])
     left.crash()
     driver = Driver(lambda request: hold(request) if random.random() < 0.2 else None, spool=left.spool)
-    broker = connected(left, driver=driver)
+    connected(left, driver=driver)
     sent = b"".join(publish(1000 + number, "own", 1, body_bytes=3) for number in range(10))
     driver.give(CLIENT, frames.channel_open(1))
     to_broker, heard = b"", 0
