@@ -401,7 +401,9 @@ class AMQP091Session(Session):
             self._beat()
         self._go_on_with_replay()
         self._names.with_keys = self._context.limits_kind(ROUTING_KEY)
-        sources = [*self._streams.values(), *([] if self._replay is None else [self._replay])]
+        sources: list[Stream | Replay] = list(self._streams.values())
+        if self._replay is not None:
+            sources.append(self._replay)
         self._turn = (self._turn + 1) % len(sources)
         batch = None
         for source in (*sources[self._turn :], *sources[: self._turn]):
