@@ -4,13 +4,13 @@ Sessions make batches out of bytes and turn verdicts into bytes; handlers see on
 I/O and no clock.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from typing import Final, Literal, Protocol
+from functools import cached_property
+from typing import Any, Final, Literal, NamedTuple, Protocol
 
 import msgspec
 
-from limiter.counting.repeats import NO_REPEATS, RefusedIds, Repeats
 from limiter.plans import plans
 from limiter.rules.resource import Resource
 from limiter.rules.rule import Dimension
@@ -21,75 +21,6 @@ client believes that the broker has the message. Then it passes, or waits.
 """
 Asks = plans.Asks
 """Which rules decide."""
-
-
-class Group(msgspec.Struct, gc=False):
-    """The requests of a batch that are decided alike. Fields without a description are those of each request."""
-
-    resources: tuple[Resource, ...]
-    producer_group: str
-    indexes: Sequence[int]  # of the requests in the batch, ascending
-    messages: Sequence[int]
-    consumes: bool = False
-    by_answer: bool = False
-    refusable: bool = True
-    order_key: str | int | None = None
-    asks: Asks = "all"
-    may_wait: bool = True
-    most: int = 0  # above 0 if they ask for credit
-
-
-def grouped(requests: "Sequence[Request]") -> Sequence[Group]:
-    """Group requests, in order of first appearance.
-
-    Those with an ``order_key`` that spans several groups stand alone: each depends on the outcome of those before it.
-    """
-    if len(requests) < 2:
-        return [_group_of(request, [0], [request.messages]) for request in requests]
-    keys = list(map(_alike, requests))
-    kept: dict[str | int, tuple[object, ...]] = {}
-    spread: set[str | int | None] = set()
-    for key, request in zip(keys, requests, strict=True):
-        order_key = request.order_key
-        if order_key is not None and kept.setdefault(order_key, key) != key:
-            spread.add(order_key)
-    alike: dict[tuple[object, ...], list[int]] = {}
-    for index, (key, request) in enumerate(zip(keys, requests, strict=True)):
-        alike.setdefault((*key, index) if request.order_key in spread else key, []).append(index)
-    return [
-        _group_of(requests[indexes[0]], indexes, [requests[index].messages for index in indexes])
-        for indexes in alike.values()
-    ]
-
-
-def _alike(request: "Request") -> tuple[object, ...]:
-    return (
-        request.resources,
-        request.producer_group,
-        request.consumes,
-        request.by_answer,
-        request.refusal == "impossible",
-        request.order_key,
-        request.asks,
-        request.may_wait,
-        request.most,
-    )
-
-
-def _group_of(request: "Request", indexes: Sequence[int], messages: Sequence[int]) -> Group:
-    return Group(
-        request.resources,
-        request.producer_group,
-        indexes,
-        messages,
-        consumes=request.consumes,
-        by_answer=request.by_answer,
-        refusable=request.refusal != "impossible",
-        order_key=request.order_key,
-        asks=request.asks,
-        may_wait=request.may_wait,
-        most=request.most,
-    )
 
 
 class MessageIds(Protocol):
@@ -156,6 +87,14 @@ class Request(msgspec.Struct, gc=False):
     # It can be held. Otherwise delay rules refuse it; what cannot be refused either passes and is charged.
     may_wait: bool = True
     message_id: bytes = b""  # as in ``MessageIds``; set once it is held
+
+
+class Group(NamedTuple):
+    """The requests of a batch that are decided alike."""
+
+    request: Request  # the first of them
+    indexes: Sequence[int]  # of all in the batch, ascending
+    messages: Sequence[int]  # of each
 
 
 class Response(msgspec.Struct, gc=False):
@@ -308,20 +247,6 @@ class Paid(msgspec.Struct, gc=False):
 class Batch:
     """The requests of one chunk from one peer, decided together."""
 
-    __slots__ = (
-        "_asks_credit_alone",
-        "_distinct",
-        "_groups",
-        "bypassed",
-        "charges",
-        "connection",
-        "ids",
-        "paid",
-        "requests",
-        "side",
-        "verdicts",
-    )
-
     def __init__(
         self,
         connection: ConnectionInfo,
@@ -340,9 +265,6 @@ class Batch:
         self.ids = ids  # of its messages; None if there are none
         self.verdicts: dict[int, Verdict] = {}  # of the pipeline so far; only the pipeline adds to it
         self.bypassed: dict[str, str] = {}  # handlers that were skipped, with the reason
-        self._groups: Sequence[Group] | None = None
-        self._distinct: Collection[Verdict] | None = None
-        self._asks_credit_alone: bool | None = None
 
     @property
     def spools(self) -> bool:
@@ -354,63 +276,29 @@ class Batch:
         requests = self.requests
         return self.connection.spools and len(requests) > 0 and requests[0].since_ns > 0
 
-    @property
-    def asks_credit_alone(self) -> bool:
-        """Whether all requests ask for credit; at least one does."""
-        alone = self._asks_credit_alone
-        if alone is None:
-            alone = len(self.requests) > 0
-            for request in self.requests if alone else ():
-                if not request.most:
-                    alone = False
-                    break
-            self._asks_credit_alone = alone
-        return alone
-
-    @property
-    def distinct(self) -> Collection[Verdict]:
-        """The distinct verdicts: one often stands for a whole run."""
-        distinct = self._distinct
-        if distinct is None:
-            distinct = self._distinct = _distinct(self.verdicts)
-        return distinct
-
+    @cached_property
     def groups(self) -> Sequence[Group]:
-        """Return groups of requests that are decided alike; see ``grouped``. Computed once."""
-        groups = self._groups
-        if groups is None:
-            # Assigned when complete: a handler on a thread may ask at the same time as the loop.
-            groups = self._groups = grouped(self.requests)
-        return groups
+        """Groups of requests that are decided alike, in order of first appearance.
+
+        Requests for credit stand alone, and so do those with an ``order_key`` that spans several groups: each depends
+        on the outcome of those before it.
+        """
+        requests, keys = self.requests, [_alike(request) for request in self.requests]
+        first: dict[object, tuple[object, ...]] = {}
+        spread = {key[0] for key in keys if key[0] is not None and first.setdefault(key[0], key) != key}
+        alike: dict[tuple[object, ...], list[int]] = {}
+        for index, (key, request) in enumerate(zip(keys, requests, strict=True)):
+            alone = request.most or request.order_key in spread
+            alike.setdefault((*key, index) if alone else key, []).append(index)
+        return [
+            Group(requests[indexes[0]], indexes, [requests[index].messages for index in indexes])
+            for indexes in alike.values()
+        ]
 
     def size_bytes(self, indexes: Sequence[int]) -> Sequence[int]:
         """Return costs in bytes: 0 for a request that is charged by its answer."""
         requests = self.requests
         return [0 if requests[index].by_answer else requests[index].size_bytes for index in indexes]
-
-    def sums_of(self, indexes: Sequence[int]) -> tuple[int, int]:
-        """Return the sum of ``size_bytes`` of some requests, and how many expect an answer."""
-        requests = self.requests
-        return sum(self.size_bytes(indexes)), sum([requests[index].refusal == "answered" for index in indexes])
-
-    def repeats(self, group: Group, indexes: Sequence[int], ids: RefusedIds, now_ns: int, *, refused: bool) -> Repeats:
-        """Find the repeats among some requests of a group, whose indexes ascend."""
-        if self.ids is None:
-            return NO_REPEATS
-        repeated = messages = size_bytes = identified = 0
-        key, see, id_of = hash(group.resources[0]), ids.see, self.ids.message_id
-        for request in [self.requests[index] for index in indexes]:
-            message_id = id_of(request)
-            if not message_id:
-                continue
-            known, seen = see(key, message_id, now_ns, refused)
-            if seen:
-                identified += 1
-            if known:
-                repeated += 1
-                messages += request.messages
-                size_bytes += 0 if request.by_answer else request.size_bytes
-        return Repeats(repeated, messages, size_bytes, identified)
 
     def add_verdicts(self, verdicts: Verdicts) -> None:
         """Merge a handler's verdicts, as ``Verdict`` says; dropped verdicts drop their tickets.
@@ -421,30 +309,13 @@ class Batch:
             IndexError: a verdict names a request that is not in the batch.
             TypeError: a value is no verdict, or a verdict's attributes are not of their types.
         """
-        if not verdicts:
-            return
-        count = len(self.requests)
-        if min(verdicts) < 0 or max(verdicts) >= count:
-            wrong = next(index for index in verdicts if not 0 <= index < count)
-            raise IndexError(f"verdict for request {wrong} of a batch of {count}")
-        distinct = _distinct(verdicts)
-        for verdict in distinct:
-            _check_verdict(verdict, verdicts)
-        given = {type(verdict) for verdict in distinct}
-        if Later in given or Grant in given or Refuse in given:
-            verdicts = {index: verdict for index, verdict in verdicts.items() if self._may_be(index, verdict)}
-            distinct = _distinct(verdicts)
-        if not self.verdicts:
-            self.verdicts.update(verdicts)
-            self._distinct = distinct
-            return
         for index, verdict in verdicts.items():
-            self._merge(index, verdict)
-
-    def refuse_all(self, refuse: Refuse) -> None:
-        for index in range(len(self.requests)):
-            if self._may_be(index, refuse):
-                self._merge(index, refuse)
+            if not 0 <= index < len(self.requests):
+                raise IndexError(f"verdict for request {index} of a batch of {len(self.requests)}")
+            _check_verdict(index, verdict)
+        for index, verdict in verdicts.items():
+            if self._may_be(index, verdict):
+                self._merge(index, verdict)
 
     def _may_be(self, index: int, verdict: Verdict) -> bool:
         if not isinstance(verdict, Refuse | Later | Grant):
@@ -457,7 +328,6 @@ class Batch:
         return isinstance(verdict, Refuse) or (self.spools and not request.consumes)
 
     def _merge(self, index: int, verdict: Verdict) -> None:
-        self._distinct = None
         present = self.verdicts.get(index)
         if present is None:
             self.verdicts[index] = verdict
@@ -471,8 +341,10 @@ class Batch:
             gives_way.ticket.drop()
 
 
-def _distinct(verdicts: Verdicts) -> Collection[Verdict]:
-    return dict(zip(map(id, verdicts.values()), verdicts.values(), strict=True)).values()
+def _alike(request: Request) -> tuple[object, ...]:
+    """Return what is equal for requests that are decided alike; ``order_key`` comes first."""
+    who = request.order_key, request.resources, request.producer_group, request.consumes, request.by_answer
+    return *who, request.refusal == "impossible", request.asks, request.may_wait, request.most
 
 
 def _weight(verdict: Verdict) -> int:
@@ -482,23 +354,19 @@ def _weight(verdict: Verdict) -> int:
 _WEIGHTS: Final[Sequence[type[Verdict] | tuple[type[Verdict], ...]]] = (Shadow, Grant, (Hold, Later), Verdict)
 
 
-def _check_verdict(verdict: object, verdicts: Verdicts) -> None:
+_LIMIT: Final[dict[str, Any]] = {"resource": Resource, "rule": str}
+_FIELDS: Final[dict[type[Verdict], dict[str, Any]]] = {
+    Refuse: _LIMIT | {"wait_us": int, "busy_code": int | None},
+    Hold: _LIMIT | {"ticket": Ticket},
+    Shadow: _LIMIT,
+    Grant: {"messages": int},
+}
+
+
+def _check_verdict(index: int, verdict: object) -> None:
     if not isinstance(verdict, Verdict):
-        index = next(index for index, each in verdicts.items() if each is verdict)
         raise TypeError(f"{verdict!r} is not a verdict for request {index}")
-    given: tuple[object, ...] = ()
-    wanted: tuple[type, ...] = ()
-    match verdict:
-        case Refuse():
-            given, wanted = (verdict.resource, verdict.rule, verdict.wait_us), (Resource, str, int)
-        case Hold():
-            given, wanted = (verdict.resource, verdict.rule, verdict.ticket), (Resource, str, Ticket)
-        case Shadow():
-            given, wanted = (verdict.resource, verdict.rule), (Resource, str)
-        case Grant():
-            given, wanted = (verdict.messages,), (int,)
-    for value, kind in zip(given, wanted, strict=True):
+    for name, kind in _FIELDS.get(type(verdict), {}).items():
+        value = getattr(verdict, name)
         if not isinstance(value, kind):
-            raise TypeError(f"{verdict!r} holds {value!r} where a {kind.__name__} belongs")
-    if isinstance(verdict, Refuse) and not isinstance(verdict.busy_code, int | None):
-        raise TypeError(f"{verdict!r} holds {verdict.busy_code!r} where a number belongs")
+            raise TypeError(f"{verdict!r} has {value!r} where its {name} belongs")

@@ -1,6 +1,6 @@
 """Counts decisions: runs of requests with one verdict go to the accounts of a data path."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 from limiter.counting.accounts import Accounts
@@ -8,7 +8,7 @@ from limiter.counting.rejections import Outcome
 from limiter.counting.repeats import RefusedIds, Repeats
 from limiter.counting.seconds import Judged, Sender
 from limiter.rules.resource import Resource
-from proxy.deciding.batch import Batch, Group, Hold, Later, Refuse, Request, Shadow, Verdict
+from proxy.deciding.batch import Batch, Hold, Later, Refuse, Request, Shadow, Verdict
 
 
 class Tally:
@@ -32,12 +32,7 @@ class Tally:
         """
         tell, exempt = self._accounts.count, batch.connection.exempt
         passed: Outcome = "exempt" if exempt else "bypassed" if batch.bypassed else "admitted"
-        if batch.asks_credit_alone:
-            # Messages on credit are counted, not the credit.
-            if batch.verdicts:
-                self._count_credit(range(len(batch.requests)), batch, now_ns, sender)
-        elif batch.requests:
-            self._count_requests(batch, now_ns, sender, passed)
+        self._count_requests(batch, now_ns, sender, passed)
         for charge in batch.charges:
             if charge.counts and (charge.messages or charge.size_bytes):
                 what: Outcome = "exempt" if exempt else "admitted"
@@ -46,29 +41,28 @@ class Tally:
             tell(now_ns, paid.resources, sender, passed, (paid.requests, paid.messages, paid.size_bytes))
 
     def _count_requests(self, batch: Batch, now_ns: int, sender: Sender, passed: Outcome) -> None:
-        tell = self._accounts.count
-        if batch.verdicts:
-            for group in batch.groups():
-                if group.most:
-                    self._count_credit(group.indexes, batch, now_ns, sender)
+        ids = batch.ids
+        for group in batch.groups:
+            if group.request.most:
+                # Messages on credit are counted, not the credit.
+                self._count_credit(group.indexes, batch, now_ns, sender)
+                continue
+            resources, producer_group = group.request.resources, group.request.producer_group
+            for verdict, run in groupby(group.indexes, batch.verdicts.get):
+                if isinstance(verdict, Later):
                     continue
-                for verdict, indexes, messages in _runs(group, batch):
-                    if isinstance(verdict, Later):
-                        continue
-                    size_bytes, answers = batch.sums_of(indexes)
-                    what = _word(verdict, group.producer_group, answers, passed)
-                    tell(now_ns, group.resources, sender, what, (len(indexes), messages, size_bytes))
-                    if isinstance(verdict, Hold):
-                        self._hold(batch, indexes)
-                    else:
-                        self._look(batch, group, indexes, now_ns, refused=isinstance(verdict, Refuse))
-        else:
-            for group in batch.groups():
-                if group.most:
-                    continue
-                size_bytes = sum(batch.size_bytes(group.indexes))
-                tell(now_ns, group.resources, sender, passed, (len(group.indexes), sum(group.messages), size_bytes))
-                self._look(batch, group, group.indexes, now_ns, refused=False)
+                indexes = list(run)
+                requests = [batch.requests[index] for index in indexes]
+                answers = [request.refusal for request in requests].count("answered")
+                messages = sum([request.messages for request in requests])
+                amount = len(requests), messages, sum(batch.size_bytes(indexes))
+                what = _word(verdict, producer_group, answers, passed)
+                self._accounts.count(now_ns, resources, sender, what, amount)
+                if isinstance(verdict, Hold):
+                    self._hold(batch, requests)
+                elif ids is not None:
+                    with_ids = ((request, ids.message_id(request)) for request in requests)
+                    self._look(resources, with_ids, now_ns, refused=isinstance(verdict, Refuse))
         if batch.came_back:
             self._count_waited(batch, now_ns, sender)
 
@@ -87,47 +81,44 @@ class Tally:
     ) -> None:
         """Count requests that one verdict was given for.
 
-        Args:
-            now_ns: the time.
-            resources: what they are for.
-            sender: who sends them.
-            refuse: why they are refused; None if they pass.
-            producer_group: theirs.
-            answers: how many of them expect an answer.
-            amount: requests, messages and bytes.
-            repeats: those among them; None if nobody has looked.
-            passed: the outcome of those that pass.
+        ``answers`` of them expect an answer; ``amount`` is requests, messages and bytes; without ``repeats`` nobody has
+        looked for them.
         """
         what = _word(refuse, producer_group, answers, passed)
         self._accounts.count(now_ns, resources, sender, what, amount)
         if repeats is not None:
             self._count_repeats(resources, repeats, now_ns, refused=refuse is not None)
 
-    def _hold(self, batch: Batch, indexes: Sequence[int]) -> None:
-        requests = [batch.requests[index] for index in indexes]
+    def _hold(self, batch: Batch, requests: Sequence[Request]) -> None:
         self.held_requests += len(requests)
         self.held_bytes += sum([request.size_bytes for request in requests])
         if batch.ids is not None:
             for request in requests:
                 request.message_id = batch.ids.message_id(request)
 
-    def _look(self, batch: Batch, group: Group, indexes: Sequence[int], now_ns: int, *, refused: bool) -> None:
-        if batch.ids is not None and (refused or self._may_repeat(group.resources, now_ns)):
-            repeats = batch.repeats(group, indexes, self.ids, now_ns, refused=refused)
-            self._count_repeats(group.resources, repeats, now_ns, refused=refused)
-
     def _look_at_held(self, request: Request, now_ns: int, *, refused: bool) -> None:
-        resources, message_id = request.resources, request.message_id
-        if not message_id or not (refused or self._may_repeat(resources, now_ns)):
+        if request.message_id:
+            self._look(request.resources, [(request, request.message_id)], now_ns, refused=refused)
+
+    def _look(
+        self, resources: tuple[Resource, ...], with_ids: Iterable[tuple[Request, bytes]], now_ns: int, *, refused: bool
+    ) -> None:
+        """Count which of some requests, given with the ids of their messages, are repeats."""
+        if not refused and not (len(self.ids) > 0 and self._accounts.looks_for_repeats(resources[0], now_ns)):
             return
-        known, seen = self.ids.see(hash(resources[0]), message_id, now_ns, refused)
-        came = (1, request.messages, request.size_bytes) if known else (0, 0, 0)
-        self._count_repeats(resources, Repeats(*came, int(seen)), now_ns, refused=refused)
+        repeated = messages = size_bytes = identified = 0
+        for request, message_id in with_ids:
+            if not message_id:
+                continue
+            known, seen = self.ids.see(hash(resources[0]), message_id, now_ns, refused)
+            identified += seen
+            if known:
+                repeated += 1
+                messages += request.messages
+                size_bytes += 0 if request.by_answer else request.size_bytes
+        self._count_repeats(resources, Repeats(repeated, messages, size_bytes, identified), now_ns, refused=refused)
 
-    def _may_repeat(self, resources: Sequence[Resource], now_ns: int) -> bool:
-        return len(self.ids) > 0 and self._accounts.looks_for_repeats(resources[0], now_ns)
-
-    def _count_repeats(self, resources: Sequence[Resource], repeats: Repeats, now_ns: int, *, refused: bool) -> None:
+    def _count_repeats(self, resources: tuple[Resource, ...], repeats: Repeats, now_ns: int, *, refused: bool) -> None:
         if repeats.requests:
             kind = resources[0].kind
             self.repeated_requests[kind] = self.repeated_requests.get(kind, 0) + repeats.requests
@@ -208,18 +199,3 @@ def _word(verdict: Verdict | None, producer_group: str, answers: int, passed: Ou
         case Shadow():
             return Judged("shadow", verdict.rule, producer_group)
     return passed
-
-
-def _runs(group: Group, batch: Batch) -> Iterator[tuple[Verdict | None, Sequence[int], int]]:
-    indexes, first, messages = group.indexes, 0, 0
-    if len(batch.distinct) == 1 and len(batch.verdicts) == len(batch.requests):
-        yield batch.verdicts[indexes[0]], indexes, sum(group.messages)
-        return
-    of_each = [*map(batch.verdicts.get, indexes)]
-    run = of_each[0]
-    for at, (verdict, cost) in enumerate(zip(of_each, group.messages, strict=True)):
-        if verdict is not run:
-            yield run, indexes[first:at], messages
-            run, first, messages = verdict, at, 0
-        messages += cost
-    yield run, indexes[first:], messages

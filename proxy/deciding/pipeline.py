@@ -269,7 +269,8 @@ class Pipeline:
     def _bypass(self, link: _Link, batch: Batch, bypass: Bypass) -> None:
         batch.bypassed[link.name] = bypass.reason
         if link.handler.fails == "closed":
-            batch.refuse_all(Refuse(Resource("handler", link.name), link.name, 0))
+            refuse = Refuse(Resource("handler", link.name), link.name, 0)
+            batch.add_verdicts(dict.fromkeys(range(len(batch.requests)), refuse))
         self._count_bypass(link, bypass, len(batch.requests) + len(batch.charges) + len(batch.paid))
 
     def _count_bypass(self, link: _Link, bypass: Bypass, count: int) -> None:

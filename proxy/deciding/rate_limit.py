@@ -128,12 +128,9 @@ class RateLimit(Handler):
         verdicts: dict[int, Verdict] = {}
         connection = batch.connection
         try:
-            if batch.asks_credit_alone and not batch.verdicts:
-                self._grant_all(batch, now_ns, verdicts)
-            elif batch.requests:
-                begun: set[tuple[tuple[Resource, ...], str]] = set()
-                for group in batch.groups():
-                    self._decide(batch, group, now_ns, verdicts, begun)
+            begun: set[tuple[tuple[Resource, ...], str]] = set()
+            for group in batch.groups:
+                self._decide(batch, group, now_ns, verdicts, begun)
             for charge in batch.charges:
                 consumes = charge.consumes
                 # A correction of credit is no answer, and each of its messages was charged as a request.
@@ -166,49 +163,49 @@ class RateLimit(Handler):
         begun: set[tuple[tuple[Resource, ...], str]],
     ) -> None:
         """Decide a group; ``begun`` has what was spooled of the batch already."""
-        connection, indexes, messages = batch.connection, group.indexes, group.messages
+        connection, (request, indexes, messages) = batch.connection, group
         if batch.verdicts:
             # A request refused by an earlier handler must not be charged, nor one that comes again.
             left = [at for at, index in enumerate(indexes) if not isinstance(batch.verdicts.get(index), Refuse | Later)]
             indexes, messages = [indexes[at] for at in left], [messages[at] for at in left]
             if not indexes:
                 return
+        resources, refusable = request.resources, request.refusal != "impossible"
         caller = caller_of(
             connection,
-            group.producer_group,
-            consumes=group.consumes,
-            by_answer=group.by_answer,
-            refusable=group.refusable,
-            asks=group.asks,
-            may_wait=group.may_wait,
+            request.producer_group,
+            consumes=request.consumes,
+            by_answer=request.by_answer,
+            refusable=refusable,
+            asks=request.asks,
+            may_wait=request.may_wait,
         )
-        if group.most:
-            for index in indexes:
-                verdict = self._grant(connection, batch.requests[index], caller, now_ns)
-                if verdict is not None:
-                    verdicts[index] = verdict
+        if request.most:
+            verdict = self._grant(connection, request, caller, now_ns)
+            if verdict is not None:
+                verdicts[indexes[0]] = verdict
             return
-        if not group.refusable and not group.may_wait:
+        if not refusable and not request.may_wait:
             size_bytes = sum(batch.size_bytes(indexes))
-            self.limits.charge(now_ns, group.resources, caller, sum(messages), size_bytes, requests=len(indexes))
+            self.limits.charge(now_ns, resources, caller, sum(messages), size_bytes, requests=len(indexes))
             return
-        if not group.refusable and self.holding.is_over(now_ns):
+        if not refusable and self.holding.is_over(now_ns):
             if batch.came_back:
                 # It stays spooled: all of it at once would be far above the limit.
                 verdicts.update(dict.fromkeys(indexes, LATER))
             return
-        line = (group.resources, group.producer_group)
-        if line in begun and group.order_key is None and not group.consumes:
+        line = (resources, request.producer_group)
+        if line in begun and request.order_key is None and not request.consumes:
             # Requests that are alike may come in several groups.
             verdicts.update(dict.fromkeys(indexes, LATER))
             return
-        leader = self.holding.last_before(connection.id, group.order_key)
+        leader = self.holding.last_before(connection.id, request.order_key)
         if leader is not None:
             self._follow(batch, indexes, caller, leader, now_ns=now_ns, verdicts=verdicts)
             return
         while True:
             some = indexes
-            decision = self.limits.decide(now_ns, group.resources, caller, messages, lambda: batch.size_bytes(some))  # noqa: B023 - asked within the call
+            decision = self.limits.decide(now_ns, resources, caller, messages, lambda: batch.size_bytes(some))  # noqa: B023 - asked within the call
             # A request refused for its size stops nobody behind it.
             end = decision.admitted + decision.alone if decision.alone else len(indexes)
             if decision.stop is not None:
@@ -217,7 +214,7 @@ class RateLimit(Handler):
                     if self._hold(batch, stopped, caller, decision, now_ns=now_ns, verdicts=verdicts):
                         begun.add(line)
                 else:
-                    refuse = self.refuse(decision.stop, caller.client, group.resources, len(stopped))
+                    refuse = self.refuse(decision.stop, caller.client, resources, len(stopped))
                     verdicts.update(dict.fromkeys(stopped, refuse))
             for shade in decision.shades:
                 shadow = Shadow(shade.resource, shade.rule)
@@ -226,27 +223,6 @@ class RateLimit(Handler):
             if end == len(indexes):
                 return
             indexes, messages = indexes[end:], messages[end:]
-
-    def _grant_all(self, batch: Batch, now_ns: int, verdicts: dict[int, Verdict]) -> None:
-        connection = batch.connection
-        caller, before = None, batch.requests[0]
-        for index, request in enumerate(batch.requests):
-            if caller is None or not _asked_alike(request, before):
-                caller, before = (
-                    caller_of(
-                        connection,
-                        request.producer_group,
-                        consumes=request.consumes,
-                        by_answer=request.by_answer,
-                        refusable=request.refusal != "impossible",
-                        asks=request.asks,
-                        may_wait=request.may_wait,
-                    ),
-                    request,
-                )
-            verdict = self._grant(connection, request, caller, now_ns)
-            if verdict is not None:
-                verdicts[index] = verdict
 
     def _grant(self, connection: ConnectionInfo, request: Request, caller: Caller, now_ns: int) -> Verdict | None:
         """Grant some credit, or let the request wait; None if all is granted."""
@@ -355,17 +331,6 @@ class RateLimit(Handler):
 
     def _wake_up(self) -> None:
         self._woken.set()
-
-
-def _asked_alike(one: Request, other: Request) -> bool:
-    return (
-        one.asks == other.asks
-        and one.consumes is other.consumes
-        and one.by_answer is other.by_answer
-        and one.may_wait is other.may_wait
-        and one.refusal == other.refusal
-        and one.producer_group == other.producer_group
-    )
 
 
 def caller_of(

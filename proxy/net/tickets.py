@@ -42,8 +42,6 @@ class Tickets:
 
     def take(self, batch: Batch) -> dict[Ticket, Request]:
         """Wait for the held requests of a batch that was decided and counted; returns them."""
-        if not any(isinstance(verdict, Hold) for verdict in batch.distinct):
-            return {}
         taken = {
             verdict.ticket: batch.requests[index]
             for index, verdict in sorted(batch.verdicts.items())

@@ -10,7 +10,6 @@ from limiter.rules.resource import Resource
 from proxy.deciding.batch import (
     LATER,
     NO_VERDICTS,
-    Batch,
     Group,
     Hold,
     Refuse,
@@ -37,11 +36,6 @@ def test_each_side_is_the_others_other() -> None:
     assert Side.BROKER.other is Side.CLIENT
 
 
-def group(names: str | tuple[str, ...], indexes: list[int], messages: list[int]) -> Group:
-    resources = tuple(Resource("line_topic", name) for name in names)
-    return Group(resources, "", indexes, messages)
-
-
 class Tickets:
     """Makes holds and remembers which tickets were dropped."""
 
@@ -55,75 +49,59 @@ class Tickets:
 class TestGroups:
     def test_group_by_distinct_resources_in_order_of_appearance(self, batch_of: MakeBatch) -> None:
         batch = batch_of("b", "a", "b", "b", costs=[1, 2, 3, 4])
-        assert batch.groups() == [group("b", [0, 2, 3], [1, 3, 4]), group("a", [1], [2])]
+        assert batch.groups == [
+            Group(batch.requests[0], [0, 2, 3], [1, 3, 4]),
+            Group(batch.requests[1], [1], [2]),
+        ]
 
     def test_another_set_of_resources_is_another_group(self, batch_of: MakeBatch) -> None:
         batch = batch_of("a", ("a", "b"), "a")
-        assert [group.indexes for group in batch.groups()] == [[0, 2], [1]]
+        assert [group.indexes for group in batch.groups] == [[0, 2], [1]]
 
     def test_another_producer_group_is_another_group(self, batch_of: MakeBatch) -> None:
         batch = batch_of("a", "a", "a")
         batch.requests[1].producer_group = "g"
-        assert [(group.producer_group, group.indexes) for group in batch.groups()] == [("", [0, 2]), ("g", [1])]
+        assert [group.indexes for group in batch.groups] == [[0, 2], [1]]
 
     def test_what_consumes_is_a_group_apart(self, batch_of: MakeBatch) -> None:
         batch = batch_of("a", "a", "a")
         batch.requests[1].consumes = True
-        assert [(group.consumes, group.indexes) for group in batch.groups()] == [(False, [0, 2]), (True, [1])]
+        assert [group.indexes for group in batch.groups] == [[0, 2], [1]]
 
     def test_an_order_key_is_kept_within_one_group(self, batch_of: MakeBatch) -> None:
         batch = batch_of("a", "b", "a", "a", "b")
         for request, order_key in zip(batch.requests, (7, 8, 7, 9, 8), strict=True):
             request.order_key = order_key
-        assert [(group.order_key, group.indexes) for group in batch.groups()] == [(7, [0, 2]), (8, [1, 4]), (9, [3])]
+        assert [group.indexes for group in batch.groups] == [[0, 2], [1, 4], [3]]
 
     def test_requests_of_an_order_key_that_spans_groups_stand_alone(self, batch_of: MakeBatch) -> None:
         batch = batch_of("a", "b", "a", "c", "c")
         for request, order_key in zip(batch.requests, (7, 7, 7, 8, 8), strict=True):
             request.order_key = order_key
-        assert [group.indexes for group in batch.groups()] == [[0], [1], [2], [3, 4]]
+        assert [group.indexes for group in batch.groups] == [[0], [1], [2], [3, 4]]
 
     def test_what_cannot_be_refused_is_a_group_apart(self, batch_of: MakeBatch) -> None:
         batch = batch_of("a", "a")
         batch.requests[1].refusal = "impossible"
-        assert [(group.refusable, group.indexes) for group in batch.groups()] == [(True, [0]), (False, [1])]
+        assert [group.indexes for group in batch.groups] == [[0], [1]]
 
     def test_equal_resources_need_not_be_the_same_object(self, batch_of: MakeBatch) -> None:
         batch = batch_of("a", "a")
         assert batch.requests[0].resources is not batch.requests[1].resources
-        assert batch.groups() == [group("a", [0, 1], [1, 1])]
-
-    def test_are_computed_once(self, batch_of: MakeBatch) -> None:
-        batch = batch_of("a")
-        assert batch.groups() is batch.groups()
+        assert [group.indexes for group in batch.groups] == [[0, 1]]
 
     def test_are_none_without_requests(self, batch_of: MakeBatch) -> None:
-        assert batch_of(charges=[("a", 5)]).groups() == []
-
-    def test_are_never_seen_unfinished(self, batch_of: MakeBatch) -> None:
-        """A handler on a thread and the loop may both ask for them at the same time."""
-        complete = batch_of("a", "b", "a")
-        seen: list[object] = []
-
-        class Watched(list[Any]):
-            def __iter__(self) -> Any:
-                for request in super().__iter__():
-                    seen.append(batch._groups)
-                    yield request
-
-        batch = Batch(complete.connection, Side.CLIENT, Watched(complete.requests))
-        assert batch.groups() == complete.groups()
-        assert set(seen) == {None}
+        assert batch_of(charges=[("a", 5)]).groups == []
 
     @given(names=st.lists(st.sampled_from(["a", "b", "c", ("a", "b"), ("b", "a")]), max_size=30))
     @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
     def test_hold_every_request_once(self, batch_of: MakeBatch, names: list[str | tuple[str, ...]]) -> None:
         batch = batch_of(*names, costs=range(1, len(names) + 1))
         found = {}
-        for group in batch.groups():
+        for group in batch.groups:
             assert group.indexes == sorted(group.indexes)
             for index, cost in zip(group.indexes, group.messages, strict=True):
-                found[index] = (group.resources, cost)
+                found[index] = (group.request.resources, cost)
         assert found == {index: (request.resources, index + 1) for index, request in enumerate(batch.requests)}
 
 
@@ -132,31 +110,6 @@ def test_cost_in_bytes_is_the_size_but_for_what_is_charged_by_its_answer(batch_o
     batch.requests[1].by_answer = True
     batch.requests[2].size_bytes = 7
     assert batch.size_bytes([2, 1, 0]) == [7, 0, 100]
-
-
-class TestSums:
-    def test_of_groups_are_those_of_their_requests_and_nothing_for_what_its_answer_pays(
-        self, batch_of: MakeBatch
-    ) -> None:
-        batch = batch_of("a", "b", "a", "c", "c")
-        for at, request in enumerate(batch.requests):
-            request.size_bytes = 10**at
-            request.by_answer = at > 2
-        assert [batch.sums_of(group.indexes)[0] for group in batch.groups()] == [101, 10, 0]
-        assert batch.sums_of([2]) == (100, 1)
-
-    def test_of_a_single_group_are_one(self, batch_of: MakeBatch) -> None:
-        batch = batch_of("a", "a", "a")
-        assert batch.sums_of([0, 1, 2])[0] == 300
-        for request in batch.requests:
-            request.by_answer = True
-        batch._groups = None
-        assert batch.sums_of([0, 1, 2])[0] == 0
-
-    def test_of_answers_leave_out_one_way_requests(self, batch_of: MakeBatch) -> None:
-        batch = batch_of("a", "a", "a")
-        batch.requests[1].refusal = "silent"
-        assert [batch.sums_of(indexes)[1] for indexes in ([0, 1, 2], [1, 2], [1])] == [2, 1, 0]
 
 
 class TestVerdicts:
@@ -248,7 +201,7 @@ class TestPrecedence:
     def test_refusing_all_drops_what_is_held_and_keeps_the_first_refusals(self, batch_of: MakeBatch) -> None:
         tickets, batch = Tickets(), batch_of("a", "a", "a")
         batch.add_verdicts({0: tickets.hold("slow"), 1: refuse("first")})
-        batch.refuse_all(refuse("closed"))
+        batch.add_verdicts(dict.fromkeys(range(3), refuse("closed")))
         assert batch.verdicts == {0: refuse("closed"), 1: refuse("first"), 2: refuse("closed")}
         assert tickets.dropped == ["slow"]
 
@@ -307,5 +260,5 @@ class TestWhatCannotBeRefused:
     def test_is_not_refused_with_all_others(self, batch_of: MakeBatch) -> None:
         batch = batch_of("a", "a")
         batch.requests[1].refusal = "impossible"
-        batch.refuse_all(refuse("r"))
+        batch.add_verdicts(dict.fromkeys(range(2), refuse("r")))
         assert batch.verdicts == {0: refuse("r")}

@@ -405,15 +405,8 @@ class TestBatch:
         plain = Request((A,), 1, 100, "", "answered", None, None)
         others = [{"asks": "refusing"}, {"may_wait": False}, {"most": 4}, {"most": 5}]
         requests = [plain, *(msgspec.structs.replace(plain, **other) for other in others), plain]
-        groups = Batch(info(), Side.CLIENT, requests).groups()
+        groups = Batch(info(), Side.CLIENT, requests).groups
         assert [list(group.indexes) for group in groups] == [[0, 5], [1], [2], [3], [4]]
-        assert [(group.asks, group.may_wait, group.most) for group in groups] == [
-            ("all", True, 0),
-            ("refusing", True, 0),
-            ("all", False, 0),
-            ("all", True, 4),
-            ("all", True, 5),
-        ]
 
     def test_smaller_grant_counts_and_a_hold_more(self) -> None:
         batch = Batch(info(), Side.CLIENT, [Link("x", window=5).request()])
