@@ -1,6 +1,7 @@
 """Read buffers, lent for the time between a read and the write of what was read; and the room for what is gathered."""
 
 import mmap
+from collections import Counter
 from collections.abc import Callable
 from operator import itemgetter
 from typing import Final
@@ -48,15 +49,9 @@ class BufferPool:
 
 #: What all connections together may gather of frames that have to be whole before they are decided.
 GATHERED_BYTES: Final = 64 * 1024 * 1024
-#: Of a frame so much needs no room: each connection may have one in hand.
+#: A frame up to this size needs no room: each connection may have one in hand.
 SMALL_FRAME_BYTES: Final = 64 * 1024
-#: Room is taken in steps of this.
-_ROOM_STEP_BYTES: Final = 64 * 1024
-#: One client may have this part of the room, or a single frame.
-_PART_OF_ONE: Final = 4
-#: Who has no more than this part of the room takes it at once from those who have more.
-_SMALL_PART: Final = 16
-#: Nobody else loses room before: longer than clients wait for the answer, which is 3 s unless they say otherwise.
+#: Longer than clients wait for an answer, which is 3 s by default.
 KEPT_NS: Final = 5_000_000_000
 
 
@@ -77,11 +72,11 @@ class Gathering:
 
 
 class GatherRoom:
-    """How much may be gathered: a budget, of which no single client takes all.
+    """How much may be gathered: a budget that clients share.
 
-    A frame takes room for the bytes that have arrived, not for the length it declares. After KEPT_NS it may lose its
-    room to another that finds none, so slow senders keep nobody out. The client with the most room loses first, its
-    oldest frame. A client that has little takes room at once from one that has more.
+    A frame takes room for the bytes that have arrived, not for the length it declares. If there is none left, others
+    lose theirs: first the oldest frame of the client with the most. Only clients that have more than the one that
+    needs room can lose it, and frames older than KEPT_NS, so slow senders keep nobody out.
 
     Args:
         budget_bytes: for all connections together, small frames not counted.
@@ -90,21 +85,19 @@ class GatherRoom:
     def __init__(self, budget_bytes: int = GATHERED_BYTES) -> None:
         self._budget_bytes = budget_bytes
         self.taken_bytes = 0
-        self._by_client: dict[str, int] = {}
+        self._by_client = Counter[str]()
         #: Those that have room, the oldest first.
         self._gatherings: dict[Gathering, None] = {}
 
     def fits(self, gathering: Gathering, size_bytes: int, now_ns: int) -> bool:
         """Say whether there would be room for a frame to grow to that size, with what others may lose."""
-        room_bytes = _room_for(size_bytes)
-        return not room_bytes or self._losers(gathering, room_bytes, now_ns) is not None
+        return size_bytes <= SMALL_FRAME_BYTES or self._losers(gathering, size_bytes, now_ns) is not None
 
     def grow(self, gathering: Gathering, size_bytes: int, now_ns: int) -> bool:
         """Take room for so much of a frame, if there is some; if not, it keeps what it has."""
-        room_bytes = _room_for(size_bytes)
-        if gathering.lost or room_bytes <= gathering.has_bytes:
+        if gathering.lost or size_bytes <= max(gathering.has_bytes, SMALL_FRAME_BYTES):
             return not gathering.lost
-        losers = self._losers(gathering, room_bytes, now_ns)
+        losers = self._losers(gathering, size_bytes, now_ns)
         if losers is None:
             return False
         for loser in losers:
@@ -115,7 +108,7 @@ class GatherRoom:
         if not gathering.has_bytes:
             gathering.since_ns = now_ns
             self._gatherings[gathering] = None
-        self._take(gathering, room_bytes - gathering.has_bytes)
+        self._take(gathering, size_bytes - gathering.has_bytes)
         return True
 
     def give_back(self, gathering: Gathering) -> None:
@@ -126,46 +119,27 @@ class GatherRoom:
     def _take(self, gathering: Gathering, more_bytes: int) -> None:
         gathering.has_bytes += more_bytes
         self.taken_bytes += more_bytes
-        client_bytes = self._by_client.pop(gathering.client, 0) + more_bytes
-        if client_bytes:
-            self._by_client[gathering.client] = client_bytes
+        self._by_client[gathering.client] += more_bytes
+        if not self._by_client[gathering.client]:
+            del self._by_client[gathering.client]
 
-    def _losers(self, gathering: Gathering, room_bytes: int, now_ns: int) -> list[Gathering] | None:
+    def _losers(self, gathering: Gathering, size_bytes: int, now_ns: int) -> list[Gathering] | None:
         """Return those that would have to lose their room for one to have so much; None if that would not do."""
-        left_bytes = self._budget_bytes - room_bytes - (self.taken_bytes - gathering.has_bytes)
-        #: Of the same client's others.
-        own_bytes = self._by_client.get(gathering.client, 0) - gathering.has_bytes
-        most_own_bytes = self._budget_bytes // _PART_OF_ONE - room_bytes
-        losers: list[Gathering] = []
-        if left_bytes >= 0 and not 0 < own_bytes > most_own_bytes:
-            return losers
-        for other in self._who_may_lose(gathering, own_bytes + room_bytes, now_ns):
-            too_much_own = 0 < own_bytes > most_own_bytes
-            if left_bytes >= 0 and not too_much_own:
-                break
-            is_own = other.client == gathering.client
-            if not is_own and left_bytes >= 0:
-                continue
-            losers.append(other)
-            left_bytes += other.has_bytes
-            own_bytes -= other.has_bytes if is_own else 0
-        return None if left_bytes < 0 or 0 < own_bytes > most_own_bytes else losers
-
-    def _who_may_lose(self, gathering: Gathering, client_bytes: int, now_ns: int) -> list[Gathering]:
-        """Return those that may lose their room if this one's client would have so much then: the first to go first."""
-        small_bytes = self._budget_bytes // _SMALL_PART
+        more_bytes = size_bytes - gathering.has_bytes
+        missing_bytes = self.taken_bytes + more_bytes - self._budget_bytes
+        client_bytes = self._by_client[gathering.client] + more_bytes
         #: What each client has, without those of its frames that would have lost.
-        left = dict(self._by_client)
-        losers: list[tuple[int, Gathering]] = []
-        for other in self._gatherings:
+        left = Counter(self._by_client)
+        may_lose: list[tuple[int, Gathering]] = []
+        for other in self._gatherings if missing_bytes > 0 else ():
             has_bytes = left[other.client]
-            at_once = client_bytes <= small_bytes < has_bytes
-            if other is not gathering and other.lose is not None and (at_once or now_ns - other.since_ns >= KEPT_NS):
-                losers.append((has_bytes, other))
+            can = has_bytes > client_bytes or now_ns - other.since_ns >= KEPT_NS
+            if can and other is not gathering and other.lose is not None:
+                may_lose.append((has_bytes, other))
                 left[other.client] -= other.has_bytes
-        losers.sort(key=itemgetter(0), reverse=True)
-        return [other for _, other in losers]
-
-
-def _room_for(size_bytes: int) -> int:
-    return 0 if size_bytes <= SMALL_FRAME_BYTES else -(-size_bytes // _ROOM_STEP_BYTES) * _ROOM_STEP_BYTES
+        losers: list[Gathering] = []
+        for _, other in sorted(may_lose, key=itemgetter(0), reverse=True):
+            if missing_bytes > 0:
+                losers.append(other)
+                missing_bytes -= other.has_bytes
+        return None if missing_bytes > 0 else losers
