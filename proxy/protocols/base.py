@@ -10,11 +10,9 @@ The driver (``proxy.net.peer``) keeps these promises:
 3. The chunk given to ``receive`` stays valid and unchanged until everything that ``take`` handed out of it for the
    *other* side has been written. A session copies what it keeps for longer, or sends back.
 4. After every call the driver takes and writes the queued bytes for either side, in order, with one writer per peer.
-5. While ``paused(side)`` is true that side is not read, so TCP slows that peer down. The rest of a chunk comes after
-it.
+5. While ``paused(side)`` is true that side is not read, so TCP slows that peer down. The rest of a chunk comes later.
 6. One batch of a side from ``tick`` and one from ``receive`` may be open at the same time. ``resolved`` may come
-between
-   ``receive`` and ``decided``; the session says where among a chunk's bytes the result goes.
+   between ``receive`` and ``decided``; the session says where among a chunk's bytes the result goes.
 """
 
 from abc import ABC, abstractmethod
@@ -42,8 +40,7 @@ if TYPE_CHECKING:
 
 Buffer = bytes | memoryview
 
-# How many bytes may be read: any number.
-NO_BOUND: Final = 1 << 30
+NO_BOUND: Final = 1 << 30  # bytes that may be read: any number
 
 
 class Close(Exception):  # noqa: N818 - an order to the driver, not a failure of ours
@@ -80,14 +77,7 @@ class CommandRequest(msgspec.Struct, gc=False):
 
 
 CommandStatus = Literal["taken", "full", "nobody"]
-"""The result of a CommandRequest: ``replied`` follows; too many are open; or none are taken, and it is for the broker.
-"""
-
-
-def nobody_takes(ask: CommandRequest) -> CommandStatus:
-    """Take no request to Sluice itself."""
-    del ask
-    return "nobody"
+"""The result of a CommandRequest: ``replied`` follows; too many are open; or it is for the broker."""
 
 
 class Replayed(NamedTuple):
@@ -111,15 +101,6 @@ TermsOf = Callable[[ConnectionInfo, tuple[Resource, ...], bool], Terms]
 """Returns what the current rules say about messages of a connection for some resources. The last argument says whether
 they are consumed. NO_TERMS for an exempt connection, and while limiting is off.
 """
-
-
-def no_terms(connection: ConnectionInfo, resources: tuple[Resource, ...], consumes: bool) -> Terms:  # noqa: FBT001
-    del connection, resources, consumes
-    return NO_TERMS
-
-
-def nobody_waits(requests: Sequence[Request]) -> None:
-    del requests
 
 
 class ListenerAddresses(NamedTuple):
@@ -183,23 +164,11 @@ class Session(ABC):
     def left_bytes(self, side: Side) -> int:
         """Return how many bytes at the end of that peer's last chunk were not read, as there was much in it.
 
-        The driver gives them again, as the next chunk of that side, after other connections had their turn.
+        The driver gives them again, as the next chunk of that side, after other connections had their turn. Connections
+        that leave something wait for each other, so that all others wait for one of their chunks at a time.
         """
         del side
         return 0
-
-    def held_back(self, side: Side) -> int:
-        """Return how many bytes of that peer ``take_back`` would hand out."""
-        del side
-        return 0
-
-    def take_back(self, side: Side) -> bytes:
-        """Hand out the beginning of an unfinished frame, to be put before the next chunk of that side.
-
-        A driver need not ask; if it does, right before ``receive``, the session gets the frame in one piece.
-        """
-        del side
-        return b""
 
     def lend(self, judge: "Judge") -> "Lent | None":
         """Let the compiled part read both streams for a while, if it would read them as the session does.
@@ -379,20 +348,9 @@ class Session(ABC):
         return 1
 
     def most_bytes(self, side: Side) -> int:
-        """Return how many bytes to read of that peer next at most; at least 1, asked before each read.
-
-        A session asks for small reads while its input is slow to read, so that other connections get their turn.
-        """
+        """Return how many bytes to read of that peer next at most; at least 1, asked before each read."""
         del side
         return NO_BOUND
-
-    def takes_turns(self, side: Side) -> bool:
-        """Return whether that peer's recent bytes take long: asked before each read, and where bytes are left.
-
-        Such connections wait for each other, so that all others wait for one of their chunks at a time.
-        """
-        del side
-        return False
 
     def next_tick_ns(self) -> int | None:
         """Return when to call ``tick`` next, or None: only a wake-up calls it.
@@ -418,14 +376,14 @@ class SessionContext:
     limits_kind: Callable[[str], bool]
     options: Any
     # Forwards a client's request to Sluice to the operator's side; called in ``receive``.
-    ask: Callable[[CommandRequest], CommandStatus] = nobody_takes
+    ask: Callable[[CommandRequest], CommandStatus] = lambda _: "nobody"
     # Drops held requests for good: ``resolved`` does not come for them.
-    give_up: Callable[[Sequence[Request]], None] = nobody_waits
+    give_up: Callable[[Sequence[Request]], None] = lambda _: None
     # Drops the tickets of held requests that are forwarded all the same, counted as admitted: ``resolved`` does not
     # come for them. The session charges their cost, which counts it.
-    pass_on: Callable[[Sequence[Request]], None] = nobody_waits
+    pass_on: Callable[[Sequence[Request]], None] = lambda _: None
     # Counts requests that were to be decided later and never will be forwarded; one may come many times.
-    lose: Callable[[Sequence[Request]], None] = nobody_waits
+    lose: Callable[[Sequence[Request]], None] = lambda _: None
     # Whether limiting is on; refusals of the session itself pass while it is off.
     limiting: Callable[[], bool] = lambda: True
     room: GatherRoom = field(default_factory=GatherRoom)
@@ -443,7 +401,7 @@ class SessionContext:
     end_client: Callable[[], None] = lambda: None
     client_silent: Callable[[], None] = lambda: None  # whether nothing of the client was read for half of its heartbeat
     replayed: Callable[[Replayed], None] = lambda _: None  # logs the result of a queue of an earlier process
-    terms: TermsOf = no_terms
+    terms: TermsOf = lambda *_: NO_TERMS
     # What the tightest limit of any name of some kinds lets through; None if there is none.
     tightest: Callable[[Collection[str]], Advance | None] = lambda _: None
     after_consume: Callable[[], bool] = lambda: False  # whether any current rule has consumers confirm publishes

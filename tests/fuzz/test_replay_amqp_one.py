@@ -35,8 +35,7 @@ class _Between:
     def _read(self, side: Side, random: Random, longest: int) -> None:
         unread = self.unread[side]
         most = min(self.session.most_bytes(side), random.randint(1, longest))
-        back = self.session.take_back(side) if random.random() < 0.5 else b""
-        chunk = back + unread[:most]
+        chunk = bytes(unread[:most])
         del unread[:most]
         room = bytearray(chunk)
         batch = self.session.receive(side, memoryview(room), self.now_ns)

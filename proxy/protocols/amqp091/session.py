@@ -689,15 +689,6 @@ class AMQP091Session(Session):
         self._publishes.frames += requests
         self._publishes.refused += refused
 
-    def held_back(self, side: Side) -> int:
-        return self._streams[side].held_back()
-
-    def take_back(self, side: Side) -> bytes:
-        return self._streams[side].take_back()
-
-    def takes_turns(self, side: Side) -> bool:
-        return self._streams[side].takes_turns()
-
     def left_bytes(self, side: Side) -> int:
         return self._streams[side].left_bytes
 

@@ -32,8 +32,7 @@ from proxy.protocols.amqp091.wire import FRAME_BYTES, FRAME_END, PREFIX_BYTES, M
 from proxy.protocols.base import Buffer, Close
 
 #: After this many steps the rest of a chunk is left for later: some milliseconds. A frame or a header field is a step.
-MAX_STEPS: Final = 512
-_MANY_STEPS: Final = 127  # a chunk with more is expensive
+MAX_STEPS: Final = 256
 _STEPS_OF_CONTENT: Final = 5
 _STEPS_OF_KEY: Final = 4  # a routing key in CC or BCC has names and limits of its own
 #: The longest incomplete method or header frame that is kept, whatever the peers agreed on.
@@ -283,18 +282,8 @@ class Stream(Output):
 
     # --- For the driver ---------------------------------------------------------------------------
 
-    def takes_turns(self) -> bool:
-        return self._steps > _MANY_STEPS
-
-    def held_back(self) -> int:
-        """Return the length of an incomplete frame; 0 if it is too long to be read again."""
-        count = len(self._beginning)
-        return count if count <= MAX_TAKEN_BACK_BYTES else 0
-
     def take_back(self) -> bytes:
-        """Hand out the beginning of a frame that may be read again."""
-        if not self.held_back():
-            return b""
+        """Hand out the beginning of a frame."""
         beginning = bytes(self._beginning)
         self._beginning.clear()
         return beginning

@@ -588,15 +588,6 @@ class AMQP10Session(Session):
         shared.forget()
         del self._streams, self._lent
 
-    def held_back(self, side: Side) -> int:
-        return self._streams[side].held_back()
-
-    def take_back(self, side: Side) -> bytes:
-        return self._streams[side].take_back()
-
-    def takes_turns(self, side: Side) -> bool:
-        return self._streams[side].takes_turns()
-
     def left_bytes(self, side: Side) -> int:
         return self._streams[side].left_bytes
 

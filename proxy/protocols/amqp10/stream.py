@@ -20,10 +20,8 @@ from proxy.protocols.amqp10.wire import Frame, Malformed, Performative
 from proxy.protocols.base import NO_BOUND, Buffer, Close
 
 MAX_WHOLE_BYTES: Final = 64 * 1024  # frames up to this size are taken whole
-MAX_FRAMES: Final = 512  # after this many frames the rest of a chunk is left for later: some milliseconds
-_MANY_FRAMES: Final = 127  # a chunk with more takes long
-# A longer incomplete frame is not read again with the next chunk.
-_MAX_TAKEN_BACK_BYTES: Final = 4096
+MAX_FRAMES: Final = 128  # after this many frames the rest of a chunk is left for later: some milliseconds
+_FIRST_LOOK_BYTES: Final = 4096  # of a frame that is not taken whole: mostly its performative
 _HEADER_BYTES: Final = wire.HEADER_BYTES
 _AMQP: Final = b"AMQP"
 
@@ -128,6 +126,8 @@ class Stream:
             self.close = Close("bad_frame", f"the {self.side.value} sent {error}")
         except Close as close:
             self.close = close
+        if self.close is not None:
+            self._beginning.clear()
 
     def _complete(self, chunk: memoryview) -> int:
         """Complete the incomplete frame. Return how much of the chunk belongs to it."""
@@ -153,7 +153,7 @@ class Stream:
             return _HEADER_BYTES
         size = wire.frame_header(beginning, 0).size
         # For a long one, enough for its performative: a little more, then twice as much each time.
-        return size if size <= MAX_WHOLE_BYTES else min(size, length + max(length, _MAX_TAKEN_BACK_BYTES))
+        return size if size <= MAX_WHOLE_BYTES else min(size, length + max(length, _FIRST_LOOK_BYTES))
 
     def _is_header(self, buffer: Buffer | bytearray, at: int) -> bool:
         return self.phase is not Phase.FRAMES and buffer[at : at + 4] == _AMQP
@@ -306,11 +306,6 @@ class Stream:
             return self._payload_left_bytes
         return max(1, self._wanted_bytes() - len(self._beginning)) if self._beginning else _HEADER_BYTES
 
-    def held_back(self) -> int:
-        """Return the length of an incomplete frame, if it is worth reading again."""
-        length = len(self._beginning)
-        return length if length <= _MAX_TAKEN_BACK_BYTES else 0
-
     @property
     def beginning(self) -> bytes:
         """An incomplete frame."""
@@ -323,9 +318,6 @@ class Stream:
 
     def put_back(self, beginning: bytes) -> None:
         self._beginning += beginning
-
-    def takes_turns(self) -> bool:
-        return self._steps > _MANY_FRAMES
 
     def end(self) -> None:
         if self._beginning and not self._is_within and self.close is None:

@@ -40,19 +40,14 @@ from proxy.spool.segments import Piece
 if TYPE_CHECKING:
     from sluice_native import Scanner
 
-# A new connection is on trial for this many strict headers. Each header that is not strict adds twice as many; for the
-# first half of these the connection takes turns with others of its kind. So mixing both gains no time.
+# A new connection is on trial for this many strict headers. Each header that is not strict adds twice as many.
 TRIAL_FRAMES: Final = 16
 
-# A step is a frame, which takes some microseconds. A connection whose last chunk took more steps takes turns.
-_FEW_STEPS: Final = 64
-# A header that is not read strictly counts as steps of the same duration, half a millisecond at most (see
-# ``lenient.MAX_JSON_BYTES``). One alone makes a chunk long.
-_SLOW_STEPS: Final = _FEW_STEPS
-# Bytes of such a header that are one step: a binary field may be as short as six bytes.
+# A step is a frame, which takes some microseconds. After this many the rest of the chunk is left for later. A header
+# that is not read strictly takes as long as all of them, half a millisecond at most (see ``lenient.MAX_JSON_BYTES``).
+_MAX_STEPS: Final = 64
+# Bytes of a strict header that are one step: a binary field may be as short as six bytes.
 _BYTES_A_STEP: Final = 256
-# After this many steps the rest of the chunk is left for later, so that others wait some milliseconds at most.
-_MAX_STEPS: Final = 256
 # Messages of a batch that take as long as a step.
 _MESSAGES_A_STEP: Final = 16
 _PREFIX_BYTES: Final = codes.PREFIX_BYTES
@@ -167,18 +162,12 @@ class RequestStream:
             return self._missing_of(self._gathering)
         return self._body_left or self._beginning.missing_bytes()
 
-    def takes_turns(self) -> bool:
-        return self._steps > _FEW_STEPS or self._trial > TRIAL_FRAMES
-
     def shown_names(self) -> tuple[tuple[str, ...], int]:
         return self.names.shown(() if self._scanner is None else self._scanner.names())
 
-    def held_back(self) -> int:
-        """Return the length of an unfinished header; 0 if it is too long to be read again."""
-        return self._beginning.readable_again()
-
     def take_back(self) -> bytes:
-        return self._beginning.take() if self.held_back() else b""
+        """Hand out the beginning of a header; ``lend`` comes first."""
+        return self._beginning.take()
 
     def lend(self) -> "tuple[Scanner, tuple[int, bool]] | None":
         """Return what the compiled part reads this stream with, or None if not all of it is plain.
@@ -189,7 +178,7 @@ class RequestStream:
         is_busy = self._trial or self._frames or self.left_bytes or self.held.count or self.about.listening
         if is_busy or self._scanner is None or self._gathering is not None or self.held.coming is not None:
             return None
-        if self._beginning.pieces and not self.held_back():
+        if self._beginning.pieces and not self._beginning.readable_again():
             return None
         return self._scanner, (self._body_left, self._swallow)
 
@@ -296,7 +285,7 @@ class RequestStream:
         if header is UNPARSABLE:
             self._take_unreadable(header_bytes, frame.header_type)
         strict = header.reading == STRICT
-        self._steps += max(1, header_bytes // _BYTES_A_STEP) if strict else 1 + _SLOW_STEPS
+        self._steps += max(1, header_bytes // _BYTES_A_STEP) if strict else _MAX_STEPS
         if header.is_batch:
             return self._begin_batch(frame)
         self._take_frame(frame)

@@ -201,12 +201,6 @@ class RocketMQSession(Session):
         self._requests.frames += requests
         self._refused += refused
 
-    def held_back(self, side: Side) -> int:
-        return self._requests.held_back() if side is Side.CLIENT else 0
-
-    def take_back(self, side: Side) -> bytes:
-        return self._requests.take_back() if side is Side.CLIENT else b""
-
     def left_bytes(self, side: Side) -> int:
         return self._requests.left_bytes if side is Side.CLIENT else 0
 
@@ -422,6 +416,3 @@ class RocketMQSession(Session):
         if self._unread or side is Side.BROKER:
             return NO_BOUND
         return self._requests.missing_bytes()
-
-    def takes_turns(self, side: Side) -> bool:
-        return side is Side.CLIENT and not self._unread and self._requests.takes_turns()

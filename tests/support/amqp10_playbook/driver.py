@@ -120,7 +120,7 @@ class Driver:
                 self.unread[side] = data[at:]
                 return
             stop = len(data) if random is None else min(len(data), at + random.randint(1, longest))
-            back = self.session.take_back(side) if random is None or random.random() < 0.5 else b""
+            back = self.session._streams[side].take_back() if random is None or random.random() < 0.5 else b""
             chunk = back + data[at:stop]
             at = stop
             while chunk and self.closed is None:

@@ -90,7 +90,7 @@ class Limited(Driver):
 
     def _receive(self, side: Side, chunk: bytes) -> int:
         # The beginning of a frame is read again, as by the compiled part.
-        chunk, self.kept[side] = self.session.take_back(side) + self.kept[side] + chunk, b""
+        chunk, self.kept[side] = self.session._streams[side].take_back() + self.kept[side] + chunk, b""
         if self.lent is not None:
             chunk = self._feed(self.lent, side, chunk)
             if not chunk:

@@ -14,6 +14,7 @@ from proxy.net.connection import OUTBOX_BYTES
 from proxy.protocols.amqp091 import PROTOCOL
 from proxy.protocols.amqp091.after_consume import Hub
 from proxy.protocols.amqp091.session import AMQP091Options, AMQP091Session
+from proxy.protocols.amqp091.stream import MAX_TAKEN_BACK_BYTES
 from proxy.protocols.base import Confirming, Replayed, SessionContext, Terms, WireCounters
 from proxy.spool.spool import Spool
 
@@ -168,7 +169,9 @@ class Driver:
     def read(self, side: Side, random: Random | None = None, longest: int = 1 << 20) -> None:
         while self.unread[side] and not self.must_wait(side):
             most = self.most_bytes(side, longest if random is None else random.randint(1, longest))
-            taken_back = self.session.take_back(side) if random is None or random.random() < 0.5 else b""
+            # As the compiled part does with the beginning of a frame.
+            stream, again = self.session._streams[side], random is None or random.random() < 0.5
+            taken_back = stream.take_back() if again and len(stream._beginning) <= MAX_TAKEN_BACK_BYTES else b""
             chunk, self.unread[side] = taken_back + self.unread[side][:most], self.unread[side][most:]
             if self.loan is not None:
                 chunk = self._lend(self.loan, side, chunk)

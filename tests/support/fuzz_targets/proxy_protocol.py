@@ -3,7 +3,7 @@
 import struct
 from collections.abc import Iterable
 
-from proxy.net.proxy_protocol import MAX_HEADER_BYTES, Header, HeaderError, crc32c, make, parse
+from proxy.net.proxy_protocol import MAX_HEADER_BYTES, Header, HeaderError, make, parse
 
 _V2 = b"\r\n\r\n\0\r\nQUIT\n"
 
@@ -16,10 +16,7 @@ def seeds() -> Iterable[bytes]:
         header = make("v2", source, destination)
         yield header
         authority = b"\x02" + struct.pack(">H", 4) + b"host"
-        checked = bytearray(header + authority + b"\x03" + struct.pack(">HI", 4, 0))
-        checked[14:16] = struct.pack(">H", len(checked) - 16)
-        checked[-4:] = struct.pack(">I", crc32c(bytes(checked)))
-        yield bytes(checked)
+        yield header[:14] + struct.pack(">H", len(header) + len(authority) - 16) + header[16:] + authority
     yield b"PROXY UNKNOWN\r\n"
     yield b"PROXY UNKNOWN ffff::1 ffff::2 1 2\r\nAMQP"
     yield _V2 + b"\x20\x00\x00\x00"

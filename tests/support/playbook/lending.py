@@ -30,12 +30,11 @@ class Loan:
 
     def read(self, side: Side, data: bytes, now_ns: int, second: Any) -> bytes:
         """Have the compiled part read a chunk if the session is plain; return what is left to the session."""
-        # The beginning of a header of the other peer would have to go back to its socket.
-        lent = None if self.session.held_back(side.other) else self.session.lend(self.judge)
+        lent = self.session.lend(self.judge)
         if lent is None:
             return data
-        number = SIDES.index(side)
-        chunk = lent.take_kept()[number] + data
+        number, kept = SIDES.index(side), lent.take_kept()
+        chunk = kept[number] + data
         pieces, stop, _, frames, _, round_trips = lent.feed(number, chunk, now_ns, lambda: now_ns, second)
         for each, of_peer, count in zip(SIDES, pieces, frames, strict=True):
             self.counters.frames[each] += count
@@ -45,5 +44,7 @@ class Loan:
             self.counters.round_trip.observe(took_ns)
         self.session.count_lent(*lent.take_counts())
         self.session.returned(lent.give_back())
+        if kept[1 - number]:
+            self.session.put_back(side.other, kept[1 - number], now_ns)
         self.taken += stop > 0
         return chunk[stop:]

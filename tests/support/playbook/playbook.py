@@ -19,7 +19,6 @@ from proxy.protocols.base import (
     Session,
     SessionContext,
     WireCounters,
-    nobody_takes,
 )
 from proxy.protocols.rocketmq import PROTOCOL
 from proxy.protocols.rocketmq.options import RocketMQOptions
@@ -188,7 +187,7 @@ def open_session(
     *,
     wants_responses: bool = False,
     limited: Collection[str] = (),
-    ask: Callable[[CommandRequest], CommandStatus] = nobody_takes,
+    ask: Callable[[CommandRequest], CommandStatus] = lambda _: "nobody",
     reading: Reading | None = None,
     exempt: bool = False,
     limiting: bool | Callable[[], bool] = True,

@@ -247,8 +247,7 @@ class Model:
                     coming[side] = self.publishes() if side is CLIENT else self.broker_says()
                 chunk = coming[side][: driver.most_bytes(side, random.randint(1, longest))]
                 coming[side] = coming[side][len(chunk) :]
-                taken_back = driver.session.take_back(side) if dice < 0.25 else b""
-                batch = deciding[side] = driver.receive(side, taken_back + chunk)
+                batch = deciding[side] = driver.receive(side, chunk)
                 if batch is None:
                     coming[side] = driver.left[side] + coming[side]
             elif dice < (0.65 if self.spools else 0.8):

@@ -128,7 +128,7 @@ def test_proxy_protocol_header_is_not_accepted(hello: bytes) -> None:
 
 def test_what_is_remembered_as_in_flight_is_bounded() -> None:
     play = Playbook()
-    step = 200
+    step = 50
     for first in range(0, MAX_PENDING + 2 * step, step):
         chunk = b"".join(send("a", first + number, body=b"") for number in range(step))
         play = play >> Client(chunk) << ToBroker(chunk)
