@@ -1,7 +1,4 @@
-"""Which clients may connect: how many connections each may have, and how many a listener takes each second.
-
-Counts and buckets only: ``server`` accepts, closes and logs.
-"""
+"""Who a client is by its address, and how many new connections a listener takes each second."""
 
 from collections.abc import Iterable
 from functools import lru_cache
@@ -40,27 +37,6 @@ def client_of(address: str) -> str:
     if ":" not in address:
         return address
     return str(IPv6Address(int(IPv6Address(address)) >> 64 << 64))
-
-
-class ClientCounts:
-    """How many connections each client has open; listeners of one scope count together."""
-
-    def __init__(self) -> None:
-        self._open: dict[tuple[str, str], int] = {}
-
-    def __len__(self) -> int:
-        return len(self._open)
-
-    def of(self, scope: str, address: str) -> int:
-        return self._open.get((scope, address), 0)
-
-    def add(self, scope: str, address: str) -> None:
-        self._open[scope, address] = self.of(scope, address) + 1
-
-    def remove(self, scope: str, address: str) -> None:
-        left = self._open.pop((scope, address)) - 1
-        if left:
-            self._open[scope, address] = left
 
 
 class ConnectionRate:

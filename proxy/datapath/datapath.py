@@ -67,12 +67,10 @@ from proxy.stats.timing import Histogram, Timings
 
 _log = structlog.get_logger(__name__)
 
-#: Events kept for a subscriber that does not keep up.
 #: How often the load of the event loop is measured, each time for twice as long.
 _LOAD_S: Final = 0.5
 #: Above it the event loop has no time to spare.
 _SATURATED_RATIO: Final = 0.95
-#: A quarter of a minute after a flood a quarter of its read buffers is left.
 #: The wall clock may jump, so rules with hours are looked at this often even if none is due to change.
 _LOOK_AT_HOURS_S: Final = 30.0
 #: When a change is due the wall clock may be a little behind.

@@ -5,20 +5,19 @@ of one moment, not all of the same one.
 """
 
 import math
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator
 from heapq import heappush, heapreplace
 from operator import itemgetter
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import trio
 
-from limiter.buckets.limiter import LimiterState
-from limiter.counting.accounts import NEVER, Accounts, LastStop, RuleSums, Usage
+from limiter.counting.accounts import NEVER, Accounts, RuleSums, Usage
 from limiter.counting.rejections import DID, OTHER, OUTCOMES
 from limiter.counting.row import Amounts
 from limiter.deciding.limits import Limits
 from limiter.rules.resource import TOTAL, Resource
-from limiter.rules.rule import Dimension, Rule
+from limiter.rules.rule import Dimension
 from proxy.common.threads import from_loop
 from proxy.datapath.pressure import Pressure, Waiting, stages_beside
 from proxy.deciding.batch import Side
@@ -138,37 +137,58 @@ class Overview:
     def resources(self, since_ns: int) -> Iterator[ResourceState]:
         """Go through what was asked for since then: resources as they are counted, then scopes and totals."""
         waiting = trio.from_thread.run(self._pressure.waiting)
-        for look in from_loop(self._looks(since_ns, waiting)):
-            if look is not None:
-                yield look.state(waiting)
+        yield from filter(None, from_loop(self._states(since_ns, waiting)))
 
-    def _looks(self, since_ns: int, waiting: Waiting) -> Iterator["_Look | None"]:
+    def _states(self, since_ns: int, waiting: Waiting) -> Iterator[ResourceState | None]:
         held = {key.resource for key in self._limits.holding.lines}
         for kind, name in waiting.oldest_ns:
             # Resources with waiting messages are of interest however long ago these came.
             self._accounts.row(Resource(kind, name), self._now_ns()).seen_ns = self._now_ns()
             yield None
         for found in self._accounts.each(since_ns):
-            yield None if found is None else self._look(found[0], found[1], held)
+            yield None if found is None else self._state(found[0], found[1], held, waiting)
         for scope in self._accounts.scopes(since_ns):
-            yield None if scope is None else self._look(scope, None, held)
+            yield None if scope is None else self._state(scope, None, held, waiting)
 
-    def _look(self, resource: Resource, amounts: Amounts | None, held: Container[Resource]) -> "_Look":
+    def _state(
+        self, resource: Resource, amounts: Amounts | None, held: Container[Resource], waiting: Waiting
+    ) -> ResourceState:
         limits, now_ns = self._limits, self._now_ns()
         rule = limits.rule_set.match(resource)
+        stop = self._accounts.last_stop(resource) if amounts is not None else NEVER
+        messages = limits.state(resource, now_ns)
+        states = [state for state in (messages, limits.state(resource, now_ns, "bytes")) if state is not None]
+        refusals = [
+            (each.last_refused_ns, each.last_wait_us, each.rule) for each in states if each.last_refused_ns is not None
+        ]
+        shadowed_ns = None
+        if rule.action == "shadow":
+            # It stops nothing.
+            shadowed_ns = max((at_ns for at_ns, _, _ in refusals), default=None)
+            states, refusals = [], []
+        last_refused_ns, last_wait_us, refused_by = max(refusals) if refusals else (None, 0, "")
+        if stop.refused_ns is not None and (last_refused_ns is None or stop.refused_ns >= last_refused_ns):
+            last_refused_ns, last_wait_us, refused_by = stop.refused_ns, stop.wait_us, stop.rule
         alone = amounts is None and (rule.shared or rule.exact_name is not None)
-        return _Look(
-            now_ns,
-            resource,
-            amounts,
-            limits.state(resource, now_ns),
-            limits.state(resource, now_ns, "bytes"),
-            limits.used(resource, now_ns),
-            rule,
-            self._accounts.last_stop(resource) if amounts is not None else NEVER,
-            rule.name if alone else "",
-            self._accounts.rules.get(rule.name, {}).copy() if alone else None,
-            is_held=resource in held,
+        sums = self._accounts.rules.get(rule.name) if alone else None
+        return ResourceState(
+            kind=resource.kind,
+            name=resource.name,
+            counts=None if amounts is None else _counts(amounts),
+            usage=limits.used(resource, now_ns),
+            stored_permits=None if messages is None else messages.stored_permits,
+            open=any(state.open for state in states),
+            wait_us=max((state.wait_us for state in states), default=0),
+            last_refused_ns=last_refused_ns,
+            last_wait_us=last_wait_us,
+            last_refused_rule=refused_by,
+            last_held_ns=now_ns if resource in held else stop.held_ns,
+            last_shadowed_ns=shadowed_ns,
+            rule=rule.name if alone else "",
+            rule_counts=_rule_counts(sums) if sums else None,
+            state=waiting.states.get(str(resource), "running"),
+            spooled=waiting.by_resource.get(resource, 0),
+            waits_since_ns=waiting.oldest_ns.get(resource),
         )
 
     def connections(self) -> tuple[ConnectionState, ...]:
@@ -179,56 +199,6 @@ class Overview:
         for connection in self._server.each_connection():
             several = self._server.watches[connection.info.listener].backups > 0
             yield _connection(connection, waiting, self._now_ns(), self._iso, several=several)
-
-
-class _Look(NamedTuple):
-    """What the event loop has of one resource or scope."""
-
-    now_ns: int
-    resource: Resource
-    amounts: Amounts | None
-    messages: LimiterState | None
-    size: LimiterState | None
-    used: Mapping[Dimension, Usage]
-    rule: Rule
-    stop: LastStop
-    own_rule: str
-    rule_sums: RuleSums | None
-    is_held: bool
-
-    def state(self, waiting: Waiting) -> ResourceState:
-        resource, stop = self.resource, self.stop
-        states = [state for state in (self.messages, self.size) if state is not None]
-        refusals = [
-            (each.last_refused_ns, each.last_wait_us, each.rule) for each in states if each.last_refused_ns is not None
-        ]
-        shadowed_ns = None
-        if self.rule.action == "shadow":
-            # It stops nothing.
-            shadowed_ns = max((at_ns for at_ns, _, _ in refusals), default=None)
-            states, refusals = [], []
-        last_refused_ns, last_wait_us, refused_by = max(refusals) if refusals else (None, 0, "")
-        if stop.refused_ns is not None and (last_refused_ns is None or stop.refused_ns >= last_refused_ns):
-            last_refused_ns, last_wait_us, refused_by = stop.refused_ns, stop.wait_us, stop.rule
-        return ResourceState(
-            kind=resource.kind,
-            name=resource.name,
-            counts=None if self.amounts is None else _counts(self.amounts),
-            usage=self.used,
-            stored_permits=None if self.messages is None else self.messages.stored_permits,
-            open=any(state.open for state in states),
-            wait_us=max((state.wait_us for state in states), default=0),
-            last_refused_ns=last_refused_ns,
-            last_wait_us=last_wait_us,
-            last_refused_rule=refused_by,
-            last_held_ns=self.now_ns if self.is_held else stop.held_ns,
-            last_shadowed_ns=shadowed_ns,
-            rule=self.own_rule,
-            rule_counts=_rule_counts(self.rule_sums) if self.rule_sums else None,
-            state=waiting.states.get(str(resource), "running"),
-            spooled=waiting.by_resource.get(resource, 0),
-            waits_since_ns=waiting.oldest_ns.get(resource),
-        )
 
 
 def _counts(amounts: Amounts) -> ResourceCounts:

@@ -92,7 +92,7 @@ class Pressure:
         self._saturated = saturated
         self._now_ns, self._iso = now_ns, iso
         #: What was shown last: nothing falls because a connection ends while it is added up.
-        self._seconds: dict[State, float] = dict.fromkeys(_SHOWN_FIRST, 0.0)
+        self._waited_ns = Counter[State]()
 
     # --- Stages -----------------------------------------------------------------------------------
 
@@ -155,17 +155,12 @@ class Pressure:
         return await in_pieces(self._add_seconds())
 
     def _add_seconds(self) -> Generator[None, None, dict[State, float]]:
-        ended = self._server.services.ended
-        sums = dict(zip(_SHOWN_FIRST, (ended.flow_s, ended.blocked_s, ended.throttled_s), strict=True))
+        sums = self._server.services.waited_ns.copy()
         for connection in self._server.each_connection(new=False):
-            figures = connection.stage.figures(self._now_ns())
-            sums["flow"] += figures.flow_s
-            sums["blocked"] += figures.blocked_s
-            sums["throttled"] += figures.throttled_s
+            sums.update(connection.stage.waited_ns(self._now_ns()))
             yield
-        for state, sum_s in sums.items():
-            self._seconds[state] = max(self._seconds[state], sum_s)
-        return dict(self._seconds)
+        self._waited_ns |= sums
+        return {state: self._waited_ns[state] / _NS for state in _SHOWN_FIRST}
 
     # --- Alarms -----------------------------------------------------------------------------------
 

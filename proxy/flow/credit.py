@@ -354,6 +354,11 @@ class Stage:
             return "throttled"
         return "running"
 
+    def waited_ns(self, now_ns: int) -> dict[State, int]:
+        """Return for how long it was not running, by state."""
+        of_states = zip(STATES[1:], (self._throttled, self._flow, self._blocked), strict=True)
+        return {state: spells.together_ns(now_ns) for state, spells in of_states if spells is not None}
+
     def figures(self, now_ns: int) -> StageState:
         state, waits_for = self.state(now_ns), self.waits_for()
         flow, throttled, blocked = (spells or _NO_SPELLS for spells in (self._flow, self._throttled, self._blocked))

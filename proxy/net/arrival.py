@@ -13,47 +13,20 @@ given. Whether a client that has arrived is served is ``server``'s.
 
 from collections.abc import Callable, Generator
 from select import EPOLLIN
-from typing import Final, NamedTuple
+from typing import Final
 
 from proxy.net import proxy_protocol
 from proxy.net.proxy_protocol import Header, HeaderError
 from proxy.net.reactor import Reactor, Watched
 from proxy.net.sockets import Wire
-from proxy.net.tls import ClientTls, TlsError, TlsWire
+from proxy.net.tls import ClientTls, TlsError
+from proxy.protocols.base import Close
 
 #: What a TLS record with a handshake begins with.
 _HANDSHAKE: Final = b"\x16"
 
 _Waits = Generator[int, None, None]
 """Steps of something that waits for its socket: each yields EPOLLIN or EPOLLOUT."""
-
-
-class Arrived(NamedTuple):
-    """A client that has arrived.
-
-    Attributes:
-        wire: how it is spoken to.
-        tls: the version of TLS that it speaks; empty if it does without.
-        certificate: the name in the certificate that it has shown; empty without one.
-    """
-
-    wire: Wire
-    tls: str = ""
-    certificate: str = ""
-
-
-class ArrivalError(Exception):
-    """A client is not served.
-
-    Attributes:
-        reason: one word, for the metric.
-        detail: a sentence, for the log.
-    """
-
-    def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(detail)
-        self.reason = reason
-        self.detail = detail
 
 
 class Arrival(Watched):
@@ -67,9 +40,9 @@ class Arrival(Watched):
         expects_header: the peer has to begin with a PROXY header.
         tls: what ends the client's TLS, if that is done here.
         on_identified: called with the PROXY header, if there is one, before anything else is done for the client; it
-            raises ArrivalError for one that is not to be served.
-        on_arrived: called when the client has arrived.
-        on_failed: called with what went wrong: ArrivalError, OSError if the socket failed, or a fault of ours.
+            raises Close for one that is not to be served.
+        on_arrived: called with the client's wire when it has arrived.
+        on_failed: called with what went wrong: Close, OSError if the socket failed, or a fault of ours.
 
     Attributes:
         wire: how the client is spoken to from now on; a part may put another one over it.
@@ -90,7 +63,7 @@ class Arrival(Watched):
         expects_header: bool,
         tls: ClientTls | None,
         on_identified: Callable[[Header | None], None],
-        on_arrived: Callable[[Arrived], None],
+        on_arrived: Callable[[Wire], None],
         on_failed: Callable[[Exception], None],
     ) -> None:
         super().__init__(reactor, wire.fileno())
@@ -141,11 +114,10 @@ class Arrival(Watched):
             return
         self._timer.cancel()
         self.unwatch()
-        wire = self.wire
-        self._on_arrived(Arrived(wire, wire.version, wire.certificate) if isinstance(wire, TlsWire) else Arrived(wire))
+        self._on_arrived(self.wire)
 
     def _timed_out(self) -> None:
-        self.failed(ArrivalError("handshake_timeout", f"no {self._waits_for} within {self._timeout_s:g} s"))
+        self.failed(Close("handshake_timeout", f"no {self._waits_for} within {self._timeout_s:g} s"))
 
     def _arrive(self) -> _Waits:
         if self._expects_header:
@@ -163,7 +135,7 @@ class Arrival(Watched):
         while (first := self.wire.peek(1)) is None:
             yield EPOLLIN
         if not first:
-            raise ArrivalError("client_closed", "closed before it sent anything")
+            raise Close("client_closed", "closed before it sent anything")
         if first != _HANDSHAKE and not tls.required:
             return
         self._waits_for = "complete TLS handshake"
@@ -172,7 +144,7 @@ class Arrival(Watched):
             while event := wire.handshake():
                 yield event
         except TlsError as error:
-            raise ArrivalError("tls", str(error.strerror)) from None
+            raise Close("tls", str(error.strerror)) from None
 
     def _read_header(self) -> Generator[int, None, Header]:
         seen = b""
@@ -183,14 +155,14 @@ class Arrival(Watched):
                 continue
             if not peeked:
                 if seen:
-                    raise ArrivalError("proxy_header_invalid", self._advise(f"it ends after {len(seen)} bytes"))
+                    raise Close("proxy_header_invalid", self._advise(f"it ends after {len(seen)} bytes"))
                 # What a load balancer that only looks whether there is somebody does.
-                raise ArrivalError("client_closed", "closed before it sent anything")
+                raise Close("client_closed", "closed before it sent anything")
             try:
                 header = proxy_protocol.parse(seen + peeked)
             except HeaderError as error:
                 reason = "proxy_header_missing" if error.missing else "proxy_header_invalid"
-                raise ArrivalError(reason, self._advise(str(error))) from None
+                raise Close(reason, self._advise(str(error))) from None
             if header is not None:
                 self.wire.skip(header.size_bytes - len(seen))
                 return header

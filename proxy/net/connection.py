@@ -16,7 +16,7 @@ Whatever a call from outside raises comes to ``Connection.failed``, which ends t
 
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
@@ -42,25 +42,12 @@ if TYPE_CHECKING:
 OUTBOX_BYTES: Final = 1024 * 1024
 
 
-class Calls(NamedTuple):
-    """What a session may call of its connection, as ``SessionContext`` says."""
-
-    wake: Callable[[], None]
-    ask: Callable[[CommandRequest], CommandStatus]
-    give_up: Callable[[Sequence[Request]], None]
-    pass_on: Callable[[Sequence[Request]], None]
-    lose: Callable[[Sequence[Request]], None]
-    stage: Stage
-    writer: Stage
-    hear_of_writes: Callable[[bool], None]
-    end_client: Callable[[], None]
-    client_silent: Callable[[], None]
-
-
 class Connection:
     """Two sockets and the session between them.
 
     Args:
+        open_session: makes the session, which may have ``wake``, ``ask``, ``hear_of_writes``, ``end_client`` and
+            ``client_silent`` called, as ``SessionContext`` says.
         broker_left: called when the broker has ended the connection of itself, before the client hears of it.
         on_over: called once the connection is over and has let go of everything but the sockets, with the reason, one
             word for the metric, and a sentence for the log.
@@ -97,7 +84,7 @@ class Connection:
         client: Wire,
         broker: Wire,
         services: Services,
-        open_session: Callable[[Calls], Session],
+        open_session: Callable[["Connection"], Session],
         *,
         broker_left: Callable[[], Awaitable[None]],
         on_over: Callable[[str, str], None],
@@ -135,19 +122,7 @@ class Connection:
         self._judge: Judge | None = None
         self._long_stall: Timer | None = None
         self.peers: dict[Side, Peer] = {}
-        calls = Calls(
-            self._wake_up,
-            self._ask,
-            self.tickets.give_up,
-            self.tickets.pass_on,
-            self.tickets.lose,
-            self.stage,
-            self.writer,
-            self._hear_of_writes,
-            partial(services.reactor.soon, partial(self.guard, self.ending.client_closed)),
-            partial(services.reactor.soon, partial(self.guard, self.ending.client_silent)),
-        )
-        self.session = open_session(calls)
+        self.session = open_session(self)
         if services.lending is not None and services.resources is not None and self.session.lends:
             sender = self.tickets.sender
             self._judge = judge_of(services.pipeline, services.tally, services.resources, info, sender)
@@ -329,23 +304,17 @@ class Connection:
 
     def count_lent(self) -> None:
         """Count what the compiled part has done for the connection so far."""
-        if self._lent is None and self.reading is None:
-            return
         try:
-            self._count_lent()
+            if self.reading is not None:
+                self.session.count_lent(*self.reading.take_counts())
+            if self._lent is not None and self._services.lending is not None:
+                requests, refused, read_bytes, read_ns = self._services.lending.take_counts(self._lent)
+                self.session.count_lent(requests, refused)
+                for side, count in zip(Side, read_bytes, strict=True):
+                    self.bytes_read[side] += count
+                self.read_ns = max(self.read_ns, read_ns)
         except Exception as error:  # noqa: BLE001 - a count is not worth a connection
             self._services.log_failed(self.info, error)
-
-    def _count_lent(self) -> None:
-        if self.reading is not None:
-            self.session.count_lent(*self.reading.take_counts())
-        if self._lent is None or self._services.lending is None:
-            return
-        requests, refused, read_bytes, read_ns = self._services.lending.take_counts(self._lent)
-        self.session.count_lent(requests, refused)
-        for side, count in zip(Side, read_bytes, strict=True):
-            self.bytes_read[side] += count
-        self.read_ns = max(self.read_ns, read_ns)
 
     def queue(self, chunk: memoryview, pieces: Pieces) -> None:
         for side, of_side in zip(Side, pieces, strict=True):
@@ -447,10 +416,7 @@ class Connection:
         """Whether it is up to the client that nothing more of it is read."""
         return self.peers[Side.CLIENT].doing is Doing.READING and not self.must_wait(Side.CLIENT)
 
-    def has_ended(self) -> bool:
-        return self.ending.first is not None
-
-    # --- What others say --------------------------------------------------------------------------
+    # --- What others say, above all the session ---------------------------------------------------
 
     def drain(self) -> None:
         """Read no further requests, and part once every request in flight has its answer."""
@@ -501,7 +467,7 @@ class Connection:
             client.leave_unread()
         self.flush()
 
-    def _ask(self, ask: CommandRequest) -> CommandStatus:
+    def ask(self, ask: CommandRequest) -> CommandStatus:
         return self._services.commands.ask(self.info, ask, self._on_replied)
 
     def _on_replied(self, ask: CommandRequest, reply: LimitCommandReply) -> None:
@@ -513,7 +479,7 @@ class Connection:
         self.session.replied(ask, reply, self._services.now_ns())
         self.flush()
 
-    def _wake_up(self) -> None:
+    def wake(self) -> None:
         self._woken.set()
         if not self._ticking and not self.ending.over:
             self._begin_ticks()
@@ -522,8 +488,14 @@ class Connection:
         self._ticking = True
         self.start_soon(self._tick, self.session)
 
-    def _hear_of_writes(self, on: bool) -> None:  # noqa: FBT001 - as SessionContext has it
+    def hear_of_writes(self, on: bool) -> None:  # noqa: FBT001 - as SessionContext has it
         self._hears_of_writes = on
+
+    def end_client(self) -> None:
+        self._services.reactor.soon(partial(self.guard, self.ending.client_closed))
+
+    def client_silent(self) -> None:
+        self._services.reactor.soon(partial(self.guard, self.ending.client_silent))
 
     def written(self, side: Side) -> None:
         """Tell the session that all that was taken for a peer is with the kernel."""
@@ -608,7 +580,7 @@ class Connection:
             services.count_lost(self.info, tickets.lost_messages, tickets.lost_bytes, unread_bytes)
         services.commands.forget(self.info.id)
         now_ns = services.now_ns()
-        services.ended.add(self.stage, now_ns)
+        services.waited_ns.update(self.stage.waited_ns(now_ns))
         for stage in (self.stage, self.writer):
             stage.close(now_ns)
         # The session, and what judges for it, call the connection back.

@@ -10,15 +10,15 @@ moment. Closing with unread bytes would make the kernel send a reset, and a rese
 has not read yet.
 """
 
-from collections.abc import Callable
 from select import EPOLLIN
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from proxy.deciding.batch import Side
-from proxy.net.peer import Doing, Peer, PeerError
+from proxy.net.peer import Doing, PeerError
 from proxy.net.reactor import Reactor, Timer
-from proxy.net.tickets import Tickets
-from proxy.protocols.base import Session
+
+if TYPE_CHECKING:
+    from proxy.net.connection import Connection
 
 #: How long one direction may stay silent after the other has ended, where a peer may do that and wait.
 HALF_CLOSED_S: Final = 60.0
@@ -29,26 +29,6 @@ KEPT_S: Final = 600.0
 MAX_SILENT: Final = 6
 #: How long parting may take.
 PARTING_S: Final = 1.0
-
-
-class Ends(Protocol):
-    """What ends; see ``Connection``."""
-
-    peers: dict[Side, Peer]
-    session: Session
-    tickets: Tickets
-    bytes_read: dict[Side, int]
-
-    @property
-    def is_batch_open(self) -> bool: ...
-    def guard(self, step: Callable[..., None], *args: object) -> None: ...
-    def recall(self) -> None: ...
-    def progressed(self) -> None: ...
-    def flush(self) -> None: ...
-    def farewell(self, detail: str) -> None: ...
-    def dismisses_client(self, detail: str) -> bool: ...
-    def cancel_tasks(self) -> None: ...
-    def end(self) -> None: ...
 
 
 class Ending:
@@ -65,7 +45,7 @@ class Ending:
         *("_had_gone", "_reactor", "_silent", "_timer", "first", "over", "parting"),
     )
 
-    def __init__(self, connection: Ends, reactor: Reactor, *, half_closes: bool) -> None:
+    def __init__(self, connection: "Connection", reactor: Reactor, *, half_closes: bool) -> None:
         self.parting: tuple[str, str] | None = None
         self.over = False
         self.first: Side | None = None

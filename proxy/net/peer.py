@@ -23,22 +23,23 @@ something is written to it. So before anything is written to a client that is no
 (``Peer.must_read_first``).
 """
 
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from enum import Enum
 from functools import partial
 from select import EPOLLIN, EPOLLOUT
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
-from proxy.deciding.batch import Batch, ConnectionInfo, Side
+from proxy.deciding.batch import Batch, Side
 from proxy.flow.credit import Stage
 from proxy.net.reactor import BROKER, CLIENT, Timer, Watched
 from proxy.net.services import Services
 from proxy.net.sockets import Wire
-from proxy.net.turn import Pieces
 from proxy.protocols.base import Buffer, Session
 
 if TYPE_CHECKING:
     from sluice_native import Lent
+
+    from proxy.net.connection import Connection
 
 #: A client that is unread for no longer than this, as the broker takes no more or a decision is awaited, is written to
 #: as by a broker that is busy for a moment.
@@ -73,51 +74,6 @@ class Doing(Enum):
     ENDED = "ended"
 
 
-class End(Protocol):
-    """What a peer asks of the end of its connection; see ``Ending``."""
-
-    parting: tuple[str, str] | None
-    over: bool
-    first: Side | None
-
-    def goes_on(self) -> None: ...
-    def keeps(self, side: Side) -> bool: ...
-    def keep(self) -> None: ...
-    def stream_ended(self, side: Side) -> None: ...
-    def end_passed_on(self) -> None: ...
-    def client_failed(self, error: PeerError) -> None: ...
-    def client_left(self) -> None: ...
-
-
-class Owner(Protocol):
-    """What a peer asks of its connection; see ``Connection``."""
-
-    info: ConnectionInfo
-    writer: Stage
-    draining: bool
-    read_ns: int
-    bytes_read: dict[Side, int]
-    broker_left: Callable[[], Awaitable[None]]
-    reading: "Lent | None"
-
-    @property
-    def ending(self) -> End: ...
-    def guard(self, step: Callable[..., None], *args: object) -> None: ...
-    def failed(self, error: Exception) -> None: ...
-    def start_soon(self, task: Callable[..., Awaitable[None]], *args: object) -> None: ...
-    def must_wait(self, side: Side) -> bool: ...
-    def progressed(self) -> None: ...
-    def stall(self, follower: Stage | None) -> None: ...
-    def begin(self, batch: Batch) -> Coroutine[Any, Any, None] | None: ...
-    async def decide_later(self, batch: Batch, rest: Coroutine[Any, Any, None]) -> None: ...
-    def decided(self, batch: Batch) -> int: ...
-    def lend(self) -> None: ...
-    def recall(self) -> None: ...
-    def queue(self, chunk: memoryview, pieces: Pieces) -> None: ...
-    def take(self, side: Side) -> Sequence[Buffer]: ...
-    def written(self, side: Side) -> None: ...
-
-
 class Peer(Watched):
     """One of the two peers of a connection: the direction that comes from it, and the writer of what goes to it.
 
@@ -137,7 +93,7 @@ class Peer(Watched):
 
     opposite: "Peer"
 
-    def __init__(self, connection: Owner, side: Side, wire: Wire, services: Services, session: Session) -> None:
+    def __init__(self, connection: "Connection", side: Side, wire: Wire, services: Services, session: Session) -> None:
         super().__init__(services.reactor, wire.fileno(), BROKER if side is Side.BROKER else CLIENT)
         self.side = side
         self.wire = wire
@@ -278,8 +234,7 @@ class Peer(Watched):
         left = self._session.left_bytes(self.side) if self._ending.parting is None else 0
         if left:
             self._chunk = self._chunk[-left:]
-        if self._connection.reading is None:
-            self.takes_long = self.takes_long or left > 0 or self._session.takes_turns(self.side)
+        self.takes_long = self.takes_long or left > 0
         self._end_chunk(keeps=left > 0)
         self._connection.lend()
 

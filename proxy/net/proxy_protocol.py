@@ -6,7 +6,6 @@ Source: HAProxy's doc/proxy-protocol.txt, sections 2.1 (text) and 2.2 (binary).
 """
 
 import re
-from functools import cache
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from struct import Struct
 from typing import Final, Literal, NamedTuple
@@ -24,10 +23,6 @@ _V2_SIGNATURE: Final = b"\r\n\r\n\0\r\nQUIT\n"
 _V2_START: Final = Struct("!12sBBH")
 _V2_INET: Final = Struct("!4s4sHH")
 _V2_INET6: Final = Struct("!16s16sHH")
-_TLV_START: Final = Struct("!BH")
-_CRC32C: Final = Struct("!I")
-#: PP2_TYPE_CRC32C.
-_TLV_CRC32C: Final = 0x03
 _LOCAL, _PROXY = 0x20, 0x21
 _TCP4, _TCP6 = 0x11, 0x21
 #: The address block of each family: of IPv4, IPv6 and AF_UNIX.
@@ -166,53 +161,9 @@ def _parse_v2(data: bytes) -> Header | None:
         # Whatever else stands there is to be ignored.
         return Header(None, None, size_bytes)
     start = _V2_START.size
-    _check_extensions(data[:size_bytes], start + address_bytes)
     if family not in {_TCP4, _TCP6}:
         return Header(None, None, size_bytes)
     is_inet = family == _TCP4
     source, destination, source_port, destination_port = (_V2_INET if is_inet else _V2_INET6).unpack_from(data, start)
     kind = IPv4Address if is_inet else IPv6Address
     return Header((str(kind(source)), source_port), (str(kind(destination)), destination_port), size_bytes)
-
-
-def _check_extensions(header: bytes, place: int) -> None:
-    """Skip the type-length-value fields behind the addresses, and check the checksum if one of them is it."""
-    is_checked = False
-    while place < len(header):
-        value = place + _TLV_START.size
-        if value > len(header):
-            raise HeaderError("its last extension is cut off")
-        kind, length = _TLV_START.unpack_from(header, place)
-        place = value + length
-        if place > len(header):
-            raise HeaderError(f"extension 0x{kind:02x} of {length} bytes goes beyond its end")
-        if kind == _TLV_CRC32C:
-            if length != _CRC32C.size:
-                raise HeaderError(f"a checksum of {length} bytes")
-            if is_checked:
-                # Each takes as long as all of the header.
-                raise HeaderError("it has more than one checksum")
-            is_checked = True
-            # Worked out with zeros in its own place (section 2.2.4).
-            whole = header[:value] + bytes(_CRC32C.size) + header[place:]
-            if _CRC32C.unpack_from(header, value)[0] != crc32c(whole):
-                raise HeaderError("its checksum (CRC32C) is wrong")
-
-
-def crc32c(data: bytes) -> int:
-    """Return the checksum of RFC 4960, appendix B."""
-    table, crc = _crc32c_table(), 0xFFFF_FFFF
-    for byte in data:
-        crc = crc >> 8 ^ table[(crc ^ byte) & 0xFF]
-    return crc ^ 0xFFFF_FFFF
-
-
-@cache
-def _crc32c_table() -> tuple[int, ...]:
-    table = []
-    for byte in range(256):
-        crc = byte
-        for _ in range(8):
-            crc = crc >> 1 ^ (0x82F6_3B78 if crc & 1 else 0)
-        table.append(crc)
-    return tuple(table)

@@ -16,23 +16,23 @@ import trio
 from msgspec.structs import replace
 
 from limiter.rules.resource import CERTIFICATE, Resource
-from proxy.common.admission import ClientCounts, ConnectionRate, Network, client_address, in_networks
+from proxy.common.admission import ConnectionRate, Network, client_address, in_networks
 from proxy.common.buffers import GatherRoom
 from proxy.common.log_rate import LogRate
 from proxy.deciding.batch import ConnectionInfo
 from proxy.deciding.judge import judge_of
 from proxy.net import proxy_protocol, sockets
-from proxy.net.arrival import Arrival, ArrivalError, Arrived
+from proxy.net.arrival import Arrival
 from proxy.net.broker_watch import BrokerWatch
-from proxy.net.connection import Calls, Connection
+from proxy.net.connection import Connection
 from proxy.net.ending import PARTING_S
 from proxy.net.proxy_protocol import Header
 from proxy.net.reactor import Timer, Watched
 from proxy.net.services import Services
 from proxy.net.sockets import Address, Connecting, Inherited, ListeningSocket, Wire, format_address
 from proxy.net.timeouts import Timeouts
-from proxy.net.tls import BrokerTls, ClientTls, TlsError
-from proxy.protocols.base import ListenerAddresses, Protocol, Replayed, Session, SessionContext, WireCounters
+from proxy.net.tls import BrokerTls, ClientTls, TlsError, TlsWire
+from proxy.protocols.base import Close, ListenerAddresses, Protocol, Replayed, Session, SessionContext, WireCounters
 from proxy.stats.snapshot import ConfirmState
 
 _log = structlog.get_logger(__name__)
@@ -163,7 +163,8 @@ class Server:
         self.watches: dict[str, BrokerWatch] = {}
         self._served: set[_Client] = set()
         self._open: Counter[str] = Counter()
-        self._clients = ClientCounts()
+        #: Open connections by scope and client address.
+        self._clients = Counter[tuple[str, str]]()
         self._connection_rates = {
             config.name: ConnectionRate(config.new_connections_per_s, services.now_ns())
             for config in listeners
@@ -371,26 +372,32 @@ class Server:
             return "no_descriptors", f"{self._room} are open; the limit of open files has no room for more (ulimit -n)"
         return None
 
-    def admit(self, config: ListenerConfig, info: ConnectionInfo) -> tuple[str, str] | None:
-        """Count a client that has arrived as one of its connections; or return why it is not served, and its detail."""
+    def admit(self, config: ListenerConfig, info: ConnectionInfo) -> None:
+        """Count a client that has arrived as one of its connections.
+
+        Raises:
+            Close: it is not to be served.
+        """
         if info.exempt:
-            return None
+            return
         most = config.max_connections_per_client
-        if most is not None and self._clients.of(info.scope, info.address) >= most:
-            return "too_many_connections_of_client", f"{info.address} has {most} open"
+        if most is not None and self._clients[info.scope, info.address] >= most:
+            raise Close("too_many_connections_of_client", f"{info.address} has {most} open")
         rate = self._connection_rates.get(config.name)
         # Last, so that whoever is turned away for something else takes nothing of the rate.
         if rate is not None and not rate.take(self.services.now_ns()):
-            return "connection_rate", f"more than {config.new_connections_per_s:g} new connections per second"
-        self._clients.add(info.scope, info.address)
-        return None
+            raise Close("connection_rate", f"more than {config.new_connections_per_s:g} new connections per second")
+        self._clients[info.scope, info.address] += 1
 
     def left(self, client: "_Client", info: ConnectionInfo, *, admitted: bool) -> None:
         """Take note that a client that was accepted is closed, and perhaps admitted before."""
         self._served.discard(client)
         self._open[info.listener] -= 1
         if admitted and not info.exempt:
-            self._clients.remove(info.scope, info.address)
+            client_is = info.scope, info.address
+            self._clients[client_is] -= 1
+            if not self._clients[client_is]:
+                del self._clients[client_is]
         self.new.pop(info.id, None)
         self.connections.pop(info.id, None)
         if not self.connections:
@@ -439,28 +446,28 @@ class Server:
         services, config, info = self.services, client.config, client.info
         self.new.pop(info.id, None)
 
-        def open_session(calls: Calls) -> Session:
+        def open_session(connection: Connection) -> Session:
             context = SessionContext(
                 connection=info,
                 counters=self._wire_counters,
-                wake=calls.wake,
+                wake=connection.wake,
                 wants_responses=services.pipeline.wants_responses,
                 limits_kind=services.limits_kind,
                 options=config.options,
-                ask=calls.ask,
-                give_up=calls.give_up,
-                pass_on=calls.pass_on,
-                lose=calls.lose,
+                ask=connection.ask,
+                give_up=connection.tickets.give_up,
+                pass_on=connection.tickets.pass_on,
+                lose=connection.tickets.lose,
                 limiting=services.limiting,
                 room=self._gather_room,
                 hub=self._hubs[config.name],
                 resources=services.resources,
                 spool=services.spool,
-                stage=calls.stage,
-                writer=calls.writer,
-                hear_of_writes=calls.hear_of_writes,
-                end_client=calls.end_client,
-                client_silent=calls.client_silent,
+                stage=connection.stage,
+                writer=connection.writer,
+                hear_of_writes=connection.hear_of_writes,
+                end_client=connection.end_client,
+                client_silent=connection.client_silent,
                 replayed=partial(_log_replayed, info),
                 terms=services.terms,
                 tightest=services.tightest,
@@ -565,10 +572,10 @@ class _Client(Watched):
         if not expects_header and config.client_tls is None:
             try:
                 self._identified(None)
-            except ArrivalError as error:
-                self._not_arrived(error)
+            except Close as close:
+                self._not_arrived(close)
             else:
-                self._arrived(Arrived(self._wire))
+                self._arrived(self._wire)
             return
         self._arrival = Arrival(
             *(self.reactor, self._wire, self.info.address, config.handshake_timeout_s),
@@ -585,32 +592,26 @@ class _Client(Watched):
         if header is not None and header.source is not None:
             source, destination = self._ends = header.source, header.destination or self._ends[1]
             self.info = self._server.info(self.config, self.info.id, source, destination[0])
-        turned_away = self._server.admit(self.config, self.info)
-        if turned_away is not None:
-            raise ArrivalError(*turned_away)
+        self._server.admit(self.config, self.info)
         self._admitted = True
 
-    def _arrived(self, arrived: Arrived) -> None:
+    def _arrived(self, wire: Wire) -> None:
         """Serve the client."""
-        self._arrival, self._wire = None, arrived.wire
-        name = arrived.certificate
-        scopes = (Resource(CERTIFICATE, name),) if name else ()
-        if arrived.tls:
-            self.info = replace(self.info, tls=arrived.tls, certificate=name, scopes=scopes)
+        self._arrival, self._wire = None, wire
+        if isinstance(wire, TlsWire):
+            name = wire.certificate
+            scopes = (Resource(CERTIFICATE, name),) if name else ()
+            self.info = replace(self.info, tls=wire.version, certificate=name, scopes=scopes)
         self.serve()
 
     def _not_arrived(self, error: Exception) -> None:
-        if isinstance(error, ArrivalError):
-            self._turn_away(error.reason, error.detail)
+        if isinstance(error, Close):
+            self._close(error.reason, error.detail)
         elif isinstance(error, OSError):
-            self._turn_away("client_error", f"client: {error.strerror or error}")
+            self._close("client_error", f"client: {error.strerror or error}")
         else:
             self._server.services.log_failed(self.info, error)
-            self._turn_away("internal_error", repr(error))
-
-    def _turn_away(self, reason: str, detail: str) -> None:
-        self.let_go()
-        self._server.closed(self.info, reason, detail)
+            self._close("internal_error", repr(error))
 
     def serve(self) -> None:
         """Connect to the broker."""

@@ -13,12 +13,12 @@ from proxy.common.log_rate import LogRate
 from proxy.deciding.batch import ConnectionInfo, Side
 from proxy.deciding.counting import Tally
 from proxy.deciding.pipeline import Pipeline
-from proxy.flow.credit import DEFAULT_CREDIT, Credit, Stage
+from proxy.flow.credit import DEFAULT_CREDIT, Credit, Stage, State
 from proxy.net.limit_commands import LimitCommands
 from proxy.net.reactor import Reactor
 from proxy.net.sockets import ReadAhead
 from proxy.net.turn import Lending
-from proxy.protocols.base import Advance, TermsOf, no_terms
+from proxy.protocols.base import NO_TERMS, Advance, TermsOf
 from proxy.spool.spool import Spool
 from proxy.stats.timing import Timings
 
@@ -26,22 +26,6 @@ if TYPE_CHECKING:
     from sluice_native import Resources
 
 _log = structlog.get_logger(__name__)
-
-
-@dataclass(slots=True)
-class EndedStages:
-    """For how long connections that are over showed a state that is not running, all together."""
-
-    flow_s: float = 0.0
-    throttled_s: float = 0.0
-    blocked_s: float = 0.0
-
-    def add(self, stage: Stage, now_ns: int) -> None:
-        """Add the stage of a connection that is over."""
-        figures = stage.figures(now_ns)
-        self.flow_s += figures.flow_s
-        self.throttled_s += figures.throttled_s
-        self.blocked_s += figures.blocked_s
 
 
 @dataclass(slots=True)
@@ -56,7 +40,7 @@ class Services:
         ahead: what was read ahead of all connections.
         lending: serves connections of which all is plain; None without the compiled part.
         terms, tightest, after_consume, rules_version: as SessionContext has them.
-        ended: the connections' stages that are no more.
+        waited_ns: for how long connections that are over showed a state that is not running, all together.
         lost_messages, lost_bytes: what was lost of clients that assume it delivered, by listener.
     """
 
@@ -76,9 +60,9 @@ class Services:
     credit: Credit = DEFAULT_CREDIT
     decoding: Stage = field(default_factory=lambda: Stage("channel", "decoding"))
     limiter: Stage = field(default_factory=lambda: Stage("resource", "limiter"))
-    ended: EndedStages = field(default_factory=EndedStages)
+    waited_ns: Counter[State] = field(default_factory=Counter)
     ahead: ReadAhead = field(default_factory=ReadAhead)
-    terms: TermsOf = no_terms
+    terms: TermsOf = lambda *_: NO_TERMS
     tightest: Callable[[Collection[str]], Advance | None] = lambda _: None
     after_consume: Callable[[], bool] = lambda: False
     rules_version: Callable[[], int] = lambda: 0

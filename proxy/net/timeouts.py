@@ -2,12 +2,15 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from proxy.deciding.batch import Side
 from proxy.net.reactor import Timer
 from proxy.net.services import Services
-from proxy.protocols.base import Close, Session
+from proxy.protocols.base import Close
+
+if TYPE_CHECKING:
+    from proxy.net.connection import Connection
 
 #: A frame that comes as fast as this may take as long as it needs. A modem of 9600 bit/s is faster.
 MIN_FRAME_BYTES_PER_S: Final = 1024
@@ -23,25 +26,12 @@ class Timeouts(NamedTuple):
     idle_s: float | None = None
 
 
-class Looked(Protocol):
-    """What is looked at; see ``Connection``."""
-
-    session: Session
-    bytes_read: dict[Side, int]
-    opened_ns: int
-    read_ns: int
-
-    def guard(self, step: Callable[..., None], *args: object) -> None: ...
-    def waits_for_client(self) -> bool: ...
-    def has_ended(self) -> bool: ...
-
-
 class Looks:
     """The looks at one connection."""
 
     __slots__ = ("_connection", "_frame_seen", "_services", "_timeouts", "_timers")
 
-    def __init__(self, connection: Looked, timeouts: Timeouts, services: Services) -> None:
+    def __init__(self, connection: "Connection", timeouts: Timeouts, services: Services) -> None:
         self._connection = connection
         self._timeouts = timeouts
         self._services = services
@@ -105,7 +95,7 @@ class Looks:
         assert idle_s is not None  # noqa: S101 - it is not looked at otherwise
         silent_s = (self._services.now_ns() - (connection.read_ns or connection.opened_ns)) / 1e9
         # What is held of a client may take longer, and what it left behind has a bound of its own.
-        is_idle = not connection.has_ended() and connection.waits_for_client() and not connection.session.in_flight()
-        if silent_s >= idle_s and is_idle:
+        may_end = connection.ending.first is None and not connection.session.in_flight()
+        if silent_s >= idle_s and may_end and connection.waits_for_client():
             raise Close("idle_timeout", f"nothing came from either side for {idle_s:g} s")
         self._look_in(idle_s / _IDLE_LOOKS, self._at_idleness)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.common.admission import ClientCounts, ConnectionRate, client_address, client_of, in_networks
+from proxy.common.admission import ConnectionRate, client_address, client_of, in_networks
 
 NS_PER_S = 1_000_000_000
 
@@ -43,28 +43,6 @@ class TestNetworks:
 
     def test_none_hold_nothing(self) -> None:
         assert not in_networks("10.1.2.3", ())
-
-
-class TestCounts:
-    def test_clients_and_scopes_are_told_apart(self) -> None:
-        counts = ClientCounts()
-        counts.add("main", "10.0.0.1")
-        counts.add("main", "10.0.0.1")
-        counts.add("main", "10.0.0.2")
-        counts.add("vip", "10.0.0.1")
-        assert counts.of("main", "10.0.0.1") == 2
-        assert counts.of("main", "10.0.0.2") == counts.of("vip", "10.0.0.1") == 1
-        assert counts.of("vip", "10.0.0.2") == 0
-
-    @given(st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from("xyz")), max_size=30))
-    def test_of_clients_that_left_nothing_is_kept(self, connections: list[tuple[str, str]]) -> None:
-        counts = ClientCounts()
-        for scope, address in connections:
-            counts.add(scope, address)
-        assert len(counts) == len(set(connections))
-        for scope, address in reversed(connections):
-            counts.remove(scope, address)
-        assert len(counts) == 0
 
 
 class TestRate:

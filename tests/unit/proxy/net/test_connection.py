@@ -130,9 +130,6 @@ class InTurns(PlainSession):
     def left_bytes(self, side: Side) -> int:
         return self._left if side is Side.CLIENT else 0
 
-    def takes_turns(self, side: Side) -> bool:
-        return self.left_bytes(side) > 0
-
     def between_frames(self, side: Side) -> bool:
         return not self.left_bytes(side)
 
@@ -251,16 +248,20 @@ class TestRelay:
         class Slow(PlainSession):
             is_slow = True
 
-            def takes_turns(self, side: Side) -> bool:
-                return self.is_slow and side is Side.CLIENT
+            def receive(self, side: Side, chunk: memoryview, now_ns: int) -> Batch | None:
+                self.left = len(chunk) - 1 if self.is_slow and side is Side.CLIENT else 0
+                return super().receive(side, chunk[: len(chunk) - self.left], now_ns)
+
+            def left_bytes(self, side: Side) -> int:
+                return self.left if side is Side.CLIENT else 0
 
         rig = await start_rig(protocol=speaking(lines, Slow))
         client, broker = await rig.connect()
         (connection,) = rig.connections
         for is_slow in (True, False):
             connection.session.is_slow = is_slow  # type: ignore[attr-defined] # of the class above
-            await client.send(b"x")
-            await broker.receive(1)
+            await client.send(b"xx")
+            await broker.receive(2)
             await broker.send(b"y")
             await client.receive(1)
             assert connection.peers[Side.CLIENT].takes_long is is_slow
