@@ -5,7 +5,6 @@ request counts with its whole frame.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
@@ -23,9 +22,10 @@ class HeldFrame(msgspec.Struct):
     header: Header
     data: bytearray  # as far as it has come
     request: Request | None = None  # to be spooled once the frame is complete
-    aside: Any = None  # its entry, if a line begins with it
+    is_held: bool = True  # it has a ticket
     since_ns: int = 0  # when it began to come
     room: Gathering | None = None  # memory taken for an incomplete frame that is to be spooled
+    dropped: bool = False
 
 
 class Holding:
@@ -83,6 +83,7 @@ class Holding:
         self.waiting.clear()
 
     def drop(self, held: HeldFrame) -> None:
+        held.dropped = True
         self.size_bytes -= len(self._let_go(held))
 
     def _let_go(self, held: HeldFrame) -> bytearray:

@@ -43,7 +43,6 @@ from proxy.deciding.batch import (
 )
 from proxy.flow.credit import Stage, credit_for
 from proxy.protocols.base import SessionContext
-from proxy.protocols.rocketmq.held import HeldFrame
 from proxy.protocols.rocketmq.refusals import LOST, PURGED, TOO_OLD, no_room, put_aside_in_vain
 from proxy.protocols.rocketmq.replayed import mark_replayed
 from proxy.protocols.rocketmq.transactions import Ended
@@ -130,7 +129,6 @@ class Aside(msgspec.Struct, eq=False):
     since_ns: int
     oneway: bool
     content: Sequence[Piece] | None = None  # its frame, if it was taken out of the queue
-    held: HeldFrame | None = None  # its copy, while it is incomplete
     state: State = _WAITING  # see the module
     request: Request | None = None
     lost: bool = False  # it is no longer in the queue, and was answered if it expects an answer
@@ -138,7 +136,7 @@ class Aside(msgspec.Struct, eq=False):
 
     @property
     def is_in_queue(self) -> bool:
-        return self.content is None and self.held is None
+        return self.content is None
 
     @property
     def opaque(self) -> int:
@@ -165,7 +163,6 @@ class Lines:
 
     Args:
         goes_on: writes a request, with its content, to the broker.
-        goes_on_coming: does that for an incomplete request.
         refuse: answers a refused request, by its kind and number; never a oneway.
         undo: undoes the end of a transaction.
     """
@@ -176,9 +173,7 @@ class Lines:
         spool: Spool,
         *,
         goes_on: Callable[[Aside, Sequence[Piece]], None],
-        goes_on_coming: Callable[[Request, HeldFrame], None],
         refuse: Callable[[str, int, Refuse], None],
-        forget_coming: Callable[[HeldFrame], None],
         undo: Callable[[Ended], None],
     ) -> None:
         self.again_ns: int | None = None  # when to decide something again although nothing woke the session
@@ -187,9 +182,7 @@ class Lines:
         self._context = context
         self._spool = spool
         self._goes_on = goes_on
-        self._goes_on_coming = goes_on_coming
         self._refuse = refuse
-        self._forget_coming = forget_coming
         self._undo = undo
         self._lines: dict[Key, Line] = {}
         # How many of them replay.
@@ -256,14 +249,6 @@ class Lines:
         handle = self._append(line, request, header, data, now_ns, ended=ended)
         self._begin(line, request, handle, now_ns)
 
-    def begin_coming(self, request: Request, held: HeldFrame, now_ns: int, *, ended: Ended | None) -> Aside:
-        line = self._line_of(request, now_ns)
-        handle = line.handle_of(held.header, ended)
-        line.oneways += request.refusal != "answered"
-        aside = self._begin(line, request, handle, now_ns)
-        aside.held = held
-        return aside
-
     def _begin(self, line: Line, request: Request, handle: int, now_ns: int) -> Aside:
         oneway = request.refusal != "answered"
         aside = Aside(line, handle, request.messages, request.size_bytes, now_ns, oneway, state=_HELD, request=request)
@@ -272,31 +257,9 @@ class Lines:
         self._look_at_age(aside)
         return aside
 
-    def has_come(self, aside: Aside, data: bytes) -> None:
-        if aside.held is None:
-            return
-        aside.held = None
-        line = aside.line
-        line.queue.append(
-            (data,),
-            aside.handle,
-            aside.since_ns,
-            messages=aside.messages,
-            cost_bytes=aside.size_bytes,
-            is_refusable=not aside.oneway,
-            is_recoverable=aside.oneway and line.kind in _REPLAYED,
-        )
-
-    def has_no_room(self, aside: Aside) -> None:
-        request = aside.request
-        if aside.state == _HELD and request is not None:
-            aside.request = None
-            self._context.give_up((request,))
-        self._refuse_one(aside, no_room(aside.line.resources[0]))
-        self._advance(aside.line)
-
-    def had_no_room(self, request: Request, opaque: int) -> None:
-        self._context.lose((request,))
+    def had_no_room(self, request: Request, opaque: int, *, is_held: bool) -> None:
+        """Refuse a request that could not be gathered; ``is_held`` says that it has a ticket."""
+        (self._context.give_up if is_held else self._context.lose)((request,))
         if request.refusal == "answered":
             self._refuse(request.resources[0].kind, opaque, no_room(request.resources[0]))
 
@@ -603,9 +566,6 @@ class Lines:
         self._forget(line, aside.handle)
         if not aside.lost and not aside.oneway:
             self._refuse(line.kind, aside.opaque, refuse)
-        if aside.held is not None:
-            self._forget_coming(aside.held)
-            aside.held, aside.content = None, ()
 
     def _forget(self, line: Line, handle: int) -> None:
         ended = line.take_ended(handle)
@@ -636,29 +596,19 @@ class Lines:
 
     def _let_go(self, aside: Aside) -> bool:
         """Forward a request; return False while its content is not there."""
-        line, held = aside.line, aside.held
-        if held is not None:
-            if held.room is not None and held.room.lost:
-                self._refuse_one(aside, no_room(line.resources[0]))
+        line, content = aside.line, aside.content
+        if content is None:
+            entry = self._head(aside)
+            if entry is None:
+                return False
+            if aside.lost:
                 return True
-            aside.held = None
-            request = Request(line.resources, aside.messages, aside.size_bytes, line.group, "answered", None, held)
-            line.take_ended(aside.handle)
-            self._goes_on_coming(request, held)
-        else:
-            content = aside.content
-            if content is None:
-                entry = self._head(aside)
-                if entry is None:
-                    return False
-                if aside.lost:
-                    return True
-                if entry.content is None:
-                    line.queue.fetch()
-                    return False
-                content = line.queue.pop(aside.ending).content or ()
-            line.take_ended(aside.handle)
-            self._goes_on(aside, (mark_replayed(b"".join(content)),) if line.replays else content)
+            if entry.content is None:
+                line.queue.fetch()
+                return False
+            content = line.queue.pop(aside.ending).content or ()
+        line.take_ended(aside.handle)
+        self._goes_on(aside, (mark_replayed(b"".join(content)),) if line.replays else content)
         line.stage.send(self._context.writer, 1, self._now_ns)
         self._fresh[line] = self._fresh.get(line, 0) + 1
         return True
@@ -748,7 +698,6 @@ class Lines:
             dropped += oneways
             refused += count - oneways
             if line.oneways == line.count:
-                self._forget_coming_of(line)
                 self._close(line, now_ns)
                 continue
             # The ticket counts what was held.
@@ -757,8 +706,6 @@ class Lines:
                 if not aside.is_in_queue:
                     self._drop(line, aside.handle, oneway=aside.oneway, count=1 - counted)
                     counted = 0
-                    if aside.held is not None:
-                        self._forget_coming(aside.held)
             line.front.clear()
             line.purged, line.purged_oneways = line.queue.count, line.oneways
             self._purge(line, counted)
@@ -792,14 +739,13 @@ class Lines:
             self._refuse(line.kind, opaque_of(handle), put_aside_in_vain(line.resources[0], PURGED))
 
     def client_gone(self, now_ns: int) -> None:
-        """Forget what can be refused and what is incomplete, as the client has left; all else goes on."""
+        """Forget what can be refused, as the client has left; all else goes on."""
         self._now_ns = now_ns
         self._client_gone = True
         for line in list(self._lines.values()):
             if line.replays:
                 self._close(line, now_ns, gives_back=True)
                 continue
-            self._forget_coming_of(line)
             for aside in line.front:
                 if aside.oneway:
                     if aside.state == _HELD and aside.request is not None and aside.request.refusal == "silent":
@@ -821,17 +767,6 @@ class Lines:
     def keeps(self) -> bool:
         """Return whether there is something that the client assumes delivered."""
         return any(line.oneways for line in self._lines.values())
-
-    def _forget_coming_of(self, line: Line) -> None:
-        if line.front and line.front[0].held is not None:
-            aside = line.front.popleft()
-            line.oneways -= aside.oneway
-            self._forget(line, aside.handle)
-            if aside.state == _HELD and aside.request is not None:
-                self._context.give_up((aside.request,))
-            if aside.held is not None:
-                self._forget_coming(aside.held)
-            aside.state = _REFUSED
 
     def close(self, now_ns: int | None = None) -> None:
         """Forget all lines. Another connection replays what an earlier process left."""

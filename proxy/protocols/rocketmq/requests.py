@@ -240,17 +240,13 @@ class RequestStream:
         return end
 
     def _has_come(self, held: HeldFrame) -> None:
-        lines, request, aside = self.lines, held.request, held.aside
+        lines, request, held.request = self.lines, held.request, None
         if lines is None or request is None:
             return
-        held.request = None
         self._free_room(held)
-        data = self.held.take(held)
-        if aside is not None:
-            lines.has_come(aside, data)
-        else:
-            ended = self._ended_by_held.pop(id(held.header), None)
-            lines.put(request, held.header, data, held.since_ns, ended=ended)
+        ended = self._ended_by_held.pop(id(held.header), None)
+        put = lines.put_held if held.is_held else lines.put
+        put(request, held.header, self.held.take(held), held.since_ns, ended=ended)
 
     def _begin_frame(self, position: int, *, subscriptions: bool) -> int:
         """Read a header; return where the chunk goes on."""
@@ -489,25 +485,21 @@ class RequestStream:
     def _keep(self, frame: Frame, request: Request, verdict: Hold | Later) -> HeldFrame | None:
         header, lines, ended = frame.header, self.lines, frame.ended
         begins = isinstance(verdict, Hold) and verdict.spools and lines is not None and not lines.has(request)
-        is_spooled = begins or isinstance(verdict, Later)
+        is_spooled = lines is not None and (begins or isinstance(verdict, Later))
         data = frame.lead + self._chunk[frame.start : frame.stop]
         if lines is not None and is_spooled and frame.stop <= len(self._chunk):
             put = lines.put_held if begins else lines.put
             put(request, header, data, self._now_ns, ended=ended)
             return None
-        held = self.held.hold(header, data)
-        if ended is not None and not begins:
+        held = request.handle = self.held.hold(header, data)
+        if ended is not None:
             self._ended_by_held[id(header)] = ended
-        if lines is None or not is_spooled:
-            request.handle = held
-            return held
-        held.request, held.since_ns = request, self._now_ns
-        if begins:
-            held.aside = lines.begin_coming(request, held, self._now_ns, ended=ended)
-        held.room = Gathering(self._address, partial(self.held.clear, held))
-        if not self._has_room(held, 0):
-            self._give_up_coming(held)
-            return None
+        if is_spooled:
+            held.request, held.is_held, held.since_ns = request, begins, self._now_ns
+            held.room = Gathering(self._address, partial(self.held.clear, held))
+            if not self._has_room(held, 0):
+                self._give_up_coming(held)
+                return None
         return held
 
     def _has_room(self, held: HeldFrame, more_bytes: int) -> bool:
@@ -519,14 +511,10 @@ class RequestStream:
             self._room.give_back(room)
 
     def _give_up_coming(self, held: HeldFrame) -> None:
-        lines, request, aside = self.lines, held.request, held.aside
-        if lines is None or request is None:
-            return
-        if aside is not None:
-            lines.has_no_room(aside)
-        else:
-            self.forget_coming(held)
-            lines.had_no_room(request, held.header.opaque)
+        lines, request = self.lines, held.request
+        self.give_up(held)
+        if lines is not None and request is not None:
+            lines.had_no_room(request, held.header.opaque, is_held=held.is_held)
 
     def go_on(self, aside: Aside, data: Sequence[Piece], out: list[Buffer]) -> None:
         line = aside.line
@@ -544,11 +532,6 @@ class RequestStream:
         else:
             out += map(memoryview, data)
 
-    def forget_coming(self, held: HeldFrame) -> None:
-        held.request = None
-        self._free_room(held)
-        self.give_up(held)
-
     def release(self, request: Request, held: HeldFrame, out: list[Buffer]) -> None:
         """Forward a held request, behind everything forwarded so far but never inside a frame."""
         header = held.header
@@ -565,6 +548,7 @@ class RequestStream:
     def give_up(self, held: HeldFrame) -> None:
         if held is self.held.coming:
             self._swallow = True
+        self._free_room(held)
         self._undo(self._ended_by_held.pop(id(held.header), None))
         self.held.drop(held)
 

@@ -97,9 +97,7 @@ class RocketMQSession(Session):
                 context,
                 spool,
                 goes_on=self._go_on,
-                goes_on_coming=self._go_on_coming,
                 refuse=self._refuse_aside,
-                forget_coming=self._requests.forget_coming,
                 undo=transactions.undo,
             )
         self._may_replay = spool is not None and not context.connection.exempt
@@ -249,14 +247,18 @@ class RocketMQSession(Session):
         if isinstance(held, Aside):
             if self._lines is not None:
                 self._lines.resolved(request, held, refuse, now_ns)
-        elif not isinstance(held, HeldFrame) or not held.data:
-            # Or its client left in the middle of it.
+        elif not isinstance(held, HeldFrame) or held.dropped:
+            # Its client left in the middle of it.
             return
-        elif refuse is None:
+        elif refuse is not None and held.request is not None and request.refusal == "silent" and held.data:
+            # Its sender assumes that it is delivered. It is decided again once it is complete.
+            held.is_held = False
+        elif refuse is None and held.data:
             self._requests.release(request, held, self._out[Side.BROKER])
         else:
+            # Without its data its room was taken, while it came.
             self._requests.give_up(held)
-            self._refuse([(held.header, refuse)])
+            self._refuse([(held.header, refuse or refusals.no_room(request.resources[0]))])
         self._throttle(now_ns)
 
     def next_tick_ns(self) -> int | None:
@@ -302,7 +304,7 @@ class RocketMQSession(Session):
             return False
         if not self._client_gone:
             self._client_gone = True
-            if held.coming is not None and held.coming.aside is None and held.coming.request is None:
+            if held.coming is not None:
                 self._requests.give_up(held.coming)
             if lines is not None:
                 lines.client_gone(self._now_ns)
@@ -314,9 +316,6 @@ class RocketMQSession(Session):
 
     def _go_on(self, aside: Aside, data: Sequence[Piece]) -> None:
         self._requests.go_on(aside, data, self._out[Side.BROKER])
-
-    def _go_on_coming(self, request: Request, held: HeldFrame) -> None:
-        self._requests.release(request, held, self._out[Side.BROKER])
 
     def _refuse_aside(self, kind: str, opaque: int, refuse: Refuse) -> None:
         if not self._client_gone:

@@ -213,17 +213,16 @@ class TestRefusals:
         assert connection.refused == [2]
         assert shared.count("dropped") == 0
 
-    def test_the_rest_of_a_oneway_that_is_too_old_streams_on(self) -> None:
+    def test_a_oneway_that_is_too_old_goes_on_once_it_is_complete(self) -> None:
         shared = Shared(SLOW, most_age_s=30)
         connection = Connection(shared)
         big = slow(2, body=b"x" * 1000, flag=ONEWAY)
         connection.client(slow(1) + big[:600])
         shared.limits.swap(RuleSet((replace(SLOW, rate_per_s=0),)), shared.now_ns)
-        shared.pass_s(29)
+        shared.pass_s(31)
         assert connection.given[Side.BROKER] == slow(1)
-        shared.pass_s(2)
-        assert connection.given[Side.BROKER] == slow(1) + big[:600]
         connection.client(big[600:])
+        shared.pass_s(1)
         assert connection.given[Side.BROKER] == slow(1) + big
 
     def test_the_rest_of_a_refused_head_is_swallowed(self) -> None:
