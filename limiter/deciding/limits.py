@@ -232,8 +232,7 @@ class Limits:
         """Admit the longest prefix that every limit admits; the limits that ended it stop the rest.
 
         A limit that has stopped one request stops the rest of the same instant, unless it stopped that one for its
-        size: then
-        ask again for those behind it. ``size_bytes`` is called only if some rule limits bytes.
+        size: then ask again for those behind it. ``size_bytes`` is called only if some rule limits bytes.
         """
         plans = self._plans
         plan = plans.of(resources)

@@ -46,19 +46,7 @@ class RemotingCommand(msgspec.Struct, kw_only=True):
     header_type: int = HEADER_JSON
 
 
-class _Json(msgspec.Struct, omit_defaults=True):
-    """A JSON header; other keys are ignored."""
-
-    code: int
-    language: str
-    version: int
-    opaque: int
-    flag: int
-    remark: str | None = None
-    extFields: Mapping[str, str | int | float | bool | None] | None = None  # noqa: N815 - the wire's name
-
-
-class _GivenJson(msgspec.Struct, kw_only=True):
+class _Json(msgspec.Struct, kw_only=True):
     """A JSON header in which fields may be missing that the broker does not need."""
 
     code: int
@@ -71,7 +59,7 @@ class _GivenJson(msgspec.Struct, kw_only=True):
 
 
 _encode_json = msgspec.json.Encoder().encode
-_decode_json = msgspec.json.Decoder(_GivenJson).decode
+_decode_json = msgspec.json.Decoder(_Json).decode
 
 
 def encode(command: RemotingCommand) -> bytes:
@@ -84,15 +72,15 @@ def encode(command: RemotingCommand) -> bytes:
         header = _encode_binary(command)
     else:
         header = _encode_json(
-            _Json(
-                command.code,
-                command.language,
-                command.version,
-                command.opaque,
-                command.flag,
-                command.remark,
-                command.fields or None,
-            )
+            {
+                "code": command.code,
+                "language": command.language,
+                "version": command.version,
+                "opaque": command.opaque,
+                "flag": command.flag,
+                **({} if command.remark is None else {"remark": command.remark}),
+                **({"extFields": command.fields} if command.fields else {}),
+            }
         )
     length = 4 + len(header) + len(command.body)
     if 4 + length > MAX_FRAME_BYTES:

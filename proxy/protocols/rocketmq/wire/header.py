@@ -86,10 +86,6 @@ _decode_json = msgspec.json.Decoder(_JsonHeader).decode
 # Only for requests that consume, while these are limited: it costs a second decoding.
 _decode_consuming = msgspec.json.Decoder(_ConsumingHeader).decode
 
-_fields_of = LIMITABLE.get
-_V2: Final = SEND_V2_FIELDS
-_V1: Final = SEND_V1_FIELDS
-_BACK: Final = SEND_BACK_FIELDS
 _DOLLAR: Final = ord("$")
 
 
@@ -114,7 +110,7 @@ def classify(header: bytes | memoryview, header_type: int, subscriptions: bool =
         # A reference: the broker may overwrite what was just read.
         return lenient.read_json(header, subscriptions=subscriptions)
     code = raw.code
-    fields = _fields_of(code)
+    fields = LIMITABLE.get(code)
     if fields is None or raw.flag & FLAG_RESPONSE:
         if subscriptions and code in CONSUMING and not raw.flag & FLAG_RESPONSE:
             return _read_consuming(header, raw)
@@ -123,11 +119,11 @@ def classify(header: bytes | memoryview, header_type: int, subscriptions: bool =
     if ext is None:
         return lenient.read_json(header)
     batch: str | bool | None
-    if fields is _V2:
+    if fields is SEND_V2_FIELDS:
         name, group, batch, sys_flag = ext.b, ext.a, ext.m, ext.f
-    elif fields is _V1:
+    elif fields is SEND_V1_FIELDS:
         name, group, batch, sys_flag = ext.topic, ext.producerGroup, ext.batch, ext.sysFlag
-    elif fields is _BACK:
+    elif fields is SEND_BACK_FIELDS:
         name, group, batch, sys_flag = ext.group, None, None, None
     else:
         name, group, batch, sys_flag = ext.producerGroup, ext.producerGroup, None, None
