@@ -29,12 +29,10 @@ class BufferPool:
     def __init__(self, budget_bytes: int) -> None:
         self._free: list[memoryview] = []
         self.unlent = max(1, budget_bytes // CHUNK_BYTES)
-        self.small_total = 0
 
     def borrow(self) -> memoryview:
         """Take one buffer, to be given back."""
         if not self.unlent:
-            self.small_total += 1
             return memoryview(bytearray(SMALL_CHUNK_BYTES))
         self.unlent -= 1
         # Pages of its own, which a heap would keep.

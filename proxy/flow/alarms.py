@@ -9,13 +9,8 @@ raised  back to where it ends, or unknown        clear
 raised  any other                                raised
 ======= ======================================== ===========================================================
 
-==================== ============================== ============================== ============================
-alarm                figure                         raised when it is              ends when it is
-==================== ============================== ============================== ============================
-``MemoryAlarm``      bytes that Sluice uses         above ``watermark`` of limit   at most ``ends_at`` of limit
-``DiskAlarm``        free bytes where the spool is, below ``least_bytes``          at least ``enough_bytes``
-                     while something is in it
-==================== ============================== ============================== ============================
+``MemoryAlarm`` looks at the bytes that Sluice uses, ``DiskAlarm`` at the free bytes where the spool is, while something
+is in it.
 
 The hysteresis keeps publishers from being blocked and released with each look. An unknown figure blocks nobody.
 
@@ -88,21 +83,20 @@ class MemoryAlarm(Alarm):
     """Sluice uses too much of its memory limit.
 
     Args:
-        watermark: the share of the limit above which it is raised; above 0, at most 1.
-        ends_at: the share of the limit at which it ends; None is 95 % of the watermark.
+        watermark: the share of the limit above which it is raised. It ends at 95 % of that.
 
     Raises:
-        ValueError: a share is out of range, or ``ends_at`` is above the watermark.
+        ValueError: the share is not above 0 and at most 1.
     """
 
     scarce = "memory"
 
-    def __init__(self, watermark: float = WATERMARK, ends_at: float | None = None) -> None:
+    def __init__(self, watermark: float = WATERMARK) -> None:
         super().__init__()
         self._watermark = watermark
-        self._ends_at = watermark * _MEMORY_ENDS_AT if ends_at is None else ends_at
-        if not 0 < self._ends_at <= watermark <= 1:
-            raise ValueError(f"memory alarm at {watermark}, ending at {self._ends_at}: 0 < end <= watermark <= 1")
+        self._ends_at = watermark * _MEMORY_ENDS_AT
+        if not 0 < watermark <= 1:
+            raise ValueError(f"memory alarm at {watermark}: it must be above 0 and at most 1")
         self.used_bytes: int | None = None  # None if unknown
         self.limit_bytes: int | None = None  # None if there is no limit
         self.spare_bytes = 0  # resident, but free
@@ -153,21 +147,20 @@ class DiskAlarm(Alarm):
     """Too little disk space is free for the spool.
 
     Args:
-        least_bytes: it is raised when less is free.
-        enough_bytes: it ends when this much is free; None is 110 % of ``least_bytes``.
+        least_bytes: it is raised when less is free, and ends when 110 % of it are.
 
     Raises:
-        ValueError: ``enough_bytes`` is less than ``least_bytes``.
+        ValueError: it is below 0.
     """
 
     scarce = "disk"
 
-    def __init__(self, least_bytes: int = LEAST_FREE_BYTES, enough_bytes: int | None = None) -> None:
+    def __init__(self, least_bytes: int = LEAST_FREE_BYTES) -> None:
         super().__init__()
         self.least_bytes = least_bytes
-        self._enough_bytes = round(least_bytes * _DISK_ENDS_AT) if enough_bytes is None else enough_bytes
-        if not 0 <= least_bytes <= self._enough_bytes:
-            raise ValueError(f"disk alarm below {least_bytes}, ending at {self._enough_bytes}: 0 <= least <= enough")
+        self._enough_bytes = round(least_bytes * _DISK_ENDS_AT)
+        if least_bytes < 0:
+            raise ValueError(f"disk alarm below {least_bytes} bytes: it must be 0 or more")
         self.free_bytes: int | None = None  # None if unknown
 
     def look(self, now_ns: int, free_bytes: int | None, *, is_used: bool = True) -> AlarmChange | None:

@@ -57,23 +57,11 @@ What an integrator must know
 ============================
 - Stages that know each other are used by one thread, and form no circle.
 - Each message is acked once by its follower, whatever became of it. A follower that has parted owes no acks.
-- A message is dealt with when the follower has forwarded it, or has put it into a queue with a bound of its own:
-
-  ========== =========================================================================================================
-  follower   acks a message when
-  ========== =========================================================================================================
-  channel    it is forwarded, answered, or put behind others that are held
-  resource   it is decided: handed to the writer, refused, held, or handed to the store; not while held messages are
-             at their bound
-  writer     the socket has taken its last byte
-  store      it is written, and synced where that was promised
-  ========== =========================================================================================================
-
+- A message is dealt with when the follower has forwarded or answered it, or has put it into a queue with a bound of its
+  own. A writer acks it when the socket has taken its last byte, a store when it is written, and synced if promised.
 - A connection that does not read hears no heartbeats either, and must not judge the peer by them.
 - A stage that ends calls ``close``. A broker that comes back is a new stage.
 - ``on_credit`` is called inside ``ack``, ``part``, ``close`` and ``stall``, and must call nothing of a stage.
-
-A send and its ack take 0.3 µs, 0.45 µs with a grant (CPython 3.11). A stage takes 136 bytes, and so does a pair.
 """
 # ruff: noqa: SLF001 - a pair belongs to two stages, of which either changes the other's side; nobody else looks in
 

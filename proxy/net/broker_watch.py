@@ -106,10 +106,7 @@ class BrokerWatch:
         while True:
             with trio.move_on_after(self._wait_s()) as waiting:
                 await self._wanted.wait()
-            if waiting.cancelled_caught and self._away_since_s is None:
-                await self._try_better()
-            else:
-                await self._try()
+            await self._try(better=waiting.cancelled_caught and self._away_since_s is None)
 
     @property
     def backup(self) -> int:
@@ -196,13 +193,16 @@ class BrokerWatch:
         away_s = trio.current_time() - self._away_since_s
         return min(max(away_s * _WAIT_SHARE, _SHORTEST_WAIT_S), _LONGEST_WAIT_S)
 
-    async def _try(self) -> None:
-        # Before the try: whoever wants one while it is under way gets another one.
-        self._wanted = trio.Event()
+    async def _try(self, *, better: bool = False) -> None:
+        """Try the brokers in turn, or only those that come before the one that clients are connected to."""
+        lost = False
+        if not better:
+            # Before the try: whoever wants one while it is under way gets another one.
+            self._wanted = trio.Event()
+            lost, self._lost = self._lost, False
         errors: dict[Address, str] = {}
-        lost, self._lost = self._lost, False
         away = True
-        for broker in self._brokers:
+        for broker in self._brokers[: self.backup] if better else self._brokers:
             try:
                 await self._reach(broker)
             except sockets.NoRoomError as error:
@@ -216,26 +216,15 @@ class BrokerWatch:
                 self._answers(broker, errors)
                 break
         else:
-            self.error = "; ".join(_named(errors) if self.backups else errors.values())
-            if away or lost or not self.listening:
-                self._away(self.error)
-        self._tried.set()
-        self._tried = trio.Event()
-
-    async def _try_better(self) -> None:
-        """Try those that come before the one that clients are connected to."""
-        errors: dict[Address, str] = {}
-        for broker in self._brokers[: self.backup]:
-            try:
-                await self._reach(broker)
-            except OSError as error:
-                errors[broker] = error.strerror or str(error)
-            except trio.TooSlowError:
-                errors[broker] = f"no answer within {self._try_s:g} s"
+            if better:
+                self.passed_over = tuple(_named(errors))
             else:
-                self._answers(broker, errors)
-                return
-        self.passed_over = tuple(_named(errors))
+                self.error = "; ".join(_named(errors) if self.backups else errors.values())
+                if away or lost or not self.listening:
+                    self._away(self.error)
+        if not better:
+            self._tried.set()
+            self._tried = trio.Event()
 
     async def _reach(self, broker: Address) -> None:
         """Connect to a broker, by TLS if it is spoken to so, and part from it.

@@ -64,13 +64,14 @@ class Connection:
         writer: of what goes to the broker.
         reading: reads what both peers say, while it is lent but Python serves its sockets.
         draining: no further requests are read.
+        open_batches: how many are being decided.
     """
 
     #: A dict of so many attributes takes half a KiB more.
     __slots__ = (
-        *("__weakref__", "_deciding", "_fed", "_hears_of_writes", "_judge", "_lent", "_long_stall", "_looks"),
+        *("__weakref__", "_fed", "_hears_of_writes", "_judge", "_lent", "_long_stall", "_looks"),
         *("_on_over", "_scopes", "_services", "_stalled_by", "_ticking", "_woken", "broker_left", "bytes_read"),
-        *("draining", "ending", "info", "opened_ns", "peers", "read_ns", "reading", "session", "stage"),
+        *("draining", "ending", "info", "open_batches", "opened_ns", "peers", "read_ns", "reading", "session", "stage"),
         *("tickets", "writer"),
     )
 
@@ -111,7 +112,7 @@ class Connection:
         self._scopes: set[trio.CancelScope] = set()
         self._woken = trio.Event()
         self._ticking = False
-        self._deciding = 0
+        self.open_batches = 0
         #: Who stalls it: what the client's direction waits for.
         self._stalled_by: Stage | None = None
         self._hears_of_writes = False
@@ -239,7 +240,7 @@ class Connection:
             or self.ending.over
             or self.draining
             or self.ending.first is not None
-            or self._deciding
+            or self.open_batches
             or not all(peer.is_quiet for peer in self.peers.values())
         ):
             return
@@ -349,19 +350,19 @@ class Connection:
         """Have the handlers decide one batch; returns what is to be awaited for that, if a lane is to be waited for."""
         rest = None
         # From now on, since a handler may resolve tickets while it decides, and a drain then looks whether it may part.
-        self._deciding += 1
+        self.open_batches += 1
         try:
             rest = self._services.pipeline.decide_now(batch)
         finally:
             if rest is None:
-                self._deciding -= 1
+                self.open_batches -= 1
         return rest
 
     async def decide_later(self, batch: Batch, rest: Coroutine[Any, Any, None]) -> None:
         try:
             await rest
         finally:
-            self._deciding -= 1
+            self.open_batches -= 1
         if self.ending.over:
             # It ended when the verdicts were there and nobody had taken them.
             drop_tickets(batch.verdicts)
@@ -428,10 +429,6 @@ class Connection:
         """Whether something that its client sent is on its way to be decided."""
         ending = self.ending
         return not ending.over and ending.parting is None and self.peers[Side.CLIENT].is_deciding
-
-    @property
-    def is_batch_open(self) -> bool:
-        return self._deciding > 0
 
     def alarm(self, reason: str) -> None:
         """Tell the session that Sluice runs short of something, or with an empty reason that it does no more."""

@@ -221,7 +221,7 @@ class Ending:
         """Part from a connection that is drained, once nothing is in flight."""
         connection = self._connection
         client = connection.peers[Side.CLIENT]
-        if self.parting is not None or connection.is_batch_open:
+        if self.parting is not None or connection.open_batches:
             return
         if connection.session.in_flight() == 0 and all(
             connection.session.between_frames(side) and not peer.busy for side, peer in connection.peers.items()

@@ -190,14 +190,6 @@ class Server:
         """Return the address that a listener is bound to; port 0 was replaced by the one it got."""
         return self.watches[name].sockets[0].address
 
-    def broker(self, name: str) -> Address:
-        """Return the broker that a listener's clients are connected to now."""
-        return self.watches[name].broker
-
-    def listening(self, name: str) -> bool:
-        """Return whether clients can connect to a listener at this moment."""
-        return self.watches[name].listening
-
     async def reach(self, name: str) -> str | None:
         """Try a listener's broker, unless it is known to be away; returns what is wrong with it, if anything is."""
         return await self.watches[name].reach()
@@ -650,14 +642,10 @@ class _Client(Watched):
         except Exception as error:  # noqa: BLE001 - as the reactor does
             self.failed(error)
 
-    def readable(self) -> None:
-        """Go on with TLS to the broker."""
-        self._shake_hands()
-
     def writable(self) -> None:
         """Look whether the broker is connected to, or go on with TLS to it."""
         if self._broker is not None:
-            self._shake_hands()
+            self.readable()
             return
         assert self._connecting is not None  # noqa: S101 - there is nothing to be written before
         self.unwatch()
@@ -680,9 +668,9 @@ class _Client(Watched):
         except OSError as error:
             self.over("broker_error", f"broker: {error.strerror or error}")
             return
-        self._shake_hands()
+        self.readable()
 
-    def _shake_hands(self) -> None:
+    def readable(self) -> None:
         """Go on with TLS to the broker."""
         assert self._broker is not None  # noqa: S101 - it is connected to
         try:

@@ -18,7 +18,7 @@ GIB = 1024**3
     ],
 )
 def test_memory_alarm_stands_above_its_watermark_until_well_below(used: list[int | None], stands: list[bool]) -> None:
-    alarm = MemoryAlarm(0.6, 0.57)
+    alarm = MemoryAlarm(0.6)
     seen = []
     for at_ns, used_bytes in enumerate(used):
         alarm.look(at_ns, used_bytes, 0, 1000)
@@ -124,16 +124,15 @@ def test_publishers_are_told_what_is_scarce() -> None:
     assert reason(alarms) == "Sluice is low on memory"
 
 
-@pytest.mark.parametrize(("watermark", "ends_at"), [(0.0, None), (-0.1, None), (1.01, None), (0.5, 0.51), (0.5, 0.0)])
-def test_watermarks_that_make_no_sense_are_refused(watermark: float, ends_at: float | None) -> None:
-    with pytest.raises(ValueError, match="0 < end <= watermark <= 1"):
-        MemoryAlarm(watermark, ends_at)
+@pytest.mark.parametrize("watermark", [0.0, -0.1, 1.01])
+def test_watermarks_that_make_no_sense_are_refused(watermark: float) -> None:
+    with pytest.raises(ValueError, match="above 0 and at most 1"):
+        MemoryAlarm(watermark)
 
 
-@pytest.mark.parametrize(("least", "enough"), [(-1, None), (100, 99)])
-def test_free_space_that_makes_no_sense_is_refused(least: int, enough: int | None) -> None:
-    with pytest.raises(ValueError, match="0 <= least <= enough"):
-        DiskAlarm(least, enough)
+def test_free_space_that_makes_no_sense_is_refused() -> None:
+    with pytest.raises(ValueError, match="0 or more"):
+        DiskAlarm(-1)
 
 
 @pytest.mark.parametrize(

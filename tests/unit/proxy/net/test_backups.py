@@ -44,7 +44,7 @@ async def backed(start_backed: Callable[[], Awaitable[Rig]]) -> Rig:
 
 
 def active(rig: Rig) -> tuple[str, int]:
-    return rig.path.server.broker("main")
+    return rig.path.server.watches["main"].broker
 
 
 async def connect(rig: Rig, to: ScriptedBroker) -> tuple[Peer, Peer]:
@@ -89,7 +89,7 @@ async def test_clients_of_a_broker_that_ends_come_to_a_backup(
     assert await client.receive_to_end() == b""
     # Before the client hears of it, and comes again.
     assert active(backed) == backup.address
-    assert backed.path.server.listening("main")
+    assert backed.path.server.watches["main"].listening
 
 
 async def test_clients_go_to_the_broker_again_when_it_is_back(
@@ -121,10 +121,10 @@ async def test_without_any_clients_are_refused(
     error = (await backed.path.probe_brokers())[0].error
     refused = "{}:{}: Connection refused"
     assert error == "; ".join(refused.format(*each.address) for each in (broker, backup))
-    assert not backed.path.server.listening("main")
+    assert not backed.path.server.watches["main"].listening
     backup.restart()
     mock_clock.jump(0.1)
-    await backed.until(lambda: backed.path.server.listening("main"))
+    await backed.until(lambda: backed.path.server.watches["main"].listening)
     await connect(backed, backup)
 
 
@@ -138,9 +138,9 @@ async def test_clients_are_refused_once_one_has_waited_for_them_in_vain(
     monkeypatch.setattr(BrokerWatch, "_reach", hang)
     assert "no answer within 1 s" in str((await backed.path.probe_brokers())[0].error)
     # They may only be slow.
-    assert backed.path.server.listening("main")
+    assert backed.path.server.watches["main"].listening
     backed.path.server.watches["main"].lost("no answer within 5 s")
-    await backed.until(lambda: not backed.path.server.listening("main"))
+    await backed.until(lambda: not backed.path.server.watches["main"].listening)
 
 
 async def test_names_that_are_not_known_stand_in_nobodys_way(

@@ -491,13 +491,13 @@ class TestUnreachableBroker:
         assert await (await rig.client()).receive_to_end() == b""
         await rig.until_closed("broker_unreachable")
         assert refused(rig)
-        assert not rig.path.server.listening("main")
+        assert not rig.path.server.watches["main"].listening
         mock_clock.jump(0.1)
         await rig.settle()
         assert refused(rig)
         rig.broker.restart()
         mock_clock.jump(0.1)
-        await rig.until(lambda: rig.path.server.listening("main"))
+        await rig.until(lambda: rig.path.server.watches["main"].listening)
         client, broker = await rig.connect()
         await client.send(b"free 1\n")
         assert await broker.receive_line() == b"free 1\n"
@@ -606,11 +606,11 @@ class TestUnreachableBroker:
         rig.broker.restart()
         mock_clock.jump(0.1)
         await rig.until(lambda: "cannot listen" in [entry["event"] for entry in log])
-        assert not rig.path.server.listening("main")
+        assert not rig.path.server.watches["main"].listening
         assert "in use" in str((await rig.path.probe_brokers())[0].error)
         other.close()
         mock_clock.jump(0.1)
-        await rig.until(lambda: rig.path.server.listening("main"))
+        await rig.until(lambda: rig.path.server.watches["main"].listening)
         await rig.connect()
 
     async def test_that_does_not_answer_is_given_up_after_the_timeout(
@@ -666,7 +666,7 @@ class TestUnreachableBroker:
         await rig.until_closed("no_descriptors")
         assert [(entry["event"], entry["reason"]) for entry in log] == [("connection closed", "no_descriptors")]
         assert "no socket left" in str((await rig.path.probe_brokers())[0].error)
-        assert rig.path.server.listening("main")
+        assert rig.path.server.watches["main"].listening
 
 
 class TestFaults:

@@ -271,7 +271,7 @@ def start_to_broker(
 
 async def test_broker_is_spoken_to_by_tls(start_to_broker: StartToBroker) -> None:
     rig, broker = await start_to_broker()
-    assert rig.path.server.listening("main")
+    assert rig.path.server.watches["main"].listening
     client = await rig.client()
     peer = await broker.accept()
     await client.send(b"free 1\nzero 1\n")
@@ -328,7 +328,7 @@ async def test_nobody_is_served_while_the_broker_is_not_to_be_trusted(
     start_to_broker: StartToBroker, certificates: Certificates, at_broker: str, settings: dict[str, Any], told: str
 ) -> None:
     rig, broker = await start_to_broker(at_broker=certificates.server(at_broker), **settings)
-    assert not rig.path.server.listening("main")
+    assert not rig.path.server.watches["main"].listening
     assert told in str(rig.path.server.watches["main"].error)
     await rig.until(lambda: broker.tries)
 
@@ -345,7 +345,7 @@ async def test_client_is_closed_if_the_broker_is_not_to_be_trusted_any_more(
     with suppress(ConnectionResetError):
         assert await client.receive_to_end() == b""
     assert rig.closed == {"broker_unreachable": 1}
-    assert not rig.path.server.listening("main")
+    assert not rig.path.server.watches["main"].listening
 
 
 async def test_client_that_the_broker_refuses_is_closed_and_others_go_on(
@@ -359,7 +359,7 @@ async def test_client_that_the_broker_refuses_is_closed_and_others_go_on(
     with suppress(ConnectionResetError):
         assert await client.receive_to_end() == b""
     assert rig.closed == {"broker_unreachable": 1}
-    assert rig.path.server.listening("main")
+    assert rig.path.server.watches["main"].listening
     assert not [line for line in log if line["event"].startswith("broker unreachable")]
 
 
