@@ -235,7 +235,7 @@ class Session(ABC):
 
     @abstractmethod
     def end(self, side: Side, now_ns: int) -> None:
-        """Take the end of one peer's stream; an unfinished frame is queued.
+        """Take the end of one peer's stream; an unfinished frame is queued or dropped.
 
         Comes when nothing is kept of that peer any more. The tickets of its held requests have been dropped.
         """

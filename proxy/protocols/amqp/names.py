@@ -45,16 +45,15 @@ class Target(msgspec.Struct, gc=False):
     exchange: bytes
     routing_key: bytes
     resources: tuple[Resource, ...]  # charged, without CC and BCC
-    key: int  # equal for publishes that must not overtake each other in one channel
 
 
 class Names:
-    """The names of one connection. Equal names share one tuple, which makes grouping cheap."""
+    """The names of one connection."""
 
     def __init__(self) -> None:
         self.with_keys = False  # publishes to an exchange are charged to their routing key as well
         self._vhost = ""
-        self._targets: tuple[dict[bytes, Target], dict[bytes, Target]] = ({}, {})
+        self._targets: tuple[dict[tuple[bytes, bytes], Target], ...] = ({}, {})
         self._queues: dict[bytes, tuple[Resource, ...]] = {}
 
     @property
@@ -65,23 +64,17 @@ class Names:
     def enter(self, vhost: bytes) -> None:
         self._vhost = "" if vhost == DEFAULT_VHOST else encoded(vhost[:MAX_NAME_BYTES]) + "/"
 
-    def target(self, raw: bytes, exchange_bytes: int) -> Target:
-        """Return the target of a publish from exchange and routing key as on the wire, each with its length."""
+    def target(self, exchange: bytes, routing_key: bytes) -> Target:
+        """Return the target of a publish. Names are cut to the maximum."""
+        exchange, routing_key = exchange[:MAX_NAME_BYTES], routing_key[:MAX_NAME_BYTES]
         known = self._targets[self.with_keys]
-        target = known.get(raw)
+        target = known.get((exchange, routing_key))
         if target is None:
             if len(known) >= MAX_NAMES:
                 known.clear()
-            exchange, routing_key = raw[1 : 1 + exchange_bytes], raw[2 + exchange_bytes :]
             resources = tuple(self._charged_to(exchange, [routing_key]))
-            target = known[raw] = Target(exchange, routing_key, resources, hash(raw))
+            target = known[exchange, routing_key] = Target(exchange, routing_key, resources)
         return target
-
-    def published(self, exchange: bytes, routing_key: bytes) -> Target:
-        """Return the target of a publish of AMQP 1.0. Names are cut to the maximum."""
-        exchange, routing_key = exchange[:MAX_NAME_BYTES], routing_key[:MAX_NAME_BYTES]
-        raw = b"%c%b%c%b" % (len(exchange), exchange, len(routing_key), routing_key)
-        return self.target(raw, len(exchange))
 
     def with_copies(self, target: Target, keys: list[bytes]) -> tuple[Resource, ...]:
         """Return the resources of a publish with CC or BCC."""

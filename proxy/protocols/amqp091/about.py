@@ -8,7 +8,6 @@ from proxy.protocols.amqp.names import encoded
 from proxy.protocols.amqp091 import wire
 from proxy.protocols.amqp091.wire import Malformed, Reader, read_texts, reads_true
 
-_MAX_CHANNELS: Final = 65535  # the highest channel_max
 _LEAST_CHANNELS: Final = 2  # below this, no channel is withheld
 
 
@@ -38,8 +37,8 @@ class AboutClient(Identity):
         elif method == wire.CONNECTION_TUNE_OK:
             if self.tuned_bytes:
                 return False
-            channels = arguments.short() or _MAX_CHANNELS
-            self.channel_max = min(channels, self._offered_channels or _MAX_CHANNELS)
+            channels = arguments.short() or wire.MAX_CHANNEL
+            self.channel_max = min(channels, self._offered_channels or wire.MAX_CHANNEL)
             most_bytes = arguments.long()
             if 0 < most_bytes <= wire.FRAME_BYTES:
                 raise Malformed(f"a tune-ok with frames of at most {most_bytes} bytes")
@@ -54,7 +53,7 @@ class AboutClient(Identity):
 
     def withhold(self, offer: bytes) -> bytes:
         """Return a tune for the client that offers one channel less; ``offer`` is the payload of the broker's."""
-        offered = Reader(offer, 4, len(offer)).short() or _MAX_CHANNELS
+        offered = Reader(offer, 4, len(offer)).short() or wire.MAX_CHANNEL
         if offered < _LEAST_CHANNELS or self.tuned_bytes:
             return offer
         self._withheld = True

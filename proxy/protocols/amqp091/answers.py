@@ -234,11 +234,12 @@ class Answers(Stream):
             return not channel.recovering or channel.recovering.popleft()
         tag = wire.arguments(frame).short_string()
         self._consumers.end(channel, tag, self._stages.now_ns)
-        if method == wire.BASIC_CANCEL_OK and self._is_unwanted(channel, tag):
-            if not channel.transacts:
-                self._end_deliveries(channel.to_client, tag)
-            return False
-        return True
+        unwanted = channel.cancelling.pop(tag, 0) if method == wire.BASIC_CANCEL_OK else 0
+        if unwanted > 1:
+            channel.cancelling[tag] = unwanted - 1
+        if unwanted and not channel.transacts:
+            self._end_deliveries(channel.to_client, tag)
+        return not unwanted
 
     def _take_declared(self, channel: Channel, queue: bytes) -> None:
         declares = channel.declaring.popleft() if channel.declaring else b""
@@ -296,14 +297,6 @@ class Answers(Stream):
         if self.charges:
             self._context.pass_on(passed)
             self._context.wake()
-
-    @staticmethod
-    def _is_unwanted(channel: Channel, tag: bytes) -> bool:
-        """Say whether the client does not want a cancel-ok, and count it."""
-        left = channel.cancelling.pop(tag, 0)
-        if left > 1:
-            channel.cancelling[tag] = left - 1
-        return left > 0
 
     def _unmarked(self, content: Content, frame: bytes) -> bytes:
         """Restore the header of a marked message, and take note of its consumer."""

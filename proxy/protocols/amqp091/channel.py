@@ -126,7 +126,7 @@ class Method(NamedTuple):
         return len(self.frame) + OBJECT_BYTES
 
 
-_NO_TARGET: Final = Target(b"", b"", (), 0)
+_NO_TARGET: Final = Target(b"", b"", ())
 
 
 @dataclass(eq=False, slots=True)

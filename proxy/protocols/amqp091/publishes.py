@@ -15,7 +15,7 @@ from proxy.protocols.amqp091.confirms import Confirms
 from proxy.protocols.amqp091.marking import REPLIES, SETTLES
 from proxy.protocols.amqp091.memory import Memory
 from proxy.protocols.amqp091.output import Owner, Shared
-from proxy.protocols.amqp091.stream import MAX_CHANNEL, Stream
+from proxy.protocols.amqp091.stream import Stream
 from proxy.protocols.amqp091.wire import Malformed
 from proxy.protocols.base import Buffer
 
@@ -100,12 +100,10 @@ class Publishes(Stream):
         self.published = True
         arguments = wire.arguments(frame)
         arguments.short()
-        begins = arguments.position
-        exchange = arguments.short_string()
-        arguments.short_string()
+        exchange, routing_key = arguments.short_string(), arguments.short_string()
         if arguments.position != len(frame) - 2:
             raise Malformed("a publish that is not as long as its exchange and routing key, and one octet")
-        target = self._names.target(frame[begins : arguments.position], len(exchange))
+        target = self._names.target(exchange, routing_key)
         content = Content(lane, target=target)
         content.whole = self._marking.active and self._marking.may_wait(lane.channel, target, self._stages.now_ns)
         self._open_content(content, frame)
@@ -380,7 +378,7 @@ class Publishes(Stream):
     def feed(self, chunk: memoryview) -> Sequence[Request]:
         if not self.last_channel and self._about.opened:
             # Before, the client was not authenticated.
-            self.last_channel = self._about.own_channel - 1 if self._about.own_channel else MAX_CHANNEL
+            self.last_channel = self._about.own_channel - 1 if self._about.own_channel else wire.MAX_CHANNEL
             if self._about.tuned_bytes:
                 self.most_payload_bytes = self._about.tuned_bytes - wire.FRAME_BYTES
         return super().feed(chunk)
@@ -401,7 +399,7 @@ class Publishes(Stream):
     def _limit(self, content: Content, keys: list[bytes]) -> bool:
         lane, target = content.lane, content.target
         content.resources = self._names.with_copies(target, keys) if keys else target.resources
-        content.key = hash((target.key, lane.channel.number)) & _KEY_BITS
+        content.key = hash((target.exchange, target.routing_key, lane.channel.number)) & _KEY_BITS
         if lane.channel.confirms is not None:
             content.number = lane.channel.confirms.number()
         line = lane.lines.get(content.key)

@@ -162,7 +162,7 @@ class Replay:
                 queue.pop()
                 line.dropped += 1
                 continue
-            target = self._names.target(publish.target, publish.target[0])
+            target = self._names.target(publish.exchange, publish.routing_key)
             resources = self._names.with_copies(target, publish.keys) if publish.keys else target.resources
             line.head = _Head.ASKED
             line.request = Request(

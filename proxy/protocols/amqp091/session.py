@@ -587,9 +587,7 @@ class AMQP091Session(Session):
         self._stop_waits()
         if side is Side.BROKER:
             self._answers.silent = True
-        if side is Side.CLIENT and 0 < len(self._header) < _HEADER_BYTES:
-            self._publishes.out.append(self._header)
-        self._streams[side].end()
+        self._streams[side].forget_all()
 
     def close(self) -> None:
         self._stop_waits()

@@ -13,17 +13,13 @@ class Stages:
     """The stages of one connection."""
 
     def __init__(
-        self,
-        connection: Stage | None = None,
-        writer: Stage | None = None,
-        hear_of_writes: Callable[[bool], None] = lambda _: None,
-        wake: Callable[[], None] | None = None,
+        self, connection: Stage, writer: Stage, hear_of_writes: Callable[[bool], None], wake: Callable[[], None]
     ) -> None:
         self.now_ns = 0  # when the session was called last
         # Of messages that have waited and are not in the kernel's buffer yet.
         self.unwritten_bytes = 0
-        self._connection = connection or Stage("connection")
-        self._writer = writer or Stage("writer")
+        self._connection = connection
+        self._writer = writer
         self._hear_of_writes = hear_of_writes
         self._wake = wake
         self._hears = False

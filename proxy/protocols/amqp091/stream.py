@@ -43,7 +43,6 @@ MAX_TAKEN_BACK_BYTES: Final = 4096  # a longer beginning of a frame is not read 
 MAX_BODY_BYTES: Final = 1 << 40  # a body that is announced longer counts as empty: it never arrives
 #: The same for clients, by default: RabbitMQ closes the channel of one that announces more.
 MAX_MESSAGE_BYTES: Final = 128 * 1024 * 1024
-MAX_CHANNEL: Final = 65535  # channel numbers have two bytes
 
 
 class Stream(Output):
@@ -58,7 +57,7 @@ class Stream(Output):
         self.most_payload_bytes = wire.DEFAULT_FRAME_MAX - FRAME_BYTES  # of one frame
         self.most_body_bytes = MAX_BODY_BYTES  # a longer body is not charged
         self.finished = False  # a peer has closed the connection; contents that arrive now are dropped
-        self.last_channel = MAX_CHANNEL  # the highest channel number that may be used
+        self.last_channel = wire.MAX_CHANNEL  # the highest channel number that may be used
         self._nowhere = Channel(0).to_broker  # the lane of contents in channels that are not open
         self._beginning = bytearray()  # an incomplete frame; of a body frame the prefix only
         self._steps = 0  # the cost of the last chunk
@@ -396,11 +395,3 @@ class Stream(Output):
             self._drop(content)
             return DROPPED
         return WAITING
-
-    def end(self) -> None:
-        # It may belong to what waits, and would be misread without that.
-        waits = self.waiting > 0 or any(content.gathers for content in self.unfinished())
-        self.forget_all()
-        if self._beginning and not waits and self.at_boundary():
-            self.out.append(bytes(self._beginning))
-            self._beginning.clear()

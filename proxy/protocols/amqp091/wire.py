@@ -22,6 +22,8 @@ FRAME_BYTES: Final = 8
 FRAME_END: Final = 0xCE
 DEFAULT_FRAME_MAX: Final = 131072  # frame_max before tune-ok, framing included
 
+MAX_CHANNEL: Final = 65535  # the highest channel_max
+
 PROTOCOL_HEADER_BYTES: Final = 8
 PROTOCOL_HEADERS: Final = (b"AMQP\x00\x00\x09\x01", b"AMQP\x01\x01\x00\x09")  # of this version
 
@@ -364,7 +366,8 @@ _MARK: Final = b"\x11x-sluice-replayedt\x01"  # the header field of replayed mes
 class Publish(NamedTuple):
     """A complete publish."""
 
-    target: bytes  # exchange and routing key as on the wire, with their lengths
+    exchange: bytes
+    routing_key: bytes
     keys: list[bytes]  # the routing keys in CC and BCC
     header: bytes  # the payload of its header frame
     body: bytes
@@ -380,8 +383,9 @@ class Publish(NamedTuple):
             header = self.header
             if len(header) > most_payload_bytes:
                 raise Malformed(f"a content header of {len(header)} bytes, {most_payload_bytes} may be")
-        method_payload = Struct(">IH").pack(BASIC_PUBLISH, 0) + self.target + b"\0"
-        out = [frame(METHOD, channel, method_payload), frame(HEADER, channel, header)]
+        target = _short_string(self.exchange) + _short_string(self.routing_key)
+        method = Struct(">IH").pack(BASIC_PUBLISH, 0) + target + b"\0"
+        out = [frame(METHOD, channel, method), frame(HEADER, channel, header)]
         body = memoryview(self.body)
         out += [
             frame(BODY, channel, body[at : at + most_payload_bytes]) for at in range(0, len(body), most_payload_bytes)
@@ -409,11 +413,11 @@ def read_publish(data: bytes) -> Publish:
     arguments = Reader(methods[0], 0, len(methods[0]))
     is_publish = arguments.long() == BASIC_PUBLISH
     arguments.short()
-    target = b"".join(bytes((len(each),)) + each for each in (arguments.short_string(), arguments.short_string()))
+    exchange, routing_key = arguments.short_string(), arguments.short_string()
     class_id, body_bytes, keys, _ = read_content_header(header)
     if not is_publish or class_id != BASIC or body_bytes != len(body):
         raise Malformed(f"a method of class {class_id} with {len(body)} of {body_bytes} bytes of a body")
-    return Publish(target, keys, header, body)
+    return Publish(exchange, routing_key, keys, header, body)
 
 
 def _marked(header: bytes) -> bytes:

@@ -157,7 +157,7 @@ def published(names: Names, address: Address, head: MessageHead | None = None) -
             key = head.subject or b""
         case _:
             return ()
-    target = names.published(address.exchange, key)
+    target = names.target(address.exchange, key)
     copies = head.copies if head is not None and not address.plain else ()
     return names.with_copies(target, [*copies]) if copies else target.resources
 
