@@ -53,7 +53,7 @@ class Names:
     def __init__(self) -> None:
         self.with_keys = False  # publishes to an exchange are charged to their routing key as well
         self._vhost = ""
-        self._targets: tuple[dict[tuple[bytes, bytes], Target], ...] = ({}, {})
+        self._targets: tuple[dict[tuple[bytes, bytes], Target], dict[tuple[bytes, bytes], Target]] = ({}, {})
         self._queues: dict[bytes, tuple[Resource, ...]] = {}
 
     @property
