@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBool;
 use pyo3::{PyTraverseError, PyVisit};
 use sluice_native_core::amqp10::{
-    self, Difference, Disposed, Flow, Ids, Links, Moved, Numbers, Settling, Taken, Terms, Unknown,
+    self, Difference, Disposed, Ids, Links, Moved, Numbers, Settling, Taken, Terms, Unknown,
 };
 
 use crate::runs::{Asker, Runs};
@@ -122,8 +122,8 @@ type KnownSession = (Py<PyAny>, [u16; 2], Option<u32>, Option<[(Option<u32>, Opt
 /// What `came` returns, and `flows`: how many requests for credit were granted; what links are allowed now, by sender;
 /// frames for each peer; and whether the connection stays.
 type Answered = (u32, Vec<(usize, Key, Allowance)>, [Vec<u8>; 2], bool);
-/// A flow's channel, its first eight fields, and whether it drains.
-type Flowed = (u16, [Option<u32>; 8], bool);
+/// A flow's channel, its first seven fields, and whether it drains.
+type Flowed = (u16, [Option<u32>; 7], bool);
 /// Also the fields that change, by flow; None if they are for Python, and nothing else is to be written.
 type FlowsAnswered = (Option<Vec<Vec<(usize, Vec<u8>)>>>, Answered);
 /// What `take` is given, beside whom was heard, and written to: links and their deliveries; sessions, transfers, and
@@ -380,13 +380,14 @@ impl Amqp10 {
         let mut flows: Vec<(Flowed, [u32; 2], u32)> = Vec::with_capacity(taken.flows.len());
         for flow in &taken.flows {
             let transfers = std::mem::take(&mut self.sessions[self.channels[side][&flow.channel]].transfers);
-            let key = flow.handle.map(|handle| (flow.channel, handle));
+            let key = flow.handle().map(|handle| (flow.channel, handle));
             let sent = key.and_then(|key| self.received[side].get(&key));
             let link = match sent {
                 Some(key) => self.links[1 - side].get_mut(key),
                 None => key.and_then(|key| self.links[side].get_mut(&key)),
             };
-            flows.push((flowed(flow), transfers, link.map_or(0, |link| std::mem::take(&mut link.deliveries))));
+            let flowed = (flow.channel, flow.numbers, flow.drain);
+            flows.push((flowed, transfers, link.map_or(0, |link| std::mem::take(&mut link.deliveries))));
         }
         let answered = self.python.call_method1(py, "flows", (side, flows, context.now_ns))?;
         let (changes, answered): FlowsAnswered = answered.extract(py)?;
@@ -430,20 +431,6 @@ impl Amqp10 {
         let heard = (std::mem::take(&mut self.heard), std::mem::take(&mut self.written));
         self.python.call_method1(py, "take", (heard.0, heard.1, links, sessions, timed)).map(drop)
     }
-}
-
-fn flowed(flow: &Flow) -> Flowed {
-    let numbers = [
-        flow.next_incoming_id,
-        Some(flow.incoming_window),
-        Some(flow.next_outgoing_id),
-        Some(flow.outgoing_window),
-        flow.handle,
-        flow.delivery_count,
-        flow.link_credit,
-        flow.available,
-    ];
-    (flow.channel, numbers, flow.drain)
 }
 
 impl Reading for Amqp10 {

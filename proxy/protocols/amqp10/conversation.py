@@ -145,7 +145,7 @@ class Conversation:
     def flow(self, side: Side, channel: int, performative: Performative) -> Step:
         """Take a flow of either peer. Its credit counts at once, so that more can be asked for."""
         # A malformed one must have no effect, so all of it is read first.
-        numbers = [performative.uint(number) for number in range(8)]
+        numbers = [performative.uint(number) for number in range(7)]
         drains = performative.boolean(8)
         if None in numbers[1:4]:
             raise Malformed("a flow without next-outgoing-id or windows")
@@ -391,7 +391,7 @@ def translate_flow(
 ) -> dict[int, bytes]:
     """Take a flow of a session, or of one of its links, as it is forwarded. Return which fields change."""
     half, other = session.halves[side], session.halves[side.other]
-    incoming_id, incoming_window, outgoing_id, outgoing_window, _, delivery_count, credit, _ = numbers
+    incoming_id, incoming_window, outgoing_id, outgoing_window, _, delivery_count, credit = numbers
     to_incoming_id = other.transfers.flow_of_receiver(incoming_id, incoming_window or 0)
     if other.undecided:
         session.look_at_window(side.other)

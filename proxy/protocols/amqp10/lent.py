@@ -24,7 +24,7 @@ _SIDES: Final = tuple(Side)
 _MAX_RESOURCES: Final = 2  # of a link that the compiled part counts
 
 Fields = tuple[int, Sequence[int | None], bool]
-"""A flow's channel, its first eight fields, and whether it drains."""
+"""A flow's channel, its first seven fields, and whether it drains."""
 Difference = tuple[int | None, int | None, int]
 """As ``Renumbering.latest`` returns it."""
 Ranges = Sequence[tuple[int, int]]

@@ -110,6 +110,7 @@ _USHORT: Final = 0x60
 _BINARY8, _STRING8, _SYMBOL8 = 0xA0, 0xA1, 0xA3
 _BINARY32, _STRING32, _SYMBOL32 = 0xB0, 0xB1, 0xB3
 _LIST8, _MAP8, _LIST32, _MAP32 = 0xC0, 0xC1, 0xD0, 0xD1
+_DESCRIPTORS: Final = frozenset((*_INTEGERS, _UINT0, _ULONG0, _SYMBOL8, _SYMBOL32))
 
 _BY_SIZE8, _BY_SIZE32, _BY_DESCRIPTOR, _NO_TYPE = -1, -2, -3, -4
 # How many bytes follow a constructor, by its first half (1.2).
@@ -320,7 +321,7 @@ def descriptor(buffer: Buffer | bytearray, at: int, stop: int) -> tuple[int, int
     if at >= stop:
         raise CutOff("a descriptor that ends too early")
     constructor = buffer[at]
-    if constructor not in {*_INTEGERS, _UINT0, _ULONG0, _SYMBOL8, _SYMBOL32}:
+    if constructor not in _DESCRIPTORS:
         raise Malformed(f"a descriptor of the type 0x{constructor:02x}")
     if constructor == _SYMBOL32 and at + 5 <= stop and _u32_at(buffer, at + 1)[0] > 255:
         raise Malformed(f"a descriptor of {_u32_at(buffer, at + 1)[0]} bytes")

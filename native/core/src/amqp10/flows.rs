@@ -12,14 +12,8 @@ pub struct Flow {
     /// Where its frame begins and ends.
     pub start: usize,
     pub stop: usize,
-    pub next_incoming_id: Option<u32>,
-    pub incoming_window: u32,
-    pub next_outgoing_id: u32,
-    pub outgoing_window: u32,
-    pub handle: Option<u32>,
-    pub delivery_count: Option<u32>,
-    pub link_credit: Option<u32>,
-    pub available: Option<u32>,
+    /// Its first fields, up to link-credit.
+    pub numbers: [Option<u32>; 7],
     pub drain: bool,
 }
 
@@ -27,24 +21,25 @@ impl Flow {
     /// A flow without properties.
     #[inline]
     pub(super) fn of(frame: &Frame, start: usize, mut fields: Fields) -> Result<Self, NotPlain> {
-        let flow = Self {
-            channel: frame.channel,
-            start,
-            stop: frame.stop,
-            next_incoming_id: fields.uint()?,
-            incoming_window: fields.uint()?.ok_or(NotPlain)?,
-            next_outgoing_id: fields.uint()?.ok_or(NotPlain)?,
-            outgoing_window: fields.uint()?.ok_or(NotPlain)?,
-            handle: fields.uint()?,
-            delivery_count: fields.uint()?,
-            link_credit: fields.uint()?,
-            available: fields.uint()?,
-            drain: fields.boolean()?.unwrap_or(false),
-        };
+        let mut numbers = [None; 7];
+        for number in &mut numbers {
+            *number = fields.uint()?;
+        }
+        // The windows and next-outgoing-id are mandatory.
+        if numbers[1..4].contains(&None) {
+            return Err(NotPlain);
+        }
+        fields.uint()?;
+        let drain = fields.boolean()?.unwrap_or(false);
         fields.boolean()?;
         fields.skip_null()?;
         fields.end()?;
-        Ok(flow)
+        Ok(Self { channel: frame.channel, start, stop: frame.stop, numbers, drain })
+    }
+
+    #[must_use]
+    pub fn handle(&self) -> Option<u32> {
+        self.numbers[4]
     }
 }
 

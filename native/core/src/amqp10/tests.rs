@@ -100,7 +100,7 @@ fn flows_are_taken_behind_all_others() {
     let taken = scan(&mut links, &[&chunk[..], &disposition(1, 3, 4)].concat(), 0, 99);
     assert_eq!((taken.stop, taken.frames, taken.flows.len()), (chunk.len(), 4, 2));
     let (first, size) = (taken.flows[0], flow(1, 2).len());
-    assert_eq!((first.handle, first.link_credit, first.available), (Some(2), Some(5), None));
+    assert_eq!((first.handle(), first.numbers[6]), (Some(2), Some(5)));
     let written = reflow(&chunk[first.start..first.stop], &[(6, &[0x70, 0, 0, 1, 0])]).unwrap();
     // The null at its end is left out.
     assert_eq!((written.len(), &written[size - 3..]), (size + 2, &[0x70, 0, 0, 1, 0][..]));
