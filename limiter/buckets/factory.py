@@ -8,11 +8,7 @@ from limiter.rules.rule import Rule
 
 
 def new_limiter(resource: Resource, rule: Rule, now_ns: int) -> Limiter:
-    """Return a new limiter of the kind that a rule needs.
-
-    Raises:
-        ValueError: the rule does not limit.
-    """
+    """Return a new limiter of the kind that a rule needs."""
     return kind_of(rule)(resource, rule, now_ns)
 
 
@@ -25,9 +21,6 @@ def put_in_force(limiter: Limiter, now_ns: int, rule: Rule) -> Limiter:
 
     Returns:
         The limiter that decides from now on; if it is another, the old one is retired.
-
-    Raises:
-        ValueError: the rule does not limit.
     """
     limiter.reconfigure(now_ns, rule)
     if type(limiter) is kind_of(rule):
@@ -38,11 +31,7 @@ def put_in_force(limiter: Limiter, now_ns: int, rule: Rule) -> Limiter:
 
 
 def begun_anew(limiter: Limiter, now_ns: int, rule: Rule) -> Limiter:
-    """Return a limiter to replace another: full and closed, without shares.
-
-    Raises:
-        ValueError: the rule does not limit.
-    """
+    """Return a limiter to replace another: full and closed, without shares."""
     successor = new_limiter(limiter.resource, rule, now_ns)
     limiter.retired = True
     successor.last_refused_ns, successor.last_wait_us = limiter.last_refused_ns, limiter.last_wait_us

@@ -153,8 +153,6 @@ class FairShare(Gate):
         return wait_us
 
     def charge(self, now_ns: int, permits: int) -> None:
-        if permits < 0:
-            raise ValueError(f"cannot spend {permits} permits: a cost is zero or more")
         stays_open = self._stays_open(now_ns)
         own = self.refill(now_ns) > 0 or self.total.pool_upermits(now_ns) <= 0
         self.total.refill(now_ns)

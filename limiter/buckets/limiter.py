@@ -89,11 +89,7 @@ class Gate(Bucket, ABC):
 
     @abstractmethod
     def charge(self, now_ns: int, permits: int) -> None:
-        """Debit ``permits`` after the fact, without a bound on the debt. Never opens the breaker, but may keep it open.
-
-        Raises:
-            ValueError: ``permits`` is negative.
-        """
+        """Debit after the fact, without a bound on the debt. Opens no breaker, but may keep one open."""
 
     @abstractmethod
     def wait_us_behind(self, now_ns: int, permits: int, cost: int = 1) -> int:
@@ -179,9 +175,6 @@ class Limiter(Gate):
 
     It is a bucket rather than having one, since a hundred thousand may live: one object takes half the memory of two.
     All state is in ``Cell``, so the compiled part can make one, too; it sets ``resource`` when Python first asks.
-
-    Raises:
-        ValueError: the rule does not limit.
     """
 
     key = ""
@@ -189,7 +182,6 @@ class Limiter(Gate):
     __slots__ = ()
 
     def __init__(self, resource: Resource, rule: Rule, now_ns: int) -> None:
-        _require_limit(rule)
         super().__init__(resource, rule, now_ns)
         self.asked_ns = now_ns
 
@@ -269,8 +261,6 @@ class Limiter(Gate):
         return wait_us
 
     def charge(self, now_ns: int, permits: int) -> None:
-        if permits < 0:
-            raise ValueError(f"cannot spend {permits} permits: a cost is zero or more")
         # Also for no permits: with other limiters or alone, the balance ends the same to the nanosecond.
         self.refill(now_ns)
         self.spend(permits)
@@ -315,11 +305,7 @@ class Limiter(Gate):
         """Switch to another rule. Stored permits and debt carry over as ``Bucket`` says.
 
         A raised limit with permits in store closes the breaker.
-
-        Raises:
-            ValueError: the rule does not limit.
         """
-        _require_limit(rule)
         self._stays_open(now_ns)
         raised = rule.rate_upermits_per_s > self.rate_upermits_per_s or rule.capacity_upermits > self.capacity_upermits
         self.set_rate(now_ns, rule.rate_upermits_per_s, rule.capacity_upermits)
@@ -400,8 +386,3 @@ def run_of_larger(costs: Sequence[int], start: int, most: int, most_ever: int) -
     while end < len(costs) and costs[end] > most and (costs[end] > most_ever) is never:
         end += 1
     return end - start
-
-
-def _require_limit(rule: Rule) -> None:
-    if rule.part("messages") is None:
-        raise ValueError(f"rule {rule.name} does not limit: an unlimited resource has no limiter")

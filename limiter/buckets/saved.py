@@ -88,7 +88,7 @@ def restore(saved: SavedLimiter, rule: Rule, now_ns: int) -> Limiter:
     """Return a limiter that continues a saved one, under the rule of now and with bounded debts.
 
     Raises:
-        ValueError: the rule does not limit, or the figures are impossible.
+        ValueError: the figures are impossible.
     """
     times = (saved.at_ns, *(each for share in saved.shares for each in (share.at_ns, share.seen_ns)))
     if (
