@@ -63,7 +63,8 @@ impl Channels {
     }
 
     fn names(&self, py: Python<'_>) -> PyResult<Vec<Py<PyAny>>> {
-        self.askers.iter().map(|asker| Target::resource(&asker.target, py)).collect()
+        let targets = self.askers.iter().flat_map(|asker| std::iter::once(&asker.target).chain(&asker.second));
+        targets.map(|target| Target::resource(target, py)).collect()
     }
 
     fn unconfirmed(&self) -> usize {

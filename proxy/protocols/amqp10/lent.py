@@ -158,8 +158,9 @@ class LentConnection:
             shared.charge_due()
         granted = 0 if shared.turning or shared.starved or shared.charges else self._grant(now_ns)
         if shared.to_ask or shared.turning or shared.starved or shared.charges:
-            # What was granted is told when they are read again.
+            # What was granted is told when they are read again, and the rest asked for.
             shared.to_tell.clear()
+            shared.to_ask.clear()
             return None, (granted, (), (b"", b""), False)
         changes = [
             list(translate_flow(session, peer, link, numbers, drains=drains).items())

@@ -1,8 +1,10 @@
 """Frames as clients and brokers send them, made and read apart from the code under test."""
 
 import struct
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from random import Random
 
 #: In the order of their flags and their values.
 PROPERTIES = (
@@ -23,10 +25,14 @@ PROPERTIES = (
 )
 HEADER = b"AMQP\0\0\x09\x01"
 FRAME_MAX = 4096
+NACK = struct.pack(">HH", 60, 120)
 
 
 def frame(kind: int, channel: int, payload: bytes) -> bytes:
     return struct.pack(">BHI", kind, channel, len(payload)) + payload + b"\xce"
+
+
+HEARTBEAT = frame(8, 0, b"")
 
 
 def method(channel: int, class_id: int, method_id: int, arguments: bytes = b"") -> bytes:
@@ -314,3 +320,39 @@ def messages(data: bytes) -> Iterator[Message]:
         else:
             open_contents[each.channel] = (begin, header, body)
     assert not open_contents
+
+
+def by_channel(data: bytes) -> dict[int, tuple[bytes, Counter[bytes]]]:
+    """Return the frames of each channel, with nacks by themselves.
+
+    What comes of one channel may be written before what comes of another, and refusals in any order.
+    """
+    frames_of: dict[int, tuple[bytes, Counter[bytes]]] = {}
+    at = 0
+    while at < len(data):
+        _, channel, length = struct.unpack_from(">BHI", data, at)
+        frame = data[at : at + length + 8]
+        others, nacks = frames_of.get(channel, (b"", Counter()))
+        if frame[7:11] == NACK:
+            nacks[frame] += 1
+        else:
+            others += frame
+        frames_of[channel] = others, nacks
+        at += len(frame)
+    return frames_of
+
+
+def mixed(random: Random, contents: Iterable[list[bytes]]) -> bytes:
+    """Return contents of several channels with their frames between each other."""
+    lines: dict[int, list[bytes]] = {}
+    for content in contents:
+        lines.setdefault(content[0][2], []).extend(content)
+    out = b""
+    while lines:
+        channel = random.choice(list(lines))
+        count = random.choice((1, 3, 9))
+        out += b"".join(lines[channel][:count])
+        del lines[channel][:count]
+        if not lines[channel]:
+            del lines[channel]
+    return out

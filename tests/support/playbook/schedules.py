@@ -2,95 +2,55 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from random import Random
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final
 
-from both_ways import BROKER, CLIENT, Both, Way
+from both_ways import BROKER, CLIENT, Both
 
-from limiter.rules.errors import RuleError
-from limiter.rules.resource import Resource
 from limiter.rules.rule import Rule
-from playbook import frames
-from playbook.captures import CAPTURES, Capture
+from playbook import frames, talks
+from playbook.captures import Capture
+from playbook.talks import NAMES, Flavour, Talk, play, rules_of
 from playbook.trial import random_pieces
 from proxy.protocols.rocketmq.options import RocketMQOptions
 
-TOPICS: Final = ("free", "few", "none", "slow", "seen", "fair", "bytes", "exempt", "warm", "orders", "%RETRY%back")
+TOPICS: Final = (*NAMES, "%RETRY%back")
 _OWN: Final = re.compile(rb'"opaque":-?[0-9]+}$|may not')
 _GROUPS: Final = ("producers", "others", "")
-_HOSTS: Final = ("127.0.0.1", "127.0.0.2", "127.1.2.3")
-#: What rules a schedule has, and what is said at a time. Which of several requests for different things a limit admits
-#: depends on how streams are cut into chunks. So either a chunk has one request; or limits are of one topic each, and a
-#: topic has one producer group; or limits admit all or nothing, which also does not depend on when a chunk is read.
-Flavour = Literal["one by one", "by topic", "all or nothing"]
-#: Some rules of each kind, and from which flavour on they are left out; a schedule has some of them.
-_RULES: Final[Mapping[Flavour, tuple[Callable[[], Rule], ...]]] = {
-    "all or nothing": (
-        lambda: Rule("topic", "none", 0),
-        lambda: Rule("topic", "exempt", None, exempt=True),
-        lambda: Rule("topic", "*", None),
-        lambda: Rule("topic", "seen", 0, action="shadow"),
-        lambda: Rule("client", "127.1.2.3", None, exempt=True),
-        lambda: Rule("client", "127.0.0.2", 0),
-        lambda: Rule("producer_group", "others", 0),
-        lambda: Rule("retry_group", "*", 0),
-        lambda: Rule("topic", "f*", 0, shared=True),
-    ),
-    "by topic": (
-        lambda: Rule("topic", "*", 1000),
-        lambda: Rule("topic", "few", 2),
-        lambda: Rule("topic", "few", 20),
-        lambda: Rule("topic", "slow", 4, action="delay"),
-        lambda: Rule("topic", "slow", 4),
-        lambda: Rule("topic", "seen", 1, action="shadow"),
-        lambda: Rule("topic", "fair", 5, fair_by="client"),
-        lambda: Rule("topic", "fair", 5, fair_by="producer_group"),
-        lambda: Rule("topic", "bytes", None, bytes_per_s=2_000),
-        lambda: Rule("topic", "bytes", 3, bytes_per_s=300),
-        lambda: Rule("topic", "warm", 10, warm_up_s=5),
-        lambda: Rule("retry_group", "*", 3),
-    ),
-    "one by one": (
-        lambda: Rule("topic", "f*", 7, shared=True),
-        lambda: Rule("topic", "*", 30, shared=True, action="shadow"),
-        lambda: Rule("client", "127.0.0.0/8", 20),
-        lambda: Rule("client", "127.0.0.2", 3, action="delay"),
-        lambda: Rule("producer_group", "others", 3),
-        lambda: Rule("listener", "main", 50),
-        lambda: Rule("transaction", "*", 2),
-        lambda: Rule("subscription", "*", 5),
-        lambda: Rule("subscription", "*", 5, action="delay"),
-    ),
-}
+_RULES: Final = rules_of(
+    "topic",
+    {
+        "all or nothing": (
+            lambda: Rule("producer_group", "others", 0),
+            lambda: Rule("retry_group", "*", 0),
+        ),
+        "by name": (
+            lambda: Rule("topic", "fair", 5, fair_by="producer_group"),
+            lambda: Rule("retry_group", "*", 3),
+        ),
+        "one by one": (
+            lambda: Rule("producer_group", "others", 3),
+            lambda: Rule("transaction", "*", 2),
+            lambda: Rule("subscription", "*", 5),
+            lambda: Rule("subscription", "*", 5, action="delay"),
+        ),
+    },
+)
 
 
-def random_rules(random: Random, flavour: Flavour) -> list[Rule]:
-    """Return some rules."""
-    rules: dict[object, Rule] = {}
-    few = random.random()
-    for each, makes in _RULES.items():
-        for make in makes:
-            if random.random() < few:
-                with suppress(RuleError):
-                    rule = make()
-                    rules[rule.key] = rule
-        if each == flavour:
-            break
-    return list(rules.values())
+class RocketMQTalk(Talk):
+    """Attributes: ``asked`` has the numbers of requests that have no answer yet; ``reuses`` them."""
 
+    KIND = "topic"
 
-class Talk:
-    """What the peers of one connection say: bytes that are on their way, and what the broker has to answer."""
-
-    def __init__(self, both: Both, random: Random, flavour: Flavour, link: int) -> None:
-        self.both, self.random, self.flavour, self.link = both, random, flavour, link
+    def __init__(self, both: Both, random: Random, flavour: Flavour, link: int, *, reuses: bool) -> None:
+        super().__init__(both, random, flavour, link)
         self.opaque = random.choice((0, 1, -5, 2**31 - 40))
-        self.unsaid = {CLIENT: b"", BROKER: b""}
         self.asked: list[int] = []
-        #: Numbers of requests that have no answer yet.
-        self.reuses = False
+        self.reuses = reuses
         self._ids = 0
         self._heard = bytearray()
         self._garbled = False
@@ -104,7 +64,7 @@ class Talk:
 
     def group(self, topic: str) -> str:
         """Return who sends to a topic."""
-        if self.flavour == "by topic":
+        if self.flavour == "by name":
             return "" if topic.startswith("%") else _GROUPS[TOPICS.index(topic) % len(_GROUPS)]
         return self.random.choice(_GROUPS)
 
@@ -218,6 +178,18 @@ class Talk:
             )
         )
 
+    def beat(self) -> bytes:
+        return frames.heartbeat(self.number())
+
+    async def begin(self) -> None:
+        if self.random.random() < 0.85:
+            # So many headers are read one by one at first.
+            await self.say(CLIENT, b"".join(self.beat() for _ in range(16)))
+            if self.random.random() < 0.5:
+                self.hear()
+                await self.say(BROKER, b"".join(map(frames.answer, self.asked)))
+                self.asked.clear()
+
     def hear(self) -> None:
         """Note what the broker has to answer."""
         self._heard += self.both.take(self.link, BROKER)
@@ -239,16 +211,6 @@ class Talk:
                 if not int(str(header.get("flag", 0))) & 3:
                     self.asked.append(int(str(header["opaque"])))
         del self._heard[:at]
-
-    def piece(self, side: Any) -> bytes:
-        """Take a piece of what a peer has to say, of any length."""
-        said, random = self.unsaid[side], self.random
-        if random.random() < 0.5:
-            size = len(said)
-        else:
-            size = random.choice((1, 4, 8, random.randint(0, 200), random.randint(0, len(said))))
-        self.unsaid[side] = said[size:]
-        return said[:size]
 
     def compose(self, side: Any) -> None:
         random = self.random
@@ -275,105 +237,17 @@ class Talk:
 
 
 async def talk(both: Both, random: Random) -> None:
-    """Some connections, about which everything may happen."""
-    flavour = random.choice(get_args(Flavour))
+    """Play a schedule."""
     reuses = random.random() < 0.3
     # Of two requests with one number it depends on how streams are cut into chunks which of them is known, and Python
     # by itself also takes some numbers for settled that are not.
     both.knows_in_flight = not reuses and _scans(both)
-    await both.apply(random_rules(random, flavour))
-    talks = [await _begin(both, random, flavour, reuses=reuses) for _ in range(random.choice((1, 1, 1, 2, 3)))]
-    for _ in range(random.randint(5, 40)):
-        each = random.choice(talks)
-        side = random.choice((CLIENT, CLIENT, BROKER))
-        kind = random.random()
-        if kind < 0.75:
-            each.compose(side)
-            data = each.piece(side)
-            if data:
-                await both.say(each.link, side, data)
-        elif kind < 0.8 and len(talks) > 1 and flavour == "all or nothing":
-            said = []
-            for one in random.sample(talks, 2):
-                one.compose(CLIENT)
-                said.append((one.link, CLIENT, one.piece(CLIENT)))
-            await both.say_together(*(one for one in said if one[2]))
-        elif kind < 0.87:
-            if not both.stalled:
-                await both.jump(random.choice((0.001, 0.01, 0.011, 0.3, 1.0, 5.0)))
-        elif kind < 0.88:
-            await both.look()
-        elif kind < 0.89 and not both.stalled:
-            await both.recall()
-        elif kind < 0.91:
-            await both.apply(random_rules(random, flavour))
-        elif kind < 0.93:
-            talks.append(await _begin(both, random, flavour, reuses=reuses))
-        elif kind < 0.95 and flavour == "all or nothing":
-            await (both.resume if side in both.ways[0].links[each.link].paused else both.pause)(each.link, side)
-        else:
-            await _disturb(both, random, each, side)
-    for each in talks:
-        for side in (CLIENT, BROKER):
-            if each.unsaid[side] and both.is_open(each.link, side):
-                await both.say(each.link, side, each.unsaid[side])
-
-
-async def _begin(both: Both, random: Random, flavour: Flavour, *, reuses: bool) -> Talk:
-    each = Talk(both, random, flavour, await both.open(random.choice(_HOSTS)))
-    each.reuses = reuses
-    if random.random() < 0.85:
-        # So many headers are read one by one at first.
-        first = b"".join(frames.heartbeat(each.number()) for _ in range(16))
-        await both.say(each.link, CLIENT, first)
-        if random.random() < 0.5:
-            each.hear()
-            await both.say(each.link, BROKER, b"".join(map(frames.answer, each.asked)))
-            each.asked.clear()
-    return each
-
-
-async def _disturb(both: Both, random: Random, each: Talk, side: Any) -> None:
-    last = each.piece(side) if random.random() < 0.5 else b""
-    number = random.randrange(10)
-    if number < 2:
-        await both.end(each.link, side, data=last)
-    elif number < 4:
-        await both.reset(each.link, side, data=last)
-    elif number == 4:
-        await both.do("alarm", lambda way: _alarm(way, "short of memory"))
-        each.compose(CLIENT)
-        await both.say(each.link, CLIENT, each.piece(CLIENT) or frames.heartbeat(each.number()))
-        await both.do("no alarm", lambda way: _alarm(way, ""))
-    elif number == 5:
-        await both.do("purge", lambda way: [each.purge(Resource("topic", "slow")) for each in way.connections])
-    elif number == 6:
-        await both.ask("reset", lambda path: path.reset("topic", random.choice(("few",))))
-    elif number == 7:
-        await both.ask("kill", lambda path: path.close_connection(each.link + 1, "why"))
-    elif number == 8 and not both.stalled:
-        await both.jump(random.choice((61.0, 31.0)))
-    elif number == 9 and random.random() < 0.3 and not both.stalled:
-        for way in both.ways:
-            both.nursery.start_soon(way.path.drain, 2.0)
-        await both.settle()
-        each.compose(CLIENT)
-        await both.say(each.link, CLIENT, each.piece(CLIENT) or b"\0")
-        for _ in range(4):
-            each.compose(BROKER)
-            await both.say(each.link, BROKER, each.piece(BROKER) or each.answer())
-            await both.jump(0.6)
+    await play(both, random, _RULES, partial(RocketMQTalk, reuses=reuses))
 
 
 def _scans(both: Both) -> bool:
     """Say whether the way without the turn reads by the compiled part, too."""
     return bool(both.ways[1].path.server.listeners[0].options.scan != "python")
-
-
-def _alarm(way: Way, reason: str) -> None:
-    way.path.server.alarm = reason
-    for _ in way.path._stop_publishers(reason):
-        pass
 
 
 def played(capture: Capture, longest: int) -> Any:
@@ -432,9 +306,5 @@ def settings(random: Random) -> dict[str, Any]:
     return {
         "options": (RocketMQOptions(**others), RocketMQOptions(**others, scan=random.choice(("python", "auto")))),
         "same": same,
-        "budget_ns": random.choice((None, None, 1)),
-        "small": random.random() < 0.3,
+        **talks.settings(random),
     }
-
-
-__all__ = ["CAPTURES", "played", "random_rules", "settings", "talk"]

@@ -1,9 +1,7 @@
 """What the compiled part serves of an AMQP 0.9.1 connection comes to what the session makes of the same bytes."""
 
 import socket
-import struct
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from random import Random
 from unittest.mock import patch
@@ -50,7 +48,6 @@ RULES = (
 )
 KINDS = ("queue", "exchange", "routing_key", "delivery")
 CHANNELS, CONFIRMS = range(1, 6), (1, 2, 3)
-NACK = struct.pack(">HH", 60, 120)
 Step = Callable[["Served"], None]
 
 
@@ -202,7 +199,7 @@ class Served(Driver):
         described = replace(session.describe(), resources=(), more_resources=0)
         return {
             "closed": self.closed,
-            "written": {side: by_channel(bytes(written)) for side, written in self.written.items()},
+            "written": {side: frames.by_channel(bytes(written)) for side, written in self.written.items()},
             "session": (session.in_flight(), described, session._heard, session._written),
             "frames": self.counters.frames,
             "round_trip": self.counters.round_trip.durations(),
@@ -222,26 +219,6 @@ def received(own: socket.socket) -> bytes:
             data += own.recv(1 << 20)
         except BlockingIOError:
             return data
-
-
-def by_channel(data: bytes) -> dict[int, tuple[bytes, Counter[bytes]]]:
-    """Return the frames of each channel, with nacks by themselves.
-
-    What comes of one channel may be written before what comes of another, and refusals in any order.
-    """
-    frames_of: dict[int, tuple[bytes, Counter[bytes]]] = {}
-    at = 0
-    while at < len(data):
-        _, channel, length = struct.unpack_from(">BHI", data, at)
-        frame = data[at : at + length + 8]
-        others, nacks = frames_of.get(channel, (b"", Counter()))
-        if frame[7:11] == NACK:
-            nacks[frame] += 1
-        else:
-            others += frame
-        frames_of[channel] = others, nacks
-        at += len(frame)
-    return frames_of
 
 
 def rule_set(rules: Sequence[Rule], version: int) -> RuleSet:
@@ -274,22 +251,6 @@ def of_broker(random: Random) -> list[bytes]:
     if kind < 0.9:
         return [frames.frame(8, 0, b"")]
     return random.choice(([frames.consume_ok(channel, "c")], frames.got(channel, b"body"), [frames.blocked("")]))
-
-
-def mixed(random: Random, contents: Iterable[list[bytes]]) -> bytes:
-    """Return contents of several channels with their frames between each other."""
-    lines: dict[int, list[bytes]] = {}
-    for content in contents:
-        lines.setdefault(content[0][2], []).extend(content)
-    out = b""
-    while lines:
-        channel = random.choice(list(lines))
-        count = random.choice((1, 3, 9))
-        out += b"".join(lines[channel][:count])
-        del lines[channel][:count]
-        if not lines[channel]:
-            del lines[channel]
-    return out
 
 
 def publish(body: int, key: str = "b", channel: int = 1) -> bytes:
@@ -366,6 +327,29 @@ def test_a_publish_spends_of_its_exchange_and_its_routing_key_or_of_neither() ->
         assert spent.stored_permits == 98
 
 
+@pytest.mark.parametrize("rate", [1e6, 0])
+def test_a_read_is_bounded_in_what_it_decides(rate: float) -> None:
+    with patch.object(session_module, "_FEW_READS", 0), closing(Served([Rule("queue", "*", rate)])) as served:
+        # Who publishes is known from the first one on.
+        served.give(CLIENT, publish(3))
+        assert served.number is not None
+        served.sockets[CLIENT][1].sendall(b"".join(publish(0, str(number % 1000)) for number in range(4500)))
+        is_idle, events, read, *_ = served.turn.serve(1)
+        # Of others it is somebody else's turn; the rest of the chunk is read after that.
+        assert (is_idle, events) == (False, [])
+        assert 0 < read[0] < 9000
+        rest = served.turn.serve(NS_PER_S)[2]
+        assert read[0] + rest[0] == 9000
+
+
+def test_a_busy_broker_does_not_keep_its_client_from_being_read(served: Served) -> None:
+    served.sockets[CLIENT][1].sendall(publish(3))
+    for _ in range(4):
+        served.sockets[BROKER][1].sendall(frames.HEARTBEAT)
+        served.turn.serve(1)
+    assert received(served.sockets[BROKER][1]) == publish(3)
+
+
 @pytest.mark.parametrize("part", [pytest.param(part, marks=pytest.mark.long) for part in range(10)])
 def test_many_connections_come_to_the_same(part: int) -> None:
     for seed in range(10_000 * part, 10_000 * (part + 1)):
@@ -399,7 +383,7 @@ def happen(served: Served, random: Random) -> None:
     for version in range(2, 2 + random.randrange(1, 12)):
         side = random.choice(list(Side))
         make = of_client if side is CLIENT else of_broker
-        left[side] += mixed(random, (make(random) for _ in range(random.randrange(6))))
+        left[side] += frames.mixed(random, (make(random) for _ in range(random.randrange(6))))
         size = random.choice((len(left[side]), random.randint(0, len(left[side]))))
         data, left[side] = left[side][:size], left[side][size:]
         if data:

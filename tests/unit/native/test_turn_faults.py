@@ -12,6 +12,7 @@ from playbook import frames
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from limiter.compiled import COMPILED
+from limiter.rules.rule import Rule
 from limiter.rules.rule_set import RuleSet
 from proxy.protocols.rocketmq import PROTOCOL, compiled
 
@@ -51,4 +52,61 @@ async def test_panic_ends_one_connection_and_is_logged(
         before = len(way.links[1].received[BROKER])
         await says(way, 1, asked)
         assert bytes(way.links[1].received[BROKER][before:]) == asked
+        nursery.cancel_scope.cancel()
+
+
+async def test_refusals_that_wait_for_the_rest_of_an_answer_are_bounded(
+    mock_clock: MockClock, nursery: trio.Nursery
+) -> None:
+    rules = RuleSet((Rule("topic", "none", 0),))
+    with ExitStack() as closing, structlog.testing.capture_logs():
+        way = Way(PROTOCOL, PROTOCOL.options(), {"rule_set": rules}, mock_clock, closing)
+        await nursery.start(way.path.run)
+        way.open(("127.0.0.1", 0))
+        await wait_all_tasks_blocked()
+        way.accept()
+        await says(way, 0, b"".join(map(frames.heartbeat, range(20))))
+        (link,) = way.links
+        answer = frames.answer(0, body=bytes(3000))
+        link.peers[BROKER].send(answer[:2000])
+        refused = b"".join(frames.send("none", opaque, body=b"") for opaque in range(1000, 2000))
+        taken, left = 0, 0
+        while not left:
+            assert taken < 64 * 1024 * 1024
+            try:
+                left = len(refused) - link.peers[CLIENT].send(refused)
+            except BlockingIOError:
+                left = len(refused)
+            taken += len(refused) - left
+            await wait_all_tasks_blocked()
+        assert len(link.received[CLIENT]) < 3000
+        # What was read is answered once there is a gap.
+        link.peers[BROKER].send(answer[2000:])
+        for _ in range(1000):
+            await wait_all_tasks_blocked()
+            way.read()
+        assert link.received[CLIENT].count(b'"opaque"') == 1 + taken // (len(refused) // 1000)
+        nursery.cancel_scope.cancel()
+
+
+async def test_fault_of_a_connection_that_was_reported_before_is_not_lost(
+    mock_clock: MockClock, nursery: trio.Nursery
+) -> None:
+    with ExitStack() as closing, structlog.testing.capture_logs() as logged:
+        way = Way(PROTOCOL, PROTOCOL.options(), {"rule_set": RuleSet()}, mock_clock, closing)
+        await nursery.start(way.path.run)
+        way.open(("127.0.0.1", 0))
+        await wait_all_tasks_blocked()
+        way.accept()
+        await says(way, 0, b"".join(map(frames.heartbeat, range(20))))
+        assert len(way.connections) == 1
+        for _ in range(2):
+            await says(way, 0, frames.heartbeat())
+        lending = way.path._lending
+        assert lending is not None
+        (number,) = lending.lent
+        lending._faults[number] = RuntimeError("a fault of ours")
+        # It returns for another reason.
+        lending.lent[number].left(broken=False)
+        assert "a fault of ours" in repr(logged)
         nursery.cancel_scope.cancel()

@@ -76,7 +76,7 @@ impl Channels {
                     Some((method @ (frame::ACK | frame::NACK), arguments)) => {
                         self.confirm(&frame, method, arguments, &mut parts).map(|()| (frame.stop, 1))
                     }
-                    Some((frame::DELIVER | frame::RETURN, _)) if contents => {
+                    Some((frame::DELIVER | frame::RETURN, _)) if contents && self.place(frame.channel).is_some() => {
                         deliveries.begin(chunk, &frame).map(|stop| (stop, 2))
                     }
                     _ => None,

@@ -1,0 +1,317 @@
+"""Random schedules of AMQP 0.9.1 connections, for ``both_ways``."""
+
+import struct
+from collections.abc import Callable
+from functools import partial
+from random import Random
+from typing import Any, Final
+
+from both_ways import BROKER, CLIENT
+from playbook import talks
+from playbook.talks import NAMES, Talk, play, rules_of
+
+from limiter.rules.rule import Rule
+from proxy.protocols.amqp091.session import AMQP091Options
+
+from . import frames
+
+_RULES: Final = rules_of(
+    "queue",
+    {
+        "all or nothing": (
+            lambda: Rule("exchange", "e", 0),
+            lambda: Rule("routing_key", "e/few", 0),
+            lambda: Rule("user", "other", 0),
+            lambda: Rule("delivery", "none", 0),
+            lambda: Rule("delivery", "*", None),
+        ),
+        "by name": (
+            lambda: Rule("exchange", "e", 5),
+            lambda: Rule("exchange", "f", 2, action="delay"),
+            lambda: Rule("delivery", "slow", 3),
+            lambda: Rule("delivery", "*", 1000),
+        ),
+        "one by one": (
+            lambda: Rule("routing_key", "e/*", 3),
+            lambda: Rule("routing_key", "f/bytes", None, bytes_per_s=300),
+            lambda: Rule("exchange", "*", 6, shared=True),
+            lambda: Rule("user", "guest", 7),
+        ),
+    },
+)
+_KINDS: Final = (1, 2, 3, 8)
+_BEGIN_CONTENTS: Final = {struct.pack(">HH", 60, method) for method in (40, 50, 60, 71)}
+#: What a broker answers to methods, on their channel.
+_ANSWERS: Final[dict[tuple[int, int], Callable[[int], bytes]]] = {
+    (20, 10): lambda channel: frames.method(channel, 20, 11, frames.long("")),
+    (20, 20): lambda channel: frames.method(channel, 20, 21, b"\1"),
+    (20, 40): frames.close_ok,
+    (10, 50): frames.close_ok,
+    (50, 10): lambda channel: frames.declare_ok(channel, "free"),
+    (60, 10): lambda channel: frames.method(channel, 60, 11),
+    (60, 20): lambda channel: frames.consume_ok(channel, "c"),
+    (60, 30): lambda channel: frames.cancel_ok(channel, "c"),
+    (60, 70): lambda channel: frames.method(channel, 60, 72, frames.short("")),
+    (60, 110): lambda channel: frames.method(channel, 60, 111),
+    (85, 10): lambda channel: frames.method(channel, 85, 11),
+    (90, 10): lambda channel: frames.method(channel, 90, 11),
+    (90, 20): lambda channel: frames.method(channel, 90, 21),
+}
+
+
+class AMQPTalk(Talk):
+    """Attributes: ``channels`` has those of the client that are open, and whether they have confirms."""
+
+    KIND = "queue"
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.channels: dict[int, bool] = {}
+        self._heard = bytearray()
+        self._garbled = False
+        #: What the broker has to answer; the numbers of publishes that it has to confirm, and the last, by channel.
+        self._due: list[bytes] = []
+        self._unconfirmed: dict[int, list[int]] = {}
+        self._published: dict[int, int] = {}
+        #: Bytes that are still to come of a publish; None before its header.
+        self._contents: dict[int, int | None] = {}
+        self._delivered = 0
+
+    async def begin(self) -> None:
+        random = self.random
+        heartbeat_s = random.choice((0, 0, 10))
+        first = frames.greeting(heartbeat_s=heartbeat_s, user=random.choice(("guest", "guest", "other")))
+        welcome = frames.welcome(heartbeat_s=heartbeat_s)
+        channels = b"".join(self._open(channel) for channel in random.sample(range(1, 6), random.randint(1, 3)))
+        if random.random() < 0.2:
+            self.unsaid = {CLIENT: first + channels, BROKER: welcome}
+            return
+        await self.say(CLIENT, first)
+        await self.say(BROKER, welcome)
+        await self.say(CLIENT, channels)
+        self.hear()
+        await self.say(BROKER, b"".join(self._due))
+        self._due.clear()
+
+    async def before_edit(self) -> None:
+        # The compiled part reads a content's method once its header is there.
+        for side in (CLIENT, BROKER):
+            data, self.unsaid[side] = self.unsaid[side], b""
+            await self.say(side, data)
+
+    async def look(self) -> None:
+        # What the compiled part keeps until a header is there is not counted before.
+        await self.both.recall()
+        await super().look()
+
+    def beat(self) -> bytes:
+        return frames.HEARTBEAT
+
+    def _open(self, channel: int) -> bytes:
+        self.channels[channel] = confirms = self.random.random() < 0.6
+        return frames.channel_open(channel) + (frames.confirm_select(channel) if confirms else b"")
+
+    def _channel(self) -> int:
+        return self.random.choice([*self.channels, *self.channels, 1])
+
+    def _plain(self) -> list[bytes]:
+        random = self.random
+        exchange, key = random.choice(("", "", "", "e", "f")), random.choice(NAMES)
+        if self.flavour == "by name" and exchange:
+            key = "orders"
+        size = random.choice((0, 5, 300, random.randint(0, 9_000)))
+        return frames.publish(self._channel(), exchange, key, bytes(size), body_bytes=random.choice((100, 4000)))
+
+    def _settled(self) -> list[bytes]:
+        random, channel, tag = self.random, self._channel(), self.random.randint(0, self._delivered + 1)
+        multiple = random.random() < 0.3
+        return [
+            random.choice(
+                (
+                    frames.ack(channel, tag, multiple=multiple),
+                    frames.ack(channel, tag, multiple=multiple),
+                    frames.give_back(channel, tag, multiple=multiple),
+                    frames.reject(channel, tag, requeue=multiple),
+                    self.beat(),
+                )
+            )
+        ]
+
+    def _special(self) -> list[bytes]:
+        """Return what the session looks at."""
+        random, channel = self.random, self._channel()
+        kind = random.randrange(12)
+        if kind == 0:
+            self.channels.pop(channel, None)
+            self.channels = self.channels or {7: False}
+            return [frames.close(channel)]
+        if kind == 1:
+            return [self._open(random.randint(1, 7))]
+        if kind == 2:
+            headers = {random.choice(("x", "CC", "BCC")): [random.choice(NAMES)]}
+            return frames.publish(channel, "", "free", b"body", headers=headers)
+        if kind == 3:
+            key = random.choice(NAMES)
+            return [frames.durable(channel, key, bytes(random.choice((0, 5000))), mandatory=random.random() < 0.5)]
+        others = (
+            frames.declare(channel, "free"),
+            random.choice((frames.consume, frames.subscribe))(channel, random.choice(NAMES), "c"),
+            frames.cancel(channel, "c"),
+            frames.get(channel, "free"),
+            frames.recover(channel),
+            frames.method(channel, 60, 10, bytes(7)),
+            frames.confirm_select(channel),
+            frames.method(channel, 90, 10 if random.random() < 0.3 else 20),
+        )
+        return [others[kind - 4]]
+
+    def _garbage(self) -> bytes:
+        return self.random.choice(
+            (
+                self.random.randbytes(self.random.randint(1, 40)),
+                frames.frame(1, 1, b"\0\x3c\0\x28\0\0\xff"),
+                frames.frame(2, 1, bytes(14)),
+                frames.frame(3, 1, b"x"),
+                frames.frame(8, 0, b"")[:-1] + b"\0",
+                struct.pack(">BHI", 3, 1, 1 << 20),
+                frames.frame(7, 1, b""),
+                frames.close(0),
+                frames.HEADER,
+            )
+        )
+
+    def compose(self, side: Any) -> None:
+        random = self.random
+        if side is CLIENT:
+            makes = [self._plain, self._plain, self._settled, self._plain if random.random() < 0.8 else self._special]
+            if self.flavour == "one by one":
+                self.unsaid[side] = self.unsaid[side] or b"".join(random.choice(makes)())
+                return
+            contents = [random.choice(makes)() for _ in range(random.choice((0, 1, 1, 2, 3, 8, 30)))]
+        else:
+            self.hear()
+            count = random.choice((0, 1, len(self._due)))
+            self.unsaid[side] += b"".join(self._due[:count])
+            del self._due[:count]
+            contents = [self._said_by_broker() for _ in range(random.choice((0, 1, 2, 2, 8)))]
+        self.unsaid[side] += frames.mixed(random, contents)
+        if random.random() < 0.005:
+            self.unsaid[side] += self._garbage()
+
+    def _said_by_broker(self) -> list[bytes]:
+        random, kind = self.random, self.random.random()
+        waiting = [channel for channel, numbers in self._unconfirmed.items() if numbers]
+        if kind < 0.5 and waiting:
+            return [self._confirm(random.choice(waiting))]
+        channel, body = self._channel(), bytes(random.choice((0, 3, 2000, 9000)))
+        if kind < 0.85:
+            self._delivered += 1
+            return frames.deliver(channel, self._delivered, body)
+        if kind < 0.9:
+            return frames.returned(channel, body)
+        if kind < 0.98:
+            return [self.beat()]
+        if kind < 0.99:
+            return [frames.close(channel, 404, "NOT_FOUND")]
+        return [random.choice((frames.blocked("memory"), frames.unblocked(), frames.ack(1, random.randint(0, 30))))]
+
+    def _confirm(self, channel: int) -> bytes:
+        random, numbers = self.random, self._unconfirmed[channel]
+        make = random.choice((frames.ack, frames.ack, frames.ack, frames.nack))
+        if random.random() < 0.4:
+            index = random.randrange(len(numbers))
+            self._unconfirmed[channel] = numbers[index + 1 :]
+            return make(channel, numbers[index], multiple=True)
+        return make(channel, numbers.pop(random.choice((0, random.randrange(len(numbers))))))
+
+    # --- What the broker hears --------------------------------------------------------------------
+
+    def hear(self) -> None:
+        """Note what the broker has to answer."""
+        heard = self._heard
+        heard += self.both.take(self.link, BROKER)
+        if heard[:4] == b"AMQP":
+            if len(heard) < len(frames.HEADER):
+                return
+            del heard[: len(frames.HEADER)]
+        while not self._garbled and len(heard) >= 8:
+            kind, channel, length = struct.unpack_from(">BHI", heard)
+            self._garbled = kind not in _KINDS or length > frames.FRAME_MAX
+            if self._garbled or len(heard) < length + 8:
+                break
+            self._hear(kind, channel, bytes(heard[7 : 7 + length]))
+            del heard[: length + 8]
+
+    def _hear(self, kind: int, channel: int, payload: bytes) -> None:
+        if kind == 1 and len(payload) >= 4:
+            method = struct.unpack_from(">HH", payload)
+            if method == (60, 40):
+                self._contents[channel] = None
+            elif method == (20, 10):
+                self._published[channel] = 0
+                self._unconfirmed.pop(channel, None)
+            elif method == (85, 10):
+                self._unconfirmed[channel] = []
+            if method in _ANSWERS:
+                self._due.append(_ANSWERS[method](channel))
+        elif kind in {2, 3} and channel in self._contents:
+            left = self._contents[channel]
+            if kind == 2 and left is None:
+                left = int.from_bytes(payload[4:12])
+            elif kind == 3 and left is not None:
+                left -= len(payload)
+            self._contents[channel] = left
+            if left == 0:
+                del self._contents[channel]
+                self._published[channel] = number = self._published.get(channel, 0) + 1
+                if channel in self._unconfirmed:
+                    self._unconfirmed[channel].append(number)
+
+
+def _same(_: Any, got: bytes, wanted: bytes) -> bool:
+    one, other = map(_whole, (got, wanted))
+    # Whoever was not written to, since a publish waits for its header, is sent a heartbeat.
+    beats = one.count(frames.HEARTBEAT) >= other.count(frames.HEARTBEAT)
+    plain = (frames.by_channel(each.replace(frames.HEARTBEAT, b"")) for each in (one, other))
+    return beats and next(plain) == next(plain)
+
+
+def _whole(data: bytes) -> bytes:
+    """Leave out frames and contents that have only begun: the compiled part waits for a publish's header."""
+    data = data.removeprefix(frames.HEADER)
+    whole, begun, left = b"", dict[int, bytes](), dict[int, int]()
+    at = 0
+    while len(data) - at >= 8:
+        kind, channel, length = struct.unpack_from(">BHI", data, at)
+        frame = data[at : at + length + 8]
+        at += length + 8
+        if at > len(data):
+            break
+        if kind == 1 and frame[7:11] in _BEGIN_CONTENTS:
+            begun[channel] = frame
+            continue
+        if kind == 2:
+            left[channel] = int.from_bytes(frame[11:19])
+        elif kind == 3:
+            left[channel] = left.get(channel, length) - length
+        if kind in {2, 3}:
+            begun[channel] = begun.get(channel, b"") + frame
+            if left[channel] > 0:
+                continue
+            frame = begun.pop(channel)
+        whole += frame
+    return whole
+
+
+talk = partial(play, makes=_RULES, make=AMQPTalk)
+
+
+def settings(random: Random) -> dict[str, Any]:
+    """Return what ``both_ways.run`` is to be given for a schedule."""
+    return {
+        "options": (AMQP091Options(), AMQP091Options(scan=random.choice(("python", "auto")))),
+        "same": _same,
+        # Since when a frame is incomplete is known to within this time, as whoever reads it looks at times.
+        "listener": {"frame_timeout_s": 1e6},
+        **talks.settings(random),
+    }
