@@ -21,7 +21,7 @@ from proxy.protocols.amqp091.channel import (
 )
 from proxy.protocols.amqp091.memory import Memory
 from proxy.protocols.amqp091.output import Owner, Shared
-from proxy.protocols.amqp091.stream import MAX_GATHERED_OF_BROKER_BYTES, Stream
+from proxy.protocols.amqp091.stream import Stream
 from proxy.protocols.amqp091.wire import Malformed, Reader
 
 #: Methods that must not overtake waiting deliveries.
@@ -46,7 +46,6 @@ class Answers(Stream):
     """The broker's stream."""
 
     side = Side.BROKER
-    reads_copies = False
 
     def __init__(self, memory: Memory, shared: Shared, owner: Owner) -> None:
         super().__init__(memory, shared, owner)
@@ -323,9 +322,6 @@ class Answers(Stream):
             if channel.tags is None and channel.deliveries.by_tag:
                 self._number(channel, content, number, automatic=False)
         return wire.with_payload(frame, mark.header)
-
-    def _most_gathered_bytes(self) -> int:
-        return MAX_GATHERED_OF_BROKER_BYTES
 
     def _limit(self, content: Content, keys: list[bytes]) -> bool:
         del keys

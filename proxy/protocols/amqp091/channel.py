@@ -231,6 +231,8 @@ class Line:
 class Lane:
     """One channel in one direction."""
 
+    __slots__ = ("after", "channel", "content", "lines", "ready", "shut", "writing")
+
     def __init__(self, channel: "Channel") -> None:
         self.channel = channel
         self.content: Content | None = None  # the content whose frames are arriving; it may be done

@@ -111,7 +111,7 @@ class Output(ABC):
         # For contents that were forwarded without a decision. They go with the next batch.
         self.charges: list[Charge] = []
         self._memory = memory
-        self._shared, self._owner = shared, owner
+        self._owner = owner
         self._context, self._stages = shared.context, shared.stages
         self._names, self._about, self._channels = shared.names, shared.about, shared.channels
         self._consumers, self._marking = shared.consumers, shared.marking

@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Container, Mapping, Sequence
 from typing import Final
 
-from proxy.deciding.batch import Batch, Request
+from proxy.deciding.batch import Batch, Request, Side
 from proxy.protocols.amqp091 import wire
 from proxy.protocols.amqp091.channel import (
     DROPPED,
@@ -47,8 +47,6 @@ MAX_MESSAGE_BYTES: Final = 128 * 1024 * 1024
 
 class Stream(Output):
     """One peer's stream, on its way to the other peer."""
-
-    reads_copies = True  # CC and BCC in its contents count
 
     def __init__(self, memory: Memory, shared: Shared, owner: Owner) -> None:
         super().__init__(memory, shared, owner)
@@ -87,10 +85,6 @@ class Stream(Output):
         """Return the header frame to forward."""
         del content
         return frame
-
-    def _most_gathered_bytes(self) -> int:
-        """Return the longest payload of a frame other than a body."""
-        return min(self.most_payload_bytes, MAX_GATHERED_BYTES)
 
     # --- Reading ----------------------------------------------------------------------------------
 
@@ -140,7 +134,9 @@ class Stream(Output):
             raise self._stop(wire.CHANNEL_ERROR, what)
         if kind not in wire.FRAME_TYPES:
             raise self._stop(wire.FRAME_ERROR, f"a frame of the unknown type {kind}")
-        most = self.most_payload_bytes if kind == wire.BODY else self._most_gathered_bytes()
+        most = self.most_payload_bytes
+        if kind != wire.BODY:
+            most = min(most, MAX_GATHERED_BYTES) if self.side is Side.CLIENT else MAX_GATHERED_OF_BROKER_BYTES
         if length > most:
             what = f"a frame of {length + FRAME_BYTES} bytes, {most + FRAME_BYTES} may be"
             raise self._stop(wire.FRAME_ERROR, what)
@@ -188,7 +184,9 @@ class Stream(Output):
             elif lane is not None and not lane.channel.dead:
                 raise self._unexpected("a content header without its method", number)
             return
-        class_id, body_bytes, keys, fields = wire.read_content_header(wire.payload(frame), copies=self.reads_copies)
+        class_id, body_bytes, keys, fields = wire.read_content_header(
+            wire.payload(frame), copies=self.side is Side.CLIENT
+        )
         if class_id != wire.BASIC:
             raise self._unexpected(f"a content header of class {class_id}", number)
         self._steps += fields + _STEPS_OF_KEY * len(keys) + _STEPS_OF_CONTENT

@@ -229,7 +229,7 @@ def by_channel(stream: bytes) -> dict[int, bytes]:
         if each[:1] == _HEARTBEAT:
             # It may overtake what waits.
             continue
-        number = int.from_bytes(each[1:3]) if len(each) >= 8 and each[:4] != b"AMQP" else -1
+        number = int.from_bytes(each[1:3]) if len(each) >= 7 and each[:4] != b"AMQP" else -1
         found[number] = found.get(number, b"") + each
     return found
 
