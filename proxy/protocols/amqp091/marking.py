@@ -62,7 +62,7 @@ class Marking:
 
     def may_wait(self, channel: Channel, target: Target, now_ns: int) -> bool:
         """Say whether a publish that begins to arrive may wait."""
-        if not self._can_wait(channel, target) or self._runs_ahead(channel, now_ns):
+        if not self._can_wait(channel, target, self._rule(target)) or self._runs_ahead(channel, now_ns):
             return False
         until_ns = self._destination(target).paused_until_ns
         if now_ns < until_ns:
@@ -70,10 +70,9 @@ class Marking:
             return False
         return True
 
-    def _can_wait(self, channel: Channel, target: Target) -> bool:
+    def _can_wait(self, channel: Channel, target: Target, rule: Confirming | None) -> bool:
         if channel.confirms is None or channel.transacts or channel.closes or self._ends:
             return False
-        rule = self._rule(target)
         return rule is not None and _queues(target, rule) > 0
 
     def _runs_ahead(self, channel: Channel, now_ns: int) -> bool:
@@ -103,7 +102,7 @@ class Marking:
             return b""
         hub = self._hub
         destination = self._destination(target)
-        number = hub.takes(destination, now_ns) if frames and self._can_wait(channel, target) else 0
+        number = hub.takes(destination, now_ns) if frames and self._can_wait(channel, target, rule) else 0
         if number and channel not in self._samples and destination.begins_sample(now_ns):
             self._samples[channel] = confirms.latest(), now_ns, destination
             number = 0
