@@ -1,6 +1,7 @@
 """Random schedules of AMQP 0.9.1 connections, for ``both_ways``."""
 
 import struct
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from random import Random
@@ -268,25 +269,28 @@ class AMQPTalk(Talk):
                     self._unconfirmed[channel].append(number)
 
 
-def _same(_: Any, got: bytes, wanted: bytes) -> bool:
-    one, other = map(_whole, (got, wanted))
+def _same(side: Any, got: bytes, wanted: bytes) -> bool:
+    (one, beats), (other, wanted_beats) = (_whole(side, each) for each in (got, wanted))
     # Whoever was not written to, since a publish waits for its header, is sent a heartbeat.
-    beats = one.count(frames.HEARTBEAT) >= other.count(frames.HEARTBEAT)
-    plain = (frames.by_channel(each.replace(frames.HEARTBEAT, b"")) for each in (one, other))
-    return beats and next(plain) == next(plain)
+    return beats >= wanted_beats and one == other
 
 
-def _whole(data: bytes) -> bytes:
-    """Leave out frames and contents that have only begun: the compiled part waits for a publish's header."""
+def _whole(side: Any, data: bytes) -> tuple[dict[Any, tuple[bytes, Counter[bytes]]], int]:
+    """Return ``by_channel`` of what is whole, and how many heartbeats there are: the compiled part waits for headers.
+
+    Publishes of one channel that waited go on in the order of their queue or exchange.
+    """
     data = data.removeprefix(frames.HEADER)
-    whole, begun, left = b"", dict[int, bytes](), dict[int, int]()
-    at = 0
+    whole, begun, left = dict[Any, bytes](), dict[int, bytes](), dict[int, int]()
+    at = beats = 0
     while len(data) - at >= 8:
         kind, channel, length = struct.unpack_from(">BHI", data, at)
         frame = data[at : at + length + 8]
         at += length + 8
         if at > len(data):
             break
+        beats += kind == 8
+        key: Any = channel
         if kind == 1 and frame[7:11] in _BEGIN_CONTENTS:
             begun[channel] = frame
             continue
@@ -299,8 +303,11 @@ def _whole(data: bytes) -> bytes:
             if left[channel] > 0:
                 continue
             frame = begun.pop(channel)
-        whole += frame
-    return whole
+            if side is BROKER:
+                key = frame[: 8 + int.from_bytes(frame[3:7])]
+        if kind != 8:
+            whole[key] = whole.get(key, b"") + frame
+    return {key: frames.by_channel(of_key)[of_key[2]] for key, of_key in whole.items()}, beats
 
 
 talk = partial(play, makes=_RULES, make=AMQPTalk)

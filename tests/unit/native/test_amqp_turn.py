@@ -305,6 +305,22 @@ def test_a_refusal_waits_for_the_end_of_what_the_broker_says(served: Served) -> 
     assert served.written[CLIENT] == delivery + frames.nack(1, 2)
 
 
+def test_a_delivery_on_a_channel_that_is_not_open_passes(served: Served) -> None:
+    delivery = b"".join(frames.deliver(9, 1, bytes(500)))
+    served.give(BROKER, delivery[:300])
+    served.recall()
+    served.give(BROKER, delivery[300:])
+    assert served.written[CLIENT] == delivery
+
+
+def test_routing_keys_are_shown() -> None:
+    with patch.object(session_module, "_FEW_READS", 0), closing(Served([Rule("routing_key", "*", 1000)])) as served:
+        served.give(CLIENT, publish(3))
+        assert served.number is not None
+        served.give(CLIENT, b"".join(frames.publish(1, "e", "a", b"x")))
+        assert "routing_key:e/a" in served.session.describe().resources
+
+
 def test_a_connection_that_returns_each_time_is_lent_less_often() -> None:
     with closing(Served([])) as served:
         with patch.object(served.session, "returned", wraps=served.session.returned) as returned:
