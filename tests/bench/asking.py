@@ -14,6 +14,8 @@ from rows import ACCEPT, ANSWERED, CONFIRMS, FLOOD, LOADED, MEMORY, PUBLISHES, Q
 LOAD_DEADLINE_S = 480.0
 # Where a machine is so busy that next to nothing came through.
 LEAST_REQUESTS = 10
+# The load itself is late above that.
+MOST_REQUESTS_PER_S = 300_000.0
 MIB = 1 << 20
 KIB = 1 << 10
 
@@ -99,7 +101,7 @@ class Asker:
         """Measure round trips at a share of the peer's saturation, and HAProxy's at the same rate right after it."""
         assert row.kind == LOADED
         assert row.share is not None
-        rate_per_s = max(LEAST_REQUESTS / self.seconds, saturation * row.share)
+        rate_per_s = min(max(LEAST_REQUESTS / self.seconds, saturation * row.share), MOST_REQUESTS_PER_S)
         mine = self.measure(row, running, rate_per_s)
         if haproxy is None:
             return [mine]

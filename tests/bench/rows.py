@@ -138,10 +138,7 @@ ROWS = (
         Row(f"transfers-plenty-{size}", TRANSFERS, TRANSFERRED, frame_bytes=size, credit=PLENTY_OF_CREDIT)
         for size in (128, 1024)
     ),
-    *(
-        Row(f"topics-{count}", FLOOD, (TRIO_RELAY, LIMITED), topics=count, stretch=3.0, last=True)
-        for count in (100_000, 1_000_000)
-    ),
+    *(Row(f"topics-{count}", FLOOD, RELAYED, topics=count, stretch=3.0, last=True) for count in (100_000, 1_000_000)),
 )
 ON_REQUEST = (Row("rtt-open", RTT, (*PLAIN, UNLIMITED, LIMITED), 1, rate_per_s=2000),)
 """Rows that are measured only if they are named."""

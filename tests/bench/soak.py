@@ -1,7 +1,7 @@
 """A soak by count: 100 million frames, a million connections, ten million names, and limits edited all along.
 
 Sluice runs as an operator starts it, between the load generator and a broker that answers every request. Of memory the
-trend is printed, by least squares, in bytes for each million frames; what is in memory at the end of the first tenth is
+trend is printed, by least squares, in bytes for each million frames; what is in memory at half of it is
 what a process needs for so many names. Descriptors and counters are held against what the load and the broker counted
 by themselves. Exits with 1 if a trend is not flat or if one counter is off by one.
 """
@@ -36,7 +36,7 @@ _HOST: Final = "127.0.0.1"
 _SINK_S: Final = 24 * 3600
 _FIRST_LINE_S: Final = 600.0
 # Topics that come again and again, as in load/src/soak.rs; the first ones of them are what is edited. All of those have
-# been edited within the first tenth: what Sluice keeps of a limit that somebody set is not what is looked for.
+# been edited within the first half: what Sluice keeps of a limit that somebody set is not what is looked for.
 _FIRST_NAME: Final = 10_000_000
 _KNOWN_NAMES: Final = 1000
 _EDITED_NAMES: Final = 100
@@ -75,7 +75,7 @@ class Plan:
 
     @property
     def limiters(self) -> int:
-        """How many may be in memory: so few that all that is remembered of names has its place in the first tenth."""
+        """How many may be in memory: so few that all that is remembered of names has its place in the first half."""
         return 2 * _KNOWN_NAMES + self.names // 1000
 
 
@@ -90,7 +90,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Trend:
-    """What becomes of one figure as frames go by, after the first tenth of them."""
+    """What becomes of one figure as frames go by, in the second half of them."""
 
     per_million_frames: float
     mean: float
@@ -99,7 +99,7 @@ class Trend:
     @classmethod
     def of(cls, samples: list[Sample], figure: str) -> "Trend":
         """Fit a line by least squares."""
-        later = [sample for sample in samples if sample.frames * 10 >= samples[-1].frames]
+        later = [sample for sample in samples if sample.frames * 2 >= samples[-1].frames]
         values = [getattr(sample, figure) for sample in later]
         line = statistics.linear_regression([sample.frames / 1e6 for sample in later], values)
         return cls(line.slope, statistics.fmean(values), max(values))
@@ -138,10 +138,10 @@ class Outcome:
     def told(self) -> str:
         """Say it in lines."""
         memory, descriptors = Trend.of(self.samples, "rss_bytes"), Trend.of(self.samples, "descriptors")
-        first = next(sample for sample in self.samples if sample.frames * 10 >= self.samples[-1].frames)
+        first = next(sample for sample in self.samples if sample.frames * 2 >= self.samples[-1].frames)
         mib = 1024 * 1024
         sent = self.load["sent"]
-        later = sent * 9 // 10
+        later = sent // 2
         edits = self.counters["rule sets put in force = edits"][1]
         us = self.cpu_s / sent * 1e6
         at_ends = " -> ".join(f"{each.rss_bytes / mib:.1f}" for each in (self.samples[0], first, self.samples[-1]))
@@ -150,9 +150,9 @@ class Outcome:
             f"done: {sent:,} frames, {self.load['short'] + self.load['lasting']:,} connections,",
             f"  {self.load['names']:,} new names, {edits:,.0f} edits, {self.load['busy']:,} requests refused",
             f"{self.seconds:.0f} s, {sent / self.seconds:.0f} frames/s, {us:.2f} us of processor a frame, all in all",
-            f"memory: {at_ends} MiB at first, after a tenth, at the end; at most {memory.largest / mib:.1f}",
+            f"memory: {at_ends} MiB at first, after half, at the end; at most {memory.largest / mib:.1f}",
             f"  {memory.per_million_frames:+.0f} bytes in a million frames",
-            f"  {memory.over(later) / mib:+.2f} MiB in the nine tenths",
+            f"  {memory.over(later) / mib:+.2f} MiB in the second half",
             f"descriptors: {self.idle[0]} before, {self.idle[1]} after; under load {descriptors.mean:.1f}",
             f"  at most {descriptors.largest:.0f}, {descriptors.per_million_frames:+.4f} in a million frames",
         ]
