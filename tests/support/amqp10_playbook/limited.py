@@ -157,10 +157,15 @@ class Limited(Driver):
 
 
 class Cutter:
-    """Cuts a peer's bytes behind flows that something else follows: asked together, links get other credit."""
+    """Cuts a peer's bytes behind flows that something else follows: asked together, links get other credit.
 
-    def __init__(self) -> None:
+    Args:
+        each: cuts behind each flow.
+    """
+
+    def __init__(self, *, each: bool = False) -> None:
         self._rest = b""
+        self._each = each
 
     def cut(self, data: bytes) -> list[bytes]:
         parts, begin, at = [], 0, -len(self._rest)
@@ -174,7 +179,7 @@ class Cutter:
                 continue
             size = int.from_bytes(whole[start : start + 4])
             is_flow = whole[start + 8 : start + 11] == b"\0\x53\x13"
-            if flowed and not is_flow and at > begin:
+            if flowed and (self._each or not is_flow) and at > begin:
                 parts.append(data[begin:at])
                 begin = at
             flowed = is_flow

@@ -59,7 +59,7 @@ class AMQP10Talk(Talk):
         names = Addresses.of(*self.random.sample(NAMES, 4))
         self._trial = _Conversation(self.random.getrandbits(32), Direct(), addresses=names, closes=True)
         self._peers = {CLIENT: self._trial.client, BROKER: self._trial.broker}
-        self._cutters = {side: Cutter() for side in self._peers}
+        self._cutters = {side: Cutter(each=True) for side in self._peers}
         self._broken = False
 
     def beat(self) -> bytes:

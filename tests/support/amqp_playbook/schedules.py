@@ -117,11 +117,13 @@ class AMQPTalk(Talk):
 
     def _plain(self) -> list[bytes]:
         random = self.random
-        exchange, key = random.choice(("", "", "", "e", "f")), random.choice(NAMES)
-        if self.flavour == "by name" and exchange:
-            key = "orders"
+        exchange, key, channel = random.choice(("", "", "", "e", "f")), random.choice(NAMES), self._channel()
+        if self.flavour == "by name":
+            # Of several channels, each is decided by itself.
+            key = "orders" if exchange else key
+            channel = sorted(self.channels)[sum((exchange or key).encode()) % len(self.channels)]
         size = random.choice((0, 5, 300, random.randint(0, 9_000)))
-        return frames.publish(self._channel(), exchange, key, bytes(size), body_bytes=random.choice((100, 4000)))
+        return frames.publish(channel, exchange, key, bytes(size), body_bytes=random.choice((100, 4000)))
 
     def _settled(self) -> list[bytes]:
         random, channel, tag = self.random, self._channel(), self.random.randint(0, self._delivered + 1)
