@@ -369,8 +369,9 @@ class Both:
         for number, (one, other) in enumerate(zip(*(way.links for way in self.ways), strict=True)):
             for side in Side:
                 got, wanted = one.received[side], other.received[side]
-                if (number, side) in self._leaving:
-                    got, wanted = got[: len(wanted)], wanted[: len(got)]
+                length = min(len(got), len(wanted))
+                if (number, side) in self._leaving and got[:length] == wanted[:length]:
+                    continue
                 if got != wanted and not self._same(side, bytes(got), bytes(wanted)):
                     self.fail(f"connection {number}: the {side.value} has received {_differing(got, wanted)}")
             if one.ended != other.ended:
