@@ -442,8 +442,10 @@ class Turn:
     def system_calls(self) -> int: ...
     def fileno(self) -> int:
         """Return a descriptor that is readable when something may be ready."""
-    def lend(self, client: int, broker: int, lent: Lent, ends_here: bool) -> int:
+    def lend(self, client: int, broker: int, lent: Lent, ends_here: bool, unread: tuple[bytes, bytes]) -> int:
         """Serve two sockets from now on, which stay their owner's; return a number that no other connection has now.
+
+        ``unread`` is what has come of either peer behind what its session has read.
 
         With ``ends_here`` the end of a client's stream between frames is passed on, and the connection is over with the
         end of the broker's; otherwise it leaves.

@@ -252,12 +252,18 @@ class Connection:
         if lent is None:
             return
         if all(peer.wire.is_plain for peer in self.peers.values()):
-            client, broker = (peer.lend() for peer in self.peers.values())
+            (client, unread_of_client), (broker, unread_of_broker) = (
+                (peer.wire, peer.lend()) for peer in self.peers.values()
+            )
+            unread = unread_of_client, unread_of_broker
             try:
-                self._lent = lending.lend(self, client, broker, lent)
+                self._lent = lending.lend(self, client.fileno(), broker.fileno(), lent, unread=unread)
             except OSError as error:
                 # The kernel has no room to watch it there.
                 self._services.log_failed(self.info, error)
+                for peer, data in zip(self.peers.values(), unread, strict=True):
+                    peer.wire.put_back(data, 0, self._services.ahead)
+                    peer.counted_bytes = len(data)
                 self.progressed()
             else:
                 return

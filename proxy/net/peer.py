@@ -180,11 +180,14 @@ class Peer(Watched):
                 self._write_failed(PeerError(self.side, error))
             return 0
         if count:
-            new = max(0, count - self.counted_bytes)
-            self.counted_bytes -= count - new
-            self._connection.bytes_read[self.side] += new
-            self._services.bytes_read[self.side] += new
+            self._count(count)
         return count
+
+    def _count(self, count: int) -> None:
+        new = max(0, count - self.counted_bytes)
+        self.counted_bytes -= count - new
+        self._connection.bytes_read[self.side] += new
+        self._services.bytes_read[self.side] += new
 
     def _relay(self) -> None:
         """Have the session read what it will of the chunk, and the handlers decide it."""
@@ -545,13 +548,16 @@ class Peer(Watched):
 
     @property
     def is_quiet(self) -> bool:
-        """Whether the direction only waits for bytes, and nothing of this peer is here."""
+        """Whether the direction waits for bytes, and nothing is on its way to the peer.
+
+        What was received and not read goes along, if the compiled part serves the socket as well.
+        """
         return (
             self.doing is Doing.READING
             and self.events == EPOLLIN
-            and not (self.busy or self.ended or self._chunk)
+            and not (self.busy or self.ended or self.wire.ended)
             and self._look is None
-            and not self.wire.has_read_ahead
+            and (self.wire.is_plain or not (self._chunk or self.wire.has_unread))
         )
 
     def _is_fed(self, reading: "Lent", read_ns: int) -> bool:
@@ -575,13 +581,17 @@ class Peer(Watched):
         if kept:
             self._session.put_back(self.side, kept, self._services.now_ns())
 
-    def lend(self) -> int:
-        """Leave the peer to the compiled part; returns its descriptor."""
+    def lend(self) -> bytes:
+        """Leave the peer to the compiled part; returns what was received and not read."""
         self.unwatch()
+        ahead = self.wire.take_ahead()
+        self._count(len(ahead))
+        unread = bytes(self._chunk) + ahead
+        self._give_back()
         if self._keeps_open is not None:
             self._keeps_open.cancel()
             self._keeps_open = None
-        return self.wire.fileno()
+        return unread
 
     def go_on_reading(self) -> None:
         if self.opposite.busy:

@@ -224,11 +224,6 @@ class Wire:
         """Whether the kernel's bytes are the peer's."""
         return type(self) is Wire
 
-    @property
-    def has_read_ahead(self) -> bool:
-        """Whether bytes or the end of the stream were read that nobody has received."""
-        return bool(self._ahead) or self.ended
-
     def put_back(self, data: bytes, errno: int, of_all: ReadAhead) -> None:
         """Have ``receive_into`` return bytes that somebody else has read, and then raise what they met, if anything."""
         self._errno = errno
@@ -244,6 +239,12 @@ class Wire:
         del ahead[:count]
         self._ahead_of_all.taken_bytes -= count
         return count
+
+    def take_ahead(self) -> bytes:
+        """Return all that was read ahead; it counts as received."""
+        ahead, self._ahead = bytes(self._ahead), b""
+        self._ahead_of_all.taken_bytes -= len(ahead)
+        return ahead
 
     def unread_bytes(self) -> int:
         """Return how many bytes have come that nobody has received."""
@@ -278,9 +279,7 @@ class Wire:
                 raise
 
     def close(self) -> None:
-        if self._ahead:
-            self._ahead_of_all.taken_bytes -= len(self._ahead)
-            self._ahead = b""
+        self.take_ahead()
         self._sock.close()
 
 

@@ -83,13 +83,24 @@ class Lending:
         self._bytes_read = bytes_read
         self.lent: dict[int, Borrowed] = {}
 
-    def lend(self, borrowed: Borrowed, client_fd: int, broker_fd: int, lent: "Lent", *, ends_here: bool = False) -> int:
+    def lend(
+        self,
+        borrowed: Borrowed,
+        client_fd: int,
+        broker_fd: int,
+        lent: "Lent",
+        *,
+        ends_here: bool = False,
+        unread: tuple[bytes, bytes] = (b"", b""),
+    ) -> int:
         """Have a connection served, and with ``ends_here`` its orderly end as well; returns its number.
+
+        ``unread`` is what was received of client and broker, and not read.
 
         Raises:
             OSError: the kernel has no room to watch it.
         """
-        number = self._turn.lend(client_fd, broker_fd, lent, ends_here)
+        number = self._turn.lend(client_fd, broker_fd, lent, ends_here, unread)
         self.lent[number] = borrowed
         return number
 

@@ -292,7 +292,9 @@ struct End {
 }
 
 impl End {
-    fn new(fd: RawFd, kept: Vec<u8>) -> Self {
+    /// `unread` has come behind what is kept, and is read first.
+    fn new(fd: RawFd, mut kept: Vec<u8>, unread: &[u8]) -> Self {
+        kept.extend_from_slice(unread);
         Self {
             fd,
             readable: false,
@@ -300,7 +302,7 @@ impl End {
             queued: false,
             large: false,
             kept,
-            goes_on: None,
+            goes_on: (!unread.is_empty()).then_some(0),
             rest: Vec::new(),
             sent: 0,
             read_bytes: 0,
@@ -711,7 +713,15 @@ impl Turn {
         self.conns.len() - self.free.len()
     }
 
-    fn lend(&mut self, client: RawFd, broker: RawFd, lent: &Bound<'_, Lent>, ends_here: bool) -> PyResult<usize> {
+    #[allow(clippy::needless_pass_by_value)]
+    fn lend(
+        &mut self,
+        client: RawFd,
+        broker: RawFd,
+        lent: &Bound<'_, Lent>,
+        ends_here: bool,
+        unread: [Vec<u8>; 2],
+    ) -> PyResult<usize> {
         let number = self.free.last().copied().unwrap_or(self.conns.len());
         let both = Interest::READABLE | Interest::WRITABLE;
         let registry = self.poll.registry();
@@ -724,7 +734,7 @@ impl Turn {
         let mut lent = lent.try_borrow_mut()?;
         let reading = lent.reading.take().ok_or_else(|| PyRuntimeError::new_err("it is lent already"))?;
         let [of_client, of_broker] = std::mem::take(&mut lent.kept);
-        let ends = [End::new(client, of_client), End::new(broker, of_broker)];
+        let ends = [End::new(client, of_client, &unread[CLIENT]), End::new(broker, of_broker, &unread[BROKER])];
         let conn =
             Conn { ends, reading, read_ns: 0, ends_here, ended: false, over: false, stalled: false, left: false };
         let conn = Box::new(conn);
@@ -733,6 +743,9 @@ impl Turn {
         } else {
             self.conns.push(Some(conn));
         }
+        // That both become writable tells Python that there is something to serve.
+        self.queue(number, CLIENT);
+        self.queue(number, BROKER);
         Ok(number)
     }
 

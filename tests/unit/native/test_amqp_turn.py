@@ -122,23 +122,27 @@ class Served(Driver):
             super().give(side, data, random, longest)
             return
         self.past.append((side, data))
-        if self._lent():
-            self._serve(side, data)
+        was_lent = self.number is not None
+        if self._lent(side, data):
+            self._serve(side, data, goes_along=not was_lent)
         else:
             super().give(side, data)
             self._lent()
 
-    def _lent(self) -> bool:
+    def _lent(self, side: Side = Side.CLIENT, data: bytes = b"") -> bool:
+        """Lend it, if that is possible, with bytes of a peer that nobody has read."""
         if self.number is None and not any(self.unread.values()) and not any(map(self.must_wait, Side)):
             self.judge.connection, self.judge.sender = self.info, self.sender
             lent = self.session.lend(self.judge)
             if lent is not None:
                 client, broker = (self.sockets[side][0].fileno() for side in Side)
-                self.number = self.turn.lend(client, broker, lent, ends_here=False)
+                unread = (data, b"") if side is Side.CLIENT else (b"", data)
+                self.number = self.turn.lend(client, broker, lent, ends_here=False, unread=unread)
         return self.number is not None
 
-    def _serve(self, side: Side, data: bytes) -> None:
-        self.sockets[side][1].sendall(data)
+    def _serve(self, side: Side, data: bytes, *, goes_along: bool) -> None:
+        if not goes_along:
+            self.sockets[side][1].sendall(data)
         self.served_bytes += len(data)
         _, events, frames, _, _, round_trips = self.turn.serve(NS_PER_S)
         for each, count in zip(Side, frames, strict=True):
