@@ -14,6 +14,12 @@ from limiter.rules.rule import NS_PER_S, UPERMITS_PER_PERMIT, Rule
 class Cell:
     """The state of a limiter, or of one caller's share of it."""
 
+    __slots__ = (
+        *("asked_ns", "at_ns", "capacity_upermits", "epoch", "forgiven_upermits", "last_refused_ns"),
+        *("last_wait_us", "max_debt_upermits", "open_next_free_ns", "pinned", "rate_upermits_per_s"),
+        *("resource", "retired", "rule", "stored_upermits"),
+    )
+
     resource: Resource
     rule: Rule
 

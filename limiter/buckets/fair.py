@@ -26,7 +26,7 @@ together admit less than ::
 since each share and the pool may end in a debt of less than one request. An open share closes early when the total is
 full, so that nothing overflows while a caller is refused.
 
-Memory: ``max_fair_keys`` + 1 shares of some 200 bytes a limiter. Work that grows with n happens only when a share needs
+Memory: ``max_fair_keys`` + 1 shares of some 200 bytes each. Work that grows with n happens only when a share needs
 the pool, or n changes.
 """
 
@@ -67,6 +67,8 @@ class _Split(NamedTuple):
 
 class FairShare(Gate):
     """One key's share of a fair limiter. Valid for decisions at the time at which it was asked for."""
+
+    __slots__ = ("key", "seen_ns", "total")
 
     def __init__(self, total: "FairLimiter", key: str, now_ns: int) -> None:
         super().__init__(total.resource, total.rule, now_ns)

@@ -45,6 +45,8 @@ class Second:
 class Entry:
     """The counts of one resource in one stretch of time; only its row makes it and adds to it."""
 
+    __slots__ = ("_figures", "_senders", "more", "resource", "told")
+
     def __init__(self, resource: Resource, figures: list[int], senders: dict[int, list[Any]]) -> None:
         self.resource = resource
         self.told = 0  # refusals that were answered
@@ -68,6 +70,11 @@ PythonEntry = Entry
 
 class Row:
     """The counters of one resource."""
+
+    __slots__ = (
+        *("_before", "_began", "_entry", "_figures", "_rings", "_senders", "looks_until_ns", "resource"),
+        *("retired", "seen_ns", "shared", "spent_in"),
+    )
 
     def __init__(self, resource: Resource, *, shared: bool = False) -> None:
         self.resource = resource

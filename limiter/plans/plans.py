@@ -140,6 +140,11 @@ def unit_of(dimension: Dimension, rule: Rule) -> int:
 class ApplicableLimit:
     """One limit that applies to a request."""
 
+    __slots__ = (
+        *("_accounts", "_dimension", "_row", "_unused", "by_answer", "delays", "fair_by", "holds", "registry"),
+        *("resource", "rule", "unit"),
+    )
+
     def __init__(self, registry: Registry, resource: Resource, rule: Rule, accounts: Accounts) -> None:
         self.registry = registry
         self.resource = resource
@@ -183,6 +188,8 @@ class ApplicableLimit:
 
 class Plan:
     """All limits that apply, in the order in which they are asked."""
+
+    __slots__ = ("_asked", "doubled", "enforcing", "exempt", "has_bytes", "only", "parts", "shadows", "terms")
 
     def __init__(
         self, parts: Iterable[ApplicableLimit], *, exempt: bool = False, confirm: Confirming | None = None

@@ -126,12 +126,14 @@ class GatherRoom:
         more_bytes = size_bytes - gathering.has_bytes
         missing_bytes = self.taken_bytes + more_bytes - self._budget_bytes
         client_bytes = self._by_client[gathering.client] + more_bytes
+        #: Who has no more keeps it for a while, so that usual batches are complete before they lose their room.
+        least_bytes = self._budget_bytes // 16
         #: What each client has, without those of its frames that would have lost.
         left = Counter(self._by_client)
         may_lose: list[tuple[int, Gathering]] = []
         for other in self._gatherings if missing_bytes > 0 else ():
             has_bytes = left[other.client]
-            can = has_bytes > client_bytes or now_ns - other.since_ns >= KEPT_NS
+            can = has_bytes > max(client_bytes, least_bytes) or now_ns - other.since_ns >= KEPT_NS
             if can and other is not gathering and other.lose is not None:
                 may_lose.append((has_bytes, other))
                 left[other.client] -= other.has_bytes

@@ -224,8 +224,11 @@ class Connection:
             self._services.reactor.soon(self._read_on)
 
     def _read_on(self) -> None:
-        if self._lent is None:
-            self.guard(self.progressed)
+        # Without recalling it: the compiled part need not hear of this.
+        try:
+            self.progressed()
+        except Exception as error:  # noqa: BLE001 - as in guard
+            self.failed(error)
 
     # --- Lending to the compiled part -------------------------------------------------------------
 

@@ -313,7 +313,7 @@ class Session(ABC):
 
     @abstractmethod
     def take(self, side: Side) -> Sequence[Buffer]:
-        """Hand out, once, all that may be written to that peer now, in few large slices."""
+        """Hand out, once, all that may be written to that peer now, in order."""
 
     @abstractmethod
     def backlog_bytes(self, side: Side) -> int:

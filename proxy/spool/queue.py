@@ -126,6 +126,12 @@ class _Place(Enum):
 class Run:
     """Adjacent entries, in memory or on the way from or to the disk. Only ``Queue`` changes it."""
 
+    __slots__ = (
+        *("body_bytes", "content", "content_bytes", "data", "demoted", "entries", "extent", "memory_bytes"),
+        *("number", "pending", "place", "position", "queue", "recoverable", "recoverable_bytes", "sent"),
+        *("single", "written"),
+    )
+
     def __init__(self, queue: "Queue", number: int, *, single: bool = False) -> None:
         self.queue, self.number, self.single = queue, number, single
         self.data: Piece | None = None  # records; of a large entry only the head. None before it is read.

@@ -45,7 +45,7 @@ TRIAL_FRAMES: Final = 16
 
 # A step is a frame, which takes some microseconds. After this many the rest of the chunk is left for later. A header
 # that is not read strictly takes as long as all of them, half a millisecond at most (see ``lenient.MAX_JSON_BYTES``).
-_MAX_STEPS: Final = 64
+_MAX_STEPS: Final = 256
 # Bytes of a strict header that are one step: a binary field may be as short as six bytes.
 _BYTES_A_STEP: Final = 256
 # Messages of a batch that take as long as a step.

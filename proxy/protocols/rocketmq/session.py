@@ -73,6 +73,7 @@ class RocketMQSession(Session):
         self._alarm: Forbidden | None = None
         self._stage = context.stage
         self._wake = context.wake
+        self._give_up, self._lose = context.give_up, context.lose
         # To see the answers, the request of each must be known.
         begun: Begun | tuple[None, None] = context.begun or (None, None)
         about, scanner = begun
@@ -304,8 +305,11 @@ class RocketMQSession(Session):
             return False
         if not self._client_gone:
             self._client_gone = True
-            if held.coming is not None:
-                self._requests.give_up(held.coming)
+            coming = held.coming
+            if coming is not None:
+                if coming.request is not None:
+                    (self._give_up if coming.is_held else self._lose)([coming.request])
+                self._requests.give_up(coming)
             if lines is not None:
                 lines.client_gone(self._now_ns)
             if held.oneways or (lines is not None and lines.keeps()):
