@@ -40,8 +40,8 @@ from proxy.spool.segments import Piece
 if TYPE_CHECKING:
     from sluice_native import Scanner
 
-# A new connection is on trial for this many strict headers. Each header that is not strict adds twice as many.
-TRIAL_FRAMES: Final = 16
+# After a header that is not strict Python reads this many strict ones before it lends the connection again.
+TRIAL_FRAMES: Final = 32
 
 # A step is a frame, which takes some microseconds. After this many the rest of the chunk is left for later. A header
 # that is not read strictly takes as long as all of them, half a millisecond at most (see ``lenient.MAX_JSON_BYTES``).
@@ -125,8 +125,8 @@ class RequestStream:
         self._swallow = False
         # What was forwarded ends inside a frame, so nothing else may be written before that frame's end.
         self._open = False
-        # Strict headers still to come until the trial is over.
-        self._trial = TRIAL_FRAMES
+        # Strict headers still to come until the trial is over; the first one says who the client is.
+        self._trial = 1
         # The batch that is gathered, what has come of it, how much of that was forgotten as another took its room, and
         # its reader once it is complete.
         self._gathering: Frame | None = None
@@ -361,7 +361,7 @@ class RequestStream:
             if header.reading == LENIENT:
                 self._count_undecodable("lenient")
             self._owed.add_unknown()  # the broker may read another number, or none and assign one
-            self._trial += 2 * TRIAL_FRAMES
+            self._trial += TRIAL_FRAMES
             self.about.meet(header)
         elif self._trial:
             self._trial -= 1
