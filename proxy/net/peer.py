@@ -594,11 +594,11 @@ class Peer(Watched):
         return unread
 
     def go_on_reading(self) -> None:
+        # If it must wait, it is left unread once there is something: how long that lasts counts from then on.
+        self.read_on()
         if self.opposite.busy:
             self.doing = Doing.WRITING
             self._show_stall(self._connection.writer)
-        elif not self._connection.must_wait(self.side):
-            self.read_on()
 
     def let_go(self) -> None:
         """Be done; nothing is called any more."""

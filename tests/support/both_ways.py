@@ -41,6 +41,7 @@ from proxy.deciding.rate_limit import PLUGIN as RATE_LIMIT
 from proxy.deciding.rate_limit import RateLimitOptions
 from proxy.flow.credit import StageState
 from proxy.net import broker_watch, reactor, sockets, tls, turn
+from proxy.net.peer import LOOK_S, MAX_LOOKS
 from proxy.net.server import ListenerConfig
 from proxy.net.tls import ClientTls
 from proxy.protocols.base import Protocol
@@ -295,7 +296,11 @@ class Both:
         self.story.append(f"resume {link} {side.value}")
         for way in self.ways:
             way.links[link].paused.discard(side)
-        await self.settle()
+        if self.stalled:
+            await self.settle()
+        else:
+            # So long at most a write to a client that was not read waits.
+            await self.jump(LOOK_S * (MAX_LOOKS + 1))
 
     async def jump(self, by_s: float) -> None:
         """Let time pass; what is due then is done one after the other."""
@@ -394,19 +399,22 @@ class Both:
     async def _seen(way: Way) -> dict[str, Any]:
         path = way.path
         protocol = path.server.listeners[0].protocol.name
-        plain = partial(_plain_connection, protocol)
         snapshot = await path.snapshot()
         seen = {name: getattr(snapshot, name) for name in snapshot.__struct_fields__ if name not in _NOT_COMPARED}
         partings = [connection.ending.parting for connection in way.connections]
         ended = {*(parting[0] for parting in partings if parting), *(reason for _, reason in snapshot.closed_total)}
-        if protocol == "amqp10" or _BAD & ended:
+        is_bad = bool(_BAD & ended)
+        if protocol == "amqp10" or is_bad:
             # Of a chunk in which a stream goes wrong only the turn counts how long the decisions before that took; and
             # with it credit may be asked for a moment later.
             del seen["processing"]
         return seen | {
             # Of AMQP 0.9.1 a publish counts once its header is there, if the compiled part reads it.
             "frames_total": {} if protocol == "amqp091" else seen["frames_total"],
-            "connections": sorted(map(plain, await path.connections()), key=attrgetter("id")),
+            "connections": [
+                _plain_connection(protocol, each, is_bad)
+                for each in sorted(await path.connections(), key=attrgetter("id"))
+            ],
             "traffic": [_plain_second(each) for each in await path.take_traffic(unfinished=True)],
             "in flight": [connection.session.in_flight() for connection in way.connections],
             "read ahead": path._services.ahead.taken_bytes,
@@ -433,12 +441,15 @@ def _short(data: bytes) -> str:
     return repr(data) if len(data) < _STORY_BYTES else f"{len(data)} bytes, {data[:_STORY_BYTES]!r}…"
 
 
-def _plain_connection(protocol: str, state: ConnectionState) -> ConnectionState:
+def _plain_connection(protocol: str, state: ConnectionState, is_bad: bool) -> ConnectionState:  # noqa: FBT001 - private
     """Leave out in which order its resources were met, and how it has waited for a slow peer.
 
-    Of AMQP 0.9.1 whoever reads remembers other names.
+    Of AMQP 0.9.1 whoever reads remembers other names; and the method of a publish whose header has not come counts at
+    once, or never if a stream goes wrong before that.
     """
     shown = () if protocol == "amqp091" else tuple(sorted(state.resources))
+    if protocol == "amqp091" and is_bad:
+        state = msgspec.structs.replace(state, requests_total=0)
     stage = StageState(state.stage.kind, state.stage.name, "running")
     return msgspec.structs.replace(state, resources=shown, stage=stage, channels=(), in_flight=0)
 

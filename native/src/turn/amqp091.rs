@@ -22,8 +22,6 @@ const MAX_PUBLISHES: usize = 16_384;
 const MAX_KEYS: usize = 1024;
 /// Python decides publishes with a longer body.
 const MAX_BODY_BYTES: u64 = 1 << 31;
-/// The shortest frame.
-const FRAME_BYTES: usize = 8;
 
 /// The kinds of queues, exchanges and routing keys.
 #[derive(FromPyObject)]
@@ -69,6 +67,11 @@ impl Channels {
 
     fn unconfirmed(&self) -> usize {
         self.state.unconfirmed()
+    }
+
+    #[allow(clippy::needless_pass_by_value)]
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.resources)
     }
 }
 
@@ -146,12 +149,12 @@ impl Amqp091 {
         // The channel of the last publish, if that passes and has a number.
         let mut last = None;
         let next = loop {
-            if chunk.len() - at < FRAME_BYTES {
+            if at == chunk.len() {
                 break Next::Keep(at);
             }
             let taken = self.channels.borrow_mut(py).scan(py, chunk, at, &self.bounds)?;
             if taken.stop == at {
-                break if awaits_more(chunk, at) { Next::Keep(at) } else { Next::Leave(at) };
+                break if awaits_more(chunk, at, self.bounds.frame_max) { Next::Keep(at) } else { Next::Leave(at) };
             }
             let Some(refused) = self.decide(py, &taken, context)? else {
                 self.channels.borrow_mut(py).state.undo();
@@ -310,7 +313,7 @@ impl Amqp091 {
                 self.timed = None;
             }
         }
-        if self.cuts[BROKER].is_some() || awaits_more(chunk, stop) {
+        if self.cuts[BROKER].is_some() || awaits_more(chunk, stop, frame_max) {
             Next::Keep(stop)
         } else {
             Next::Leave(stop)

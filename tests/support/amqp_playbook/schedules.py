@@ -28,11 +28,12 @@ _RULES: Final = rules_of(
         ),
         "by name": (
             lambda: Rule("exchange", "e", 5),
-            lambda: Rule("exchange", "f", 2, action="delay"),
+            lambda: Rule("exchange", "f", 2, action="delay", max_delay_s=600),
             lambda: Rule("delivery", "slow", 3),
             lambda: Rule("delivery", "*", 1000),
         ),
         "one by one": (
+            lambda: Rule("exchange", "f", 2, action="delay"),
             lambda: Rule("routing_key", "e/*", 3),
             lambda: Rule("routing_key", "f/bytes", None, bytes_per_s=300),
             lambda: Rule("exchange", "*", 6, shared=True),

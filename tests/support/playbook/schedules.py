@@ -76,7 +76,9 @@ class RocketMQTalk(Talk):
         if random.random() < 0.6:
             # Some are sent again, but not within a chunk: what counts as repeated then depends on how it is cut.
             self._ids = (self._ids + 1) % (20 * len(TOPICS))
-            topic, ids = TOPICS[self._ids % len(TOPICS)], {"UNIQ_KEY": f"{self._ids:032X}"}
+            # Nor are those of others, if several clients may say something at once.
+            owner = self.link if self.flavour == "all or nothing" else 0
+            topic, ids = TOPICS[self._ids % len(TOPICS)], {"UNIQ_KEY": f"{owner:08X}{self._ids:024X}"}
         return frames.send(
             *(topic, number),
             body=bytes(random.choice((0, 5, 100, random.randint(0, 3000)))),

@@ -37,7 +37,8 @@ def rules_of(kind: str, more: Rules) -> Rules:
             lambda: Rule(kind, "*", 1000),
             lambda: Rule(kind, "few", 2),
             lambda: Rule(kind, "few", 20),
-            lambda: Rule(kind, "slow", 4, action="delay"),
+            # For how long something would wait is asked of the requests of one chunk, and not of those behind them.
+            lambda: Rule(kind, "slow", 4, action="delay", max_delay_s=600),
             lambda: Rule(kind, "slow", 4),
             lambda: Rule(kind, "seen", 1, action="shadow"),
             lambda: Rule(kind, "fair", 5, fair_by="client"),
@@ -48,6 +49,7 @@ def rules_of(kind: str, more: Rules) -> Rules:
         "one by one": (
             lambda: Rule(kind, "f*", 7, shared=True),
             lambda: Rule(kind, "*", 30, shared=True, action="shadow"),
+            lambda: Rule(kind, "slow", 4, action="delay"),
             lambda: Rule("client", "127.0.0.0/8", 20),
             lambda: Rule("client", "127.0.0.2", 3, action="delay"),
             lambda: Rule("listener", "main", 50),

@@ -51,13 +51,17 @@ impl<'a> Frame<'a> {
     }
 
     /// Whether a frame is incomplete and may still prove plain.
-    pub fn is_to_come(chunk: &'a [u8], start: usize) -> bool {
-        match Self::at(chunk, start) {
-            Some(frame) => {
-                frame.payload.is_none() && matches!(frame.kind, METHOD | HEADER) && frame.size() <= MAX_PLAIN_BYTES
-            }
-            None => chunk.len() < start + AROUND_BYTES,
-        }
+    pub fn is_to_come(chunk: &[u8], start: usize, frame_max: usize) -> bool {
+        let rest = chunk.get(start..).unwrap_or_default();
+        let Some([kind, _, _, size @ ..]) = rest.first_chunk::<BEFORE_BYTES>() else { return true };
+        let bytes = AROUND_BYTES + u32::from_be_bytes(*size) as usize;
+        let awaited = match *kind {
+            METHOD | HEADER => bytes <= AROUND_BYTES + MAX_PLAIN_BYTES && rest.len() < bytes,
+            // One more byte tells.
+            BODY | HEARTBEAT => rest.len() < AROUND_BYTES,
+            _ => false,
+        };
+        awaited && bytes <= frame_max
     }
 
     /// Of the payload.

@@ -143,11 +143,11 @@ impl Deliveries {
 
 /// Whether a frame may prove plain once more of it, or of the header behind it, has arrived.
 #[must_use]
-pub fn awaits_more(chunk: &[u8], position: usize) -> bool {
+pub fn awaits_more(chunk: &[u8], position: usize, frame_max: usize) -> bool {
     let begun = Frame::at(chunk, position).and_then(|frame| Some((frame.stop, frame::method(frame.payload?)?.0)));
     match begun {
-        Some((stop, frame::PUBLISH | frame::DELIVER | frame::RETURN)) => Frame::is_to_come(chunk, stop),
+        Some((stop, frame::PUBLISH | frame::DELIVER | frame::RETURN)) => Frame::is_to_come(chunk, stop, frame_max),
         Some(_) => false,
-        None => Frame::is_to_come(chunk, position),
+        None => Frame::is_to_come(chunk, position, frame_max),
     }
 }
