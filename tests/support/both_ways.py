@@ -464,7 +464,11 @@ def _plain_second(second: TrafficSecond) -> list[str]:
 
 
 def _is_told(entry: dict[str, Any]) -> bool:
-    """Leave out what is logged of a few clients in each second: how soon silence is noticed may differ by a beat."""
+    """Leave out what is logged of one client in a second.
+
+    A lent client has been heard since the last beat, or before: its silence may be noticed a beat later, and so in
+    another second than another's.
+    """
     return entry["event"] != "over the limit" and entry.get("detail") != "client: no heartbeats"
 
 

@@ -1,6 +1,6 @@
 """A fault of the compiled turn ends the connection that it served, and no other."""
 
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -109,4 +109,31 @@ async def test_fault_of_a_connection_that_was_reported_before_is_not_lost(
         # It returns for another reason.
         lending.lent[number].left(broken=False)
         assert "a fault of ours" in repr(logged)
+        nursery.cancel_scope.cancel()
+
+
+async def test_client_that_returns_unread_is_written_to_at_once(mock_clock: MockClock, nursery: trio.Nursery) -> None:
+    with ExitStack() as closing, structlog.testing.capture_logs():
+        way = Way(PROTOCOL, PROTOCOL.options(), {"rule_set": RuleSet()}, mock_clock, closing)
+        await nursery.start(way.path.run)
+        mock_clock.jump(1)
+        way.open(("127.0.0.1", 0))
+        await wait_all_tasks_blocked()
+        way.accept()
+        await says(way, 0, b"".join(map(frames.heartbeat, range(20))))
+        (link,) = way.links
+        link.paused.add(BROKER)
+        lending = way.path._lending
+        assert lending is not None
+        assert lending.lent
+        with suppress(BlockingIOError):
+            while True:
+                await says(way, 0, frames.send("free", 1, body=bytes(60_000)))
+        way.connections[0].guard(lambda: None)
+        assert not lending.lent
+        for opaque in range(3):
+            link.peers[BROKER].send(frames.answer(opaque))
+            await wait_all_tasks_blocked()
+            way.read()
+        assert link.received[CLIENT].count(b'"opaque"') == 3
         nursery.cancel_scope.cancel()
