@@ -198,6 +198,8 @@ class Stream(Output):
 
     def _begin_content(self, content: Content, keys: list[bytes]) -> None:
         """Take a content once its header has arrived, or all of it if it is whole."""
+        if content.lane.channel.dead or self.finished:
+            content.fate = DROPPED
         frames = self._gathered(content)
         self._pass(frames, content)
         if content.fate != NEW:
@@ -256,10 +258,7 @@ class Stream(Output):
         self._pieces.append((Method(lane, frame, barrier), frame))
 
     def _open_content(self, content: Content, frame: bytes) -> None:
-        lane = content.lane
-        lane.content = content
-        if lane.channel.dead or self.finished:
-            content.fate = DROPPED
+        content.lane.content = content
         content.gathers, content.data = True, bytearray()
         self._memory.take(OBJECT_BYTES)
         self._gather(content, frame)
