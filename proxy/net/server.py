@@ -19,7 +19,7 @@ from limiter.rules.resource import CERTIFICATE, Resource
 from proxy.common.admission import ConnectionRate, Network, client_address, in_networks
 from proxy.common.buffers import GatherRoom
 from proxy.common.log_rate import LogRate
-from proxy.deciding.batch import ConnectionInfo
+from proxy.deciding.batch import ConnectionInfo, Side
 from proxy.deciding.judge import judge_of
 from proxy.net import proxy_protocol, sockets
 from proxy.net.arrival import Arrival
@@ -527,8 +527,8 @@ class _Client(Watched):
     """
 
     __slots__ = (
-        *("_admitted", "_arrival", "_broker", "_closed", "_connecting", "_ends", "_lent", "_places", "_resolving"),
-        *("_server", "_timer", "_wire", "begun", "config", "handshake", "info", "opened_ns"),
+        *("_admitted", "_arrival", "_broker", "_closed", "_connecting", "_ends", "_has_ended", "_lent"),
+        *("_places", "_resolving", "_server", "_timer", "_wire", "begun", "config", "handshake", "info", "opened_ns"),
     )
 
     def __init__(
@@ -547,6 +547,8 @@ class _Client(Watched):
         self._places: dict[sockets.Found, Address] = {}
         #: Its number with the compiled part, while that serves it without a session.
         self._lent: int | None = None
+        #: The client's stream has ended, and the compiled part has passed that on.
+        self._has_ended = False
         self.begun: Any = None
         self.opened_ns: int | None = None
         self.handshake: Timer | None = None
@@ -733,6 +735,10 @@ class _Client(Watched):
             self._timer.cancel()
         try:
             self._server.connect(self, (self._wire, self._broker), self._address, lent)
+            connection = self._server.connections.get(self.info.id)
+            if self._has_ended and connection is not None:
+                # Before the broker's end, which came later.
+                connection.guard(connection.peers[Side.CLIENT].readable)
         except Exception as error:  # noqa: BLE001 - as the reactor does
             lending = self._server.services.lending
             if lent is not None and lending is not None and lending.lent.get(lent) is self:
@@ -748,6 +754,7 @@ class _Client(Watched):
     def ends(self, *, over: bool) -> None:
         """Close the client once the broker has ended its stream as well, or soon."""
         self._cancel_timers()
+        self._has_ended = True
         if over:
             self._ended()
         else:

@@ -127,7 +127,7 @@ class Outcome:
             f"{what}: {ours:.0f}, not {theirs:.0f}" for what, (ours, theirs) in self.counters.items() if ours != theirs
         ]
         memory, descriptors = Trend.of(self.samples, "rss_bytes"), Trend.of(self.samples, "descriptors")
-        later = self.load["sent"] * 9 // 10
+        later = self.load["sent"] // 2
         judged = self.load["sent"] >= _JUDGED_FRAMES
         if judged and memory.over(later) > max(_FLAT_BYTES, _FLAT_SHARE * memory.mean):
             found.append(f"memory grows by {memory.per_million_frames:.0f} bytes in a million frames")
