@@ -10,7 +10,7 @@ from typing import Final
 
 _MODULE: Final = "sluice_native"
 # The interface that this is made for.
-_INTERFACE: Final = 17
+_INTERFACE: Final = 18
 _OTHER_VERSION: Final = (
     "the compiled part that is installed belongs to another version of Sluice: build it again from the folder native"
 )

@@ -412,10 +412,11 @@ def lend_rocketmq(
 _Pieces: TypeAlias = tuple[list[bytes | tuple[int, int]], list[bytes | tuple[int, int]]]
 """What goes to the client and to the broker: bytes, or where they begin and end in the chunk in hand."""
 
-_Returned: TypeAlias = tuple[Any, bool, tuple[bytes, bytes], tuple[bytes, bytes], tuple[int, int]]
-"""What a connection returns with: the state for its session; whether it has left: then bytes that were not taken are
-to be read again, otherwise they begin a frame, and count as read; and by peer these bytes, those that were taken and
-not written, and the error that was met in reading, or 0."""
+_Returned: TypeAlias = tuple[Any, tuple[bytes, bytes], tuple[bytes, bytes], tuple[bytes, bytes], tuple[int, int]]
+"""What a connection returns with: the state for its session; and by peer the beginning of a frame, which counts as
+read, or bytes that are to be read again; those that were taken and not written; and the error that was met in reading,
+or 0.
+"""
 
 @final
 class Turn:

@@ -298,19 +298,19 @@ class Connection:
 
     def _take_back(self, number: int) -> None:
         assert self._services.lending is not None  # noqa: S101 - else nothing is lent
-        state, has_left, unread, unwritten, errnos = self._services.lending.take(number)
+        state, begun, unread, unwritten, errnos = self._services.lending.take(number)
         if self._long_stall is not None:
             self._long_stall.cancel()
         self.stall(None)
         self.session.returned(state)
         peers = self.peers.values()
-        for peer, not_taken, not_written, errno in zip(peers, unread, unwritten, errnos, strict=True):
+        for peer, beginning, not_taken, not_written, errno in zip(peers, begun, unread, unwritten, errnos, strict=True):
             peer.write_later(not_written)
-            if has_left:
+            if beginning:
+                peer.keep(beginning)
+            if not_taken or errno:
                 peer.wire.put_back(not_taken, errno, self._services.ahead)
                 peer.counted_bytes = len(not_taken)
-            else:
-                peer.keep(not_taken)
 
     def count_lent(self) -> None:
         """Count what the compiled part has done for the connection so far."""

@@ -2,8 +2,7 @@
 
 A connection is *lent* while all that its peers say is read, decided and written without Python; see ``Session.lend``.
 It leaves at the first thing that is not, at the end of a stream, or when Python recalls it. Bytes that were not written
-wait for its writer. Bytes that were not taken count as read ahead if it has left; otherwise they begin a frame, and go
-to its session.
+wait for its writer. Bytes that were not taken count as read ahead; the beginning of a frame goes to its session.
 
 Where a socket speaks TLS, Python receives and sends, and the compiled part only reads: see ``Lending.feed``.
 """
@@ -36,7 +35,7 @@ LONGEST_STALL_S: Final = 0.1
 Pieces = tuple[list[bytes | tuple[int, int]], list[bytes | tuple[int, int]]]
 """What goes to the client and to the broker: bytes, or where they begin and end in the chunk in hand."""
 
-Returned = tuple[Any, bool, tuple[bytes, bytes], tuple[bytes, bytes], tuple[int, int]]
+Returned = tuple[Any, tuple[bytes, bytes], tuple[bytes, bytes], tuple[bytes, bytes], tuple[int, int]]
 """What a connection returns with, as ``Turn.take`` has it."""
 
 

@@ -439,7 +439,7 @@ fn token(number: usize, side: usize) -> usize {
 /// What `serve` returns: see `sluice_native.pyi`.
 type Served = (bool, Vec<(usize, u8)>, [u64; 2], [u64; 2], Vec<(i64, u32)>, Vec<i64>);
 /// What `take` returns.
-type Taken = (Py<PyAny>, bool, [Py<PyBytes>; 2], [Py<PyBytes>; 2], [i32; 2]);
+type Taken = (Py<PyAny>, [Py<PyBytes>; 2], [Py<PyBytes>; 2], [Py<PyBytes>; 2], [i32; 2]);
 
 impl Turn {
     fn queue(&mut self, number: usize, side: usize) {
@@ -612,14 +612,13 @@ impl Turn {
             conn.stalled = true;
             self.report.events.push((number, STALLED));
         }
-        let (from, stays) = match next {
-            Next::Keep(from) => (from, chunk.len() - from <= MAX_KEPT_BYTES),
-            Next::More(from) => {
-                end.goes_on = (from < chunk.len()).then_some(resumed.map_or(0, |start| start + from));
-                (from, true)
-            }
-            Next::Leave(from) => (from, false),
+        let (from, stays, is_begun) = match next {
+            Next::Keep(from) if chunk.len() - from <= MAX_KEPT_BYTES => (from, true, true),
+            Next::More(from) => (from, true, false),
+            Next::Keep(from) | Next::Leave(from) => (from, false, false),
         };
+        let is_read_again = !is_begun && from < chunk.len();
+        end.goes_on = is_read_again.then_some(resumed.map_or(0, |start| start + from));
         if end.kept.capacity() > MAX_IDLE_BYTES {
             end.kept = Vec::new();
         }
@@ -778,20 +777,21 @@ impl Turn {
 
     /// Hand a connection out.
     fn take(&mut self, py: Python<'_>, number: usize) -> PyResult<Taken> {
-        let conn = self.conn(number)?;
-        // Whole frames that nobody has read are read again.
-        let had_left = conn.left || conn.ends.iter().any(|end| end.goes_on.is_some());
+        self.conn(number)?;
         self.leave(number, LEFT);
         // Nobody need be told. What stays in the queues is nothing to whoever gets its number.
         self.report.events.retain(|(other, _)| *other != number);
         let Some(mut conn) = self.conns[number].take() else { return Err(PyIndexError::new_err("no such connection")) };
         self.free.push(number);
-        let unread = conn.ends.each_ref().map(|end| PyBytes::new(py, &end.kept[end.goes_on.unwrap_or(0)..]).unbind());
-        let unwritten = conn.ends.each_ref().map(|end| PyBytes::new(py, &end.rest[end.sent..]).unbind());
+        let bytes = |bytes: &[u8]| PyBytes::new(py, bytes).unbind();
+        // What nobody has read is read again; else it is the beginning of a frame.
+        let begun = conn.ends.each_ref().map(|end| bytes(if end.goes_on.is_some() { &[] } else { &end.kept }));
+        let unread = conn.ends.each_ref().map(|end| bytes(end.goes_on.map_or(&[], |from| &end.kept[from..])));
+        let unwritten = conn.ends.each_ref().map(|end| bytes(&end.rest[end.sent..]));
         let errnos = conn.ends.each_ref().map(|end| end.errno);
         let state = catch_unwind(AssertUnwindSafe(|| conn.reading.give_back(py)));
         let state = state.unwrap_or_else(|_| Err(panicked()));
-        Ok((state?, had_left, unread, unwritten, errnos))
+        Ok((state?, begun, unread, unwritten, errnos))
     }
 
     /// Forget a connection whose sockets are closed, which takes them from the kernel's list.

@@ -159,12 +159,12 @@ class Served(Driver):
             return
         requests, refused, *_ = self.turn.take_counts(self.number)
         self.session.count_lent(requests, refused)
-        state, _, unread, unwritten, _ = self.turn.take(self.number)
+        state, begun, unread, unwritten, _ = self.turn.take(self.number)
         self.number = None
         assert not any(unwritten)
         self.session.returned(state)
         self.take()
-        for side, data in zip(Side, unread, strict=True):
+        for side, data in zip(Side, map(bytes.__add__, begun, unread), strict=True):
             self.served_bytes -= len(data)
             if data:
                 self._come_later(side, data)
@@ -200,7 +200,7 @@ class Served(Driver):
         """Return what was written, and all that can be seen of the session, of limits and of accounts."""
         session, timed = self.session, self.session._timed
         # Which names are shown depends on who has read what.
-        described = replace(session.describe(), resources=(), more_resources=0)
+        described = replace(session.describe(0), resources=(), more_resources=0)
         return {
             "closed": self.closed,
             "written": {side: frames.by_channel(bytes(written)) for side, written in self.written.items()},
@@ -322,7 +322,7 @@ def test_routing_keys_are_shown() -> None:
         served.give(CLIENT, publish(3))
         assert served.number is not None
         served.give(CLIENT, b"".join(frames.publish(1, "e", "a", b"x")))
-        assert "routing_key:e/a" in served.session.describe().resources
+        assert "routing_key:e/a" in served.session.describe(0).resources
 
 
 def test_a_connection_that_returns_each_time_is_lent_less_often() -> None:
