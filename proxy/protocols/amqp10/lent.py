@@ -156,8 +156,8 @@ class LentConnection:
                 link.flow_of_receiver(numbers[5], numbers[6], drains)
         if shared.due:
             shared.charge_due()
-        granted = 0 if shared.turning or shared.starved or shared.charges else self._grant(now_ns)
-        if shared.to_ask or shared.turning or shared.starved or shared.charges:
+        granted = 0 if shared.charges else self._grant(now_ns)
+        if shared.to_ask or shared.charges:
             # What was granted is told when they are read again, and the rest asked for.
             shared.to_tell.clear()
             shared.to_ask.clear()

@@ -473,9 +473,8 @@ class AMQP10Session(Session):
         forced, shared.forced = shared.forced, {}
         for session in forced:
             session.decide_now()
-        requests = self._ask()
         self._release()
-        return shared.batch(Side.CLIENT, requests)
+        return shared.batch(Side.CLIENT, self._ask())
 
     def _sweep(self, now_ns: int) -> None:
         shared = self._shared
