@@ -222,7 +222,7 @@ def _connection(
     """Return how a connection is; ``several`` brokers are behind its listener."""
     info, session = connection.info, connection.session
     connection.count_lent()
-    described = session.describe()
+    described = session.describe(now_ns)
     shown = described.resources[:MAX_RESOURCES_SHOWN]
     return ConnectionState(
         id=info.id,

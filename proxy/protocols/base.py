@@ -221,7 +221,8 @@ class Session(ABC):
         """
         del ask, reply, now_ns
 
-    def describe(self) -> Description:
+    def describe(self, now_ns: int) -> Description:
+        del now_ns
         return Description()
 
     def keeps(self, side: Side) -> bool:

@@ -90,7 +90,7 @@ def play(to_broker: bytes, to_client: bytes, random: Random, longest: int, netwo
         session.end(Side.CLIENT, 0)
     take()
     told = [(asked.verb, asked.kind, asked.name, asked.rate_per_s) for asked in asks]
-    return Outcome(told, bytes(out[Side.BROKER]), bytes(out[Side.CLIENT]), session.describe(), closed)
+    return Outcome(told, bytes(out[Side.BROKER]), bytes(out[Side.CLIENT]), session.describe(0), closed)
 
 
 def heartbeat_body(random: Random) -> bytes:

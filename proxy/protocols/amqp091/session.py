@@ -690,7 +690,8 @@ class AMQP091Session(Session):
     def left_bytes(self, side: Side) -> int:
         return self._streams[side].left_bytes
 
-    def describe(self) -> Description:
+    def describe(self, now_ns: int) -> Description:
+        del now_ns
         shown, more = self._names.shown(() if self._compiled is None else self._compiled.names())
         return Description(self._about.describe(), self._publishes.frames, self._publishes.refused, shown, more)
 

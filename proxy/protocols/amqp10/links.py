@@ -791,10 +791,10 @@ class Link:
     def since(self) -> tuple[bool, int]:
         return not self._since_ns, self._since_ns
 
-    def state(self) -> LinkState:
+    def state(self, now_ns: int) -> LinkState:
         credit = self.credit
         channel = self.session.halves[Side.CLIENT].channel
-        waits_ns = self.shared.now_ns - self._since_ns if self._since_ns else 0
+        waits_ns = now_ns - self._since_ns if self._since_ns else 0
         return LinkState(
             self.name,
             -1 if channel is None else channel,

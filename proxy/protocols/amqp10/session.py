@@ -590,7 +590,7 @@ class AMQP10Session(Session):
     def left_bytes(self, side: Side) -> int:
         return self._streams[side].left_bytes
 
-    def describe(self) -> Description:
+    def describe(self, now_ns: int) -> Description:
         links = [link for session in self._sessions for link in session.links]
         shown = nsmallest(MAX_LINKS_SHOWN, links, key=Link.since)
         resources = dict.fromkeys(str(each) for link in links for each in link.resources)
@@ -600,7 +600,7 @@ class AMQP10Session(Session):
             self._shared.refused,
             tuple(resources)[:MAX_RESOURCES_SHOWN],
             max(0, len(resources) - MAX_RESOURCES_SHOWN),
-            tuple(link.state() for link in shown),
+            tuple(link.state(now_ns) for link in shown),
             len(links) - len(shown),
         )
 

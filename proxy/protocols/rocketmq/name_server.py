@@ -113,7 +113,8 @@ class NameServerSession(Session):
 
     def resolved(self, request: Request, refuse: Refuse | None, now_ns: int) -> None: ...
 
-    def describe(self) -> Description:
+    def describe(self, now_ns: int) -> Description:
+        del now_ns
         return Description(self._requests.about.describe(), self._requests.frames)
 
     def take(self, side: Side) -> Sequence[Buffer]:

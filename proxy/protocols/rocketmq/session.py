@@ -357,7 +357,8 @@ class RocketMQSession(Session):
         if answer:
             self._answer([answer])
 
-    def describe(self) -> Description:
+    def describe(self, now_ns: int) -> Description:
+        del now_ns
         stream = self._requests
         shown, more = stream.shown_names()
         return Description(stream.about.describe(), stream.frames, self._refused, shown, more)

@@ -115,7 +115,8 @@ class LinesSession(Session):
         words = [reply.error] if reply.error else [f"{each.name} {each.rate_per_s}" for each in reply.limits]
         self._out[Side.CLIENT].append(" ".join(("LIMITS", *words)).encode() + b"\n")
 
-    def describe(self) -> Description:
+    def describe(self, now_ns: int) -> Description:
+        del now_ns
         return Description(ClientDescription(self._name), self._lines)
 
     def _go_on(self, request: Request, refuse: Refuse | None) -> None:

@@ -150,7 +150,7 @@ class Limited(Driver):
             "frames": self.counters.frames,
             "round trips": self.counters.round_trip.durations(),
             "processing": self.processing.durations(),
-            "links": self.session.describe(),
+            "links": self.session.describe(0),
             "in flight": self.session.in_flight(),
             "closed": self.reason,
         }

@@ -334,7 +334,7 @@ def leave(driver: Driver) -> None:
     session = driver.session
     session.farewell("over", driver.now_ns)
     driver.take()
-    session.describe()
+    session.describe(0)
     for side in Side:
         session.end(side, driver.now_ns)
         assert session.missing_bytes(side) >= 1

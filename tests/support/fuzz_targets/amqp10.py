@@ -254,7 +254,7 @@ def _terms(said: Conversation) -> Mapping[Resource, Terms]:
 
 def leave(driver: Driver) -> None:
     session = driver.session
-    session.describe()
+    session.describe(0)
     session.farewell("over", driver.now_ns)
     driver.take()
     for side in Side:

@@ -158,7 +158,7 @@ def _hear(said: Conversation) -> tuple[str, bytes, bytes]:
         assert close.reason in {"bad_frame", "bad_answer", "unparsable", "tls", "proxy_protocol"}, close
         closed = close.reason
     take()
-    session.describe()
+    session.describe(0)
     session.close()
     assert all(warnings)
     return closed, bytes(out[Side.CLIENT]), bytes(out[Side.BROKER])

@@ -74,7 +74,7 @@ def _all_of(trial: Trial) -> object:
     if trial.loan is not None:
         for run in trial.loan.judge.runs:
             asked.update((Resource(run.kind, run.name), size, 1, run.producer_group) for size in run.sizes)
-    described = trial.session.describe()
+    described = trial.session.describe(0)
     return (
         trial.received,
         trial.closed,

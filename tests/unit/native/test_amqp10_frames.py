@@ -193,7 +193,7 @@ def _numbered(seed: int, *, lent: bool) -> tuple[dict[str, Any], int]:
     for each in range(last_id + 1):
         driver.give(CLIENT, amqp.transfer(1, 0, each))
     driver.recall()
-    assert driver.session.describe().refused
+    assert driver.session.describe(0).refused
     for total in driver.total.values():
         total.clear()
     for _ in range(random.randrange(1, 9)):

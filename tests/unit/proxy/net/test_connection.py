@@ -847,7 +847,8 @@ class Asking(PlainSession):
             raise Close("told", "to end")
         self.out[Side.CLIENT].append(f"{ask.name}: {reply.error or reply.version}".encode())
 
-    def describe(self) -> Description:
+    def describe(self, now_ns: int) -> Description:
+        del now_ns
         names = tuple(f"topic:t{number}" for number in range(25))
         return Description(ClientDescription("c@1", "JAVA", "5.1"), 7, 2, names, 3)
 

@@ -655,7 +655,7 @@ def test_a_connection_is_described() -> None:
     driver.give(CLIENT, publish(1) + publish(2, exchange="events"))
     driver.decide = refuse
     driver.give(CLIENT, publish(3))
-    described = driver.session.describe()
+    described = driver.session.describe(0)
     assert described.client == ClientDescription("orders-1", "Python", "1.3.2", "pika", "guest")
     assert described.refused == 1
     assert described.resources == ("queue:orders", "exchange:events")

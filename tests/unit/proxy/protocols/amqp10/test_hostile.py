@@ -64,7 +64,7 @@ def test_a_long_attach_takes_no_longer_in_small_chunks() -> None:
     driver.give(CLIENT, frame, Random(1), longest=3000)
     assert driver.closed is None
     assert driver.written[BROKER] == frame
-    assert len(driver.session.describe().links) == 1
+    assert len(driver.session.describe(0).links) == 1
 
 
 def test_what_is_kept_back_is_bounded() -> None:

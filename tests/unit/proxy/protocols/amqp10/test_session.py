@@ -225,7 +225,7 @@ def test_a_session_that_ends_gives_back_what_its_links_have() -> None:
     driver.tick()
     assert driver.charged == 0
     assert driver.broker(5, "end")[0].name == "end"
-    assert not driver.session.describe().links
+    assert not driver.session.describe(0).links
 
 
 def test_a_connection_that_is_cut_gives_back_what_its_links_have() -> None:
@@ -775,9 +775,10 @@ def test_a_link_that_is_limited_gets_no_credit_when_the_client_has_left_it() -> 
 
 def test_links_are_described() -> None:
     driver = shaped(hold).sends().takes(1)
+    driver.now_ns = 1_000_000
     driver.credit(170)
-    driver.now_ns = 5_000_000
-    (first, second) = driver.session.describe().links
+    (first, second) = driver.session.describe(driver.now_ns + 5_000_000).links
+    assert (first.waits_ms, second.waits_ms) == (5, 0)
     assert (first.name, first.session, first.sends, first.resource) == ("sender-0", 1, True, "queue:orders")
     assert (first.address, second.address) == ("/queues/orders", "/queues/orders")
     assert (first.credit, first.withheld, first.used) == (0, 170, 0)

@@ -33,7 +33,7 @@ def told(*pieces: bytes, limiting: bool = True) -> ClientDescription:
         if batch is not None:
             session.decided(batch, 0)
         session.take(Side.BROKER)
-    return session.describe().client
+    return session.describe(0).client
 
 
 # --- Language and version -------------------------------------------------------------------------
@@ -89,7 +89,7 @@ def test_beyond_the_bound_names_are_only_counted() -> None:
     for number in range(MAX_RESOURCES_SHOWN + 5):
         play >> Client(send(f"t{number}")) << Anything()
     play >> Client(send_back("g")) << Anything()
-    description = play.session.describe()
+    description = play.session.describe(0)
     assert description.resources == tuple(f"topic:t{number}" for number in range(MAX_RESOURCES_SHOWN))
     assert description.more_resources == 6
 
@@ -98,7 +98,7 @@ def test_what_is_remembered_of_names_is_bounded() -> None:
     play = Playbook()
     for number in range(3 * MAX_NAMES):
         play >> Client(send(f"t{number}")) << Anything()
-    description = play.session.describe()
+    description = play.session.describe(0)
     assert len(description.resources) + description.more_resources <= MAX_NAMES
 
 
@@ -136,6 +136,6 @@ def test_number_without_a_word_stays_a_number(number: int) -> None:
 def test_frames_and_refusals_are_counted() -> None:
     play = Playbook(hold("h", refusing=["r"]))
     play >> Client(heartbeat() + send("a") + send("r", 2) + send("r", 3) + send("h", 4)) << Anything()
-    assert (play.session.describe().requests, play.session.describe().refused) == (5, 2)
+    assert (play.session.describe(0).requests, play.session.describe(0).refused) == (5, 2)
     play >> GiveUp(0) << Anything()
-    assert play.session.describe().refused == 3
+    assert play.session.describe(0).refused == 3

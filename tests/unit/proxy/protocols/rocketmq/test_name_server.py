@@ -103,8 +103,8 @@ def test_answers_about_brokers_name_sluice(*, code: int, binary: bool) -> None:
     assert connection.counters.routes == {"rewritten": 1}
     assert connection.counters.frames == {Side.CLIENT: 1, Side.BROKER: 1}
     assert connection.session.language == "JAVA"
-    assert connection.session.describe().client.version == "V5_5_0"
-    assert connection.session.describe().requests == 1
+    assert connection.session.describe(0).client.version == "V5_5_0"
+    assert connection.session.describe(0).requests == 1
 
 
 def test_answer_to_a_request_that_is_not_known_is_taken_for_one_about_brokers() -> None:
