@@ -91,14 +91,16 @@ class Limited(Driver):
     def _receive(self, side: Side, chunk: bytes) -> int:
         # The beginning of a frame is read again, as by the compiled part.
         chunk, self.kept[side] = self.session._streams[side].take_back() + self.kept[side] + chunk, b""
+        left_bytes = 0
         if self.lent is not None:
             chunk = self._feed(self.lent, side, chunk)
-            if not chunk:
-                if self.woken:
-                    super().tick()
-                return 0
-        left_bytes = super()._receive(side, chunk)
-        if self.lends and self.judge is not None and not (left_bytes or self.closed or any(self.kept.values())):
+        if chunk:
+            left_bytes = super()._receive(side, chunk)
+        if self.woken and not self.closed:
+            # As a connection does in its next turn.
+            super().tick()
+        may_be_lent = self.lent is None and not (left_bytes or self.closed or any(self.kept.values()))
+        if self.lends and self.judge is not None and may_be_lent:
             self.lent = self.session.lend(self.judge)
             if self.lent is not None:
                 self.kept = dict(zip(SIDES, self.lent.take_kept(), strict=True))
@@ -150,7 +152,7 @@ class Limited(Driver):
             "frames": self.counters.frames,
             "round trips": self.counters.round_trip.durations(),
             "processing": self.processing.durations(),
-            "links": self.session.describe(0),
+            "links": self.session.describe(self.now_ns),
             "in flight": self.session.in_flight(),
             "closed": self.reason,
         }
