@@ -727,8 +727,10 @@ class _Client(Watched):
         return True
 
     def left(self, *, broken: bool = False) -> None:
-        """Make a connection of it."""
-        del broken
+        """Make a connection of it, unless its client has ended its stream before one of both broke."""
+        if broken and self.handshake is None:
+            self._ended()
+            return
         assert self._broker is not None  # noqa: S101 - it is connected to
         lent, self._lent = self._lent, None
         if self._timer is not None:
