@@ -245,6 +245,9 @@ class AMQP10Session(Session):
     def _release(self) -> None:
         for stream in self._streams.values():
             stream.release()
+        if self._shared.timed is not None:
+            # Only what the client says is ever kept back.
+            self._look_at_timed(Side.CLIENT)
         self._look_after_links()
 
     def _look_after_links(self) -> None:
