@@ -64,8 +64,6 @@ class RateLimitOptions:
 class _HeldRequest(Held):
     """A request in the waiting room, with the ticket that says so to its connection."""
 
-    __slots__ = ("handler", "request", "ticket")
-
     def __init__(
         self, handler: "RateLimit", connection: int, request: Request, caller: Caller, credit: Credit | None = None
     ) -> None:

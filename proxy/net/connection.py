@@ -255,18 +255,15 @@ class Connection:
         if lent is None:
             return
         if all(peer.wire.is_plain for peer in self.peers.values()):
-            (client, unread_of_client), (broker, unread_of_broker) = (
-                (peer.wire, peer.lend()) for peer in self.peers.values()
-            )
-            unread = unread_of_client, unread_of_broker
+            client, broker = (peer.wire.fileno() for peer in self.peers.values())
+            unread = self.peers[Side.CLIENT].lend(), self.peers[Side.BROKER].lend()
             try:
-                self._lent = lending.lend(self, client.fileno(), broker.fileno(), lent, unread=unread)
+                self._lent = lending.lend(self, client, broker, lent, unread=unread)
             except OSError as error:
                 # The kernel has no room to watch it there.
                 self._services.log_failed(self.info, error)
                 for peer, data in zip(self.peers.values(), unread, strict=True):
-                    peer.wire.put_back(data, 0, self._services.ahead)
-                    peer.counted_bytes = len(data)
+                    peer.put_back(data)
                 self.progressed()
             else:
                 return
@@ -309,8 +306,7 @@ class Connection:
             if beginning:
                 peer.keep(beginning)
             if not_taken or errno:
-                peer.wire.put_back(not_taken, errno, self._services.ahead)
-                peer.counted_bytes = len(not_taken)
+                peer.put_back(not_taken, errno)
 
     def count_lent(self) -> None:
         """Count what the compiled part has done for the connection so far."""

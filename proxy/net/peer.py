@@ -593,6 +593,11 @@ class Peer(Watched):
             self._keeps_open = None
         return unread
 
+    def put_back(self, unread: bytes, errno: int = 0) -> None:
+        """Have bytes that were received, and counted, read here; then what they met is raised, if anything."""
+        self.wire.put_back(unread, errno, self._services.ahead)
+        self.counted_bytes = len(unread)
+
     def go_on_reading(self) -> None:
         # If it must wait, it is left unread once there is something: how long that lasts counts from then on.
         self.read_on()

@@ -527,8 +527,8 @@ class _Client(Watched):
     """
 
     __slots__ = (
-        *("_admitted", "_arrival", "_broker", "_closed", "_connecting", "_ends", "_has_ended", "_lent"),
-        *("_places", "_resolving", "_server", "_timer", "_wire", "begun", "config", "handshake", "info", "opened_ns"),
+        *("_admitted", "_arrival", "_broker", "_closed", "_connecting", "_ends", "_lent", "_places"),
+        *("_resolving", "_server", "_timer", "_wire", "begun", "config", "handshake", "info", "opened_ns"),
     )
 
     def __init__(
@@ -547,8 +547,6 @@ class _Client(Watched):
         self._places: dict[sockets.Found, Address] = {}
         #: Its number with the compiled part, while that serves it without a session.
         self._lent: int | None = None
-        #: The client's stream has ended, and the compiled part has passed that on.
-        self._has_ended = False
         self.begun: Any = None
         self.opened_ns: int | None = None
         self.handshake: Timer | None = None
@@ -727,18 +725,18 @@ class _Client(Watched):
         return True
 
     def left(self, *, broken: bool = False) -> None:
-        """Make a connection of it, unless its client has ended its stream before one of both broke."""
-        if broken and self.handshake is None:
-            self._ended()
-            return
+        """Make a connection of it."""
+        del broken
         assert self._broker is not None  # noqa: S101 - it is connected to
         lent, self._lent = self._lent, None
+        # The compiled part has passed the end of the client's stream on: ``ends`` has cancelled the timer.
+        has_ended = lent is not None and self.handshake is None
         if self._timer is not None:
             self._timer.cancel()
         try:
             self._server.connect(self, (self._wire, self._broker), self._address, lent)
             connection = self._server.connections.get(self.info.id)
-            if self._has_ended and connection is not None:
+            if has_ended and connection is not None:
                 # Before the broker's end, which came later.
                 connection.guard(connection.peers[Side.CLIENT].readable)
         except Exception as error:  # noqa: BLE001 - as the reactor does
@@ -756,7 +754,6 @@ class _Client(Watched):
     def ends(self, *, over: bool) -> None:
         """Close the client once the broker has ended its stream as well, or soon."""
         self._cancel_timers()
-        self._has_ended = True
         if over:
             self._ended()
         else:
