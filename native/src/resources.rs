@@ -441,7 +441,6 @@ impl Target {
 
     /// Count some requests in its row; false, and none is, if something was refused there lately and `may_look`.
     #[inline]
-    #[allow(clippy::too_many_arguments)]
     pub fn count(
         this: &Py<Self>,
         py: Python<'_>,
@@ -539,7 +538,6 @@ impl Resources {
         self.kinds.iter().filter(|kind| kind.is_known).map(|kind| kind.name.clone()).collect()
     }
 
-    #[allow(clippy::needless_pass_by_value)]
     fn swap(&mut self, py: Python<'_>, epoch: i64, own: Py<PyDict>, defaults: Bound<'_, PyDict>) -> PyResult<()> {
         (self.epoch, self.own) = (epoch, own);
         for (kind, said) in defaults {

@@ -131,7 +131,6 @@ impl Row {
     }
 
     #[inline]
-    #[allow(clippy::too_many_arguments)]
     pub fn count(
         &mut self,
         py: Python<'_>,
@@ -206,7 +205,6 @@ impl Row {
     }
 
     #[pyo3(signature = (second, now_ns, sender, outcome, requests, messages, size_bytes, told = 0))]
-    #[allow(clippy::too_many_arguments, clippy::needless_pass_by_value)]
     fn add(
         &mut self,
         py: Python<'_>,
@@ -224,7 +222,6 @@ impl Row {
         self.count(py, &second, now_ns, &sender, outcome, [requests, messages, size_bytes], told)
     }
 
-    #[allow(clippy::needless_pass_by_value)]
     fn spend(&mut self, second: PyRef<'_, Second>, dimension: i64, permits: i64) -> PyResult<()> {
         self.take(&second, usize::try_from(dimension).unwrap_or(self.rings.len()), permits)
     }

@@ -38,9 +38,6 @@ pub trait Runs {
     fn sums(&self, run: usize) -> Option<(u32, u64, u64)>;
 
     /// As `asker`.
-    ///
-    /// # Errors
-    /// `IndexError` if there is no such run.
     fn asker_of(&self, run: usize) -> PyResult<&Asker> {
         self.asker(run).ok_or_else(|| PyIndexError::new_err("no such run"))
     }

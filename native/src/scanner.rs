@@ -26,9 +26,6 @@ pub struct Scanner {
 
 impl Scanner {
     /// Take the plain frames from `position` on.
-    ///
-    /// # Errors
-    /// Those of Python.
     pub fn take(
         &mut self,
         py: Python<'_>,

@@ -19,7 +19,6 @@ pub struct Table {
 #[pymethods]
 impl Table {
     #[new]
-    #[allow(clippy::needless_pass_by_value, clippy::too_many_arguments)]
     fn new(
         limitable: BTreeMap<i32, Entry>,
         max_name_bytes: usize,

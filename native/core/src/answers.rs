@@ -9,7 +9,6 @@ use crate::prefix::{prefix, HEADER_JSON, PREFIX_BYTES, RESPONSE};
 use crate::templates::{Rules, Templates};
 
 /// Read the header of an answer, whose keys may be any.
-#[must_use]
 pub fn read<const LOOSE: bool>(header: &[u8]) -> Option<(Plain, Loose)> {
     // Python takes a header for JSON by its first byte.
     if header.first() != Some(&b'{') {
@@ -49,7 +48,6 @@ pub fn read<const LOOSE: bool>(header: &[u8]) -> Option<(Plain, Loose)> {
 
 /// Read the numbers of the header of any frame of a broker, which may be a request of its own. Python takes it for JSON
 /// by its first byte, whatever its type.
-#[must_use]
 pub fn known(header: &[u8], _: u32) -> Option<Known> {
     if header.first() != Some(&b'{') {
         return binary::known(header);

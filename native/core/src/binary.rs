@@ -18,13 +18,11 @@ fn chunk<const N: usize>(header: &[u8], at: usize) -> Option<[u8; N]> {
 
 /// The opaque of a header.
 #[inline]
-#[must_use]
 pub fn opaque(header: &[u8]) -> Option<i32> {
     chunk(header, OPAQUE_AT).map(i32::from_be_bytes)
 }
 
 /// Read the numbers of any header; its fields are stepped over.
-#[must_use]
 pub fn known(header: &[u8]) -> Option<Known> {
     let fixed: [u8; FIXED_BYTES] = chunk(header, 0)?;
     let remark_bytes = i32::from_be_bytes(chunk(&fixed, 13)?);
@@ -38,7 +36,6 @@ pub fn known(header: &[u8]) -> Option<Known> {
 }
 
 /// Read the header of a request.
-#[must_use]
 pub fn read<const LOOSE: bool>(header: &[u8], table: &Table) -> Option<(Plain, Loose)> {
     let fixed: [u8; FIXED_BYTES] = chunk(header, 0)?;
     let code = i32::from(i16::from_be_bytes(chunk(&fixed, 0)?));

@@ -24,7 +24,6 @@ pub enum Value {
 
 impl<'a, const LOOSE: bool> Reader<'a, LOOSE> {
     /// Begin with a header that is UTF-8 as a whole.
-    #[must_use]
     pub fn new(bytes: &'a [u8]) -> Option<Self> {
         if !bytes.is_ascii() && std::str::from_utf8(bytes).is_err() {
             return None;
@@ -253,7 +252,6 @@ fn once<T>(place: &mut Option<T>, value: T) -> Option<()> {
 }
 
 /// Read the header of a request.
-#[must_use]
 pub fn read<const LOOSE: bool>(header: &[u8], table: &Table) -> Option<(Plain, Loose)> {
     let mut reader = Reader::<LOOSE>::new(header)?;
     let (mut code, mut opaque, mut flag, mut version) = (None, None, None, None);

@@ -45,12 +45,10 @@ impl Default for Keys {
 }
 
 impl Keys {
-    #[must_use]
     pub fn len(&self) -> usize {
         self.all.len()
     }
 
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.all.is_empty()
     }

@@ -6,7 +6,6 @@ use crate::plain::Known;
 use crate::prefix::HEADER_JSON;
 
 /// Read a header; None where it is not beyond doubt.
-#[must_use]
 pub fn read(header: &[u8], header_type: u32) -> Option<Known> {
     match header_type {
         HEADER_JSON => json(header),

@@ -39,7 +39,6 @@ impl Mark {
 }
 
 /// The id of the message that a send or send-back is about, if it has one.
-#[must_use]
 pub fn message_id(header: &[u8], header_type: u32) -> Option<&[u8]> {
     let is_json = header_type == HEADER_JSON;
     let mark = if is_json { JSON_MARK } else { BINARY_MARK };

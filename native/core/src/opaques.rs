@@ -25,24 +25,20 @@ const FEWEST_SLOTS: usize = 64;
 const MAX_IDLE_SLOTS: usize = 4096;
 
 impl Opaques {
-    #[must_use]
     pub fn new(most: usize) -> Self {
         let secret = RandomState::new().hash_one(0_u8) | 1;
         Self { slots: Vec::new(), has_zero: false, len: 0, most, secret, ambiguous: false }
     }
 
-    #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
     /// Whether a number was ever added that was there already, or for which there was no room.
-    #[must_use]
     pub fn ambiguous(&self) -> bool {
         self.ambiguous
     }
@@ -89,7 +85,6 @@ impl Opaques {
         numbers.chain(self.has_zero.then_some(0)).map(|number| i32::from_ne_bytes(number.to_ne_bytes()))
     }
 
-    #[must_use]
     pub fn contains(&self, opaque: i32) -> bool {
         let number = u32::from_ne_bytes(opaque.to_ne_bytes());
         if number == 0 {

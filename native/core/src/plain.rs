@@ -11,24 +11,20 @@ pub struct Span {
 
 impl Span {
     /// Headers have at most 2^24 bytes.
-    #[must_use]
     pub fn new(start: usize, end: usize) -> Self {
         #[allow(clippy::cast_possible_truncation)]
         Self { start: start as u32, end: end as u32 }
     }
 
-    #[must_use]
     pub fn is_empty(self) -> bool {
         self.start >= self.end
     }
 
-    #[must_use]
     pub fn len(self) -> usize {
         self.end.saturating_sub(self.start) as usize
     }
 
     /// What stands there; nothing if the header is shorter.
-    #[must_use]
     pub fn of(self, header: &[u8]) -> &[u8] {
         header.get(self.start as usize..self.end as usize).unwrap_or_default()
     }
@@ -70,7 +66,6 @@ pub struct Known {
 }
 
 impl Known {
-    #[must_use]
     pub fn is_answer(self) -> bool {
         self.flag & RESPONSE != 0
     }

@@ -10,7 +10,6 @@ pub const RESPONSE: i32 = 1;
 
 /// The two words of the frame at `at`, if they have come.
 #[inline]
-#[must_use]
 pub fn prefix(chunk: &[u8], at: usize) -> Option<(i32, u32)> {
     let words = chunk.get(at..)?.first_chunk::<PREFIX_BYTES>()?;
     let word = u64::from_be_bytes(*words);

@@ -40,18 +40,15 @@ pub struct RefusedIds {
 }
 
 impl RefusedIds {
-    #[must_use]
     pub fn new(most: usize) -> Self {
         let secret = RandomState::new().hash_one(0_u8) | 1;
         Self { half: most / 2, new: Ids::default(), old: Ids::default(), began_ns: 0, unseen: 0, secret }
     }
 
-    #[must_use]
     pub fn len(&self) -> usize {
         self.new.len() + self.old.len()
     }
 
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

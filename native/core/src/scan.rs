@@ -24,13 +24,11 @@ pub struct Frame {
 }
 
 impl Frame {
-    #[must_use]
     pub fn stop(&self) -> usize {
         self.start as usize + self.size as usize
     }
 
     /// The id of its message, if it is in `chunk`, which it was read from, and has one.
-    #[must_use]
     pub fn message_id<'a>(&self, chunk: &'a [u8]) -> Option<&'a [u8]> {
         let start = self.start as usize;
         let (_, word) = prefix(chunk, start)?;
@@ -38,7 +36,6 @@ impl Frame {
         message_id::message_id(header, word >> 24)
     }
 
-    #[must_use]
     pub fn is_oneway(&self) -> bool {
         self.flag & ONEWAY != 0
     }
@@ -220,7 +217,6 @@ impl Scanner {
 
 impl Taken {
     /// The indexes of the frames of every run.
-    #[must_use]
     pub fn by_run(&self) -> Vec<Vec<usize>> {
         let mut by_run: Vec<Vec<usize>> = self.runs.iter().map(|run| Vec::with_capacity(run.frames as usize)).collect();
         for (index, frame) in self.frames.iter().enumerate() {

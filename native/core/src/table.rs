@@ -42,7 +42,6 @@ pub struct Table {
 }
 
 impl Table {
-    #[must_use]
     pub fn new(max_header_bytes: usize, max_name_bytes: usize, retry_prefix: String, retry_kind: String) -> Self {
         Self {
             codes: Vec::new(),
@@ -64,7 +63,6 @@ impl Table {
     }
 
     /// Whether nothing limits requests of `code`, and nobody has to read them.
-    #[must_use]
     pub fn passes(&self, code: i32) -> bool {
         self.entry_of(code).is_none() && !self.read_by_python.contains(&code)
     }
@@ -109,7 +107,6 @@ impl Table {
 
     /// The number of the field with this name, if any entry has one.
     #[inline]
-    #[must_use]
     pub fn field(&self, name: &[u8]) -> Option<usize> {
         if let [byte] = name {
             let number = self.of_one_byte[usize::from(*byte)];
@@ -119,19 +116,16 @@ impl Table {
     }
 
     /// Whether the value of this field decides if a header is plain: it says if the body is a batch, or what the message is.
-    #[must_use]
     pub fn tells(&self, field: usize) -> bool {
         self.telling >> field & 1 != 0
     }
 
     /// Whether the value of this field says what the message is; it may be a number.
-    #[must_use]
     pub fn is_sys_flag(&self, field: usize) -> bool {
         self.sys_flags >> field & 1 != 0
     }
 
     #[inline]
-    #[must_use]
     pub fn entry_of(&self, code: i32) -> Option<(u8, &Entry)> {
         let (_, entry) = self.codes.iter().find(|(known, _)| *known == code)?;
         Some((*entry, self.entries.get(usize::from(*entry))?))
@@ -143,7 +137,6 @@ impl Table {
     }
 
     /// Kind and bare name of what a request by this entry is charged to; None where that is not beyond doubt.
-    #[must_use]
     pub fn resource<'a>(&'a self, entry: u8, name: &'a str) -> Option<(&'a str, &'a str)> {
         let kind = &self.entries.get(usize::from(entry))?.kind;
         // A replacement character may stand for bytes that are no UTF-8.
@@ -184,7 +177,6 @@ impl Values {
 
     /// The spans of name and producer group, if this is a send or send-back of one message.
     #[inline]
-    #[must_use]
     pub fn charge(
         &self,
         header: &[u8],

@@ -69,7 +69,6 @@ impl Channels {
         self.state.unconfirmed()
     }
 
-    #[allow(clippy::needless_pass_by_value)]
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.resources)
     }
@@ -372,11 +371,7 @@ impl Reading for Amqp091 {
 }
 
 /// Lend a connection of AMQP 0.9.1.
-///
-/// # Errors
-/// Those of Python.
 #[pyfunction]
-#[allow(clippy::too_many_arguments)]
 pub fn lend_amqp091(
     judge: &Bound<'_, PyAny>,
     channels: &Bound<'_, Channels>,

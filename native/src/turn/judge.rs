@@ -67,8 +67,6 @@ struct Terms {
 }
 
 impl Judge {
-    /// # Errors
-    /// Those of Python.
     pub fn new(python: &Bound<'_, PyAny>) -> PyResult<Self> {
         let Terms { resources, ids, sender, passed, bypassed, is_exempt } = python.extract()?;
         let python = python.clone().unbind();
@@ -87,16 +85,11 @@ impl Judge {
         })
     }
 
-    /// # Errors
-    /// Those of `visit`.
     pub fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.python)
     }
 
     /// Learn the rules in force; false if the connection is Python's under these.
-    ///
-    /// # Errors
-    /// Those of Python.
     #[inline]
     pub fn renew(&mut self, py: Python<'_>) -> PyResult<bool> {
         let epoch = self.resources.borrow(py).epoch();
@@ -111,9 +104,6 @@ impl Judge {
     }
 
     /// Have Python learn who a new client is from one of its headers; false if the connection is Python's.
-    ///
-    /// # Errors
-    /// Those of Python.
     pub fn meet(&mut self, py: Python<'_>, header: &[u8], header_type: u32) -> PyResult<bool> {
         let met = self.python.call_method1(py, "meet", (PyBytes::new(py, header), header_type))?;
         let Some((sender, ids)) = met.extract::<Option<(Py<PyAny>, Option<Py<RefusedIds>>)>>(py)? else {
@@ -124,9 +114,6 @@ impl Judge {
     }
 
     /// The first run that Python has to decide from a batch of its own, if there is one. Nothing is spent.
-    ///
-    /// # Errors
-    /// Those of Python.
     pub fn first_foreign<R: Runs>(&self, py: Python<'_>, runs: &R, context: &Context<'_>) -> PyResult<Option<usize>> {
         if self.is_exempt || self.only_refuses {
             return Ok(None);
@@ -166,9 +153,7 @@ impl Judge {
     }
 
     /// Decide a run.
-    ///
-    /// # Errors
-    /// Only `KeyboardInterrupt`: a limiter that fails is bypassed.
+    /// A limiter that fails is bypassed: the only error is `KeyboardInterrupt`.
     pub fn decide<R: Runs>(
         &self,
         py: Python<'_>,
@@ -211,9 +196,7 @@ impl Judge {
     }
 
     /// Admit all runs, and say of each whether the limiter was bypassed; None, and nothing is spent, if one is not.
-    ///
-    /// # Errors
-    /// Only `KeyboardInterrupt`: a limiter that fails is bypassed.
+    /// A limiter that fails is bypassed: the only error is `KeyboardInterrupt`.
     pub fn admit_all<R: Runs>(&self, py: Python<'_>, runs: &R, context: &Context<'_>) -> PyResult<Option<Vec<bool>>> {
         let mut bypassed = vec![false; runs.runs()];
         for run in 0..if self.is_exempt { 0 } else { runs.runs() } {
@@ -240,9 +223,6 @@ impl Judge {
     }
 
     /// Spend what a run costs, if plain limits admit all of it.
-    ///
-    /// # Errors
-    /// Those of Python.
     pub fn admit<R: Runs>(&self, py: Python<'_>, runs: &R, run: usize, context: &Context<'_>) -> PyResult<bool> {
         let (asker, costs) = (runs.asker_of(run)?, runs.costs(run));
         self.with(py, asker, context, |callers, at| {
@@ -251,9 +231,6 @@ impl Judge {
     }
 
     /// Count a run that passed as a whole; false if it may have messages that were refused before.
-    ///
-    /// # Errors
-    /// Those of Python.
     pub fn count<R: Runs>(
         &self,
         py: Python<'_>,
@@ -278,10 +255,6 @@ impl Judge {
     }
 
     /// Have Python count some requests of a run.
-    ///
-    /// # Errors
-    /// Those of Python.
-    #[allow(clippy::too_many_arguments)]
     pub fn tell<R: Runs>(
         &self,
         py: Python<'_>,
@@ -309,9 +282,6 @@ impl Judge {
     }
 
     /// Whether something that a run is for was refused of late.
-    ///
-    /// # Errors
-    /// Those of Python.
     pub fn looks<R: Runs>(&self, py: Python<'_>, runs: &R, run: usize, context: &Context<'_>) -> PyResult<bool> {
         let asker = runs.asker_of(run)?;
         let row = self.with(py, asker, context, |_, at| Target::row(&asker.target, py, &self.resources, at))?;
@@ -320,9 +290,6 @@ impl Judge {
     }
 
     /// The key of the ids of what a run is for.
-    ///
-    /// # Errors
-    /// Those of Python.
     pub fn key<R: Runs>(py: Python<'_>, runs: &R, run: usize) -> PyResult<i64> {
         let resource = Target::resource(&runs.asker_of(run)?.target, py)?;
         Ok(resource.bind(py).hash()? as i64)

@@ -158,9 +158,6 @@ const BROKEN: u8 = 5;
 /// Reads both streams of a connection.
 pub trait Reading: Send + Sync {
     /// Read a chunk of one peer: all that comes before the offset that is returned is in `out`, or goes nowhere.
-    ///
-    /// # Errors
-    /// Those of Python, or of the reading itself: they end the connection.
     fn read(
         &mut self,
         py: Python<'_>,
@@ -176,21 +173,12 @@ pub trait Reading: Send + Sync {
     }
 
     /// Requests, and refused ones, since this was asked last.
-    ///
-    /// # Errors
-    /// Those of Python.
     fn take_counts(&mut self, py: Python<'_>) -> PyResult<(u64, u64)>;
 
     /// What its session has to know to go on; it is not used any more.
-    ///
-    /// # Errors
-    /// Those of Python.
     fn give_back(&mut self, py: Python<'_>) -> PyResult<Py<PyAny>>;
 
     /// As in `Turn`.
-    ///
-    /// # Errors
-    /// Those of `visit`.
     fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError>;
 }
 
@@ -214,7 +202,6 @@ type Fed = ([Vec<Py<PyAny>>; 2], usize, bool, [u64; 2], Vec<(i64, u32)>, Vec<i64
 #[pymethods]
 impl Lent {
     /// Read a chunk of one peer, whose sockets Python serves.
-    #[allow(clippy::needless_pass_by_value)]
     fn feed(
         &mut self,
         py: Python<'_>,
@@ -263,7 +250,6 @@ impl Lent {
             .map_or_else(|| Err(PyRuntimeError::new_err("it is lent")), |mut reading| reading.give_back(py))
     }
 
-    #[allow(clippy::needless_pass_by_value)]
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         self.reading.as_ref().map_or(Ok(()), |reading| reading.traverse(&visit))
     }
@@ -540,7 +526,6 @@ impl Turn {
     }
 
     /// As `read`.
-    #[allow(clippy::too_many_arguments)]
     fn read_into(
         &mut self,
         py: Python<'_>,
@@ -712,7 +697,6 @@ impl Turn {
         self.conns.len() - self.free.len()
     }
 
-    #[allow(clippy::needless_pass_by_value)]
     fn lend(
         &mut self,
         client: RawFd,
@@ -803,7 +787,6 @@ impl Turn {
         Ok(())
     }
 
-    #[allow(clippy::needless_pass_by_value)]
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         for of_python in [&self.clock, &self.second_at, &self.failed] {
             visit.call(of_python)?;

@@ -271,7 +271,6 @@ impl RocketMq {
     }
 
     /// Count the spans of a run of which something is refused, and note which frames are.
-    #[allow(clippy::too_many_arguments, clippy::type_complexity)]
     fn stop(
         &self,
         py: Python<'_>,
@@ -297,7 +296,6 @@ impl RocketMq {
     }
 
     /// Have Python count some frames of a run.
-    #[allow(clippy::too_many_arguments)]
     fn tell(
         &self,
         py: Python<'_>,
@@ -340,7 +338,6 @@ impl RocketMq {
     }
 
     /// Pass on what is not refused, and answer the rest.
-    #[allow(clippy::too_many_arguments)]
     fn refuse(
         &mut self,
         py: Python<'_>,
@@ -508,11 +505,7 @@ fn spell(digits: &mut [u8; 11], number: i32) -> &[u8] {
 }
 
 /// Lend a connection of `RocketMQ`; arguments are named as in `State`.
-///
-/// # Errors
-/// Those of Python.
 #[pyfunction]
-#[allow(clippy::too_many_arguments, clippy::needless_pass_by_value)]
 pub fn lend_rocketmq(
     py: Python<'_>,
     judge: &Bound<'_, PyAny>,

@@ -61,7 +61,6 @@ pub struct Channels {
 
 impl Channels {
     /// `before_names`: how all names begin.
-    #[must_use]
     pub fn new(before_names: String) -> Self {
         Self { scan: Scan { before_names, ..Scan::default() }, ..Self::default() }
     }
@@ -106,7 +105,6 @@ impl Channels {
     }
 
     /// Channels with an open content, and how many bytes of its body are still to come.
-    #[must_use]
     pub fn open(&self) -> Vec<(u16, u64)> {
         let channels = self.scan.open.iter().map(|place| &self.all[*place]);
         let rest = |channel: &Channel| match channel.stage {
@@ -117,7 +115,6 @@ impl Channels {
     }
 
     /// The numbers of channels with confirms.
-    #[must_use]
     pub fn numbers(&self) -> Vec<(u16, Numbers)> {
         let numbers = |channel: &Channel| Some((channel.number, channel.confirms.as_ref()?.numbers(channel.published)));
         self.all.iter().filter_map(numbers).collect()
@@ -141,19 +138,16 @@ impl Channels {
     }
 
     /// How many publishes went on and are not confirmed yet.
-    #[must_use]
     pub fn unconfirmed(&self) -> usize {
         self.all.iter().filter_map(|channel| channel.confirms.as_ref()).map(Confirms::len).sum()
     }
 
     /// How many publishes of a channel went on.
-    #[must_use]
     pub fn forwarded(&self, number: u16) -> u64 {
         self.confirms(number).map_or(0, Confirms::sent)
     }
 
     /// Whether the broker has not confirmed the publish to which it gave a number.
-    #[must_use]
     pub fn is_open(&self, number: u16, publish: u64) -> bool {
         self.confirms(number).is_some_and(|confirms| confirms.is_open(publish))
     }

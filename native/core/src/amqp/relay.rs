@@ -34,7 +34,6 @@ pub struct Cut {
 impl Cut {
     /// Returns how many bytes of a chunk belong to it, and the rest of it if it continues. None if its last octet is
     /// wrong.
-    #[must_use]
     pub fn go_on(self, chunk: &[u8]) -> Option<(usize, Option<Self>)> {
         match chunk.get(self.left.checked_sub(1)?) {
             Some(&END) => Some((self.left, None)),
@@ -102,17 +101,14 @@ impl Channels {
 pub struct Deliveries(HashMap<u16, u64>);
 
 impl Deliveries {
-    #[must_use]
     pub fn new(open: HashMap<u16, u64>) -> Self {
         Self(open)
     }
 
-    #[must_use]
     pub fn open(&self) -> Vec<(u16, u64)> {
         self.0.iter().map(|(channel, rest)| (*channel, *rest)).collect()
     }
 
-    #[must_use]
     pub fn is_open(&self, channel: u16) -> bool {
         self.0.contains_key(&channel)
     }
@@ -142,7 +138,6 @@ impl Deliveries {
 }
 
 /// Whether a frame may prove plain once more of it, or of the header behind it, has arrived.
-#[must_use]
 pub fn awaits_more(chunk: &[u8], position: usize, frame_max: usize) -> bool {
     let begun = Frame::at(chunk, position).and_then(|frame| Some((frame.stop, frame::method(frame.payload?)?.0)));
     match begun {

@@ -37,7 +37,6 @@ impl Flow {
         Ok(Self { channel: frame.channel, start, stop: frame.stop, numbers, drain })
     }
 
-    #[must_use]
     pub fn handle(&self) -> Option<u32> {
         self.numbers[4]
     }
@@ -46,7 +45,6 @@ impl Flow {
 /// A flow's frame with other encodings of some fields, by their numbers; nulls at the end are left out.
 ///
 /// None if it is no flow as a scan takes it, or if there is no such field.
-#[must_use]
 pub fn reflow(frame: &[u8], changes: &[(usize, &[u8])]) -> Option<Vec<u8>> {
     let whole = Frame::at(frame, 0)?;
     let (code, mut fields, payload) = frame::performative(whole.body).ok()?;

@@ -120,7 +120,6 @@ pub struct Links {
 
 impl Links {
     /// `most_frame_bytes`: no longer frame is taken.
-    #[must_use]
     pub fn new(most_frame_bytes: usize) -> Self {
         Self { most_frame_bytes, ..Self::default() }
     }
@@ -162,7 +161,6 @@ impl Links {
     }
 
     /// Whether bytes that a scan did not take are the beginning of a frame of at most `most_bytes` that it could take.
-    #[must_use]
     pub fn is_begun(&self, bytes: &[u8], most_bytes: usize) -> bool {
         frame::size_of_begun(bytes).is_some_and(|size| size <= most_bytes.min(self.most_frame_bytes))
     }

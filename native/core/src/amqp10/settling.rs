@@ -19,7 +19,6 @@ pub struct Settling {
 }
 
 impl Settling {
-    #[must_use]
     pub fn new(first: Option<u32>) -> Self {
         Self { first, ..Self::default() }
     }
@@ -38,13 +37,11 @@ impl Settling {
     }
 
     /// Whether deliveries from an id on may be added: they follow all others, and there is room.
-    #[must_use]
     pub fn takes(&self, id: u32) -> bool {
         self.number(id) >= self.next && self.unsettled.len() + self.before.len() < MAX_RANGES
     }
 
     /// Whether a delivery is known to have come.
-    #[must_use]
     pub fn has_come(&self, id: u32) -> bool {
         self.first.is_some() && self.number(id) < self.next
     }
