@@ -12,7 +12,7 @@ _MODULE: Final = "sluice_native"
 # The interface that this is made for.
 _INTERFACE: Final = 18
 _OTHER_VERSION: Final = (
-    "the compiled part that is installed belongs to another version of Sluice: build it again from the folder native"
+    "the installed compiled part (sluice-native) is of another version of Sluice and not used; install ./native again"
 )
 
 
@@ -27,5 +27,5 @@ def find(module_name: str = _MODULE) -> tuple[ModuleType | None, str]:
 
 COMPILED, UNUSABLE = find()
 """The compiled part, and why an installed one is not used."""
-VERSION: Final = "" if COMPILED is None else version("sluice-native")
-"""Its version."""
+VERSION: Final = "none" if COMPILED is None else version("sluice-native")
+"""The version of the compiled part in use."""

@@ -139,7 +139,8 @@ def state(*, ask: TargetFlags = ASK) -> int:
 
 def _state(now: Mapping[str, Any], url: str) -> Iterator[str]:
     rates, edits, bypassed = now["rates"]["messages_per_s"], now["edits"], now["bypassed"]
-    yield f"Sluice {now['version']} at {url}, up for {span(now['uptime_s'])}{', draining' if now['draining'] else ''}"
+    up = f"up for {span(now['uptime_s'])}{', draining' if now['draining'] else ''}"
+    yield f"Sluice {now['version']} (compiled part: {now['compiled_part']}) at {url}, {up}"
     if now["instance"]:
         yield f"instance     {now['instance']}"
     yield f"limiting     {limiting(now)}"

@@ -117,22 +117,24 @@ def run(  # noqa: D417 - the help of the others is made of words
     return exit_code
 
 
-def check(file: Annotated[FileName | None, Parameter(help="TOML file to validate (SLUICE_CONFIG)")] = None, /) -> int:
-    """Validate a configuration file and print what it would put in force.
+def check(
+    config: Annotated[FileName | None, Parameter(help="TOML file to validate (SLUICE_CONFIG)", metavar="FILE")] = None,
+) -> int:
+    """Validate a configuration and print what it would put in force.
 
-    Environment variables apply as in `sluice run --config FILE`.
+    File and environment variables apply as in `sluice run --config FILE`.
     """
     from admin.config import folders  # noqa: PLC0415 - as in run
     from admin.config.sources import ENV_CONFIG, Flags, load  # noqa: PLC0415 - as in run
     from admin.run.check import report, show  # noqa: PLC0415 - as in run
     from admin.run.composition import compose, unspooled  # noqa: PLC0415 - as in run
 
-    if not (file or os.environ.get(ENV_CONFIG)):
+    plan = compose(load(str(config or "") or None, os.environ, Flags()))
+    if not (plan.listeners or config or os.environ.get(ENV_CONFIG)):
         raise SettingsError(
-            f"no file to check: none is given, and {ENV_CONFIG} is not set; name the one that `sluice run --config` is"
-            " to read, as in `sluice check /etc/sluice/sluice.toml` (no file is looked for by itself)"
+            f"nothing to check: name the file of `sluice run --config FILE`, as in `sluice check"
+            f" /etc/sluice/sluice.toml`, or set {ENV_CONFIG}"
         )
-    plan = compose(load(str(file or "") or None, os.environ, Flags()))
     place = folders.state_dir(plan.settings, os.environ)
     show(report(plan, datetime.now(UTC), place))
     spool = folders.spool(plan.settings.spool, place.path)

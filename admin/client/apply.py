@@ -6,13 +6,13 @@ The sidecar checks the limits. Its objections name the place in the file.
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from admin.client.api import Api, change_lines
 from admin.client.text import as_json
+from admin.common.disk import read_file
 from admin.common.errors import SettingsError
 from admin.common.recommendations import VERSION, Recommendation, RecommendationsFile
 from admin.common.tables import printable
@@ -124,7 +124,7 @@ def _send(api: Api, file: str, planned: Sequence[_Planned], **how: Any) -> tuple
 def read_recommendations(file: str) -> RecommendationsFile:
     """Read ``recommendations.json``; raises SettingsError."""
     try:
-        content = Path(file).read_bytes()
+        content = read_file(file)
         version = msgspec.json.decode(content, type=dict[str, Any]).get("version")
         if version == VERSION:
             return msgspec.json.decode(content, type=RecommendationsFile)

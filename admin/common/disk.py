@@ -10,6 +10,7 @@ from typing import Final
 
 #: Reasons and names of clients are private.
 _MODE: Final = 0o600
+_MAX_READ_BYTES: Final = 64 << 20
 
 _WORDS: Final = {
     errno.ENOSPC: "there is no space left on the disk",
@@ -41,6 +42,15 @@ def open_to_read(path: Path) -> int:
     if not stat.S_ISREG(mode):
         raise OSError(errno.EINVAL, "is not a regular file", str(path))
     return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+
+def read_file(path: str) -> bytes:
+    """Read a file that an operator has named; raises OSError, also for more than 64 MiB, as of ``/dev/zero``."""
+    with Path(path).open("rb") as file:
+        content = file.read(_MAX_READ_BYTES + 1)
+    if len(content) > _MAX_READ_BYTES:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), path)
+    return content
 
 
 def exposed_to(directory: Path) -> str | None:

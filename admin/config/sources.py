@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, get_origin
 
+from admin.common.disk import read_file
 from admin.common.environment import CLIENT_VARIABLES
 from admin.common.errors import SettingsError
 from admin.config.faults import (
@@ -175,7 +176,7 @@ def read_toml(file: str, name: str = "") -> tuple[dict[str, Any], Mapping[Place,
     where = f"{name}{file}"
     try:
         # Editors on Windows put a byte-order mark in front.
-        text = Path(file).read_text(encoding="utf-8-sig")
+        text = read_file(file).decode("utf-8-sig").replace("\r\n", "\n")
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         is_relative = isinstance(error, FileNotFoundError) and not Path(file).is_absolute()

@@ -7,9 +7,9 @@ import hashlib
 import ssl
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
+from admin.common.disk import read_file
 from admin.common.errors import SettingsError
 from admin.config.faults import Origins, keys
 from admin.config.settings import OFF, AdminSettings, ListenerSettings
@@ -85,7 +85,7 @@ def _load_certificate(context: ssl.SSLContext, certificate: NamedFile, key: Name
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
             what = f"is not the key of {certificate.path}; name the key that goes with it"
-        elif _BEGIN in Path(certificate.path).read_text("ascii", errors="replace"):
+        elif _BEGIN in read_file(certificate.path).decode("ascii", errors="replace"):
             what = "has no readable key; name a PEM file with a private key"
         else:
             wrong, what = certificate, "has no certificate; name a PEM file with a certificate"
@@ -97,7 +97,7 @@ def _load_certificate(context: ssl.SSLContext, certificate: NamedFile, key: Name
 def expiry(listener: str, side: Side, file: str) -> tuple[Expiry, ...]:
     """Return when the certificates of a PEM file expire, or nothing if it cannot be read."""
     try:
-        text = Path(file).read_text("ascii", errors="replace")
+        text = read_file(file).decode("ascii", errors="replace")
         ends = [
             _not_after(ssl.PEM_cert_to_DER_cert(_BEGIN + each.partition(_END)[0] + _END))
             for each in text.split(_BEGIN)[1:]
@@ -109,7 +109,7 @@ def expiry(listener: str, side: Side, file: str) -> tuple[Expiry, ...]:
 
 def _digest(file: str) -> bytes:
     try:
-        return hashlib.sha256(Path(file).read_bytes()).digest()
+        return hashlib.sha256(read_file(file)).digest()
     except (OSError, ValueError):
         return b""
 
@@ -343,7 +343,7 @@ def _no_password() -> str:
 
 def _must_be_readable(named: NamedFile, origins: Origins) -> None:
     try:
-        Path(named.path).read_bytes()
+        read_file(named.path)
     except (OSError, ValueError) as error:
         reason = (getattr(error, "strerror", None) or str(error)).lower()
         what = f"cannot be read: {reason}; name a PEM file that this process may read"

@@ -157,6 +157,10 @@ class ActiveEdit(msgspec.Struct, frozen=True, kw_only=True):
     limit: LimitFields | None = None
     limiting: bool | None = None
 
+    def __post_init__(self) -> None:
+        if self.expires_at is not None and datetime.fromisoformat(self.expires_at).tzinfo is None:
+            raise ValueError("expires_at has no time zone")
+
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
     """One change, as it is in the audit trail and in the answer to every write.
@@ -404,7 +408,8 @@ def limit_path(target: Target) -> str:
 
 def target_at(path: str) -> Target:
     """Return the target of the limit at a path."""
-    return Target(*path.removeprefix(LIMITS).split("/", 1))
+    kind, _, name = path.removeprefix(LIMITS).partition("/")
+    return Target(kind, name)
 
 
 def is_over(edit: ActiveEdit, now: datetime) -> bool:

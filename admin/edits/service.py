@@ -424,7 +424,7 @@ class EditService:
                 await self._data_path.apply(limits.rule_set)
         except Exception:
             if durable:
-                what = "edits are saved and not in force: the data path did not take them; a restart will"
+                what = "edits are saved but not active, because the data path failed; a restart activates them"
                 _log.error(what, changes=durable)
             raise
         self._limits = limits

@@ -54,7 +54,9 @@ _AUDIT: Final = (
     "SELECT body FROM change WHERE id < ? AND substr(target, 1, ?) = ? AND ? IN ('', by) ORDER BY id DESC LIMIT ?"
 )
 _LARGEST_ID: Final = (1 << 63) - 1
-_DAMAGE: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+_TABLES: Final = frozenset({"edit", "change", "limiters", "sqlite_sequence"})
+#: SQLITE_ERROR: a table has other columns.
+_DAMAGE: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR})
 _WORDS: Final = {
     sqlite3.SQLITE_FULL: "there is no space left on the disk",
     sqlite3.SQLITE_READONLY: "it may not be written",
@@ -154,7 +156,7 @@ class Store:
             else:
                 self._unsaved, self._unsaved_edits = [], {}
                 if self.error is not None and self.directory is not None:
-                    _log.info("live edits are saved again", state_dir=str(self.directory))
+                    _log.info("live edits can be saved again", state_dir=str(self.directory))
                     self.error = None
             if edits:
                 self.active = {path: edit for path, edit in {**self.active, **edits}.items() if edit is not None}
@@ -194,7 +196,7 @@ class Store:
                 if each.id < below and each.target.startswith(target) and by in {"", each.by}
             ]
             rows = self._query(_AUDIT, below, len(target), target, by, limit)
-        return (*unsaved, *(_change.decode(body) for (body,) in rows))[:limit]
+        return (*unsaved, *(_read_change(body) for (body,) in rows))[:limit]
 
     def find(self, change_id: int) -> tuple[Change | None, int]:
         """Return a change, and the id of the latest later one of the same target; 0 if there is none.
@@ -210,7 +212,7 @@ class Store:
                 rows = self._query("SELECT body FROM change WHERE id = ?", change_id)
                 if not rows:
                     return None, 0
-                found = _change.decode(rows[0][0])
+                found = _read_change(rows[0][0])
             later = [each.id for each in self._unsaved if each.target == found.target and each.id > change_id]
             latest = "SELECT coalesce(max(id), 0) FROM change WHERE target = ? AND id > ?"
             return found, max(later, default=0) or self._query(latest, found.target, change_id)[0][0]
@@ -222,7 +224,7 @@ class Store:
             with self._mutex:
                 self._query("REPLACE INTO limiters VALUES (1, ?)", state)
         except (OSError, OverflowError) as error:
-            _log.warning("the limits' state is not kept; limits begin full at the next start", reason=str(error))
+            _log.warning("cannot save the state of the limits; they start full next time", reason=str(error))
 
     def saved_limits(self) -> SavedLimits | None:
         """Return the state of the limiters at the last orderly end; None if there is none that can be used."""
@@ -231,7 +233,7 @@ class Store:
                 rows = self._query("SELECT body FROM limiters")
             return limiter_state.decode(rows[0][0]) if rows else None
         except (OSError, ValueError) as error:
-            _log.warning("the saved state of the limits is not used; limits begin full", reason=str(error))
+            _log.warning("cannot use the saved state of the limits; they start full", reason=str(error))
             return None
 
     def close(self) -> None:
@@ -258,7 +260,7 @@ class Store:
         except _DamagedError as damaged:
             aside = self._quarantine(path)
             _log.error(
-                "live edits were damaged or another version's: quarantined; the configured limits apply",
+                "state.db cannot be used and was quarantined; the configured limits apply",
                 file=aside,
                 reason=str(damaged),
             )
@@ -280,7 +282,7 @@ class Store:
         except (ValueError, msgspec.MsgspecError) as damaged:
             aside = self._quarantine(journal)
             _log.error(
-                "live edits of the previous version were damaged: quarantined; the configured limits apply",
+                "the live edits of the previous version are damaged and were quarantined; the configured limits apply",
                 file=aside,
                 reason=str(damaged),
             )
@@ -289,7 +291,7 @@ class Store:
             # A previous version ran in between, or a crash came before the renaming.
             aside = str(fresh_name(directory, f"{journal.name}.ignored"))
             journal.rename(aside)
-            _log.warning("live edits of the previous version are ignored: there is a newer state.db", file=aside)
+            _log.warning("the live edits of the previous version are ignored, because state.db is newer", file=aside)
             return
         with db:
             db.execute("BEGIN IMMEDIATE")
@@ -322,6 +324,9 @@ def _connect(path: Path | str) -> sqlite3.Connection:
     except sqlite3.Error as error:
         raise OSError(f"{NAME}: {_reason(error)}") from None
     try:
+        foreign = {name for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")} - _TABLES
+        if foreign:
+            raise _DamagedError(f"it is the database of another program, with a table {min(foreign)}")  # noqa: TRY301
         (version,) = db.execute("PRAGMA user_version").fetchone()
         if version not in {0, _FORMAT}:
             raise _DamagedError(f"it was written by another version of Sluice (format {version})")  # noqa: TRY301
@@ -332,12 +337,19 @@ def _connect(path: Path | str) -> sqlite3.Connection:
         _active(db)
     except BaseException as error:
         db.close()
-        if isinstance(error, msgspec.MsgspecError) or getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGE:
+        if isinstance(error, (TypeError, msgspec.MsgspecError)) or _is_damage(error):
             raise _DamagedError(str(error)) from None
         if isinstance(error, sqlite3.Error):
             raise OSError(f"{NAME}: {_reason(error)}") from None
         raise
     return db
+
+
+def _read_change(body: Any) -> Change:
+    try:
+        return _change.decode(body)
+    except (TypeError, msgspec.MsgspecError) as error:
+        raise OSError(f"an entry of the audit trail is damaged: {error}") from None
 
 
 def _active(db: sqlite3.Connection) -> dict[str, ActiveEdit]:
@@ -347,6 +359,10 @@ def _active(db: sqlite3.Connection) -> dict[str, ActiveEdit]:
 def _reason(error: sqlite3.Error) -> str:
     code = getattr(error, "sqlite_errorcode", 0)
     return _WORDS.get(code) or _WORDS.get(code & 0xFF) or str(error)
+
+
+def _is_damage(error: BaseException) -> bool:
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGE
 
 
 def active_in(place: Folder) -> tuple[Mapping[str, ActiveEdit], str | None]:
@@ -364,8 +380,8 @@ def active_in(place: Folder) -> tuple[Mapping[str, ActiveEdit], str | None]:
     except OSError as error:
         return {}, words_for(error)
     except sqlite3.Error as error:
-        return {}, f"{NAME}: {_reason(error)}"
-    except msgspec.MsgspecError as error:
+        return {}, f"{NAME}: {_reason(error)}" + ("; it will be quarantined" if _is_damage(error) else "")
+    except (TypeError, msgspec.MsgspecError) as error:
         return {}, f"{NAME}: {error}; it will be quarantined"
     except ValueError as error:
         return {}, f"{previous.JOURNAL}: {error}; it will be quarantined"

@@ -133,7 +133,7 @@ def log_changes(changes: Sequence[Change]) -> None:
         _log.info(event, what=target(change.target), by=change.by, change=change.id, **given)
     if rest := edits[_MAX_LOGGED:]:
         _log.info(
-            "more changes were made together; the audit trail has all of them",
+            "further changes of the same batch; the audit trail lists all",
             more=len(rest),
             by=", ".join(dict.fromkeys(change.by for change in rest)),
             first_change=rest[0].id,

@@ -235,7 +235,7 @@ class Composer:
     def _add(self, second: TrafficSecond) -> None:
         if second.stepped_s:
             self._figures.clock_steps += 1
-            _log.warning("the clock was set; the rejection log goes by it", by_s=second.stepped_s)
+            _log.warning("the system clock was changed; the rejection log follows it", by_s=second.stepped_s)
         self._other += second.other
         self._figures.other_runs += second.other
         for traffic in second.resources:

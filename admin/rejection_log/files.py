@@ -237,12 +237,12 @@ class LogFiles:
             self.figures.lost[_REASONS.get(error.errno or 0, "error")] += len(lines)
             words = f"{self.directory}: {words_for(error)}"
             if self.error is None:
-                what = "rejection log is not written; traffic goes on, and lost records are counted"
+                what = "cannot write the rejection log; traffic continues and lost records are counted"
                 _log.error(what, reason=words)
             self.error = words
         else:
             if self.error is not None:
-                _log.info("rejection log is written again", records_lost=self.figures.lost.total())
+                _log.info("the rejection log can be written again", records_lost=self.figures.lost.total())
                 self.error = None
 
     def _append(self, data: bytearray) -> None:

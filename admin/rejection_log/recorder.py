@@ -92,7 +92,7 @@ class Recorder:
         """Return warnings for the operator."""
         found = [] if self.error is None else [f"rejection log is not written: {self.error}"]
         if faults := self.files.figures.lost["fault"]:
-            found.append(f"rejection log: {faults} records could not be made; the log of the process has the reason")
+            found.append(f"rejection log: {faults} records could not be composed; see the log for the reason")
         return found
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -120,7 +120,9 @@ class Recorder:
             await trio.to_thread.run_sync(self.files.close, abandon_on_cancel=True)
         if self._last_wait.cancelled_caught:
             waited_s = round(trio.current_time() - began_s, 1)
-            _log.error("the last of the rejection log was not written: the disk does not answer", waited_s=waited_s)
+            _log.error(
+                "the last records of the rejection log were not written: the disk does not respond", waited_s=waited_s
+            )
 
     def hurry(self) -> None:
         """Shorten the wait at the end of the process to a second."""
@@ -163,7 +165,10 @@ class Recorder:
             self.files.figures.lost["fault"] += max(1, entries - len(lines))
             if type(error) not in self._faults_logged:
                 self._faults_logged.add(type(error))
-                _log.exception("rejection log: records could not be made; more of them are counted", error=repr(error))
+                _log.exception(
+                    "cannot compose records of the rejection log; more are counted",
+                    error=repr(error),
+                )
         self.files.hand_in(lines)
 
     async def _new_changes(self) -> list[Change]:

@@ -23,6 +23,7 @@ from admin.config.sources import Configuration
 from admin.config.tls import Certificate, Expiry, ListenerTls, expiry_warnings, read_certificate
 from admin.config.toml_lines import Path as Place
 from admin.http.auth import ANYONE, Access, read_access
+from limiter.compiled import UNUSABLE
 from limiter.rules.rule_set import RuleSet
 from proxy.datapath.alarm_watch import AlarmConfig
 from proxy.datapath.datapath import DataPathConfig
@@ -138,7 +139,7 @@ class Plan:
 
     def warnings(self) -> list[str]:
         """Return warnings about what is allowed but probably not meant."""
-        found = []
+        found = [UNUSABLE] if UNUSABLE else []
         if not self.listeners:
             found.append("no listener: `sluice run` refuses it without --listen and --broker")
         if not self.settings.limiting:

@@ -162,7 +162,7 @@ class Predecessor:
         try:
             return limiter_state.decode(left.limits)
         except ValueError as error:
-            _log.warning("the limits of the old process are not used; limits begin full", reason=str(error))
+            _log.warning("cannot use the limiter state of the old process; limits start full", reason=str(error))
             return None
 
     async def serve(self) -> None:
@@ -171,7 +171,7 @@ class Predecessor:
             await self._channel.send(_Serves())
         except _BrokenError as error:
             raise _failed(error) from None
-        _log.info("took over from the process before, which drains", pid=self.pid)
+        _log.info("took over from the old process, which is draining", pid=self.pid)
 
     async def settle(self, data_path: DataPath) -> None:
         """Wait until it ends, and debit the limits by what it spent meanwhile."""
@@ -179,7 +179,8 @@ class Predecessor:
             since, _ = await self._channel.receive(_SpentSince)
         except _BrokenError:
             _log.warning(
-                "the process before ended without a word: what it spent of limits last is not known", pid=self.pid
+                "the old process ended without a final report; its last messages are not charged to the limits",
+                pid=self.pid,
             )
         else:
             data_path.debit(since.spent)
@@ -241,7 +242,7 @@ class HandOver:
                     await listening.bind(address)
                 listening.listen(1)
             except OSError as error:
-                _log.warning("no other process can take over from this one", reason=error.strerror or str(error))
+                _log.warning("cannot accept a take-over by another process", reason=error.strerror or str(error))
                 task_status.started()
                 return
             task_status.started()
@@ -275,7 +276,7 @@ class HandOver:
                 # The new process makes the edits from now on.
                 await trio.sleep_forever()
         except (_BrokenError, trio.TooSlowError, OverflowError) as error:
-            _log.warning("another process came to take over and did not; this one goes on", reason=_reason(error))
+            _log.warning("a take-over by another process failed; this process continues", reason=_reason(error))
 
     async def _leave_listeners_to(self, channel: _Channel) -> None:
         try:

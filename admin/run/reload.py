@@ -74,7 +74,7 @@ class Reloader:
                 if not dry_run:
                     self.failed = FailedReload(write_time(utc_now()), author.name, error.lines)
                     _log.error(
-                        "configuration not reloaded: it is wrong, and nothing was changed",
+                        "configuration not reloaded: it is invalid, nothing was changed",
                         **_asked_by(author),
                         problems=list(error.lines),
                     )
@@ -123,7 +123,7 @@ class Reloader:
             rule = after or before
             edit = edited.get(limit_path(target_of(rule))) if rule is not None else None
             if edit is not None:
-                yield f"{key.kind}:{key.pattern}: {edit.source} stands over it, {edit.limit_text}"
+                yield f"{key.kind}:{key.pattern}: {edit.source} overrides it with {edit.limit_text}"
 
 
 def families(reloader: Reloader | None) -> Iterator[Family]:
@@ -199,9 +199,9 @@ def _log_reload(report: ReloadReport, author: Author) -> None:
     change = {} if report.change is None else {"change": report.change.id}
     _log.info("configuration reloaded", **_asked_by(author), changed=list(report.changed), **change)
     for line in report.needs_restart:
-        _log.warning("needs a restart", setting=line)
+        _log.warning("setting needs a restart", setting=line)
     for line in report.hidden:
-        _log.warning("does not hold", limit=line)
+        _log.warning("changed limit has no effect", limit=line)
     for line in report.warnings:
         _log.warning(line)
 

@@ -19,7 +19,7 @@ _FIRST_DESCRIPTOR: Final = 3
 _SAY_AGAIN_S: Final = 60.0
 #: Watchdog messages in the time that the manager allows; systemd recommends two.
 _BEATS: Final = 3
-_NOT_TOLD: Final = "the service manager was not told"
+_NOT_TOLD: Final = "cannot notify the service manager"
 
 
 def listening_sockets(environ: MutableMapping[str, str]) -> list[socket.socket]:
@@ -46,7 +46,7 @@ def listening_sockets(environ: MutableMapping[str, str]) -> list[socket.socket]:
         if sock.type == socket.SOCK_STREAM and sock.family in {socket.AF_INET, socket.AF_INET6}:
             found.append(sock)
         else:
-            _log.warning("a socket that was passed is not for TCP, and is closed", socket=str(sock.getsockname()))
+            _log.warning("closed an inherited socket that is not a TCP socket", socket=str(sock.getsockname()))
             sock.close()
     return found
 

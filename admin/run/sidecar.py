@@ -46,6 +46,7 @@ from admin.stats import LiveStats
 from admin.stats.health import Health
 from admin.stats.metrics import Family
 from admin.wire import FolderState
+from limiter.compiled import VERSION
 from limiter.deciding.limits import SavedLimits
 from proxy.datapath.datapath import LocalDataPath
 from proxy.datapath.spooling import SpoolError
@@ -212,7 +213,9 @@ class Sidecar:
         left = await self.data_path.connections()
         if left:
             in_flight = sum(connection.in_flight for connection in left)
-            _log.warning("grace is over", grace_s=grace_s, connections_cut=len(left), requests_without_answer=in_flight)
+            _log.warning(
+                "grace period is over", grace_s=grace_s, connections_cut=len(left), requests_without_answer=in_flight
+            )
         else:
             _log.info("drained")
 
@@ -231,10 +234,11 @@ class Sidecar:
                 protocol=listener.protocol.name,
             )
         for line in plan.replaced:
-            _log.info("setting replaced by the environment", setting=line)
+            _log.info("setting overridden by the environment", setting=line)
         _log.info(
             "sluice is up",
             version=sluice_version(),
+            compiled_part=VERSION,
             admin=self.admin_url or OFF,
             state_dir=str(self._store.directory or OFF),
             rejection_log=str(self._log_folder),
@@ -244,7 +248,7 @@ class Sidecar:
         )
         if self._descriptors.clients < plan.settings.bounds.max_connections:
             _log.warning(
-                "open files limited; clients beyond the room there is are closed",
+                "the limit on open files allows fewer connections than max_connections",
                 open_files=self._descriptors.open_files,
                 room_for_connections=self._descriptors.clients,
                 max_connections=plan.settings.bounds.max_connections,
@@ -252,7 +256,7 @@ class Sidecar:
         for warning in self.warnings():
             _log.warning(warning)
         if os.geteuid() == 0:
-            _log.warning("runs as root, of whose rights it needs none: give it a user of its own")
+            _log.warning("running as root, which is not needed; use a dedicated user")
 
     # --- how
 
@@ -282,7 +286,7 @@ class Sidecar:
         except SpoolError as error:
             raise StartError(f"spool.dir: {error}; {folders.SPOOL_HINT}") from None
         for address in self._sockets.close():
-            _log.warning("a socket that was passed is of no listener, and is closed", address=address)
+            _log.warning("closed an inherited socket that matches no listener", address=address)
         if self._predecessor is not None:
             await self._predecessor.serve()
             nursery.start_soon(self._predecessor.settle, self.data_path)
@@ -448,7 +452,7 @@ class _Ending:
             nursery.cancel_scope.cancel()
         if self.sidecar is not None:
             _log.info("draining", signal=why, grace_s=self._grace_s)
-            self._manager.stopping(f"drains: {why}")
+            self._manager.stopping(f"draining: {why}")
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._drain, self.sidecar, nursery.cancel_scope)
                 self._at_once(await anext(signals))
@@ -462,7 +466,7 @@ class _Ending:
 
     def _at_once(self, number: int) -> None:
         """Stop waiting for the disk, too."""
-        _log.warning("stopped at once", signal=signal.Signals(number).name)
+        _log.warning("stopped immediately", signal=signal.Signals(number).name)
         self.exit_code = 128 + number
         if self.sidecar is not None and self.sidecar.recorder is not None:
             self.sidecar.recorder.hurry()

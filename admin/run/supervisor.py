@@ -39,7 +39,9 @@ class Supervisor:
                 self._failures[name] += 1
                 if trio.current_time() - began_s > _LONGEST_PAUSE_S:
                     pause_s = _FIRST_PAUSE_S
-                _log.exception("a task of the admin side failed; traffic goes on", task=name, error=repr(error))
+                _log.exception(
+                    "an admin task failed and restarts; traffic is not affected", task=name, error=repr(error)
+                )
                 await trio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
             else:
@@ -48,7 +50,7 @@ class Supervisor:
     def warnings(self) -> list[str]:
         """Name the tasks that failed since the start."""
         return [
-            f"{name}: failed and was begun again{f', {count} times' if count > 1 else ''}; the log has the reason"
+            f"{name}: failed and was restarted{f', {count} times' if count > 1 else ''}; the log has the reason"
             for name, count in self._failures.items()
         ]
 

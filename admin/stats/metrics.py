@@ -20,6 +20,7 @@ from prometheus_client.utils import floatToGoString
 from admin.common.tables import printable
 from admin.common.version import sluice_version
 from admin.config.logs import dropped_lines
+from limiter.compiled import VERSION
 from proxy.common.metric import Samples, measured
 from proxy.common.threads import on_thread
 from proxy.control import DataPath
@@ -150,8 +151,10 @@ def families(snapshot: Snapshot) -> Iterator[Family]:
         (),
         [((), dropped_lines())],
     )
-    build = f'sluice_build_info{{python="{platform.python_version()}",version="{sluice_version()}"}} 1.0\n'
-    yield Family("sluice_build_info", "info", "What is running.", ("python", "version"), [build])
+    labels = {"compiled_part": VERSION, "python": platform.python_version(), "version": sluice_version()}
+    written = ",".join(f'{name}="{value}"' for name, value in labels.items())
+    build = f"sluice_build_info{{{written}}} 1.0\n"
+    yield Family("sluice_build_info", "info", "What is running.", tuple(labels), [build])
     yield from map(_of_library, ProcessCollector(registry=CollectorRegistry()).collect())
 
 

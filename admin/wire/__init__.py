@@ -533,6 +533,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         version: version of Sluice.
+        compiled_part: version of the compiled part in use, or ``none``.
         instance: name of this sidecar among others, as in the rejection log.
         started_at: when it was started.
         uptime_s: seconds since then.
@@ -553,6 +554,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     version: str
+    compiled_part: str = "none"
     instance: str = ""
     started_at: str = ""
     uptime_s: float = 0

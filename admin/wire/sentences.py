@@ -184,6 +184,8 @@ def _now(limit: AppliedLimit, state: LimitState) -> str:
         refused = "nothing would have been refused so far" if shadow else "nothing refused so far"
     else:
         refused = f"{'would last have refused' if shadow else 'last refused'} {measured(state.last_refused_s)} s ago"
+        if state.stored_permits > 0 and not state.open and state.last_refused_s < limit.limit.break_s:
+            refused += ", because a break has only just ended or the request was too large"
     return f"{_stored(limit, state)}; {refused}"
 
 

@@ -257,7 +257,7 @@ class LocalDataPath(DataPath):
     def _restore(self, saved: SavedLimits) -> None:
         taken, left = self._limits.restore(saved, self._now_ns())
         if taken or left:
-            _log.info("limits go on where the process before left them", limiters=taken, not_limited_any_more=left)
+            _log.info("restored the limiter state of the previous process", limiters=taken, not_limited_any_more=left)
 
     def descriptors(self) -> list[int]:
         return self.server.descriptors()
@@ -274,7 +274,7 @@ class LocalDataPath(DataPath):
         try:
             self._services.spool = await self._spooling.open()
         except SpoolError as error:
-            _log.error("goes on without the spool", reason=str(error))
+            _log.error("continuing without the spool", reason=str(error))
         self.server.go_on()
 
     async def save_limits(self) -> SavedLimits:
@@ -363,7 +363,7 @@ class LocalDataPath(DataPath):
         if not began and not ceased:
             return
         self._limits.swap(self._rule_set.at(now), self._now_ns())
-        _log.info("rules switched by the clock", began=began, ceased=ceased)
+        _log.info("rules with hours began or ended", began=began, ceased=ceased)
 
     async def snapshot(self, *, whole: bool = True) -> Snapshot:
         many = await on_thread(self._overview.many, self._max_resource_labels) if whole else {}

@@ -177,7 +177,7 @@ class Pressure:
             bytes_now, bytes_limit = alarm.free_bytes, alarm.least_bytes
             all_spells.append(self._spooling.failing)
             failure = self._spooling.failure
-            texts.append(f"the spool's disk fails ({failure}); clients with spooled messages wait" if failure else "")
+            texts.append(f"the spool's disk failed ({failure}); clients with spooled messages wait" if failure else "")
         since_ns = [spells.since_ns for spells in all_spells if spells.since_ns is not None]
         return AlarmState(
             alarm.scarce,

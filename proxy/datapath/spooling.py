@@ -91,7 +91,7 @@ class Spooling:
             failed = SpoolError(config.folder, error)
             if config.required:
                 raise failed from None
-            _log.warning("no spool", reason=str(failed))
+            _log.warning("the spool is not available", reason=str(failed))
             return None
         self.spool = spool
         self._wanted.set()
@@ -123,7 +123,7 @@ class Spooling:
             with trio.CancelScope(shield=True), trio.move_on_after(_CLOSE_S) as scope:
                 await trio.to_thread.run_sync(spool.close, abandon_on_cancel=True)
             if scope.cancelled_caught:
-                _log.error("the spool's disk hangs; what was not written is lost", folder=str(self._folder()))
+                _log.error("the spool's disk does not respond; unwritten messages are lost", folder=str(self._folder()))
             self.spool = None
 
     def _folder(self) -> Path | None:
@@ -142,7 +142,7 @@ class Spooling:
         since_ns = self.failing.since_ns
         if reason is not None:
             self.failing.begin(now_ns)
-            _log.error("the spool's disk fails", folder=str(self._folder()), reason=reason)
+            _log.error("the spool's disk failed", folder=str(self._folder()), reason=reason)
         elif since_ns is not None:
             self.failing.end(now_ns)
             _log.info(
@@ -151,7 +151,7 @@ class Spooling:
 
     def _unclaimed(self, queues: int, entries: int) -> None:
         _log.warning(
-            "messages that an earlier process left in the spool are dropped: nobody came to send them",
+            "dropped spooled messages of an earlier process, because no client connected to send them",
             folder=str(self._folder()),
             messages=entries,
             queues=queues,
@@ -162,7 +162,7 @@ class Spooling:
         not_logged = self._log_rate.take(lost.reason, trio.current_time())
         if not_logged is not None:
             _log.error(
-                "messages lost in the spool",
+                "spooled messages were lost",
                 resource=f"{name.kind}:{name.name}",
                 messages=lost.entries,
                 reason=lost.reason,
@@ -175,13 +175,13 @@ def _guarded(call: Callable[[], object]) -> None:
     try:
         call()
     except Exception:  # noqa: BLE001 - whatever it is
-        _log.exception("a step of the spool failed")
+        _log.exception("unexpected error in the spool")
 
 
 def _log_recovered(config: SpoolConfig, recovered: Recovered) -> None:
     if recovered.entries or recovered.dropped or recovered.lost or recovered.damaged or recovered.is_full:
         _log.warning(
-            "an earlier process left messages in the spool",
+            "found spooled messages of an earlier process",
             folder=str(config.folder),
             to_send=recovered.entries,
             queues=len(recovered.queues),

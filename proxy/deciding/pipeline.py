@@ -183,7 +183,7 @@ class Pipeline:
                 raise
             except BaseException as error:  # noqa: BLE001 - not even sys.exit costs anybody a message
                 link.bypassed["error"] += 1
-                _log.exception("handler's task failed", handler=link.name, error=_describe(error))
+                _log.exception("handler task failed", handler=link.name, error=_describe(error))
                 await trio.sleep(_RESTART_PAUSE_S)
             else:
                 return

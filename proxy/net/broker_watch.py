@@ -265,7 +265,7 @@ class BrokerWatch:
         self.passed_over = tuple(_named(before))
         if broker != self.broker:
             self.broker = broker
-            what = "clients go to the broker again" if broker == self._brokers[0] else "clients go to a backup"
+            what = f"using the {'primary' if broker == self._brokers[0] else 'backup'} broker for new connections"
             about = {"error": "; ".join(self.passed_over)} if self.passed_over else {}
             _log.warning(what, listener=self._about["listener"], broker=format_address(broker), **about)
         if self._closed or self.listening:

@@ -249,4 +249,4 @@ def _do(step: Callable[[], None]) -> None:
     try:
         step()
     except Exception:  # noqa: BLE001 - whatever it is
-        _log.exception("a step of the data path failed")
+        _log.exception("unexpected error in the data path")

@@ -323,7 +323,7 @@ class Server:
         not_logged = self._log_rate.take((config.name, number), trio.current_time())
         if not_logged is not None:
             told = getattr(error, "strerror", None) or repr(error)
-            _log.error("cannot accept", listener=config.name, error=told, not_logged=not_logged)
+            _log.error("cannot accept a connection", listener=config.name, error=told, not_logged=not_logged)
 
     def _enter(self, config: ListenerConfig, wire: Wire, peer: Address, local: Address) -> None:
         """Serve a client that has just been accepted, or close it at once."""

@@ -77,7 +77,7 @@ class Services:
         not_logged = self.log_rate.take((info.listener, "lost"), trio.current_time())
         if not_logged is not None:
             _log.warning(
-                "messages lost that their client assumes delivered",
+                "lost messages that the client assumes delivered",
                 peer=info.peer,
                 listener=info.listener,
                 messages=messages,

@@ -185,7 +185,7 @@ class AlarmState(msgspec.Struct, frozen=True):
 
     Attributes:
         scarce: what runs short if it is raised.
-        stands: whether it is raised. The disk's is, too, while the spool's disk fails: this stops only clients whose
+        stands: whether it is raised. The disk's is, too, while the spool's disk failed: this stops only clients whose
             messages are spooled.
         since: since when; None while it is not.
         total: how often it was raised since the start.

@@ -12,6 +12,7 @@ from admin.rejection_log.history import HistoryReader
 from admin.stats import LiveStats
 from admin.stats.rows import NS_PER_S
 from admin.wire import Edits, Expiring, FolderState, State, Totals
+from limiter.compiled import VERSION
 from proxy.common.threads import on_thread
 from proxy.control import DataPath
 
@@ -55,6 +56,7 @@ class Status:
         messages, requests = stats.total.counted()
         return State(
             version=self._version,
+            compiled_part=VERSION,
             instance=services.instance,
             started_at=self._started_at,
             uptime_s=round((self._clock.now_ns() - self._started_ns) / NS_PER_S, 1),

@@ -112,10 +112,11 @@ function editFacts({ edits, persistence, spool, rejection_log: log, rule_set_ver
   ].filter(Boolean);
 }
 
-function processFacts({ version, started_at: startedAt, uptime_s: uptimeS, warnings }) {
+function processFacts({ version, compiled_part: compiled, started_at: startedAt, uptime_s: uptimeS, warnings }) {
   const rights = canWrite() ? "may read and write" : "may only read";
   return [
     ["Version", version],
+    ["Compiled part", compiled],
     ["Started", html`<time datetime=${startedAt}>${exact(startedAt)}</time>`],
     ["Up", duration(uptimeS)],
     ["You are", `${app.whoami.name}, ${rights}`],

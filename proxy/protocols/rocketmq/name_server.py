@@ -310,7 +310,7 @@ class _Answers(_Stream):
         self._count("unread")
         size = len(whole.head) + len(whole.body) + whole.missing
         self._context.warn(
-            "a name server's answer goes on with the brokers' own addresses", f"an answer of {size} bytes: {why}"
+            "a name server's answer is forwarded with the brokers' own addresses", f"an answer of {size} bytes: {why}"
         )
 
     def _count(self, outcome: str) -> None:

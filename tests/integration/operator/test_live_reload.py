@@ -32,7 +32,7 @@ def test_a_good_file_is_put_in_force_by_sighup_and_traffic_goes_on(sluice: Sluic
     line = logged(sluice, "configuration reloaded")
     assert "topic:orders: rate 5.0 -> 7.0" in line
     assert "topic:edited: added, 1/s" in line
-    assert "topic:edited: live edit 1 stands over it, 9/s" in logged(sluice, "does not hold")
+    assert "topic:edited: live edit 1 overrides it with 9/s" in logged(sluice, "changed limit has no effect")
     assert (rate(sluice), rate(sluice, "edited"), rate(sluice, "flagged")) == (7, 9, 3)
     change = ask(sluice, "GET", "audit")[1]["changes"][0]
     assert (change["action"], change["by"], change["target"]) == ("reload", "SIGHUP", "configuration")

@@ -67,7 +67,8 @@ def test_check_without_a_file_says_which_one_to_name(
 ) -> None:
     for command in (["check"], ["check", ""]):
         line = complaint(capsys, *command)
-        assert line.startswith("no file to check: none is given, and SLUICE_CONFIG is not set; name the one")
+        assert line.startswith("nothing to check: name the file of `sluice run --config FILE`, as in `sluice check")
+    assert complaint(capsys, "check", "/dev/zero").startswith("/dev/zero: cannot be read: file too large")
     monkeypatch.setenv("SLUICE_CONFIG", write("grace_s = -1\n"))
     assert complaint(capsys, "check") == "sluice.toml:1: grace_s = -1: must be at least 0"
 

@@ -84,6 +84,7 @@ def test_state_says_what_an_operator_looks_for(api: Any, sluice: Sluice) -> None
     listener = {"name": "main", "listen": "127.0.0.2:1", "broker": "127.0.0.1:1", "connections": 4, "reachable": False}
     now = {
         "version": "0.1.0",
+        "compiled_part": "none",
         "instance": "",
         "uptime_s": 90,
         "off": ["topic"],
@@ -106,7 +107,7 @@ def test_state_says_what_an_operator_looks_for(api: Any, sluice: Sluice) -> None
     }
     api.answers["GET /state"] = (200, msgspec.to_builtins(STATE) | now)
     lines = sluice("state").out.splitlines()
-    assert lines[0] == f"Sluice 0.1.0 at {api.url}, up for 1 min 30 s"
+    assert lines[0] == f"Sluice 0.1.0 (compiled part: none) at {api.url}, up for 1 min 30 s"
     assert lines[1] == "limiting     on, OFF for topic"
     for line in (
         "listener     main: 127.0.0.2:1 -> 127.0.0.1:1 (NOT REACHABLE: refused), 4 open",
@@ -123,7 +124,7 @@ def test_state_says_what_an_operator_looks_for(api: Any, sluice: Sluice) -> None
 
 
 def test_a_state_without_a_field_is_that_of_another_version(api: Any, sluice: Sluice) -> None:
-    api.answers["GET /state"] = (200, {"version": "0"})
+    api.answers["GET /state"] = (200, {"version": "0", "compiled_part": "none"})
     ran = sluice("state")
     assert (ran.exit_code, ran.out) == (1, "")
     assert f"{api.url} answers without 'rates': name the admin address of a Sluice of this version" in ran.err

@@ -10,6 +10,7 @@ import trio
 from admin.config.rule_fields import RuleReader
 from admin.config.rulebook import Rulebook
 from admin.edits.model import (
+    ActiveEdit,
     Author,
     Change,
     ConflictError,
@@ -504,3 +505,11 @@ async def test_a_batch_is_so_many_lines_and_then_how_many_more(open_edits: OpenE
         "first_change": 21,
         "last_change": 50,
     }
+
+
+def test_a_stored_edit_of_a_place_that_cannot_be_has_no_effect_and_is_named(make_rulebook: Any) -> None:
+    store = Store(None)
+    edit = ActiveEdit(change_id=1, at="", by="a", address="", reason="", limit={"rate": 5})
+    store.commit([], {"limits/bogus": edit}, required=True)
+    (warning,) = EditService(make_rulebook(FILE), store).warnings()
+    assert warning.startswith("the edit of bogus has no effect: ")

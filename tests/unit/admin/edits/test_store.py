@@ -103,8 +103,7 @@ def test_a_damaged_file_is_quarantined_and_named(state_dir: Path, damage: Callab
     store.close()
 
 
-@pytest.mark.parametrize("sql", ["PRAGMA user_version = 7", "UPDATE edit SET body = '{'"])
-def test_a_file_that_this_version_cannot_read_is_quarantined(state_dir: Path, sql: str) -> None:
+def change_file(state_dir: Path, sql: str) -> None:
     store = Store(state_dir)
     commit(store, 1)
     store.close()
@@ -112,8 +111,33 @@ def test_a_file_that_this_version_cannot_read_is_quarantined(state_dir: Path, sq
     with db:
         db.execute(sql)
     db.close()
-    store = Store(state_dir)
+
+
+@pytest.mark.parametrize(
+    ("sql", "reason"),
+    [
+        ("PRAGMA user_version = 7", "written by another version of Sluice"),
+        ("UPDATE edit SET body = '{'", "truncated"),
+        ("UPDATE edit SET body = json_set(CAST(body AS TEXT), '$.expires_at', '2026-01-01')", "expires_at"),
+        ("CREATE TABLE users(id)", "the database of another program, with a table users"),
+        ("ALTER TABLE edit RENAME COLUMN body TO text", "no such column: body"),
+    ],
+)
+def test_a_file_that_this_version_cannot_read_is_quarantined(state_dir: Path, sql: str, reason: str) -> None:
+    change_file(state_dir, sql)
+    with structlog.testing.capture_logs() as logged:
+        store = Store(state_dir)
     assert (len(store.set_aside), store.active) == (1, {})
+    assert reason in logged[0]["reason"]
+    store.close()
+
+
+def test_a_damaged_entry_of_the_audit_trail_is_an_error_of_the_file(state_dir: Path) -> None:
+    change_file(state_dir, "UPDATE change SET body = '{'")
+    store = Store(state_dir)
+    for read in (lambda: store.find(1), lambda: ids(store)):
+        with pytest.raises(OSError, match="an entry of the audit trail is damaged"):
+            read()
     store.close()
 
 

@@ -157,7 +157,7 @@ async def test_a_fault_costs_the_records_of_one_step_and_is_logged_once(
         await step(taken(MINUTE + 10))
         await step(taken(MINUTE + 20))
     assert [entry["error"] for entry in logged] == ["ZeroDivisionError('division by zero')"]
-    said = f"rejection log: {2 * lost} records could not be made; the log of the process has the reason"
+    said = f"rejection log: {2 * lost} records could not be composed; see the log for the reason"
     assert recorder.warnings() == [said]
     data_path.traffic.clear()
     await step(taken(MINUTE + 3))
@@ -194,7 +194,10 @@ async def test_a_disk_that_hangs_delays_the_end_for_a_while_only(
                 recorder.hurry()
     answer.set()
     assert [(entry["event"], entry["waited_s"]) for entry in logged] == [
-        ("the last of the rejection log was not written: the disk does not answer", pytest.approx(waited_s, abs=0.1))
+        (
+            "the last records of the rejection log were not written: the disk does not respond",
+            pytest.approx(waited_s, abs=0.1),
+        )
     ]
 
 

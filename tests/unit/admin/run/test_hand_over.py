@@ -126,7 +126,7 @@ async def test_one_that_leaves_before_it_serves_leaves_the_other_as_it_was(old: 
         close(predecessor)
         # Edits waited for that, and are made again.
         await old.edit()
-    assert [line["log_level"] for line in logged if "take over" in line["event"]] == ["warning"]
+    assert [line["log_level"] for line in logged if "take-over" in line["event"]] == ["warning"]
     assert old.data_path.calls == (["hand over 3", "go on"] if taken else [])
     again = await hand_over.reach(old.directory)
     assert again is not None
@@ -144,7 +144,7 @@ async def test_limits_that_cannot_be_written_are_a_warning_and_the_process_goes_
     assert predecessor is not None
     with structlog.testing.capture_logs() as logged, pytest.raises(StartError, match="did not hand over"):
         await predecessor.take()
-    assert [line["reason"] for line in logged if "take over" in line["event"]] == ["a figure has more than 64 bits"]
+    assert [line["reason"] for line in logged if "take-over" in line["event"]] == ["a figure has more than 64 bits"]
     assert old.data_path.calls == ["hand over 3", "go on"]
     close(predecessor)
     again = await hand_over.reach(old.directory)
@@ -218,4 +218,4 @@ async def test_a_directory_that_takes_no_socket_is_a_warning(old: Old, nursery: 
     (old.directory / hand_over.NAME).mkdir()
     with structlog.testing.capture_logs() as logged:
         await nursery.start(HandOver(old.store, None, old.data_path, old.edits, 3.0, old.handed_over).run)
-    assert [line["event"] for line in logged] == ["no other process can take over from this one"]
+    assert [line["event"] for line in logged] == ["cannot accept a take-over by another process"]

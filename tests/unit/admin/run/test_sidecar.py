@@ -17,6 +17,7 @@ from admin.config.sources import Flags, load
 from admin.rejection_log.files import LogFiles
 from admin.run import sidecar
 from admin.run.composition import compose
+from limiter.compiled import VERSION
 from proxy.deciding.pipeline import PipelineError
 from proxy.protocols.rocketmq.wire.codes import RequestCode
 from proxy.protocols.rocketmq.wire.command import RemotingCommand, encode
@@ -69,6 +70,7 @@ async def test_without_a_state_directory_there_is_no_spool_and_a_limit_that_want
     warned = [line["event"] for line in logged if line["log_level"] == "warning"]
     assert f"topic:a: spool = true, but there is no spool ({why}): what waits is in memory" in warned
     (up,) = (line for line in logged if line["event"] == "sluice is up")
+    assert up["compiled_part"] == VERSION
     assert (up["state_dir"], up["spool"], up["limits"], up["live_edits"]) == ("off", f"off ({why})", 2, 0)
 
 
@@ -119,8 +121,8 @@ async def test_a_second_signal_ends_the_wait_for_a_disk_that_does_not_answer(
         assert await sidecar.run_until_signal(plan) == 128 + number
     answer.set()
     events = [entry["event"] for entry in logged]
-    assert "stopped at once" in events
-    assert events[-1] == "the last of the rejection log was not written: the disk does not answer"
+    assert "stopped immediately" in events
+    assert events[-1] == "the last records of the rejection log were not written: the disk does not respond"
 
 
 class Sluice:
@@ -225,7 +227,7 @@ async def test_while_it_drains_it_answers_that_it_is_not_ready_and_a_second_sign
         assert answer.startswith(b"HTTP/1.1 503")
         sluice.process.send_signal(signal.SIGTERM)
         assert await sluice.process.wait() == 128 + signal.SIGTERM
-        await sluice.event("stopped at once")
+        await sluice.event("stopped immediately")
 
 
 async def _connect(address: str) -> trio.SocketStream:

@@ -37,7 +37,7 @@ async def test_a_task_that_fails_is_begun_again_ever_later_and_others_go_on(
     begun = [round(each - task.begun[0]) for each in task.begun]
     assert begun == [0, 11, 23, 37]
     assert [entry["task"] for entry in logged] == ["board"] * 3
-    assert supervisor.warnings() == ["board: failed and was begun again, 3 times; the log has the reason"]
+    assert supervisor.warnings() == ["board: failed and was restarted, 3 times; the log has the reason"]
 
 
 async def test_a_task_that_never_started_ends_the_start(autojump_clock: trio.testing.MockClock) -> None:

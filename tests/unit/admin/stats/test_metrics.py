@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 from admin.common.tables import printable
 from admin.common.version import sluice_version
 from admin.stats.metrics import Family, counter, gauge, scrape
+from limiter.compiled import VERSION
 from limiter.counting.accounts import Usage
 from proxy.stats.snapshot import ResourceCounts
 
@@ -115,7 +116,7 @@ async def test_durations_are_histograms_in_seconds(data_path: Any, accept: str) 
 async def test_the_build_and_the_process_are_there_too(data_path: Any) -> None:
     found = await samples(data_path)
     ((_, labels),) = [key for key in found if key[0] == "sluice_build_info"]
-    assert ("version", sluice_version()) in labels
+    assert {("version", sluice_version()), ("compiled_part", VERSION)} < set(labels)
     assert found["process_resident_memory_bytes", ()] > 0
 
 

@@ -116,6 +116,13 @@ class TestExplained:
                 LimitState(-2, False, 0.5, 3),
                 "would admit again in 0.5 s, 2 messages owed; would last have refused 3 s ago",
             ),
+            (
+                LimitState(4, False, 0, 0.01),
+                (
+                    "4 messages in store; would last have refused 0.01 s ago, because a break has only just ended or"
+                    " the request was too large"
+                ),
+            ),
             (LimitState(4, False, 0, None), "4 messages in store; nothing would have been refused so far"),
         ],
     )

@@ -33,3 +33,12 @@ def test_many_keys_share_the_lines_of_a_second() -> None:
     assert [rate.take(key, 0.0) for key in "abcdef"] == [0] * 6
     written = [key for tenths in range(1, 91) for key in "abcdef" if rate.take(key, tenths / 10) is not None]
     assert sorted(written) == [key for key in "abcdef" for _ in range(3)]
+
+
+def test_a_key_is_forgotten_an_hour_after_its_last_line() -> None:
+    rate = LogRate(lines_per_s=1)
+    for key in range(10):
+        rate.take(key, 0.0)
+    rate.take(0, 3601.0)
+    assert rate.take(0, 3601.5) is None
+    assert rate.take(0, 3602.0) == 1

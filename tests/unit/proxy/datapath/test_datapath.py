@@ -332,9 +332,9 @@ class TestHours:
         await pass_time(mock_clock, 1)
         assert await rig.passes(client, broker, b"a 4")
         rule = f"{KIND}:a=0/s (09:00-18:00 UTC)"
-        assert [entry for entry in log if entry["event"] == "rules switched by the clock"] == [
-            {"event": "rules switched by the clock", "log_level": "info", "began": [rule], "ceased": []},
-            {"event": "rules switched by the clock", "log_level": "info", "began": [], "ceased": [rule]},
+        assert [entry for entry in log if entry["event"] == "rules with hours began or ended"] == [
+            {"event": "rules with hours began or ended", "log_level": "info", "began": [rule], "ceased": []},
+            {"event": "rules with hours began or ended", "log_level": "info", "began": [], "ceased": [rule]},
         ]
         assert (await rig.snapshot()).rule_set_version == 1
 

@@ -114,7 +114,7 @@ async def test_without_its_spool_one_goes_on_all_the_same(
     await rig.path.go_on()
     await rig.connect()
     assert not rig.connections[0].info.spools
-    assert "goes on without the spool" in [entry["event"] for entry in log]
+    assert "continuing without the spool" in [entry["event"] for entry in log]
 
 
 async def test_a_failure_to_take_over_is_the_callers(start_rig: StartRig) -> None:

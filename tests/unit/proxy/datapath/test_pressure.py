@@ -199,7 +199,7 @@ class TestAlarms:
         mock_clock.jump(1)
         alarm = rig.path._pressure.alarms()[1]
         assert (alarm.stands, alarm.total, alarm.stood_s) == (True, 1, 1.0)
-        assert alarm.text == "the spool's disk fails (No space left on device); clients with spooled messages wait"
+        assert alarm.text == "the spool's disk failed (No space left on device); clients with spooled messages wait"
         flow = await rig.path.flow()
         assert flow.store is not None
         assert flow.store.state == "blocked"

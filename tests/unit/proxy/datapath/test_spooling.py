@@ -75,7 +75,7 @@ class TestOpening:
         (tmp_path / "file").write_text("")
         spooling = await open_in(tmp_path / "file", required=False)
         assert spooling.spool is None
-        assert [(entry["event"], entry["log_level"]) for entry in log] == [("no spool", "warning")]
+        assert [(entry["event"], entry["log_level"]) for entry in log] == [("the spool is not available", "warning")]
 
     async def test_data_path_that_has_ended_gives_the_folder_back(self, start_rig: StartRig, folder: Path) -> None:
         rig = await start_rig(spool=SpoolConfig(folder))
@@ -99,7 +99,7 @@ class TestEnding:
         (queue,) = opened(again).take_recovered(lambda name: name.kind == "line_topic")
         assert queue.count == opened(again).figures().recovered_total == 3
         assert [(entry["event"], entry["to_send"], entry["dropped"], entry["lost"]) for entry in log] == [
-            ("an earlier process left messages in the spool", 3, 0, 0)
+            ("found spooled messages of an earlier process", 3, 0, 0)
         ]
         await again.close()
 
@@ -129,7 +129,7 @@ class TestEnding:
         monkeypatch.setattr(Ledger, "rewrite", rewrite)
         await (await open_in(folder, recover=True)).close()
         assert [(entry["event"], entry["to_send"], entry["disk_full"]) for entry in log] == [
-            ("an earlier process left messages in the spool", 3, True)
+            ("found spooled messages of an earlier process", 3, True)
         ]
 
     async def test_what_nobody_claims_is_one_line(self, folder: Path, log: list[Any]) -> None:
@@ -142,7 +142,7 @@ class TestEnding:
         log.clear()
         opened(again).tick(5_000 + 60 * 10**9)
         assert [(entry["event"], entry["messages"], entry["queues"]) for entry in log] == [
-            ("messages that an earlier process left in the spool are dropped: nobody came to send them", 6, 2)
+            ("dropped spooled messages of an earlier process, because no client connected to send them", 6, 2)
         ]
         while again.is_used():
             await trio.lowlevel.checkpoint()
@@ -206,7 +206,7 @@ class TestDisk:
         spool._hooks.alarm(None)
         assert spooling.failure == ""
         assert spool.store.state(5_000) == "running"
-        assert [entry["event"] for entry in log] == ["the spool's disk fails", "the spool's disk works again"]
+        assert [entry["event"] for entry in log] == ["the spool's disk failed", "the spool's disk works again"]
         await spooling.close()
 
     async def test_store_is_sent_what_is_written_and_acks_it(self, folder: Path) -> None:

@@ -374,7 +374,7 @@ class TestTask:
             await wait_all_tasks_blocked()
         assert starts == [0, 1, 2]
         assert pipeline.bypassed() == {("x", "error"): 2}
-        assert [entry["event"] for entry in log] == ["handler's task failed"] * 2
+        assert [entry["event"] for entry in log] == ["handler task failed"] * 2
         assert log[0]["handler"] == "x"
         batch = batch_of("a")
         await pipeline.decide(batch)

@@ -231,7 +231,9 @@ class TestAccepting:
             assert len(rig.connections) == 2
             mock_clock.jump(0.1)
         await rig.connect()
-        assert [(entry["event"], entry["error"]) for entry in log] == [("cannot accept", "Too many open files")]
+        assert [(entry["event"], entry["error"]) for entry in log] == [
+            ("cannot accept a connection", "Too many open files")
+        ]
 
     async def test_clients_beyond_the_maximum_are_closed_and_counted(self, start_rig: StartRig) -> None:
         rig = await start_rig(max_connections=2)

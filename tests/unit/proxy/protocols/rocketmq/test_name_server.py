@@ -139,7 +139,7 @@ def test_what_cannot_be_read_goes_on_unchanged_and_is_said(body: bytes) -> None:
     assert connection.answer(body) == _answer(body)
     assert connection.counters.routes == {"unread": 1}
     ((about, detail),) = connection.warnings
-    assert about == "a name server's answer goes on with the brokers' own addresses"
+    assert about == "a name server's answer is forwarded with the brokers' own addresses"
     assert detail.startswith(f"an answer of {len(_answer(body))} bytes: it")
 
 
