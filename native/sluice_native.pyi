@@ -32,13 +32,11 @@ __all__ = [
     "Entry",
     "Lent",
     "Live",
-    "Opaques",
     "RefusedIds",
+    "Requests",
     "Resources",
     "Row",
-    "Scanner",
     "Second",
-    "Table",
     "Turn",
     "lend_amqp091",
     "lend_amqp10",
@@ -207,71 +205,25 @@ class Callers:
     def __new__(cls, limits_of: Callable[[str, int], _PlainLimits]) -> Self: ...
 
 @final
-class Opaques:
-    """The numbers of requests that have no answer yet, ``most`` of them at most; i32.
+class Requests:
+    """What is remembered of the requests of one RocketMQ connection: their keys, and which have no answer yet.
 
-    It keeps 8 to 16 bytes for each.
+    A chunk that begins with more than ``most_keys``, each a resource and a producer group, forgets all. As a container
+    it has the numbers (i32) of requests that have no answer, ``most_owed`` at most, in 21 bytes each at worst.
 
     Attributes:
         ambiguous: a number was added that was there already, or for which there was no room.
     """
 
-    def __new__(cls, most: int) -> Self: ...
+    def __new__(cls, resources: Resources, most_keys: int, most_owed: int) -> Self: ...
     @property
     def ambiguous(self) -> bool: ...
     def add(self, opaque: int) -> None:
-        """Add a number; without effect when the set is full."""
+        """Add a number; without effect when there is no room."""
     def discard(self, opaque: int) -> bool:
         """Take a number out; returns whether it was there."""
     def __len__(self) -> int: ...
     def __contains__(self, opaque: int, /) -> bool: ...
-
-@final
-class Table:
-    """What all scanners share: which requests are limitable, and how headers were read lately.
-
-    Args:
-        limitable: by request code: kind of the resource, and the names of the fields in ``extFields`` with its name,
-            with the producer group, that says whether the body is a batch, and that says what the message is.
-        max_name_bytes: headers with longer names or producer groups are not plain.
-        retry_prefix: a name that begins with it is that of ``retry_kind``, without it.
-        retry_kind: see there.
-        max_header_bytes: longer headers are not plain.
-        plain_sys_flags: what a plain message may be, as it is spelled.
-        internal_topics: sends to these are not plain.
-        internal_prefix: nor are those to what begins with it.
-        read_by_python: codes of other requests, of clients or brokers, that ``Turn`` leaves to Python.
-        long_polls: codes of requests that brokers may leave without an answer for long.
-
-    Raises:
-        ValueError: there are more than 16 distinct field names.
-    """
-
-    def __new__(
-        cls,
-        limitable: Mapping[int, tuple[str, str, str | None, str | None, str | None]],
-        max_name_bytes: int,
-        retry_prefix: str,
-        retry_kind: str,
-        max_header_bytes: int,
-        plain_sys_flags: Sequence[str],
-        internal_topics: Sequence[str],
-        internal_prefix: str,
-        read_by_python: Sequence[int],
-        long_polls: Sequence[int],
-    ) -> Self: ...
-
-@final
-class Scanner:
-    """What ``lend_rocketmq`` reads the requests of one connection with.
-
-    Requests that expect an answer are noted in ``owed``. A chunk that begins with more than ``most_keys``, each a
-    resource and a producer group, forgets all.
-    """
-
-    @property
-    def owed(self) -> Opaques: ...
-    def __new__(cls, table: Table, owed: Opaques, resources: Resources, most_keys: int) -> Self: ...
     def names(self) -> list[Resource]:
         """Return the resources of the keys that are remembered."""
 
@@ -375,7 +327,7 @@ def lend_amqp10(
 
 def lend_rocketmq(
     judge: Judge,
-    scanner: Scanner,
+    requests: Requests,
     around: Callable[[Refuse], tuple[bytes, bytes]],
     max_length: int,
     most_polls: int,
@@ -388,12 +340,12 @@ def lend_rocketmq(
 ) -> Lent:
     """Return what reads a RocketMQ connection between two frames, or within one whose verdict is known.
 
-    It takes plain frames, and all requests of other codes than those of the scanner's table; and the answers to both.
+    It takes plain frames, and all requests that nobody has to read; and the answers to both.
     It leaves the rest to Python, and any request that ``judge`` would have wait.
 
     Args:
         judge: decides and counts what the compiled part does not.
-        scanner: of the connection, with the numbers that are owed there.
+        requests: of the connection.
         around: returns the header of a refusal before and behind the number of the request.
         max_length: the highest length that a frame may name in its first word.
         most_polls: how many long polls may be remembered.

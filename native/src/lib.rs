@@ -2,13 +2,11 @@
 
 mod cell;
 mod live;
-mod opaques;
 mod refused_ids;
+mod requests;
 mod resources;
 mod row;
 mod runs;
-mod scanner;
-mod table;
 mod turn;
 
 use pyo3::prelude::*;
@@ -17,24 +15,20 @@ use pyo3::prelude::*;
 mod sluice_native {
     /// Told apart by who imports it; another number whenever what is offered, or what it means, changes.
     #[pymodule_export]
-    const INTERFACE: u32 = 18;
+    const INTERFACE: u32 = 19;
 
     #[pymodule_export]
     use crate::cell::Cell;
     #[pymodule_export]
     use crate::live::Live;
     #[pymodule_export]
-    use crate::opaques::Opaques;
-    #[pymodule_export]
     use crate::refused_ids::RefusedIds;
+    #[pymodule_export]
+    use crate::requests::Requests;
     #[pymodule_export]
     use crate::resources::{Callers, Resources};
     #[pymodule_export]
     use crate::row::{Entry, Row, Second};
-    #[pymodule_export]
-    use crate::scanner::Scanner;
-    #[pymodule_export]
-    use crate::table::Table;
     #[pymodule_export]
     use crate::turn::amqp091::{lend_amqp091, Channels};
     #[pymodule_export]

@@ -1,8 +1,7 @@
 //! Binary headers of requests: fixed numbers, then fields of which each says its own length.
 
 use crate::plain::{Known, Loose, Plain, Span};
-use crate::prefix::RESPONSE;
-use crate::table::{Table, Values};
+use crate::sends::{self, Values};
 
 /// Headers with more fields are left to Python, which does not read them either.
 pub const MAX_FIELDS: usize = 128;
@@ -35,19 +34,10 @@ pub fn known(header: &[u8]) -> Option<Known> {
     Some(Known { code, opaque: opaque(header)?, flag })
 }
 
-/// Read the header of a request.
-pub fn read<const LOOSE: bool>(header: &[u8], table: &Table) -> Option<(Plain, Loose)> {
-    let fixed: [u8; FIXED_BYTES] = chunk(header, 0)?;
-    let code = i32::from(i16::from_be_bytes(chunk(&fixed, 0)?));
-    let flag = i32::from_be_bytes(chunk(&fixed, 9)?);
-    let remark_bytes = i32::from_be_bytes(chunk(&fixed, 13)?);
-    let fields_bytes = i32::from_be_bytes(chunk(&fixed, 17)?);
-    if flag & RESPONSE != 0 || remark_bytes != 0 || usize::try_from(fields_bytes) != Ok(header.len() - FIXED_BYTES) {
-        return None;
-    }
-    let (number, entry) = table.entry_of(code)?;
-    let mut loose = Loose::default();
-    if LOOSE {
+/// Read the header of a send or send-back.
+pub fn read(header: &[u8], mut loose: Option<&mut Loose>) -> Option<Plain> {
+    let known = known(header).filter(|known| sends::layout_of(known.code).is_some())?;
+    if let Some(loose) = &mut loose {
         // Language and version, too.
         loose.text.push(Span::new(2, 9));
     }
@@ -58,7 +48,7 @@ pub fn read<const LOOSE: bool>(header: &[u8], table: &Table) -> Option<(Plain, L
         left = left.checked_sub(1)?;
         let key_bytes = usize::try_from(i16::from_be_bytes(chunk(header, at)?)).ok()?;
         let length_at = at + 2 + key_bytes;
-        let key = header.get(at + 2..length_at)?;
+        let field = sends::field(header.get(at + 2..length_at)?);
         let value_bytes = usize::try_from(i32::from_be_bytes(chunk(header, length_at)?)).ok()?;
         let value_at = length_at + 4;
         at = value_at + value_bytes;
@@ -66,15 +56,12 @@ pub fn read<const LOOSE: bool>(header: &[u8], table: &Table) -> Option<(Plain, L
             return None;
         }
         let value = Span::new(value_at, at);
-        let field = table.field(key);
         if let Some(field) = field {
             values.note(field, value)?;
         }
-        if LOOSE && !field.is_some_and(|field| table.tells(field)) {
+        if let Some(loose) = loose.as_mut().filter(|_| !field.is_some_and(sends::tells)) {
             loose.text.push(value);
         }
     }
-    let (name, group) = values.charge(header, table, entry)?;
-    let opaque_at = Span::new(OPAQUE_AT, OPAQUE_AT + 4);
-    Some((Plain { entry: number, code, flag, opaque: opaque(header)?, name, group, opaque_at }, loose))
+    values.plain(header, known, Span::new(OPAQUE_AT, OPAQUE_AT + 4))
 }

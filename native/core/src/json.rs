@@ -1,20 +1,18 @@
-//! JSON headers of requests, read strictly: one pass over the tokens, no look back, nothing guessed.
+//! JSON headers, read strictly: one pass over the tokens, no look back, nothing guessed.
 
-use crate::plain::{Loose, Plain, Span};
-use crate::prefix::RESPONSE;
-use crate::table::{Table, Values};
+use crate::plain::{Known, Loose, Plain, Span};
+use crate::sends::{self, Values};
 
 /// Steps over the tokens of one header. Every method returns None where the header is not plain.
-///
-/// With `LOOSE` it notes which bytes could be others.
-pub struct Reader<'a, const LOOSE: bool> {
+struct Reader<'a> {
     bytes: &'a [u8],
     at: usize,
-    pub loose: Loose,
+    /// Gets the bytes that could be others.
+    loose: Option<&'a mut Loose>,
 }
 
 /// A value that was stepped over.
-pub enum Value {
+enum Value {
     /// A string without escapes.
     Text(Span),
     /// An integer without a sign.
@@ -22,15 +20,7 @@ pub enum Value {
     Other,
 }
 
-impl<'a, const LOOSE: bool> Reader<'a, LOOSE> {
-    /// Begin with a header that is UTF-8 as a whole.
-    pub fn new(bytes: &'a [u8]) -> Option<Self> {
-        if !bytes.is_ascii() && std::str::from_utf8(bytes).is_err() {
-            return None;
-        }
-        Some(Self { bytes, at: 0, loose: Loose::default() })
-    }
-
+impl<'a> Reader<'a> {
     #[inline]
     fn peek(&self) -> Option<u8> {
         self.bytes.get(self.at).copied()
@@ -38,7 +28,7 @@ impl<'a, const LOOSE: bool> Reader<'a, LOOSE> {
 
     /// Step over white space, and return the byte behind it.
     #[inline]
-    pub fn next_mark(&mut self) -> Option<u8> {
+    fn next_mark(&mut self) -> Option<u8> {
         loop {
             let byte = self.peek()?;
             if byte > b' ' {
@@ -52,13 +42,13 @@ impl<'a, const LOOSE: bool> Reader<'a, LOOSE> {
     }
 
     #[inline]
-    pub fn expect(&mut self, mark: u8) -> Option<()> {
+    fn expect(&mut self, mark: u8) -> Option<()> {
         (self.next_mark()? == mark).then(|| self.at += 1)
     }
 
     /// Step over the mark that follows a member; false at the object's end.
     #[inline]
-    pub fn more(&mut self) -> Option<bool> {
+    fn more(&mut self) -> Option<bool> {
         let mark = self.next_mark()?;
         self.at += 1;
         match mark {
@@ -70,7 +60,7 @@ impl<'a, const LOOSE: bool> Reader<'a, LOOSE> {
 
     /// Open an object; false if it is empty.
     #[inline]
-    pub fn open(&mut self) -> Option<bool> {
+    fn open(&mut self) -> Option<bool> {
         self.expect(b'{')?;
         if self.next_mark()? == b'}' {
             self.at += 1;
@@ -80,13 +70,13 @@ impl<'a, const LOOSE: bool> Reader<'a, LOOSE> {
     }
 
     /// Make sure that nothing but white space is left.
-    pub fn end(&mut self) -> Option<()> {
+    fn end(&mut self) -> Option<()> {
         (self.next_mark().is_none() && self.at == self.bytes.len()).then_some(())
     }
 
     /// A key without escapes, and the colon behind it.
     #[inline]
-    pub fn key(&mut self) -> Option<&'a [u8]> {
+    fn key(&mut self) -> Option<&'a [u8]> {
         self.expect(b'"')?;
         let start = self.at;
         if self.peek()? == b'$' {
@@ -113,8 +103,8 @@ impl<'a, const LOOSE: bool> Reader<'a, LOOSE> {
         }
         loop {
             self.at = text_end(self.bytes, self.at);
-            if LOOSE {
-                self.loose.text.push(Span::new(piece, self.at));
+            if let Some(loose) = &mut self.loose {
+                loose.text.push(Span::new(piece, self.at));
             }
             match self.peek()? {
                 b'"' => break,
@@ -175,7 +165,7 @@ impl<'a, const LOOSE: bool> Reader<'a, LOOSE> {
 
     /// An integer where an i32 belongs.
     #[inline]
-    pub fn i32(&mut self) -> Option<(i32, Span)> {
+    fn i32(&mut self) -> Option<(i32, Span)> {
         self.next_mark()?;
         let (value, span) = self.integer()?;
         Some((i32::try_from(value).ok()?, span))
@@ -183,7 +173,7 @@ impl<'a, const LOOSE: bool> Reader<'a, LOOSE> {
 
     /// A string, an integer, true, false or null.
     #[inline]
-    pub fn scalar(&mut self) -> Option<Value> {
+    fn scalar(&mut self) -> Option<Value> {
         match self.next_mark()? {
             b'"' => {
                 self.at += 1;
@@ -192,8 +182,8 @@ impl<'a, const LOOSE: bool> Reader<'a, LOOSE> {
             b'-' | b'0'..=b'9' => {
                 let negative = self.peek()? == b'-';
                 let (_, span) = self.integer()?;
-                if LOOSE {
-                    self.loose.digits.push(span);
+                if let Some(loose) = &mut self.loose {
+                    loose.digits.push(span);
                 }
                 Some(if negative { Value::Other } else { Value::Digits(span) })
             }
@@ -251,9 +241,19 @@ fn once<T>(place: &mut Option<T>, value: T) -> Option<()> {
     place.replace(value).is_none().then_some(())
 }
 
-/// Read the header of a request.
-pub fn read<const LOOSE: bool>(header: &[u8], table: &Table) -> Option<(Plain, Loose)> {
-    let mut reader = Reader::<LOOSE>::new(header)?;
+/// What the header of any frame says.
+pub struct Header {
+    pub known: Known,
+    pub opaque_at: Span,
+    values: Values,
+}
+
+/// Read the header of any frame.
+pub fn header(bytes: &[u8], loose: Option<&mut Loose>) -> Option<Header> {
+    if !bytes.is_ascii() && std::str::from_utf8(bytes).is_err() {
+        return None;
+    }
+    let mut reader = Reader { bytes, at: 0, loose };
     let (mut code, mut opaque, mut flag, mut version) = (None, None, None, None);
     let (mut language, mut remark, mut serialize, mut values) = (None, None, None, None);
     let mut more = reader.open()?;
@@ -263,7 +263,7 @@ pub fn read<const LOOSE: bool>(header: &[u8], table: &Table) -> Option<(Plain, L
             b"opaque" => once(&mut opaque, reader.i32()?)?,
             b"flag" => once(&mut flag, reader.i32()?)?,
             b"version" => once(&mut version, reader.i32()?)?,
-            b"extFields" => once(&mut values, fields(&mut reader, table)?)?,
+            b"extFields" => once(&mut values, fields(&mut reader)?)?,
             b"language" => once(&mut language, reader.any_text()?)?,
             b"serializeTypeCurrentRPC" => once(&mut serialize, reader.any_text()?)?,
             b"remark" => {
@@ -278,35 +278,35 @@ pub fn read<const LOOSE: bool>(header: &[u8], table: &Table) -> Option<(Plain, L
         more = reader.more()?;
     }
     reader.end()?;
+    let ((code, _), (opaque, opaque_at)) = (code?, opaque?);
     let flag = flag.map_or(0, |(flag, _)| flag);
-    let (code, _) = code?;
-    let (opaque, opaque_at) = opaque?;
-    if flag & RESPONSE != 0 {
-        return None;
-    }
-    let (number, entry) = table.entry_of(code)?;
-    let (name, group) = values?.charge(header, table, entry)?;
-    Some((Plain { entry: number, code, flag, opaque, name, group, opaque_at }, reader.loose))
+    Some(Header { known: Known { code, opaque, flag }, opaque_at, values: values.unwrap_or_default() })
 }
 
-/// Read `extFields`.
+/// Read the header of a send or send-back.
+pub fn read(bytes: &[u8], loose: Option<&mut Loose>) -> Option<Plain> {
+    let Header { known, opaque_at, values } = header(bytes, loose)?;
+    values.plain(bytes, known, opaque_at)
+}
+
+/// Read `extFields`. A field that matters is a text without escapes, whatever the frame is.
 #[inline]
-fn fields<const LOOSE: bool>(reader: &mut Reader<LOOSE>, table: &Table) -> Option<Values> {
+fn fields(reader: &mut Reader) -> Option<Values> {
     let mut values = Values::default();
     let mut more = reader.open()?;
     while more {
-        let field = table.field(reader.key()?);
+        let field = sends::field(reader.key()?);
         match (field, reader.scalar()?) {
             (Some(field), Value::Text(span)) => {
                 values.note(field, span)?;
-                if LOOSE && table.tells(field) {
-                    reader.loose.text.pop();
+                if let Some(loose) = reader.loose.as_mut().filter(|_| sends::tells(field)) {
+                    loose.text.pop();
                 }
             }
-            (Some(field), Value::Digits(span)) if table.is_sys_flag(field) => {
+            (Some(field), Value::Digits(span)) if sends::is_sys_flag(field) => {
                 values.note(field, span)?;
-                if LOOSE {
-                    reader.loose.digits.pop();
+                if let Some(loose) = &mut reader.loose {
+                    loose.digits.pop();
                 }
             }
             (Some(_), _) => return None,

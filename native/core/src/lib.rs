@@ -12,14 +12,14 @@ pub mod binary;
 pub mod bucket;
 pub mod json;
 pub mod keys;
-pub mod known;
 pub mod message_id;
 pub mod opaques;
+pub mod out;
 pub mod plain;
 pub mod prefix;
 pub mod refused_ids;
 pub mod scan;
-pub mod table;
+pub mod sends;
 pub mod templates;
 #[cfg(test)]
 mod tests;

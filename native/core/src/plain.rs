@@ -16,28 +16,32 @@ impl Span {
         Self { start: start as u32, end: end as u32 }
     }
 
-    pub fn is_empty(self) -> bool {
-        self.start >= self.end
-    }
-
-    pub fn len(self) -> usize {
-        self.end.saturating_sub(self.start) as usize
-    }
-
     /// What stands there; nothing if the header is shorter.
     pub fn of(self, header: &[u8]) -> &[u8] {
         header.get(self.start as usize..self.end as usize).unwrap_or_default()
     }
 }
 
-/// The reading of one plain header.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Plain {
-    /// Number of the table's entry; 0 for an answer.
-    pub entry: u8,
+/// What a header says of its frame.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Known {
     pub code: i32,
-    pub flag: i32,
     pub opaque: i32,
+    pub flag: i32,
+}
+
+impl Known {
+    pub fn is_answer(self) -> bool {
+        self.flag & RESPONSE != 0
+    }
+}
+
+/// The reading of one plain header.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Plain {
+    pub known: Known,
+    /// Of a send.
+    pub layout: u8,
     /// The name as it stands there, `%RETRY%` included.
     pub name: Span,
     /// The producer group; empty if there is none.
@@ -55,18 +59,4 @@ pub struct Loose {
     pub text: Vec<Span>,
     /// Digits of an integer: any others, the first not zero if there are several.
     pub digits: Vec<Span>,
-}
-
-/// What a header says of its frame.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Known {
-    pub code: i32,
-    pub opaque: i32,
-    pub flag: i32,
-}
-
-impl Known {
-    pub fn is_answer(self) -> bool {
-        self.flag & RESPONSE != 0
-    }
 }

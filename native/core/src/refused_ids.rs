@@ -1,48 +1,28 @@
 //! The ids of what was refused of late: `limiter.counting.repeats` in Python word for word; a test holds both equal.
 
-use std::collections::HashSet;
-use std::hash::{BuildHasher, BuildHasherDefault, Hasher, RandomState};
+use std::hash::BuildHasher;
 
-use crate::keys::hash_text;
+use hashbrown::{DefaultHashBuilder, HashSet};
 
 const HALF_NS: i64 = 30_000_000_000;
 const SOON_NS: i64 = 10_000_000_000;
 
-/// What is kept are hashes already.
-#[derive(Default)]
-struct AsItIs(u64);
-
-impl Hasher for AsItIs {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        self.0 = bytes.iter().fold(self.0, |number, byte| number << 8 | u64::from(*byte));
-    }
-
-    fn write_u64(&mut self, number: u64) {
-        self.0 = number;
-    }
-}
-
-type Ids = HashSet<u64, BuildHasherDefault<AsItIs>>;
-
 /// The ids of what was refused of late, in two generations.
 pub struct RefusedIds {
     half: usize,
-    new: Ids,
-    old: Ids,
+    /// Hashes of what they are for, and of them.
+    new: HashSet<u64>,
+    old: HashSet<u64>,
     began_ns: i64,
     /// Of the ids that were forgotten early so many have not been told so far.
     unseen: usize,
-    secret: u64,
+    hasher: DefaultHashBuilder,
 }
 
 impl RefusedIds {
     pub fn new(most: usize) -> Self {
-        let secret = RandomState::new().hash_one(0_u8) | 1;
-        Self { half: most / 2, new: Ids::default(), old: Ids::default(), began_ns: 0, unseen: 0, secret }
+        let (new, old) = (HashSet::new(), HashSet::new());
+        Self { half: most / 2, new, old, began_ns: 0, unseen: 0, hasher: DefaultHashBuilder::default() }
     }
 
     pub fn len(&self) -> usize {
@@ -56,7 +36,7 @@ impl RefusedIds {
     /// Say whether a message comes again, and whether it is refused and a repeat of it will be seen.
     #[inline]
     pub fn see(&mut self, key: i64, message_id: &[u8], now_ns: i64, refused: bool) -> (bool, bool) {
-        let number = hash_text(self.secret, u64::from_ne_bytes(key.to_ne_bytes()), message_id);
+        let number = self.hasher.hash_one((key, message_id));
         self.grow_old(now_ns);
         if !refused {
             return (self.new.remove(&number) || self.old.remove(&number), false);

@@ -2,11 +2,10 @@
 
 use crate::keys::Keys;
 use crate::opaques::Opaques;
-use crate::plain::{Loose, Plain};
+use crate::plain::Plain;
 use crate::prefix::{prefix, HEADER_JSON, HEADER_LENGTH, PREFIX_BYTES};
-use crate::table::Table;
-use crate::templates::{Rules, Templates};
-use crate::{binary, json, message_id};
+use crate::templates::Templates;
+use crate::{binary, json, message_id, sends};
 
 /// The bit of `flag` that a request has that gets no answer.
 const ONEWAY: i32 = 2;
@@ -18,7 +17,6 @@ pub struct Frame {
     pub start: u32,
     /// Of the whole frame, which may be longer than the chunk.
     pub size: u32,
-    pub code: i32,
     pub opaque: i32,
     pub flag: i32,
 }
@@ -54,7 +52,7 @@ pub struct Run {
 /// A key that was met for the first time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewKey {
-    pub kind: String,
+    pub kind: &'static str,
     pub name: String,
     pub group: String,
 }
@@ -80,30 +78,12 @@ pub struct Bounds {
     pub most_runs: usize,
 }
 
-/// How headers of both types were read lately.
+/// How headers of requests, of both types, and of answers were read lately.
 #[derive(Debug, Default)]
-pub struct Known {
+pub struct Headers {
     json: Templates,
     binary: Templates,
-}
-
-struct Json<'a>(&'a Table);
-struct Binary<'a>(&'a Table);
-
-impl Rules for Json<'_> {
-    const JSON: bool = true;
-
-    fn read<const LOOSE: bool>(&self, header: &[u8]) -> Option<(Plain, Loose)> {
-        json::read::<LOOSE>(header, self.0)
-    }
-}
-
-impl Rules for Binary<'_> {
-    const JSON: bool = false;
-
-    fn read<const LOOSE: bool>(&self, header: &[u8]) -> Option<(Plain, Loose)> {
-        binary::read::<LOOSE>(header, self.0)
-    }
+    pub answers: Templates,
 }
 
 /// What is remembered of one connection between its chunks.
@@ -123,15 +103,14 @@ impl Scanner {
         chunk: &[u8],
         position: usize,
         bounds: &Bounds,
-        table: &Table,
-        known: &mut Known,
+        headers: &mut Headers,
         owed: &mut Opaques,
     ) -> Taken {
         self.keys.begin(bounds.most_keys);
         let mut taken = Taken { stop: position, first_new: self.keys.len(), ..Taken::default() };
         taken.frames.reserve(self.expected);
         while taken.runs.len() < bounds.most_runs {
-            let Some(frame) = self.frame(chunk, &mut taken, bounds.max_length, table, known) else { break };
+            let Some(frame) = self.frame(chunk, &mut taken, bounds.max_length, headers) else { break };
             if !frame.is_oneway() {
                 owed.add(frame.opaque);
             }
@@ -143,26 +122,21 @@ impl Scanner {
     }
 
     #[inline]
-    fn frame(
-        &mut self,
-        chunk: &[u8],
-        taken: &mut Taken,
-        max_length: i64,
-        table: &Table,
-        known: &mut Known,
-    ) -> Option<Frame> {
+    fn frame(&mut self, chunk: &[u8], taken: &mut Taken, max_length: i64, headers: &mut Headers) -> Option<Frame> {
         let start = taken.stop;
         let (length, word) = prefix(chunk, start)?;
         let header_bytes = (word & HEADER_LENGTH) as usize;
         let size = usize::try_from(length).ok()?.checked_add(4)?;
-        if size < PREFIX_BYTES + header_bytes || i64::from(length) > max_length || header_bytes > table.max_header_bytes
+        if size < PREFIX_BYTES + header_bytes
+            || i64::from(length) > max_length
+            || header_bytes > sends::MAX_HEADER_BYTES
         {
             return None;
         }
         let header = chunk.get(start + PREFIX_BYTES..)?.get(..header_bytes)?;
         let plain = match word >> 24 {
-            HEADER_JSON => known.json.read(header, &Json(table))?,
-            1 => known.binary.read(header, &Binary(table))?,
+            HEADER_JSON => headers.json.read::<true>(header, json::read)?,
+            1 => headers.binary.read::<false>(header, binary::read)?,
             _ => return None,
         };
         let index = u32::try_from(taken.frames.len()).ok()?;
@@ -170,11 +144,10 @@ impl Scanner {
             run: 0,
             start: u32::try_from(start).ok()?,
             size: u32::try_from(size).ok()?,
-            code: plain.code,
-            opaque: plain.opaque,
-            flag: plain.flag,
+            opaque: plain.known.opaque,
+            flag: plain.known.flag,
         };
-        let run = self.run(header, &plain, taken, table)?;
+        let run = self.run(header, &plain, taken)?;
         let of_key = taken.runs.get_mut(run as usize)?;
         if of_key.frames == 0 {
             of_key.first = index;
@@ -187,11 +160,11 @@ impl Scanner {
 
     /// The number of the run that a frame belongs to.
     #[inline]
-    fn run(&mut self, header: &[u8], plain: &Plain, taken: &mut Taken, table: &Table) -> Option<u32> {
+    fn run(&mut self, header: &[u8], plain: &Plain, taken: &mut Taken) -> Option<u32> {
         let (name, group) = (plain.name.of(header), plain.group.of(header));
-        let key = match self.keys.find(plain.entry, name, group) {
+        let key = match self.keys.find(plain.layout, name, group) {
             Some(key) => key,
-            None => self.meet(plain.entry, name, group, taken, table)?,
+            None => self.meet(plain.layout, name, group, taken)?,
         };
         let next = u32::try_from(taken.runs.len()).ok()?;
         let run = self.keys.run(key, next);
@@ -202,16 +175,15 @@ impl Scanner {
     }
 
     #[cold]
-    fn meet(&mut self, entry: u8, name: &[u8], group: &[u8], taken: &mut Taken, table: &Table) -> Option<usize> {
-        let (kind, bare) = table.resource(entry, std::str::from_utf8(name).ok()?)?;
+    fn meet(&mut self, layout: u8, name: &[u8], group: &[u8], taken: &mut Taken) -> Option<usize> {
+        let (kind, bare) = sends::resource(layout, std::str::from_utf8(name).ok()?)?;
         let new = NewKey {
-            kind: kind.to_owned(),
+            kind,
             name: bare.to_owned(),
             group: std::str::from_utf8(group).ok().filter(|group| !group.contains('\u{fffd}'))?.to_owned(),
         };
-        let key = self.keys.add(entry, name, group)?;
         taken.new.push(new);
-        Some(key)
+        Some(self.keys.add(layout, name, group))
     }
 }
 

@@ -7,16 +7,7 @@
 //! what is what, they may be any. To compare takes a fraction of the time of reading, in vector registers, and the
 //! same on every machine: the loops below are written so that the compiler makes vectors of them.
 
-use crate::plain::{Loose, Plain, Span};
-
-/// How headers of one sort are read from scratch.
-pub trait Rules {
-    /// Whether they are JSON; else binary.
-    const JSON: bool;
-
-    /// Read a header; None if it is not plain.
-    fn read<const LOOSE: bool>(&self, header: &[u8]) -> Option<(Plain, Loose)>;
-}
+use crate::plain::{Known, Loose, Plain, Span};
 
 /// Headers of one length share a bucket, and with them those that are longer by a multiple of this.
 const BUCKETS: usize = 256;
@@ -28,6 +19,9 @@ const MAX_BYTES: usize = 2048;
 const PATIENCE: u32 = 16;
 /// Bytes that are compared before a look at the result.
 const LANE: usize = 64;
+
+/// Reads a header, and which bytes of it are loose if that is asked for; None if it is not plain.
+type Afresh = fn(&[u8], Option<&mut Loose>) -> Option<Plain>;
 
 #[derive(Debug)]
 struct Template {
@@ -52,11 +46,11 @@ struct Bucket {
 pub struct Templates(Vec<Bucket>);
 
 impl Templates {
-    /// Read a header; None if it is not plain.
+    /// Read a header, JSON or binary, that `afresh` reads from scratch; None if it is not plain.
     #[inline]
-    pub fn read<R: Rules>(&mut self, header: &[u8], rules: &R) -> Option<Plain> {
+    pub fn read<const JSON: bool>(&mut self, header: &[u8], afresh: Afresh) -> Option<Plain> {
         if header.len() < LANE || header.len() > MAX_BYTES {
-            return rules.read::<false>(header).map(|(plain, _)| plain);
+            return afresh(header, None);
         }
         if self.0.is_empty() {
             self.0.resize_with(BUCKETS, Bucket::default);
@@ -64,7 +58,7 @@ impl Templates {
         let bucket = self.0.get_mut(header.len() % BUCKETS)?;
         let ways = if bucket.is_tried() { bucket.ways.len() } else { 0 };
         for way in 0..ways {
-            if let Some(plain) = bucket.ways[way].read::<R>(header) {
+            if let Some(plain) = bucket.ways[way].read::<JSON>(header) {
                 bucket.misses = 0;
                 if way > 0 {
                     bucket.ways.swap(way - 1, way);
@@ -72,7 +66,7 @@ impl Templates {
                 return Some(plain);
             }
         }
-        bucket.miss(header, rules)
+        bucket.miss::<JSON>(header, afresh)
     }
 }
 
@@ -83,15 +77,16 @@ impl Bucket {
     }
 
     #[cold]
-    fn miss<R: Rules>(&mut self, header: &[u8], rules: &R) -> Option<Plain> {
+    fn miss<const JSON: bool>(&mut self, header: &[u8], afresh: Afresh) -> Option<Plain> {
         let remembers = self.is_tried();
         self.misses = self.misses.wrapping_add(1);
         if !remembers {
-            return rules.read::<false>(header).map(|(plain, _)| plain);
+            return afresh(header, None);
         }
-        let (plain, loose) = rules.read::<true>(header)?;
+        let mut loose = Loose::default();
+        let plain = afresh(header, Some(&mut loose))?;
         self.ways.truncate(WAYS - 1);
-        self.ways.insert(0, Template::new::<R>(header, plain, &loose));
+        self.ways.insert(0, Template::new::<JSON>(header, plain, &loose));
         Some(plain)
     }
 }
@@ -107,12 +102,12 @@ fn odd(byte: u8) -> u8 {
 }
 
 impl Template {
-    fn new<R: Rules>(header: &[u8], plain: Plain, loose: &Loose) -> Self {
+    fn new<const JSON: bool>(header: &[u8], plain: Plain, loose: &Loose) -> Self {
         let mut fixed = vec![0xff; header.len()];
         let spans = loose.text.iter().chain(&loose.digits).chain([&plain.opaque_at]);
         for at in spans.flat_map(|span| span.start as usize..span.end as usize) {
             if let (Some(mark), Some(byte)) = (fixed.get_mut(at), header.get(at)) {
-                if !R::JSON || odd(*byte) == 0 {
+                if !JSON || odd(*byte) == 0 {
                     *mark = 0;
                 }
             }
@@ -123,11 +118,11 @@ impl Template {
 
     /// Read a header if it has this shape.
     #[inline]
-    fn read<R: Rules>(&self, header: &[u8]) -> Option<Plain> {
-        if !self.has_shape::<R>(header) {
+    fn read<const JSON: bool>(&self, header: &[u8]) -> Option<Plain> {
+        if !self.has_shape::<JSON>(header) {
             return None;
         }
-        let opaque = if R::JSON {
+        let opaque = if JSON {
             for span in &self.numbers {
                 number(header, *span)?;
             }
@@ -135,30 +130,31 @@ impl Template {
         } else {
             crate::binary::opaque(header)?
         };
-        Some(Plain { opaque, ..self.plain })
+        let known = Known { opaque, ..self.plain.known };
+        Some(Plain { known, ..self.plain })
     }
 
     #[inline]
-    fn has_shape<R: Rules>(&self, header: &[u8]) -> bool {
+    fn has_shape<const JSON: bool>(&self, header: &[u8]) -> bool {
         let (bytes, fixed) = (&*self.bytes, &*self.fixed);
         if bytes.len() != header.len() || fixed.len() != header.len() {
             return false;
         }
         let lanes = header.chunks_exact(LANE).zip(bytes.chunks_exact(LANE)).zip(fixed.chunks_exact(LANE));
         for ((header, bytes), fixed) in lanes {
-            if differs::<R>(header, bytes, fixed) {
+            if differs::<JSON>(header, bytes, fixed) {
                 return false;
             }
         }
         // The last lane overlaps the one before.
         let last = header.len().saturating_sub(LANE);
-        !differs::<R>(&header[last..], &bytes[last..], &fixed[last..])
+        !differs::<JSON>(&header[last..], &bytes[last..], &fixed[last..])
     }
 }
 
 /// Whether some bytes of a header have not a template's shape.
 #[inline]
-fn differs<R: Rules>(header: &[u8], bytes: &[u8], fixed: &[u8]) -> bool {
+fn differs<const JSON: bool>(header: &[u8], bytes: &[u8], fixed: &[u8]) -> bool {
     let (Some(header), Some(bytes), Some(fixed)) =
         (header.first_chunk::<LANE>(), bytes.first_chunk::<LANE>(), fixed.first_chunk::<LANE>())
     else {
@@ -167,7 +163,7 @@ fn differs<R: Rules>(header: &[u8], bytes: &[u8], fixed: &[u8]) -> bool {
     let mut bad = 0;
     for at in 0..LANE {
         let differs = (header[at] ^ bytes[at]) & fixed[at];
-        let breaks = if R::JSON { odd(header[at]) & !fixed[at] } else { 0 };
+        let breaks = if JSON { odd(header[at]) & !fixed[at] } else { 0 };
         bad |= differs | breaks;
     }
     bad != 0

@@ -3,6 +3,7 @@
 //! In front of each chunk stand what else is done (one byte) and its length (two).
 
 use sluice_native_core::amqp::{awaits_more, Bounds, Channels, Cut, Deliveries, Taken};
+use sluice_native_core::out::Out;
 
 fn bounds(options: u8) -> Bounds {
     let few = options & 1 != 0;
@@ -85,7 +86,8 @@ pub fn run(data: &[u8]) {
         }
         let before = channels.unconfirmed();
         let Some((begin, left)) = cut.map_or(Some((position, None)), |cut: Cut| cut.go_on(chunk)) else { continue };
-        let read = channels.relay(&mut deliveries, chunk, begin, options & 2 != 0, bounds.frame_max);
+        let read =
+            channels.relay(&mut deliveries, chunk, begin, options & 2 != 0, bounds.frame_max, &mut Out::default());
         assert!(
             channels.unconfirmed() <= before && read.stop >= begin && (read.stop <= chunk.len()) == read.cut.is_none()
         );

@@ -4,31 +4,17 @@
 
 use sluice_native_core::opaques::Opaques;
 use sluice_native_core::prefix::{prefix, HEADER_JSON, PREFIX_BYTES};
-use sluice_native_core::scan::{Bounds, Known, Scanner, Taken};
-use sluice_native_core::table::Table;
+use sluice_native_core::scan::{Bounds, Headers, Scanner, Taken};
 use sluice_native_core::templates::Templates;
-use sluice_native_core::{answers, binary, json};
+use sluice_native_core::{answers, binary, json, sends};
 
 const BOUNDS: Bounds = Bounds { max_length: (1 << 24) - 4, most_keys: 1024, most_runs: 256 };
 
-fn table() -> Table {
-    let mut table = Table::new(1 << 16, 255, "%RETRY%".to_owned(), "retry_group".to_owned());
-    table.plain_sys_flags = vec!["0".to_owned(), "1".to_owned()];
-    table.internal_topics = vec!["SCHEDULE_TOPIC_XXXX".to_owned()];
-    table.internal_prefix = "rmq_sys_".to_owned();
-    for code in [310, 320] {
-        table.add(code, "topic", "b", Some("a"), Some("m"), Some("f")).unwrap();
-    }
-    table.add(10, "topic", "topic", Some("producerGroup"), Some("batch"), Some("sysFlag")).unwrap();
-    table.add(36, "retry_group", "group", None, None, None).unwrap();
-    table
+fn scan(chunk: &[u8], known: &mut Headers, owed: &mut Opaques) -> Taken {
+    Scanner::default().scan(chunk, 0, &BOUNDS, known, owed)
 }
 
-fn scan(chunk: &[u8], table: &Table, known: &mut Known, owed: &mut Opaques) -> Taken {
-    Scanner::default().scan(chunk, 0, &BOUNDS, table, known, owed)
-}
-
-fn check(chunk: &[u8], taken: &Taken, table: &Table, owed: &Opaques) {
+fn check(chunk: &[u8], taken: &Taken, owed: &Opaques) {
     let mut at = 0;
     let mut bytes = 0;
     for frame in &taken.frames {
@@ -36,16 +22,12 @@ fn check(chunk: &[u8], taken: &Taken, table: &Table, owed: &Opaques) {
         let (length, word) = prefix(chunk, at).unwrap();
         assert_eq!(i64::from(frame.size), i64::from(length) + 4);
         let header = &chunk[at + PREFIX_BYTES..][..(word & 0x00ff_ffff) as usize];
-        let afresh = if word >> 24 == HEADER_JSON {
-            json::read::<false>(header, table)
-        } else {
-            binary::read::<false>(header, table)
-        };
-        let (plain, _) = afresh.expect("what was taken is plain by itself");
-        assert_eq!((frame.code, frame.opaque, frame.flag), (plain.code, plain.opaque, plain.flag));
+        let afresh = if word >> 24 == HEADER_JSON { json::read(header, None) } else { binary::read(header, None) };
+        let plain = afresh.expect("what was taken is plain by itself");
+        assert_eq!((frame.opaque, frame.flag), (plain.known.opaque, plain.known.flag));
         let new = &taken.new[taken.runs[frame.run as usize].key];
         let name = std::str::from_utf8(plain.name.of(header)).unwrap();
-        assert_eq!(table.resource(plain.entry, name), Some((new.kind.as_str(), new.name.as_str())));
+        assert_eq!(sends::resource(plain.layout, name), Some((new.kind, new.name.as_str())));
         assert_eq!(plain.group.of(header), new.group.as_bytes());
         assert!(frame.is_oneway() || owed.contains(frame.opaque));
         let id = frame.message_id(chunk).unwrap_or_default();
@@ -68,12 +50,11 @@ fn check(chunk: &[u8], taken: &Taken, table: &Table, owed: &Opaques) {
 /// If something is wrong.
 pub fn run(data: &[u8]) {
     let Some((cut, chunk)) = data.split_first_chunk::<2>() else { return };
-    let table = table();
-    let (mut known, mut owed) = (Known::default(), Opaques::new(1 << 14));
-    let whole = scan(chunk, &table, &mut known, &mut owed);
-    check(chunk, &whole, &table, &owed);
+    let (mut known, mut owed) = (Headers::default(), Opaques::new(1 << 14));
+    let whole = scan(chunk, &mut known, &mut owed);
+    check(chunk, &whole, &owed);
     // Headers that were read before change nothing.
-    let again = scan(chunk, &table, &mut known, &mut owed);
+    let again = scan(chunk, &mut known, &mut owed);
     assert_eq!(
         (&again.frames, &again.runs, &again.new, again.stop),
         (&whole.frames, &whole.runs, &whole.new, whole.stop)
@@ -81,11 +62,11 @@ pub fn run(data: &[u8]) {
 
     let first = &chunk[..usize::from(u16::from_be_bytes(*cut)) % (chunk.len() + 1)];
     let mut scanner = Scanner::default();
-    let (mut known, mut owed) = (Known::default(), Opaques::new(1 << 14));
-    let begun = scanner.scan(first, 0, &BOUNDS, &table, &mut known, &mut owed);
+    let (mut known, mut owed) = (Headers::default(), Opaques::new(1 << 14));
+    let begun = scanner.scan(first, 0, &BOUNDS, &mut known, &mut owed);
     assert_eq!(begun.frames, whole.frames[..begun.frames.len()]);
     if begun.stop <= chunk.len() && begun.runs.len() < BOUNDS.most_runs {
-        let rest = scanner.scan(chunk, begun.stop, &BOUNDS, &table, &mut known, &mut owed);
+        let rest = scanner.scan(chunk, begun.stop, &BOUNDS, &mut known, &mut owed);
         let frames = begun.frames.iter().chain(&rest.frames).map(|frame| (frame.start, frame.size, frame.opaque));
         assert!(frames.take(whole.frames.len()).eq(whole.frames.iter().map(|frame| (
             frame.start,
@@ -105,14 +86,14 @@ fn settle(chunk: &[u8]) {
     let mut numbers = Vec::new();
     while let Some((length, word)) = prefix(chunk, at) {
         let header = chunk.get(at + PREFIX_BYTES..).and_then(|rest| rest.get(..word as usize));
-        let Some((plain, _)) = header.and_then(answers::read::<false>) else { break };
+        let Some(plain) = header.and_then(|header| answers::read(header, None)) else { break };
         let Some(size) = usize::try_from(length).ok().filter(|size| *size >= 4 + word as usize) else { break };
         // What answers the same a second time is something else.
-        if owed.contains(plain.opaque) {
+        if owed.contains(plain.known.opaque) {
             break;
         }
-        owed.add(plain.opaque);
-        numbers.push(plain.opaque);
+        owed.add(plain.known.opaque);
+        numbers.push(plain.known.opaque);
         at += 4 + size;
         stops.push(at);
     }

@@ -6,9 +6,7 @@ use std::collections::HashMap;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use pyo3::{PyTraverseError, PyVisit};
-use sluice_native_core::amqp::{
-    self, awaits_more, write_refusal, Bounds, Cut, Deliveries, NewKey, Numbers, Part, Taken,
-};
+use sluice_native_core::amqp::{self, awaits_more, write_refusal, Bounds, Cut, Deliveries, NewKey, Numbers, Taken};
 
 use crate::resources::{Resources, Target};
 use crate::runs::{Asker, Runs};
@@ -289,23 +287,12 @@ impl Amqp091 {
         let Some(begin) = self.go_on(BROKER, chunk, out) else { return Next::Leave(0) };
         let mut channels = self.channels.borrow_mut(py);
         let frame_max = self.bounds.frame_max;
-        let read = channels.state.relay(&mut self.deliveries, chunk, begin, self.contents, frame_max);
+        let read = channels.state.relay(&mut self.deliveries, chunk, begin, self.contents, frame_max, out);
         let stop = read.stop.min(chunk.len());
         if let Some(channel) = read.cut {
             self.cuts[BROKER] = Some(Cut { channel, left: read.stop - stop });
         }
         context.report.frames[BROKER] += read.frames as u64;
-        match read.parts {
-            None => out.pass(CLIENT, begin..stop),
-            Some(parts) => {
-                for part in parts {
-                    match part {
-                        Part::Slice(start, stop) => out.pass(CLIENT, start..stop),
-                        Part::Bytes(bytes) => out.add(CLIENT, &bytes),
-                    }
-                }
-            }
-        }
         if let Some((channel, number, since_ns)) = self.timed {
             if !channels.state.is_open(channel, number) {
                 context.report.round_trips.push(context.now_ns - since_ns);

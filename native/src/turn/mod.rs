@@ -15,7 +15,6 @@ pub mod rocketmq;
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
-use std::ops::Range;
 use std::os::fd::{AsRawFd, RawFd};
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::time::{Duration, Instant};
@@ -30,11 +29,9 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use pyo3::{PyTraverseError, PyVisit};
 
-use crate::row::Second;
+pub use sluice_native_core::out::{Out, Piece, BROKER, CLIENT};
 
-/// The peers, by where a chunk came from or whom it goes to.
-pub const CLIENT: usize = 0;
-pub const BROKER: usize = 1;
+use crate::row::Second;
 
 /// What most reads take, and those of a peer whose last read filled its buffer.
 const CHUNK_BYTES: usize = 256 * 1024;
@@ -53,53 +50,6 @@ const MAX_IDLE_BYTES: usize = 4096;
 const EVENTS: usize = 256;
 /// Linux takes no more slices at once (`IOV_MAX`).
 const MAX_SLICES: usize = 1024;
-
-/// Bytes of the chunk in hand, or of `Out::own`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Piece {
-    Chunk(Range<usize>),
-    Own(Range<usize>),
-}
-
-/// What is to be written of one chunk, in order, by the peer that it goes to.
-#[derive(Default)]
-pub struct Out {
-    pub to: [Vec<Piece>; 2],
-    pub own: Vec<u8>,
-}
-
-impl Out {
-    /// Pass bytes of the chunk on; adjacent ones become one piece.
-    pub fn pass(&mut self, to: usize, bytes: Range<usize>) {
-        match self.to[to].last_mut() {
-            _ if bytes.is_empty() => (),
-            Some(Piece::Chunk(last)) if last.end == bytes.start => last.end = bytes.end,
-            _ => self.to[to].push(Piece::Chunk(bytes)),
-        }
-    }
-
-    /// Write bytes that are not of the chunk.
-    pub fn add(&mut self, to: usize, bytes: &[u8]) {
-        let from = self.own.len();
-        self.own.extend_from_slice(bytes);
-        self.say(to, from);
-    }
-
-    /// Write what was appended to `own` since it had `from` bytes.
-    pub fn say(&mut self, to: usize, from: usize) {
-        let end = self.own.len();
-        match self.to[to].last_mut() {
-            _ if from == end => (),
-            Some(Piece::Own(last)) if last.end == from => last.end = end,
-            _ => self.to[to].push(Piece::Own(from..end)),
-        }
-    }
-
-    fn clear(&mut self) {
-        self.to.iter_mut().for_each(Vec::clear);
-        self.own.clear();
-    }
-}
 
 /// Where a reading stopped.
 pub enum Next {

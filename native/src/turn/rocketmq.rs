@@ -5,17 +5,15 @@ use std::cell::OnceCell;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use pyo3::{PyTraverseError, PyVisit};
-use sluice_native_core::opaques::Opaques as Numbers;
+use sluice_native_core::opaques::Opaques;
 use sluice_native_core::plain::Known;
-use sluice_native_core::prefix::{prefix, HEADER_LENGTH, PREFIX_BYTES};
+use sluice_native_core::prefix::{prefix, HEADER_JSON, HEADER_LENGTH, PREFIX_BYTES};
 use sluice_native_core::scan::Taken;
-use sluice_native_core::{answers, known};
+use sluice_native_core::{answers, binary, json, sends};
 
-use crate::opaques::Opaques;
+use crate::requests::Requests;
 use crate::runs::{Asker, Runs};
-use crate::scanner::Scanner;
-use crate::table::Table;
-use crate::turn::judge::{Counted, Decided, Judge, Span};
+use crate::turn::judge::{Counted, Decided, Judge};
 use crate::turn::{Context, Lent, Next, Out, Reading, BROKER, CLIENT, MAX_KEPT_BYTES, MAX_UNWRITTEN_BYTES};
 
 const MAX_RUNS: usize = 128;
@@ -54,9 +52,7 @@ type State = ((usize, bool), usize, Py<PyBytes>, (Vec<i32>, bool), (Option<i32>,
 
 struct RocketMq {
     judge: Judge,
-    scanner: Py<Scanner>,
-    table: Py<Table>,
-    owed: Py<Opaques>,
+    requests: Py<Requests>,
     /// Makes the two halves of a refusal, around the opaque.
     around: Py<PyAny>,
     max_length: i64,
@@ -65,10 +61,10 @@ struct RocketMq {
     swallows: bool,
     /// Answers of our own that wait for a gap between the broker's frames.
     waiting: Vec<u8>,
-    polls: Numbers,
+    polls: Opaques,
     timed: Option<i32>,
     timed_ns: i64,
-    requests: u64,
+    frames: u64,
     refused: u64,
     /// Nothing is known of the client.
     is_new: bool,
@@ -80,6 +76,22 @@ enum Other {
     /// It ends here.
     Known(Known, usize),
     Foreign,
+}
+
+/// The indexes of frames that are refused, with the numbers of their answers, and the two halves of these.
+#[derive(Default)]
+struct Refused {
+    frames: Vec<(usize, usize)>,
+    answers: Vec<(Vec<u8>, Vec<u8>)>,
+}
+
+/// Read the header of a request that no scan takes.
+fn read_request(header: &[u8], header_type: u32) -> Option<Known> {
+    if header_type == HEADER_JSON {
+        json::header(header, None).map(|header| header.known)
+    } else {
+        binary::known(header)
+    }
 }
 
 impl RocketMq {
@@ -126,18 +138,20 @@ impl RocketMq {
             if chunk.len() - at < PREFIX_BYTES {
                 break Next::Keep(at);
             }
-            let mut taken = self.scanner.borrow_mut(py).take(py, chunk, at, self.max_length, MAX_RUNS)?;
+            let mut taken = self.requests.borrow_mut(py).take(py, chunk, at, self.max_length, MAX_RUNS)?;
             if taken.frames.is_empty() {
-                match self.other(chunk, at, known::read) {
+                match self.other(chunk, at, read_request) {
                     Other::Incomplete => break Next::Keep(at),
-                    Other::Known(known, stop) if known.is_answer() || self.table.get().limitable.passes(known.code) => {
+                    Other::Known(known, stop) if known.is_answer() || !sends::is_read(known.code) => {
                         if !self.meet(py, chunk, at)? {
                             break Next::Leave(at);
                         }
                         self.note(py, known);
                         context.report.frames[CLIENT] += 1;
-                        self.requests += 1;
-                        at = self.pass_to(stop, at, chunk, out);
+                        self.frames += 1;
+                        let end = self.come_to(CLIENT, stop, chunk);
+                        out.pass(BROKER, at..end);
+                        at = end;
                     }
                     _ => break Next::Leave(at),
                 }
@@ -169,12 +183,11 @@ impl RocketMq {
         Ok(next)
     }
 
-    /// Pass a frame on as far as it has come.
-    fn pass_to(&mut self, stop: usize, at: usize, chunk: &[u8], out: &mut Out) -> usize {
+    /// Take all up to the end of a frame, as far as that has come; returns where it ends in the chunk.
+    fn come_to(&mut self, side: usize, stop: usize, chunk: &[u8]) -> usize {
         let end = stop.min(chunk.len());
-        self.left[CLIENT] = stop - end;
-        self.swallows = false;
-        out.pass(BROKER, at..end);
+        self.left[side] = stop - end;
+        self.swallows &= side == BROKER;
         end
     }
 
@@ -183,18 +196,18 @@ impl RocketMq {
         if known.is_answer() || known.flag & ONEWAY != 0 {
             return;
         }
-        if self.table.get().limitable.long_polls.contains(&known.code) {
+        if sends::is_long_poll(known.code) {
             self.polls.add(known.opaque);
         } else {
-            self.owed.borrow_mut(py).0.add(known.opaque);
+            self.requests.borrow_mut(py).owed.add(known.opaque);
         }
     }
 
     /// Leave out what Python has to decide, and all that follows; false if there is something.
     fn cut(&self, py: Python<'_>, taken: &mut Taken, context: &Context<'_>) -> PyResult<bool> {
         let first = {
-            let scanner = self.scanner.borrow(py);
-            let scan = Scan { taken, askers: &scanner.askers };
+            let known = self.requests.borrow(py);
+            let scan = Scan { taken, askers: &known.askers };
             self.judge.first_foreign(py, &scan, context)?
         };
         let Some(first) = first.and_then(|run| taken.runs.get(run)).map(|run| run.first as usize) else {
@@ -207,9 +220,9 @@ impl RocketMq {
 
     /// Expect no answers to the frames from `first` on.
     fn give_up(&self, py: Python<'_>, taken: &Taken, first: usize) {
-        let mut owed = self.owed.borrow_mut(py);
+        let owed = &mut self.requests.borrow_mut(py).owed;
         for frame in taken.frames[first..].iter().filter(|frame| !frame.is_oneway()) {
-            owed.0.discard(frame.opaque);
+            owed.discard(frame.opaque);
         }
     }
 
@@ -232,67 +245,46 @@ impl RocketMq {
         out: &mut Out,
     ) -> PyResult<usize> {
         context.report.frames[CLIENT] += taken.frames.len() as u64;
-        self.requests += taken.frames.len() as u64;
-        let scanner = self.scanner.clone_ref(py);
-        // (index of the frame, number of the answer)
-        let mut refused: Vec<(u32, usize)> = Vec::new();
-        let mut answers: Vec<(Vec<u8>, Vec<u8>)> = Vec::new();
+        self.frames += taken.frames.len() as u64;
+        let mut refused = Refused::default();
         // Of each run, once one of them needs them.
         let by_run = OnceCell::new();
-        let indexes = || by_run.get_or_init(|| taken.by_run());
+        let indexes = |number: usize| &by_run.get_or_init(|| taken.by_run())[number];
+        let known = self.requests.borrow(py);
+        let scan = Scan { taken, askers: &known.askers };
         for number in 0..taken.runs.len() {
-            let scanner = scanner.borrow(py);
-            let scan = Scan { taken, askers: &scanner.askers };
-            let sizes = || indexes()[number].iter().map(|index| taken.frames[*index].size).collect();
+            let sizes = || indexes(number).iter().map(|index| taken.frames[*index].size).collect();
             match self.judge.decide(py, &scan, number, context, sizes)? {
                 Decided::Spans(spans) => {
                     context.asks_left = context.asks_left.saturating_sub(1);
-                    let of_run = &indexes()[number];
-                    self.stop(py, &scan, (number, of_run), &spans, chunk, context, (&mut refused, &mut answers))?;
+                    let mut left = &indexes(number)[..];
+                    for span in spans {
+                        let (these, rest) = left.split_at(span.requests.min(left.len()));
+                        left = rest;
+                        self.tell(py, &scan, number, these, span.refuse.as_ref(), false, chunk, context)?;
+                        if let Some(refuse) = &span.refuse {
+                            refused.frames.extend(these.iter().map(|index| (*index, refused.answers.len())));
+                            refused.answers.push(self.around.call1(py, (refuse,))?.extract(py)?);
+                        }
+                    }
                 }
                 passed => {
                     let is_bypassed = matches!(passed, Decided::Bypassed);
                     if !self.judge.count(py, &scan, number, context, is_bypassed)? {
-                        self.tell(py, &scan, number, &indexes()[number], None, is_bypassed, chunk, context)?;
+                        self.tell(py, &scan, number, indexes(number), None, is_bypassed, chunk, context)?;
                     }
                 }
             }
         }
-        let end = taken.stop.min(chunk.len());
-        self.left[CLIENT] = taken.stop - end;
-        self.swallows = false;
-        if refused.is_empty() {
+        drop(known);
+        let end = self.come_to(CLIENT, taken.stop, chunk);
+        if refused.frames.is_empty() {
             out.pass(BROKER, start..end);
-            return Ok(end);
+        } else {
+            refused.frames.sort_unstable();
+            self.refuse(py, taken, start, end, &refused, out);
         }
-        refused.sort_unstable();
-        self.refuse(py, taken, start, end, &refused, &answers, out);
         Ok(end)
-    }
-
-    /// Count the spans of a run of which something is refused, and note which frames are.
-    fn stop(
-        &self,
-        py: Python<'_>,
-        scan: &Scan<'_>,
-        (number, indexes): (usize, &[usize]),
-        spans: &[Span],
-        chunk: &[u8],
-        context: &Context<'_>,
-        (refused, answers): (&mut Vec<(u32, usize)>, &mut Vec<(Vec<u8>, Vec<u8>)>),
-    ) -> PyResult<()> {
-        let mut left = indexes;
-        for span in spans {
-            let (these, rest) = left.split_at(span.requests.min(left.len()));
-            left = rest;
-            self.tell(py, scan, number, these, span.refuse.as_ref(), false, chunk, context)?;
-            if let Some(refuse) = &span.refuse {
-                answers.push(self.around.call1(py, (refuse,))?.extract(py)?);
-                let answer = answers.len() - 1;
-                refused.extend(these.iter().map(|index| (u32::try_from(*index).unwrap_or(u32::MAX), answer)));
-            }
-        }
-        Ok(())
     }
 
     /// Have Python count some frames of a run.
@@ -338,35 +330,26 @@ impl RocketMq {
     }
 
     /// Pass on what is not refused, and answer the rest.
-    fn refuse(
-        &mut self,
-        py: Python<'_>,
-        taken: &Taken,
-        start: usize,
-        end: usize,
-        refused: &[(u32, usize)],
-        answers: &[(Vec<u8>, Vec<u8>)],
-        out: &mut Out,
-    ) {
-        self.refused += refused.len() as u64;
-        let mut owed = self.owed.borrow_mut(py);
+    fn refuse(&mut self, py: Python<'_>, taken: &Taken, start: usize, end: usize, refused: &Refused, out: &mut Out) {
+        self.refused += refused.frames.len() as u64;
+        let owed = &mut self.requests.borrow_mut(py).owed;
         let in_gap = self.left[BROKER] == 0;
         let from = out.own.len();
         let mut at = start;
-        for (index, answer) in refused {
-            let frame = &taken.frames[*index as usize];
+        for (index, answer) in &refused.frames {
+            let frame = &taken.frames[*index];
             out.pass(BROKER, at..(frame.start as usize).min(end));
             at = frame.stop();
             if !frame.is_oneway() {
-                owed.0.discard(frame.opaque);
-                let (head, tail) = &answers[*answer];
+                owed.discard(frame.opaque);
+                let (head, tail) = &refused.answers[*answer];
                 say_busy(if in_gap { &mut out.own } else { &mut self.waiting }, frame.opaque, head, tail);
             }
         }
         out.pass(BROKER, at.min(end)..end);
         self.swallows = at > end;
         out.say(CLIENT, from);
-        if self.timed.is_some_and(|timed| !owed.0.contains(timed)) {
+        if self.timed.is_some_and(|timed| !owed.contains(timed)) {
             // The broker's answers do not settle it.
             self.timed = None;
         }
@@ -376,7 +359,7 @@ impl RocketMq {
     fn time(&mut self, py: Python<'_>, first: Option<i32>, now_ns: i64) {
         let every_ns = if self.timed.is_some() { TIMED_FOR_NS } else { TIMED_EVERY_NS };
         let Some(first) = first.filter(|_| now_ns - self.timed_ns >= every_ns) else { return };
-        if self.owed.borrow(py).0.contains(first) {
+        if self.requests.borrow(py).owed.contains(first) {
             (self.timed, self.timed_ns) = (Some(first), now_ns);
         }
     }
@@ -386,35 +369,33 @@ impl RocketMq {
         if self.left[BROKER] == 0 && !self.waiting.is_empty() {
             out.add(CLIENT, &std::mem::take(&mut self.waiting));
         }
-        let owed = self.owed.clone_ref(py);
-        let mut owed = owed.borrow_mut(py);
+        let known = self.requests.clone_ref(py);
+        let mut requests = known.borrow_mut(py);
         let begin = at;
         let next = loop {
             if chunk.len() - at < PREFIX_BYTES {
                 break Next::Keep(at);
             }
-            let (stop, settled) = owed.step_over(chunk, at);
+            let (stop, settled) = requests.step_over(chunk, at);
             context.report.frames[BROKER] += settled as u64;
             if settled > 0 {
-                at = stop.min(chunk.len());
-                self.left[BROKER] = stop - at;
+                at = self.come_to(BROKER, stop, chunk);
                 continue;
             }
-            match self.other(chunk, at, answers::known) {
+            match self.other(chunk, at, |header, _| answers::known(header)) {
                 Other::Incomplete => break Next::Keep(at),
-                Other::Known(known, stop) if known.is_answer() || !self.is_read(known.code) => {
-                    if known.is_answer() && !owed.0.discard(known.opaque) {
+                Other::Known(known, stop) if known.is_answer() || !sends::is_read(known.code) => {
+                    if known.is_answer() && !requests.owed.discard(known.opaque) {
                         self.polls.discard(known.opaque);
                     }
                     context.report.frames[BROKER] += 1;
-                    at = stop.min(chunk.len());
-                    self.left[BROKER] = stop - at;
+                    at = self.come_to(BROKER, stop, chunk);
                 }
                 _ => break Next::Leave(at),
             }
         };
         out.pass(CLIENT, begin..at);
-        if self.timed.is_some_and(|timed| !owed.0.contains(timed)) {
+        if self.timed.is_some_and(|timed| !requests.owed.contains(timed)) {
             self.timed = None;
             let took_ns = context.now_ns - self.timed_ns;
             if took_ns <= TIMED_FOR_NS {
@@ -422,11 +403,6 @@ impl RocketMq {
             }
         }
         next
-    }
-
-    /// Whether Python reads requests of a broker with this code.
-    fn is_read(&self, code: i32) -> bool {
-        self.table.get().limitable.read_by_python.contains(&code)
     }
 }
 
@@ -451,13 +427,13 @@ impl Reading for RocketMq {
     }
 
     fn take_counts(&mut self, _: Python<'_>) -> PyResult<(u64, u64)> {
-        Ok((std::mem::take(&mut self.requests), std::mem::take(&mut self.refused)))
+        Ok((std::mem::take(&mut self.frames), std::mem::take(&mut self.refused)))
     }
 
     fn give_back(&mut self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         let polls: Vec<i32> = self.polls.iter().collect();
-        let owed = self.owed.borrow(py);
-        let is_ambiguous = self.polls.ambiguous() || polls.iter().any(|poll| owed.0.contains(*poll));
+        let owed = &self.requests.borrow(py).owed;
+        let is_ambiguous = self.polls.ambiguous() || polls.iter().any(|poll| owed.contains(*poll));
         let state: State = (
             (self.left[CLIENT], self.swallows),
             self.left[BROKER],
@@ -475,41 +451,19 @@ impl Reading for RocketMq {
 
 /// Write an answer that refuses a request: a frame that is all header, which is `head`, the opaque and `tail`.
 fn say_busy(out: &mut Vec<u8>, opaque: i32, head: &[u8], tail: &[u8]) {
-    let mut digits = [0; 11];
-    let opaque = spell(&mut digits, opaque);
+    let mut digits = itoa::Buffer::new();
+    let opaque = digits.format(opaque).as_bytes();
     let size = u32::try_from(head.len() + opaque.len() + tail.len()).unwrap_or(0);
     for part in [&(size + 4).to_be_bytes(), &size.to_be_bytes(), head, opaque, tail] {
         out.extend_from_slice(part);
     }
 }
 
-/// Spell a number; several times as fast as by `write!`.
-fn spell(digits: &mut [u8; 11], number: i32) -> &[u8] {
-    let mut left = number.unsigned_abs();
-    let mut at = digits.len();
-    loop {
-        at -= 1;
-        #[allow(clippy::cast_possible_truncation)]
-        let digit = (left % 10) as u8;
-        digits[at] = b'0' + digit;
-        left /= 10;
-        if left == 0 {
-            break;
-        }
-    }
-    if number < 0 {
-        at -= 1;
-        digits[at] = b'-';
-    }
-    &digits[at..]
-}
-
 /// Lend a connection of `RocketMQ`; arguments are named as in `State`.
 #[pyfunction]
 pub fn lend_rocketmq(
-    py: Python<'_>,
     judge: &Bound<'_, PyAny>,
-    scanner: Py<Scanner>,
+    requests: Py<Requests>,
     around: Py<PyAny>,
     max_length: i64,
     most_polls: usize,
@@ -520,19 +474,13 @@ pub fn lend_rocketmq(
     kept: Vec<u8>,
     is_new: bool,
 ) -> PyResult<Lent> {
-    let (table, owed) = {
-        let scanner = scanner.borrow(py);
-        (scanner.table.clone_ref(py), scanner.owed.clone_ref(py))
-    };
-    let mut numbers = Numbers::new(most_polls);
+    let mut numbers = Opaques::new(most_polls);
     for poll in polls {
         numbers.add(poll);
     }
     let reading = Box::new(RocketMq {
         judge: Judge::new(judge)?,
-        scanner,
-        table,
-        owed,
+        requests,
         around,
         max_length,
         left: [client.0, broker],
@@ -541,7 +489,7 @@ pub fn lend_rocketmq(
         polls: numbers,
         timed: timed.0,
         timed_ns: timed.1,
-        requests: 0,
+        frames: 0,
         refused: 0,
         is_new,
     });

@@ -20,7 +20,7 @@ from proxy.protocols.rocketmq.wire.frame import HEADER_LENGTH, HalfSend, Partial
 from proxy.protocols.rocketmq.wire.header import Answer, read_answer
 
 if TYPE_CHECKING:
-    from sluice_native import Opaques
+    from sluice_native import Requests
 
 
 PendingRequest = tuple[int, tuple[Resource, ...]]
@@ -69,7 +69,7 @@ class Pending:
             remembers the requests, too.
     """
 
-    def __init__(self, opaques: "Opaques | None" = None) -> None:
+    def __init__(self, opaques: "Requests | None" = None) -> None:
         self.opaques = opaques
         self._ambiguous = False
         self._requests: dict[int, PendingRequest] = {}

@@ -1,68 +1,33 @@
 """How a connection is lent to the compiled part; see ``RocketMQSession.lend``."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from limiter.compiled import COMPILED
 from proxy.deciding.judge import Judge
 from proxy.protocols.options import ScanName, scans
-from proxy.protocols.rocketmq.answers import LONG_POLLS, MAX_PENDING, NOTHING_TIMED
-from proxy.protocols.rocketmq.refusals import INTERNAL_PREFIX, INTERNAL_TOPICS, around_opaque
-from proxy.protocols.rocketmq.wire.codes import (
-    HEARD,
-    KIND_RETRY_GROUP,
-    KIND_SUBSCRIPTION,
-    KIND_TOPIC,
-    LIMITABLE,
-    MAX_NAME_CHARS,
-    PLAIN_SYS_FLAGS,
-    RETRY_PREFIX,
-    SEND_BACK_FIELDS,
-    SENDS,
-    RequestCode,
-)
-from proxy.protocols.rocketmq.wire.frame import MAX_HEADER_BYTES
+from proxy.protocols.rocketmq.answers import MAX_PENDING, NOTHING_TIMED
+from proxy.protocols.rocketmq.refusals import around_opaque
+from proxy.protocols.rocketmq.wire.codes import KIND_SUBSCRIPTION
 
 if TYPE_CHECKING:
-    from sluice_native import Lent, Resources, Scanner
+    from sluice_native import Lent, Requests, Resources
 
 # Keys (resource and producer group) remembered per connection.
 MAX_KEYS: Final = 1024
 
 
-def make_table(module: Any) -> Any:
-    limitable = {
-        code: (KIND_RETRY_GROUP if fields is SEND_BACK_FIELDS else KIND_TOPIC, *fields)
-        for code, fields in SENDS.items()
-    }
-    return module.Table(
-        limitable,
-        MAX_NAME_CHARS,
-        RETRY_PREFIX,
-        KIND_RETRY_GROUP,
-        MAX_HEADER_BYTES,
-        PLAIN_SYS_FLAGS,
-        sorted(INTERNAL_TOPICS),
-        INTERNAL_PREFIX,
-        sorted({*LIMITABLE, *HEARD, RequestCode.CHECK_TRANSACTION_STATE.value}),
-        sorted(LONG_POLLS),
-    )
-
-
-_TABLE: Final = None if COMPILED is None else make_table(COMPILED)
-
-
-def open_scanner(name: ScanName, resources: "Resources | None") -> "Scanner | None":
-    """Return the scanner of one connection, with the set of requests owed there; None reads with Python alone."""
+def open_requests(name: ScanName, resources: "Resources | None") -> "Requests | None":
+    """Return what remembers the requests of one connection; None reads with Python alone."""
     if COMPILED is None or resources is None or not scans(name):
         return None
-    scanner: Scanner = COMPILED.Scanner(_TABLE, COMPILED.Opaques(MAX_PENDING), resources, MAX_KEYS)
-    return scanner
+    requests: Requests = COMPILED.Requests(resources, MAX_KEYS, MAX_PENDING)
+    return requests
 
 
 def lend(
     judge: Judge,
-    scanner: "Scanner",
+    requests: "Requests",
     max_frame_bytes: int,
     limits_kind: Callable[[str], bool],
     *,
@@ -77,8 +42,8 @@ def lend(
 
     The optional arguments are those of ``sluice_native.lend_rocketmq``.
     """
-    assert COMPILED is not None  # noqa: S101 - it has made the scanner
+    assert COMPILED is not None  # noqa: S101 - it has made these
     judge.stays = lambda: not limits_kind(KIND_SUBSCRIPTION)
     state = client, broker, polls, timed, kept, is_new
-    lent: Lent = COMPILED.lend_rocketmq(judge, scanner, around_opaque, max_frame_bytes - 4, MAX_PENDING, *state)
+    lent: Lent = COMPILED.lend_rocketmq(judge, requests, around_opaque, max_frame_bytes - 4, MAX_PENDING, *state)
     return lent

@@ -38,7 +38,7 @@ from proxy.protocols.rocketmq.wire.message_id import message_id
 from proxy.spool.segments import Piece
 
 if TYPE_CHECKING:
-    from sluice_native import Scanner
+    from sluice_native import Requests
 
 # After a header that is not strict Python reads this many strict ones before it lends the connection again.
 TRIAL_FRAMES: Final = 32
@@ -82,7 +82,7 @@ class RequestStream:
 
     Args:
         take: gets the header, its bytes and type of a request for Sluice; returns whether Sluice answers it.
-        scanner: what the compiled part reads this stream with while the connection is lent; None if it never is.
+        compiled: what the compiled part remembers of requests; None if it never reads this stream.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class RequestStream:
         transactions: Transactions,
         take: Callable[[Header, bytes, int], bool],
         *,
-        scanner: "Scanner | None" = None,
+        compiled: "Requests | None" = None,
     ) -> None:
         self.about = AboutClient()
         self.frames = 0
@@ -115,7 +115,7 @@ class RequestStream:
         self._refuses_internal = context.options.internal_topics == "refuse" and not self._exempt
         self._room = context.room
         max_length = context.options.max_frame_bytes - 4
-        self._scanner = scanner
+        self._compiled = compiled
         self.left_bytes = 0  # at the end of the last chunk, to be given again
         self._header_bytes_of = partial(header_bytes_of, max_length=max_length)
         self._beginning = PartialFrame(MAX_HEADER_BYTES, self._header_bytes_of)
@@ -163,24 +163,24 @@ class RequestStream:
         return self._body_left or self._beginning.missing_bytes()
 
     def shown_names(self) -> tuple[tuple[str, ...], int]:
-        return self.names.shown(() if self._scanner is None else self._scanner.names())
+        return self.names.shown(() if self._compiled is None else self._compiled.names())
 
     def take_back(self) -> bytes:
         """Hand out the beginning of a header; ``lend`` comes first."""
         return self._beginning.take()
 
-    def lend(self) -> "tuple[Scanner, tuple[int, bool]] | None":
+    def lend(self) -> "tuple[Requests, tuple[int, bool]] | None":
         """Return what the compiled part reads this stream with, or None if not all of it is plain.
 
         Returns:
-            The scanner; and how many bytes of a frame are still to come, and whether these are swallowed.
+            The same; and how many bytes of a frame are still to come, and whether these are swallowed.
         """
         is_busy = self._trial or self._frames or self.left_bytes or self.held.count or self.about.listening
-        if is_busy or self._scanner is None or self._gathering is not None or self.held.coming is not None:
+        if is_busy or self._compiled is None or self._gathering is not None or self.held.coming is not None:
             return None
         if self._beginning.pieces and not self._beginning.readable_again():
             return None
-        return self._scanner, (self._body_left, self._swallow)
+        return self._compiled, (self._body_left, self._swallow)
 
     def returned(self, left_bytes: int, *, swallows: bool) -> None:
         self._body_left, self._swallow = left_bytes, swallows

@@ -15,7 +15,7 @@ from proxy.protocols.options import relays_unread
 from proxy.protocols.rocketmq import refusals
 from proxy.protocols.rocketmq.about import AboutClient
 from proxy.protocols.rocketmq.answers import AnswerStream, Pending
-from proxy.protocols.rocketmq.compiled import lend, open_scanner
+from proxy.protocols.rocketmq.compiled import lend, open_requests
 from proxy.protocols.rocketmq.held import HeldFrame
 from proxy.protocols.rocketmq.limit_commands import LimitCommandReader
 from proxy.protocols.rocketmq.lines import Aside, Lines
@@ -29,23 +29,23 @@ from proxy.protocols.rocketmq.wire.message_id import ANOTHER_EACH_TIME
 from proxy.spool.segments import Piece
 
 if TYPE_CHECKING:
-    from sluice_native import Lent, Scanner
+    from sluice_native import Lent, Requests
 
 # An alarm refuses these; the end of a transaction brings no message.
 _OF_SENDS: Final = frozenset({KIND_TOPIC, KIND_RETRY_GROUP})
 
 
-Begun = tuple[AboutClient, "Scanner"]
+Begun = tuple[AboutClient, "Requests"]
 """What is known of a connection that began without a session."""
 
 
 def begin(options: RocketMQOptions, judge: Judge, limits_kind: Callable[[str], bool]) -> "tuple[Lent, Begun] | None":
-    scanner = None if limits_kind(KIND_SUBSCRIPTION) else open_scanner(options.scan, judge.resources)
-    if scanner is None:
+    compiled = None if limits_kind(KIND_SUBSCRIPTION) else open_requests(options.scan, judge.resources)
+    if compiled is None:
         return None
     about = AboutClient()
     judge.learn = partial(_learn, about)
-    return lend(judge, scanner, options.max_frame_bytes, limits_kind, is_new=True), (about, scanner)
+    return lend(judge, compiled, options.max_frame_bytes, limits_kind, is_new=True), (about, compiled)
 
 
 def _learn(about: AboutClient, raw: bytes, header_type: int) -> tuple[str, bool] | None:
@@ -76,18 +76,18 @@ class RocketMQSession(Session):
         self._give_up, self._lose = context.give_up, context.lose
         # To see the answers, the request of each must be known.
         begun: Begun | tuple[None, None] = context.begun or (None, None)
-        about, scanner = begun
-        if scanner is None and not context.wants_responses:
-            scanner = open_scanner(options.scan, context.resources)
+        about, compiled = begun
+        if compiled is None and not context.wants_responses:
+            compiled = open_requests(options.scan, context.resources)
         transactions: Transactions = context.hub
-        self._owed = Pending(None if scanner is None else scanner.owed)
+        self._owed = Pending(compiled)
         self._limit_commands = LimitCommandReader(context.connection.address, options, context.ask)
         self._requests = RequestStream(
             context,
             self._owed,
             transactions,
             self._take_limit_command,
-            scanner=scanner,
+            compiled=compiled,
         )
         if about is not None:
             self._requests.about = about
@@ -173,11 +173,11 @@ class RocketMQSession(Session):
         owed = None if client is None or broker is None else self._owed.lend()
         if client is None or broker is None or owed is None:
             return None
-        scanner, left = client
+        compiled, left = client
         polls, timed = owed
         judge.ids = None if self.language in ANOTHER_EACH_TIME else judge.all_ids
         return lend(
-            *(judge, scanner, self._max_frame_bytes, self._limits_kind),
+            *(judge, compiled, self._max_frame_bytes, self._limits_kind),
             client=left,
             broker=broker,
             polls=polls,

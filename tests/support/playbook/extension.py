@@ -11,7 +11,6 @@ from limiter.rules.resource import Resource
 from limiter.rules.rule import Rule
 from limiter.rules.rule_set import RuleSet
 from playbook import frames
-from proxy.protocols.rocketmq.compiled import make_table
 from proxy.protocols.rocketmq.refusals import is_internal
 from proxy.protocols.rocketmq.wire.codes import FLAG_ONEWAY, FLAG_RESPONSE, HEARD, MAX_FRAME_BYTES, SYS_FLAGS_SPECIAL
 from proxy.protocols.rocketmq.wire.header import STRICT, Header
@@ -119,7 +118,7 @@ class Read(NamedTuple):
 class Passed(NamedTuple):
     """A frame that nothing limits, and which numbers are owed."""
 
-    owed: sluice_native.Opaques
+    owed: sluice_native.Requests
     polls: Sequence[int]
 
     def agrees_with(self, header: Header) -> bool:
@@ -150,27 +149,21 @@ class Reading(NamedTuple):
 
 
 class Extension:
-    """The compiled part with a table of its own, so that it has read nothing yet."""
+    """The compiled part, and what it remembers of the requests of a connection."""
 
     def __init__(self, limits: Limits | None = None) -> None:
         self.limits = limits or Limits(ASKS)
-        self.table: sluice_native.Table = make_table(sluice_native)
-        self.owed = self.opaques()
-        self.scanner = self.new_scanner()
+        self.owed = self.requests()
 
-    def opaques(self, most: int = MAX_OWED, numbers: Iterable[int] = ()) -> sluice_native.Opaques:
-        """Make a set of opaques."""
-        opaques = sluice_native.Opaques(most)
-        for number in numbers:
-            opaques.add(number)
-        return opaques
-
-    def new_scanner(
-        self, most_keys: int = MAX_KEYS, owed: "sluice_native.Opaques | None" = None
-    ) -> sluice_native.Scanner:
-        """Make another scanner with the same table, and another set if one is given."""
+    def requests(
+        self, numbers: Iterable[int] = (), *, most_keys: int = MAX_KEYS, most: int = MAX_OWED
+    ) -> sluice_native.Requests:
+        """Make what remembers the requests of another connection, with some that have no answer yet."""
         assert self.limits.resources is not None
-        return sluice_native.Scanner(self.table, self.owed if owed is None else owed, self.limits.resources, most_keys)
+        requests = sluice_native.Requests(self.limits.resources, most_keys, most)
+        for number in numbers:
+            requests.add(number)
+        return requests
 
     def recorder(self, decide: Callable[[Run], list[tuple[int, bool]]] | None = None) -> Recorder:
         """Make a judge that is asked about all sends."""
@@ -179,16 +172,16 @@ class Extension:
     def lend(
         self,
         judge: Any,
-        scanner: "sluice_native.Scanner | None" = None,
+        requests: "sluice_native.Requests | None" = None,
         *,
         around: Callable[[Any], tuple[bytes, bytes]] = lambda _: (b"", b""),
         max_length: int = MAX_FRAME_BYTES - 4,
     ) -> sluice_native.Lent:
-        """Return what reads a new connection; with the one scanner unless another is given."""
-        if scanner is None:
-            scanner = self.scanner
+        """Return what reads a new connection; with ``owed`` unless another is given."""
+        if requests is None:
+            requests = self.owed
         state: tuple[Any, ...] = ((0, False), 0, [], (None, 0), b"", False)
-        return sluice_native.lend_rocketmq(judge, scanner, around, max_length, 1000, *state)
+        return sluice_native.lend_rocketmq(judge, requests, around, max_length, 1000, *state)
 
     def read_header(self, header: bytes, header_type: int) -> Reading | Passed | None:
         """Read one header; None if that is left to Python."""
@@ -196,8 +189,8 @@ class Extension:
 
     def read_frame(self, whole: bytes) -> Reading | Passed | None:
         """Read one frame of a client."""
-        judge, owed = self.recorder(), self.opaques()
-        lent = self.lend(judge, self.new_scanner(owed=owed))
+        judge, owed = self.recorder(), self.requests()
+        lent = self.lend(judge, owed)
         read = feed(lent, CLIENT, whole)
         if read.leaves:
             assert read == (b"", b"", 0, True, (0, 0))

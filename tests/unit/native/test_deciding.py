@@ -109,7 +109,7 @@ class Compiled(Way):
         self.pipeline = Pipeline([], HandlerServices(self.limits, lambda: 0))
 
     def send(
-        self, sends: Sequence[Send], info: ConnectionInfo, now_ns: int, scanner: sluice_native.Scanner | None = None
+        self, sends: Sequence[Send], info: ConnectionInfo, now_ns: int, requests: sluice_native.Requests | None = None
     ) -> tuple[list[object], int]:
         """Have the beginning of what a client sends decided; return what becomes of each, and of how many that is."""
         refuses: list[Refuse] = []
@@ -122,9 +122,7 @@ class Compiled(Way):
         judge = Judge(self.pipeline, self.handler, self.tally, self.resources, info, sender)
         judge.stays = lambda: True
         # Opaques are compared, and none may be owed twice.
-        lent = self.extension.lend(
-            judge, scanner or self.extension.new_scanner(owed=self.extension.opaques()), around=around
-        )
+        lent = self.extension.lend(judge, self.extension.requests() if requests is None else requests, around=around)
         whole = [_frame(number, each) for number, each in enumerate(sends)]
         read = feed(lent, CLIENT, b"".join(whole), now_ns, self.accounts.at(now_ns))
         count = read.frames[CLIENT]
@@ -137,10 +135,10 @@ class Compiled(Way):
         assert read.to_broker == b"".join(passed)
         return said, count
 
-    def ask(self, topics: str, now_s: float = 0, *, info: ConnectionInfo | None = None, scanner: Any = None) -> str:
+    def ask(self, topics: str, now_s: float = 0, *, info: ConnectionInfo | None = None, requests: Any = None) -> str:
         """Send to topics of one letter each; return those that are admitted."""
         sends: list[Send] = [(topic, "producers", 0) for topic in topics]
-        said, count = self.send(sends, info or info_of(ADDRESSES[0]), round(now_s * NS_PER_S), scanner)
+        said, count = self.send(sends, info or info_of(ADDRESSES[0]), round(now_s * NS_PER_S), requests)
         assert count == len(topics)
         return "".join(topic for topic, verdict in zip(topics, said, strict=True) if verdict is None)
 
@@ -252,22 +250,22 @@ def test_limiter_begun_under_rules_that_are_gone_makes_room_when_it_is_full_unde
 
 
 @pytest.mark.parametrize("forgotten_first", [True, False])
-def test_name_that_is_forgotten_while_a_scanner_knows_it_has_one_limiter(
+def test_name_that_is_forgotten_while_a_connection_knows_it_has_one_limiter(
     monkeypatch: pytest.MonkeyPatch,
     forgotten_first: bool,  # noqa: FBT001 - a parameter
 ) -> None:
     monkeypatch.setattr(limits_module, "_MORE_NAMES", -9)
     way = Compiled(RuleSet(), 10)
-    one, other = (way.extension.new_scanner() for _ in range(2))
-    assert way.ask("a", scanner=one) == "a"
-    assert way.ask("b", scanner=other) == "b"
+    one, other = (way.extension.requests() for _ in range(2))
+    assert way.ask("a", requests=one) == "a"
+    assert way.ask("b", requests=other) == "b"
     assert len(way.resources) == 1
     way.limits.swap(RuleSet([Rule("topic", "*", 2, max_debt_s=0)]), 0)
     first, second = (one, other) if forgotten_first else (other, one)
-    assert (way.ask("aa", scanner=first), way.ask("aa", scanner=second)) == ("aa", "")
+    assert (way.ask("aa", requests=first), way.ask("aa", requests=second)) == ("aa", "")
     assert (way.limits.live, way.admitted()) == (1, {"a": 3, "b": 1})
     # It is the same one later on.
-    assert (way.ask("aa", 1, scanner=second), way.ask("aa", 1, scanner=first)) == ("aa", "")
+    assert (way.ask("aa", 1, requests=second), way.ask("aa", 1, requests=first)) == ("aa", "")
 
 
 @pytest.fixture

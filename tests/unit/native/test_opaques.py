@@ -20,7 +20,7 @@ _near = st.integers(-3, 300)
 
 @given(st.integers(0, 100), st.lists(st.tuples(st.booleans(), _near | _i32), max_size=400))
 def test_it_is_a_set_with_a_bound(most: int, steps: list[tuple[bool, int]]) -> None:
-    opaques = Extension().opaques(most)
+    opaques = Extension().requests(most=most)
     model: set[int] = set()
     ambiguous = False
     for adds, number in steps:
@@ -39,8 +39,8 @@ def test_it_is_a_set_with_a_bound(most: int, steps: list[tuple[bool, int]]) -> N
 
 def _settle(extension: Extension, stream: bytes, numbers: list[int]) -> tuple[list[int], Read]:
     """Read a broker's stream; returns which numbers that settled, and what came of it."""
-    owed = extension.opaques(numbers=numbers)
-    read = feed(extension.lend(extension.recorder(), extension.new_scanner(owed=owed)), BROKER, stream)
+    owed = extension.requests(numbers)
+    read = feed(extension.lend(extension.recorder(), owed), BROKER, stream)
     assert (read.to_client, read.to_broker) == (stream[: read.stop], b"")
     return [number for number in numbers if number not in owed], read
 

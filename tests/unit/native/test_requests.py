@@ -89,7 +89,7 @@ def test_frame_longer_than_allowed_is_left_to_python(extension: Extension) -> No
         assert feed(lent, CLIENT, whole).leaves is leaves
 
 
-def test_frames_are_decided_by_name_group_and_code(extension: Extension, passing: Recorder) -> None:
+def test_frames_are_decided_by_name_and_group(extension: Extension, passing: Recorder) -> None:
     sends = [
         frames.send("a", 1, group="g"),
         frames.send("b", 2, group="g", flag=frames.ONEWAY),
@@ -103,13 +103,12 @@ def test_frames_are_decided_by_name_group_and_code(extension: Extension, passing
     sizes = list(map(len, sends))
     feed(extension.lend(passing), CLIENT, b"".join(sends))
     assert passing.runs == [
-        Run("topic", "a", "g", [sizes[0], sizes[3]]),
+        Run("topic", "a", "g", [sizes[0], sizes[3], sizes[4]]),
         Run("topic", "b", "g", [sizes[1], sizes[6], sizes[7]]),
         Run("topic", "a", "h", [sizes[2]]),
-        Run("topic", "a", "g", [sizes[4]]),
         Run("retry_group", "g", "", [sizes[5]]),
     ]
-    assert [answers for answers, _, _ in passing.counted] == [2, 2, 1, 1, 1]
+    assert [answers for answers, _, _ in passing.counted] == [3, 2, 1, 1]
     assert 2 not in extension.owed
 
 
@@ -118,18 +117,18 @@ def test_names_are_remembered_from_chunk_to_chunk(extension: Extension, passing:
     for topics in ("ab", "bca"):
         feed(lent, CLIENT, b"".join(map(frames.send, topics)))
     assert [run.name for run in passing.runs] == ["a", "b", "b", "c", "a"]
-    assert extension.scanner.names() == [("topic", "a"), ("topic", "b"), ("topic", "c")]
-    other = extension.new_scanner()
+    assert extension.owed.names() == [("topic", "a"), ("topic", "b"), ("topic", "c")]
+    other = extension.requests()
     feed(extension.lend(passing, other), CLIENT, frames.send("b"))
     assert other.names() == [("topic", "b")]
 
 
 def test_too_many_names_are_forgotten_when_the_next_chunk_begins(extension: Extension, passing: Recorder) -> None:
-    scanner = extension.new_scanner(most_keys=2)
-    lent = extension.lend(passing, scanner)
+    requests = extension.requests(most_keys=2)
+    lent = extension.lend(passing, requests)
     for topics in ("abc", "ca"):
         feed(lent, CLIENT, b"".join(map(frames.send, topics)))
-        assert [name for _, name in scanner.names()] == list(topics)
+        assert [name for _, name in requests.names()] == list(topics)
     assert [run.name for run in passing.runs] == list("abcca")
 
 
@@ -141,8 +140,8 @@ def test_a_chunk_may_be_for_any_number_of_topics(extension: Extension, passing: 
 
 
 def test_more_than_fits_is_not_owed(extension: Extension, passing: Recorder) -> None:
-    owed = extension.opaques(most=2)
-    lent = extension.lend(passing, extension.new_scanner(owed=owed))
+    owed = extension.requests(most=2)
+    lent = extension.lend(passing, owed)
     read = feed(lent, CLIENT, b"".join(frames.send("a", opaque) for opaque in range(5)))
     assert (read.frames, len(owed), owed.ambiguous) == ((5, 0), 2, True)
 

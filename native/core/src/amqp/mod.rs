@@ -8,12 +8,10 @@ mod confirms;
 mod frame;
 mod publishes;
 mod relay;
-mod settling;
 #[cfg(test)]
 mod tests;
 
 pub use channel::Channels;
 pub use confirms::Numbers;
 pub use publishes::{Bounds, NewKey, Open, Piece, Publish, Run, Taken};
-pub use relay::{awaits_more, Cut, Deliveries, Read};
-pub use settling::{write_refusal, Part};
+pub use relay::{awaits_more, write_refusal, Cut, Deliveries, Read};

@@ -258,9 +258,8 @@ impl Channels {
         } else {
             None
         };
-        let key = self.scan.keys.add(0, exchange, routing_key)?;
         taken.new.push(NewKey { is_queue, name, routing_key: second });
-        Some(key)
+        Some(self.scan.keys.add(0, exchange, routing_key))
     }
 
     #[inline]

@@ -4,11 +4,17 @@ use std::collections::HashMap;
 
 use super::channel::Channels;
 use super::frame::{self, Frame, AROUND_BYTES, END};
-use super::settling::{is_marked, Part, Parts};
+use crate::out::{Out, CLIENT};
 
 const CLASS_BASIC: &[u8] = &[0, 60];
 /// The arguments of a consumer's ack, nack or reject: a delivery tag and bits.
 const SETTLING_BYTES: usize = 9;
+const MULTIPLE: u8 = 1;
+/// The name of the field of a message that is to be restored.
+const MARK: &[u8] = b"\x10x-sluice-confirm";
+/// The high byte of the flags that say what properties there are, and the bit of a table in it.
+const FLAGS_AT: usize = 12;
+const TABLE: u8 = 1 << 5;
 
 /// How far one peer's stream was read.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -17,8 +23,6 @@ pub struct Read {
     pub stop: usize,
     /// A body counts once it begins.
     pub frames: usize,
-    /// The bytes to forward; None for all of the chunk up to `stop`.
-    pub parts: Option<Vec<Part>>,
     /// The channel of the frame that ends beyond the chunk.
     pub cut: Option<u16>,
 }
@@ -65,15 +69,17 @@ impl Channels {
         position: usize,
         contents: bool,
         frame_max: usize,
+        out: &mut Out,
     ) -> Read {
-        let mut parts = Parts::new(position);
         let mut read = Read { stop: position, ..Read::default() };
+        // From here on the chunk is still to be passed on.
+        let mut from = position;
         while let Some(frame) = Frame::at(chunk, read.stop) {
             let known = match (frame.kind, frame.payload) {
                 (frame::HEARTBEAT, Some([])) => (frame.channel == 0).then_some((frame.stop, 1)),
                 (frame::METHOD, Some(payload)) if !deliveries.is_open(frame.channel) => match frame::method(payload) {
                     Some((method @ (frame::ACK | frame::NACK), arguments)) => {
-                        self.confirm(&frame, method, arguments, &mut parts).map(|()| (frame.stop, 1))
+                        self.confirm(&frame, method, arguments, &mut from, out).map(|()| (frame.stop, 1))
                     }
                     Some((frame::DELIVER | frame::RETURN, _)) if contents && self.place(frame.channel).is_some() => {
                         deliveries.begin(chunk, &frame).map(|stop| (stop, 2))
@@ -90,9 +96,27 @@ impl Channels {
             read.stop = stop;
             read.frames += count;
         }
+        out.pass(CLIENT, from..read.stop.min(chunk.len()));
         read.cut = read.cut.filter(|_| read.stop > chunk.len());
-        read.parts = parts.end(read.stop.min(chunk.len()));
         read
+    }
+
+    /// Take a confirm, and write it anew unless it is right as it is; None if there is none to take.
+    #[inline]
+    fn confirm(&mut self, frame: &Frame, method: u32, arguments: &[u8], from: &mut usize, out: &mut Out) -> Option<()> {
+        let (publish, &[bits]) = arguments.split_first_chunk::<8>()? else { return None };
+        let (publish, multiple) = (u64::from_be_bytes(*publish), bits & MULTIPLE != 0);
+        let confirms = self.get(frame.channel)?.confirms.as_mut()?;
+        if confirms.is_right(publish, multiple) {
+            confirms.settle(publish, multiple, |_| ());
+            return Some(());
+        }
+        out.pass(CLIENT, *from..frame.start);
+        *from = frame.stop;
+        let begin = out.own.len();
+        confirms.settle(publish, multiple, |publish| frame::confirm(frame.channel, method, publish, &mut out.own));
+        out.say(CLIENT, begin);
+        Some(())
     }
 }
 
@@ -145,4 +169,18 @@ pub fn awaits_more(chunk: &[u8], position: usize, frame_max: usize) -> bool {
         Some(_) => false,
         None => Frame::is_to_come(chunk, position, frame_max),
     }
+}
+
+/// Whether a content header may hold a mark.
+fn is_marked(header: &[u8]) -> bool {
+    if header.get(FLAGS_AT).is_none_or(|flags| flags & TABLE == 0) {
+        return false;
+    }
+    let begins = header.iter().enumerate().filter(|(_, byte)| **byte == MARK[0]);
+    begins.into_iter().any(|(at, _)| header[at..].starts_with(MARK))
+}
+
+/// The refusal of a publish, as a whole frame.
+pub fn write_refusal(channel: u16, publish: u64, out: &mut Vec<u8>) {
+    frame::confirm(channel, frame::NACK, publish, out);
 }

@@ -1,6 +1,7 @@
 //! What bytes can do; what scans and confirms come to is tested from Python, against a slow reading there.
 
-use super::{awaits_more, Bounds, Channels, Cut, Deliveries, Numbers, Part};
+use super::{awaits_more, Bounds, Channels, Cut, Deliveries, Numbers};
+use crate::out::{Out, Piece, CLIENT};
 
 const BOUNDS: Bounds =
     Bounds { frame_max: 4096, most_body: 99, most_keys: 3, most_runs: 3, most_publishes: 9, routing_keys: true };
@@ -87,7 +88,7 @@ fn no_bytes_are_too_much() {
         for publish in &taken.publishes {
             channels.forward(taken.runs[publish.run as usize].channel, publish.number);
         }
-        let read = channels.relay(&mut deliveries, &chunk, position, round % 2 == 0, 200);
+        let read = channels.relay(&mut deliveries, &chunk, position, round % 2 == 0, 200, &mut Out::default());
         assert!(read.stop >= position && (read.cut.is_none() || read.stop > chunk.len()));
         if random(4) == 0 {
             let (open, numbers) = (channels.open(), channels.numbers());
@@ -108,11 +109,10 @@ fn confirms_are_found_however_many_there_are() {
         channels.forward(1, number);
     }
     let confirm = |channels: &mut Channels, number, multiple| {
-        let read = channels.relay(&mut Deliveries::default(), &ack(1, number, multiple), 0, true, 4096);
-        match read.parts.as_deref() {
-            Some([Part::Bytes(bytes)]) => bytes.clone(),
-            other => panic!("{other:?}"),
-        }
+        let mut out = Out::default();
+        channels.relay(&mut Deliveries::default(), &ack(1, number, multiple), 0, true, 4096, &mut out);
+        assert_eq!(out.to[CLIENT], [Piece::Own(0..out.own.len())]);
+        out.own
     };
     assert_eq!(confirm(&mut channels, 99_997, 0), ack(1, 99_998, 0));
     assert_eq!(confirm(&mut channels, 99_998, 1).len(), 99_997 * ack(1, 1, 0).len());
@@ -186,9 +186,10 @@ fn deliveries_pass_however_they_are_cut() {
             let chunk = [&rest[..], part].concat();
             let (begin, left) = cut.map_or((0, None), |cut| cut.go_on(&chunk).unwrap());
             cut = left;
-            let read = channels.relay(&mut deliveries, &chunk, begin, true, 4096);
-            assert_eq!(read.parts, None);
+            let mut out = Out::default();
+            let read = channels.relay(&mut deliveries, &chunk, begin, true, 4096, &mut out);
             let stop = read.stop.min(chunk.len());
+            assert_eq!(out.to[CLIENT], if begin == stop { vec![] } else { vec![Piece::Chunk(begin..stop)] });
             assert!(cut.is_some() || stop == chunk.len() || awaits_more(&chunk, stop, 4096));
             cut = cut.or_else(|| Some(Cut { channel: read.cut?, left: read.stop - chunk.len() }));
             passed.extend_from_slice(&chunk[..stop]);
@@ -205,24 +206,26 @@ fn confirms_get_other_numbers_between_deliveries() {
     let mut channels = channels();
     channels.forward(2, 2);
     let chunk = [delivery(1, b"x"), ack(2, 1, 0), delivery(1, b"y")].concat();
-    let read = channels.relay(&mut Deliveries::default(), &chunk, 0, true, 4096);
+    let mut out = Out::default();
+    channels.relay(&mut Deliveries::default(), &chunk, 0, true, 4096, &mut out);
     let first = delivery(1, b"x").len();
     let last = first + ack(2, 1, 0).len();
-    assert_eq!(
-        read.parts,
-        Some(vec![Part::Slice(0, first), Part::Bytes(ack(2, 2, 0)), Part::Slice(last, chunk.len())])
-    );
+    assert_eq!(out.to[CLIENT], [Piece::Chunk(0..first), Piece::Own(0..last - first), Piece::Chunk(last..chunk.len())]);
+    assert_eq!(out.own, ack(2, 2, 0));
 }
 
 #[test]
 fn a_content_within_another_is_not_plain() {
     let whole = delivery(1, &[1; 200]);
     let (mut channels, mut deliveries) = (channels(), Deliveries::default());
+    let mut relay = |chunk: &[u8], deliveries: &mut Deliveries, frame_max| {
+        channels.relay(deliveries, chunk, 0, true, frame_max, &mut Out::default())
+    };
     let header = whole.len() - 3 * 8 - 200;
-    assert_eq!(channels.relay(&mut deliveries, &whole[..header], 0, true, 4096).frames, 2);
+    assert_eq!(relay(&whole[..header], &mut deliveries, 4096).frames, 2);
     assert_eq!(deliveries.open(), vec![(1, 200)]);
-    assert_eq!(channels.relay(&mut deliveries, &whole, 0, true, 4096).stop, 0);
-    assert_eq!(channels.relay(&mut deliveries, &frame(3, 1, &[1; 201]), 0, true, 4096).stop, 0);
-    assert_eq!(channels.relay(&mut deliveries, &frame(3, 1, &[1; 9]), 0, true, 16).stop, 0);
+    assert_eq!(relay(&whole, &mut deliveries, 4096).stop, 0);
+    assert_eq!(relay(&frame(3, 1, &[1; 201]), &mut deliveries, 4096).stop, 0);
+    assert_eq!(relay(&frame(3, 1, &[1; 9]), &mut deliveries, 16).stop, 0);
     assert_eq!(Cut { channel: 1, left: 2 }.go_on(b"xy"), None);
 }

@@ -1,0 +1,125 @@
+//! Which requests are limited and by which fields: what Python has in `proxy.protocols.rocketmq.wire.codes`.
+
+use crate::plain::{Known, Plain, Span};
+
+/// Longer headers are not plain.
+pub const MAX_HEADER_BYTES: usize = 256 * 1024;
+/// Nor are those with longer names.
+const MAX_NAME_BYTES: usize = 255;
+const RETRY_PREFIX: &str = "%RETRY%";
+const TOPIC: &str = "topic";
+const RETRY_GROUP: &str = "retry_group";
+/// Sends to these, or to what begins so, are not plain.
+const INTERNAL_PREFIX: &str = "rmq_sys_";
+const INTERNAL_TOPICS: [&str; 8] = [
+    "SCHEDULE_TOPIC_XXXX",
+    "RMQ_SYS_TRANS_HALF_TOPIC",
+    "RMQ_SYS_TRANS_OP_HALF_TOPIC",
+    "RMQ_SYS_ROCKSDB_TRANS_HALF_TOPIC",
+    "RMQ_SYS_ROCKSDB_TRANS_OP_HALF_TOPIC",
+    "TRANS_CHECK_MAX_TIME_TOPIC",
+    "OFFSET_MOVED_EVENT",
+    "CHECKPOINT_TOPIC",
+];
+/// What a plain message may be, as it is spelled.
+const PLAIN_SYS_FLAGS: [&[u8]; 10] = [b"0", b"1", b"2", b"3", b"257", b"259", b"513", b"515", b"769", b"771"];
+
+/// How requests spell their fields: sends of both versions, and send-backs.
+const V1: u8 = 0;
+const V2: u8 = 1;
+const BACK: u8 = 2;
+/// What fields say: the name, the producer group, whether the body is a batch, and what the message is.
+const ROLES: usize = 4;
+const NAME: usize = 0;
+const GROUP: usize = 1;
+const BATCH: usize = 2;
+const SYS_FLAG: usize = 3;
+
+/// How a request spells its fields, if it is limited.
+#[inline]
+pub fn layout_of(code: i32) -> Option<u8> {
+    match code {
+        10 | 324 => Some(V1),
+        310 | 320 | 325 => Some(V2),
+        36 => Some(BACK),
+        _ => None,
+    }
+}
+
+/// Whether somebody has to read requests of `code`, of a client or a broker: they are limited, end a transaction or ask
+/// for its end, say who the client is, or are for Sluice.
+pub fn is_read(code: i32) -> bool {
+    layout_of(code).is_some() || matches!(code, 34 | 35 | 37 | 39 | 9002 | 9003)
+}
+
+/// Whether a broker may leave requests of `code` without an answer for long.
+pub fn is_long_poll(code: i32) -> bool {
+    matches!(code, 11 | 361 | 200_050 | 200_054 | 200_070)
+}
+
+/// The number of a field in `extFields`, if it matters.
+#[inline]
+pub fn field(name: &[u8]) -> Option<usize> {
+    let (layout, role) = match name {
+        b"topic" => (V1, NAME),
+        b"producerGroup" => (V1, GROUP),
+        b"batch" => (V1, BATCH),
+        b"sysFlag" => (V1, SYS_FLAG),
+        b"b" => (V2, NAME),
+        b"a" => (V2, GROUP),
+        b"m" => (V2, BATCH),
+        b"f" => (V2, SYS_FLAG),
+        b"group" => (BACK, NAME),
+        _ => return None,
+    };
+    Some(usize::from(layout) * ROLES + role)
+}
+
+/// Whether the value of a field decides if a header is plain.
+pub fn tells(field: usize) -> bool {
+    field % ROLES >= BATCH
+}
+
+/// Whether the value of a field says what the message is; it may be a number.
+pub fn is_sys_flag(field: usize) -> bool {
+    field % ROLES == SYS_FLAG
+}
+
+/// Kind and bare name of what a request is charged to; None where that is not beyond doubt.
+pub fn resource(layout: u8, name: &str) -> Option<(&'static str, &str)> {
+    // A replacement character may stand for bytes that are no UTF-8.
+    if name.contains('\u{fffd}') || name.starts_with(INTERNAL_PREFIX) || INTERNAL_TOPICS.contains(&name) {
+        return None;
+    }
+    match name.strip_prefix(RETRY_PREFIX) {
+        Some("") => None,
+        _ if layout == BACK => Some((RETRY_GROUP, name)),
+        Some(group) => Some((RETRY_GROUP, group)),
+        None => Some((TOPIC, name)),
+    }
+}
+
+/// The values of the fields that matter, while a header is read; each at most once.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Values([Option<Span>; 3 * ROLES]);
+
+impl Values {
+    /// Note a field; None if it was there already.
+    #[inline]
+    pub fn note(&mut self, field: usize, value: Span) -> Option<()> {
+        self.0.get_mut(field)?.replace(value).is_none().then_some(())
+    }
+
+    /// What a header says that is a send or send-back of one message.
+    #[inline]
+    pub fn plain(&self, header: &[u8], known: Known, opaque_at: Span) -> Option<Plain> {
+        let layout = layout_of(known.code).filter(|_| !known.is_answer())?;
+        let [name, group, batch, sys_flag] = *self.0.get(usize::from(layout) * ROLES..)?.first_chunk::<ROLES>()?;
+        let (name, group) = (name?, group.unwrap_or_default());
+        let is_plain = (1..=MAX_NAME_BYTES).contains(&name.of(header).len())
+            && group.of(header).len() <= MAX_NAME_BYTES
+            && batch.is_none_or(|span| matches!(span.of(header), b"false" | b"0"))
+            && sys_flag.is_none_or(|span| PLAIN_SYS_FLAGS.contains(&span.of(header)));
+        is_plain.then_some(Plain { known, layout, name, group, opaque_at })
+    }
+}

@@ -1,0 +1,97 @@
+//! `Requests`: what is remembered of the requests of one `RocketMQ` connection.
+
+use std::collections::HashSet;
+use std::sync::{Mutex, PoisonError};
+
+use pyo3::prelude::*;
+use pyo3::types::PyString;
+use sluice_native_core::answers;
+use sluice_native_core::opaques::Opaques;
+use sluice_native_core::scan::{Bounds, Headers, Scanner, Taken};
+
+use crate::resources::{Resources, Target};
+use crate::runs::Asker;
+
+/// How headers were read lately; those of one connection are much like another's.
+static HEADERS: Mutex<Option<Headers>> = Mutex::new(None);
+
+fn with_headers<T>(read: impl FnOnce(&mut Headers) -> T) -> T {
+    read(HEADERS.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_default())
+}
+
+#[pyclass(module = "sluice_native")]
+pub struct Requests {
+    scanner: Scanner,
+    /// Of the scanner's keys, by their numbers.
+    pub askers: Vec<Asker>,
+    /// The numbers of those that have no answer yet.
+    pub owed: Opaques,
+    resources: Py<Resources>,
+    most_keys: usize,
+}
+
+impl Requests {
+    /// Take the plain frames from `position` on.
+    pub fn take(
+        &mut self,
+        py: Python<'_>,
+        chunk: &[u8],
+        position: usize,
+        max_length: i64,
+        most_runs: usize,
+    ) -> PyResult<Taken> {
+        let bounds = Bounds { max_length, most_keys: self.most_keys, most_runs };
+        let taken = with_headers(|headers| self.scanner.scan(chunk, position, &bounds, headers, &mut self.owed));
+        self.askers.truncate(taken.first_new);
+        for key in &taken.new {
+            let target = self.resources.borrow_mut(py).target(py, key.kind, &key.name)?;
+            let producer_group = match self.askers.last() {
+                Some(last) if last.producer_group.bind(py).to_cow()? == key.group => last.producer_group.clone_ref(py),
+                _ => PyString::new(py, &key.group).unbind(),
+            };
+            self.askers.push(Asker { target, second: None, producer_group });
+        }
+        Ok(taken)
+    }
+
+    /// Step over the answers of a chunk, as `answers::settle` does.
+    pub fn step_over(&mut self, chunk: &[u8], position: usize) -> (usize, usize) {
+        with_headers(|headers| answers::settle(chunk, position, &mut self.owed, &mut headers.answers))
+    }
+}
+
+#[pymethods]
+impl Requests {
+    #[new]
+    fn new(resources: Py<Resources>, most_keys: usize, most_owed: usize) -> Self {
+        let owed = Opaques::new(most_owed);
+        Self { scanner: Scanner::default(), askers: Vec::new(), owed, resources, most_keys }
+    }
+
+    fn names(&self, py: Python<'_>) -> PyResult<Vec<Py<PyAny>>> {
+        let mut seen = HashSet::new();
+        let new = self.askers.iter().filter(|asker| seen.insert(asker.target.as_ptr()));
+        new.map(|asker| Target::resource(&asker.target, py)).collect()
+    }
+
+    fn add(&mut self, opaque: i32) {
+        self.owed.add(opaque);
+    }
+
+    fn discard(&mut self, opaque: i32) -> bool {
+        self.owed.discard(opaque)
+    }
+
+    #[getter]
+    fn ambiguous(&self) -> bool {
+        self.owed.ambiguous()
+    }
+
+    fn __len__(&self) -> usize {
+        self.owed.len()
+    }
+
+    fn __contains__(&self, opaque: i32) -> bool {
+        self.owed.contains(opaque)
+    }
+}
