@@ -18,23 +18,16 @@ mod sluice_native {
     const INTERFACE: u32 = 19;
 
     #[pymodule_export]
-    use crate::cell::Cell;
-    #[pymodule_export]
-    use crate::live::Live;
-    #[pymodule_export]
-    use crate::refused_ids::RefusedIds;
-    #[pymodule_export]
-    use crate::requests::Requests;
-    #[pymodule_export]
-    use crate::resources::{Callers, Resources};
-    #[pymodule_export]
-    use crate::row::{Entry, Row, Second};
-    #[pymodule_export]
-    use crate::turn::amqp091::{lend_amqp091, Channels};
-    #[pymodule_export]
-    use crate::turn::amqp10::lend_amqp10;
-    #[pymodule_export]
-    use crate::turn::rocketmq::lend_rocketmq;
-    #[pymodule_export]
-    use crate::turn::{Lent, Turn};
+    use crate::{
+        cell::Cell,
+        live::Live,
+        refused_ids::RefusedIds,
+        requests::Requests,
+        resources::{Callers, Resources},
+        row::{Entry, Row, Second},
+        turn::amqp091::{lend_amqp091, Channels},
+        turn::amqp10::lend_amqp10,
+        turn::rocketmq::lend_rocketmq,
+        turn::{Lent, Turn},
+    };
 }

@@ -80,19 +80,19 @@ struct Limit {
 impl Limit {
     /// As `admit`, of one limit that was asked for before; None if it has to be asked for again.
     #[inline]
-    fn admit(&self, py: Python<'_>, costs: &Costs, at: &Moment) -> PyResult<Option<bool>> {
+    fn admit(&self, py: Python<'_>, costs: &Costs, at: &Moment) -> Option<bool> {
         let (mut cell, mut row) = (self.cell.borrow_mut(py), self.row.borrow_mut(py));
         if cell.retired || row.retired {
-            return Ok(None);
+            return None;
         }
         cell.asked_ns = at.now_ns;
         let (before, permits) = (costs.before[self.unit as usize], costs.all[self.unit as usize]);
         let admits = cell.bucket.admits(at.now_ns, before, permits);
         if admits {
             cell.bucket.spend(permits);
-            row.take(at.second, self.unit.dimension(), permits)?;
+            row.take(at.second, self.unit.dimension(), permits);
         }
-        Ok(Some(admits))
+        Some(admits)
     }
 }
 
@@ -126,27 +126,26 @@ impl Limits {
 
 /// Spend what all of some limits admit; false if one does not.
 #[inline]
-fn admit(py: Python<'_>, own: &[Limit], scoped: &[Limit], costs: &Costs, at: &Moment) -> PyResult<bool> {
+fn admit(py: Python<'_>, own: &[Limit], scoped: &[Limit], costs: &Costs, at: &Moment) -> bool {
     for limit in own.iter().chain(scoped) {
         let mut cell = limit.cell.borrow_mut(py);
         let unit = limit.unit as usize;
         if cell.retired || !cell.bucket.admits(at.now_ns, costs.before[unit], costs.all[unit]) {
-            return Ok(false);
+            return false;
         }
     }
-    spend(py, own, scoped, costs, 1, at)?;
-    Ok(true)
+    spend(py, own, scoped, costs, 1, at);
+    true
 }
 
 /// Spend what requests cost, or with a sign of -1 give it back.
 #[inline]
-fn spend(py: Python<'_>, own: &[Limit], scoped: &[Limit], costs: &Costs, sign: i64, at: &Moment) -> PyResult<()> {
+fn spend(py: Python<'_>, own: &[Limit], scoped: &[Limit], costs: &Costs, sign: i64, at: &Moment) {
     for limit in own.iter().chain(scoped) {
         let permits = sign * costs.all[limit.unit as usize];
         limit.cell.borrow_mut(py).bucket.spend(permits);
-        limit.row.borrow_mut(py).take(at.second, limit.unit.dimension(), permits)?;
+        limit.row.borrow_mut(py).take(at.second, limit.unit.dimension(), permits);
     }
-    Ok(())
 }
 
 /// What limits all names of a kind that have no rule of their own.
@@ -402,7 +401,7 @@ impl Target {
             let target = this.borrow(py);
             if let (None, true, Some([only])) = (callers, target.limits.good.holds(at), target.limits.plain.as_deref())
             {
-                if let Some(admits) = only.admit(py, costs, at)? {
+                if let Some(admits) = only.admit(py, costs, at) {
                     return Ok(admits);
                 }
             }
@@ -410,7 +409,7 @@ impl Target {
         Self::ask(this, py, all, at)?;
         let Some((callers, group)) = callers else {
             let target = this.borrow(py);
-            return target.limits.plain.as_ref().map_or(Ok(false), |own| admit(py, own, &[], costs, at));
+            return Ok(target.limits.plain.as_ref().is_some_and(|own| admit(py, own, &[], costs, at)));
         };
         if this.borrow(py).limits.plain.is_none() {
             return Ok(false);
@@ -421,7 +420,7 @@ impl Target {
         let (Some(own), Some(scoped)) = (target.limits.plain.as_deref(), callers.limits(group)) else {
             return Ok(false);
         };
-        admit(py, own, scoped, costs, at)
+        Ok(admit(py, own, scoped, costs, at))
     }
 
     /// Give back what was admitted at the same moment.
@@ -436,7 +435,8 @@ impl Target {
         let callers = callers.map(|(callers, _)| callers.borrow(py));
         let scoped = callers.as_ref().zip(group).and_then(|(callers, group)| callers.limits(group));
         let own = target.limits.plain.as_deref();
-        spend(py, own.unwrap_or_default(), scoped.unwrap_or_default(), costs, -1, at)
+        spend(py, own.unwrap_or_default(), scoped.unwrap_or_default(), costs, -1, at);
+        Ok(())
     }
 
     /// Count some requests in its row; false, and none is, if something was refused there lately and `may_look`.
@@ -448,7 +448,7 @@ impl Target {
         at: &Moment,
         sender: &Py<PyAny>,
         outcome: usize,
-        amount: [i64; 3],
+        amount: (i64, i64, i64),
         may_look: bool,
     ) -> PyResult<bool> {
         let count = |row: &mut Row| {

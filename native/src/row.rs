@@ -2,7 +2,6 @@
 //!
 //! It is `limiter.counting.row` in Python word for word, which says what the figures mean; a test holds both equal.
 
-use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 
@@ -15,7 +14,9 @@ const SLOTS: usize = 61;
 const MAX_SENDERS: usize = 256;
 const NOT_ASKED: i64 = -1;
 
-type Sums = [[i64; 3]; OUTCOMES];
+/// Requests, messages and bytes.
+type Amount = (i64, i64, i64);
+type Sums = [Amount; OUTCOMES];
 type Ring = Box<[i64; SLOTS]>;
 
 #[pyclass(module = "sluice_native")]
@@ -68,8 +69,8 @@ impl Entry {
 
 #[pymethods]
 impl Entry {
-    fn amounts(&self) -> Vec<(i64, i64, i64)> {
-        triples(&self.sums)
+    fn amounts(&self) -> Sums {
+        self.sums
     }
 
     fn asked(&self, py: Python<'_>) -> Vec<(Option<Py<PyAny>>, i64, i64)> {
@@ -78,8 +79,8 @@ impl Entry {
     }
 }
 
-fn triples(sums: &Sums) -> Vec<(i64, i64, i64)> {
-    sums.iter().map(|[requests, messages, bytes]| (*requests, *messages, *bytes)).collect()
+fn add(sum: &mut Amount, more: Amount) {
+    *sum = (sum.0 + more.0, sum.1 + more.1, sum.2 + more.2);
 }
 
 #[pyclass(module = "sluice_native")]
@@ -138,36 +139,29 @@ impl Row {
         now_ns: i64,
         sender: &Py<PyAny>,
         outcome: usize,
-        amount: [i64; 3],
+        amount: Amount,
         told: i64,
     ) -> PyResult<()> {
-        let Some(total) = self.total.get_mut(outcome) else {
-            return Err(PyIndexError::new_err(format!("outcome {outcome} is not one of {OUTCOMES}")));
-        };
-        total.iter_mut().zip(amount).for_each(|(sum, more)| *sum += more);
+        add(&mut self.total[outcome], amount);
         self.seen_ns = now_ns;
         let entry = self.entry(py, second)?;
         let mut entry = entry.borrow_mut(py);
-        entry.sums[outcome].iter_mut().zip(amount).for_each(|(sum, more)| *sum += more);
+        add(&mut entry.sums[outcome], amount);
         entry.told += told;
-        let [requests, ..] = amount;
+        let requests = amount.0;
         let refused = if outcome == REFUSED { requests } else { 0 };
         entry.ask(py, sender, if outcome == HELD { 0 } else { requests }, refused);
         Ok(())
     }
 
     #[inline]
-    pub fn take(&mut self, second: &Second, dimension: usize, permits: i64) -> PyResult<()> {
-        if dimension >= self.rings.len() {
-            return Err(PyIndexError::new_err(format!("dimension {dimension} is not one of 2")));
-        }
+    pub fn take(&mut self, second: &Second, dimension: usize, permits: i64) {
         if second.number != self.spent_in {
             self.turn(second.number);
         }
         let spent =
             &mut self.rings[dimension].get_or_insert_with(|| Box::new([NOT_ASKED; SLOTS]))[place(second.number)];
         *spent = permits + (*spent).max(0);
-        Ok(())
     }
 
     #[cold]
@@ -211,38 +205,33 @@ impl Row {
         second: PyRef<'_, Second>,
         now_ns: i64,
         sender: Py<PyAny>,
-        outcome: i64,
+        outcome: usize,
         requests: i64,
         messages: i64,
         size_bytes: i64,
         told: i64,
     ) -> PyResult<()> {
-        // What is less than 0 is not one either.
-        let outcome = usize::try_from(outcome).unwrap_or(OUTCOMES);
-        self.count(py, &second, now_ns, &sender, outcome, [requests, messages, size_bytes], told)
+        self.count(py, &second, now_ns, &sender, outcome, (requests, messages, size_bytes), told)
     }
 
-    fn spend(&mut self, second: PyRef<'_, Second>, dimension: i64, permits: i64) -> PyResult<()> {
-        self.take(&second, usize::try_from(dimension).unwrap_or(self.rings.len()), permits)
+    fn spend(&mut self, second: PyRef<'_, Second>, dimension: usize, permits: i64) {
+        self.take(&second, dimension, permits);
     }
 
-    fn totals(&self) -> Vec<(i64, i64, i64)> {
-        triples(&self.total)
+    fn totals(&self) -> Sums {
+        self.total
     }
 
-    fn fold(&mut self, amounts: Vec<(i64, i64, i64)>) {
-        for (sums, (requests, messages, size_bytes)) in self.total.iter_mut().zip(amounts) {
-            sums.iter_mut().zip([requests, messages, size_bytes]).for_each(|(sum, more)| *sum += more);
-        }
+    fn fold(&mut self, amounts: Sums) {
+        self.total.iter_mut().zip(amounts).for_each(|(sum, more)| add(sum, more));
     }
 
-    fn used(&self, number: i64, dimension: usize) -> PyResult<Option<Vec<i64>>> {
-        let ring = self.rings.get(dimension).ok_or_else(|| PyIndexError::new_err("no such dimension"))?;
+    fn used(&self, number: i64, dimension: usize) -> Option<Vec<i64>> {
         let number = number.max(self.spent_in);
-        let Some(ring) = ring.as_ref().filter(|_| number - self.spent_in <= KEPT) else { return Ok(None) };
+        let ring = self.rings[dimension].as_ref().filter(|_| number - self.spent_in <= KEPT)?;
         let oldest = self.spent_in - KEPT;
         let of = |second: i64| if second < oldest || second > self.spent_in { NOT_ASKED } else { ring[place(second)] };
         let used: Vec<i64> = (number - KEPT..number).map(of).collect();
-        Ok(used.iter().any(|spent| *spent != NOT_ASKED).then_some(used))
+        used.iter().any(|spent| *spent != NOT_ASKED).then_some(used)
     }
 }

@@ -186,33 +186,8 @@ fn digits(text: &[u8]) -> Option<u64> {
     if text.len() > 18 || (text.len() > 1 && text[0] == b'0') || text.is_empty() {
         return None;
     }
-    let mut value = 0;
-    let mut rest = text;
-    while let Some((eight, after)) = rest.split_first_chunk::<8>() {
-        value = value * 100_000_000 + eight_digits(u64::from_le_bytes(*eight))?;
-        rest = after;
-    }
-    for byte in rest {
+    text.iter().try_fold(0, |value, byte| {
         let digit = byte.wrapping_sub(b'0');
-        if digit > 9 {
-            return None;
-        }
-        value = value * 10 + u64::from(digit);
-    }
-    Some(value)
-}
-
-/// The value of eight digits, the first in the lowest byte: pairs, then fours, then all are added up.
-#[inline]
-fn eight_digits(word: u64) -> Option<u64> {
-    const ONES: u64 = u64::MAX / 255;
-    const HIGH_NIBBLES: u64 = ONES * 0xf0;
-    // Both the byte and the byte plus six have the high nibble of a digit.
-    if word & HIGH_NIBBLES != ONES * 0x30 || word.wrapping_add(ONES * 6) & HIGH_NIBBLES != ONES * 0x30 {
-        return None;
-    }
-    let digits = word & (ONES * 0x0f);
-    let pairs = (digits.wrapping_mul(10).wrapping_add(digits >> 8)) & 0x00ff_00ff_00ff_00ff;
-    let fours = (pairs.wrapping_mul(100).wrapping_add(pairs >> 16)) & 0x0000_ffff_0000_ffff;
-    Some((fours.wrapping_mul(10_000).wrapping_add(fours >> 32)) & 0xffff_ffff)
+        (digit <= 9).then(|| value * 10 + u64::from(digit))
+    })
 }

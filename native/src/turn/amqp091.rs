@@ -186,10 +186,7 @@ impl Amqp091 {
                 break Next::More(at);
             }
         };
-        if decided > 0 {
-            let took_ns = context.clock_ns(py)? - context.now_ns;
-            context.report.processing.push((took_ns, u32::try_from(decided).unwrap_or(u32::MAX)));
-        }
+        context.decided(py, decided)?;
         if let Some(channel) = last.filter(|_| self.timed.is_none()) {
             let latest = self.channels.borrow(py).state.forwarded(channel);
             self.timed = Some((channel, latest, context.now_ns));

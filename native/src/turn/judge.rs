@@ -241,14 +241,23 @@ impl Judge {
     ) -> PyResult<bool> {
         let asker = runs.asker_of(run)?;
         let outcome = if is_bypassed { self.bypassed } else { self.passed };
-        let amount = runs.costs(run).all;
+        let [requests, messages, bytes] = runs.costs(run).all;
         let (all, sender) = (&self.resources, &self.sender);
         self.with(py, asker, context, |_, at| {
-            if !Target::count(&asker.target, py, all, at, sender, outcome, amount, self.ids.is_some())? {
+            if !Target::count(
+                &asker.target,
+                py,
+                all,
+                at,
+                sender,
+                outcome,
+                (requests, messages, bytes),
+                self.ids.is_some(),
+            )? {
                 return Ok(false);
             }
             if let Some(target) = &asker.second {
-                Target::count(target, py, all, at, sender, outcome, amount, false)?;
+                Target::count(target, py, all, at, sender, outcome, (requests, messages, bytes), false)?;
             }
             Ok(true)
         })

@@ -81,6 +81,15 @@ impl Context<'_> {
     pub fn clock_ns(&self, py: Python<'_>) -> PyResult<i64> {
         self.clock.call0(py)?.extract(py)
     }
+
+    /// Report how long it took to decide some requests, if any were.
+    pub fn decided(&mut self, py: Python<'_>, requests: usize) -> PyResult<()> {
+        if requests > 0 {
+            let took_ns = self.clock_ns(py)? - self.now_ns;
+            self.report.processing.push((took_ns, u32::try_from(requests).unwrap_or(u32::MAX)));
+        }
+        Ok(())
+    }
 }
 
 /// What all connections did since the last report.

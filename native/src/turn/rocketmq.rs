@@ -175,11 +175,8 @@ impl RocketMq {
                 break Next::More(at);
             }
         };
-        if decided > 0 {
-            let took_ns = context.clock_ns(py)? - context.now_ns;
-            context.report.processing.push((took_ns, u32::try_from(decided).unwrap_or(u32::MAX)));
-            self.time(py, first, context.now_ns);
-        }
+        context.decided(py, decided)?;
+        self.time(py, first, context.now_ns);
         Ok(next)
     }
 
