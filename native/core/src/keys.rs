@@ -9,8 +9,9 @@ use hashbrown::{DefaultHashBuilder, HashTable};
 struct Key {
     hash: u64,
     layout: u8,
-    name: Box<[u8]>,
-    group: Box<[u8]>,
+    /// The name, and the group behind it: to compare with an empty box takes long.
+    text: Box<[u8]>,
+    name_bytes: usize,
     chunk: u32,
     run: u32,
 }
@@ -18,7 +19,8 @@ struct Key {
 impl Key {
     #[inline]
     fn is(&self, layout: u8, name: &[u8], group: &[u8]) -> bool {
-        self.layout == layout && *self.name == *name && *self.group == *group
+        let (own_name, own_group) = self.text.split_at(self.name_bytes);
+        self.layout == layout && own_name == name && own_group == group
     }
 }
 
@@ -65,7 +67,8 @@ impl Keys {
     pub fn add(&mut self, layout: u8, name: &[u8], group: &[u8]) -> usize {
         let hash = self.hasher.hash_one((layout, name, group));
         self.last = self.all.len();
-        self.all.push(Key { hash, layout, name: name.into(), group: group.into(), chunk: 0, run: 0 });
+        let text = [name, group].concat().into();
+        self.all.push(Key { hash, layout, text, name_bytes: name.len(), chunk: 0, run: 0 });
         self.numbers.insert_unique(hash, self.last, |number| self.all[*number].hash);
         self.last
     }
