@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 #: A client whose unwritten answers have grown to this is not read until they are gone.
 OUTBOX_BYTES: Final = 1024 * 1024
+_MOST_APART: Final = 63
+"""The most chunks for which a connection stays with Python that was lent in vain: 1 at first, then 3, 7 and so on."""
 
 
 class Connection:
@@ -69,7 +71,17 @@ class Connection:
 
     #: A dict of so many attributes takes half a KiB more.
     __slots__ = (
-        *("__weakref__", "_fed", "_hears_of_writes", "_judge", "_lent", "_long_stall", "_looks"),
+        *(
+            "__weakref__",
+            "_apart",
+            "_apart_left",
+            "_fed",
+            "_hears_of_writes",
+            "_judge",
+            "_lent",
+            "_long_stall",
+            "_looks",
+        ),
         *("_on_over", "_scopes", "_services", "_stalled_by", "_ticking", "_woken", "broker_left", "bytes_read"),
         *("draining", "ending", "info", "open_batches", "opened_ns", "peers", "read_ns", "reading", "session", "stage"),
         *("tickets", "writer"),
@@ -122,6 +134,8 @@ class Connection:
         self._fed: dict[Side, list[Buffer]] = {Side.CLIENT: [], Side.BROKER: []}
         self._judge: Judge | None = None
         self._long_stall: Timer | None = None
+        #: For how many chunks it stays with Python since it was lent in vain, and how many of these are left.
+        self._apart = self._apart_left = 0
         self.peers: dict[Side, Peer] = {}
         self.session = open_session(self)
         if services.lending is not None and services.resources is not None and self.session.lends:
@@ -247,6 +261,9 @@ class Connection:
             or not all(peer.is_quiet for peer in self.peers.values())
         ):
             return
+        if self._apart_left:
+            self._apart_left -= 1
+            return
         if not self.tickets.sender.language:
             # What it has sent until now was not counted.
             self._know_sender(self.info)
@@ -280,7 +297,7 @@ class Connection:
         reading, self.reading = self.reading, None
         try:
             if reading is not None:
-                self.session.returned(reading.give_back())
+                self._returned(reading.give_back())
             elif number is not None:
                 self._take_back(number)
             for peer in self.peers.values():
@@ -293,13 +310,17 @@ class Connection:
         except Exception as error:  # noqa: BLE001 - as in guard
             self.failed(error)
 
+    def _returned(self, state: Any) -> None:
+        in_vain = self.session.returned(state)
+        self._apart = self._apart_left = min(2 * self._apart + 1, _MOST_APART) if in_vain else 0
+
     def _take_back(self, number: int) -> None:
         assert self._services.lending is not None  # noqa: S101 - else nothing is lent
         state, begun, unread, unwritten, errnos = self._services.lending.take(number)
         if self._long_stall is not None:
             self._long_stall.cancel()
         self.stall(None)
-        self.session.returned(state)
+        self._returned(state)
         peers = self.peers.values()
         for peer, beginning, not_taken, not_written, errno in zip(peers, begun, unread, unwritten, errnos, strict=True):
             peer.write_later(not_written)

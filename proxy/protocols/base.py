@@ -186,9 +186,14 @@ class Session(ABC):
         """Take the beginning of a frame that was read while the session was lent; comes after ``returned``."""
         self.receive(side, memoryview(beginning), now_ns)
 
-    def returned(self, state: Any) -> None:
-        """Go on with both streams; ``state`` is what the compiled part says of them."""
+    def returned(self, state: Any) -> bool:
+        """Go on with both streams; ``state`` is what the compiled part says of them.
+
+        Returns:
+            Whether it has read too little to be worth the lending. Then it is not lent for some chunks.
+        """
         del state
+        return False
 
     def count_lent(self, requests: int, refused: int) -> None:
         """Count requests that the compiled part has read, and those of them that it has refused."""

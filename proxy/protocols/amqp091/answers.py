@@ -20,8 +20,7 @@ from proxy.protocols.amqp091.channel import (
     Tags,
 )
 from proxy.protocols.amqp091.memory import Memory
-from proxy.protocols.amqp091.output import Owner, Shared
-from proxy.protocols.amqp091.stream import Stream
+from proxy.protocols.amqp091.stream import Owner, Shared, Stream
 from proxy.protocols.amqp091.wire import Malformed, Reader
 
 #: Methods that must not overtake waiting deliveries.

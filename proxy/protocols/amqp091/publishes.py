@@ -14,8 +14,7 @@ from proxy.protocols.amqp091.channel import GENERATED, MAX_CONSUMERS, MAX_UNANSW
 from proxy.protocols.amqp091.confirms import Confirms
 from proxy.protocols.amqp091.marking import REPLIES, SETTLES
 from proxy.protocols.amqp091.memory import Memory
-from proxy.protocols.amqp091.output import Owner, Shared
-from proxy.protocols.amqp091.stream import Stream
+from proxy.protocols.amqp091.stream import Owner, Shared, Stream
 from proxy.protocols.amqp091.wire import Malformed
 from proxy.protocols.base import Buffer
 

@@ -14,18 +14,16 @@ from limiter.rules.resource import Resource
 from proxy.deciding.batch import Batch, ConnectionInfo, Refuse, Request, Side
 from proxy.flow.credit import Stage
 from proxy.protocols.amqp.names import DELIVERY, EXCHANGE, QUEUE, ROUTING_KEY, Names
-from proxy.protocols.amqp.pause import Pause
 from proxy.protocols.amqp091 import wire
 from proxy.protocols.amqp091.answers import Answers
 from proxy.protocols.amqp091.channel import PASSING, Channel, Content
 from proxy.protocols.amqp091.confirms import Confirms
 from proxy.protocols.amqp091.marking import ConsumerAcks, Marking
 from proxy.protocols.amqp091.memory import Memory
-from proxy.protocols.amqp091.output import Shared
 from proxy.protocols.amqp091.publishes import Publishes
 from proxy.protocols.amqp091.replay import Replay
 from proxy.protocols.amqp091.stages import Stages
-from proxy.protocols.amqp091.stream import MAX_BODY_BYTES, MAX_MESSAGE_BYTES, Stream
+from proxy.protocols.amqp091.stream import MAX_BODY_BYTES, MAX_MESSAGE_BYTES, Shared, Stream
 from proxy.protocols.amqp091.wire import Reader
 from proxy.protocols.base import NO_BOUND, Buffer, Close, Description, Session, SessionContext
 from proxy.protocols.options import Scan, Tls, relays_unread, scans
@@ -40,10 +38,8 @@ _OTHER_VERSION: Final = wire.PROTOCOL_HEADERS[0][0]
 _HEADER_BYTES: Final = wire.PROTOCOL_HEADER_BYTES
 #: The protocol headers of AMQP 1.0, with SASL and without.
 _AMQP_1_0: Final = (b"AMQP\x03\x01\x00\x00", b"AMQP\x00\x01\x00\x00")
-#: Lending costs as much as reading some chunks. If the compiled part reads fewer than the first number before it
-#: returns, the session reads up to the second number first, twice as many each time.
+#: Frames. Lending costs as much as reading some chunks.
 _FEW_READS: Final = 4
-_MAX_PAUSE: Final = 63
 _NS: Final = 1_000_000_000
 #: More channels stay with Python: the numbers of each are copied when the compiled part takes a connection.
 _MAX_LENT_CHANNELS: Final = 1024
@@ -137,8 +133,6 @@ class AMQP091Session(Session):
         self._blocked = self._waits_for_spool = False
         #: Contents that had begun then, which are read to their ends; None while a frame is incomplete.
         self._to_finish: list[Content] | None = None
-        #: After the compiled part has returned it soon.
-        self._pause = Pause(_MAX_PAUSE)
         #: Sluice has sent connection.close to the broker. The last bytes received since.
         self._closes = False
         self._last_heard = b""
@@ -612,7 +606,7 @@ class AMQP091Session(Session):
         publishes, answers = self._publishes, self._answers
         if COMPILED is None or self._resources is None:
             return None
-        if self._pause.lasts() or not self._is_plain():
+        if not self._is_plain():
             return None
         if self._compiled is None:
             kinds = QUEUE, EXCHANGE, ROUTING_KEY
@@ -666,12 +660,11 @@ class AMQP091Session(Session):
             and not (limits_deliveries and any(channel.consumers for channel in channels))
         )
 
-    def returned(self, state: Any) -> None:
+    def returned(self, state: Any) -> bool:
         of_peers, dropped, published, timed, answers, numbers = state
         self._is_lent = False
         for number, of_channel in numbers:
             self._channels[number].confirms = Confirms(of_channel)
-        self._pause.begin(in_vain=sum(count for count, *_ in of_peers) < _FEW_READS)
         for side, (count, written, rests, cut) in zip(Side, of_peers, strict=True):
             if count:
                 self._heard.add(side)
@@ -682,6 +675,8 @@ class AMQP091Session(Session):
         self._timed = None if timed is None else (self._channels[timed[0]], *timed[1:])
         for number, frame in answers:
             self.answer(self._channels[number], frame)
+        reads: int = sum(count for count, *_ in of_peers)
+        return reads < _FEW_READS
 
     def count_lent(self, requests: int, refused: int) -> None:
         self._publishes.frames += requests

@@ -1,21 +1,40 @@
-"""One direction of a connection: bytes to frames and contents.
+"""One direction of a connection: bytes to frames and contents, and what of them is forwarded, and what waits.
 
 ``feed`` reads a chunk frame by frame, ``pass_on`` forwards them once their contents are decided. Nothing is written in
 between. Bodies pass as they come: the verdict on a content covers its remaining frames, which pass, are dropped, or are
 added to its copy while it waits. All other frames are gathered, and a method until the header of its content has
 arrived.
+
+What waits, for a limit or behind others, is in memory or in the spool:
+
+1. Contents of one lane with the same key keep their order. While one is held, those behind it wait in its ``Line``.
+   Once it is resolved, the undecided ones are asked about in a batch of their own (``ask``).
+2. A barrier method waits until all lines of its lane are empty. Other methods and contents wait behind it, in
+   ``Lane.after``.
+3. What may be forwarded is in ``Lane.ready`` until the output is at a boundary: not inside a frame, and not inside a
+   content of the same channel. Frames of Sluice's own wait there, too.
+
+Spooled publishes come back in order to be asked about. Those that do not come back are answered if their client waits
+for that, and counted as given up.
 """
 
-from abc import abstractmethod
-from collections.abc import Container, Mapping, Sequence
-from typing import Final
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol
 
-from proxy.deciding.batch import Batch, Request, Side
+from limiter.rules.resource import Resource
+from proxy.deciding.batch import Batch, Charge, Hold, Refuse, Request, Shadow, Side, Verdict
+from proxy.protocols.amqp.names import Names
 from proxy.protocols.amqp091 import wire
+from proxy.protocols.amqp091.about import AboutClient
 from proxy.protocols.amqp091.channel import (
+    ASKED,
     DROPPED,
     GRANTED,
+    HELD,
     LATER,
+    MAX_OF_LINE,
     NEW,
     OBJECT_BYTES,
     PASSING,
@@ -24,12 +43,17 @@ from proxy.protocols.amqp091.channel import (
     Channel,
     Content,
     Lane,
+    Line,
     Method,
 )
+from proxy.protocols.amqp091.marking import ConsumerAcks, Marking
 from proxy.protocols.amqp091.memory import Memory
-from proxy.protocols.amqp091.output import Output, Owner, Shared
-from proxy.protocols.amqp091.wire import FRAME_BYTES, FRAME_END, PREFIX_BYTES, Malformed
-from proxy.protocols.base import Buffer, Close
+from proxy.protocols.amqp091.stages import Stages
+from proxy.protocols.amqp091.wire import FRAME_BYTES, FRAME_END, PREFIX_BYTES, Malformed, Reader
+from proxy.protocols.base import Buffer, Close, SessionContext
+from proxy.spool.queue import Lost, Queue
+from proxy.spool.segments import MAX_BYTES, Entry, Piece
+from proxy.spool.spool import QueueName, Spool
 
 #: After this many steps the rest of a chunk is left for later: some milliseconds. A frame or a header field is a step.
 MAX_STEPS: Final = 256
@@ -43,13 +67,89 @@ MAX_TAKEN_BACK_BYTES: Final = 4096  # a longer beginning of a frame is not read 
 MAX_BODY_BYTES: Final = 1 << 40  # a body that is announced longer counts as empty: it never arrives
 #: The same for clients, by default: RabbitMQ closes the channel of one that announces more.
 MAX_MESSAGE_BYTES: Final = 128 * 1024 * 1024
+MAX_ASKED: Final = 256  # contents asked about in one batch, of all lines
+MAX_ENDED: Final = 1024  # contents that leave the spool in one call to be answered
+_AGAIN_NS: Final = 10_000_000  # when to ask again after a handler answered Later though nothing is in front
+#: How much a line takes out of the spool before it is asked about. Larger contents stay there.
+_WINDOW_BYTES: Final = 64 * 1024
+#: While more than this is forwarded and not written, or answered and not read, nothing leaves the spool.
+_MAX_UNWRITTEN_BYTES: Final = 1024 * 1024
+_LINE_BYTES: Final = 5 * 1024  # memory of a line without its contents, about: its stage, and its queue in the spool
+#: In the handle of a spool entry, above the client's number: it is charged to more than its target.
+_IS_COPIED: Final = 1 << 63
+_NEVER_NS: Final = 1 << 63
+_NS_PER_MS: Final = 1_000_000
+_NS: Final = 1_000_000_000
 
 
-class Stream(Output):
-    """One peer's stream, on its way to the other peer."""
+@dataclass(slots=True)
+class Shared:
+    """What the two streams of a connection share."""
+
+    context: SessionContext
+    consumers: ConsumerAcks
+    marking: Marking
+    stages: Stages
+    names: Names
+    about: AboutClient = field(default_factory=AboutClient)
+    channels: dict[int, Channel] = field(default_factory=dict)
+
+
+class Owner(Protocol):
+    """The session, as its streams see it. Each of them calls what the other one has to know."""
+
+    def channel_opens(self, channel: Channel) -> None: ...
+    def channel_left(self, channel: Channel) -> None: ...
+    def channel_dies(self, channel: Channel) -> None: ...
+    def channel_closes(self, number: int) -> None: ...
+    def client_leaves(self) -> None: ...
+    def broker_ends(self, arguments: Reader) -> None: ...
+    def answer(self, channel: Channel, frame: bytes) -> None: ...
+    def requeue(self, channel: Channel, tag: int) -> None: ...
+    def shown(self, channel: Channel) -> tuple[int, bool]: ...
+    def queue_declared(self, queue: bytes, frame: bytes) -> None: ...
+    def hear_left(self, channel: Channel, method: int) -> None: ...
+    def hear_own(self, method: int, arguments: Reader) -> None: ...
+    def withholds(self) -> bool: ...
+    def backlog_bytes(self, side: Side) -> int: ...
+
+
+class Stream(ABC):
+    """What one peer sends, on its way to the other peer."""
+
+    side: Side  # the peer it comes from
 
     def __init__(self, memory: Memory, shared: Shared, owner: Owner) -> None:
-        super().__init__(memory, shared, owner)
+        self.close: Close | None = None  # why the connection has to end
+        self.code = wire.FRAME_ERROR  # the reply code for that
+        self.out: list[Buffer] = []
+        self.own_bytes = 0  # of Sluice's own frames, in ``out`` or about to get there
+        self.refused = 0
+        self.waiting = 0  # how many contents and methods wait, spooled ones included
+        self.again_ns: int | None = None  # when to call ``ask`` without being woken
+        self.old_ns: int | None = None  # when a held content reaches the maximum age
+        # For contents that were forwarded without a decision. They go with the next batch.
+        self.charges: list[Charge] = []
+        self._memory = memory
+        self._owner = owner
+        self._context, self._stages = shared.context, shared.stages
+        self._names, self._about, self._channels = shared.names, shared.about, shared.channels
+        self._consumers, self._marking = shared.consumers, shared.marking
+        self._give_up: Callable[[Sequence[Request]], None] = shared.context.give_up
+        self._spool: Spool | None = None
+        self._most_age_ns = 0
+        self._has_much_unwritten = False
+        self._damage: Close | None = None  # damage in the spool that ends the connection
+        self._lanes: dict[int, Lane] = {}  # of open channels
+        #: The content whose body frame is arriving, and how much of the frame, with the octet that ends it.
+        self._frame_owner: Content | None = None
+        self._frame_left_bytes = 0
+        self._in_hand = False  # a chunk is being read or decided
+        #: Lanes with something ready. Lines to be asked about. Lines that also wait for writes.
+        self._ready: dict[Lane, None] = {}
+        self._askable: dict[Line, None] = {}
+        self._behind: dict[Line, None] = {}
+        self._unsettled: dict[Line, None] = {}  # lines that may have something to spool
         self.frames = 0  # complete frames so far, including bodies that have begun
         self.left_bytes = 0  # at the end of the last chunk, to be fed again
         self.most_payload_bytes = wire.DEFAULT_FRAME_MAX - FRAME_BYTES  # of one frame
@@ -64,6 +164,14 @@ class Stream(Output):
         self._pieces: list[tuple[Content | Method | None, Buffer]] = []
 
     # --- What the directions do differently -------------------------------------------------------
+
+    @abstractmethod
+    def _make_request(self, content: Content) -> Request: ...
+
+    def _begin_writing(self, content: Content, frames: Buffer) -> Buffer:
+        """Take note that a content begins to be written. Return what to write of its first bytes."""
+        del content
+        return frames
 
     @abstractmethod
     def _take_method(self, method: int, frame: bytes, number: int) -> None:
@@ -392,3 +500,672 @@ class Stream(Output):
             self._drop(content)
             return DROPPED
         return WAITING
+
+    def _lines(self) -> list[Line]:
+        return [line for lane in self._lanes.values() for line in lane.lines.values()]
+
+    # --- What begins to wait ----------------------------------------------------------------------
+
+    def _take_verdict(self, request: Request, verdict: Verdict) -> None:
+        content = request.handle
+        if not isinstance(content, Content) or isinstance(verdict, Shadow):
+            return
+        if isinstance(verdict, Refuse):
+            content.verdict = REFUSED
+        elif isinstance(verdict, Hold):
+            content.verdict = HELD
+            content.request = request
+            content.spools = verdict.spools
+        else:
+            content.verdict = LATER
+            content.spools = request.refusal == "answered"
+
+    def _drop(self, content: Content) -> None:
+        content.fate = DROPPED
+        if content.verdict == HELD and content.request is not None:
+            request, content.request = content.request, None
+            self._give_up((request,))
+        elif content.verdict == REFUSED:
+            self._say(content, expired=False)
+        content.verdict = REFUSED
+
+    def _say(self, content: Content, *, expired: bool) -> None:
+        """Answer a publish that is not forwarded. The broker would have acked an expired one."""
+        channel = content.lane.channel
+        if content.number and not channel.dead:
+            self.refused += not expired
+            self._owner.answer(channel, (wire.ack if expired else wire.nack)(channel.number, content.number))
+
+    def _set_aside(self, method: Method) -> None:
+        method.lane.after.append(method)
+        self.waiting += 1
+        self._memory.take(method.size_bytes())
+
+    def _set_aside_no_more(self, method: Method) -> None:
+        self.waiting -= 1
+        self._memory.give_back(method.size_bytes())
+
+    def _wait(self, content: Content, data: Piece) -> None:
+        content.fate, content.data = WAITING, data
+        self.waiting += 1
+        self._memory.take(content.waiting_bytes())
+
+    def _begin_to_wait(self, content: Content, data: Buffer) -> None:
+        content.since_ns = self._stages.now_ns
+        self._wait(content, bytearray(data))
+        if content.lane.after:
+            content.lane.after.append(content)
+        else:
+            self._join(content)
+
+    def _join(self, content: Content) -> None:
+        lane, key = content.lane, content.key
+        assert key is not None  # noqa: S101 - it waits for others with the same
+        line = lane.lines.get(key)
+        if line is None:
+            line = lane.lines[key] = Line(lane, key, self._stages.begin(lane.channel, str(content.resources[0])))
+            self._memory.take(self._line_bytes())
+        self._let_spool(line, content)
+        line.append(content)
+        if line.spools:
+            self._unsettled[line] = None
+        if line.contents and line.contents[0] is content and content.verdict == LATER:
+            self.let_ask(line)
+        if self.side is Side.CLIENT:
+            self._stages.waits(line.stage, content.size_bytes)
+            self._look_at_age(content)
+
+    def _line_bytes(self) -> int:
+        return 0 if self._spool is None else _LINE_BYTES
+
+    def _let_spool(self, line: Line, content: Content) -> None:
+        if content.spools and self._spool is not None and not line.spools:
+            line.spools, line.most = True, 1
+
+    def asks(self) -> bool:
+        return bool(self._askable) or (self.old_ns is not None and self._stages.now_ns >= self.old_ns)
+
+    def let_ask(self, line: Line) -> None:
+        if not self._askable:
+            self._context.wake()
+        self._askable[line] = None
+
+    def written(self) -> None:
+        behind, self._behind = self._behind, {}
+        for line in behind:
+            self.let_ask(line)
+
+    def _waits_no_more(self, content: Content) -> Piece:
+        """Release a waiting content. Return its bytes."""
+        self.waiting -= 1
+        self._memory.give_back(content.waiting_bytes())
+        data, content.data = content.data, b""
+        content.request = None
+        return data
+
+    def waiting_since(self) -> Iterator[tuple[Resource, int]]:
+        """Yield resource and start time of the first content of each line, and of contents behind a method."""
+        for lane in self._lanes.values():
+            fronts = [line.contents[0] for line in lane.lines.values() if line.contents]
+            for content in (*fronts, *lane.after):
+                if isinstance(content, Content) and content.resources:
+                    yield content.resources[0], content.since_ns
+
+    # --- Deciding later ---------------------------------------------------------------------------
+
+    def ask(self, now_ns: int) -> list[Request]:
+        """Return requests for undecided contents that are first in their lines now.
+
+        Raises:
+            Close: spooled publishes are damaged, and the client is to send them again.
+        """
+        if self._damage is not None:
+            self.close, self.code = self._damage, wire.INTERNAL_ERROR
+            raise self._damage
+        if self.old_ns is not None and now_ns >= self.old_ns:
+            self._let_old_go(now_ns)
+        if self._spool is not None:
+            # Once for all lines, as it takes time in proportion to the waiting answers.
+            unwritten_bytes = max(self._stages.unwritten_bytes, self._owner.backlog_bytes(Side.CLIENT))
+            self._has_much_unwritten = unwritten_bytes > _MAX_UNWRITTEN_BYTES
+        self.again_ns = None
+        requests: list[Request] = []
+        ended = 0
+        for line in list(self._askable):
+            if len(requests) >= MAX_ASKED or ended >= MAX_ENDED:
+                break
+            if line not in self._askable:
+                continue
+            del self._askable[line]
+            if line.spools and (self._has_much_unwritten or self._stages.is_behind(line.stage)):
+                self._behind[line] = None
+                continue
+            of_line = self._refill(line, now_ns)
+            ended += of_line
+            is_reading = not of_line and not line.contents
+            self._advance(line)
+            if of_line >= MAX_ENDED:
+                self.let_ask(line)
+            elif is_reading:
+                self._askable.pop(line, None)
+            elif line.contents and line.contents[0].verdict == LATER:
+                self._askable.pop(line, None)
+                self._ask_of(line, requests)
+        self.flush()
+        return requests
+
+    def _ask_of(self, line: Line, requests: list[Request]) -> None:
+        most = len(requests) + min(line.most, MAX_ASKED - len(requests))
+        for content in line.contents:
+            if content.verdict == LATER:
+                if len(requests) >= most:
+                    break
+                content.verdict = ASKED
+                requests.append(self._make_request(content))
+            elif content.verdict in {HELD, ASKED}:
+                break
+
+    def asked(self, batch: Batch, now_ns: int) -> None:
+        lines: dict[Line, bool] = {}  # whether one of them waits on
+        for index, request in enumerate(batch.requests):
+            content, verdict = request.handle, batch.verdicts.get(index)
+            if not isinstance(content, Content):
+                continue
+            if content.verdict != ASKED:
+                if isinstance(verdict, Hold):
+                    self._give_up((request,))
+                continue
+            content.verdict = GRANTED
+            if verdict is not None:
+                self._take_verdict(request, verdict)
+            line = content.lane.line_of(content)
+            if line is not None:
+                lines[line] = lines.get(line, False) or content.verdict in {HELD, LATER}
+                if content.verdict != REFUSED:
+                    self._let_spool(line, content)
+            if content.verdict == REFUSED:
+                self._leave_out(line, content)
+            self._look_at_age(content)
+        for line, waits in lines.items():
+            if line.spools:
+                line.most = max(1, line.most // 2) if waits else min(2 * line.most, MAX_OF_LINE)
+            head = line.contents[0] if line.contents else None
+            if head is not None and head.verdict == LATER:
+                # The handler answered Later though nothing is in front: ask again soon.
+                self._askable[line] = None
+                self.again_ns = now_ns + _AGAIN_NS
+            else:
+                self._advance(line)
+        if self._askable and self.again_ns is None:
+            self._context.wake()
+        self.flush()
+
+    def _leave_out(self, line: Line | None, content: Content) -> None:
+        if line is not None:
+            line.forget(content)
+        self._waits_no_more(content)
+        self._drop(content)
+
+    def resolved(self, request: Request, refuse: Refuse | None) -> None:
+        content = request.handle
+        if not isinstance(content, Content) or content.request is not request:
+            return
+        content.request = None
+        line = content.lane.line_of(content)
+        content.verdict = GRANTED if refuse is None else REFUSED
+        if refuse is not None:
+            self._leave_out(line, content)
+        if line is not None:
+            self._advance(line)
+        self.flush()
+
+    def _advance(self, line: Line) -> None:
+        """Forward the first contents of a line as far as they are decided."""
+        lane = line.lane
+        if lane.shut:
+            return
+        while line.advance():
+            head = line.contents[0]
+            if head.verdict == GRANTED:
+                if self._has_expired(line, head):
+                    self._say(head, expired=True)
+                    line.forget(head)
+                    self._waits_no_more(head)
+                    head.fate, head.verdict = DROPPED, REFUSED
+                elif self._bring(line, head):
+                    if self.side is Side.CLIENT:
+                        self._stages.goes(line.stage, len(head.data))
+                    self._let_go(lane, head)
+                else:
+                    return
+            elif head.verdict != REFUSED:
+                break
+            line.contents.popleft()
+        if line.contents or line.aside:
+            if not line.contents or line.contents[0].verdict == LATER:
+                self.let_ask(line)
+            return
+        if lane.lines.get(line.key) is line:
+            del lane.lines[line.key]
+            self._end_line(line)
+        self._advance_after(lane)
+
+    def _end_line(self, line: Line) -> None:
+        for lines in (self._askable, self._behind, self._unsettled):
+            lines.pop(line, None)
+        line.close()
+        self._stages.end(line.stage)
+        self._memory.give_back(self._line_bytes())
+
+    def _advance_after(self, lane: Lane) -> None:
+        """Forward what waited for the lines to be empty, up to the next barrier."""
+        after = lane.after
+        while after and not lane.shut:
+            item = after[0]
+            if isinstance(item, Method):
+                if item.barrier and lane.lines:
+                    break
+                after.popleft()
+                self._let_go(lane, item.frame)
+                self._set_aside_no_more(item)
+                continue
+            after.popleft()
+            if item.verdict == GRANTED and item.key not in lane.lines:
+                self._let_go(lane, item)
+            elif item.verdict != REFUSED:
+                self._join(item)
+
+    def _let_go(self, lane: Lane, item: Content | bytes) -> None:
+        lane.ready.append(item)
+        self._ready[lane] = None
+
+    # --- The spool --------------------------------------------------------------------------------
+
+    def puts_aside(self) -> bool:
+        """Say whether something is spooled, or would be if more of it arrived."""
+        return any(line.spools for line in self._lines())
+
+    def _settle(self, line: Line) -> None:
+        """Move what can be moved of a line to the spool."""
+        if len(line.contents) == 1 and not line.aside:
+            first = line.contents[0]
+            is_large = _WINDOW_BYTES < len(first.data) <= MAX_BYTES
+            if is_large and first.done and not first.aside and first.verdict in {HELD, LATER, ASKED}:
+                self._put(line, first)
+                first.aside = True
+        while line.rest:
+            content = line.rest[0]
+            if content.verdict != REFUSED:
+                if not content.done or content.verdict != LATER or len(content.data) > MAX_BYTES:
+                    return
+                self._memory.give_back(OBJECT_BYTES)
+                self._put(line, content)
+            line.rest.popleft()
+
+    def _put(self, line: Line, content: Content) -> None:
+        queue = line.queue or self._open_queue(line, content)
+        data, content.data = content.data, b""
+        self._memory.give_back(len(data))
+        queue.append(
+            (data,),
+            content.number | (0 if content.resources is content.target.resources else _IS_COPIED),
+            content.since_ns,
+            cost_bytes=min(content.size_bytes, 0xFFFFFFFF),
+            expires_ns=_expiry_ns(content, data),
+            is_refusable=content.number > 0,
+            is_recoverable=not content.number and not line.lane.channel.transacts,
+        )
+
+    def _open_queue(self, line: Line, content: Content) -> Queue:
+        assert self._spool is not None  # noqa: S101 - the line spools
+        resource, listener = content.target.resources[0], self._context.connection.listener
+        line.like, line.is_refusable = content, content.number > 0
+        line.queue = self._spool.queue(
+            QueueName(listener, resource.kind, resource.name, self._about.sender()).encoded(),
+            lambda _: self.let_ask(line),
+            stage=line.stage,
+            lost=lambda lost: self._lost(line, lost),
+        )
+        return line.queue
+
+    def _refill(self, line: Line, now_ns: int) -> int:
+        """Move to ``contents`` what can be asked about next. Return how many left the spool to be answered."""
+        queue, contents = line.queue, line.contents
+        ended = ended_bytes = 0
+        window_bytes = sum(len(content.data) for content in contents)
+        while queue is not None and queue.count and line.front() is None and ended < MAX_ENDED:
+            waits = bool(contents) and contents[0].verdict != LATER
+            is_full = waits or len(contents) >= line.most or window_bytes > _WINDOW_BYTES
+            if is_full and not line.purged:
+                break
+            ending, entry = queue.ending(now_ns), queue.head()
+            if entry is None:
+                break
+            if line.purged or ending == "expired" or (ending is not None and entry.is_refusable):
+                if line.purged:
+                    line.purged, ending = line.purged - 1, None
+                queue.pop(ending)
+                self._say(self._of_entry(line, entry), expired=ending == "expired")
+                ended, ended_bytes = ended + 1, ended_bytes + entry.cost_bytes
+                continue
+            if contents and (entry.content is None or entry.size_bytes > _WINDOW_BYTES):
+                break
+            if entry.content is None and (entry.handle & _IS_COPIED or ending is not None):
+                entry = _fetch(queue)  # its routing keys are needed, or it is about to be forwarded
+                if entry is None:
+                    break
+            content = self._of_entry(line, entry)
+            if entry.handle & _IS_COPIED:
+                data = _joined(entry)
+                start, stop = wire.content_header_at(data)
+                keys = wire.read_content_header(bytes(data[start:stop]))[2]
+                content.resources = self._names.with_copies(content.target, keys)
+            if ending is not None:
+                line.most = min(2 * line.most, MAX_OF_LINE)
+                self._passes(content, [])
+            if ending is None and (entry.content is None or entry.size_bytes > _WINDOW_BYTES):
+                content.aside = True
+            else:
+                queue.pop(ending)
+                content.data = _joined(entry)
+                window_bytes += len(content.data)
+            self._memory.take(content.waiting_bytes())
+            contents.append(content)
+        self._lose_aside(line, ended, ended_bytes)
+        return ended
+
+    def _of_entry(self, line: Line, entry: Entry) -> Content:
+        content = self._alike(line, entry.handle & ~_IS_COPIED, entry.cost_bytes)
+        content.left_bytes, content.done = 0, True
+        content.verdict, content.fate = LATER, WAITING
+        content.since_ns, content.expires_ns = entry.entered_ns, entry.expires_ns or _NEVER_NS
+        content.spools = True
+        return content
+
+    def _alike(self, line: Line, number: int, size_bytes: int) -> Content:
+        """Make a content with the target of those that the line has spooled."""
+        assert line.like is not None  # noqa: S101 - something was put in
+        content = Content(line.lane, target=line.like.target, key=line.key, number=number, size_bytes=size_bytes)
+        content.resources = content.target.resources
+        return content
+
+    def _bring(self, line: Line, content: Content) -> bool:
+        """Have all of a content in memory; False while it is being read from disk."""
+        if content.aside and line.queue is not None:
+            entry = _fetch(line.queue)
+            if entry is None:
+                return False
+            line.queue.pop()
+            content.aside, content.data = False, _joined(entry)
+            self._memory.take(len(content.data))
+        return True
+
+    def _has_expired(self, line: Line, content: Content) -> bool:
+        if not line.spools:
+            return False
+        if not content.expires_ns:
+            content.expires_ns = _expiry_ns(content, content.data) or _NEVER_NS
+        return content.expires_ns <= self._stages.now_ns
+
+    def _look_at_age(self, content: Content) -> None:
+        if content.verdict == HELD and content.spools and not content.number and self._most_age_ns:
+            old_ns = content.since_ns + self._most_age_ns
+            if self.old_ns is None or old_ns < self.old_ns:
+                self.old_ns = old_ns
+                self._context.wake()
+
+    def _let_old_go(self, now_ns: int) -> None:
+        """Forward held contents that have reached the maximum age and cannot be refused."""
+        self.old_ns = None
+        passed: list[Request] = []
+        lines = [line for line in self._lines() if line.contents]
+        for line in lines:
+            content = line.contents[0]
+            is_old = content.request is not None and content.since_ns + self._most_age_ns <= now_ns
+            if is_old and content.spools and not content.number:
+                self._passes(content, passed)
+            self._look_at_age(content)
+        self._context.pass_on(passed)
+        for line in lines:
+            self._advance(line)
+
+    def _passes(self, content: Content, passed: list[Request]) -> None:
+        """Charge a content that is forwarded without a decision. A ticket is dropped with ``passed``."""
+        if content.request is not None:
+            passed.append(content.request)
+            content.request = None
+        content.verdict = GRANTED
+        self.charges.append(Charge(content.resources, 1, content.size_bytes, consumes=self.side is Side.BROKER))
+
+    def _lose_aside(self, line: Line, count: int, size_bytes: int) -> None:
+        """Count undecided contents that are no longer in the spool."""
+        if count and line.like is not None:
+            self.waiting -= count
+            content = self._alike(line, line.like.number, size_bytes // count)
+            self._context.lose([self._make_request(content)] * count)
+
+    def _drop_aside(self, line: Line) -> int:
+        """Drop what is in the spool. Return how many contents those are."""
+        queue, front, count = line.queue, line.front(), line.aside
+        if queue is None:
+            return 0
+        size_bytes = queue.content_bytes
+        if front is not None:
+            front.aside = False
+        line.purged = 0
+        queue.purge()
+        self._lose_aside(line, count, size_bytes)
+        return count
+
+    def _lost(self, line: Line, lost: Lost) -> None:
+        """Refuse damaged entries. If their numbers are unknown, end the connection, so that the client resends."""
+        front, entry = line.front(), lost.queue.head()
+        if front is not None:
+            if entry is not None and (entry.handle & ~_IS_COPIED, entry.entered_ns) == (front.number, front.since_ns):
+                front = None
+            else:
+                front.aside = False
+                self._forget(front)
+        line.purged = max(0, line.purged - lost.entries)
+        if line.is_refusable:
+            for handle in lost.handles:
+                self._say(self._alike(line, handle & ~_IS_COPIED, 0), expired=False)
+            if len(lost.handles) < lost.entries:
+                self._damage = Close("spool_damaged", f"{lost.entries} publishes put aside: {lost.reason}")
+        self._lose_aside(line, lost.entries - (front is not None), 0)
+        self.let_ask(line)
+
+    def purge(self, resource: Resource) -> tuple[int, int]:
+        refused = dropped = 0
+        for line in self._lines():
+            if not line.spools or resource not in line.first().target.resources:
+                continue
+            for content in line.in_memory():
+                if content.aside or (content.done and content.verdict == LATER):
+                    line.forget(content)
+                    self._forget(content)
+                    self._say(content, expired=False)
+                    refused += content.number > 0
+                    dropped += not content.number
+            self._unsettled[line] = None
+            if not line.is_refusable:
+                dropped += self._drop_aside(line)
+            elif not line.purged:
+                # Not while earlier ones are leaving, so that a purge ends though the client sends on.
+                line.purged = line.aside
+                refused += line.purged
+            self.let_ask(line)
+        return refused, dropped
+
+    # --- Writing out of order ---------------------------------------------------------------------
+
+    def insert(self, lane: Lane | None, frame: bytes) -> bool:
+        """Queue a frame of Sluice's own; False if it is for channel 0 (``lane`` None) and cannot be written now."""
+        if lane is None:
+            if not self.at_boundary():
+                return False
+            self.out.append(frame)
+        else:
+            self._let_go(lane, frame)
+            self.flush()
+        self.own_bytes += len(frame)
+        return True
+
+    def at_boundary(self) -> bool:
+        """Say whether the output is between two frames."""
+        owner = self._frame_owner
+        return not self._in_hand and (owner is None or owner.fate != PASSING)
+
+    def can_stop(self) -> bool:
+        """Say whether reading can pause: nothing that waits needs more input."""
+        if not self.at_boundary():
+            return False
+        return self._memory.is_overfull() or (self.waiting > 0 and not self._ready)
+
+    def flush(self) -> None:
+        if self._in_hand:
+            return
+        for line in self._unsettled:
+            self._settle(line)
+        self._unsettled.clear()
+        for lane in list(self._ready):
+            if not self.at_boundary():
+                return
+            self._flush(lane)
+
+    def _flush(self, lane: Lane, owner: Content | None = None) -> None:
+        """Write what is ready of a lane, up to an incomplete content, or to the owner of the bytes in hand."""
+        if lane.is_within_content():
+            return
+        ready = lane.ready
+        while ready:
+            item = ready.popleft()
+            if not isinstance(item, Content):
+                self.out.append(item)
+                continue
+            if item.fate != WAITING:
+                continue
+            data = self._waits_no_more(item)
+            item.fate = PASSING
+            lane.writing = item
+            self.out.append(self._begin_writing(item, memoryview(data)))
+            if item is owner or not item.done:
+                break
+        if not ready:
+            self._ready.pop(lane, None)
+
+    # --- Ends -------------------------------------------------------------------------------------
+
+    def give_up(self, lane: Lane, *, methods: bool = True) -> None:
+        """Forget the contents that wait in a lane, and the methods unless those are to be forwarded."""
+        lines, lane.lines = lane.lines, {}
+        for line in lines.values():
+            for content in line.in_memory():
+                self._forget(content)
+            self._drop_aside(line)
+            self._end_line(line)
+        waiting = [*lane.ready, *lane.after]
+        lane.after.clear()
+        lane.ready.clear()
+        self._ready.pop(lane, None)
+        for item in waiting:
+            if isinstance(item, Content):
+                self._forget(item)
+                continue
+            if isinstance(item, Method):
+                self._set_aside_no_more(item)
+            if not methods:
+                self._let_go(lane, item.frame if isinstance(item, Method) else item)
+
+    def give_up_all(self) -> None:
+        for lane in self._lanes.values():
+            self.give_up(lane)
+
+    def open_lane(self, number: int, lane: Lane) -> None:
+        self._lanes[number] = lane
+
+    def close_lane(self, number: int) -> None:
+        lane = self._lanes.pop(number, None)
+        if lane is not None:
+            self.give_up(lane)
+            if lane.content is not None:
+                self._gathered(lane.content)
+
+    def _gathered(self, content: Content) -> bytes:
+        """Return the frames of a content that were gathered, and gather no more of it."""
+        if not content.gathers:
+            return b""
+        content.gathers = False
+        self._memory.give_back(content.waiting_bytes())
+        frames, content.data = bytes(content.data), b""
+        return frames
+
+    def _forget(self, content: Content) -> None:
+        if content.fate != WAITING:
+            return
+        if content.request is not None:
+            self._give_up((content.request,))
+        elif content.verdict == LATER:
+            self._context.lose((self._make_request(content),))
+        self._waits_no_more(content)
+        content.fate, content.verdict = DROPPED, REFUSED
+
+    def forget_incomplete(self, *, refusable: bool) -> None:
+        """Forget the incomplete contents at the end of the stream, and with ``refusable`` those that can be refused."""
+        for lane in self._lanes.values():
+            if lane.is_within_content():
+                # Nothing of this channel can follow it.
+                self.give_up(lane)
+                continue
+            waiting = [content for line in lane.lines.values() for content in line.in_memory()]
+            waiting += [item for item in (*lane.after, *lane.ready) if isinstance(item, Content)]
+            for content in waiting:
+                if not content.done or (refusable and content.number):
+                    self._forget(content)
+            for line in list(lane.lines.values()):
+                if refusable and line.is_refusable:
+                    self._drop_aside(line)
+                self._advance(line)
+        if not self.at_boundary():
+            self.give_up_all()
+        self.flush()
+
+    def keeps(self) -> bool:
+        return bool(self.waiting or self._ready)
+
+    def forget_all(self) -> None:
+        self._give_up = lambda _: None
+        self.give_up_all()
+        for lane in self._lanes.values():
+            if lane.content is not None:
+                self._gathered(lane.content)
+
+    def ready_bytes(self) -> int:
+        """Return the bytes of copies that could be written at a boundary."""
+        return sum(len(item.data) for lane in self._ready for item in lane.ready if isinstance(item, Content))
+
+    def take(self) -> list[Buffer]:
+        out, self.out = self.out, []
+        if self.own_bytes:
+            self.own_bytes = sum(
+                len(item) for lane in self._ready for item in lane.ready if not isinstance(item, Content)
+            )
+        return out
+
+
+def _fetch(queue: Queue) -> Entry | None:
+    """Return the first entry if its content is in memory, otherwise have it read."""
+    queue.fetch()
+    entry = queue.head()
+    return None if entry is None or entry.content is None else entry
+
+
+def _expiry_ns(content: Content, data: Piece) -> int:
+    """Return when a waiting content expires; 0 for never."""
+    expiration_ms = wire.read_expiration(data)
+    return 0 if expiration_ms is None else max(1, content.since_ns + expiration_ms * _NS_PER_MS)
+
+
+def _joined(entry: Entry) -> Piece:
+    assert entry.content is not None  # noqa: S101 - as the caller knows
+    return entry.content[0] if len(entry.content) == 1 else b"".join(entry.content)

@@ -14,7 +14,6 @@ from proxy.deciding.judge import Judge
 from proxy.flow.credit import Stage
 from proxy.protocols.amqp.about import Identity
 from proxy.protocols.amqp.names import DEFAULT_VHOST
-from proxy.protocols.amqp.pause import Pause
 from proxy.protocols.amqp10 import wire
 from proxy.protocols.amqp10.address import vhost_of
 from proxy.protocols.amqp10.conversation import Conversation, tell, tell_rejected, tell_window
@@ -34,7 +33,6 @@ _SWEEP_NS: Final = 250_000_000  # how often waiting links are looked at
 MAX_SESSIONS: Final = 4096  # of a connection
 # Heartbeats are sent no more often, whatever a peer asks for.
 _LEAST_BEAT_NS: Final = 25_000_000
-_MAX_PAUSE: Final = 7  # chunks that are read here after the compiled part could read nothing
 _CLOSE: Final = b"\x00\x53\x18"
 _RABBITMQ: Final = b"RabbitMQ"
 
@@ -119,7 +117,6 @@ class AMQP10Session(Session):
         # Since the last tick: who was heard, and who was written to.
         self._heard, self._written = self._lent.heard, self._lent.written
         # After it has returned without a frame read.
-        self._pause = Pause(_MAX_PAUSE)
         self._beats_ns: dict[Side, int] = {}
         self._sweep_ns: int | None = None
         # Links that have waited for credit since the last sweep; and the stages of what they wait for.
@@ -175,8 +172,6 @@ class AMQP10Session(Session):
             or not shared.is_quiet
         ):
             return None
-        if self._pause.lasts():
-            return None
         client, broker = (streams[side].beginning for side in Side)
         if max(len(client), len(broker)) > MAX_WHOLE_BYTES:
             return None
@@ -198,10 +193,10 @@ class AMQP10Session(Session):
         del now_ns
         self._streams[side].put_back(beginning)
 
-    def returned(self, state: Any) -> None:
-        self._pause.begin(in_vain=bool(state))
+    def returned(self, state: Any) -> bool:
         if not self._shared.is_quiet or any(stream.out for stream in self._streams.values()):
             self._context.wake()
+        return bool(state)
 
     def _ask(self) -> list[Request]:
         shared = self._shared

@@ -191,9 +191,8 @@ class Lines:
         self._askable: dict[Line, None] = {}
         # Lines that have sent the writer more than it has written.
         self._starved: dict[Line, None] = {}
-        # Bytes of each line on their way to the broker: not taken yet, and taken but not written.
-        self._fresh: dict[Line, int] = {}
-        self._taken: dict[Line, int] = {}
+        # How many requests of each line are on their way to the broker.
+        self._unwritten: dict[Line, int] = {}
         self._batch: Batch | None = None
         self._now_ns = 0
         self._client_gone = False
@@ -335,7 +334,7 @@ class Lines:
         line.ended.clear()
         line.front.clear()
         line.stage.close(now_ns)
-        for lines in (self._askable, self._starved, self._fresh, self._taken):
+        for lines in (self._askable, self._starved, self._unwritten):
             lines.pop(line, None)
         if self._lines.pop(line.key, None) is not None:
             self._replaying -= line.replays
@@ -610,7 +609,7 @@ class Lines:
         line.take_ended(aside.handle)
         self._goes_on(aside, (mark_replayed(b"".join(content)),) if line.replays else content)
         line.stage.send(self._context.writer, 1, self._now_ns)
-        self._fresh[line] = self._fresh.get(line, 0) + 1
+        self._unwritten[line] = self._unwritten.get(line, 0) + 1
         return True
 
     def _take_out(self, aside: Aside) -> bool:
@@ -666,19 +665,13 @@ class Lines:
                 self._forget(line, handle)
                 self._refuse(line.kind, opaque_of(handle), put_aside_in_vain(line.resources[0], LOST))
 
-    def taken(self) -> None:
-        if self._fresh:
-            for line, count in self._fresh.items():
-                self._taken[line] = self._taken.get(line, 0) + count
-            self._fresh.clear()
-
     def written(self, now_ns: int) -> None:
-        if not self._taken:
+        if not self._unwritten:
             return
         writer = self._context.writer
-        for line, count in self._taken.items():
+        for line, count in self._unwritten.items():
             writer.ack(line.stage, count, now_ns)
-        self._taken.clear()
+        self._unwritten.clear()
         for line in list(self._starved):
             if line.stage.credit(writer):
                 del self._starved[line]

@@ -110,6 +110,7 @@ class RocketMQSession(Session):
         # Bytes of own answers that are not taken yet, waiting or queued.
         self._own_bytes = 0
         self._begun = False
+        self._lent_at_frame = -1
         self._unread = False
         self._broker_ended = False
         self._client_gone = self._throttled = self._waits_for_spool = False
@@ -173,6 +174,7 @@ class RocketMQSession(Session):
         owed = None if client is None or broker is None else self._owed.lend()
         if client is None or broker is None or owed is None:
             return None
+        self._lent_at_frame = self._requests.frames
         compiled, left = client
         polls, timed = owed
         judge.ids = None if self.language in ANOTHER_EACH_TIME else judge.all_ids
@@ -185,7 +187,7 @@ class RocketMQSession(Session):
             kept=self._requests.take_back(),
         )
 
-    def returned(self, state: Any) -> None:
+    def returned(self, state: Any) -> bool:
         (left_bytes, swallows), broker_left_bytes, waiting, (polls, is_ambiguous), timed = state
         self._requests.returned(left_bytes, swallows=swallows)
         self._answers.returned(broker_left_bytes)
@@ -193,6 +195,7 @@ class RocketMQSession(Session):
         if waiting:
             self._own_bytes += len(waiting)
             self._waiting.append(waiting)
+        return self._requests.frames == self._lent_at_frame
 
     def count_lent(self, requests: int, refused: int) -> None:
         self._begun = self._begun or requests > 0
@@ -286,7 +289,7 @@ class RocketMQSession(Session):
             self._stage.throttle(now_ns, on=throttled)
 
     def written(self, side: Side, now_ns: int) -> None:
-        if self._lines is not None and side is Side.BROKER:
+        if self._lines is not None and side is Side.BROKER and not self._requests.held.waiting:
             self._lines.written(now_ns)
 
     def purge(self, resource: Resource, now_ns: int) -> tuple[int, int]:
@@ -391,8 +394,6 @@ class RocketMQSession(Session):
             self._out[side] = []
             if side is Side.CLIENT:
                 self._own_bytes = sum(map(len, self._waiting))
-            elif self._lines is not None and not self._requests.held.waiting:
-                self._lines.taken()
         return out
 
     def backlog_bytes(self, side: Side) -> int:

@@ -135,7 +135,6 @@ class Limited(Driver):
         lent, self.lent = self.lent, None
         self.session.count_lent(*lent.take_counts())
         self.session.returned(lent.give_back())
-        self.session._pause.begin(in_vain=False)  # it is lent at once, however little was read there
         self.take()
 
     def figures(self) -> dict[str, Any]:

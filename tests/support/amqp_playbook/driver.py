@@ -184,7 +184,6 @@ class Driver:
     def _lend(self, loan: Loan, side: Side, chunk: bytes) -> bytes:
         """Have the compiled part read what it may of a chunk; return the rest."""
         self.session._stages.now_ns = self.now_ns
-        self.session._pause.begin(in_vain=False)
         alike = self._alike or self.decide in {passes, refuse}
         loan.judge.connection = self.batches[-1].connection if alike and self.batches else None
         left = loan.read(side, chunk, self.now_ns, Second(0))

@@ -325,14 +325,6 @@ def test_routing_keys_are_shown() -> None:
         assert "routing_key:e/a" in served.session.describe(0).resources
 
 
-def test_a_connection_that_returns_each_time_is_lent_less_often() -> None:
-    with closing(Served([])) as served:
-        with patch.object(served.session, "returned", wraps=served.session.returned) as returned:
-            for _ in range(100):
-                served.give(CLIENT, frames.declare(4))
-        assert 4 < returned.call_count < 10
-
-
 def test_a_publish_spends_of_its_exchange_and_its_routing_key_or_of_neither() -> None:
     rules = [Rule("exchange", "e", 100, break_s=0), Rule("routing_key", "e/a", 1, break_s=0)]
     with patch.object(session_module, "_FEW_READS", 0), closing(Served(rules)) as served:

@@ -55,7 +55,7 @@ CONVERSATIONS = {
     "RocketMQ: 32 frames, their answers":           (lambda rig: answered(rig, 32, "orders"),     82,    2,  12, True),
     "RocketMQ: 250 frames of 1 000 topics":         (lambda rig: answered(rig, 250, "topic{}"),   82,    2,  12, True),
     "RocketMQ: 250 frames that are refused":        (lambda rig: refused(rig, 250, "refused"),    76,    5,   6, True),
-    "RocketMQ: 4 frames that may be delayed":       (lambda rig: answered(rig, 4, "delayed"),    452,   16,  26, True),
+    "RocketMQ: 4 frames that may be delayed":       (lambda rig: answered(rig, 4, "delayed"),    313,   13,  24, False),
     "RocketMQ: 4 frames, with subscription limits": (lambda rig: answered(rig, 4, "orders"),     316,   13,  12, False),
     "RocketMQ: accept, 1 frame, its answer, close": (lambda rig: accepted(rig, 1, "orders"),     381,    8,  52, False),
     "AMQP 0.9.1: 1 publish, its confirm":           (lambda rig: confirmed(rig, 1),               82,    2,  12, True),

@@ -3,6 +3,7 @@
 from contextlib import ExitStack, suppress
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import structlog
@@ -43,7 +44,7 @@ async def test_panic_ends_one_connection_and_is_logged(
             await says(way, link, b"".join(map(frames.heartbeat, range(20))))
         assert len(way.connections) == 2
         monkeypatch.setattr(compiled, "COMPILED", SimpleNamespace(**vars(COMPILED) | {"lend_rocketmq": lend}))
-        for _ in range(2):
+        for _ in range(3):
             await says(way, 0, frames.heartbeat())
         assert way.path.server.counters.closed == {("main", "internal_error"): 1}
         assert [entry["event"] for entry in logged if entry["log_level"] == "error"] == ["connection failed"]
@@ -109,6 +110,25 @@ async def test_fault_of_a_connection_that_was_reported_before_is_not_lost(
         # It returns for another reason.
         lending.lent[number].left(broken=False)
         assert "a fault of ours" in repr(logged)
+        nursery.cancel_scope.cancel()
+
+
+async def test_connection_that_returns_each_time_is_lent_less_often(
+    mock_clock: MockClock, nursery: trio.Nursery
+) -> None:
+    rules = RuleSet((Rule("topic", "held", 1e9, action="delay"),))
+    with ExitStack() as closing:
+        way = Way(PROTOCOL, PROTOCOL.options(), {"rule_set": rules}, mock_clock, closing)
+        await nursery.start(way.path.run)
+        way.open(("127.0.0.1", 0))
+        await wait_all_tasks_blocked()
+        way.accept()
+        await says(way, 0, b"".join(map(frames.heartbeat, range(20))))
+        session = way.connections[0].session
+        with patch.object(session, "returned", wraps=session.returned) as returned:
+            for opaque in range(100):
+                await says(way, 0, frames.send("held", opaque))
+        assert 4 < returned.call_count < 10
         nursery.cancel_scope.cancel()
 
 
