@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -179,6 +180,8 @@ def _fuzz_python(name: str, arguments: Sequence[str]) -> int:
             findings = WORK / name / "findings"
             findings.mkdir(parents=True, exist_ok=True)
             (findings / f"crash-{_sha1(data)}").write_bytes(data)
+            # Atheris leaves out what a group of exceptions is made of.
+            traceback.print_exc()
             raise
 
     def mutate(data: bytes, most_bytes: int, seed: int) -> bytes:
