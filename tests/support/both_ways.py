@@ -6,6 +6,7 @@ is called, and at the end. A schedule is a coroutine that is given ``Both`` and 
 """
 
 import errno
+import os
 import socket
 import ssl
 import struct
@@ -52,6 +53,8 @@ Schedule = Callable[["Both", Random], Awaitable[None]]
 Same = Callable[[Side, bytes, bytes], bool]
 """Whether what a peer has received by the turn, and without it, are equally right."""
 
+#: Of this process alone: others may still try to connect to a port that they had.
+_OWN_HOST: Final = f"127.{os.getpid() >> 15 & 127 | 1}.{os.getpid() >> 8 & 127}.{os.getpid() & 255 | 1}"
 #: What differs from run to run, or by what serves a connection.
 _NOT_COMPARED: Final = ("busy_ratio", "listeners", "stages", "bottlenecks", "lanes", "alarms", "round_trip")
 #: What one write to the kernel takes of Sluice, where peers are slow.
@@ -128,10 +131,10 @@ class Way:
     ) -> None:
         self._closing = closing
         self._listening = closing.enter_context(_new_socket())
-        self._listening.bind(("127.0.0.1", 0))
+        self._listening.bind((_OWN_HOST, 0))
         self._listening.listen()
         listener = ListenerConfig(
-            *("main", protocol, options, ("127.0.0.1", 0), self._listening.getsockname()),
+            *("main", protocol, options, (_OWN_HOST, 0), self._listening.getsockname()),
             **config.pop("listener", {}),
         )
         now_s = clock.current_time
