@@ -439,11 +439,10 @@ class Channels:
 
     Args:
         resources: where it is found what publishes are for.
-        kinds: of queues, exchanges and routing keys.
         before_names: how all names begin.
     """
 
-    def __new__(cls, resources: Resources, kinds: tuple[str, str, str], before_names: str) -> Self: ...
+    def __new__(cls, resources: Resources, before_names: str) -> Self: ...
     def unconfirmed(self) -> int:
         """Return how many publishes went on and are not confirmed yet."""
     def names(self) -> list[Resource]:

@@ -17,8 +17,8 @@ pub struct Asker {
 
 impl Asker {
     /// Who asks for one thing or for two, by their kinds and names; None if for nothing.
-    pub fn of(py: Python<'_>, all: &Py<Resources>, names: &[(String, String)]) -> PyResult<Option<Self>> {
-        let mut targets = names.iter().map(|(kind, name)| all.borrow_mut(py).target(py, kind, name));
+    pub fn of<S: AsRef<str>>(py: Python<'_>, all: &Py<Resources>, names: &[(S, S)]) -> PyResult<Option<Self>> {
+        let mut targets = names.iter().map(|(kind, name)| all.borrow_mut(py).target(py, kind.as_ref(), name.as_ref()));
         let Some(first) = targets.next().transpose()? else { return Ok(None) };
         let second = targets.next().transpose()?;
         let target = match &second {

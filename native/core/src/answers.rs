@@ -4,7 +4,7 @@ use crate::opaques::Opaques;
 use crate::plain::{Known, Loose, Plain};
 use crate::prefix::{prefix, PREFIX_BYTES};
 use crate::templates::Templates;
-use crate::{binary, json};
+use crate::{json, scan};
 
 /// Read the header of an answer.
 pub fn read(header: &[u8], loose: Option<&mut Loose>) -> Option<Plain> {
@@ -19,11 +19,7 @@ fn is_json(header: &[u8]) -> bool {
 
 /// Read the numbers of the header of any frame of a broker, which may be a request of its own.
 pub fn known(header: &[u8]) -> Option<Known> {
-    if is_json(header) {
-        json::header(header, None).map(|header| header.known)
-    } else {
-        binary::known(header)
-    }
+    scan::known(header, is_json(header))
 }
 
 /// Step over whole answers to requests in `owed`, and take these out.

@@ -2,7 +2,7 @@
 
 use crate::keys::Keys;
 use crate::opaques::Opaques;
-use crate::plain::Plain;
+use crate::plain::{Known, Plain};
 use crate::prefix::{prefix, HEADER_JSON, HEADER_LENGTH, PREFIX_BYTES};
 use crate::templates::Templates;
 use crate::{binary, json, message_id, sends};
@@ -84,6 +84,15 @@ pub struct Headers {
     json: Templates,
     binary: Templates,
     pub answers: Templates,
+}
+
+/// Read the numbers of any header.
+pub fn known(header: &[u8], is_json: bool) -> Option<Known> {
+    if is_json {
+        json::header(header, None).map(|header| header.known)
+    } else {
+        binary::known(header)
+    }
 }
 
 /// What is remembered of one connection between its chunks.

@@ -1,7 +1,5 @@
 //! What can be tested without Python; headers and their readings are tested from Python, against the readings there.
 
-use std::collections::BTreeSet;
-
 use crate::opaques::Opaques;
 use crate::plain::{Known, Loose, Span};
 use crate::scan::{Bounds, Headers, Scanner, Taken};
@@ -130,35 +128,4 @@ fn doubtful_headers_are_not_read() {
 fn a_span_beyond_the_header_is_empty() {
     assert_eq!(Span::new(2, 9).of(b"abc"), b"");
     assert_eq!(Span::new(2, 1).of(b"abc"), b"");
-}
-
-#[test]
-fn opaques_that_collide_are_told_apart() {
-    let mut opaques = Opaques::new(5_000);
-    let mut model = BTreeSet::new();
-    let mut state = 1_u64;
-    for step in 0..100_000 {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        // A few hundred numbers, many in the same line, and others far from each other.
-        let number = i32::try_from(state >> 33 & 0x1ff).unwrap() << (step % 3 * 8);
-        if state >> 60 < 9 {
-            opaques.add(number);
-            model.insert(number);
-        } else {
-            assert_eq!(opaques.discard(number), model.remove(&number));
-        }
-        assert_eq!(opaques.len(), model.len());
-    }
-    assert!(model.iter().all(|number| opaques.contains(*number)));
-}
-
-#[test]
-fn a_full_set_of_opaques_takes_no_more() {
-    let mut opaques = Opaques::new(2);
-    for number in [0, 1, 2] {
-        opaques.add(number);
-    }
-    assert_eq!(opaques.len(), 2);
-    assert!(!opaques.contains(2));
-    assert!(!opaques.is_empty());
 }

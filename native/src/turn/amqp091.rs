@@ -21,9 +21,9 @@ const MAX_KEYS: usize = 1024;
 /// Python decides publishes with a longer body.
 const MAX_BODY_BYTES: u64 = 1 << 31;
 
-/// The kinds of queues, exchanges and routing keys.
-#[derive(FromPyObject)]
-struct Kinds(String, String, String);
+const QUEUE: &str = "queue";
+const EXCHANGE: &str = "exchange";
+const ROUTING_KEY: &str = "routing_key";
 
 /// The channels of one connection while it is lent, and the keys of its publishes.
 #[pyclass(module = "sluice_native")]
@@ -32,7 +32,6 @@ pub struct Channels {
     /// Of the keys, by their numbers.
     askers: Vec<Asker>,
     resources: Py<Resources>,
-    kinds: Kinds,
 }
 
 impl Channels {
@@ -40,11 +39,9 @@ impl Channels {
     fn scan(&mut self, py: Python<'_>, chunk: &[u8], at: usize, bounds: &Bounds) -> PyResult<Taken> {
         let taken = self.state.scan(chunk, at, bounds);
         self.askers.truncate(taken.first_new);
-        let Kinds(queue, exchange, routing_key) = &self.kinds;
         for NewKey { is_queue, name, routing_key: second } in &taken.new {
-            let kind = if *is_queue { queue } else { exchange };
-            let mut names = vec![(kind.clone(), name.clone())];
-            names.extend(second.iter().map(|name| (routing_key.clone(), name.clone())));
+            let mut names = vec![(if *is_queue { QUEUE } else { EXCHANGE }, &name[..])];
+            names.extend(second.iter().map(|name| (ROUTING_KEY, &name[..])));
             self.askers.extend(Asker::of(py, &self.resources, &names)?);
         }
         Ok(taken)
@@ -54,8 +51,8 @@ impl Channels {
 #[pymethods]
 impl Channels {
     #[new]
-    fn new(resources: Py<Resources>, kinds: Kinds, before_names: String) -> Self {
-        Self { state: amqp::Channels::new(before_names), askers: Vec::new(), resources, kinds }
+    fn new(resources: Py<Resources>, before_names: String) -> Self {
+        Self { state: amqp::Channels::new(before_names), askers: Vec::new(), resources }
     }
 
     fn names(&self, py: Python<'_>) -> PyResult<Vec<Py<PyAny>>> {

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token};
 use nix::errno::Errno;
-use nix::sys::socket::{recv, send, sendmsg, shutdown, MsgFlags, Shutdown};
+use nix::sys::socket::{recv, sendmsg, shutdown, MsgFlags, Shutdown};
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::{PyIndexError, PyKeyboardInterrupt, PyRuntimeError};
 use pyo3::prelude::*;
@@ -259,65 +259,47 @@ impl End {
         self.rest.len() - self.sent
     }
 
-    /// Write more of the rest; false if the socket has failed.
-    fn write_on(&mut self, report: &mut Report) -> bool {
-        while self.unwritten() > 0 {
+    /// Have the kernel take some bytes; returns how many it took, and false if the socket has failed.
+    fn send<'a>(&self, parts: impl Iterator<Item = IoSlice<'a>>, report: &mut Report) -> (usize, bool) {
+        let mut parts: Vec<IoSlice> = parts.collect();
+        let mut left = &mut parts[..];
+        let mut taken = 0;
+        while !left.is_empty() {
             report.system_calls += 1;
-            match send(self.fd, &self.rest[self.sent..], MsgFlags::MSG_NOSIGNAL) {
-                Ok(sent) => self.sent += sent,
+            match sendmsg::<()>(self.fd, &left[..left.len().min(MAX_SLICES)], &[], MsgFlags::MSG_NOSIGNAL, None) {
+                Ok(sent) => {
+                    taken += sent;
+                    IoSlice::advance_slices(&mut left, sent);
+                }
                 Err(Errno::EINTR) => (),
-                Err(Errno::EAGAIN) => return true,
-                Err(_) => return false,
+                Err(errno) => return (taken, errno == Errno::EAGAIN),
             }
         }
-        self.rest = Vec::new();
-        self.sent = 0;
-        true
+        (taken, true)
+    }
+
+    /// Write more of the rest; false if the socket has failed.
+    fn write_on(&mut self, report: &mut Report) -> bool {
+        let (sent, alive) = self.send([IoSlice::new(&self.rest[self.sent..])].into_iter(), report);
+        self.sent += sent;
+        if self.unwritten() == 0 {
+            (self.rest, self.sent) = (Vec::new(), 0);
+        }
+        alive
     }
 
     /// Write what is for this peer, or keep what the kernel does not take; false if the socket has failed.
     fn write(&mut self, pieces: &[Piece], chunk: &[u8], own: &[u8], report: &mut Report) -> bool {
         let bytes = |piece: &Piece| match piece {
-            Piece::Chunk(range) => &chunk[range.clone()],
-            Piece::Own(range) => &own[range.clone()],
+            Piece::Chunk(range) => IoSlice::new(&chunk[range.clone()]),
+            Piece::Own(range) => IoSlice::new(&own[range.clone()]),
         };
-        let mut first = 0;
-        let mut skip = 0;
-        let mut alive = true;
-        while self.unwritten() == 0 && first < pieces.len() {
-            report.system_calls += 1;
-            let sent = if pieces.len() - first == 1 {
-                send(self.fd, &bytes(&pieces[first])[skip..], MsgFlags::MSG_NOSIGNAL)
-            } else {
-                let last = pieces.len().min(first + MAX_SLICES);
-                let slice = |(index, piece)| IoSlice::new(&bytes(piece)[if index == 0 { skip } else { 0 }..]);
-                let slices: Vec<IoSlice> = pieces[first..last].iter().enumerate().map(slice).collect();
-                sendmsg::<()>(self.fd, &slices, &[], MsgFlags::MSG_NOSIGNAL, None)
-            };
-            match sent {
-                Ok(mut sent) => {
-                    while first < pieces.len() {
-                        let left = bytes(&pieces[first]).len() - skip;
-                        if sent < left {
-                            skip += sent;
-                            break;
-                        }
-                        sent -= left;
-                        first += 1;
-                        skip = 0;
-                    }
-                }
-                Err(Errno::EINTR) => (),
-                Err(Errno::EAGAIN) => break,
-                Err(_) => {
-                    alive = false;
-                    break;
-                }
-            }
-        }
-        for piece in &pieces[first..] {
-            self.rest.extend_from_slice(&bytes(piece)[skip..]);
-            skip = 0;
+        let pieces = pieces.iter().map(bytes);
+        let (mut sent, alive) = if self.unwritten() == 0 { self.send(pieces.clone(), report) } else { (0, true) };
+        for piece in pieces {
+            let skip = sent.min(piece.len());
+            self.rest.extend_from_slice(&piece[skip..]);
+            sent -= skip;
         }
         alive
     }

@@ -8,8 +8,8 @@ use pyo3::{PyTraverseError, PyVisit};
 use sluice_native_core::opaques::Opaques;
 use sluice_native_core::plain::Known;
 use sluice_native_core::prefix::{prefix, HEADER_JSON, HEADER_LENGTH, PREFIX_BYTES};
-use sluice_native_core::scan::Taken;
-use sluice_native_core::{answers, binary, json, sends};
+use sluice_native_core::scan::{known, Taken};
+use sluice_native_core::{answers, sends};
 
 use crate::requests::Requests;
 use crate::runs::{Asker, Runs};
@@ -85,15 +85,6 @@ struct Refused {
     answers: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
-/// Read the header of a request that no scan takes.
-fn read_request(header: &[u8], header_type: u32) -> Option<Known> {
-    if header_type == HEADER_JSON {
-        json::header(header, None).map(|header| header.known)
-    } else {
-        binary::known(header)
-    }
-}
-
 impl RocketMq {
     fn other(&self, chunk: &[u8], at: usize, read: impl FnOnce(&[u8], u32) -> Option<Known>) -> Other {
         let Some((length, word)) = prefix(chunk, at) else { return Other::Incomplete };
@@ -140,7 +131,7 @@ impl RocketMq {
             }
             let mut taken = self.requests.borrow_mut(py).take(py, chunk, at, self.max_length, MAX_RUNS)?;
             if taken.frames.is_empty() {
-                match self.other(chunk, at, read_request) {
+                match self.other(chunk, at, |header, header_type| known(header, header_type == HEADER_JSON)) {
                     Other::Incomplete => break Next::Keep(at),
                     Other::Known(known, stop) if known.is_answer() || !sends::is_read(known.code) => {
                         if !self.meet(py, chunk, at)? {

@@ -13,7 +13,7 @@ from limiter.compiled import COMPILED
 from limiter.rules.resource import Resource
 from proxy.deciding.batch import Batch, ConnectionInfo, Refuse, Request, Side
 from proxy.flow.credit import Stage
-from proxy.protocols.amqp.names import DELIVERY, EXCHANGE, QUEUE, ROUTING_KEY, Names
+from proxy.protocols.amqp.names import DELIVERY, ROUTING_KEY, Names
 from proxy.protocols.amqp091 import wire
 from proxy.protocols.amqp091.answers import Answers
 from proxy.protocols.amqp091.channel import PASSING, Channel, Content
@@ -609,8 +609,7 @@ class AMQP091Session(Session):
         if not self._is_plain():
             return None
         if self._compiled is None:
-            kinds = QUEUE, EXCHANGE, ROUTING_KEY
-            self._compiled = COMPILED.Channels(self._resources, kinds, self._names.before)
+            self._compiled = COMPILED.Channels(self._resources, self._names.before)
         terms = self._names.with_keys, answers.limited, _ = self._terms()
         # Clients give messages no ids here.
         judge.ids, judge.stays = None, lambda: self._terms() == terms

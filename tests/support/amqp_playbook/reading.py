@@ -66,7 +66,7 @@ class Reading:
         self.resources = resources
         self.runs: list[Run] = []
         self._refuses = refuses
-        self.channels = sluice_native.Channels(resources, ("queue", "exchange", "routing_key"), before_names)
+        self.channels = sluice_native.Channels(resources, before_names)
         given = channels if isinstance(channels, Mapping) else {each: (0, Confirms().numbers()) for each in channels}
         judge: Any = self
         rest: Any = (1 << 40, True, routing_keys, contents, (None, None), {}, None, (b"", b""))
