@@ -216,6 +216,7 @@ impl Lent {
 
 /// One peer of a connection.
 #[allow(clippy::struct_excessive_bools)]
+#[derive(Default)]
 struct End {
     fd: RawFd,
     /// There may be something to read.
@@ -240,19 +241,7 @@ impl End {
     /// `unread` has come behind what is kept, and is read first.
     fn new(fd: RawFd, mut kept: Vec<u8>, unread: &[u8]) -> Self {
         kept.extend_from_slice(unread);
-        Self {
-            fd,
-            readable: false,
-            closing: false,
-            queued: false,
-            large: false,
-            kept,
-            goes_on: (!unread.is_empty()).then_some(0),
-            rest: Vec::new(),
-            sent: 0,
-            read_bytes: 0,
-            errno: 0,
-        }
+        Self { fd, kept, goes_on: (!unread.is_empty()).then_some(0), ..Self::default() }
     }
 
     fn unwritten(&self) -> usize {

@@ -1,8 +1,13 @@
 """Everyday JSON headers are plain. That plain headers have one reading only is in test_soundness.py."""
 
-import pytest
-from playbook.extension import Extension
+import json
 
+import pytest
+from playbook.extension import Extension, Passed
+
+from proxy.protocols.rocketmq.answers import LONG_POLLS
+from proxy.protocols.rocketmq.refusals import INTERNAL_PREFIX, INTERNAL_TOPICS
+from proxy.protocols.rocketmq.wire.codes import HEARD, LIMITABLE, PLAIN_SYS_FLAG_VALUES, SENDS, RequestCode
 from proxy.protocols.rocketmq.wire.header import _JsonHeader, classify
 
 _JAVA = (
@@ -77,3 +82,34 @@ def test_a_number_like_the_one_before_is_checked_by_itself(extension: Extension,
         afresh = Extension().read_header(header % next_one, 0)
         assert extension.read_header(header % next_one, 0) == afresh
         assert (afresh is not None) is (next_one == b"-1")
+
+
+def test_it_knows_the_requests_that_python_knows(extension: Extension) -> None:
+    codes = {*range(500), *RequestCode, *HEARD, *LIMITABLE, *LONG_POLLS}
+    read = {code: extension.read_header(b'{"code":%d,"opaque":7}' % code, 0) for code in codes}
+    foreign = {*LIMITABLE, *HEARD, RequestCode.CHECK_TRANSACTION_STATE.value}
+    assert {code for code, found in read.items() if found is None} == foreign
+    polls = {code for code, found in read.items() if isinstance(found, Passed) and found.polls}
+    assert polls == LONG_POLLS
+
+
+@pytest.mark.parametrize("code", SENDS)
+def test_it_knows_the_fields_that_python_knows(extension: Extension, code: int) -> None:
+    fields = SENDS[code]
+    batch = "false" if fields.batch else None
+    pairs = {fields.resource: "orders", fields.producer_group: "pg", fields.batch: batch}
+
+    def read(**others: object) -> object:
+        ext = {name: value for name, value in (pairs | others).items() if name and value is not None}
+        header = json.dumps({"code": code, "opaque": 7, "extFields": ext}).encode()
+        found = extension.read_header(header, 0)
+        assert found is None or found.agrees_with(classify(header, 0))
+        return found
+
+    assert read() is not None
+    assert fields.sys_flag is None or all(read(**{fields.sys_flag: flag}) for flag in PLAIN_SYS_FLAG_VALUES)
+    assert not any(read(**{fields.resource: topic}) for topic in {*INTERNAL_TOPICS, f"{INTERNAL_PREFIX}x"})
+    assert read(**{fields.resource: "x" * 255}) is not None
+    assert read(**{fields.resource: "x" * 256}) is None
+    if fields.batch:
+        assert read(**{fields.batch: "true"}) is None

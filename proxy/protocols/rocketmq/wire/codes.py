@@ -160,10 +160,8 @@ SYS_FLAG_INNER_BATCH: Final = 0b1000_0000
 SYS_FLAGS_SPECIAL: Final = SYS_FLAG_TRANSACTION | SYS_FLAG_INNER_BATCH
 # Nearly all sends: with several tags or not, and however the body is compressed.
 _PLAIN: Final = (0, 1, 2, 3, 257, 259, 513, 515, 769, 771)
-# As they are spelled.
-PLAIN_SYS_FLAGS: Final = tuple(map(str, _PLAIN))
 # As in a JSON header.
-PLAIN_SYS_FLAG_VALUES: Final = frozenset({*_PLAIN, *PLAIN_SYS_FLAGS})
+PLAIN_SYS_FLAG_VALUES: Final = frozenset({*_PLAIN, *map(str, _PLAIN)})
 
 
 # Codes allowed for refusals. Clients act upon others as failures, or take them for success.
