@@ -172,6 +172,7 @@ class Resources:
         limits_of: the limits of what a request is for at a time, its scopes aside.
         default_of: of a kind, what limits each name without a rule of its own, if that is plain and nothing else does.
         row_of: the row that a resource is counted in, at a time.
+        nobody_waits: whether all credit in store is granted at a time.
         most: names that are remembered.
         live: by dimension, the live limiters.
         own: what has a rule of its own.
@@ -187,6 +188,7 @@ class Resources:
         limits_of: Callable[[tuple[Resource, ...], int], _PlainLimits],
         default_of: Callable[[str], PlainDefault | None],
         row_of: Callable[[Resource, int], row.Row],
+        nobody_waits: Callable[[int], bool],
         most: int,
         live: Sequence[registry.Live],
         own: dict[Resource, Rule],
@@ -310,7 +312,7 @@ def lend_amqp10(
     - transfers that are a whole delivery, not aborted or resumed, and without a state, whose ids ascend by one; those
       of a link whose messages are decided if plain limits admit all of them;
     - dispositions;
-    - flows without properties, as ``session`` answers them.
+    - flows without properties, of which ``session`` answers those that limits do not grant at once, or that drain.
 
     Empty frames are taken in any case. It leaves the rest to Python, and everything once other rules are in force.
 

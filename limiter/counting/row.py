@@ -72,8 +72,8 @@ class Row:
     """The counters of one resource."""
 
     __slots__ = (
-        *("_before", "_began", "_entry", "_figures", "_rings", "_senders", "looks_until_ns", "resource"),
-        *("retired", "seen_ns", "shared", "spent_in"),
+        *("_before", "_began", "_entry", "_figures", "_given_back", "_rings", "_senders", "looks_until_ns"),
+        *("resource", "retired", "seen_ns", "shared", "spent_in"),
     )
 
     def __init__(self, resource: Resource, *, shared: bool = False) -> None:
@@ -93,6 +93,8 @@ class Row:
         self._before = [0] * _FIGURES
         # By dimension, a ring of what was spent in ``spent_in`` and the seconds before; -1: not asked.
         self._rings: list[array[int] | None] = [None, None]
+        # By dimension, permits given back that were spent in earlier seconds.
+        self._given_back = [0, 0]
 
     def add(  # noqa: PLR0917 - by position, as it is called for each group of requests
         self,
@@ -148,6 +150,7 @@ class Row:
     def spend(self, second: Second, dimension: int, permits: int) -> None:
         """Note a question to a limit in this second, and the permits spent, which may be 0.
 
+        Permits below 0 were given back: they are deducted from those of this second, and then from the next.
         ``dimension`` is its number in DIMENSIONS.
         """
         number, ring = second.number, self._rings[dimension]
@@ -156,7 +159,9 @@ class Row:
         if ring is None:
             ring = self._rings[dimension] = array("q", [-1]) * _SLOTS
         at = number % _SLOTS
-        ring[at] = permits if ring[at] < 0 else ring[at] + permits
+        permits += max(0, ring[at]) - self._given_back[dimension]
+        ring[at] = max(0, permits)
+        self._given_back[dimension] = max(0, -permits)
 
     def _turn(self, number: int) -> None:
         for silent in range(max(self.spent_in + 1, number - KEPT_S), number + 1):

@@ -136,7 +136,7 @@ class Asking:
             gate.take(now_ns, price, messages)
         second = self._accounts.at(now_ns)
         for part, _, price, *_ in asked:
-            part.spend_on_credit(second, now_ns, messages * price)
+            part.spend(second, now_ns, messages * price)
 
     def _take_of_shadows(
         self,
@@ -151,7 +151,7 @@ class Asking:
             for part, gate, price, *_ in self._credit_demands(now_ns, parts, caller, credit):
                 count = gate.affords(now_ns, price, messages)
                 gate.take(now_ns, price, count)
-                part.spend_on_credit(second, now_ns, count * price)
+                part.spend(second, now_ns, count * price)
 
     def _credit_demands(
         self, now_ns: int, parts: Sequence[ApplicableLimit], caller: Caller, credit: Credit

@@ -60,8 +60,8 @@ __all__ = [
     "Usage",
 ]
 
-PlainLimit = tuple[Cell, Row, int]
-"""A plain limit for the compiled part: its state, its row and the unit of its costs."""
+PlainLimit = tuple[Cell, Row, int, bool]
+"""A plain limit for the compiled part: its state, its row, the unit of its costs, and whether requests wait for it."""
 
 
 class PlainDefault(NamedTuple):
@@ -70,6 +70,7 @@ class PlainDefault(NamedTuple):
     full: Limiter | None  # one as a new name has it; None is unlimited
     bare_name: str  # of the rule
     unit: int
+    waits: bool  # requests over it wait
     ends: Sequence[tuple[str, str]]  # prefixes and suffixes of names that may fall under other rules
 
 
@@ -113,7 +114,7 @@ class Limits:
         self.resources: Resources | None = None  # where the compiled part finds limits; None without it
         self._callers: dict[Caller, Callers] = {}
         if COMPILED is not None:
-            callbacks = (self._plain_of, self._default_of, self._accounts.row)
+            callbacks = (self._plain_of, self._default_of, self._accounts.row, self.delays.nobody_is_before)
             live = [registry.limiters for registry in self._registries.values()]
             self.resources = COMPILED.Resources(*callbacks, max_live + _MORE_NAMES, live, rule_set.own)
 
@@ -197,11 +198,12 @@ class Limits:
         parts = [(dimension, rule.part(dimension)) for dimension in self._registries] if limiting else []
         limits = [(dimension, part) for dimension, part in parts if part is not None]
         if not limits:
-            return PlainDefault(None, "", MESSAGES, ends)
+            return PlainDefault(None, "", MESSAGES, waits=False, ends=ends)
         (dimension, part), *more = limits
-        if more or part.shown_action != "reject" or part.fair_by is not None or part.warm_up_ns:
+        if more or part.action == "shadow" or part.fair_by is not None or part.warm_up_ns:
             return None
-        return PlainDefault(Limiter(Resource(kind, ""), part, 0), part.bare_name, unit_of(dimension, part), ends)
+        full, waits = Limiter(Resource(kind, ""), part, 0), part.action == "delay" or part.credit_waits
+        return PlainDefault(full, part.bare_name, unit_of(dimension, part), waits, ends)
 
     def _plain_of_caller(self, caller: Caller, producer_group: str, now_ns: int) -> tuple[PlainLimit, ...] | None:
         caller = caller._replace(producer_group=producer_group)
@@ -215,10 +217,10 @@ class Limits:
             limiter = part.registry.get(part.resource, now_ns)
             if limiter is None:
                 continue
-            if part.delays or type(limiter) is not Limiter or limiter.resource != part.resource:
-                # It holds, its price changes, it has shares, or it is an overflow limiter.
+            if type(limiter) is not Limiter or limiter.resource != part.resource:
+                # Its price changes, it has shares, or it is an overflow limiter.
                 return None
-            found.append((limiter, part.row(now_ns), part.unit))
+            found.append((limiter, part.row(now_ns), part.unit, part.delays))
         return tuple(found)
 
     def decide(
@@ -372,7 +374,7 @@ class Limits:
             cost = costs[part.unit]
             if cost < 0:
                 gate.give_back(now_ns, -cost)
-                part.spend_on_credit(self._accounts.at(now_ns), now_ns, cost)
+                part.spend(self._accounts.at(now_ns), now_ns, cost)
                 self.delays.given_back(now_ns, part, gate)
                 continue
             gate.charge(now_ns, cost)

@@ -141,8 +141,8 @@ class ApplicableLimit:
     """One limit that applies to a request."""
 
     __slots__ = (
-        *("_accounts", "_dimension", "_row", "_unused", "by_answer", "delays", "fair_by", "holds", "registry"),
-        *("resource", "rule", "unit"),
+        *("_accounts", "_dimension", "_row", "by_answer", "delays", "fair_by", "holds", "registry", "resource"),
+        *("rule", "unit"),
     )
 
     def __init__(self, registry: Registry, resource: Resource, rule: Rule, accounts: Accounts) -> None:
@@ -158,21 +158,13 @@ class ApplicableLimit:
         self._accounts = accounts
         self._dimension = registry.number
         self._row = _NO_ROW
-        # Permits counted as spent that were given back since.
-        self._unused = 0
 
     def waits(self, caller: Caller) -> bool:
         return (self.holds and caller.may_wait) or not caller.refusable
 
     def spend(self, second: Second, now_ns: int, permits: int) -> None:
-        """Count a question and the permits spent in the second under way."""
+        """Count a question, and the permits spent in the second under way or, below 0, given back."""
         self.row(now_ns).spend(second, self._dimension, permits)
-
-    def spend_on_credit(self, second: Second, now_ns: int, permits: int) -> None:
-        """Count permits spent on credit. Returned ones, below 0, are deducted from the next."""
-        unused = self._unused - permits
-        self._unused = max(0, unused)
-        self.row(now_ns).spend(second, self._dimension, max(0, -unused))
 
     def row(self, now_ns: int) -> Row:
         row = self._row

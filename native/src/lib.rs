@@ -15,7 +15,7 @@ use pyo3::prelude::*;
 mod sluice_native {
     /// Told apart by who imports it; another number whenever what is offered, or what it means, changes.
     #[pymodule_export]
-    const INTERFACE: u32 = 20;
+    const INTERFACE: u32 = 21;
 
     #[pymodule_export]
     use crate::{

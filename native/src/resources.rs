@@ -5,6 +5,8 @@
 //! are. Python is never called while something here is borrowed: it may look at it, in another thread, too.
 
 use std::collections::{HashMap, VecDeque};
+use std::iter::Chain;
+use std::slice::Iter;
 use std::sync::Arc;
 
 use pyo3::exceptions::PyIndexError;
@@ -70,11 +72,12 @@ impl Good {
     }
 }
 
-/// One limit: its state, the row of what is limited, and what a request costs there.
+/// One limit: its state, the row of what is limited, what a request costs there, and whether requests wait for it.
 struct Limit {
     cell: Py<Cell>,
     row: Py<Row>,
     unit: Unit,
+    waits: bool,
 }
 
 impl Limit {
@@ -104,11 +107,11 @@ struct Limits {
 }
 
 impl Limits {
-    /// Read what Python says: None, or (cell, row, unit) of each.
+    /// Read what Python says: None, or (cell, row, unit, waits) of each.
     fn read(said: &Bound<'_, PyAny>, at: &Moment) -> PyResult<Self> {
-        type Said = (Py<Cell>, Py<Row>, usize);
+        type Said = (Py<Cell>, Py<Row>, usize, bool);
         let limits: Option<Vec<Said>> = said.extract()?;
-        let limit = |(cell, row, unit): Said| Ok(Limit { cell, row, unit: Unit::new(unit)? });
+        let limit = |(cell, row, unit, waits): Said| Ok(Limit { cell, row, unit: Unit::new(unit)?, waits });
         let plain = limits.map(|limits| limits.into_iter().map(limit).collect::<PyResult<_>>()).transpose()?;
         Ok(Self { plain, good: Good::from(at) })
     }
@@ -126,22 +129,22 @@ impl Limits {
 
 /// Spend what all of some limits admit; false if one does not.
 #[inline]
-fn admit(py: Python<'_>, own: &[Limit], scoped: &[Limit], costs: &Costs, at: &Moment) -> bool {
-    for limit in own.iter().chain(scoped) {
+fn admit<'a>(py: Python<'_>, limits: impl Iterator<Item = &'a Limit> + Clone, costs: &Costs, at: &Moment) -> bool {
+    for limit in limits.clone() {
         let mut cell = limit.cell.borrow_mut(py);
         let unit = limit.unit as usize;
         if cell.retired || !cell.bucket.admits(at.now_ns, costs.before[unit], costs.all[unit]) {
             return false;
         }
     }
-    spend(py, own, scoped, costs, 1, at);
+    spend(py, limits, costs, 1, at);
     true
 }
 
 /// Spend what requests cost, or with a sign of -1 give it back.
 #[inline]
-fn spend(py: Python<'_>, own: &[Limit], scoped: &[Limit], costs: &Costs, sign: i64, at: &Moment) {
-    for limit in own.iter().chain(scoped) {
+fn spend<'a>(py: Python<'_>, limits: impl Iterator<Item = &'a Limit>, costs: &Costs, sign: i64, at: &Moment) {
+    for limit in limits {
         let permits = sign * costs.all[limit.unit as usize];
         limit.cell.borrow_mut(py).bucket.spend(permits);
         limit.row.borrow_mut(py).take(at.second, limit.unit.dimension(), permits);
@@ -155,6 +158,7 @@ struct KindDefault {
     /// The name of the limiter that names share for which there is no room.
     shared_as: String,
     unit: Unit,
+    waits: bool,
     /// How names begin and end for which it may be another.
     ends: Vec<(String, String)>,
     /// Since which epoch it is in force.
@@ -163,9 +167,11 @@ struct KindDefault {
 
 impl KindDefault {
     fn read(said: &Bound<'_, PyAny>, since: i64) -> PyResult<Option<Self>> {
-        type PlainDefault = (Option<Py<Cell>>, String, usize, Vec<(String, String)>);
-        let Some((full, shared_as, unit, ends)) = said.extract::<Option<PlainDefault>>()? else { return Ok(None) };
-        Ok(Some(Self { full, shared_as, unit: Unit::new(unit)?, ends, since }))
+        type PlainDefault = (Option<Py<Cell>>, String, usize, bool, Vec<(String, String)>);
+        let Some((full, shared_as, unit, waits, ends)) = said.extract::<Option<PlainDefault>>()? else {
+            return Ok(None);
+        };
+        Ok(Some(Self { full, shared_as, unit: Unit::new(unit)?, waits, ends, since }))
     }
 
     /// Whether a limiter is under its rule; None has none.
@@ -178,6 +184,9 @@ impl KindDefault {
         !self.ends.iter().any(|(first, last)| name.starts_with(first) && name.ends_with(last))
     }
 }
+
+/// Who asks: the limits of the client, and its producer group; None if nothing limits it.
+pub type By<'a> = Option<(&'a Py<Callers>, &'a Py<PyString>)>;
 
 /// What requests of one name are for.
 #[pyclass(module = "sluice_native")]
@@ -209,6 +218,7 @@ pub struct Resources {
     limits_of: Py<PyAny>,
     default_of: Py<PyAny>,
     row_of: Py<PyAny>,
+    nobody_waits: Py<PyAny>,
     most: usize,
     /// By dimension.
     live: [Py<Live>; 2],
@@ -348,7 +358,7 @@ impl Target {
             }
             (cell.epoch, cell.asked_ns) = (at.epoch, at.now_ns);
         }
-        Ok(Some(Limits { plain: Some(vec![Limit { cell, row, unit: default.unit }]), good }))
+        Ok(Some(Limits { plain: Some(vec![Limit { cell, row, unit: default.unit, waits: default.waits }]), good }))
     }
 
     /// See to it that what is known of its limits is what is in force.
@@ -368,22 +378,29 @@ impl Target {
         Ok(())
     }
 
-    /// Whether its limits, and those of who sends requests for it, can be decided here.
-    pub fn is_plain(
+    /// What is true of its limits and those of who asks, as they are in force; false if Python knows more.
+    fn with_limits(
         this: &Py<Self>,
         py: Python<'_>,
         all: &Py<Resources>,
-        callers: Option<(&Py<Callers>, &Py<PyString>)>,
+        by: By<'_>,
         at: &Moment,
+        is_true: impl for<'a> FnOnce(Chain<Iter<'a, Limit>, Iter<'a, Limit>>) -> bool,
     ) -> PyResult<bool> {
         Self::ask(this, py, all, at)?;
         if this.borrow(py).limits.plain.is_none() {
             return Ok(false);
         }
-        let Some((callers, group)) = callers else { return Ok(true) };
-        let group = group.bind(py).to_str()?;
-        Callers::ask(callers, py, group, at)?;
-        Ok(callers.borrow(py).limits(group).is_some())
+        let group = by.map(|(_, group)| group.bind(py).to_str()).transpose()?.unwrap_or_default();
+        by.map(|(callers, _)| Callers::ask(callers, py, group, at)).transpose()?;
+        let (target, callers) = (this.borrow(py), by.map(|(callers, _)| callers.borrow(py)));
+        let scoped = callers.as_ref().map_or(Some(&[][..]), |callers| callers.limits(group));
+        Ok(target.limits.plain.as_ref().zip(scoped).is_some_and(|(own, scoped)| is_true(own.iter().chain(scoped))))
+    }
+
+    /// Whether its limits, and those of who sends requests for it, can be decided here.
+    pub fn is_plain(this: &Py<Self>, py: Python<'_>, all: &Py<Resources>, by: By, at: &Moment) -> PyResult<bool> {
+        Self::with_limits(this, py, all, by, at, |mut limits| limits.all(|limit| !limit.waits))
     }
 
     /// Admit all of some requests, if its limits and those of who sends them are plain and do.
@@ -392,50 +409,51 @@ impl Target {
         this: &Py<Self>,
         py: Python<'_>,
         all: &Py<Resources>,
-        callers: Option<(&Py<Callers>, &Py<PyString>)>,
+        by: By,
         costs: &Costs,
         at: &Moment,
     ) -> PyResult<bool> {
         {
             // By far the most often there is one limit.
             let target = this.borrow(py);
-            if let (None, true, Some([only])) = (callers, target.limits.good.holds(at), target.limits.plain.as_deref())
-            {
+            let limits = target.limits.plain.as_deref().filter(|_| by.is_none() && target.limits.good.holds(at));
+            if let Some([only @ Limit { waits: false, .. }]) = limits {
                 if let Some(admits) = only.admit(py, costs, at) {
                     return Ok(admits);
                 }
             }
         }
-        Self::ask(this, py, all, at)?;
-        let Some((callers, group)) = callers else {
-            let target = this.borrow(py);
-            return Ok(target.limits.plain.as_ref().is_some_and(|own| admit(py, own, &[], costs, at)));
-        };
-        if this.borrow(py).limits.plain.is_none() {
+        Self::with_limits(this, py, all, by, at, |limits| {
+            limits.clone().all(|limit| !limit.waits) && admit(py, limits, costs, at)
+        })
+    }
+
+    /// Grant permits, if its limits and those of who asks are plain and have them in store, and nobody waits; with
+    /// `waiting`, only limits for which requests wait are asked.
+    pub fn grant(
+        this: &Py<Self>,
+        py: Python<'_>,
+        all: &Py<Resources>,
+        by: By,
+        (permits, waiting): (i64, bool),
+        at: &Moment,
+    ) -> PyResult<bool> {
+        let nobody_waits = all.borrow(py).nobody_waits.clone_ref(py);
+        if !nobody_waits.call1(py, (at.now_ns,))?.extract::<bool>(py)? {
             return Ok(false);
         }
-        let group = group.bind(py).to_str()?;
-        Callers::ask(callers, py, group, at)?;
-        let (target, callers) = (this.borrow(py), callers.borrow(py));
-        let (Some(own), Some(scoped)) = (target.limits.plain.as_deref(), callers.limits(group)) else {
-            return Ok(false);
-        };
-        Ok(admit(py, own, scoped, costs, at))
+        let costs = Costs { before: [permits - 1, permits - 1, 0], all: [permits, permits, 0] };
+        Self::with_limits(this, py, all, by, at, |limits| {
+            admit(py, limits.filter(|limit| limit.waits || !waiting), &costs, at)
+        })
     }
 
     /// Give back what was admitted at the same moment.
-    pub fn refund(
-        this: &Py<Self>,
-        py: Python<'_>,
-        callers: Option<(&Py<Callers>, &Py<PyString>)>,
-        costs: &Costs,
-        at: &Moment,
-    ) -> PyResult<()> {
-        let (target, group) = (this.borrow(py), callers.map(|(_, group)| group.bind(py).to_str()).transpose()?);
-        let callers = callers.map(|(callers, _)| callers.borrow(py));
+    pub fn refund(this: &Py<Self>, py: Python<'_>, by: By, costs: &Costs, at: &Moment) -> PyResult<()> {
+        let (target, group) = (this.borrow(py), by.map(|(_, group)| group.bind(py).to_str()).transpose()?);
+        let callers = by.map(|(callers, _)| callers.borrow(py));
         let scoped = callers.as_ref().zip(group).and_then(|(callers, group)| callers.limits(group));
-        let own = target.limits.plain.as_deref();
-        spend(py, own.unwrap_or_default(), scoped.unwrap_or_default(), costs, -1, at);
+        spend(py, target.limits.plain.iter().flatten().chain(scoped.unwrap_or_default()), costs, -1, at);
         Ok(())
     }
 
@@ -524,12 +542,13 @@ impl Resources {
         limits_of: Py<PyAny>,
         default_of: Py<PyAny>,
         row_of: Py<PyAny>,
+        nobody_waits: Py<PyAny>,
         most: usize,
         live: [Py<Live>; 2],
         own: Py<PyDict>,
     ) -> Self {
         let (kinds, targets, order) = (Vec::new(), HashMap::new(), VecDeque::new());
-        Self { limits_of, default_of, row_of, most, live, epoch: 0, own, kinds, targets, order }
+        Self { limits_of, default_of, row_of, nobody_waits, most, live, epoch: 0, own, kinds, targets, order }
     }
 
     /// Kinds whose default was asked for.
@@ -550,7 +569,7 @@ impl Resources {
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
-        for of_python in [&self.limits_of, &self.default_of, &self.row_of] {
+        for of_python in [&self.limits_of, &self.default_of, &self.row_of, &self.nobody_waits] {
             visit.call(of_python)?;
         }
         self.live.iter().try_for_each(|live| visit.call(live))

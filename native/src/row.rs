@@ -103,6 +103,8 @@ pub struct Row {
     spent_in: i64,
     /// By dimension: what was spent in each of the last seconds, round and round.
     rings: [Option<Ring>; 2],
+    /// Likewise, what was given back of earlier ones.
+    given_back: [i64; 2],
 }
 
 impl Row {
@@ -161,7 +163,9 @@ impl Row {
         }
         let spent =
             &mut self.rings[dimension].get_or_insert_with(|| Box::new([NOT_ASKED; SLOTS]))[place(second.number)];
-        *spent = permits + (*spent).max(0);
+        let permits = permits + (*spent).max(0) - self.given_back[dimension];
+        *spent = permits.max(0);
+        self.given_back[dimension] = (-permits).max(0);
     }
 
     #[cold]
@@ -195,6 +199,7 @@ impl Row {
             total: Sums::default(),
             spent_in: -1,
             rings: [None, None],
+            given_back: [0; 2],
         }
     }
 

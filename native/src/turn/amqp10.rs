@@ -1,16 +1,16 @@
 //! Reads both streams of an AMQP 1.0 connection: transfers of plain links, dispositions, flows, and empty frames.
 //!
 //! What the session knows of a link or of a session is asked for when the first frame for it comes. What came is summed
-//! here until the session needs to know: for flows, which it answers itself, and when the connection leaves.
+//! here until the session needs to know: for flows that it has to answer, and when the connection leaves.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::prelude::*;
 use pyo3::types::PyBool;
 use pyo3::{PyTraverseError, PyVisit};
 use sluice_native_core::amqp10::{
-    self, Difference, Disposed, Ids, Links, Moved, Numbers, Settling, Taken, Terms, Unknown,
+    self, Difference, Disposed, Flow, Ids, Links, Moved, Numbers, Settling, Taken, Terms, Unknown,
 };
 
 use crate::runs::{Asker, Runs};
@@ -19,9 +19,73 @@ use crate::turn::{Context, Lent, Next, Out, Reading, BROKER, CLIENT, MAX_KEPT_BY
 
 /// Bounds the lists of what one scan took.
 const MAX_RUNS: usize = 4096;
+/// The widest window of a link.
+const MAX_WINDOW: u32 = 1 << 16;
 
 /// Channel and handle, as the peer counts that uses them.
 type Key = (u16, u32);
+
+/// The credit of a link that is granted at once, if at all: `proxy.protocols.amqp10.credit.PlainCredit`.
+#[derive(Clone, Copy, FromPyObject)]
+struct Credit {
+    sent: u32,
+    granted: u32,
+    limit: u32,
+    /// None if nothing limits it.
+    window: Option<u32>,
+    used: u32,
+    untouched: bool,
+    shaped: bool,
+}
+
+impl Credit {
+    fn came(&mut self, deliveries: u32) {
+        self.sent = self.sent.wrapping_add(deliveries);
+        self.used = self.used.saturating_add(deliveries);
+        self.untouched &= deliveries == 0;
+    }
+
+    fn unused(&self) -> u32 {
+        self.granted.wrapping_sub(self.sent)
+    }
+
+    /// How many deliveries may come before more is wanted.
+    fn plenty(&self) -> u32 {
+        let window = self.window.filter(|_| self.granted != self.limit);
+        window.map_or(self.unused(), |window| self.unused().saturating_sub(window / 2 + 1))
+    }
+
+    /// How many more deliveries are asked for once a flow of the receiver came; None if that is for others.
+    fn wanted(&self, flow: &Flow) -> Option<u32> {
+        let left = flow.limit()?.wrapping_sub(self.granted);
+        let unused = self.unused();
+        if flow.drain || left >= amqp10::HALF || unused >= amqp10::HALF {
+            return None;
+        }
+        Some(match self.window {
+            None => left,
+            Some(window) if unused > window / 2 || (unused > 0 && self.untouched) => 0,
+            Some(window) => left.min(window - unused),
+        })
+    }
+
+    /// Take a flow whose `wanted` was granted; returns the delivery-count and the link-credit that the sender is told
+    /// instead, if they differ.
+    fn grant(&mut self, flow: &Flow, wanted: u32) -> Option<(u32, u32)> {
+        self.granted = self.granted.wrapping_add(wanted);
+        self.limit = flow.limit()?;
+        if let Some(window) = self.window.as_mut().filter(|_| wanted > 0) {
+            if self.used >= *window {
+                *window = MAX_WINDOW.min(2 * *window);
+                self.used = 0;
+            }
+            self.untouched = true;
+        }
+        self.shaped |= self.granted != self.limit;
+        let is_told = self.granted == self.limit && flow.numbers[5] == Some(self.sent);
+        (self.shaped && !is_told).then(|| (self.sent, self.unused()))
+    }
+}
 
 struct Link {
     /// `proxy.protocols.amqp10.links.Link`.
@@ -34,18 +98,46 @@ struct Link {
     left: u64,
     /// How many have come that it was not told of.
     deliveries: u32,
+    /// Its place among those that have something to do, if it has.
+    asks: Option<usize>,
+    /// None: its receiver's flows are for the session.
+    credit: Option<Credit>,
+    /// What it was after the last flow that the session was not told of, and the delivery-count and link-credit of that.
+    flowed: Option<(Credit, [Option<u32>; 2])>,
+    /// Of all limits, it asks only those for which requests wait.
+    waiting: bool,
     /// Called with how many deliveries were admitted, if each is decided; false if the link has something to do.
     admitted: Option<Py<PyAny>>,
 }
 
 impl Link {
-    fn allow(&mut self, (known, left): Allowance) {
+    fn allow(&mut self, (known, left, credit): Allowance) {
         (self.known, self.left) = (known.unwrap_or(u64::MAX), left.unwrap_or(u64::MAX));
+        self.credit = credit;
+    }
+
+    /// Take a flow of its receiver, of which all that is wanted was granted; returns how it changes.
+    fn grant(&mut self, flow: &Flow, wanted: u32) -> Changes {
+        let Some(credit) = &mut self.credit else { return Changes::new() };
+        let told = credit.grant(flow, wanted);
+        self.deliveries = 0;
+        self.flowed = Some((*credit, [flow.numbers[5], flow.numbers[6]]));
+        if credit.window.is_some() {
+            self.left = credit.plenty().into();
+            self.known = self.known.max(credit.unused().into());
+        }
+        let uint = |number| {
+            let mut raw = Vec::new();
+            amqp10::write_uint(number, &mut raw);
+            raw
+        };
+        told.map_or(Changes::new(), |(count, credit)| vec![(5, uint(count)), (6, uint(credit))])
     }
 
     /// Count deliveries; true if it has something to do then.
     fn pass(&mut self, deliveries: u32) -> bool {
         self.deliveries += deliveries;
+        self.credit.iter_mut().for_each(|credit| credit.came(deliveries));
         let deliveries = u64::from(deliveries);
         let is_over = self.left < deliveries;
         for bound in [&mut self.known, &mut self.left].into_iter().filter(|bound| **bound != u64::MAX) {
@@ -55,8 +147,10 @@ impl Link {
     }
 }
 
-/// How many deliveries `Link.allowance` allows: `known` and `left`; None is any number.
-type Allowance = (Option<u64>, Option<u64>);
+/// How many deliveries `Link.allowance` allows: `known` and `left`; None is any number. And the credit.
+type Allowance = (Option<u64>, Option<u64>, Option<Credit>);
+/// The fields of a flow that change, by their numbers.
+type Changes = Vec<(usize, Vec<u8>)>;
 
 struct Session {
     /// `proxy.protocols.amqp10.conversation.Conversation`.
@@ -65,6 +159,9 @@ struct Session {
     numbers: Option<[Numbers; 2]>,
     /// Transfers of each peer that it was not told of.
     transfers: [u32; 2],
+    /// What each peer's last flow said of the session since then: next-incoming-id and window, next-outgoing-id, which
+    /// counts on with transfers, and window.
+    flows: [Option<[Option<u32>; 4]>; 2],
     /// Of the client's deliveries.
     settling: Settling,
 }
@@ -109,27 +206,29 @@ struct Amqp10 {
     frames: u64,
     heard: [bool; 2],
     written: [bool; 2],
+    /// Requests that were decided in the chunk in hand.
+    decided: u32,
     /// Something was taken; the first that came was not.
     took: bool,
     is_foreign: bool,
 }
 
 /// What `link` returns.
-type KnownLink = (Py<PyAny>, Vec<(String, String)>, Allowance, (Option<usize>, bool), Option<Py<PyAny>>, Option<Key>);
+type KnownLink =
+    (Py<PyAny>, Vec<(String, String)>, Allowance, (Option<usize>, bool), Option<Py<PyAny>>, Option<Key>, bool);
 /// What `session` returns: of each peer the channel, and by how much its numbers are higher, from which on, and from
 /// which of the other's numbers on.
 type KnownSession = (Py<PyAny>, [u16; 2], Option<u32>, Option<[(Option<u32>, Option<u32>, u32); 2]>);
 /// What `came` returns, and `flows`: how many requests for credit were granted; what links are allowed now, by sender;
 /// frames for each peer; and whether the connection stays.
 type Answered = (u32, Vec<(usize, Key, Allowance)>, [Vec<u8>; 2], bool);
-/// A flow's channel, its first seven fields, and whether it drains.
-type Flowed = (u16, [Option<u32>; 7], bool);
 /// Also the fields that change, by flow; None if they are for Python, and nothing else is to be written.
-type FlowsAnswered = (Option<Vec<Vec<(usize, Vec<u8>)>>>, Answered);
-/// What `take` is given, beside whom was heard, and written to: links and their deliveries; sessions, transfers, and
-/// what `Settling::take` returns; and which delivery is timed, since when, and whether it is settled.
-type Came = Vec<(Py<PyAny>, u32)>;
-type Settled = Vec<(Py<PyAny>, [u32; 2], Vec<Ids>, Vec<Ids>, Option<u32>)>;
+type FlowsAnswered = (Option<Vec<Changes>>, Answered);
+/// What `take` is given, beside the time, whom was heard, and written to: links, their deliveries since the last flow,
+/// when they ask, and what the credit was then, as `Credit.flowed` takes it; sessions, transfers, flows, and what
+/// `Settling::take` returns; and which delivery is timed, since when, and whether it is settled.
+type Came = Vec<(Py<PyAny>, u32, Option<usize>, Option<((u32, u32, Option<u32>, u32, bool), [Option<u32>; 2])>)>;
+type Settled = Vec<(Py<PyAny>, [u32; 2], [Option<[Option<u32>; 4]>; 2], Vec<Ids>, Vec<Ids>, Option<u32>)>;
 type TimedState = Option<(Py<PyAny>, u32, i64, bool)>;
 
 /// The deliveries of one link.
@@ -176,7 +275,7 @@ impl Amqp10 {
 
     fn learn_link(&mut self, py: Python<'_>, side: usize, key: Key) -> PyResult<bool> {
         let known: Option<KnownLink> = self.python.call_method1(py, "link", (side, key.0, key.1))?.extract(py)?;
-        let Some((python, names, allowance, (most_bytes, copies), admitted, receiver)) = known else {
+        let Some((python, names, allowance, (most_bytes, copies), admitted, receiver, waiting)) = known else {
             return Ok(false);
         };
         let asker = Asker::of(py, &self.judge.resources, &names)?;
@@ -184,7 +283,8 @@ impl Amqp10 {
             self.received[1 - side].insert(receiver, key);
         }
         self.scans[side].mark(key.0, key.1, Terms { most_bytes, copies, decides: admitted.is_some() });
-        let mut link = Link { python, asker, known: 0, left: 0, deliveries: 0, admitted };
+        let (known, left, deliveries, asks, credit, flowed) = (0, 0, 0, None, None, None);
+        let mut link = Link { python, asker, known, left, deliveries, asks, credit, flowed, waiting, admitted };
         link.allow(allowance);
         self.links[side].insert(key, link);
         Ok(true)
@@ -204,7 +304,8 @@ impl Amqp10 {
             self.channels[side].insert(channels[side], self.sessions.len());
             self.scans[side].begin(channels[side]);
         }
-        self.sessions.push(Session { python, numbers, transfers: [0; 2], settling: Settling::new(first) });
+        let settling = Settling::new(first);
+        self.sessions.push(Session { python, numbers, transfers: [0; 2], flows: [None; 2], settling });
         Ok(true)
     }
 
@@ -261,8 +362,7 @@ impl Amqp10 {
         } else {
             out.say(1 - side, from);
         }
-        context.report.frames[side] += taken.before_flows as u64;
-        self.frames += if side == CLIENT { taken.before_flows as u64 } else { 0 };
+        self.count_frames(side, taken.until(0).1, context);
         self.settle(py, side, taken, context.now_ns);
         self.count(py, side, taken, context)?;
         Ok(true)
@@ -295,7 +395,11 @@ impl Amqp10 {
     fn settle(&mut self, py: Python<'_>, side: usize, taken: &Taken, now_ns: i64) {
         for begun in &taken.begun {
             let session = &mut self.sessions[self.channels[side][&begun.channel]];
-            session.transfers[side] += begun.ids.1.wrapping_sub(begun.ids.0) + 1;
+            let transfers = begun.ids.1.wrapping_sub(begun.ids.0) + 1;
+            session.transfers[side] += transfers;
+            if let Some([_, _, Some(outgoing_id), _]) = &mut session.flows[side] {
+                *outgoing_id = outgoing_id.wrapping_add(transfers);
+            }
             if side != CLIENT {
                 continue;
             }
@@ -316,6 +420,11 @@ impl Amqp10 {
         }
     }
 
+    fn count_frames(&mut self, side: usize, frames: usize, context: &mut Context<'_>) {
+        context.report.frames[side] += frames as u64;
+        self.frames += if side == CLIENT { frames as u64 } else { 0 };
+    }
+
     fn count(&mut self, py: Python<'_>, side: usize, taken: &Taken, context: &mut Context<'_>) -> PyResult<()> {
         for moved in &taken.moved {
             let key = (moved.channel, moved.handle);
@@ -328,7 +437,8 @@ impl Amqp10 {
             if let Some(admitted) = &link.admitted {
                 asks |= !admitted.call1(py, (moved.deliveries,))?.extract::<bool>(py)?;
             }
-            if asks && !self.asking.contains(&key) {
+            if asks && link.asks.is_none() {
+                link.asks = Some(self.asking.len());
                 self.asking.push(key);
             }
         }
@@ -336,24 +446,19 @@ impl Amqp10 {
     }
 
     /// Have links ask for more credit; false if the connection leaves.
-    fn ask(&mut self, py: Python<'_>, side: usize, context: &Context<'_>, decided: &mut u32) -> PyResult<bool> {
-        let mut came: Vec<(Py<PyAny>, u32, [u32; 2])> = Vec::new();
-        for key in std::mem::take(&mut self.asking) {
-            let place = self.channels[side].get(&key.0);
-            if let (Some(link), Some(place)) = (self.links[side].get_mut(&key), place) {
-                let transfers = std::mem::take(&mut self.sessions[*place].transfers);
-                came.push((link.python.clone_ref(py), std::mem::take(&mut link.deliveries), transfers));
-            }
-        }
-        if came.is_empty() {
+    fn ask(&mut self, py: Python<'_>, side: usize, context: &Context<'_>) -> PyResult<bool> {
+        if self.asking.is_empty() {
             return Ok(true);
         }
-        let answered = self.python.call_method1(py, "came", (came, context.now_ns))?;
-        Ok(self.answer(answered.extract(py)?, decided))
+        self.tell(py, Some(context.now_ns))?;
+        let asking = std::mem::take(&mut self.asking);
+        let links: Vec<&Py<PyAny>> = asking.iter().map(|key| &self.links[side][key].python).collect();
+        let answered = self.python.call_method1(py, "came", (links,))?;
+        Ok(self.answer(answered.extract(py)?))
     }
 
-    fn answer(&mut self, (granted, allowed, own, stays): Answered, decided: &mut u32) -> bool {
-        *decided += granted;
+    fn answer(&mut self, (granted, allowed, own, stays): Answered) -> bool {
+        self.decided += granted;
         for (side, key, allowance) in allowed {
             if let Some(link) = self.links[side].get_mut(&key) {
                 link.allow(allowance);
@@ -365,7 +470,41 @@ impl Amqp10 {
         stays
     }
 
-    /// Have the session answer the flows, and write them; whether the connection stays, or None if they are for Python.
+    /// What is wanted of a flow that needs nothing of its session, and on which link, if on one; None if it is another.
+    fn wanted(&self, side: usize, flow: &Flow) -> Option<(Option<Key>, u32)> {
+        if self.sessions[self.channels[side][&flow.channel]].numbers.is_some() {
+            return None;
+        }
+        let Some(handle) = flow.handle() else { return Some((None, 0)) };
+        let key = *self.received[side].get(&(flow.channel, handle))?;
+        Some((Some(key), self.links[1 - side].get(&key)?.credit?.wanted(flow)?))
+    }
+
+    /// Take flows as long as limits grant at once all that they want; returns how they change.
+    fn grant(&mut self, py: Python<'_>, side: usize, flows: &[Flow], at: &Context<'_>) -> PyResult<Vec<Changes>> {
+        // Of several flows of a link each tells what the last one gives.
+        let mut links = HashSet::new();
+        let is_first = |found: &(Option<Key>, u32)| found.0.is_none_or(|key| links.insert(key));
+        let all: Option<Vec<_>> = flows.iter().map(|flow| self.wanted(side, flow)).collect();
+        let all = all.filter(|all| all.iter().all(is_first)).unwrap_or_default();
+        let mut taken = Vec::with_capacity(all.len());
+        for (flow, (key, wanted)) in flows.iter().zip(all) {
+            let link = key.and_then(|key| self.links[1 - side].get_mut(&key));
+            if let Some(link) = link.as_ref().filter(|link| wanted > 0 && link.left != u64::MAX) {
+                let Some(asker) = &link.asker else { break };
+                if !self.judge.grant(py, asker, wanted, (link.waiting, side == CLIENT), at)? {
+                    break;
+                }
+                self.decided += 1;
+            }
+            self.sessions[self.channels[side][&flow.channel]].flows[side] = flow.numbers.first_chunk().copied();
+            taken.push(link.map_or(Changes::new(), |link| link.grant(flow, wanted)));
+        }
+        Ok(taken)
+    }
+
+    /// Take flows, or have the session answer them, and write them; returns where they end, or where those begin that
+    /// are for Python, and whether the connection stays.
     #[allow(clippy::too_many_arguments)]
     fn flows(
         &mut self,
@@ -375,30 +514,22 @@ impl Amqp10 {
         taken: &Taken,
         context: &mut Context<'_>,
         out: &mut Out,
-        decided: &mut u32,
-    ) -> PyResult<Option<bool>> {
-        let mut flows: Vec<(Flowed, [u32; 2], u32)> = Vec::with_capacity(taken.flows.len());
-        for flow in &taken.flows {
-            let transfers = std::mem::take(&mut self.sessions[self.channels[side][&flow.channel]].transfers);
-            let key = flow.handle().map(|handle| (flow.channel, handle));
-            let sent = key.and_then(|key| self.received[side].get(&key));
-            let link = match sent {
-                Some(key) => self.links[1 - side].get_mut(key),
-                None => key.and_then(|key| self.links[side].get_mut(&key)),
-            };
-            let flowed = (flow.channel, flow.numbers, flow.drain);
-            flows.push((flowed, transfers, link.map_or(0, |link| std::mem::take(&mut link.deliveries))));
+    ) -> PyResult<(usize, bool)> {
+        let mut changes = self.grant(py, side, &taken.flows, context)?;
+        let granted = changes.len();
+        let (mut answered, mut stays) = (taken.flows.len(), true);
+        if granted < answered {
+            self.tell(py, Some(context.now_ns))?;
+            let of = |flow: &Flow| (flow.channel, flow.numbers, flow.drain);
+            let flows: Vec<_> = taken.flows[granted..].iter().map(of).collect();
+            let (more, answer): FlowsAnswered = self.python.call_method1(py, "flows", (side, flows))?.extract(py)?;
+            answered = if more.is_some() { answered } else { granted };
+            changes.extend(more.unwrap_or_default());
+            stays = self.answer(answer);
         }
-        let answered = self.python.call_method1(py, "flows", (side, flows, context.now_ns))?;
-        let (changes, answered): FlowsAnswered = answered.extract(py)?;
-        let Some(changes) = changes else {
-            *decided += answered.0;
-            return Ok(None);
-        };
-        let frames = (taken.frames - taken.before_flows) as u64;
-        context.report.frames[side] += frames;
-        self.frames += if side == CLIENT { frames } else { 0 };
-        let mut at = taken.flows.first().map_or(taken.stop, |flow| flow.start);
+        let (mut at, before) = taken.until(0);
+        let (stop, frames) = taken.until(answered);
+        self.count_frames(side, frames - before, context);
         for (flow, changes) in taken.flows.iter().zip(&changes) {
             let changes: Vec<(usize, &[u8])> = changes.iter().map(|(number, raw)| (*number, &raw[..])).collect();
             let written = (!changes.is_empty()).then(|| amqp10::reflow(&chunk[flow.start..flow.stop], &changes));
@@ -408,28 +539,34 @@ impl Amqp10 {
                 at = flow.stop;
             }
         }
-        out.pass(1 - side, at..taken.stop);
-        Ok(Some(self.answer(answered, decided)))
+        out.pass(1 - side, at..stop);
+        Ok((stop, stays))
     }
 
-    /// Tell the session all that came.
-    fn tell(&mut self, py: Python<'_>) -> PyResult<()> {
+    /// Tell the session all that came, and what time it is if it is to answer.
+    fn tell(&mut self, py: Python<'_>, now_ns: Option<i64>) -> PyResult<()> {
         let mut links: Came = Vec::new();
-        for link in self.links.iter_mut().flat_map(HashMap::values_mut).filter(|link| link.deliveries > 0) {
-            links.push((link.python.clone_ref(py), std::mem::take(&mut link.deliveries)));
+        for link in self.links.iter_mut().flat_map(HashMap::values_mut) {
+            let (deliveries, flowed) = (std::mem::take(&mut link.deliveries), link.flowed.take());
+            if deliveries > 0 || flowed.is_some() {
+                let flowed = flowed.map(|(of, said)| ((of.sent, of.granted, of.window, of.used, of.untouched), said));
+                links.push((link.python.clone_ref(py), deliveries, link.asks.take(), flowed));
+            }
         }
+        links.sort_by_key(|(_, _, asks, _)| *asks);
         let mut sessions: Settled = Vec::new();
         for session in &mut self.sessions {
-            let (transfers, settled) = (std::mem::take(&mut session.transfers), session.settling.take());
-            if settled.is_some() || transfers != [0; 2] {
+            let (transfers, flows) = (std::mem::take(&mut session.transfers), std::mem::take(&mut session.flows));
+            let settled = session.settling.take();
+            if settled.is_some() || transfers != [0; 2] || flows != [None; 2] {
                 let (before, unsettled, last) = settled.unwrap_or_default();
-                sessions.push((session.python.clone_ref(py), transfers, before, unsettled, last));
+                sessions.push((session.python.clone_ref(py), transfers, flows, before, unsettled, last));
             }
         }
         let of_timed = |timed: &Timed| (timed.session.clone_ref(py), timed.id, timed.since_ns, timed.is_settled);
         let timed: TimedState = self.timed.as_ref().map(of_timed);
         let heard = (std::mem::take(&mut self.heard), std::mem::take(&mut self.written));
-        self.python.call_method1(py, "take", (heard.0, heard.1, links, sessions, timed)).map(drop)
+        self.python.call_method1(py, "take", (now_ns, heard.0, heard.1, links, sessions, timed)).map(drop)
     }
 }
 
@@ -447,30 +584,24 @@ impl Reading for Amqp10 {
         }
         self.heard[side] = true;
         let mut at = 0;
-        let mut decided = 0;
         let next = loop {
             let taken = self.scan(py, side, chunk, at)?;
             if taken.frames == 0 {
                 break if self.is_begun(side, &chunk[at..]) { Next::Keep(at) } else { Next::Leave(at) };
             }
-            let flows_at = taken.flows.first().map_or(taken.stop, |flow| flow.start);
-            if !self.take(py, side, chunk, (at, flows_at), &taken, context, out)? {
+            if !self.take(py, side, chunk, (at, taken.until(0).0), &taken, context, out)? {
                 break Next::Leave(at);
             }
-            decided += taken.moved.first().filter(|_| taken.decides).map_or(0, |moved| moved.deliveries);
-            at = taken.stop;
+            self.decided += taken.moved.first().filter(|_| taken.decides).map_or(0, |moved| moved.deliveries);
             self.took = true;
-            if taken.flows.is_empty() {
-                continue;
-            }
-            match self.flows(py, side, chunk, &taken, context, out, &mut decided)? {
-                None => break Next::Leave(flows_at),
-                Some(false) => break Next::Leave(at),
-                Some(true) => {}
+            let stays: bool;
+            (at, stays) = self.flows(py, side, chunk, &taken, context, out)?;
+            if !stays {
+                break Next::Leave(at);
             }
         };
         let next = match next {
-            Next::Keep(at) if self.ask(py, side, context, &mut decided)? => Next::Keep(at),
+            Next::Keep(at) if self.ask(py, side, context)? => Next::Keep(at),
             // What is left is read first, by the session.
             Next::Keep(at) | Next::More(at) | Next::Leave(at) => Next::Leave(at),
         };
@@ -486,19 +617,20 @@ impl Reading for Amqp10 {
                 context.report.round_trips.push(context.now_ns - timed.since_ns);
             }
         }
-        if decided > 0 {
-            context.report.processing.push((context.clock_ns(py)? - context.now_ns, decided));
+        if self.decided > 0 {
+            let took_ns = context.clock_ns(py)? - context.now_ns;
+            context.report.processing.push((took_ns, std::mem::take(&mut self.decided)));
         }
         Ok(next)
     }
 
     fn take_counts(&mut self, py: Python<'_>) -> PyResult<(u64, u64)> {
-        self.tell(py)?;
+        self.tell(py, None)?;
         Ok((std::mem::take(&mut self.frames), 0))
     }
 
     fn give_back(&mut self, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        self.tell(py)?;
+        self.tell(py, None)?;
         Ok(PyBool::new(py, self.is_foreign).to_owned().into_any().unbind())
     }
 
@@ -541,6 +673,7 @@ pub fn lend_amqp10(
         frames: 0,
         heard: [false; 2],
         written: [false; 2],
+        decided: 0,
         took: false,
         is_foreign: false,
     });

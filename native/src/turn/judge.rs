@@ -2,11 +2,11 @@
 
 use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyString};
+use pyo3::types::PyBytes;
 use pyo3::{PyTraverseError, PyVisit};
 
 use crate::refused_ids::RefusedIds;
-use crate::resources::{Callers, Moment, Resources, Target};
+use crate::resources::{By, Callers, Moment, Resources, Target};
 use crate::runs::{Asker, Runs};
 use crate::turn::Context;
 
@@ -140,7 +140,7 @@ impl Judge {
         py: Python<'_>,
         asker: &Asker,
         context: &Context<'_>,
-        ask: impl FnOnce(Option<(&Py<Callers>, &Py<PyString>)>, &Moment<'_>) -> PyResult<T>,
+        ask: impl FnOnce(By<'_>, &Moment<'_>) -> PyResult<T>,
     ) -> PyResult<T> {
         let second = context.second.borrow(py);
         let at = self.resources.borrow(py).moment(context.now_ns, &second);
@@ -228,6 +228,30 @@ impl Judge {
         self.with(py, asker, context, |callers, at| {
             Target::admit(&asker.target, py, &self.resources, callers, &costs, at)
         })
+    }
+
+    /// Grant permits that `asker` wants, as `Target::grant` does; false if the limiter fails, too. Who consumes is not
+    /// limited as a caller.
+    ///
+    /// # Errors
+    /// Only `KeyboardInterrupt`.
+    pub fn grant(
+        &self,
+        py: Python<'_>,
+        asker: &Asker,
+        permits: u32,
+        (waiting, consumes): (bool, bool),
+        context: &Context<'_>,
+    ) -> PyResult<bool> {
+        let granted = self.with(py, asker, context, |callers, at| {
+            let callers = callers.filter(|_| !consumes);
+            Target::grant(&asker.target, py, &self.resources, callers, (permits.into(), waiting), at)
+        });
+        match granted {
+            // It does so again, and is bypassed then.
+            Err(error) if !error.is_instance_of::<PyKeyboardInterrupt>(py) => Ok(false),
+            granted => granted,
+        }
     }
 
     /// Count a run that passed as a whole; false if it may have messages that were refused before.

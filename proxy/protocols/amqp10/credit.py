@@ -166,6 +166,22 @@ class LinkFlow(NamedTuple):
     drain: bool  # the receiver wants the credit used up, or the sender is about to
 
 
+class PlainCredit(NamedTuple):
+    """What the compiled part takes flows of a receiver by; the first three as they are on the wire."""
+
+    sent: int
+    granted: int
+    limit: int
+    window: int | None  # None if nothing limits the link
+    used: int  # deliveries since the window changed
+    untouched: bool  # nothing came since the last grant
+    shaped: bool
+
+
+Numbers = tuple[int, int, int | None, int, bool]
+"""The figures of a ``PlainCredit`` that change, in that order: all but limit and shaped."""
+
+
 class Credit:
     """The credit of one link, from its attach to its detach. Calls follow the order of the wire."""
 
@@ -398,6 +414,40 @@ class Credit:
         self.due -= self.prepaid
         self.prepaid = 0
         return self.take_due()
+
+    def plain(self, *, paid: bool) -> PlainCredit | None:
+        """Return what flows go by where all that is granted is ``paid``, or else nothing limits the link.
+
+        None if numbers differ, if the receiver drains, or if something is to be paid or granted first.
+        """
+        unused = self.granted - self.sent
+        plain = unused == self.prepaid if paid else self.granted == self.limit and unused >= 0
+        if not plain or self.offset or self.draining:
+            return None
+        sent, granted, limit = self.sent & MAX_CREDIT, self.granted & MAX_CREDIT, self.limit & MAX_CREDIT
+        window, used = self.window if paid else None, min(self._used, MAX_CREDIT)
+        return PlainCredit(sent, granted, limit, window, used, self._untouched, self.shaped)
+
+    def flowed(self, numbers: Numbers, said: tuple[int | None, int | None]) -> int:
+        """Take flows of the receiver that were granted at once and forwarded.
+
+        Args:
+            numbers: as they are after the last one.
+            said: its delivery-count and link-credit.
+
+        Returns:
+            How many deliveries came before it.
+        """
+        sent, granted, window, used, untouched = numbers
+        came = (sent - self.sent) & MAX_CREDIT
+        self.sent += came
+        self.granted = self.sent + ((granted - sent) & MAX_CREDIT)
+        if window is not None:
+            self.prepaid, self.window = self.granted - self.sent, window
+        self._used, self._untouched = used, untouched
+        self.flow_of_receiver(*said, drain=False)
+        self.to_sender()
+        return came
 
     def _widen(self) -> None:
         if self._used >= self.window:

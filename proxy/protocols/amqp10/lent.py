@@ -1,8 +1,8 @@
 """A connection that is lent, as the compiled part sees it: what it asks of links and sessions, and tells them.
 
 The compiled part reads transfers and dispositions by itself, and sums them until they matter here. It asks for each
-link how many deliveries may come before that has something to do. Flows are answered here, as they grant credit, or
-have more of it asked for. Peers are numbers: the client is 0.
+link how many deliveries may come before that has something to do. Flows whose credit limits grant at once are taken by
+it as well, and the others answered here. Peers are numbers: the client is 0.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +14,7 @@ from proxy.deciding.batch import Side
 from proxy.deciding.judge import Judge
 from proxy.protocols.amqp10.conversation import Conversation, translate_flow
 from proxy.protocols.amqp10.credit import wrapped
-from proxy.protocols.amqp10.links import Link, SessionPart, Shared
+from proxy.protocols.amqp10.links import Allowance, Flowed, Link, Shared
 from proxy.protocols.base import Buffer
 
 if TYPE_CHECKING:
@@ -27,9 +27,8 @@ Fields = tuple[int, Sequence[int | None], bool]
 """A flow's channel, its first seven fields, and whether it drains."""
 Difference = tuple[int | None, int | None, int]
 """As ``Renumbering.latest`` returns it."""
+Flows = Sequence[Sequence[int | None] | None]
 Ranges = Sequence[tuple[int, int]]
-Allowance = tuple[int | None, int | None]
-"""As ``Link.allowance`` returns it."""
 KnownLink = tuple[
     Link,
     Sequence[Resource],
@@ -37,10 +36,11 @@ KnownLink = tuple[
     tuple[int | None, bool],
     Callable[[int], bool] | None,
     tuple[int, int] | None,
+    bool,
 ]
 """A link; what its messages are counted for; how many may come; the bytes of the longest frame that may, and whether a
-message may name copies; what is told of messages that were decided, if all are; and its channel and handle at the
-receiver.
+message may name copies; what is told of messages that were decided, if all are; its channel and handle at the receiver;
+and whether it asks only delaying rules for credit.
 """
 Answered = tuple[int, Sequence[tuple[int, tuple[int, int], Allowance]], tuple[bytes, bytes], bool]
 """How many requests for credit were granted; what links are allowed now, by sender, and channel and handle there;
@@ -104,7 +104,8 @@ class LentConnection:
         receiver = session.halves[sender.other].channel, link.handles[sender.other]
         known = None if receiver[0] is None or receiver[1] is None else (receiver[0], receiver[1])
         admitted = link.admitted if link.decides else None
-        return link, link.resources, allowance, (link.most_bytes, link.copies), admitted, known
+        copies = link.most_bytes, link.copies
+        return link, link.resources, allowance, copies, admitted, known, link.asks == "delaying"
 
     def session(
         self, side: int, channel: int
@@ -113,7 +114,7 @@ class LentConnection:
 
         Returns:
             The session; its channels; the client's next delivery-id, if that is known; and the differences of both
-            halves, if there are any.
+            halves, if any number differs.
         """
         session = self._channels[_SIDES[side]].get(channel)
         if session is None or any(half.ended for half in session.halves.values()):
@@ -121,42 +122,30 @@ class LentConnection:
         client, broker = (session.halves[each] for each in _SIDES)
         if client.channel is None or broker.channel is None:
             return None
-        counts_alike = client.ids.plain and broker.ids.plain
+        counts_alike = all(half.ids.plain and not half.transfers.offset for half in (client, broker))
         differences = None if counts_alike else (client.ids.latest(), broker.ids.latest())
         return session, (client.channel, broker.channel), client.ids.next_id, differences
 
     def flows(
-        self, side: int, flows: Sequence[tuple[Fields, tuple[int, int], int]], now_ns: int
+        self, side: int, flows: Sequence[Fields]
     ) -> tuple[Sequence[Sequence[tuple[int, bytes]]] | None, Answered]:
-        """Take flows of a peer, and ask for the credit that they give.
-
-        Args:
-            side: the peer.
-            flows: with each the transfers of its session, by peer, and the deliveries of its link, that came before.
-            now_ns: the time.
+        """Take flows of a peer, and ask for the credit that they give, once ``take`` was told what came before.
 
         Returns:
             How the fields change, by flow, or None if the session has to read them again, as some credit must wait; and
             what follows.
         """
         peer, shared = _SIDES[side], self._shared
-        shared.now_ns = now_ns
-        said: list[tuple[Conversation, Link | None, Fields]] = []
-        for flow, transfers, deliveries in flows:
-            session = self._channels[peer][flow[0]]
-            _came(session, transfers)
-            handle = flow[1][4]
+        said: list[tuple[Conversation, Link | None, Sequence[int | None], bool]] = []
+        for channel, numbers, drains in flows:
+            session, handle = self._channels[peer][channel], numbers[4]
             link = None if handle is None else session.halves[peer].handles.get(handle)
-            if link is not None and deliveries:
-                link.passed(deliveries)
-            said.append((session, link, flow))
-        links = [link for _, link, _ in said if link is not None]
-        for _, link, (_, numbers, drains) in said:
             if link is not None and link.sender is not peer:
                 link.flow_of_receiver(numbers[5], numbers[6], drains)
+            said.append((session, link, numbers, drains))
         if shared.due:
             shared.charge_due()
-        granted = 0 if shared.charges else self._grant(now_ns)
+        granted = 0 if shared.charges else self._grant()
         if shared.to_ask or shared.charges:
             # What was granted is told when they are read again, and the rest asked for.
             shared.to_tell.clear()
@@ -164,27 +153,23 @@ class LentConnection:
             return None, (granted, (), (b"", b""), False)
         changes = [
             list(translate_flow(session, peer, link, numbers, drains=drains).items())
-            for session, link, (_, numbers, drains) in said
+            for session, link, numbers, drains in said
         ]
-        return changes, self._answer(links, granted)
+        return changes, self._answer([link for _, link, *_ in said if link is not None], granted)
 
-    def came(self, links: Sequence[tuple[Link, int, tuple[int, int]]], now_ns: int) -> Answered:
-        """Take the deliveries of links that have something to do, and the transfers of their sessions, by peer."""
-        self._shared.now_ns = now_ns
-        for link, deliveries, transfers in links:
-            _came(link.session, transfers)
-            link.passed(deliveries, asks=True)
+    def came(self, links: Sequence[Link]) -> Answered:
+        """Look after links that have something to do, once ``take`` was told what came."""
         if self._shared.due:
             self._shared.charge_due()
-        return self._answer([link for link, *_ in links], self._grant(now_ns))
+        return self._answer(links, self._grant())
 
-    def _grant(self, now_ns: int) -> int:
+    def _grant(self) -> int:
         """Ask for credit until some must wait. Return how many requests were granted."""
         shared, judge, granted = self._shared, self._judge, 0
         assert judge is not None  # noqa: S101 - as it is lent
         for link in list(shared.to_ask):
             request = link.ask()
-            if request is not None and not judge.grant(now_ns, request):
+            if request is not None and not judge.grant(shared.now_ns, request):
                 link.request = None
                 break
             del shared.to_ask[link]
@@ -199,34 +184,43 @@ class LentConnection:
         for link in links:
             channel, handle = link.session.halves[link.sender].channel, link.handles[link.sender]
             if channel is not None and handle is not None:
-                allowed.append((_SIDES.index(link.sender), (channel, handle), link.allowance() or (0, 0)))
+                allowed.append((_SIDES.index(link.sender), (channel, handle), link.allowance() or (0, 0, None)))
         client, broker = (b"".join(self._take(side)) for side in _SIDES)
         return granted, allowed, (client, broker), self._shared.is_quiet
 
-    def take(
+    def take(  # noqa: PLR0917 - the compiled part calls by position
         self,
+        now_ns: int | None,
         heard: tuple[bool, bool],
         written: tuple[bool, bool],
-        links: Sequence[tuple[Link, int]],
-        sessions: Sequence[tuple[Conversation, tuple[int, int], Ranges, Ranges, int | None]],
+        links: Sequence[tuple[Link, int, int | None, Flowed | None]],
+        sessions: Sequence[tuple[Conversation, tuple[int, int], Flows, Ranges, Ranges, int | None]],
         timed: tuple[Conversation, int, int, bool] | None,
     ) -> None:
         """Take what came so far.
 
         Args:
+            now_ns: the time, if it is to be known.
             heard: by peer, whether it said something.
             written: likewise, whether something was written to it.
-            links: with their deliveries.
-            sessions: with transfers by peer; and of the client's deliveries, those settled of earlier ones, those not
-                settled of later ones, and the last of them.
+            links: with what ``Link.passed`` takes, in the order in which they ask.
+            sessions: with transfers by peer, and what the peer's last flow said, counting on with these; and of the
+                client's deliveries, those settled of earlier ones, those not settled of later ones, and the last of
+                them.
             timed: the delivery whose settlement is awaited, since when, and whether it has come.
         """
         self.heard |= {side for side, is_so in zip(_SIDES, heard, strict=True) if is_so}
         self.written |= {side for side, is_so in zip(_SIDES, written, strict=True) if is_so}
-        for link, deliveries in links:
-            link.passed(deliveries)
-        for session, transfers, settled, unsettled, last in sessions:
-            _came(session, transfers)
+        if now_ns is not None:
+            self._shared.now_ns = now_ns
+        for link, deliveries, asks, flowed in links:
+            link.passed(deliveries, asks=asks is not None, flowed=flowed)
+        for session, transfers, flows, settled, unsettled, last in sessions:
+            for side, count in zip(_SIDES, transfers, strict=True):
+                session.halves[side].transfers.came(count)
+            for side, numbers in zip(_SIDES, flows, strict=True):
+                if numbers is not None:
+                    translate_flow(session, side, None, (*numbers, None, None, None), drains=False)
             ids = session.halves[Side.CLIENT].ids
             for each in settled:
                 ids.settled(*each)
@@ -245,8 +239,3 @@ class LentConnection:
             if is_settled:
                 ids.watched, ids.answered = None, True
             shared.timed = session, since_ns
-
-
-def _came(session: SessionPart, transfers: tuple[int, int]) -> None:
-    for side, count in zip(_SIDES, transfers, strict=True):
-        session.halves[side].transfers.came(count)

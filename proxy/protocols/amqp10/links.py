@@ -20,7 +20,7 @@ from proxy.deciding.batch import Asks, Batch, Charge, ConnectionInfo, Paid, Refu
 from proxy.protocols.amqp.about import shown
 from proxy.protocols.amqp.names import EXCHANGE, QUEUE, ROUTING_KEY, Names
 from proxy.protocols.amqp10.address import Address, delivered, published, target_of
-from proxy.protocols.amqp10.credit import Credit, LinkFlow, Unpaid, UnpaidOfClients
+from proxy.protocols.amqp10.credit import Credit, LinkFlow, Numbers, PlainCredit, Unpaid, UnpaidOfClients
 from proxy.protocols.amqp10.message import MAX_HEAD_BYTES, MessageHead, may_name_copies
 from proxy.protocols.amqp10.renumbering import Renumbering, Transfers
 from proxy.protocols.amqp10.wire import Attached, CutOff, Malformed
@@ -29,6 +29,10 @@ from proxy.stats.snapshot import LinkState
 
 # What becomes of a delivery: it waits for more of itself, is being decided, is forwarded, or is swallowed.
 UNDECIDED, ASKED, PASSES, SWALLOWED = range(4)
+Allowance = tuple[int | None, int | None, PlainCredit | None]
+"""As ``Link.allowance`` returns it."""
+Flowed = tuple[Numbers, tuple[int | None, int | None]]
+"""As ``Credit.flowed`` takes it."""
 _NOWHERE: Final = Address("nothing")
 _SETTLED: Final = 1  # in an attach: the sender settles all
 _SIZES: Final = 8  # the weight of a new delivery in the mean size is one in this many
@@ -494,17 +498,21 @@ class Link:
             # It had to drain first, or gets its credit bit by bit.
             self.wants()
 
-    def allowance(self) -> tuple[int | None, int | None] | None:
+    def allowance(self) -> Allowance | None:
         """Return how many deliveries may come, and how many before it has something to do; None is any number.
 
-        None of them is refused, nor charged for its size: if that is not certain, it returns None.
+        None of them is refused, nor charged for its size: if that is not certain, it returns None. Its credit comes
+        last, if flows of the receiver, as far as they are granted at once, need nothing else.
         """
         credit, delays, decides = self.credit, self.delays, self.decides
         if self.gone or self._says or (delays and (decides or self.terms.most_bytes is not None)):
             return None
-        if delays or decides:
-            return credit.known, min(credit.plenty, credit.prepaid) if delays else credit.plenty
-        return None, None if credit.granted == credit.limit else 0
+        if decides:
+            return credit.known, min(credit.plenty, credit.prepaid) if delays else credit.plenty, None
+        plain = self.paid_for == self.resources and self.request is None
+        if delays:
+            return credit.known, min(credit.plenty, credit.prepaid), credit.plain(paid=True) if plain else None
+        return None, None if credit.granted == credit.limit else 0, credit.plain(paid=False) if plain else None
 
     def admitted(self, deliveries: int) -> bool:
         """Take note of deliveries that were decided and pass. Return whether it has nothing else to do."""
@@ -514,15 +522,20 @@ class Link:
         unpaid.did_no_harm(deliveries)
         return not unpaid.paid_for or self.credit.granted == self.credit.limit
 
-    def passed(self, deliveries: int, *, asks: bool = False) -> None:
+    def passed(self, deliveries: int, *, asks: bool = False, flowed: Flowed | None = None) -> None:
         """Take note of deliveries that the compiled part has read, decided, counted and forwarded.
 
-        ``asks``: there may be more of them than the ``allowance`` had before something is to do.
+        Args:
+            deliveries: how many there are.
+            asks: there may be more of them than the ``allowance`` had before something is to do.
+            flowed: what came before them, until the last flow of the receiver.
         """
+        if flowed is not None:
+            self.used += self.credit.flowed(*flowed)
         self.used += deliveries
         self._begun += deliveries
         # Each one that is decided comes by itself.
-        each = 1 if asks and self.decides else deliveries
+        each = 1 if asks and self.decides else max(1, deliveries)
         for _ in range(0, deliveries, each):
             self.came(each)
 

@@ -90,20 +90,26 @@ def transfer(number: int, **fields: Any) -> bytes:
 def test_a_transfer_and_its_disposition_need_no_session(queue: str) -> None:
     driver = opened(lent=True, queue=queue)
     assert driver.lent is not None
-    calls = Counter[str]()
-
-    def count(frame: FrameType, event: str, _: object) -> None:
-        if event == "call" and "/proxy/protocols/" in frame.f_code.co_filename:
-            calls[frame.f_code.co_qualname] += 1
-
     total = {side: len(data) for side, data in driver.total.items()}
-    feed = driver._feed
-    driver._feed = lambda *args: profiled(count, feed, *args)  # type: ignore[method-assign]
+    calls = counted(driver)
     exchange(driver, 301, count=32)
     # What is decided takes no credit from other links of the client.
     expected = {"Link.admitted": 1, "Unpaid.did_no_harm": 1, "Unpaid.take": 1} if queue == "high" else {}
     assert calls == expected
     assert all(len(data) > total[side] for side, data in driver.total.items())
+    assert driver.lent is not None
+
+
+@pytest.mark.parametrize("queue", ["free", "plenty"])
+def test_a_flow_whose_credit_is_in_store_needs_no_session(queue: str) -> None:
+    driver = opened(lent=True, queue=queue)
+    # What was granted is used before the receiver gives more.
+    for first in range(300, 6000, 50):
+        exchange(driver, first, count=50)
+    calls, told = counted(driver), len(driver.total[Side.CLIENT])
+    exchange(driver, 6000, count=50)
+    assert not calls
+    assert len(driver.total[Side.CLIENT]) > told
     assert driver.lent is not None
 
 
@@ -120,6 +126,18 @@ def test_a_link_that_waits_for_credit_costs_the_others_of_its_connection_nothing
         exchange(driver, number)
     assert driver.served == served + 20
     assert driver.lent is not None
+
+
+def counted(driver: Limited) -> Counter[str]:
+    """Return the calls of sessions while the compiled part reads, counted from now on."""
+    calls, feed = Counter[str](), driver._feed
+
+    def count(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and "/proxy/protocols/" in frame.f_code.co_filename:
+            calls[frame.f_code.co_qualname] += 1
+
+    driver._feed = lambda *args: profiled(count, feed, *args)  # type: ignore[method-assign]
+    return calls
 
 
 def profiled(count: Any, call: Any, *args: Any) -> Any:

@@ -377,7 +377,7 @@ added = st.tuples(
     st.integers(0, 6),
     *[st.integers(0, 99)] * 3,
     st.integers(0, 1),
-    st.booleans(),
+    st.sampled_from((0, 1, -1)),
 )
 
 
@@ -387,14 +387,14 @@ def test_rows_are_the_same(told: list[Any], many: bool) -> None:  # noqa: FBT001
     number = 1
     seconds: list[tuple[Any, ...]] = [(Second(number), PythonSecond(number))]
     if many:
-        told = [*told, *((0, sender, 1, 1, 2, 3, 1, True) for sender in range(len(SENDERS)))]
+        told = [*told, *((0, sender, 1, 1, 2, 3, 1, 1) for sender in range(len(SENDERS)))]
     for passed_s, sender, outcome, *amount, unit, spends in told:
         number += passed_s * 25
         if passed_s:
             seconds.append((Second(number), PythonSecond(number)))
         for row, second in zip(rows, seconds[-1], strict=True):
             if spends:
-                row.spend(second, unit, amount[0])
+                row.spend(second, unit, spends * amount[0])
             row.add(second, number, SENDERS[sender], outcome, *amount, unit)
     for unit in range(len(DIMENSIONS)):
         for at in (number, number + 1, number + 30, number + 100):

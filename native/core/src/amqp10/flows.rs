@@ -12,6 +12,8 @@ pub struct Flow {
     /// Where its frame begins and ends.
     pub start: usize,
     pub stop: usize,
+    /// How many frames of its scan come before it.
+    pub before: usize,
     /// Its first fields, up to link-credit.
     pub numbers: [Option<u32>; 7],
     pub drain: bool,
@@ -20,7 +22,7 @@ pub struct Flow {
 impl Flow {
     /// A flow without properties.
     #[inline]
-    pub(super) fn of(frame: &Frame, start: usize, mut fields: Fields) -> Result<Self, NotPlain> {
+    pub(super) fn of(frame: &Frame, start: usize, before: usize, mut fields: Fields) -> Result<Self, NotPlain> {
         let mut numbers = [None; 7];
         for number in &mut numbers {
             *number = fields.uint()?;
@@ -34,7 +36,12 @@ impl Flow {
         fields.boolean()?;
         fields.skip_null()?;
         fields.end()?;
-        Ok(Self { channel: frame.channel, start, stop: frame.stop, numbers, drain })
+        Ok(Self { channel: frame.channel, start, stop: frame.stop, before, numbers, drain })
+    }
+
+    /// The delivery-limit; None if the receiver does not know the delivery-count.
+    pub fn limit(&self) -> Option<u32> {
+        Some(self.numbers[5]?.wrapping_add(self.numbers[6].unwrap_or(0)))
     }
 
     pub fn handle(&self) -> Option<u32> {

@@ -69,8 +69,6 @@ pub enum Unknown {
 pub struct Taken {
     pub stop: usize,
     pub frames: usize,
-    /// How many of the frames come before the first flow.
-    pub before_flows: usize,
     /// By link, in the order in which they came first.
     pub moved: Vec<Moved>,
     /// They are to be decided, and of one link.
@@ -84,6 +82,14 @@ pub struct Taken {
     pub unknown: Option<Unknown>,
     /// How many links and sessions there are, and ranges of deliveries.
     runs: usize,
+}
+
+impl Taken {
+    /// Where some flow begins, and how many frames come before it; the end if there is no such flow.
+    #[must_use]
+    pub fn until(&self, flow: usize) -> (usize, usize) {
+        self.flows.get(flow).map_or((self.stop, self.frames), |flow| (flow.start, flow.before))
+    }
 }
 
 /// Where something is in what a scan took, if it is of that scan.
@@ -156,7 +162,6 @@ impl Links {
             }
             taken.stop = frame.stop;
             taken.frames += 1;
-            taken.before_flows += usize::from(taken.flows.is_empty());
         }
     }
 
@@ -251,7 +256,7 @@ impl Links {
     fn flow(&mut self, frame: &Frame, fields: Fields, taken: &mut Taken) -> Result<(), NotPlain> {
         let channel = frame.channel;
         self.sessions.get_mut(&channel).ok_or_else(|| not_known(&mut taken.unknown, Unknown::Session(channel)))?;
-        taken.flows.push(Flow::of(frame, taken.stop, fields)?);
+        taken.flows.push(Flow::of(frame, taken.stop, taken.frames, fields)?);
         taken.runs += RUNS_OF_FLOW;
         Ok(())
     }

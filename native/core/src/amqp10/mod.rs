@@ -12,6 +12,7 @@ mod settling;
 mod tests;
 
 pub use flows::{reflow, Flow};
-pub use links::{Begun, Disposed, Ids, Links, Moved, Taken, Terms, Unknown};
+pub use frame::write_uint;
+pub use links::{Begun, Disposed, Ids, Links, Moved, Taken, Terms, Unknown, HALF};
 pub use renumbering::{renumber, Difference, Numbers};
 pub use settling::Settling;
