@@ -171,7 +171,7 @@ def _spill_and_kill(lives: Lives, queue: str, *, size: int = 1000, recover: bool
 
 def _found(sluice: Sluice) -> dict[str, Any]:
     """Return what it has logged of what the earlier process left."""
-    line = sluice.process.wait_for_line("an earlier process left", timeout_s=_PATIENCE_S)
+    line = sluice.process.wait_for_line("found spooled messages", timeout_s=_PATIENCE_S)
     print(line)
     return dict(json.loads(line))
 

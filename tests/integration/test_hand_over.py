@@ -81,7 +81,7 @@ class Processes:
         # Its address is the same: whoever answers there first is the one before.
         self.now = Sluice(self.directory, self.routes, admin=before.admin, **self._how)  # type: ignore[arg-type]
         try:
-            self.now.process.wait_for_line("took over from the process before", timeout_s=_UP_S)
+            self.now.process.wait_for_line("took over from the old process", timeout_s=_UP_S)
             self.now.process.wait_for_line("sluice is up", timeout_s=_UP_S)
             assert before.process.wait(timeout_s=_UP_S) == 0
         finally:
@@ -283,7 +283,7 @@ def test_a_process_that_cannot_start_leaves_the_other_as_it_was(
         # The very connection that was open goes on, and so do edits.
         assert stored(client.ask(send("free"))) == 1
         assert ask(processes.now, "PUT", "limits/topic/edited", {"rate": 7})[0] == 200
-    assert "this one goes on" in processes.now.process.tail()
+    assert "this process continues" in processes.now.process.tail()
 
 
 def test_a_process_that_ends_just_before_it_accepts_leaves_the_other_serving(processes: Processes) -> None:
@@ -301,7 +301,7 @@ def test_a_process_that_ends_just_before_it_accepts_leaves_the_other_serving(pro
 
     for _ in range(3):
         trio.run(come_and_go)
-    processes.now.process.wait_for_line("this one goes on", timeout_s=_UP_S)
+    processes.now.process.wait_for_line("this process continues", timeout_s=_UP_S)
     assert ask(processes.now, "PUT", "limits/topic/edited", {"rate": 7})[0] == 200
     processes.take_over()
 
