@@ -11,11 +11,13 @@ from typing import Any, Final
 import pytest
 from amqp10_playbook import schedules as amqp10
 from amqp_playbook import schedules as amqp091
-from both_ways import Schedule, run
+from both_ways import BROKER, CLIENT, Both, Schedule, run
+from playbook import frames
 from playbook import schedules as rocketmq
 from playbook.captures import CAPTURES, Capture
 
 from limiter.compiled import COMPILED
+from limiter.rules.rule import Rule
 from proxy.protocols.amqp091 import PROTOCOL as AMQP091
 from proxy.protocols.amqp10 import PROTOCOL as AMQP10
 from proxy.protocols.rocketmq import PROTOCOL as ROCKETMQ
@@ -63,6 +65,20 @@ def test_any_schedule_is_served_as_without_the_turn(name: str, part: int) -> Non
         except BaseExceptionGroup as errors:
             differing[seed] = str(errors.exceptions[0]).splitlines()[-1][:200]
     assert not differing
+
+
+def test_send_that_is_released_within_a_frame_follows_at_its_end() -> None:
+    async def play(both: Both, _: Random) -> None:
+        link = await both.open()
+        large = frames.send("free", 3, body=bytes(3000))
+        await both.say(link, CLIENT, b"".join(map(frames.heartbeat, range(16))))
+        await both.say(link, CLIENT, frames.send("slow", 1) + frames.send("slow", 2) + large[:1000])
+        await both.jump(1.0)
+        for part in (large[1000:2000], large[2000:]):
+            await both.say(link, CLIENT, part)
+        assert both.take(link, BROKER).endswith(large + frames.send("slow", 2))
+
+    assert run(play, 0, ROCKETMQ, rules=[Rule("topic", "slow", 1, action="delay")]).lent
 
 
 @pytest.mark.parametrize("longest", [50, 2_000, 60_000])

@@ -175,8 +175,11 @@ class RequestStream:
         Returns:
             The same; and how many bytes of a frame are still to come, and whether these are swallowed.
         """
-        is_busy = self._trial or self._frames or self.left_bytes or self.held.count or self.about.listening
-        if is_busy or self._compiled is None or self._gathering is not None or self.held.coming is not None:
+        held = self.held
+        waits = held.count or held.waiting or held.coming is not None
+        if waits or self._trial or self._frames or self.left_bytes or self.about.listening:
+            return None
+        if self._compiled is None or self._gathering is not None:
             return None
         if self._beginning.pieces and not self._beginning.readable_again():
             return None
