@@ -409,7 +409,7 @@ class Connection:
             self.tickets.drop()
         self.session.decided(batch, now_ns)
         for ticket, request in tickets.items():
-            ticket.attach(partial(self._on_resolved, batch.side, request, now_ns))
+            ticket.attach(partial(self._on_resolved, request, now_ns))
         undecided = sum(isinstance(verdict, Later) for verdict in batch.verdicts.values()) if tickets else 0
         return len(batch.requests) - len(tickets) - undecided
 
@@ -419,9 +419,9 @@ class Connection:
         user = next((scope.name for scope in info.scopes if scope.kind == USER), "")
         self.tickets.sender = self._services.tally.sender(info.address, session.language, user, session.product)
 
-    def _on_resolved(self, side: Side, request: Request, held_ns: int, ticket: Ticket) -> None:
+    def _on_resolved(self, request: Request, held_ns: int, ticket: Ticket) -> None:
         """Tell the session what becomes of a request that was held since then; called by who resolved its ticket."""
-        if self.tickets.claim(side, request):
+        if self.tickets.claim(request):
             now_ns = self._services.now_ns()
             self._services.timings.held.observe(now_ns - held_ns)
             self.guard(self._resolved, request, ticket, now_ns)

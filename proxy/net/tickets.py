@@ -36,8 +36,8 @@ class Tickets:
         self.sender = sender
         self.ends = False
         self.lost_messages = self.lost_bytes = 0
-        #: By the peer that the requests came from, in the order of the wire; by the request itself, as objects differ.
-        #: With the time since which it is held.
+        #: By the peer whose messages they are, whoever asks for the credit of these; in the order of the wire; by the
+        #: request itself, as objects differ. With the time since which it is held.
         self._held: dict[Side, dict[int, tuple[Ticket, Request, int]]] = {Side.CLIENT: {}, Side.BROKER: {}}
 
     def take(self, batch: Batch) -> dict[Ticket, Request]:
@@ -48,7 +48,9 @@ class Tickets:
             if isinstance(verdict, Hold)
         }
         now_ns = self._now_ns()
-        self._held[batch.side].update((id(request), (ticket, request, now_ns)) for ticket, request in taken.items())
+        for ticket, request in taken.items():
+            side = batch.side if not request.most else Side.BROKER if request.consumes else Side.CLIENT
+            self._held[side][id(request)] = ticket, request, now_ns
         return taken
 
     def waiting(self) -> Iterator[tuple[Resource, int]]:
@@ -58,9 +60,9 @@ class Tickets:
                 if not request.most and not request.by_answer:
                     yield request.resources[0], since_ns
 
-    def claim(self, side: Side, request: Request) -> bool:
+    def claim(self, request: Request) -> bool:
         """Wait for a request no longer, since its ticket was resolved; False if nobody waited any more."""
-        return self._held[side].pop(id(request), None) is not None
+        return bool(self._claim_all((request,)))
 
     def give_up(self, requests: Iterable[Request]) -> None:
         """Drop the tickets of some held requests, the last first, as ``drop`` does; others have none."""

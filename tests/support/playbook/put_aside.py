@@ -187,10 +187,10 @@ class Connection:
         tickets = self.tickets.take(batch) if batch.verdicts else {}
         self.session.decided(batch, shared.now_ns)
         for ticket, request in tickets.items():
-            ticket.attach(partial(self._resolved, batch.side, request))
+            ticket.attach(partial(self._resolved, request))
 
-    def _resolved(self, side: Side, request: Request, ticket: Ticket) -> None:
-        if self.tickets.claim(side, request):
+    def _resolved(self, request: Request, ticket: Ticket) -> None:
+        if self.tickets.claim(request):
             refuse = None if request.refusal == "impossible" else ticket.refuse
             self.shared.tally.resolved(request, refuse, self.shared.now_ns, self.tickets.sender)
             self.session.resolved(request, refuse, self.shared.now_ns)

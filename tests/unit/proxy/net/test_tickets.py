@@ -61,7 +61,7 @@ def test_what_is_dropped_is_counted_and_the_last_goes_first(
     hold_some(batch, hold(dropped, "1"), hold(dropped, "2"), hold(dropped, "3"))
     tally.count(batch, 0, NOBODY)
     tickets.take(batch)
-    tickets.claim(Side.CLIENT, batch.requests[1])
+    tickets.claim(batch.requests[1])
     tickets.drop()
     assert dropped == ["3", "1"]
     ((_, amounts),) = filter(None, accounts.each())
@@ -79,6 +79,22 @@ def test_the_two_peers_requests_are_dropped_apart(tickets: Tickets, tally: Tally
     assert dropped == ["client"]
     tickets.drop()
     assert dropped == ["client", "broker"]
+
+
+def test_credit_belongs_to_the_peer_that_sends_on_it_whoever_asks(
+    tickets: Tickets, tally: Tally, batch_of: MakeBatch
+) -> None:
+    dropped: list[str] = []
+    batch = batch_of("a", "a")
+    for request, consumes in zip(batch.requests, (True, False), strict=True):
+        request.most, request.consumes = 5, consumes
+    hold_some(batch, hold(dropped, "broker"), hold(dropped, "client"))
+    tally.count(batch, 0, NOBODY)
+    tickets.take(batch)
+    tickets.drop(Side.CLIENT)
+    assert dropped == ["client"]
+    assert tickets.claim(batch.requests[0])
+    assert not tickets.claim(batch.requests[1])
 
 
 def test_what_cannot_be_refused_stays_when_the_rest_is_given_up(tickets: Tickets, batch_of: MakeBatch) -> None:
@@ -104,7 +120,7 @@ def test_what_goes_on_all_the_same_is_counted_as_admitted(
     tickets.pass_on([*batch.requests[:2], *batch_of("other").requests])
     assert dropped == ["2", "1"]
     assert tally.held_requests == 1
-    assert not tickets.claim(Side.CLIENT, batch.requests[0])
+    assert not tickets.claim(batch.requests[0])
     ((_, amounts),) = filter(None, accounts.each())
     assert amounts[OUTCOMES.index("admitted")] == (2, 0, 0)
     assert amounts[OUTCOMES.index("dropped")][0] == 0
