@@ -399,8 +399,11 @@ class AMQP091Session(Session):
         if self._replay is not None:
             sources.append(self._replay)
         self._turn = (self._turn + 1) % len(sources)
+        sources = [*sources[self._turn :], *sources[: self._turn]]
+        # Not before the time at which it is to ask again.
+        sources = [source for source in sources if source.again_ns is None or source.again_ns <= now_ns]
         batch = None
-        for source in (*sources[self._turn :], *sources[: self._turn]):
+        for source in sources:
             requests = source.ask(now_ns)
             charges, source.charges = source.charges, []
             if requests or charges:

@@ -5,6 +5,7 @@ from amqp_playbook import frames
 from amqp_playbook.driver import BROKER, CLIENT, ORDERS, Decide, Driver, hold, refuse
 
 from limiter.rules.resource import Resource
+from proxy.deciding.batch import Later
 from proxy.protocols.amqp091.after_consume import Hub
 from proxy.protocols.amqp091.channel import Channel, Content, Lane, Method
 from proxy.protocols.amqp091.session import AMQP091Options, AMQP091Session
@@ -51,6 +52,26 @@ def test_what_waits_is_known_since_it_came_and_not_since_it_was_asked_about() ->
         driver.resolve()
         driver.tick()
     assert oldest() == {}
+
+
+def test_two_peers_whose_contents_are_to_come_again_later_do_not_keep_asking() -> None:
+    driver = Driver(hold, limits=["delivery"]).open()
+    driver.give(CLIENT, publish(1) + publish(2))
+    driver.give(BROKER, b"".join(frames.deliver(1, 1, b"1") + frames.deliver(1, 2, b"2")))
+    driver.decide = lambda _: Later()
+    driver.resolve()
+    driver.resolve()
+    for _ in range(3):
+        assert driver.woken
+        driver.tick()
+    assert not driver.woken
+    assert driver.session.next_tick_ns() == 10_000_000
+    asked = len(driver.batches)
+    driver.now_ns, driver.decide = 10_000_000, lambda _: None
+    driver.tick()
+    driver.tick()
+    assert len(driver.batches) == asked + 2
+    assert (driver.to_broker()[-1].body, driver.to_client()[-1].body) == (b"2", b"2")
 
 
 def test_a_message_of_several_frames_is_not_within_a_frame_all_the_time() -> None:
