@@ -91,7 +91,7 @@ pub fn run(data: &[u8]) {
         assert!(
             channels.unconfirmed() <= before && read.stop >= begin && (read.stop <= chunk.len()) == read.cut.is_none()
         );
-        assert!(read.stop < chunk.len() || awaits_more(chunk, read.stop, bounds.frame_max));
+        assert!(read.stop < chunk.len() || awaits_more(chunk, read.stop, options & 2 != 0, bounds.frame_max));
         cut = left.or(read.cut.map(|channel| Cut { channel, left: read.stop - chunk.len() }));
     }
 }

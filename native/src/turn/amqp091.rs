@@ -148,7 +148,11 @@ impl Amqp091 {
             }
             let taken = self.channels.borrow_mut(py).scan(py, chunk, at, &self.bounds)?;
             if taken.stop == at {
-                break if awaits_more(chunk, at, self.bounds.frame_max) { Next::Keep(at) } else { Next::Leave(at) };
+                break if awaits_more(chunk, at, false, self.bounds.frame_max) {
+                    Next::Keep(at)
+                } else {
+                    Next::Leave(at)
+                };
             }
             let Some(refused) = self.decide(py, &taken, context)? else {
                 self.channels.borrow_mut(py).state.undo();
@@ -293,7 +297,7 @@ impl Amqp091 {
                 self.timed = None;
             }
         }
-        if self.cuts[BROKER].is_some() || awaits_more(chunk, stop, frame_max) {
+        if self.cuts[BROKER].is_some() || awaits_more(chunk, stop, self.contents, frame_max) {
             Next::Keep(stop)
         } else {
             Next::Leave(stop)

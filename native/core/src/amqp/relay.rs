@@ -161,11 +161,13 @@ impl Deliveries {
     }
 }
 
-/// Whether a frame may prove plain once more of it, or of the header behind it, has arrived.
-pub fn awaits_more(chunk: &[u8], position: usize, frame_max: usize) -> bool {
+/// Whether a frame may prove plain once more of it, or of the header behind it, has arrived: of a publish, and with
+/// `contents` of a delivery.
+pub fn awaits_more(chunk: &[u8], position: usize, contents: bool, frame_max: usize) -> bool {
     let begun = Frame::at(chunk, position).and_then(|frame| Some((frame.stop, frame::method(frame.payload?)?.0)));
     match begun {
-        Some((stop, frame::PUBLISH | frame::DELIVER | frame::RETURN)) => Frame::is_to_come(chunk, stop, frame_max),
+        Some((stop, frame::PUBLISH)) => Frame::is_to_come(chunk, stop, frame_max),
+        Some((stop, frame::DELIVER | frame::RETURN)) => contents && Frame::is_to_come(chunk, stop, frame_max),
         Some(_) => false,
         None => Frame::is_to_come(chunk, position, frame_max),
     }

@@ -166,13 +166,15 @@ fn more_is_awaited_of_what_may_be_plain() {
     let chunk = publish(1, b"k", b"body");
     let method = chunk.len() - frame(3, 1, b"body").len() - frame(2, 1, &[0; 14]).len();
     for stop in 0..method + 22 {
-        assert!(awaits_more(&chunk[..stop], 0, 4096), "{stop}");
+        assert!(awaits_more(&chunk[..stop], 0, true, 4096), "{stop}");
     }
-    assert!(!awaits_more(&chunk, 0, 4096));
+    assert!(!awaits_more(&chunk, 0, true, 4096));
     for (kind, bytes) in [(1, 4089), (2, 4089), (3, 4089), (7, 0)] {
         let whole = frame(kind, 1, &vec![0; bytes]);
-        assert!(awaits_more(&whole[..6], 0, 4096) && !awaits_more(&whole[..7], 0, 4096), "{kind}");
+        assert!(awaits_more(&whole[..6], 0, true, 4096) && !awaits_more(&whole[..7], 0, true, 4096), "{kind}");
     }
+    let method = &delivery(1, b"")[..26];
+    assert!(awaits_more(method, 0, true, 4096) && !awaits_more(method, 0, false, 4096));
 }
 
 #[test]
@@ -190,7 +192,7 @@ fn deliveries_pass_however_they_are_cut() {
             let read = channels.relay(&mut deliveries, &chunk, begin, true, 4096, &mut out);
             let stop = read.stop.min(chunk.len());
             assert_eq!(out.to[CLIENT], if begin == stop { vec![] } else { vec![Piece::Chunk(begin..stop)] });
-            assert!(cut.is_some() || stop == chunk.len() || awaits_more(&chunk, stop, 4096));
+            assert!(cut.is_some() || stop == chunk.len() || awaits_more(&chunk, stop, true, 4096));
             cut = cut.or_else(|| Some(Cut { channel: read.cut?, left: read.stop - chunk.len() }));
             passed.extend_from_slice(&chunk[..stop]);
             rest = chunk[stop..].to_vec();
