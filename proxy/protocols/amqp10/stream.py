@@ -152,8 +152,8 @@ class Stream:
         if length < _HEADER_BYTES or self._is_header(beginning, 0):
             return _HEADER_BYTES
         size = wire.frame_header(beginning, 0).size
-        # For a long one, enough for its performative: a little more, then twice as much each time.
-        return size if size <= MAX_WHOLE_BYTES else min(size, length + max(length, _FIRST_LOOK_BYTES))
+        # For a long one, enough for its performative: twice as much each time.
+        return size if size <= MAX_WHOLE_BYTES else min(size, max(2 * length, _FIRST_LOOK_BYTES))
 
     def _is_header(self, buffer: Buffer | bytearray, at: int) -> bool:
         return self.phase is not Phase.FRAMES and buffer[at : at + 4] == _AMQP
@@ -174,7 +174,7 @@ class Stream:
         whole = ends <= stop
         if self.phase is Phase.SASL and size > MAX_WHOLE_BYTES:
             raise Malformed(f"a frame of SASL of {size} bytes, {MAX_WHOLE_BYTES} may be")
-        if not whole and size <= MAX_WHOLE_BYTES:
+        if not whole and (size <= MAX_WHOLE_BYTES or stop - at < _FIRST_LOOK_BYTES):
             return at
         if frame.type != (wire.SASL if self.phase is Phase.SASL else wire.AMQP):
             raise Malformed(f"a frame of the type {frame.type} instead of {self.phase.value}")
