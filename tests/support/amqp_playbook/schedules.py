@@ -43,8 +43,11 @@ _RULES: Final = rules_of(
 )
 _KINDS: Final = (1, 2, 3, 8)
 _BEGIN_CONTENTS: Final = {struct.pack(">HH", 60, method) for method in (40, 50, 60, 71)}
+#: Methods behind which nothing waits.
+_PASSES: Final = {struct.pack(">HH", 60, method) for method in (10, 20, 30, 40, 80, 90, 100, 110, 120)}
 #: What a broker answers to methods, on their channel.
 _ANSWERS: Final[dict[tuple[int, int], Callable[[int], bytes]]] = {
+    (10, 40): lambda _: frames.open_ok(),
     (20, 10): lambda channel: frames.method(channel, 20, 11, frames.long("")),
     (20, 20): lambda channel: frames.method(channel, 20, 21, b"\1"),
     (20, 40): frames.close_ok,
@@ -78,28 +81,61 @@ class AMQPTalk(Talk):
         #: Bytes that are still to come of a publish; None before its header.
         self._contents: dict[int, int | None] = {}
         self._delivered = 0
+        #: The beginning of a frame that the client has said.
+        self._begun = b""
 
     async def begin(self) -> None:
         random = self.random
         heartbeat_s = random.choice((0, 0, 10))
         first = frames.greeting(heartbeat_s=heartbeat_s, user=random.choice(("guest", "guest", "other")))
-        welcome = frames.welcome(heartbeat_s=heartbeat_s)
+        welcome = frames.start() + frames.tune(2047, heartbeat_s=heartbeat_s)
         channels = b"".join(self._open(channel) for channel in random.sample(range(1, 6), random.randint(1, 3)))
         if random.random() < 0.2:
             self.unsaid = {CLIENT: first + channels, BROKER: welcome}
             return
         await self.say(CLIENT, first)
         await self.say(BROKER, welcome)
+        await self._answer()
         await self.say(CLIENT, channels)
+        await self._answer()
+
+    async def _answer(self) -> None:
         self.hear()
         await self.say(BROKER, b"".join(self._due))
         self._due.clear()
 
+    def piece(self, side: Any) -> bytes:
+        said = super().piece(side)
+        if side is CLIENT:
+            stop = self._stop(said)
+            said, self.unsaid[side] = said[:stop], said[stop:] + self.unsaid[side]
+        return said
+
+    def _stop(self, said: bytes) -> int:
+        """Say how much of a piece may come in one chunk.
+
+        Where something waits, a method stops what is behind it. But if that is in the same chunk, it is decided
+        before that is known.
+        """
+        begun, said = len(self._begun), self._begun + said
+        at = len(frames.HEADER) if said.startswith(frames.HEADER) else 0
+        stop = len(said)
+        while stop - at >= 8:
+            kind, _, length = struct.unpack_from(">BHI", said, at)
+            if at + length + 8 > stop:
+                break
+            at += length + 8
+            waits = self.flavour == "by name" or not all(self.channels.values())
+            if waits and kind == 1 and said[at - length - 1 : at - length + 3] not in _PASSES:
+                stop = at
+        self._begun = said[at:stop]
+        return stop - begun
+
     async def before_edit(self) -> None:
         # The compiled part reads a content's method once its header is there.
         for side in (CLIENT, BROKER):
-            data, self.unsaid[side] = self.unsaid[side], b""
-            await self.say(side, data)
+            while self.unsaid[side]:
+                await self.say(side, self.piece(side))
 
     async def look(self) -> None:
         # What the compiled part keeps until a header is there is not counted before.

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
+from itertools import count
 from random import Random
 from typing import Any, Final
 
@@ -52,6 +53,7 @@ class RocketMQTalk(Talk):
         self.asked: list[int] = []
         self.reuses = reuses
         self._ids = 0
+        self._halves = count()
         self._heard = bytearray()
         self._garbled = False
 
@@ -117,8 +119,7 @@ class RocketMQTalk(Talk):
         others: tuple[Callable[[], bytes], ...] = (
             lambda: frames.send_batch(topic, random.randint(1, 5), number, flag=flag, group=group),
             lambda: frames.send(topic, number, batch=True, body=body, group=group),
-            lambda: frames.send_half(topic, number, group=group),
-            lambda: frames.send_half(topic, number, group=group, UNIQ_KEY=str(number)),
+            lambda: frames.send_half(topic, number, group=group, UNIQ_KEY=f"half {self.link} {next(self._halves)}"),
             lambda: frames.send_back("back", number, flag=flag),
             lambda: frames.send("RMQ_SYS_TRACE_TOPIC", number),
             lambda: frames.send(topic, number, sys_flag="128", group=group),

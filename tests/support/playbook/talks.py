@@ -221,5 +221,5 @@ async def play(both: Both, random: Random, makes: Rules, make: Callable[[Both, R
             await each.disturb(side)
     for each in talks:
         for side in (CLIENT, BROKER):
-            if both.is_open(each.link, side):
-                await each.say(side, each.unsaid[side])
+            while each.unsaid[side] and both.is_open(each.link, side):
+                await each.say(side, each.piece(side))
