@@ -36,8 +36,8 @@ class Tickets:
         self.sender = sender
         self.ends = False
         self.lost_messages = self.lost_bytes = 0
-        #: By the peer whose messages they are, whoever asks for the credit of these; in the order of the wire; by the
-        #: request itself, as objects differ. With the time since which it is held.
+        #: By the peer that the requests came from, in the order of the wire; by the request itself, as objects differ.
+        #: With the time since which it is held.
         self._held: dict[Side, dict[int, tuple[Ticket, Request, int]]] = {Side.CLIENT: {}, Side.BROKER: {}}
 
     def take(self, batch: Batch) -> dict[Ticket, Request]:
@@ -48,9 +48,7 @@ class Tickets:
             if isinstance(verdict, Hold)
         }
         now_ns = self._now_ns()
-        for ticket, request in taken.items():
-            side = batch.side if not request.most else Side.BROKER if request.consumes else Side.CLIENT
-            self._held[side][id(request)] = ticket, request, now_ns
+        self._held[batch.side].update((id(request), (ticket, request, now_ns)) for ticket, request in taken.items())
         return taken
 
     def waiting(self) -> Iterator[tuple[Resource, int]]:
@@ -85,13 +83,13 @@ class Tickets:
     def drop(self, *sides: Side, refusable: bool = False) -> None:
         """Give up the held requests of these peers, or of both; with ``refusable`` only those that expect an answer.
 
-        The last goes first, so that no handler passes on to a request what the one before it leaves.
+        Credit is of use to both, so it is given up with either. The last goes first, so that no handler passes on to a
+        request what the one before it leaves.
         """
-        for side in sides or self._held:
-            held = self._held[side]
-            if held:
-                self._held[side] = {key: one for key, one in held.items() if refusable and one[1].refusal != "answered"}
-                self._drop([one for key, one in held.items() if key not in self._held[side]])
+        for side, held in self._held.items():
+            ends = not sides or side in sides
+            goes = [request for _, request, _ in held.values() if ends or request.most]
+            self.give_up([request for request in goes if not refusable or request.refusal == "answered"])
 
     def _claim_all(self, requests: Iterable[Request]) -> list[tuple[Ticket, Request, int]]:
         claimed = (held.pop(id(request), None) for request in requests for held in self._held.values())

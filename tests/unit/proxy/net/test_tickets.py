@@ -81,20 +81,19 @@ def test_the_two_peers_requests_are_dropped_apart(tickets: Tickets, tally: Tally
     assert dropped == ["client", "broker"]
 
 
-def test_credit_belongs_to_the_peer_that_sends_on_it_whoever_asks(
-    tickets: Tickets, tally: Tally, batch_of: MakeBatch
+@pytest.mark.parametrize("leaves", Side)
+def test_credit_is_given_up_whichever_peer_leaves(
+    tickets: Tickets, tally: Tally, batch_of: MakeBatch, leaves: Side
 ) -> None:
     dropped: list[str] = []
     batch = batch_of("a", "a")
-    for request, consumes in zip(batch.requests, (True, False), strict=True):
-        request.most, request.consumes = 5, consumes
-    hold_some(batch, hold(dropped, "broker"), hold(dropped, "client"))
+    batch.requests[0].most = 5
+    hold_some(batch, hold(dropped, "credit"), hold(dropped, "message"))
     tally.count(batch, 0, NOBODY)
     tickets.take(batch)
-    tickets.drop(Side.CLIENT)
-    assert dropped == ["client"]
-    assert tickets.claim(batch.requests[0])
-    assert not tickets.claim(batch.requests[1])
+    tickets.drop(leaves)
+    assert dropped == (["message", "credit"] if leaves is Side.CLIENT else ["credit"])
+    assert tickets.claim(batch.requests[1]) is (leaves is Side.BROKER)
 
 
 def test_what_cannot_be_refused_stays_when_the_rest_is_given_up(tickets: Tickets, batch_of: MakeBatch) -> None:
