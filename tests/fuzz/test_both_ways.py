@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import pytest
 from amqp10_playbook import schedules as amqp10
+from amqp_playbook import frames as amqp_frames
 from amqp_playbook import schedules as amqp091
 from both_ways import BROKER, CLIENT, Both, Schedule, run
 from playbook import frames
@@ -79,6 +80,20 @@ def test_send_that_is_released_within_a_frame_follows_at_its_end() -> None:
         assert both.take(link, BROKER).endswith(large + frames.send("slow", 2))
 
     assert run(play, 0, ROCKETMQ, rules=[Rule("topic", "slow", 1, action="delay")]).lent
+
+
+def test_client_that_has_left_within_a_frame_is_noticed_although_its_broker_talks() -> None:
+    async def play(both: Both, _: Random) -> None:
+        link = await both.open()
+        await both.say(link, CLIENT, amqp_frames.greeting(heartbeat_s=10))
+        await both.say(link, BROKER, amqp_frames.welcome(heartbeat_s=10))
+        await both.say(link, CLIENT, amqp_frames.channel_open(1) + amqp_frames.HEARTBEAT[:5])
+        for _ in range(9):
+            await both.say(link, BROKER, amqp_frames.HEARTBEAT)
+            await both.jump(5.0)
+        assert not both.is_open(link, CLIENT)
+
+    assert run(play, 0, AMQP091).lent
 
 
 @pytest.mark.parametrize("longest", [50, 2_000, 60_000])

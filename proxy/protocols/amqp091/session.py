@@ -662,6 +662,12 @@ class AMQP091Session(Session):
             and not (limits_deliveries and any(channel.consumers for channel in channels))
         )
 
+    def put_back(self, side: Side, beginning: bytes, now_ns: int) -> None:
+        # The peer was heard when that came, and perhaps has not been since.
+        heard = set(self._heard)
+        super().put_back(side, beginning, now_ns)
+        self._heard = heard
+
     def returned(self, state: Any) -> bool:
         of_peers, dropped, published, timed, answers, numbers = state
         self._is_lent = False
