@@ -87,6 +87,8 @@ class _HeldRequest(Held):
 
     def dropped(self) -> None:
         self.handler.holding.drop(self)
+        # It may be in the room's heaps for a while, and its request knows the session.
+        del self.request
 
     def resolved(self, stop: Denial | None) -> None:
         if stop is not None:

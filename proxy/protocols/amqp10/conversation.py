@@ -338,6 +338,9 @@ class Conversation:
             half.handles.clear()
             half.awaited.clear()
             half.undecided.clear()
+        for link in self.links:
+            # The garbage collector looks at no request.
+            link.request = None
         self.links.clear()
 
 
