@@ -43,7 +43,7 @@ def test_the_broker_bounds_transfers_only_to_max_frame_size(longest: int) -> Non
 def test_a_performative_that_does_not_end_is_not_kept() -> None:
     driver = Driver().open()
     begins = b"\0\x53\x12\xd0" + (wire.MAX_PERFORMATIVE_BYTES + 1).to_bytes(4) + b"\0\0\0\x01"
-    driver.give(CLIENT, (1 << 30).to_bytes(4) + b"\x02\0\0\x01" + begins + b"x" * 100)
+    driver.give(CLIENT, (1 << 30).to_bytes(4) + b"\x02\0\0\x01" + begins + b"x" * 4096)
     assert driver.reason == "bad_frame"
 
 
