@@ -277,8 +277,9 @@ impl Amqp091 {
             at = piece.stop as usize;
         }
         out.pass(BROKER, at.min(end)..end);
-        let open = taken.open.iter().map(|open| (open.channel, open.publish)).chain(taken.cut);
-        self.dropped.extend(open.filter(|(_, publish)| publish.is_some_and(is_refused)).map(|(channel, _)| channel));
+        let cut = taken.cut.and_then(|(channel, publish)| Some((channel, publish?)));
+        let open = taken.open.iter().copied().chain(cut);
+        self.dropped.extend(open.filter(|(_, publish)| is_refused(*publish)).map(|(channel, _)| channel));
     }
 
     fn read_broker(&mut self, py: Python<'_>, chunk: &[u8], context: &mut Context<'_>, out: &mut Out) -> Next {

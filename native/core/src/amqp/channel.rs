@@ -41,8 +41,6 @@ pub struct Scan {
     pub(super) number: u64,
     /// Of this scan, by key and channel.
     pub(super) runs: HashMap<(usize, u16), u32>,
-    /// Places of channels with an open content.
-    pub(super) open: Vec<usize>,
     /// Places of channels that changed since the scan could have ended, and since it began.
     pub(super) changed: Vec<usize>,
     pub(super) touched: Vec<usize>,
@@ -86,7 +84,6 @@ impl Channels {
         let mut channel = Channel { number, ..Channel::default() };
         if rest > 0 {
             channel.stage = Stage::Body { publish: None, rest };
-            self.scan.open.push(self.all.len());
         }
         if let Some(numbers) = numbers {
             channel.published = numbers.0;
@@ -99,19 +96,17 @@ impl Channels {
     pub fn clear(&mut self) {
         self.places.clear();
         self.all.clear();
-        for places in [&mut self.scan.open, &mut self.scan.changed, &mut self.scan.touched] {
-            places.clear();
-        }
+        self.scan.changed.clear();
+        self.scan.touched.clear();
     }
 
     /// Channels with an open content, and how many bytes of its body are still to come.
     pub fn open(&self) -> Vec<(u16, u64)> {
-        let channels = self.scan.open.iter().map(|place| &self.all[*place]);
         let rest = |channel: &Channel| match channel.stage {
             Stage::Body { rest, .. } => Some((channel.number, rest)),
             _ => None,
         };
-        channels.filter_map(rest).collect()
+        self.all.iter().filter_map(rest).collect()
     }
 
     /// The numbers of channels with confirms.

@@ -13,5 +13,5 @@ mod tests;
 
 pub use channel::Channels;
 pub use confirms::Numbers;
-pub use publishes::{Bounds, NewKey, Open, Piece, Publish, Run, Taken};
+pub use publishes::{Bounds, NewKey, Piece, Publish, Run, Taken};
 pub use relay::{awaits_more, write_refusal, Cut, Deliveries, Read};

@@ -53,15 +53,6 @@ pub struct NewKey {
     pub routing_key: Option<String>,
 }
 
-/// A content whose body is not complete.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Open {
-    pub channel: u16,
-    /// None if it began in an earlier chunk.
-    pub publish: Option<u32>,
-    pub rest: u64,
-}
-
 /// What one scan took.
 #[derive(Debug, Default)]
 pub struct Taken {
@@ -71,7 +62,8 @@ pub struct Taken {
     /// In the order of the wire.
     pub pieces: Vec<Piece>,
     pub runs: Vec<Run>,
-    pub open: Vec<Open>,
+    /// Channels and publishes of contents that began here and are not complete.
+    pub open: Vec<(u16, u32)>,
     /// Channel and publish of the frame that ends beyond the chunk.
     pub cut: Option<(u16, Option<u32>)>,
     pub first_new: usize,
@@ -160,10 +152,10 @@ impl Channels {
             run.publishes += 1;
             run.bytes = run.bytes.saturating_add(publish.size);
         }
-        for place in &self.scan.open {
+        for place in &self.scan.touched {
             let channel = &mut self.all[*place];
-            if let Stage::Body { publish, rest } = channel.stage {
-                taken.open.push(Open { channel: channel.number, publish, rest });
+            if let Stage::Body { publish: Some(publish), rest } = channel.stage {
+                taken.open.push((channel.number, publish));
                 channel.stage = Stage::Body { publish: None, rest };
             }
         }
@@ -172,20 +164,12 @@ impl Channels {
 
     /// Undo what channels took since the scan could have ended.
     fn go_back(&mut self) {
-        if self.scan.changed.is_empty() {
-            return;
-        }
         for place in self.scan.changed.drain(..) {
             let channel = &mut self.all[place];
-            if let Some((stage, published)) = channel.saved.take() {
-                channel.stage = stage;
-                channel.published = published;
-            }
-            if matches!(channel.stage, Stage::Body { .. }) && !self.scan.open.contains(&place) {
-                self.scan.open.push(place);
+            if let Some(saved) = channel.saved.take() {
+                (channel.stage, channel.published) = saved;
             }
         }
-        self.keep_open();
     }
 
     /// Undo the last scan.
@@ -193,16 +177,7 @@ impl Channels {
         for place in self.scan.touched.drain(..) {
             let channel = &mut self.all[place];
             (_, channel.stage, channel.published) = channel.began;
-            if matches!(channel.stage, Stage::Body { .. }) && !self.scan.open.contains(&place) {
-                self.scan.open.push(place);
-            }
         }
-        self.keep_open();
-    }
-
-    /// Forget of open contents those that are not.
-    pub(super) fn keep_open(&mut self) {
-        self.scan.open.retain(|place| matches!(self.all[*place].stage, Stage::Body { .. }));
     }
 
     #[inline]
@@ -274,9 +249,6 @@ impl Channels {
         let channel = &mut self.all[place];
         channel.published += u64::from(channel.confirms.is_some());
         let number = channel.published;
-        if body != 0 {
-            self.scan.open.push(place);
-        }
         let of_method = taken.pieces.get_mut(piece as usize)?;
         of_method.publish = index;
         extend(&mut taken.pieces, index, frame.start, stop)?;
@@ -324,12 +296,6 @@ impl Channels {
             taken.cut = Some((frame.channel, publish));
         }
         self.change(place, if rest == 0 { Stage::Idle } else { Stage::Body { publish, rest } });
-        if rest == 0 {
-            // It was most often the last that was opened.
-            if let Some(at) = self.scan.open.iter().rposition(|open| *open == place) {
-                self.scan.open.swap_remove(at);
-            }
-        }
         Some(())
     }
 }
