@@ -229,7 +229,7 @@ def test_a_full_disk_costs_records_and_no_traffic_and_writing_resumes(
             # Many names, for what is left of the last page.
             answered += len(client.ask(*sends(100, "orders", group="x" * 200)))
             metrics = sluice.metrics()
-        assert not _is_up(metrics)
+        sluice.wait_for_metrics(lambda metrics: not _is_up(metrics))
         state = json.loads(sluice.get("/api/v1/state")[1])
         assert state["rejection_log"]["error"] == f"{log.path}: there is no space left on the disk"
         assert any("rejection log is not written" in warning for warning in state["warnings"])
