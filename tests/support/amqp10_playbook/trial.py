@@ -128,12 +128,13 @@ class Trial:
         return found
 
     def sent_to(self, queue: str) -> int:
-        """Return how many messages the client has sent to a queue."""
+        """Return how many messages the client has sent to a queue that were not refused."""
         return sum(
             link.address == f"/queues/{queue}" or (link.address is None and f"/queues/{queue}".encode() in each.payload)
             for peer, link in self._made
             if peer is self.client and link.sends
             for each in link.sent
+            if not self._is_refused(each)
         )
 
     @property
