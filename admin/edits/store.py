@@ -41,9 +41,11 @@ _BUSY_MS: Final = 1_000
 
 # A rollback journal, not WAL: SQLite then notices that its file was moved or removed. Truncating it with FULL syncs the
 # truncation, so a commit survives the loss of power.
-_SETUP: Final = f"""
+_SETUP: Final = """
 PRAGMA journal_mode = TRUNCATE;
 PRAGMA synchronous = FULL;
+"""
+_MAKE_TABLES: Final = f"""
 CREATE TABLE IF NOT EXISTS edit(path TEXT PRIMARY KEY, body BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS change(id INTEGER PRIMARY KEY AUTOINCREMENT, target TEXT, by TEXT, body BLOB NOT NULL);
 CREATE INDEX IF NOT EXISTS change_of_target ON change(target);
@@ -54,9 +56,7 @@ _AUDIT: Final = (
     "SELECT body FROM change WHERE id < ? AND substr(target, 1, ?) = ? AND ? IN ('', by) ORDER BY id DESC LIMIT ?"
 )
 _LARGEST_ID: Final = (1 << 63) - 1
-_TABLES: Final = frozenset({"edit", "change", "limiters", "sqlite_sequence"})
-#: SQLITE_ERROR: a table has other columns.
-_DAMAGE: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR})
+_DAMAGE: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 _WORDS: Final = {
     sqlite3.SQLITE_FULL: "there is no space left on the disk",
     sqlite3.SQLITE_READONLY: "it may not be written",
@@ -324,17 +324,17 @@ def _connect(path: Path | str) -> sqlite3.Connection:
     except sqlite3.Error as error:
         raise OSError(f"{NAME}: {_reason(error)}") from None
     try:
-        foreign = {name for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")} - _TABLES
-        if foreign:
-            raise _DamagedError(f"it is the database of another program, with a table {min(foreign)}")  # noqa: TRY301
         (version,) = db.execute("PRAGMA user_version").fetchone()
+        tables = [name for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table' ORDER BY name")]
+        if tables and not version:
+            raise _DamagedError(f"it is the database of another program, with a table {tables[0]}")  # noqa: TRY301
         if version not in {0, _FORMAT}:
             raise _DamagedError(f"it was written by another version of Sluice (format {version})")  # noqa: TRY301
         (found,) = db.execute("PRAGMA quick_check(1)").fetchone()
         if found != "ok":
             raise _DamagedError(found)  # noqa: TRY301 - as above, the connection is closed below
         db.executescript(_SETUP)
-        _active(db)
+        _make_tables(db)
     except BaseException as error:
         db.close()
         if isinstance(error, (TypeError, msgspec.MsgspecError)) or _is_damage(error):
@@ -343,6 +343,17 @@ def _connect(path: Path | str) -> sqlite3.Connection:
             raise OSError(f"{NAME}: {_reason(error)}") from None
         raise
     return db
+
+
+def _make_tables(db: sqlite3.Connection) -> None:
+    try:
+        db.executescript(_MAKE_TABLES)
+        _active(db)
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_ERROR:
+            # A table has other columns.
+            raise _DamagedError(str(error)) from None
+        raise
 
 
 def _read_change(body: Any) -> Change:

@@ -119,7 +119,7 @@ def change_file(state_dir: Path, sql: str) -> None:
         ("PRAGMA user_version = 7", "written by another version of Sluice"),
         ("UPDATE edit SET body = '{'", "truncated"),
         ("UPDATE edit SET body = json_set(CAST(body AS TEXT), '$.expires_at', '2026-01-01')", "expires_at"),
-        ("CREATE TABLE users(id)", "the database of another program, with a table users"),
+        ("PRAGMA user_version = 0", "the database of another program, with a table change"),
         ("ALTER TABLE edit RENAME COLUMN body TO text", "no such column: body"),
     ],
 )
@@ -129,6 +129,14 @@ def test_a_file_that_this_version_cannot_read_is_quarantined(state_dir: Path, sq
         store = Store(state_dir)
     assert (len(store.set_aside), store.active) == (1, {})
     assert reason in logged[0]["reason"]
+    store.close()
+
+
+@pytest.mark.parametrize("sql", ["ANALYZE", "CREATE TABLE of_a_backup_tool(id)"])
+def test_tables_of_other_tools_beside_its_own_do_no_harm(state_dir: Path, sql: str) -> None:
+    change_file(state_dir, sql)
+    store = Store(state_dir)
+    assert (store.set_aside, len(store.active)) == ((), 1)
     store.close()
 
 
