@@ -211,7 +211,7 @@ class Requests:
     """What is remembered of the requests of one RocketMQ connection: their keys, and which have no answer yet.
 
     A chunk that begins with more than ``most_keys``, each a resource and a producer group, forgets all. As a container
-    it has the numbers (i32) of requests that have no answer, ``most_owed`` at most, in 21 bytes each at worst.
+    it has the numbers (i32) of requests that have no answer, ``most_owed`` at most, in some 42 bytes each at worst.
 
     Attributes:
         ambiguous: a number was added that was there already, or for which there was no room.

@@ -3,7 +3,7 @@
 //! What the session knows of a link or of a session is asked for when the first frame for it comes. What came is summed
 //! here until the session needs to know: for flows that it has to answer, and when the connection leaves.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::prelude::*;
@@ -197,6 +197,9 @@ struct Amqp10 {
     received: [HashMap<Key, Key>; 2],
     sessions: Vec<Session>,
     channels: [HashMap<u16, usize>; 2],
+    /// Links, by sender, and sessions of which something came that they were not told of.
+    changed_links: BTreeSet<(usize, Key)>,
+    changed_sessions: BTreeSet<usize>,
     /// Links that have something to do once the chunk is read.
     asking: Vec<Key>,
     /// The session's own frames for each peer, which come behind all of the chunk.
@@ -227,7 +230,8 @@ type FlowsAnswered = (Option<Vec<Changes>>, Answered);
 /// What `take` is given, beside the time, whom was heard, and written to: links, their deliveries since the last flow,
 /// when they ask, and what the credit was then, as `Credit.flowed` takes it; sessions, transfers, flows, and what
 /// `Settling::take` returns; and which delivery is timed, since when, and whether it is settled.
-type Came = Vec<(Py<PyAny>, u32, Option<usize>, Option<((u32, u32, Option<u32>, u32, bool), [Option<u32>; 2])>)>;
+type Came = Vec<(Py<PyAny>, u32, Option<usize>, Option<(CreditFigures, [Option<u32>; 2])>)>;
+type CreditFigures = (u32, u32, Option<u32>, u32, bool, bool);
 type Settled = Vec<(Py<PyAny>, [u32; 2], [Option<[Option<u32>; 4]>; 2], Vec<Ids>, Vec<Ids>, Option<u32>)>;
 type TimedState = Option<(Py<PyAny>, u32, i64, bool)>;
 
@@ -394,7 +398,9 @@ impl Amqp10 {
     /// Sum the transfers, and what was settled.
     fn settle(&mut self, py: Python<'_>, side: usize, taken: &Taken, now_ns: i64) {
         for begun in &taken.begun {
-            let session = &mut self.sessions[self.channels[side][&begun.channel]];
+            let place = self.channels[side][&begun.channel];
+            self.changed_sessions.insert(place);
+            let session = &mut self.sessions[place];
             let transfers = begun.ids.1.wrapping_sub(begun.ids.0) + 1;
             session.transfers[side] += transfers;
             if let Some([_, _, Some(outgoing_id), _]) = &mut session.flows[side] {
@@ -411,7 +417,9 @@ impl Amqp10 {
         }
         // The broker's deliveries are not counted.
         for disposed in taken.disposed.iter().filter(|disposed| disposed.is_settled && is_of_client(side, disposed)) {
-            let session = &mut self.sessions[self.channels[side][&disposed.channel]];
+            let place = self.channels[side][&disposed.channel];
+            self.changed_sessions.insert(place);
+            let session = &mut self.sessions[place];
             let (first, last) = session.ids_of_client(side, disposed);
             session.settling.settle((first, last));
             if let Some(timed) = self.timed.as_mut().filter(|timed| timed.session.is(&session.python)) {
@@ -429,6 +437,7 @@ impl Amqp10 {
         for moved in &taken.moved {
             let key = (moved.channel, moved.handle);
             let Some(link) = self.links[side].get_mut(&key) else { continue };
+            self.changed_links.insert((side, key));
             let mut asks = link.pass(moved.deliveries);
             if let Some(asker) = &link.asker {
                 let run = Run { moved, asker };
@@ -497,7 +506,10 @@ impl Amqp10 {
                 }
                 self.decided += 1;
             }
-            self.sessions[self.channels[side][&flow.channel]].flows[side] = flow.numbers.first_chunk().copied();
+            let place = self.channels[side][&flow.channel];
+            self.changed_sessions.insert(place);
+            self.sessions[place].flows[side] = flow.numbers.first_chunk().copied();
+            self.changed_links.extend(key.map(|key| (1 - side, key)));
             taken.push(link.map_or(Changes::new(), |link| link.grant(flow, wanted)));
         }
         Ok(taken)
@@ -526,6 +538,7 @@ impl Amqp10 {
             answered = if more.is_some() { answered } else { granted };
             changes.extend(more.unwrap_or_default());
             stays = self.answer(answer);
+            context.asks_left = context.asks_left.saturating_sub(1);
         }
         let (mut at, before) = taken.until(0);
         let (stop, frames) = taken.until(answered);
@@ -546,22 +559,19 @@ impl Amqp10 {
     /// Tell the session all that came, and what time it is if it is to answer.
     fn tell(&mut self, py: Python<'_>, now_ns: Option<i64>) -> PyResult<()> {
         let mut links: Came = Vec::new();
-        for link in self.links.iter_mut().flat_map(HashMap::values_mut) {
-            let (deliveries, flowed) = (std::mem::take(&mut link.deliveries), link.flowed.take());
-            if deliveries > 0 || flowed.is_some() {
-                let flowed = flowed.map(|(of, said)| ((of.sent, of.granted, of.window, of.used, of.untouched), said));
-                links.push((link.python.clone_ref(py), deliveries, link.asks.take(), flowed));
-            }
+        for (side, key) in std::mem::take(&mut self.changed_links) {
+            let Some(link) = self.links[side].get_mut(&key) else { continue };
+            let figures = |of: Credit| (of.sent, of.granted, of.window, of.used, of.untouched, of.shaped);
+            let flowed = link.flowed.take().map(|(credit, said)| (figures(credit), said));
+            links.push((link.python.clone_ref(py), std::mem::take(&mut link.deliveries), link.asks.take(), flowed));
         }
         links.sort_by_key(|(_, _, asks, _)| *asks);
         let mut sessions: Settled = Vec::new();
-        for session in &mut self.sessions {
+        for place in std::mem::take(&mut self.changed_sessions) {
+            let session = &mut self.sessions[place];
             let (transfers, flows) = (std::mem::take(&mut session.transfers), std::mem::take(&mut session.flows));
-            let settled = session.settling.take();
-            if settled.is_some() || transfers != [0; 2] || flows != [None; 2] {
-                let (before, unsettled, last) = settled.unwrap_or_default();
-                sessions.push((session.python.clone_ref(py), transfers, flows, before, unsettled, last));
-            }
+            let (before, unsettled, last) = session.settling.take().unwrap_or_default();
+            sessions.push((session.python.clone_ref(py), transfers, flows, before, unsettled, last));
         }
         let of_timed = |timed: &Timed| (timed.session.clone_ref(py), timed.id, timed.since_ns, timed.is_settled);
         let timed: TimedState = self.timed.as_ref().map(of_timed);
@@ -599,11 +609,14 @@ impl Reading for Amqp10 {
             if !stays {
                 break Next::Leave(at);
             }
+            if context.took_long() {
+                break Next::More(at);
+            }
         };
         let next = match next {
-            Next::Keep(at) if self.ask(py, side, context)? => Next::Keep(at),
-            // What is left is read first, by the session.
-            Next::Keep(at) | Next::More(at) | Next::Leave(at) => Next::Leave(at),
+            Next::Keep(at) | Next::More(at) if !self.ask(py, side, context)? => Next::Leave(at),
+            // What a connection that leaves has left is read first, by the session.
+            next => next,
         };
         for to in [CLIENT, BROKER] {
             out.add(to, &std::mem::take(&mut self.own[to]));
@@ -667,6 +680,8 @@ pub fn lend_amqp10(
         received: Default::default(),
         sessions: Vec::new(),
         channels: Default::default(),
+        changed_links: BTreeSet::new(),
+        changed_sessions: BTreeSet::new(),
         asking: Vec::new(),
         own: Default::default(),
         timed: timed.map(|(session, id, since_ns, is_settled)| Timed { session, id, since_ns, is_settled }),

@@ -400,6 +400,9 @@ class AMQP091Session(Session):
             sources.append(self._replay)
         self._turn = (self._turn + 1) % len(sources)
         sources = [*sources[self._turn :], *sources[: self._turn]]
+        publishes = self._publishes
+        if publishes.old_ns is not None and publishes.old_ns <= now_ns:
+            publishes.again_ns = None
         # Not before the time at which it is to ask again.
         sources = [source for source in sources if source.again_ns is None or source.again_ns <= now_ns]
         batch = None

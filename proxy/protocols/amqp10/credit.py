@@ -178,8 +178,8 @@ class PlainCredit(NamedTuple):
     shaped: bool
 
 
-Numbers = tuple[int, int, int | None, int, bool]
-"""The figures of a ``PlainCredit`` that change, in that order: all but limit and shaped."""
+Numbers = tuple[int, int, int | None, int, bool, bool]
+"""The figures of a ``PlainCredit``, in that order, but not the limit."""
 
 
 class Credit:
@@ -438,13 +438,14 @@ class Credit:
         Returns:
             How many deliveries came before it.
         """
-        sent, granted, window, used, untouched = numbers
+        sent, granted, window, used, untouched, shaped = numbers
         came = (sent - self.sent) & MAX_CREDIT
         self.sent += came
         self.granted = self.sent + ((granted - sent) & MAX_CREDIT)
         if window is not None:
             self.prepaid, self.window = self.granted - self.sent, window
         self._used, self._untouched = used, untouched
+        self.shaped |= shaped
         self.flow_of_receiver(*said, drain=False)
         self.to_sender()
         return came

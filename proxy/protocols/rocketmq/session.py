@@ -289,7 +289,9 @@ class RocketMQSession(Session):
             self._stage.throttle(now_ns, on=throttled)
 
     def written(self, side: Side, now_ns: int) -> None:
-        if self._lines is not None and side is Side.BROKER and not self._requests.held.waiting:
+        # What is not taken yet is not written.
+        is_behind = self._requests.held.waiting or self._out[Side.BROKER]
+        if self._lines is not None and side is Side.BROKER and not is_behind:
             self._lines.written(now_ns)
 
     def purge(self, resource: Resource, now_ns: int) -> tuple[int, int]:

@@ -1,19 +1,21 @@
 """AMQP 1.0 connections that are lent: what peers are sent, and what is counted, is what Python alone does."""
 
 import os
+import socket
 import sys
 from collections import Counter
 from types import FrameType
 from typing import Any
 
 import pytest
+import sluice_native
 from amqp10_playbook import codec
 from amqp10_playbook.codec import say
 from amqp10_playbook.driver import BROKER, CLIENT
 from amqp10_playbook.limited import BetweenLimited, Limited
 from amqp10_playbook.trial import Addresses, Trial
 
-from limiter.rules.rule import Rule
+from limiter.rules.rule import NS_PER_S, Rule
 from proxy.deciding.batch import Side
 
 FACTOR = max(1, int(os.environ.get("FUZZ_FACTOR", "1")))
@@ -128,19 +130,38 @@ def test_a_link_that_waits_for_credit_costs_the_others_of_its_connection_nothing
     assert driver.lent is not None
 
 
+def test_a_read_is_bounded_in_what_the_session_answers() -> None:
+    driver = opened(lent=True)
+    lent, failures = driver.lent, list[Exception]()
+    assert lent is not None
+    turn = sluice_native.Turn(lambda: driver.now_ns, driver.accounts.moment, lambda _, error: failures.append(error))
+    flow = {"incoming_window": 400, "next_outgoing_id": 10, "outgoing_window": 500, "handle": 0}
+    pairs = b"".join(transfer(number) + say(1, "flow", delivery_count=number + 1, **flow) for number in range(300, 380))
+    sockets = {side: socket.socketpair() for side in Side}
+    try:
+        turn.lend(*(sockets[side][0].fileno() for side in Side), lent, ends_here=False, unread=(pairs, b""))
+        calls = Counter[str]()
+        is_idle, events, frames, *_ = profiled(calls, turn.serve, 1)
+        assert (is_idle, events, failures) == (False, [], [])
+        assert frames[0] == 2 * calls["LentConnection.flows"] == 128
+        assert frames[0] + turn.serve(NS_PER_S)[2][0] == 160
+    finally:
+        for each in (each for pair in sockets.values() for each in pair):
+            each.close()
+
+
 def counted(driver: Limited) -> Counter[str]:
     """Return the calls of sessions while the compiled part reads, counted from now on."""
     calls, feed = Counter[str](), driver._feed
+    driver._feed = lambda *args: profiled(calls, feed, *args)  # type: ignore[method-assign]
+    return calls
 
+
+def profiled(calls: Counter[str], call: Any, *args: Any) -> Any:
     def count(frame: FrameType, event: str, _: object) -> None:
         if event == "call" and "/proxy/protocols/" in frame.f_code.co_filename:
             calls[frame.f_code.co_qualname] += 1
 
-    driver._feed = lambda *args: profiled(count, feed, *args)  # type: ignore[method-assign]
-    return calls
-
-
-def profiled(count: Any, call: Any, *args: Any) -> Any:
     sys.setprofile(count)
     try:
         return call(*args)

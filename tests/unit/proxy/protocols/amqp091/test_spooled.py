@@ -9,7 +9,7 @@ from amqp_playbook.driver import BROKER, CLIENT, Driver
 from amqp_playbook.spooled import NS, SpooledDriver, aside
 
 from limiter.rules.resource import Resource
-from proxy.deciding.batch import Hold, Request, Side, Ticket, Verdict
+from proxy.deciding.batch import Hold, Later, Request, Side, Ticket, Verdict
 from proxy.flow.credit import Stage
 from proxy.protocols.base import Close
 from proxy.spool.queue import States
@@ -213,6 +213,19 @@ def test_what_is_too_old_goes_on_if_it_cannot_be_refused_and_is_charged() -> Non
     assert [(charge.resources, charge.messages) for charge in charges] == [((ORDERS,), 1)] * 3
     assert len(driver.held) == 1
     assert driver.spool.figures().too_old_total == 2
+
+
+def test_what_is_too_old_does_not_wait_until_something_else_is_asked_about_again() -> None:
+    driver = make(settings=SpoolSettings(most_age_s=10))
+    publish(driver, [b"0"])
+    driver.now_ns = 10 * NS - 1
+    driver.decide = lambda _: Later()
+    publish(driver, [b"1"], channel=2, key="other")
+    driver.tick()
+    assert driver.session._publishes.again_ns == 10 * NS - 1 + NS // 100
+    driver.now_ns = 10 * NS
+    driver.tick()
+    assert bodies(driver) == [b"0"]
 
 
 @pytest.mark.parametrize("confirms", [(), (1,)])

@@ -93,6 +93,17 @@ def test_an_idle_link_asks_for_no_more_and_keeps_what_it_paid() -> None:
     assert (credit.wanted(), credit.take_due()) == (64, 0)
 
 
+def test_what_the_compiled_part_told_otherwise_stays_so() -> None:
+    credit = Credit(0)
+    credit.flow_of_receiver(0, 10, False)
+    credit.grant_all()
+    assert credit.flowed((0, 12, None, 0, False, True), (0, 12)) == 0
+    credit.came(2)
+    credit.flow_of_receiver(0, 14, False)
+    credit.grant_all()
+    assert credit.to_sender() == (2, 12, False)
+
+
 class TestUnpaid:
     S = 1_000_000_000
 

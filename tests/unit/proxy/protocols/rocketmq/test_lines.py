@@ -424,6 +424,9 @@ class TestCredit:
         before = len(connection.sent)
         connection.slow = True
         shared.pass_s(10)
+        # An earlier write ends.
+        connection.session.written(Side.BROKER, shared.now_ns)
+        shared.pass_s(10)
         connection.slow = False
         connection.write()
         went = len(connection.sent) - before
