@@ -222,7 +222,8 @@ class LiveStats:
 
     def bypassed(self, snapshot: Snapshot) -> Bypassed:
         """Return what passed because a handler was skipped."""
-        by = tuple(BypassCount(handler, reason, count) for (handler, reason), count in snapshot.bypassed.items())
+        counts = snapshot.bypassed.items()
+        by = tuple(BypassCount(handler, reason, count) for (handler, reason), count in counts if count)
         first, last = self._readings[0], self._readings[-1]
         seconds = min(max((last.at_ns - first.at_ns) / NS_PER_S, 1.0), 60.0)
         total = sum(each.total for each in by)

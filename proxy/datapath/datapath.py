@@ -372,7 +372,8 @@ class LocalDataPath(DataPath):
             **many,
             held=Held(**self._kept(Held)),
             limiters=Limiters(**self._kept(Limiters)),
-            bypassed=self._pipeline.bypassed(),
+            # From the start, or nobody would see the first failure as a rise.
+            bypassed={(name, "error"): 0 for name in self._pipeline.lanes()} | self._pipeline.bypassed(),
             listeners=tuple(self._listener(config) for config in self.server.listeners),
             frames_total={direction(side): count for side, count in self._wire_counters.frames.items()},
             bytes_total={direction(side): count for side, count in self._bytes_read.items()},

@@ -72,7 +72,7 @@ def test_a_manager_starts_it_with_its_sockets_and_hears_how_it_is(
         assert lines.index("RELOADING=1") < lines.index("READY=1")
         until(notified, "WATCHDOG=1")
         assert sluice.stop() == 0
-        assert "STATUS=drains: SIGTERM" in until(notified, "STOPPING=1")
+        assert "STATUS=draining: SIGTERM" in until(notified, "STOPPING=1")
 
 
 def start_with(sockets: list[socket.socket], *arguments: str, cwd: Path) -> subprocess.Popen[bytes]:

@@ -87,7 +87,7 @@ class TestSnapshot:
         assert snapshot.rules == {}
         assert snapshot.held == Held()
         assert snapshot.usage == {}
-        assert snapshot.bypassed == {}
+        assert snapshot.bypassed == {("rate_limit", "error"): 0}
         assert snapshot.listeners == (
             ListenerState("main", format_address(rig.address), format_address(rig.broker.address), 0, listening=True),
         )
