@@ -152,8 +152,8 @@ class Stream:
         if length < _HEADER_BYTES or self._is_header(beginning, 0):
             return _HEADER_BYTES
         size = wire.frame_header(beginning, 0).size
-        # For a long one, enough for its performative: twice as much each time.
-        return size if size <= MAX_WHOLE_BYTES else min(size, max(2 * length, _FIRST_LOOK_BYTES))
+        # For a long one, enough for its performative: at 4 KiB, 8 KiB and so on, however it is cut.
+        return size if size <= MAX_WHOLE_BYTES else min(size, max(1 << length.bit_length(), _FIRST_LOOK_BYTES))
 
     def _is_header(self, buffer: Buffer | bytearray, at: int) -> bool:
         return self.phase is not Phase.FRAMES and buffer[at : at + 4] == _AMQP

@@ -47,6 +47,16 @@ def test_a_performative_that_does_not_end_is_not_kept() -> None:
     assert driver.reason == "bad_frame"
 
 
+@pytest.mark.parametrize("first", [10, 3000, 4095])
+def test_a_long_frame_is_looked_at_once_4_kib_of_it_are_there(first: int) -> None:
+    driver = Driver().open()
+    said = ((1 << 30).to_bytes(4) + b"\x02\xff\0\x01").ljust(4096, b"x")
+    driver._receive(BROKER, said[:first])
+    assert driver.closed is None
+    driver._receive(BROKER, said[first:])
+    assert driver.reason == "bad_frame"
+
+
 def test_a_long_attach_takes_no_longer_in_small_chunks() -> None:
     driver = Driver().open()
     unsettled = codec.Raw(
