@@ -1,5 +1,6 @@
 """Random schedules of AMQP 1.0 connections, for ``both_ways``: conversations of ``trial``, and what is none."""
 
+import struct
 from functools import partial
 from random import Random
 from typing import Any, Final
@@ -96,7 +97,7 @@ class AMQP10Talk(Talk):
             for _ in range(steps):
                 self._trial._step()
                 self._trial._answer_drain()
-        except (RuleBrokenError, ValueError, TypeError, IndexError, KeyError):
+        except (RuleBrokenError, ValueError, TypeError, IndexError, KeyError, struct.error):
             self._broken = True
         for side, peer in self._peers.items():
             self.unsaid[side] += bytes(peer.out)

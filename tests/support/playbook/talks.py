@@ -70,6 +70,9 @@ def random_rules(random: Random, flavour: Flavour, makes: Rules) -> list[Rule]:
                     rules[rule.key] = rule
         if each == flavour:
             break
+    if flavour == "by name" and any(rule.bytes_per_s for rule in rules.values()):
+        # What is too large for one limit is refused for that, unless another stops something before it in its chunk.
+        return [rule for rule in rules.values() if rule.kind != "client" or rule.exempt]
     return list(rules.values())
 
 
@@ -134,7 +137,12 @@ class Talk:
         """Have something happen that is no peer's bytes."""
         both, random, link = self.both, self.random, self.link
         last = self.piece(side) if random.random() < 0.5 else b""
-        match random.randrange(10):
+        kind = random.randrange(10)
+        if both.is_held_up():
+            if kind > 3:
+                return
+            both.by_chance = True
+        match kind:
             case 0 | 1:
                 await both.end(link, side, data=last)
             case 2 | 3:
@@ -208,7 +216,7 @@ async def play(both: Both, random: Random, makes: Rules, make: Callable[[Both, R
             await each.look()
         elif kind < 0.89 and not both.stalled:
             await both.recall()
-        elif kind < 0.91:
+        elif kind < 0.91 and not both.is_held_up():
             for one in talks:
                 await one.before_edit()
             await both.apply(random_rules(random, flavour, makes))
