@@ -131,8 +131,13 @@ class AMQP10Talk(Talk):
         )
 
     async def say(self, side: Any, data: bytes) -> None:
-        for part in self._cutters[side].cut(data) if data else ():
+        await super().say(side, await self.say_but_last(side, data))
+
+    async def say_but_last(self, side: Any, data: bytes) -> bytes:
+        *parts, last = self._cutters[side].cut(data)
+        for part in parts:
             await super().say(side, part)
+        return last
 
 
 def _same(_: Any, got: bytes, wanted: bytes) -> bool:

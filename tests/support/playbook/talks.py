@@ -127,6 +127,11 @@ class Talk:
         if data:
             await self.both.say(self.link, side, data)
 
+    async def say_but_last(self, side: Any, data: bytes) -> bytes:
+        """Say what has to come in chunks before the last one; return that."""
+        del side
+        return data
+
     async def before_edit(self) -> None:
         """Say what has to be read under the rules in force."""
 
@@ -144,9 +149,9 @@ class Talk:
             both.by_chance = True
         match kind:
             case 0 | 1:
-                await both.end(link, side, data=last)
+                await both.end(link, side, data=await self.say_but_last(side, last))
             case 2 | 3:
-                await both.reset(link, side, data=last)
+                await both.reset(link, side, data=await self.say_but_last(side, last))
             case 4:
                 await both.do("alarm", lambda way: _alarm(way, "short of memory"))
                 self.compose(CLIENT)
