@@ -35,8 +35,8 @@ def _info(sock: socket.socket) -> _Info:
     (received,) = struct.unpack_from("Q", raw, 128)
     (not_sent,) = struct.unpack_from("I", raw, 144)
     sent, sent_again = struct.unpack_from("QQ", raw, 200)
-    # The end of a stream counts as a byte, for who receives it.
-    return _Info(state, sent - sent_again + (state in _ENDED), received, not_sent)
+    # The end of a stream counts as a byte, but not as one that was sent. It comes behind all else.
+    return _Info(state, sent - sent_again + (state in _ENDED and not not_sent), received, not_sent)
 
 
 def _unread_bytes(sock: socket.socket) -> int:
