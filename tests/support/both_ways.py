@@ -65,7 +65,8 @@ _BAD: Final = {"bad_frame", "unparsable", "bad_answer"}
 #: Less than from where the kernel maps memory anew for each.
 _READ_BYTES: Final = 64 * 1024
 _TICK_S: Final = 1e-6
-_ROUNDS: Final = 10_000
+#: Enough for what the kernel sends again after some seconds.
+_ROUNDS: Final = 100_000
 _FOR_EVER_NS: Final = 1 << 50
 _STORY_BYTES: Final = 120
 _GONE: Final = {errno.ECONNRESET, errno.EPIPE, errno.ENOTCONN, errno.EBADF}
