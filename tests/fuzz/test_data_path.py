@@ -98,7 +98,7 @@ async def test_recorded_connection_passes_byte_for_byte(capture: Capture, longes
         "client": len(list(frames.split(capture.to_broker))),
         "broker": len(list(frames.split(capture.to_client))),
     }
-    assert snapshot.bypassed == {}
+    assert not any(snapshot.bypassed.values())
     assert snapshot.undecodable_total == {}
 
 
@@ -171,4 +171,4 @@ async def test_good_connection_is_not_disturbed_by_bad_ones(factor: int) -> None
     assert "internal_error" not in reasons
     orders = snapshot.resources["topic", "orders"]
     assert orders.requests["pass"] == 300 * factor
-    assert snapshot.bypassed == {}
+    assert not any(snapshot.bypassed.values())

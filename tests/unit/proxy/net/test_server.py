@@ -972,7 +972,7 @@ class TestSaturation:
         await self.saturate(rig, nursery)
         await self.until_read(rig, 50_000)
         counted = await rig.requests("a")
-        assert (await rig.snapshot()).bypassed == {}
+        assert not any((await rig.snapshot()).bypassed.values())
         assert counted["refuse"] > 1000
         assert 100 <= counted["pass"] <= 100 * (mock_clock.current_time() + 1)
 
