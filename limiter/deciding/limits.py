@@ -202,8 +202,8 @@ class Limits:
         (dimension, part), *more = limits
         if more or part.action == "shadow" or part.fair_by is not None or part.warm_up_ns:
             return None
-        full, waits = Limiter(Resource(kind, ""), part, 0), part.action == "delay" or part.credit_waits
-        return PlainDefault(full, part.bare_name, unit_of(dimension, part), waits, ends)
+        full = Limiter(Resource(kind, ""), part, 0)
+        return PlainDefault(full, part.bare_name, unit_of(dimension, part), part.delays, ends)
 
     def _plain_of_caller(self, caller: Caller, producer_group: str, now_ns: int) -> tuple[PlainLimit, ...] | None:
         caller = caller._replace(producer_group=producer_group)

@@ -152,7 +152,7 @@ class ApplicableLimit:
         self.unit = unit_of(registry.dimension, rule)  # of a request's cost: messages, one permit or bytes
         self.fair_by: FairBy | None = rule.fair_by  # whose shares are kept apart
         self.holds = rule.action == "delay"
-        self.delays = self.holds or rule.credit_waits  # requests over the limit wait: for credit, or as ``holds`` says
+        self.delays = rule.delays
         # A held request that is charged by its answer costs nothing yet.
         self.by_answer = self.delays and self.unit != REQUESTS
         self._accounts = accounts

@@ -202,6 +202,11 @@ class Rule:
         return "default" if self.credit_waits else self.action
 
     @property
+    def delays(self) -> bool:
+        """Whether requests over the limit wait: held, or for credit."""
+        return self.action == "delay" or self.credit_waits
+
+    @property
     def confirms_after_consume(self) -> bool:
         return self.confirm == "after_consume" and self.action != "off"
 

@@ -71,18 +71,9 @@ class Connection:
 
     #: A dict of so many attributes takes half a KiB more.
     __slots__ = (
-        *(
-            "__weakref__",
-            "_apart",
-            "_apart_left",
-            "_fed",
-            "_hears_of_writes",
-            "_judge",
-            "_lent",
-            "_long_stall",
-            "_looks",
-        ),
-        *("_on_over", "_scopes", "_services", "_stalled_by", "_ticking", "_woken", "broker_left", "bytes_read"),
+        *("__weakref__", "_apart", "_apart_left", "_fed", "_hears_of_writes", "_judge", "_lent", "_long_stall"),
+        *("_looks", "_on_over", "_scopes", "_services", "_stalled_by", "_ticking", "_woken"),
+        *("broker_left", "bytes_read"),
         *("draining", "ending", "info", "open_batches", "opened_ns", "peers", "read_ns", "reading", "session", "stage"),
         *("tickets", "writer"),
     )

@@ -116,7 +116,6 @@ class AMQP10Session(Session):
         self._lent = LentConnection(self._shared, self._channels, self._tell, self.take)
         # Since the last tick: who was heard, and who was written to.
         self._heard, self._written = self._lent.heard, self._lent.written
-        # After it has returned without a frame read.
         self._beats_ns: dict[Side, int] = {}
         self._sweep_ns: int | None = None
         # Links that have waited for credit since the last sweep; and the stages of what they wait for.

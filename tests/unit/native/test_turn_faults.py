@@ -27,6 +27,14 @@ async def says(way: Way, link: int, data: bytes) -> None:
     way.read()
 
 
+async def connects(way: Way, link: int) -> None:
+    """Have a client connect, and say enough to be lent."""
+    way.open(("127.0.0.1", 0))
+    await wait_all_tasks_blocked()
+    way.accept()
+    await says(way, link, b"".join(map(frames.heartbeat, range(20))))
+
+
 async def test_panic_ends_one_connection_and_is_logged(
     monkeypatch: pytest.MonkeyPatch, mock_clock: MockClock, nursery: trio.Nursery
 ) -> None:
@@ -38,10 +46,7 @@ async def test_panic_ends_one_connection_and_is_logged(
         way = Way(PROTOCOL, PROTOCOL.options(), {"rule_set": RuleSet()}, mock_clock, closing)
         await nursery.start(way.path.run)
         for link in (0, 1):
-            way.open(("127.0.0.1", 0))
-            await wait_all_tasks_blocked()
-            way.accept()
-            await says(way, link, b"".join(map(frames.heartbeat, range(20))))
+            await connects(way, link)
         assert len(way.connections) == 2
         monkeypatch.setattr(compiled, "COMPILED", SimpleNamespace(**vars(COMPILED) | {"lend_rocketmq": lend}))
         for _ in range(3):
@@ -63,10 +68,7 @@ async def test_refusals_that_wait_for_the_rest_of_an_answer_are_bounded(
     with ExitStack() as closing, structlog.testing.capture_logs():
         way = Way(PROTOCOL, PROTOCOL.options(), {"rule_set": rules}, mock_clock, closing)
         await nursery.start(way.path.run)
-        way.open(("127.0.0.1", 0))
-        await wait_all_tasks_blocked()
-        way.accept()
-        await says(way, 0, b"".join(map(frames.heartbeat, range(20))))
+        await connects(way, 0)
         (link,) = way.links
         answer = frames.answer(0, body=bytes(3000))
         link.peers[BROKER].send(answer[:2000])
@@ -96,10 +98,7 @@ async def test_fault_of_a_connection_that_was_reported_before_is_not_lost(
     with ExitStack() as closing, structlog.testing.capture_logs() as logged:
         way = Way(PROTOCOL, PROTOCOL.options(), {"rule_set": RuleSet()}, mock_clock, closing)
         await nursery.start(way.path.run)
-        way.open(("127.0.0.1", 0))
-        await wait_all_tasks_blocked()
-        way.accept()
-        await says(way, 0, b"".join(map(frames.heartbeat, range(20))))
+        await connects(way, 0)
         assert len(way.connections) == 1
         for _ in range(2):
             await says(way, 0, frames.heartbeat())
@@ -120,10 +119,7 @@ async def test_connection_that_returns_each_time_is_lent_less_often(
     with ExitStack() as closing:
         way = Way(PROTOCOL, PROTOCOL.options(), {"rule_set": rules}, mock_clock, closing)
         await nursery.start(way.path.run)
-        way.open(("127.0.0.1", 0))
-        await wait_all_tasks_blocked()
-        way.accept()
-        await says(way, 0, b"".join(map(frames.heartbeat, range(20))))
+        await connects(way, 0)
         session = way.connections[0].session
         with patch.object(session, "returned", wraps=session.returned) as returned:
             for opaque in range(100):
@@ -137,10 +133,7 @@ async def test_client_that_returns_unread_is_written_to_at_once(mock_clock: Mock
         way = Way(PROTOCOL, PROTOCOL.options(), {"rule_set": RuleSet()}, mock_clock, closing)
         await nursery.start(way.path.run)
         mock_clock.jump(1)
-        way.open(("127.0.0.1", 0))
-        await wait_all_tasks_blocked()
-        way.accept()
-        await says(way, 0, b"".join(map(frames.heartbeat, range(20))))
+        await connects(way, 0)
         (link,) = way.links
         link.paused.add(BROKER)
         lending = way.path._lending
