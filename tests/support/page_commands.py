@@ -153,7 +153,7 @@ NOT_RUN: Final = (
         "spark-submit --master spark://HOST:7077 --driver-memory 2g --executor-memory 3g"
         " --conf spark.sql.shuffle.partitions=64 --py-files sluice.zip deploy/spark/report.py /logs --out /report",
         "it needs a Spark cluster",
-        "tests/spark/test_cluster.py",
+        "tests/spark/test_elsewhere.py",
     ),
     NotRun(".venv/bin/python tests/bench/run.py --quick", _MINUTES, "tests/bench/test_run.py"),
 )

@@ -212,7 +212,7 @@ def test_the_client_of_the_readme_is_limited(tmp_path: Path) -> None:
     (limit,) = [each.line for each in _COMMANDS["README.md"] if each.line.endswith('--reason "try it"')]
     command = [str(VENV_BIN / "sluice"), "demo"]
     with ManagedProcess("demo", command, log=tmp_path / "demo.log", cwd=tmp_path) as running:
-        running.wait_for_line("besides", timeout_s=_TIMEOUT_S)
+        running.wait_for_line("see also", timeout_s=_TIMEOUT_S)
         said = "\n".join(running.lines)
         (admin,) = re.findall(r"open (http://[\d.]+:\d+)", said)
         (name_server,) = re.findall(r"name server ([\d.]+:\d+)", said)
