@@ -72,7 +72,7 @@ class Connection:
     #: A dict of so many attributes takes half a KiB more.
     __slots__ = (
         *("__weakref__", "_apart", "_apart_left", "_fed", "_hears_of_writes", "_judge", "_lent", "_long_stall"),
-        *("_looks", "_on_over", "_scopes", "_services", "_stalled_by", "_ticking", "_woken"),
+        *("_looks", "_on_over", "_scopes", "_services", "_stalled_by", "_woken"),
         *("broker_left", "bytes_read"),
         *("draining", "ending", "info", "open_batches", "opened_ns", "peers", "read_ns", "reading", "session", "stage"),
         *("tickets", "writer"),
@@ -111,10 +111,10 @@ class Connection:
         self._services = services
         self._on_over = on_over
         self._looks = Looks(self, timeouts, services)
-        #: Of the tasks that wait for something.
-        self._scopes: set[trio.CancelScope] = set()
-        self._woken = trio.Event()
-        self._ticking = False
+        #: Of the tasks that wait for something; an empty set would take more.
+        self._scopes: dict[trio.CancelScope, None] = {}
+        #: Ends the wait of its ticks, once it has any.
+        self._woken: trio.Event | None = None
         self.open_batches = 0
         #: Who stalls it: what the client's direction waits for.
         self._stalled_by: Stage | None = None
@@ -122,7 +122,7 @@ class Connection:
         #: Its number with the compiled part, while it is lent; what decides for it there; and what ends a long stall.
         self._lent = lent
         self.reading: Lent | None = None
-        self._fed: dict[Side, list[Buffer]] = {Side.CLIENT: [], Side.BROKER: []}
+        self._fed: dict[Side, list[Buffer]] = {}
         self._judge: Judge | None = None
         self._long_stall: Timer | None = None
         #: For how many chunks it stays with Python since it was lent in vain, and how many of these are left.
@@ -171,7 +171,7 @@ class Connection:
         scope = trio.CancelScope()
         if self.ending.over:
             scope.cancel()
-        self._scopes.add(scope)
+        self._scopes[scope] = None
         self._services.reactor.start_soon(self._run_task, scope, task, *args)
 
     async def _run_task(self, scope: trio.CancelScope, task: Callable[..., Awaitable[None]], *args: object) -> None:
@@ -181,7 +181,7 @@ class Connection:
         except Exception as error:  # noqa: BLE001 - as in guard
             self.failed(error)
         finally:
-            self._scopes.discard(scope)
+            self._scopes.pop(scope, None)
 
     def cancel_tasks(self) -> None:
         for scope in self._scopes:
@@ -209,7 +209,7 @@ class Connection:
                 return True
             if self.draining and session.between_frames(side):
                 return True
-            fed_bytes = sum(map(len, self._fed[side]))
+            fed_bytes = sum(map(len, self._fed[side])) if side in self._fed else 0
             return session.backlog_bytes(side) + fed_bytes > OUTBOX_BYTES
         return False
 
@@ -336,14 +336,13 @@ class Connection:
 
     def queue(self, chunk: memoryview, pieces: Pieces) -> None:
         for side, of_side in zip(Side, pieces, strict=True):
-            self._fed[side] += [each if isinstance(each, bytes) else chunk[slice(*each)] for each in of_side]
+            fed = self._fed.setdefault(side, [])
+            fed += [each if isinstance(each, bytes) else chunk[slice(*each)] for each in of_side]
 
     def take(self, side: Side) -> Sequence[Buffer]:
-        fed = self._fed[side]
-        if not fed:
+        if side not in self._fed:
             return self.session.take(side)
-        self._fed[side] = []
-        return [*fed, *self.session.take(side)]
+        return [*self._fed.pop(side), *self.session.take(side)]
 
     def left(self, *, broken: bool = False) -> None:
         """Go on with what the compiled part does not serve; with a broken stream it would leave again and again."""
@@ -494,13 +493,14 @@ class Connection:
         self.flush()
 
     def wake(self) -> None:
-        self._woken.set()
-        if not self._ticking and not self.ending.over:
+        if self._woken is None and not self.ending.over:
             self._begin_ticks()
+        if self._woken is not None:
+            self._woken.set()
 
     def _begin_ticks(self) -> None:
-        self._ticking = True
-        self.start_soon(self._tick, self.session)
+        self._woken = woken = trio.Event()
+        self.start_soon(self._tick, self.session, woken)
 
     def hear_of_writes(self, on: bool) -> None:  # noqa: FBT001 - as SessionContext has it
         self._hears_of_writes = on
@@ -516,7 +516,7 @@ class Connection:
         if self._hears_of_writes and not self.ending.over:
             self.session.written(side, self._services.now_ns())
 
-    async def _tick(self, session: Session) -> None:
+    async def _tick(self, session: Session, woken: trio.Event) -> None:
         """Call the session when its timer is due or someone woke it."""
         services = self._services
         while True:
@@ -524,8 +524,8 @@ class Connection:
             with trio.CancelScope() as timer:
                 if due_ns is not None:
                     timer.deadline = trio.current_time() + max(0, due_ns - services.now_ns()) / 1e9
-                await self._woken.wait()
-            self._woken = trio.Event()
+                await woken.wait()
+            self._woken = woken = trio.Event()
             if self.ending.parting is not None:
                 return
             self.recall()

@@ -484,7 +484,8 @@ class Server:
         if self.draining and lent is None:
             connection.ending.finish("drained", "accepted just before the drain began")
         else:
-            connection.start(client.handshake)
+            handshake, client.handshake = client.handshake, None
+            connection.start(handshake)
             if self.alarm:
                 connection.alarm(self.alarm)
 

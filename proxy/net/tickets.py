@@ -38,7 +38,7 @@ class Tickets:
         self.lost_messages = self.lost_bytes = 0
         #: By the peer that the requests came from, in the order of the wire; by the request itself, as objects differ.
         #: With the time since which it is held.
-        self._held: dict[Side, dict[int, tuple[Ticket, Request, int]]] = {Side.CLIENT: {}, Side.BROKER: {}}
+        self._held: dict[Side, dict[int, tuple[Ticket, Request, int]]] = {}
 
     def take(self, batch: Batch) -> dict[Ticket, Request]:
         """Wait for the held requests of a batch that was decided and counted; returns them."""
@@ -48,7 +48,8 @@ class Tickets:
             if isinstance(verdict, Hold)
         }
         now_ns = self._now_ns()
-        self._held[batch.side].update((id(request), (ticket, request, now_ns)) for ticket, request in taken.items())
+        held = self._held.setdefault(batch.side, {})
+        held.update((id(request), (ticket, request, now_ns)) for ticket, request in taken.items())
         return taken
 
     def waiting(self) -> Iterator[tuple[Resource, int]]:

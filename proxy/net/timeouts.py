@@ -29,13 +29,15 @@ class Timeouts(NamedTuple):
 class Looks:
     """The looks at one connection."""
 
-    __slots__ = ("_connection", "_frame_seen", "_services", "_timeouts", "_timers")
+    __slots__ = ("_connection", "_frame_seen", "_frames", "_idleness", "_services", "_timeouts")
 
     def __init__(self, connection: "Connection", timeouts: Timeouts, services: Services) -> None:
         self._connection = connection
         self._timeouts = timeouts
         self._services = services
-        self._timers: dict[Callable[[], None], Timer] = {}
+        #: When to look at its frames, or before that for its first bytes, and when at its idleness.
+        self._frames: Timer | None = None
+        self._idleness: Timer | None = None
         #: Where in the client's stream the frame ends that was in hand at the last look; and how much was read by then.
         self._frame_seen: tuple[int, int] | None = None
 
@@ -47,29 +49,31 @@ class Looks:
             may_be_idle: the compiled part has served it, so it may be idle already.
         """
         if handshake is None:
-            self._look_in(self._timeouts.handshake_s, self._at_handshake)
+            handshake = self._look_in(self._timeouts.handshake_s, self._at_handshake)
         else:
             handshake.call = partial(self._connection.guard, self._at_handshake)
-            self._timers[self._at_handshake] = handshake
+        self._frames = handshake
         if self._timeouts.idle_s is not None:
-            self._look_in(self._timeouts.idle_s / (_IDLE_LOOKS if may_be_idle else 1), self._at_idleness)
+            delay_s = self._timeouts.idle_s / (_IDLE_LOOKS if may_be_idle else 1)
+            self._idleness = self._look_in(delay_s, self._at_idleness)
 
     def stop(self) -> None:
         """Look no more, and let go of the connection."""
-        for timer in self._timers.values():
-            timer.cancel()
-        self._timers.clear()
+        for timer in (self._frames, self._idleness):
+            if timer is not None:
+                timer.cancel()
+        self._frames = self._idleness = None
         del self._connection
 
-    def _look_in(self, delay_s: float, look: Callable[[], None]) -> None:
-        self._timers[look] = self._services.reactor.after(delay_s, partial(self._connection.guard, look))
+    def _look_in(self, delay_s: float, look: Callable[[], None]) -> Timer:
+        return self._services.reactor.after(delay_s, partial(self._connection.guard, look))
 
     def _at_handshake(self) -> None:
         """End the connection if its client has said nothing yet; then look after its frames."""
         if not self._connection.bytes_read[Side.CLIENT] and self._connection.waits_for_client():
             detail = f"nothing came within {self._timeouts.handshake_s:g} s of the connection"
             raise Close("handshake_timeout", detail)
-        self._look_in(self._timeouts.frame_s, self._at_frame)
+        self._frames = self._look_in(self._timeouts.frame_s, self._at_frame)
 
     def _at_frame(self) -> None:
         """End the connection if the frame in hand is still that of the last look and hardly any of it has come since.
@@ -87,7 +91,7 @@ class Looks:
                 if came_bytes < period_s * MIN_FRAME_BYTES_PER_S:
                     detail = f"of an unfinished frame {came_bytes} bytes came in {period_s:g} s"
                     raise Close("frame_timeout", f"{detail}; {missing_bytes} are missing")
-        self._look_in(period_s, self._at_frame)
+        self._frames = self._look_in(period_s, self._at_frame)
 
     def _at_idleness(self) -> None:
         """End the connection if neither peer has said anything for long, and nothing is on its way."""
@@ -98,4 +102,4 @@ class Looks:
         may_end = connection.ending.first is None and not connection.session.in_flight()
         if silent_s >= idle_s and may_end and connection.waits_for_client():
             raise Close("idle_timeout", f"nothing came from either side for {idle_s:g} s")
-        self._look_in(idle_s / _IDLE_LOOKS, self._at_idleness)
+        self._idleness = self._look_in(idle_s / _IDLE_LOOKS, self._at_idleness)

@@ -3,6 +3,7 @@
 Id, language and version are only displayed, so what is hard to read is not read.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable
 from contextlib import suppress
 from itertools import chain, islice
@@ -154,12 +155,7 @@ class Names:
 
     def __init__(self) -> None:
         # Equal names share one tuple, which makes grouping cheap.
-        self.known: dict[str, dict[str, tuple[Resource, ...]]] = {
-            codes.KIND_TOPIC: {},
-            codes.KIND_RETRY_GROUP: {},
-            codes.KIND_SUBSCRIPTION: {},
-            codes.KIND_TRANSACTION: {},
-        }
+        self.known: dict[str, dict[str, tuple[Resource, ...]]] = defaultdict(dict)
 
     def remember(self, kind: str, name: str) -> tuple[Resource, ...]:
         """Make the resources of a new name; beyond MAX_NAMES all others of its kind are forgotten."""

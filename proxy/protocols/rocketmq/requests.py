@@ -9,7 +9,7 @@ connection.
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -58,6 +58,9 @@ _HEART_BEAT: Final = codes.RequestCode.HEART_BEAT.value
 _UNREGISTER: Final = codes.RequestCode.UNREGISTER_CLIENT.value
 
 
+_NOTHING: Final = memoryview(b"")
+
+
 Refused = Sequence[tuple[Header, Refuse]]
 """Refused requests in the order of the wire, and why."""
 
@@ -77,6 +80,12 @@ class Frame(msgspec.Struct, gc=False):
     ended: Ended | None = None  # what it ends, to be undone if it is not forwarded
 
 
+@cache
+def _reads_prefix(max_length: int) -> Callable[[int, int], int]:
+    """Return one for all connections whose frames may be as long."""
+    return partial(header_bytes_of, max_length=max_length)
+
+
 class RequestStream:
     """The client's stream of one connection.
 
@@ -84,6 +93,15 @@ class RequestStream:
         take: gets the header, its bytes and type of a request for Sluice; returns whether Sluice answers it.
         compiled: what the compiled part remembers of requests; None if it never reads this stream.
     """
+
+    #: A dict of so many attributes takes a KiB more.
+    __slots__ = (
+        *("_address", "_asked", "_batch", "_beginning", "_body_left", "_chunk", "_compiled", "_counters"),
+        *("_ended_by_held", "_exempt", "_forgotten_bytes", "_frames", "_gathered", "_gathering", "_header_bytes_of"),
+        *("_header_room", "_limiting", "_limits_kind", "_now_ns", "_open", "_owed", "_reader", "_refuses_internal"),
+        *("_room", "_steps", "_swallow", "_take", "_transactions", "_trial", "about", "close", "frames", "held"),
+        *("left_bytes", "lines", "lost", "names", "refusals"),
+    )
 
     def __init__(
         self,
@@ -114,10 +132,9 @@ class RequestStream:
         self._limiting = context.limiting
         self._refuses_internal = context.options.internal_topics == "refuse" and not self._exempt
         self._room = context.room
-        max_length = context.options.max_frame_bytes - 4
         self._compiled = compiled
         self.left_bytes = 0  # at the end of the last chunk, to be given again
-        self._header_bytes_of = partial(header_bytes_of, max_length=max_length)
+        self._header_bytes_of = _reads_prefix(context.options.max_frame_bytes - 4)
         self._beginning = PartialFrame(MAX_HEADER_BYTES, self._header_bytes_of)
         # What is still to come of a frame whose verdict is known, and whether to swallow it. If it is neither swallowed
         # nor held, its beginning was forwarded.
@@ -138,7 +155,7 @@ class RequestStream:
         self._header_room = Gathering(self._address, self._beginning.pieces.clear)
         self._now_ns = 0
         # The last chunk, its frames until their verdicts are there, the requests among them, and the steps.
-        self._chunk = memoryview(b"")
+        self._chunk = _NOTHING
         self._frames: list[Frame] = []
         self._asked: list[Request] = []
         self._steps = 0
@@ -480,7 +497,7 @@ class RequestStream:
             self._open = stop > size
             if start < size:
                 out.append(chunk[start:stop])
-        self._chunk = memoryview(b"")
+        self._chunk = _NOTHING
         if verdicts:
             self._owed.withdrawn()
         return refused

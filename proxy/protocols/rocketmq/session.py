@@ -59,6 +59,14 @@ def _learn(about: AboutClient, raw: bytes, header_type: int) -> tuple[str, bool]
 class RocketMQSession(Session):
     """The session of one client's connection; the context's options are a RocketMQOptions."""
 
+    #: A dict of so many attributes takes a KiB more.
+    __slots__ = (
+        *("_alarm", "_answers", "_begun", "_broker_ended", "_client_gone", "_connection", "_counters", "_give_up"),
+        *("_lent_at_frame", "_limit_commands", "_limiting", "_limits_kind", "_lines", "_looked_ns", "_lose"),
+        *("_max_frame_bytes", "_may_replay", "_now_ns", "_out", "_owed", "_own_bytes", "_refused", "_requests"),
+        *("_stage", "_throttled", "_tls", "_unread", "_waiting", "_waits_for_spool", "_wake"),
+    )
+
     lends = COMPILED is not None
 
     def __init__(self, context: SessionContext) -> None:

@@ -131,4 +131,4 @@ async def test_clients_of_both_versions_are_served_at_once(start_rig: StartRig) 
     connections = rig.connections
     assert [type(connection.session) for connection in connections] == [AMQP091Session, AMQP10Session]
     # Both want to be called at certain times, which is so from the header on.
-    assert all(connection._ticking for connection in connections)
+    assert all(connection._woken is not None for connection in connections)
