@@ -10,7 +10,7 @@ from typing import Final
 
 _MODULE: Final = "sluice_native"
 # The interface that this is made for.
-_INTERFACE: Final = 21
+_INTERFACE: Final = 22
 _OTHER_VERSION: Final = (
     "the installed compiled part (sluice-native) is of another version of Sluice and not used; install ./native again"
 )

@@ -1,5 +1,6 @@
 """Which kind of limiter a rule needs, and the change of a live limiter from one kind to another."""
 
+from limiter.buckets.adaptive import AdaptiveLimiter
 from limiter.buckets.fair import FairLimiter
 from limiter.buckets.limiter import Limiter
 from limiter.buckets.warm_up import WarmUpLimiter
@@ -34,12 +35,16 @@ def begun_anew(limiter: Limiter, now_ns: int, rule: Rule) -> Limiter:
     """Return a limiter to replace another: full and closed, without shares."""
     successor = new_limiter(limiter.resource, rule, now_ns)
     limiter.retired = True
+    if isinstance(limiter, AdaptiveLimiter):
+        limiter.retire_shares()
     successor.last_refused_ns, successor.last_wait_us = limiter.last_refused_ns, limiter.last_wait_us
     successor.epoch, successor.asked_ns, successor.pinned = limiter.epoch, limiter.asked_ns, limiter.pinned
     return successor
 
 
 def kind_of(rule: Rule) -> type[Limiter]:
+    if rule.adaptive:
+        return AdaptiveLimiter
     if rule.fair_by:
         return FairLimiter
     return WarmUpLimiter if rule.warm_up_ns else Limiter

@@ -220,7 +220,7 @@ class Limiter(Gate):
         room = (stored - 1) // UPERMITS_PER_PERMIT
         count = len(costs)
         # Only the last one may leave a debt.
-        most = (stored + self.rule.max_debt_upermits) // UPERMITS_PER_PERMIT
+        most = (stored + self.max_debt_upermits) // UPERMITS_PER_PERMIT
         if not self.rate_upermits_per_s:
             return Admission(0, self.refuse_all_wait_us())
         spent = list(accumulate(costs, initial=0))
@@ -271,7 +271,7 @@ class Limiter(Gate):
             return self.refuse_all_wait_us()
         stored, at_ns = self.settled(now_ns)
         # What must be stored, beyond the first micro-permit, to keep the debt within bounds.
-        more = max(0, cost * UPERMITS_PER_PERMIT - self.rule.max_debt_upermits - 1)
+        more = max(0, cost * UPERMITS_PER_PERMIT - self.max_debt_upermits - 1)
         left = stored - self.price_upermits(now_ns, permits) - more
         if left > 0:
             return 0
@@ -280,7 +280,7 @@ class Limiter(Gate):
     def affords(self, now_ns: int, price: int, most: int) -> int:
         if not self.rate_upermits_per_s or is_open(self.open_next_free_ns, self.rule.break_ns, now_ns):
             return 0
-        return min(most, afforded(self.settled(now_ns)[0], self.rule.max_debt_upermits, price))
+        return min(most, afforded(self.settled(now_ns)[0], self.max_debt_upermits, price))
 
     def take(self, now_ns: int, price: int, count: int) -> None:
         self.charge(now_ns, count * price)

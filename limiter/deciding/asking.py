@@ -175,7 +175,9 @@ class Asking:
                     # Others may wait in line. A delay rule has no breaker to open.
                     self._delays.refused(now_ns, part, gate)
                     wait_us = max(wait_us, self._delays.wait_us(now_ns, part, gate))
-                stop = stop or Denial(part.resource, gate.rule, wait_us)
+                # Over its share is what is asked for, not the listener.
+                resource = caller.resources[0] if part.rule.adaptive and caller.resources else part.resource
+                stop = stop or Denial(resource, gate.rule, wait_us)
         if stop is not None:
             return Decision(admitted, stop)
         part, gate, costs = stoppers[0]

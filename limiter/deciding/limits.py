@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Generator, Iterable, Iterator,
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from limiter.buckets.adaptive import AdaptiveLimiter
 from limiter.buckets.cell import Cell
 from limiter.buckets.limiter import Limiter, LimiterState
 from limiter.buckets.saved import SavedLimiter, bound_debt
@@ -25,6 +26,7 @@ from limiter.plans.plans import (
     NO_PLAN,
     REQUESTS,
     Advance,
+    ApplicableLimit,
     Caller,
     Plan,
     Plans,
@@ -34,15 +36,15 @@ from limiter.plans.plans import (
     unit_of,
 )
 from limiter.plans.registry import DEFAULT_MAX_LIVE, Registry, Spent
-from limiter.rules.resource import TOTAL, Resource
-from limiter.rules.rule import NS_PER_S, UPERMITS_PER_PERMIT, Dimension, Rule
+from limiter.rules.resource import LISTENER, TOTAL, Resource
+from limiter.rules.rule import NS_PER_S, OF_MESSAGES, UPERMITS_PER_PERMIT, Dimension, Rule
 from limiter.rules.rule_set import RuleSet
 from limiter.waiting.delays import Decision, Delays, Granted, too_large
 from limiter.waiting.holding import BoundName, HeldNow, Holding
 from limiter.waiting.lines import Credit, Denial, Held, ShadowDenial, Wait
 
 if TYPE_CHECKING:
-    from sluice_native import Callers, Resources
+    from sluice_native import Callers, Resources, Shares
 
 __all__ = [
     "Applied",
@@ -62,6 +64,13 @@ __all__ = [
 
 PlainLimit = tuple[Cell, Row, int, bool]
 """A plain limit for the compiled part: its state, its row, the unit of its costs, and whether requests wait for it."""
+
+
+class PlainOfCaller(NamedTuple):
+    """The limits of a caller's scopes for the compiled part; None if they are not plain."""
+
+    limits: tuple[PlainLimit, ...] | None
+    shares: "Shares | None"  # of the adaptive limit beside them, if there is one
 
 
 class PlainDefault(NamedTuple):
@@ -113,6 +122,7 @@ class Limits:
         self._asking = Asking(self.delays, self._accounts)
         self.resources: Resources | None = None  # where the compiled part finds limits; None without it
         self._callers: dict[Caller, Callers] = {}
+        self._shares: dict[Resource, Shares] = {}
         if COMPILED is not None:
             callbacks = (self._plain_of, self._default_of, self._accounts.row, self.delays.nobody_is_before)
             live = [registry.limiters for registry in self._registries.values()]
@@ -156,6 +166,7 @@ class Limits:
         self._plans = Plans(rule_set, self._registries, self._accounts)
         if self.resources is not None:
             self._callers.clear()
+            self._shares.clear()
             self.resources.swap(
                 self.swaps, rule_set.own, {kind: self._default_of(kind) for kind in self.resources.kinds}
             )
@@ -173,6 +184,21 @@ class Limits:
             self._callers[caller] = callers
         return callers
 
+    def adaptive(self, listener: str, now_ns: int) -> AdaptiveLimiter | None:
+        """Return the adaptive limit of a listener's scope, if it has one."""
+        resource = Resource(LISTENER, listener)
+        rule = self.rule_set.limit(resource, "messages")
+        limiter = None if rule is None or not rule.adaptive else self._registries["messages"].get(resource, now_ns)
+        if not isinstance(limiter, AdaptiveLimiter):
+            return None
+        if limiter.swaps != self.swaps:
+            limiter.swaps = self.swaps
+            limiter.set_weight_of(self._weight_of if _is_by_name(limiter.rule) else lambda _: 1)
+        return limiter
+
+    def _weight_of(self, key: str) -> int:
+        return self.rule_set.match(Resource(*key.split(":", 1))).weight if key else 1
+
     def _note_rules(self, rule_set: RuleSet) -> None:
         # All rules in force refuse: none has requests wait, or is tried without effect.
         self.only_refuse = all(rule.action in {"reject", "off"} for rule in rule_set.in_force)
@@ -180,7 +206,7 @@ class Limits:
 
     def refuses(self, resources: tuple[Resource, ...], caller: Caller) -> bool:
         """Return whether requests over a limit are refused, and nothing else: none is held or only noted."""
-        plan, scoped = self._asked(resources, caller)
+        plan, scoped, _ = self._asked(resources, caller)
         return not (plan.shadows or scoped.shadows) and not any(
             part.waits(caller) for part in plan.enforcing + scoped.enforcing
         )
@@ -205,17 +231,31 @@ class Limits:
         full = Limiter(Resource(kind, ""), part, 0)
         return PlainDefault(full, part.bare_name, unit_of(dimension, part), part.delays, ends)
 
-    def _plain_of_caller(self, caller: Caller, producer_group: str, now_ns: int) -> tuple[PlainLimit, ...] | None:
+    def _plain_of_caller(self, caller: Caller, producer_group: str, now_ns: int) -> PlainOfCaller:
         caller = caller._replace(producer_group=producer_group)
-        return self._plain(self._plans.of_scopes(caller, NO_PLAN), now_ns)
+        plan = self._plans.of_scopes(caller, NO_PLAN)
+        adaptive = next((part for part in plan.parts if part.rule.adaptive), None)
+        limits = self._plain(plan, now_ns)
+        limiter = None if adaptive is None else adaptive.registry.get(adaptive.resource, now_ns)
+        if limits is None or adaptive is None or not isinstance(limiter, AdaptiveLimiter) or COMPILED is None:
+            return PlainOfCaller(limits, None)
+        if not _is_by_name(limiter.rule):
+            share = limiter.plain_share(caller.share_key(limiter.rule.fair_by), now_ns)
+            of_caller = None if share is None else (*limits, (share, adaptive.row(now_ns), adaptive.unit, False))
+            return PlainOfCaller(of_caller, None)
+        shares = self._shares.get(limiter.resource)
+        if shares is None:
+            # It is found anew each time, as it may have been replaced.
+            shares = self._shares[limiter.resource] = COMPILED.Shares(partial(_share_of, adaptive))
+        return PlainOfCaller(limits, shares)
 
     def _plain(self, plan: Plan, now_ns: int) -> tuple[PlainLimit, ...] | None:
-        if plan.shadows or plan.doubled:
+        if plan.doubled or any(not part.rule.adaptive for parts in plan.shadows for part in parts):
             return None
         found = []
         for part in plan.enforcing:
             limiter = part.registry.get(part.resource, now_ns)
-            if limiter is None:
+            if limiter is None or part.rule.adaptive:
                 continue
             if type(limiter) is not Limiter or limiter.resource != part.resource:
                 # Its price changes, it has shares, or it is an overflow limiter.
@@ -244,6 +284,8 @@ class Limits:
             plan, scoped = plan.asked(caller.asks), scoped.asked(caller.asks)
         part = plan.only
         if part is None or scoped.parts or not caller.refusable:
+            if scoped.adaptive:
+                caller = caller._replace(resources=resources)
             return self._decide_together(now_ns, plan, caller, messages, size_bytes, scoped=scoped)
         # Most requests have one plain rule, and pay little more than its limiter costs.
         limiter = part.registry.get(part.resource, now_ns)
@@ -284,23 +326,25 @@ class Limits:
     def grant(
         self, now_ns: int, resources: tuple[Resource, ...], caller: Caller, credit: Credit, held: Held | None = None
     ) -> Granted:
-        plan, scoped = self._asked(resources, caller)
+        plan, scoped, caller = self._asked(resources, caller)
         if not plan.parts and not scoped.parts:
             return Granted(credit.most)
         return self._asking.grant(now_ns, plan, scoped, caller, credit, held=held)
 
     def grant_at_once(self, now_ns: int, resources: tuple[Resource, ...], caller: Caller, credit: Credit) -> bool:
         """Grant all that is asked for, if ``grant`` would do so at once; else nothing."""
-        plan, scoped = self._asked(resources, caller)
+        plan, scoped, _ = self._asked(resources, caller)
         if plan.doubled or plan.shadows or scoped.shadows:
             return False
         parts = plan.enforcing + scoped.enforcing
         return not parts or self._asking.grant_at_once(now_ns, parts, caller, credit)
 
-    def _asked(self, resources: tuple[Resource, ...], caller: Caller) -> tuple[Plan, Plan]:
+    def _asked(self, resources: tuple[Resource, ...], caller: Caller) -> tuple[Plan, Plan, Caller]:
+        """Return the plans of some resources and of a caller's scopes, and the caller as limits ask for it."""
         plan = self._plans.of(resources)
         scoped = self._plans.of_scopes(caller, plan) if self._plans.scoped else NO_PLAN
-        return plan.asked(caller.asks), scoped.asked(caller.asks)
+        asked = caller._replace(resources=resources) if scoped.adaptive else caller
+        return plan.asked(caller.asks), scoped.asked(caller.asks), asked
 
     def terms(self, resources: tuple[Resource, ...], caller: Caller) -> Terms:
         """Return what the active rules say about messages for some resources; valid until ``swaps`` changes."""
@@ -326,7 +370,7 @@ class Limits:
             granted = self.grant(now_ns, held.resources, caller, held.credit, held)
             held.messages = granted.messages
             return self.delays.credit_waits(now_ns, granted.stops, held) if granted.stops else None
-        plan, scoped = self._asked(held.resources, caller)
+        plan, scoped, caller = self._asked(held.resources, caller)
         size_bytes = (0 if caller.by_answer else held.size_bytes,)
         decision = self._decide_together(
             now_ns, plan, caller, (held.messages,), lambda: size_bytes, scoped=scoped, held=held
@@ -348,7 +392,7 @@ class Limits:
         limiter = self._registries[held.line.key.dimension].get(held.resource, now_ns)
         if limiter is None:
             return Denial(held.resource, held.rule, 1)
-        gate = gate_of(limiter, held.caller, now_ns)
+        gate = gate_of(limiter, held.caller._replace(resources=held.resources), now_ns)
         return Denial(held.resource, gate.rule, gate.refuse(now_ns))
 
     def charge(  # noqa: PLR0917 - the costs by position, as they stand in a tuple
@@ -365,7 +409,7 @@ class Limits:
         ``requests`` is 0 for those that were counted when they came.
         """
         costs = (messages, requests, size_bytes)
-        plan, scoped = self._asked(resources, caller)
+        plan, scoped, caller = self._asked(resources, caller)
         for part in plan.parts + scoped.parts:
             limiter = part.registry.get(part.resource, now_ns)
             if limiter is None:
@@ -404,7 +448,7 @@ class Limits:
         wanted: Counter[tuple[Registry, Limiter]] = Counter()
         for held in self.holding.each():
             costs = (held.messages, 1, 0 if held.caller.by_answer else held.size_bytes)
-            plan, scoped = self._asked(held.resources, held.caller)
+            plan, scoped, _ = self._asked(held.resources, held.caller)
             for part in plan.enforcing + scoped.enforcing:
                 limiter = part.registry.get(part.resource, now_ns)
                 if limiter is not None:
@@ -498,3 +542,17 @@ class Limits:
         return explain(
             now_ns, self.rule_set, self._registries, self._accounts, self.holding, resources=resources, caller=caller
         )
+
+
+def _is_by_name(rule: Rule) -> bool:
+    """Say whether an adaptive limit is shared by what is asked for, and not by who asks."""
+    return rule.fair_by is None or rule.fair_by in OF_MESSAGES
+
+
+def _share_of(part: ApplicableLimit, resources: tuple[Resource, ...], now_ns: int) -> tuple[PlainLimit, ...] | None:
+    """Return a share for the compiled part; None if it is not that of what is asked for first."""
+    limiter = part.registry.get(part.resource, now_ns)
+    if not isinstance(limiter, AdaptiveLimiter) or limiter.rule.fair_by not in {None, resources[0].kind}:
+        return None
+    share = limiter.plain_share(str(resources[0]), now_ns)
+    return None if share is None else ((share, part.row(now_ns), part.unit, False),)

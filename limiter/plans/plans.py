@@ -11,7 +11,7 @@ from limiter.counting.accounts import Accounts
 from limiter.counting.row import Row, Second
 from limiter.plans.registry import Registry
 from limiter.rules.resource import CLIENT, LISTENER, PRODUCER_GROUP, TOTAL, Resource
-from limiter.rules.rule import UPERMITS_PER_PERMIT, Dimension, FairBy, Rule
+from limiter.rules.rule import OF_MESSAGES, UPERMITS_PER_PERMIT, Dimension, FairBy, Rule
 from limiter.rules.rule_set import RuleSet
 
 _MAX_REMEMBERED: Final = 16_384
@@ -51,9 +51,12 @@ class Caller(NamedTuple):
     scopes: tuple[Resource, ...] = ()
     asks: Asks = "all"
     may_wait: bool = True  # it can be held. Otherwise delay rules refuse it.
+    resources: tuple[Resource, ...] = ()  # what it asks for, where adaptive limits are shared by that
 
-    def share_key(self, fair_by: FairBy) -> str:
-        """Return whose share of a limit it takes; empty if unknown."""
+    def share_key(self, fair_by: FairBy | None) -> str:
+        """Return whose share of a limit it takes; empty if unknown. None: that of what it asks for first."""
+        if fair_by is None or fair_by in OF_MESSAGES:
+            return next((str(each) for each in self.resources if fair_by in {None, each.kind}), "")
         if fair_by == CLIENT:
             return self.client
         if fair_by == PRODUCER_GROUP:
@@ -62,10 +65,10 @@ class Caller(NamedTuple):
 
 
 def gate_of(limiter: Limiter, caller: Caller, now_ns: int) -> Gate:
-    fair_by = limiter.rule.fair_by
-    if fair_by is None:
+    rule = limiter.rule
+    if rule.fair_by is None and not rule.adaptive:
         return limiter
-    return limiter.share(caller.share_key(fair_by), now_ns)
+    return limiter.share(caller.share_key(rule.fair_by), now_ns)
 
 
 class Confirming(NamedTuple):
@@ -94,7 +97,7 @@ _CLOSED: Final = Advance(UPERMITS_PER_PERMIT, 2, 0)
 def advance_of(rules: Iterable[Rule]) -> Advance | None:
     found: Advance | None = None
     for rule in rules:
-        limit = None if rule.exempt or rule.action == "shadow" else rule.part("messages")
+        limit = None if rule.exempt or rule.adaptive or rule.action == "shadow" else rule.part("messages")
         if limit is not None and limit.rate_upermits_per_s:
             burst = max(1, limit.capacity_upermits // UPERMITS_PER_PERMIT)
             advance = Advance(limit.rate_upermits_per_s, burst, max(burst, limit.most_permits))
@@ -181,7 +184,18 @@ class ApplicableLimit:
 class Plan:
     """All limits that apply, in the order in which they are asked."""
 
-    __slots__ = ("_asked", "doubled", "enforcing", "exempt", "has_bytes", "only", "parts", "shadows", "terms")
+    __slots__ = (
+        "_asked",
+        "adaptive",
+        "doubled",
+        "enforcing",
+        "exempt",
+        "has_bytes",
+        "only",
+        "parts",
+        "shadows",
+        "terms",
+    )
 
     def __init__(
         self, parts: Iterable[ApplicableLimit], *, exempt: bool = False, confirm: Confirming | None = None
@@ -190,6 +204,7 @@ class Plan:
         self.parts = self.enforcing = tuple(parts)
         # The others; those of one rule and resource are adjacent.
         self.shadows: tuple[tuple[ApplicableLimit, ...], ...] = ()
+        self.adaptive = any(part.rule.adaptive for part in self.parts)
         self.has_bytes = any(part.unit == BYTES for part in self.parts)
         self.doubled = False  # two of the enforcing may be one limiter, which is then charged for both
         # The one part, if there is no other and it is plain: it refuses, has no shares and does not count bytes.

@@ -228,7 +228,7 @@ class Registry:
         """Restart the limiters of all names under a pattern's rule, and its overflow limiter, in short steps."""
         for each in self.limiters.all():
             resource = each.resource
-            is_its = resource.kind == rule.kind and self._rule_set.match(resource).bare_name == rule.bare_name
+            is_its = resource.kind == rule.kind and self._rule_set.match(resource).target == rule.target
             yield self.reset(resource, now_ns) if is_its else None
         limiter = self.overflow.get(rule.bare_name)
         if limiter is not None:
@@ -311,7 +311,8 @@ class Registry:
         return Spent(self.dimension, *resource, rule, self.overflow.get(rule) is limiter, upermits)
 
     def _create(self, resource: Resource, rule: Rule, now_ns: int) -> Limiter:
-        pinned = self._rule_set.has_own(resource)
+        # An adaptive limit is never as good as new.
+        pinned = self._rule_set.has_own(resource) or rule.adaptive
         if not pinned and not self.limiters.make_room(now_ns, self._epoch):
             self.overflowed_total += 1
             return self._overflow_limiter(resource.kind, rule)

@@ -10,7 +10,7 @@ from typing import Final, Literal, NamedTuple, get_args
 
 from limiter.rules.errors import RuleError
 from limiter.rules.patterns import Pattern, read_glob, read_network
-from limiter.rules.resource import CLIENT, SCOPES, TOTAL, Resource
+from limiter.rules.resource import CLIENT, LISTENER, SCOPES, TOTAL, Resource
 from limiter.rules.schedule import Hours
 
 UPERMITS_PER_PERMIT: Final = 1_000_000
@@ -25,8 +25,8 @@ ShownAction = Literal["reject", "shadow", "delay", "off", "default"]
 """``default``: the rule has no action, so each connection uses its protocol's default."""
 Count = Literal["messages", "requests"]
 """What one permit is: a message, or a request however many messages it holds."""
-FairBy = Literal["client", "producer_group", "certificate", "user"]
-"""Who gets a share of a fair limit."""
+FairBy = Literal["client", "producer_group", "certificate", "user", "topic", "queue", "exchange"]
+"""Who gets a share of a fair limit; the last three only of an adaptive one."""
 Confirm = Literal["broker", "after_consume"]
 """Who confirms a message to its sender: the broker, or the consumers by their acks."""
 Fallback = Literal["persist", "nack"]
@@ -41,6 +41,13 @@ MAX_TIME_S: Final = 3600
 """The longest burst, break, debt, delay or warm-up, or wait for consumers, in seconds."""
 MAX_FAIR_KEYS: Final = 256
 DEFAULT_MAX_FAIR_KEYS: Final = 32
+OF_MESSAGES: Final = frozenset({"topic", "queue", "exchange"})
+"""Kinds by which an adaptive limit may be shared: what messages go to."""
+DEFAULT_FLOOR_PER_S: Final = 100.0
+MAX_WEIGHT: Final = 1_000
+_NO_BOUND_UPERMITS: Final = 1 << 62
+ADAPTIVE_NAME: Final = "adaptive "
+"""Begins the names of adaptive rules, so that records and answers tell a broker that was short from a limit."""
 DEFAULT_BREAK_S: Final = 1.0
 DEFAULT_MAX_DELAY_S: Final = 2.0
 DEFAULT_MAX_DEBT_S: Final = 10.0
@@ -97,6 +104,11 @@ class Rule:
     busy_code: int | None = None  # the protocol's number for the refusal; None leaves it to the protocol
     fair_by: FairBy | None = None  # who gets a share; None makes no difference between callers
     max_fair_keys: int = DEFAULT_MAX_FAIR_KEYS  # how many are told apart; the rest share one share
+    # The rate is found from how the listener's broker answers, and shared fairly. Only for listeners, without a rate.
+    adaptive: bool = False
+    floor_per_s: float = DEFAULT_FLOOR_PER_S  # an adaptive limit is never below this, in permits per second
+    ceiling_per_s: float | None = None  # and never above this; None is no bound
+    weight: int = 1  # how many equal shares of an adaptive limit each matching name gets
     warm_up_s: float = 0.0  # seconds in which the rate rises to the full one after idleness; 0 is always the full one
     # Who confirms a message to its sender; needs no limit. With the action ``off`` it is the broker.
     confirm: Confirm = "broker"
@@ -110,7 +122,7 @@ class Rule:
     exempt: bool = False  # matching names are never limited: not by this rule, nor by the scopes and totals of theirs
     # Where the rule comes from, such as ``flag``, ``file:NAME``, ``built-in``; for people to read.
     source: str = "default"
-    # ``kind:pattern``, or ``total:kind:pattern`` if shared, with the hours if any.
+    # ``kind:pattern``, ``total:kind:pattern`` if shared, ``adaptive kind:pattern`` if adaptive, with the hours if any.
     name: str = field(init=False, repr=False, compare=False)
     rate_upermits_per_s: int = field(init=False, repr=False, compare=False)
     capacity_upermits: int = field(init=False, repr=False, compare=False)
@@ -157,6 +169,11 @@ class Rule:
         self._derive("break_ns", self._checked_break_ns())
         self._check_words()
         self._check_confirm()
+        if self.adaptive:
+            self._check_adaptive()
+            # A request of many messages takes what it needs; what follows waits for it to be paid.
+            self._derive("max_debt_upermits", _NO_BOUND_UPERMITS)
+            self._derive("most_permits", _NO_BOUND_UPERMITS // UPERMITS_PER_PERMIT)
         self._derive("bytes_rule", self._of_bytes())
 
     def __str__(self) -> str:
@@ -165,7 +182,9 @@ class Rule:
     @property
     def bare_name(self) -> str:
         """The name without hours: rules that take turns share it."""
-        return f"{TOTAL}:{self.target}" if self.shared else self.target
+        if self.shared:
+            return f"{TOTAL}:{self.target}"
+        return f"{ADAPTIVE_NAME}{self.target}" if self.adaptive else self.target
 
     @property
     def target(self) -> str:
@@ -177,6 +196,8 @@ class Rule:
         """The limit in short: ``5 requests/s + 1024 bytes/s, shared by client``, ``unlimited``, ``exempt``."""
         if self.exempt:
             return "exempt"
+        if self.adaptive:
+            return with_shares(adaptive_text(self.floor_per_s, self.ceiling_per_s), self.fair_by)
         texts = []
         if self.rate_per_s is not None:
             texts.append(self._rate_number + ("/s" if self.count == "messages" else " requests/s"))
@@ -195,7 +216,7 @@ class Rule:
 
     @property
     def limits(self) -> bool:
-        return self.action != "off" and (self.rate_per_s is not None or self.bytes_per_s is not None)
+        return self.action != "off" and (self.adaptive or self.rate_per_s is not None or self.bytes_per_s is not None)
 
     @property
     def shown_action(self) -> ShownAction:
@@ -220,7 +241,7 @@ class Rule:
             return None
         if dimension == "bytes":
             return self.bytes_rule
-        return None if self.rate_per_s is None else self
+        return self if self.adaptive or self.rate_per_s is not None else None
 
     def applies_to(self, resource: Resource) -> bool:
         """Say whether a resource of the kind matches, whatever the hours and other rules say."""
@@ -263,6 +284,14 @@ class Rule:
             raise RuleError(f"rule {self.name}: shared, but it matches one name only", "a pattern", "shared")
         if self.fair_by is not None and self.warm_up_s:
             raise RuleError(f"rule {self.name}: fair_by with warm_up_s", "fair_by or warm_up_s, not both", "fair_by")
+        if self.fair_by in OF_MESSAGES and not self.adaptive:
+            raise RuleError(
+                f"rule {self.name}: fair_by {self.fair_by!r} without adaptive",
+                "a limit for each name in its place, or adaptive = true with it",
+                "fair_by",
+            )
+        if not 1 <= self.weight <= MAX_WEIGHT:
+            raise RuleError(f"rule {self.name}: weight {self.weight!r}", f"1 to {MAX_WEIGHT}", "weight")
         if self.fair_by == self.kind and not self.shared:
             what = f"rule {self.name}: fair_by {self.fair_by!r} where there is only one {self.kind} to each limit"
             raise RuleError(what, "shared = true with it, or no fair_by", "fair_by")
@@ -283,6 +312,32 @@ class Rule:
         if self.confirm_queues is not None and not 1 <= self.confirm_queues <= MAX_CONFIRM_QUEUES:
             what = f"rule {self.name}: confirm_queues {self.confirm_queues}"
             raise RuleError(what, f"1 to {MAX_CONFIRM_QUEUES}", "confirm_queues")
+
+    def _check_adaptive(self) -> None:
+        what = f"rule {self.name}: adaptive"
+        if self.kind != LISTENER or self.shared:
+            only = f'{what} = true is only for kind = "{LISTENER}"{", without shared" * self.shared}'
+            otherwise = "a rate" if self.kind in SCOPES or self.shared else "a rate or a weight"
+            raise RuleError(only, f"{otherwise} for {self.kind} {self.pattern}", "adaptive")
+        for attribute, rate in (("rate_per_s", self.rate_per_s), ("bytes_per_s", self.bytes_per_s)):
+            if rate is not None:
+                allowed = f"adaptive = true with floor and ceiling, or {attribute}, not both"
+                raise RuleError(f"{what} with {attribute}", allowed, attribute)
+        if self.action == "delay" or self.credit_waits:
+            raise RuleError(f"{what} with action delay", "reject, shadow or off", "action")
+        if self.warm_up_s or self.break_ns:
+            attribute = "warm_up_s" if self.warm_up_s else "break_s"
+            raise RuleError(f"{what} with {attribute}", f"no {attribute}", attribute)
+        floor, ceiling = self.floor_per_s, self.ceiling_per_s
+        if not 1 <= floor <= MAX_RATE_PER_S:
+            raise RuleError(f"{what} with floor {floor!r}", f"1 to {MAX_RATE_PER_S} messages per second", "floor_per_s")
+        if ceiling is not None and not floor <= ceiling <= MAX_RATE_PER_S:
+            is_below = f"{what}: ceiling {ceiling:.15g} is below the floor, {floor:.15g}"
+            raise RuleError(
+                is_below if ceiling < floor else f"{what} with ceiling {ceiling!r}",
+                f"from the floor to {MAX_RATE_PER_S} messages per second",
+                "ceiling_per_s",
+            )
 
     def _check_exempt(self) -> None:
         if self.rate_per_s is not None or self.bytes_per_s is not None:
@@ -321,6 +376,12 @@ class Rule:
 def with_shares(text: str, fair_by: str | None) -> str:
     """Add to a limit in short what it is shared by: ``500/s, shared by client``."""
     return f"{text}, shared by {fair_by.replace('_', ' ')}" if fair_by else text
+
+
+def adaptive_text(floor_per_s: float, ceiling_per_s: float | None) -> str:
+    """Write an adaptive limit in short: ``adaptive, at least 100/s, at most 5000/s``."""
+    most = "" if ceiling_per_s is None else f", at most {ceiling_per_s:.15g}/s"
+    return f"adaptive, at least {floor_per_s:.15g}/s{most}"
 
 
 def debt_upermits(rate_upermits_per_s: int, max_debt_ns: int) -> int:

@@ -15,7 +15,7 @@ use pyo3::prelude::*;
 mod sluice_native {
     /// Told apart by who imports it; another number whenever what is offered, or what it means, changes.
     #[pymodule_export]
-    const INTERFACE: u32 = 21;
+    const INTERFACE: u32 = 22;
 
     #[pymodule_export]
     use crate::{
@@ -23,7 +23,7 @@ mod sluice_native {
         live::Live,
         refused_ids::RefusedIds,
         requests::Requests,
-        resources::{Callers, Resources},
+        resources::{Callers, Resources, Shares},
         row::{Entry, Row, Second},
         turn::amqp091::{lend_amqp091, Channels},
         turn::amqp10::lend_amqp10,

@@ -99,6 +99,9 @@ impl Limit {
     }
 }
 
+/// The limits that a request meets: those of what it is for, of who asks, and a share of an adaptive one.
+type Asked<'a> = Chain<Chain<Iter<'a, Limit>, Iter<'a, Limit>>, Iter<'a, Limit>>;
+
 /// Limits that are asked together; None if they are not plain.
 #[derive(Default)]
 struct Limits {
@@ -385,17 +388,25 @@ impl Target {
         all: &Py<Resources>,
         by: By<'_>,
         at: &Moment,
-        is_true: impl for<'a> FnOnce(Chain<Iter<'a, Limit>, Iter<'a, Limit>>) -> bool,
+        is_true: impl for<'a> FnOnce(Asked<'a>) -> bool,
     ) -> PyResult<bool> {
         Self::ask(this, py, all, at)?;
         if this.borrow(py).limits.plain.is_none() {
             return Ok(false);
         }
         let group = by.map(|(_, group)| group.bind(py).to_str()).transpose()?.unwrap_or_default();
-        by.map(|(callers, _)| Callers::ask(callers, py, group, at)).transpose()?;
+        let shares = by.map(|(callers, _)| Callers::ask(callers, py, group, at)).transpose()?.flatten();
+        if let Some(shares) = &shares {
+            Shares::ask(shares, py, this, at)?;
+        }
         let (target, callers) = (this.borrow(py), by.map(|(callers, _)| callers.borrow(py)));
         let scoped = callers.as_ref().map_or(Some(&[][..]), |callers| callers.limits(group));
-        Ok(target.limits.plain.as_ref().zip(scoped).is_some_and(|(own, scoped)| is_true(own.iter().chain(scoped))))
+        let shares = shares.as_ref().map(|shares| shares.borrow(py));
+        let by_name = shares.as_ref().map_or(Some(&[][..]), |shares| shares.limits(&target.key));
+        let Some(((own, scoped), by_name)) = target.limits.plain.as_ref().zip(scoped).zip(by_name) else {
+            return Ok(false);
+        };
+        Ok(is_true(own.iter().chain(scoped).chain(by_name)))
     }
 
     /// Whether its limits, and those of who sends requests for it, can be decided here.
@@ -452,8 +463,11 @@ impl Target {
     pub fn refund(this: &Py<Self>, py: Python<'_>, by: By, costs: &Costs, at: &Moment) -> PyResult<()> {
         let (target, group) = (this.borrow(py), by.map(|(_, group)| group.bind(py).to_str()).transpose()?);
         let callers = by.map(|(callers, _)| callers.borrow(py));
-        let scoped = callers.as_ref().zip(group).and_then(|(callers, group)| callers.limits(group));
-        spend(py, target.limits.plain.iter().flatten().chain(scoped.unwrap_or_default()), costs, -1, at);
+        let of_group = callers.as_ref().zip(group).and_then(|(callers, group)| callers.by_group.get(group));
+        let scoped = of_group.and_then(|(limits, _)| limits.plain.as_deref()).unwrap_or_default();
+        let shares = of_group.and_then(|(_, shares)| shares.as_ref()).map(|shares| shares.borrow(py));
+        let by_name = shares.as_ref().and_then(|shares| shares.limits(&target.key)).unwrap_or_default();
+        spend(py, target.limits.plain.iter().flatten().chain(scoped).chain(by_name), costs, -1, at);
         Ok(())
     }
 
@@ -580,11 +594,11 @@ impl Resources {
     }
 }
 
-/// The limits of one client at one listener, by producer group.
+/// The limits of one client at one listener, by producer group, and the shares of its adaptive limit if it has one.
 #[pyclass(module = "sluice_native")]
 pub struct Callers {
     limits_of: Py<PyAny>,
-    by_group: HashMap<String, Limits>,
+    by_group: HashMap<String, (Limits, Option<Py<Shares>>)>,
 }
 
 /// More groups are forgotten.
@@ -592,25 +606,27 @@ const MAX_GROUPS: usize = 64;
 
 impl Callers {
     fn limits(&self, group: &str) -> Option<&[Limit]> {
-        self.by_group.get(group).and_then(|limits| limits.plain.as_deref())
+        self.by_group.get(group).and_then(|(limits, _)| limits.plain.as_deref())
     }
 
-    /// See to it that the limits of a producer group are those in force.
-    fn ask(this: &Py<Self>, py: Python<'_>, group: &str, at: &Moment) -> PyResult<()> {
+    /// See to it that the limits of a producer group are those in force; return the shares beside them.
+    fn ask(this: &Py<Self>, py: Python<'_>, group: &str, at: &Moment) -> PyResult<Option<Py<Shares>>> {
         let limits_of = {
             let callers = this.borrow(py);
-            if callers.by_group.get(group).is_some_and(|limits| limits.are_good(py, at)) {
-                return Ok(());
+            if let Some((_, shares)) = callers.by_group.get(group).filter(|(limits, _)| limits.are_good(py, at)) {
+                return Ok(shares.as_ref().map(|shares| shares.clone_ref(py)));
             }
             callers.limits_of.clone_ref(py)
         };
-        let limits = Limits::read(limits_of.call1(py, (group, at.now_ns))?.bind(py), at)?;
+        let said = limits_of.call1(py, (group, at.now_ns))?;
+        let (limits, shares): (Bound<'_, PyAny>, Option<Py<Shares>>) = said.extract(py)?;
+        let limits = Limits::read(&limits, at)?;
         let mut callers = this.borrow_mut(py);
         if callers.by_group.len() >= MAX_GROUPS {
             callers.by_group.clear();
         }
-        callers.by_group.insert(group.to_owned(), limits);
-        Ok(())
+        callers.by_group.insert(group.to_owned(), (limits, shares.as_ref().map(|shares| shares.clone_ref(py))));
+        Ok(shares)
     }
 }
 
@@ -623,5 +639,52 @@ impl Callers {
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.limits_of)
+    }
+}
+
+/// The shares of an adaptive limit, by the key of what requests are for first.
+#[pyclass(module = "sluice_native")]
+pub struct Shares {
+    share_of: Py<PyAny>,
+    by_key: HashMap<Arc<str>, Limits>,
+}
+
+/// More shares are forgotten; Python tells fewer apart.
+const MAX_SHARES: usize = 16_384;
+
+impl Shares {
+    fn limits(&self, key: &str) -> Option<&[Limit]> {
+        self.by_key.get(key).and_then(|limits| limits.plain.as_deref())
+    }
+
+    /// See to it that the share of a name is the one in force.
+    fn ask(this: &Py<Self>, py: Python<'_>, target: &Py<Target>, at: &Moment) -> PyResult<()> {
+        let (share_of, key) = {
+            let (shares, target) = (this.borrow(py), target.borrow(py));
+            if shares.by_key.get(&target.key).is_some_and(|limits| limits.are_good(py, at)) {
+                return Ok(());
+            }
+            (shares.share_of.clone_ref(py), target.key.clone())
+        };
+        let resources = Target::resources(target, py)?;
+        let limits = Limits::read(share_of.call1(py, (resources, at.now_ns))?.bind(py), at)?;
+        let mut shares = this.borrow_mut(py);
+        if shares.by_key.len() >= MAX_SHARES {
+            shares.by_key.clear();
+        }
+        shares.by_key.insert(key, limits);
+        Ok(())
+    }
+}
+
+#[pymethods]
+impl Shares {
+    #[new]
+    fn new(share_of: Py<PyAny>) -> Self {
+        Self { share_of, by_key: HashMap::new() }
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.share_of)
     }
 }

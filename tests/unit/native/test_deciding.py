@@ -20,7 +20,7 @@ from limiter.counting.accounts import Accounts
 from limiter.counting.rejections import OTHER, OUTCOMES
 from limiter.counting.row import PythonRow, PythonSecond, Row, Second
 from limiter.deciding import limits as limits_module
-from limiter.deciding.limits import Limits
+from limiter.deciding.limits import Limits, PlainOfCaller
 from limiter.rules.resource import Resource
 from limiter.rules.rule import DIMENSIONS, NS_PER_S, Rule
 from limiter.rules.rule_set import RuleSet
@@ -52,6 +52,9 @@ RULES = (
     Rule("client", "192.0.2.2", 4, bytes_per_s=2000),
     Rule("producer_group", "pg", 6),
     Rule("listener", "*", 20),
+    Rule("listener", "main", None, adaptive=True, floor_per_s=1),
+    Rule("listener", "main", None, adaptive=True, floor_per_s=1, fair_by="client"),
+    Rule("topic", "z", None, weight=2),
 )
 
 
@@ -186,6 +189,7 @@ steps = st.tuples(
     st.sampled_from(ADDRESSES),
     st.sampled_from([0, 0, 1_000_000, 300_000_000, NS_PER_S, 5 * NS_PER_S, 100 * NS_PER_S]),
     st.none() | st.tuples(st.lists(st.sampled_from(RULES), max_size=6), st.booleans()),
+    st.sampled_from([None, None, 2.0, 9.0]),
 )
 
 
@@ -200,7 +204,7 @@ def quiet() -> Iterator[None]:
 def test_both_ways_come_to_the_same(rules: list[Rule], max_live: int, walk: list[Any]) -> None:
     compiled, python = Compiled(rule_set_of(rules, 1), max_live), Way(rule_set_of(rules, 1), max_live)
     now_ns, version = 0, 1
-    for some, address, passed_ns, swap in walk:
+    for some, address, passed_ns, swap, limit_per_s in walk:
         now_ns += passed_ns
         if swap is not None:
             version += 1
@@ -213,12 +217,17 @@ def test_both_ways_come_to_the_same(rules: list[Rule], max_live: int, walk: list
         if count < len(some):
             said += compiled.take(batch_of(parts[-1], address), now_ns)
         assert said == [each for part in parts for each in python.take(batch_of(part, address), now_ns)]
+        shared = [way.limits.adaptive("main", now_ns) for way in (compiled, python)]
+        for limiter in filter(None, shared):
+            limiter.follow(now_ns, limit_per_s)
+        one, other = (None if limiter is None else limiter.demands() for limiter in shared)
+        assert one == other
     assert compiled.everything(now_ns) == python.everything(now_ns)
-    one, other = compiled.states(now_ns), python.states(now_ns)
-    assert all(one[name] == other[name] for name in one.keys() & other.keys())
-    for name in one.keys() ^ other.keys():
+    states, others = compiled.states(now_ns), python.states(now_ns)
+    assert all(states[name] == others[name] for name in states.keys() & others.keys())
+    for name in states.keys() ^ others.keys():
         # Of those that nobody could tell from new ones any may be evicted.
-        state = one.get(name) or other[name]
+        state = states.get(name) or others[name]
         assert not state.open
         assert state.stored_permits >= state.rate_per_s
 
@@ -325,9 +334,9 @@ def test_limits_of_scopes_are_those_of_the_connection() -> None:
 def test_limits_of_more_producer_groups_than_are_remembered_are_asked_for_again() -> None:
     asked: list[str] = []
 
-    def limits_of(group: str, _: int) -> tuple[()]:
+    def limits_of(group: str, _: int) -> PlainOfCaller:
         asked.append(group)
-        return ()
+        return PlainOfCaller((), None)
 
     extension = Extension(Limits(RuleSet()))
     judge = extension.recorder()

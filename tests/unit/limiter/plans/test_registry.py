@@ -203,6 +203,13 @@ def test_global_switch_off_and_on_again_while_running() -> None:
     assert registry.rule_set.version == 3
 
 
+def test_reset_of_a_pattern_reaches_its_adaptive_limit() -> None:
+    registry = Registry(RuleSet([Rule("listener", "*", None, adaptive=True)]))
+    before = registry.get(Resource("listener", "main"), 0)
+    assert [each is not None for each in registry.reset_all_of(Rule("listener", "*", None), 0)] == [True]
+    assert registry.get(Resource("listener", "main"), 0) is not before
+
+
 def test_reset_begins_anew_for_one_name_or_for_all_under_a_patterns_rule() -> None:
     registry = Registry(rule_set("topic:*=100/s", "topic:b*=100/s", "topic:own=100/s"), max_live=3)
     for name in ("a", "b", "own", "c", "d"):

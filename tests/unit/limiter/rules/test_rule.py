@@ -103,8 +103,8 @@ def test_kind_that_is_no_word_is_refused(kind: str) -> None:
         ("action", "refuse", "reject, shadow, delay, off"),
         ("action", None, "reject, shadow, delay, off"),
         ("count", "bytes", "messages, requests"),
-        ("fair_by", "topic", "client, producer_group, certificate, user"),
-        ("fair_by", "", "client, producer_group, certificate, user"),
+        ("fair_by", "", "client, producer_group, certificate, user, topic, queue, exchange"),
+        ("weight", 0, "1 to 1000"),
         ("max_fair_keys", 0, f"1 to {MAX_FAIR_KEYS}"),
         ("max_fair_keys", MAX_FAIR_KEYS + 1, f"1 to {MAX_FAIR_KEYS}"),
         ("confirm", "consumer", "broker, after_consume"),
@@ -166,3 +166,51 @@ def test_consumers_confirm_for_each_resource_only(values: dict[str, Any]) -> Non
         Rule(pattern="*", rate_per_s=1, confirm="after_consume", **values)
 
     assert error.value.attribute == "confirm"
+
+
+ADAPTIVE: dict[str, Any] = {"kind": "listener", "pattern": "*", "rate_per_s": None, "adaptive": True}
+
+
+def test_an_adaptive_rule_limits_without_a_rate_and_its_name_says_what_it_is() -> None:
+    rule = Rule(**ADAPTIVE, ceiling_per_s=5_000_000, fair_by="topic")
+    assert (rule.limits, rule.part("messages"), rule.part("bytes"), rule.break_ns) == (True, rule, None, 0)
+    assert rule.name == "adaptive listener:*"
+    assert rule.limit_text == "adaptive, at least 100/s, at most 5000000/s, shared by topic"
+    off = Rule(**ADAPTIVE, action="off")
+    assert (off.limits, off.part("messages")) == (False, None)
+
+
+@pytest.mark.parametrize(
+    ("values", "allowed", "attribute"),
+    [
+        ({"kind": "topic", "pattern": "orders"}, "a rate or a weight for topic orders", "adaptive"),
+        ({"shared": True}, "a rate for listener *", "adaptive"),
+        ({"rate_per_s": 5}, "adaptive = true with floor and ceiling, or rate_per_s, not both", "rate_per_s"),
+        ({"bytes_per_s": 5}, "adaptive = true with floor and ceiling, or bytes_per_s, not both", "bytes_per_s"),
+        ({"action": "delay"}, "reject, shadow or off", "action"),
+        ({"credit_waits": True}, "reject, shadow or off", "action"),
+        ({"warm_up_s": 1}, "no warm_up_s", "warm_up_s"),
+        ({"break_s": 1}, "no break_s", "break_s"),
+        ({"floor_per_s": 0}, "1 to 1000000000 messages per second", "floor_per_s"),
+        ({"floor_per_s": float("nan")}, "1 to 1000000000 messages per second", "floor_per_s"),
+        ({"ceiling_per_s": 50}, "from the floor to 1000000000 messages per second", "ceiling_per_s"),
+        ({"exempt": True}, "a kind of resource, without shared; clients are exempt by their listener", "exempt"),
+    ],
+)
+def test_what_does_not_go_with_an_adaptive_rule_is_refused_with_what_does(
+    values: dict[str, Any], allowed: str, attribute: str
+) -> None:
+    with pytest.raises(RuleError) as error:
+        Rule(**ADAPTIVE | values)
+    assert (error.value.allowed, error.value.attribute) == (allowed, attribute)
+
+
+def test_a_ceiling_below_the_floor_is_called_so() -> None:
+    with pytest.raises(RuleError, match="adaptive: ceiling 100 is below the floor, 500;"):
+        Rule(**ADAPTIVE, ceiling_per_s=100, floor_per_s=500)
+
+
+def test_shares_by_what_messages_go_to_are_for_adaptive_rules() -> None:
+    with pytest.raises(RuleError, match="fair_by 'topic' without adaptive") as error:
+        Rule("listener", "*", 5, fair_by="topic")
+    assert error.value.allowed == "a limit for each name in its place, or adaptive = true with it"

@@ -1,0 +1,204 @@
+"""Finds the rate that a broker can take now. No I/O, no clock and no randomness of its own.
+
+**What is short.** By Little's law the time that messages spend in the broker is ``unanswered / answers per second``.
+Both are exact counts, so they show a queue before latencies do: those are only known of messages that are through it.
+Samples of the latency say what is usual, and so how many messages will never get an answer.
+
+**The limit** is the goodput, which is what the broker can do while its queue is not empty, corrected by a Newton step:
+the rate that brings the time in the broker to its target within a horizon. The target is the usual time and a short
+queue. It is longer for those who pass less, as in Swift (Kumar et al., SIGCOMM 2020, 3.1), and every step adds a few
+messages, as in AIMD. So several sidecars of one broker converge, and one with quiet topics alone soon refuses nothing.
+
+**What is usual** is the least latency of the last seconds, as in BBR (Cardwell et al., ACM Queue 2016). A limit keeps a
+queue, so if latencies have not been as low for 3.5 s the target is below the usual time for a moment, a *dip*. A usual
+time that is not seen in a dip is raised by a little. One that is far too low shows in a queue that does not get shorter
+although less and less is passed on: then what is seen is usual.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Final, NamedTuple
+
+from limiter.rules.rule import NS_PER_S
+
+STEP_NS: Final = 100_000_000
+
+_LEAST_SMOOTHED_S, _MOST_SMOOTHED_S, _SMOOTHED_MESSAGES = 0.3, 1.0, 30
+"""Rates are smoothed over this many messages, within these bounds."""
+_SLOWER: Final = 1 / 3
+"""The second average of the goodput. Cuts use the lower one of both, since a queue costs more than a moment of room."""
+_WAIT_MESSAGES, _LEAST_PART = 30, 0.25
+"""The time in the broker is smoothed if fewer messages are answered in a step, by this part at least."""
+_QUEUE_S: Final = 0.015
+_FOR_FEW_S, _MOST_FOR_FEW_S = 0.3, 0.05
+"""The queue of the target: what it is at least, and what is added at 1 message per second; it falls with the root."""
+_HORIZON_S: Final = 0.25
+_LEAST, _MOST = 0.35, 1.15
+"""Bounds of the correction."""
+_ADDED_PER_S: Final = 30.0
+"""Messages per second, each second."""
+_BEGINS_S, _BEGINS_MESSAGES = 0.1, 100
+"""A limit begins if the queue is beyond the usual one by both together, and grows."""
+_BUSY: Final = 0.01
+_SILENT_NS: Final = NS_PER_S // 2
+_USUAL_NS: Final = 3_500_000_000
+_FIRST_DIP_NS: Final = 1_500_000_000
+_DIP_NS: Final = 800_000_000
+_MOST_RAISE_S: Final = 0.01
+_STUCK_STEPS: Final = 20
+_HELD_NS: Final = NS_PER_S
+_ENDS_NS: Final = 5 * NS_PER_S
+_LEAK: Final = 0.05
+"""At most this part of the messages is taken to be lost: more is a queue that grows."""
+
+
+class BrokerSeen(NamedTuple):
+    """What one listener's broker has shown since the last step."""
+
+    answers: int  # answers or confirms of published messages, busy ones included
+    busy: int  # of them, refusals because the broker is busy
+    round_trips_ns: Sequence[int]  # samples of the time from passing a message on to its answer
+    unanswered: int  # published messages passed on that wait for their answer, now
+    blocked: bool  # the broker takes nothing: connection.blocked, or its socket takes no bytes
+
+
+class Controller:
+    """The adaptive limit of one listener.
+
+    Args:
+        floor_per_s: the limit is never below this, in messages per second.
+        ceiling_per_s: and never above this; None is no bound.
+        now_ns: the time.
+    """
+
+    def __init__(self, floor_per_s: float, ceiling_per_s: float | None, now_ns: int) -> None:
+        self.limit_per_s: float | None = None
+        self.reason = ""  # why the limit last moved
+        self.latency_ns: int | None = None  # the 90th percentile, smoothed
+        self.usual_latency_ns: int | None = None  # the same while there was no limit
+        self._floor, self._ceiling = floor_per_s, float("inf") if ceiling_per_s is None else ceiling_per_s
+        self._at_ns = self._answered_ns = self._held_ns = self._usual_at_ns = self._dip_ends_ns = now_ns
+        # Messages per second, smoothed: all answers; those that are not busy; the most of these.
+        self._rate = self._good = self._slow = self._best = 0.0
+        self._mean_s: float | None = None
+        self._usual_s = float("inf")
+        self._leaked = self._wait_s = 0.0
+        self._waits_s = deque([0.0] * 10, maxlen=10)  # of the last steps
+        self._steps_over = 0
+
+    def step(self, now_ns: int, seen: BrokerSeen, passed: int, is_holding: bool) -> float | None:  # noqa: ARG002, FBT001
+        """Take one step, some ``STEP_NS`` after the last one.
+
+        Args:
+            now_ns: the time.
+            seen: what the broker has shown since the last step.
+            passed: messages admitted since then.
+            is_holding: whether the limit has refused something since then.
+
+        Returns:
+            The limit from now on, in messages per second; None if nothing is short, or nothing is known.
+        """
+        elapsed_s = (now_ns - self._at_ns) / NS_PER_S
+        if elapsed_s <= 0:
+            return self.limit_per_s
+        self._at_ns = now_ns
+        if seen.answers or not seen.unanswered:
+            # Without answers it may only pause, which says nothing about its rate.
+            self._answered_ns = now_ns
+            smoothed_s = min(_MOST_SMOOTHED_S, max(_LEAST_SMOOTHED_S, _SMOOTHED_MESSAGES / max(self._rate, 1.0)))
+            part = min(1.0, elapsed_s / smoothed_s) if self._rate else 1.0
+            self._rate += part * (seen.answers / elapsed_s - self._rate)
+            good = (seen.answers - seen.busy) / elapsed_s
+            self._good += part * (good - self._good)
+            self._slow += part * _SLOWER * (good - self._slow)
+            self._best = max(self._good, self._best * 0.99)
+        if seen.round_trips_ns:
+            self._learn(now_ns, seen)
+        wait_s = (seen.unanswered - min(self._leaked, seen.unanswered)) / max(self._rate, 1.0)
+        part = min(1.0, max(_LEAST_PART, self._rate * elapsed_s / _WAIT_MESSAGES))
+        self._wait_s += part * (wait_s - self._wait_s)
+        busy = seen.busy / seen.answers if seen.answers else 0.0
+        if self.limit_per_s is None:
+            self._begin_if_short(now_ns, seen.blocked, busy)
+        else:
+            self._move(now_ns, elapsed_s, seen.blocked, busy, is_holding)
+        self._waits_s.append(self._wait_s)
+        return self.limit_per_s
+
+    def _learn(self, now_ns: int, seen: BrokerSeen) -> None:
+        samples = seen.round_trips_ns
+        mean_s = fmean(samples) / NS_PER_S
+        is_first = self._mean_s is None
+        is_late = now_ns - self._usual_at_ns > 2 * _USUAL_NS and self.limit_per_s is None
+        had_s = mean_s if self._mean_s is None or is_late else self._mean_s
+        self._mean_s = had_s + min(0.5, len(samples) / 20) * (mean_s - had_s)
+        self.latency_ns = _towards(self.latency_ns, sorted(samples)[len(samples) * 9 // 10], 0.3)
+        if self.limit_per_s is None:
+            self.usual_latency_ns = _towards(self.usual_latency_ns, self.latency_ns, 0.02)
+        if is_first:
+            # The first latencies may be those of a flood.
+            self._usual_s, self._usual_at_ns = min(samples) / NS_PER_S, now_ns
+        elif self._mean_s <= self._usual_s or is_late:
+            self._usual_s, self._usual_at_ns = self._mean_s, now_ns
+        elif now_ns - self._usual_at_ns > _USUAL_NS + _DIP_NS and self.limit_per_s is not None:
+            self._usual_s, self._usual_at_ns = min(self._mean_s, self._usual_s + _MOST_RAISE_S), now_ns
+        # Messages beyond Little's law will never be answered, or are new in a queue.
+        beyond = seen.unanswered - self._rate * self._mean_s
+        self._leaked = max(0.0, min(beyond, self._leaked + _LEAK * seen.answers))
+
+    def _begin_if_short(self, now_ns: int, is_blocked: bool, busy: float) -> None:  # noqa: FBT001
+        wait_s = self._wait_s
+        # Per second, as part of the answers: a latency that grows for other reasons rarely grows as fast.
+        growth = wait_s - self._waits_s[0]
+        over_s = wait_s - self._usual_s - _BEGINS_MESSAGES / max(self._rate, 1.0)
+        if is_blocked:
+            reason = "the broker takes nothing"
+        elif busy > _BUSY:
+            reason = "the broker refuses messages as busy"
+        elif self._best and over_s > _BEGINS_S and (growth > 0.1 or (growth > 0.03 and over_s > 4 * _BEGINS_S)):
+            reason = "the queue in the broker grows"
+        else:
+            return
+        self._held_ns, self._steps_over = now_ns, 0
+        # What is usual may be known by few latencies.
+        self._usual_at_ns = min(self._usual_at_ns, now_ns - _USUAL_NS + _FIRST_DIP_NS)
+        self._slow = self._good
+        self._set(self._good, reason)
+
+    def _move(self, now_ns: int, elapsed_s: float, is_blocked: bool, busy: float, is_holding: bool) -> None:  # noqa: FBT001
+        limit, wait_s, added = self.limit_per_s or 0.0, self._wait_s, _ADDED_PER_S * elapsed_s
+        if is_holding or is_blocked or busy > _BUSY:
+            self._held_ns = now_ns
+        if busy > _BUSY and self._mean_s is not None:
+            self._usual_s = min(self._usual_s, self._mean_s / 2)
+        target_s = self._usual_s + _QUEUE_S + min(_FOR_FEW_S / max(self._rate, 1.0) ** 0.5, _MOST_FOR_FEW_S)
+        if now_ns < self._dip_ends_ns:
+            target_s = 0.5 * self._usual_s
+        elif now_ns - self._usual_at_ns > _USUAL_NS:
+            self._dip_ends_ns = now_ns + _DIP_NS
+        factor = max(_LEAST, min(_MOST, 1 + (target_s - wait_s) / _HORIZON_S - 2 * busy))
+        is_held = now_ns - self._held_ns < _HELD_NS
+        self._steps_over = self._steps_over + 1 if factor < 1 and busy <= _BUSY else 0
+        if is_blocked or now_ns - self._answered_ns > _SILENT_NS:
+            self._set(0.5 * limit, "the broker takes nothing" if is_blocked else "the broker answers nothing")
+        elif now_ns > self._answered_ns:
+            return
+        elif self._steps_over > _STUCK_STEPS and wait_s > 0.9 * max(self._waits_s) and self._mean_s is not None:
+            self._usual_s, self._usual_at_ns, self._steps_over = self._mean_s, now_ns, 0
+            self._set(max(limit, self._best), "the queue in the broker is as short as it can be")
+        elif factor < 1 and (is_held or wait_s > target_s + _BEGINS_S):
+            self._set(min(self._good, self._slow) * factor + added, "the queue in the broker is too long")
+        elif is_held:
+            self._set(max(limit, max(self._good, self._slow) * factor) + added, "there is room in the broker")
+        elif limit < self._good:
+            self._set(self._good, "as much has passed")
+        elif now_ns - self._held_ns > _ENDS_NS:
+            self.limit_per_s, self.reason = None, "nothing was over the limit for 5 s"
+
+    def _set(self, limit_per_s: float, reason: str) -> None:
+        self.limit_per_s, self.reason = min(self._ceiling, max(self._floor, limit_per_s)), reason
+
+
+def _towards(figure: int | None, new: int, part: float) -> int:
+    return new if figure is None else round(figure + part * (new - figure))

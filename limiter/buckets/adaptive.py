@@ -1,0 +1,273 @@
+"""Shares of a limit that is found, not given: max-min fair among names, with weights.
+
+Each name has a *share*, a bucket that decides alone. Without a limit, a share admits everything and only counts: what
+it lacks of ``_ALL`` has passed, so the compiled part needs no counter. Under a limit, all shares refill at the *level*
+times their weight. The level is that of max-min fairness (water-filling; Bertsekas and Gallager, Data Networks, 6.5.2):
+names that ask for less than the level pass whole, and the others share what is left. So no name below its equal share
+of the limit is refused. Demands are noisy: names just above the level pass whole, too, if those far above it can spare
+that.
+
+Names are what callers claim. Each new one starts with 0.25 s of the level, at least one message, so a caller that
+invents names gains little at a time. ``limiter.adaptive`` finds the limit.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Final, NamedTuple
+
+from limiter.buckets.bucket import Bucket
+from limiter.buckets.fair import ACTIVE_NS, OTHER_KEY
+from limiter.buckets.limiter import Admission, Limiter, LimiterState
+from limiter.rules.resource import Resource
+from limiter.rules.rule import NS_PER_S, UPERMITS_PER_PERMIT, Rule
+
+MAX_KEYS: Final = 2_000
+"""Names that have a share of their own, besides those with a weight; the rest share one."""
+
+_ALL: Final = 1 << 62
+_NEAR: Final = 1.2
+_SPARED: Final = 0.8
+"""A name is near the level up to this much above it; the level of the others falls at most by this factor for that."""
+_LEAST_BURST: Final = 20 * UPERMITS_PER_PERMIT
+_DEBT_S: Final = 10
+_LEAST_DEBT: Final = 100 * UPERMITS_PER_PERMIT
+"""A request may leave a debt of 10 s, as with other limits, or of a hundred messages if that is more."""
+_BURSTS_PER_S: Final = 4
+_SMOOTHED_NS: Final = NS_PER_S // 2
+
+
+class Demand(NamedTuple):
+    """What one name asks for and gets, in messages per second of the last half second or so."""
+
+    key: str
+    passed_per_s: float
+    asked_per_s: float
+    share_per_s: float | None  # what it may use; None is no limit
+    weight: int
+
+
+class Share(Limiter):
+    """The share of one name. Its bucket alone decides. Python counts refusals, the balance tells what has passed."""
+
+    __slots__ = (
+        "asked_per_s",
+        "before_upermits",
+        "key",
+        "lacking",
+        "owner",
+        "passed_per_s",
+        "refused",
+        "seen_ns",
+        "weight",
+    )
+
+    def __init__(self, owner: "AdaptiveLimiter", key: str, weight: int, now_ns: int) -> None:
+        super().__init__(owner.resource, owner.rule, now_ns)
+        self.owner, self.key, self.weight = owner, key, weight
+        self.seen_ns = now_ns
+        self.passed_per_s = self.asked_per_s = 0.0
+        self.refused = self.lacking = 0
+        self.put(now_ns, None)
+
+    def check(self, now_ns: int, costs: Sequence[int]) -> Admission:
+        admission = super().check(now_ns, costs)
+        self.lacking = sum(costs[admission.admitted :])
+        if self.lacking:
+            # Also if what is over the share waits.
+            self.owner.is_refusing = True
+        return admission
+
+    def refuse(self, now_ns: int) -> int:
+        self.refused += self.lacking or 1
+        self.lacking = 0
+        owner = self.owner
+        owner.last_refused_ns, owner.last_wait_us = now_ns, super().refuse(now_ns)
+        return owner.last_wait_us
+
+    def put(self, now_ns: int, rate_per_s: float | None) -> None:
+        """Set what the name may use; the caller has refilled."""
+        if rate_per_s is None:
+            # At rate 0 a bucket refuses everything.
+            rate = 1
+            stored = capacity = self.max_debt_upermits = _ALL
+        else:
+            rate = max(1, int(rate_per_s * UPERMITS_PER_PERMIT))
+            burst = max(_LEAST_BURST, rate // _BURSTS_PER_S)
+            self.max_debt_upermits = debt = max(_LEAST_DEBT, rate * _DEBT_S)
+            # As a limit begins, there is a queue already.
+            had = _LEAST_BURST if self.capacity_upermits == _ALL else self.stored_upermits
+            stored = max(-debt, min(had, burst))
+            # Within a second the bucket is not full, so its balance tells exactly what has passed.
+            capacity = burst + rate
+        self.rate_upermits_per_s, self.capacity_upermits = rate, capacity
+        self.stored_upermits = self.before_upermits = stored
+        self.at_ns = max(self.at_ns, now_ns)
+
+
+class AdaptiveLimiter(Limiter):
+    """The adaptive limit of one listener. Its own bucket admits everything; the shares decide."""
+
+    __slots__ = (
+        *("_answerable_per_s", "_at_ns", "_level", "_passed_per_s", "_shares", "_took", "_weight_of"),
+        *("is_refusing", "limit_per_s", "swaps"),
+    )
+
+    def __init__(self, resource: Resource, rule: Rule, now_ns: int) -> None:
+        super().__init__(resource, rule, now_ns)
+        self.rate_upermits_per_s = 1
+        self.capacity_upermits = self.stored_upermits = _ALL
+        self.limit_per_s: float | None = None
+        self.is_refusing = False
+        self._passed_per_s = self._answerable_per_s = 0.0
+        self.swaps = -1  # of the rules that the weights are from
+        self._level: float | None = None
+        self._shares: dict[str, Share] = {}
+        self._weight_of: Callable[[str], int] = _equal
+        self._at_ns = now_ns
+        self._took = 0
+
+    def share(self, key: str, now_ns: int) -> Share:
+        """Return the share of a name, valid until it is retired."""
+        share = self._shares.get(key)
+        if share is not None:
+            share.retired = False
+            return share
+        weight = 1 if key == OTHER_KEY else self._weight_of(key)
+        if len(self._shares) >= MAX_KEYS and key != OTHER_KEY and weight == 1:
+            return self.share(OTHER_KEY, now_ns)
+        share = self._shares[key] = Share(self, key, weight, now_ns)
+        if self._level is not None:
+            share.put(now_ns, self._level * weight)
+            rate = share.rate_upermits_per_s
+            share.stored_upermits = max(UPERMITS_PER_PERMIT, rate // _BURSTS_PER_S)
+            share.before_upermits = share.stored_upermits - max(0, now_ns - self._at_ns) * rate // NS_PER_S
+        return share
+
+    def plain_share(self, key: str, now_ns: int) -> Share | None:
+        """Return the share of a name if its bucket alone decides, and None if a refusal has to be noted only."""
+        share = self.share(key, now_ns)
+        return None if self.rule.action == "shadow" and self.limit_per_s is not None else share
+
+    def set_weight_of(self, weight_of: Callable[[str], int]) -> None:
+        """Say how many equal shares each name gets: 1 or more."""
+        self._weight_of = weight_of
+        for key, share in self._shares.items():
+            share.weight = 1 if key == OTHER_KEY else weight_of(key)
+
+    def follow(self, now_ns: int, limit_per_s: float | None, answerable: int | None = None) -> None:
+        """Take one step: count what each name asked for since the last one, and share a limit among them.
+
+        Args:
+            now_ns: the time; exact counts need a step a second.
+            limit_per_s: messages per second that the broker may be given to answer; None is no limit.
+            answerable: messages that it was given to answer since the last step, if they are not just those that
+                passed: exempt names have no share, and oneway messages get no answer.
+        """
+        elapsed_ns = max(1, now_ns - self._at_ns)
+        self._at_ns = max(self._at_ns, now_ns)
+        part, per_s = min(1.0, elapsed_ns / _SMOOTHED_NS), NS_PER_S / elapsed_ns
+        idle, took = [], self._took
+        for share in self._shares.values():
+            accrued = share.rate_upermits_per_s * elapsed_ns // NS_PER_S
+            missing = min(share.before_upermits + accrued, share.capacity_upermits) - share.refill(now_ns)
+            passed = max(0, (missing + UPERMITS_PER_PERMIT // 2) // UPERMITS_PER_PERMIT)
+            if passed or share.refused:
+                share.seen_ns = now_ns
+            elif now_ns - share.seen_ns >= ACTIVE_NS and share.stored_upermits > 0:
+                idle.append(share.key)
+            self._took += passed
+            share.passed_per_s += part * (passed * per_s - share.passed_per_s)
+            share.asked_per_s += part * ((passed + share.refused) * per_s - share.asked_per_s)
+            share.refused = 0
+        for key in idle:
+            self._shares.pop(key).retired = True
+        took = self._took - took
+        part = min(1.0, elapsed_ns / NS_PER_S)
+        self._passed_per_s += part * (took * per_s - self._passed_per_s)
+        self._answerable_per_s += part * ((took if answerable is None else answerable) * per_s - self._answerable_per_s)
+        if self.rule.action == "shadow" and (limit_per_s is None) is not (self.limit_per_s is None):
+            # Without a limit, the compiled part may decide: nothing is over it.
+            self.retire_shares()
+        self.limit_per_s = limit_per_s
+        if limit_per_s is None:
+            self._level = None
+            for share in self._shares.values():
+                share.put(now_ns, None)
+            return
+        limit_of_shares = max(self.rule.floor_per_s, self._of_shares(limit_per_s))
+        self._level, above = levels_of(limit_of_shares, self._shares.values())
+        near = self._level if above == self._level else _NEAR * self._level
+        for share in self._shares.values():
+            is_near = share.asked_per_s <= _NEAR * self._level * share.weight
+            share.put(now_ns, share.weight * (near if is_near else above))
+
+    def _of_shares(self, limit_per_s: float) -> float:
+        """Return what of a limit on answered messages is for the shares."""
+        passed, answerable = self._passed_per_s, self._answerable_per_s
+        if answerable >= passed:
+            # Only the shares can pass less.
+            return limit_per_s - (answerable - passed)
+        # Messages without an answer have to become fewer as the others do.
+        return limit_per_s * passed / max(answerable, 1.0)
+
+    def demands(self) -> Sequence[Demand]:
+        """Return what each name asks for and gets, as of the last step, the hungriest first."""
+        demands = (
+            Demand(
+                share.key,
+                share.passed_per_s,
+                share.asked_per_s,
+                None if self._level is None else share.rate_upermits_per_s / UPERMITS_PER_PERMIT,
+                share.weight,
+            )
+            for share in self._shares.values()
+        )
+        return sorted(demands, key=lambda demand: demand.asked_per_s, reverse=True)
+
+    def took(self) -> tuple[int, bool]:
+        """Return the messages counted by steps since the last call, and whether any has been refused since."""
+        took, self._took = (self._took, self.is_refusing), 0
+        self.is_refusing = False
+        return took
+
+    def reconfigure(self, now_ns: int, rule: Rule) -> None:  # noqa: ARG002 - as any limiter
+        self.rule = rule
+        for share in self._shares.values():
+            share.rule = rule
+
+    def inherit(self, other: Bucket, now_ns: int) -> None:
+        """Inherit nothing: no limit is known."""
+
+    def retire_shares(self) -> None:
+        """Have all who hold a share ask for it again."""
+        for share in self._shares.values():
+            share.retired = True
+
+    def idle_at_ns(self) -> int | None:
+        return None
+
+    def state(self, now_ns: int) -> LimiterState:
+        """Return the limit found, as the rate; 0 if there is none."""
+        return super().state(now_ns)._replace(rate_per_s=self.limit_per_s or 0.0, stored_permits=0.0)
+
+
+def levels_of(limit_per_s: float, shares: Collection[Share]) -> tuple[float, float]:
+    """Return the max-min fair level, and the level of names far above it once those near it pass whole.
+
+    Both are in messages per second for each unit of weight; they are equal if the names near it get no more than it.
+    """
+    left, weight, level = limit_per_s, sum(share.weight for share in shares), limit_per_s
+    asked = sorted((share.asked_per_s / share.weight, share.weight) for share in shares)
+    for each, share_weight in asked:
+        level = left / weight
+        if each > level:
+            break
+        left -= each * share_weight
+        weight -= share_weight
+    near = [(each, share_weight) for each, share_weight in asked if each <= _NEAR * level]
+    weight = sum(share_weight for _, share_weight in asked[len(near) :])
+    above = (limit_per_s - sum(each * share_weight for each, share_weight in near)) / weight if weight else 0.0
+    return level, above if above >= _SPARED * level else level
+
+
+def _equal(_key: str) -> int:
+    return 1
