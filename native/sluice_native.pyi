@@ -14,7 +14,7 @@ from typing_extensions import Buffer, disjoint_base
 
 from limiter.buckets.limiter import Limiter
 from limiter.counting import row
-from limiter.deciding.limits import PlainDefault, PlainLimit
+from limiter.deciding.limits import PlainDefault, PlainLimit, PlainOfCaller
 from limiter.plans import registry
 from limiter.rules.resource import Resource
 from limiter.rules.rule import Rule
@@ -37,6 +37,7 @@ __all__ = [
     "Resources",
     "Row",
     "Second",
+    "Shares",
     "Turn",
     "lend_amqp091",
     "lend_amqp10",
@@ -204,7 +205,13 @@ class Resources:
 class Callers:
     """The limits of one client at one listener; ``limits_of`` is asked for those of a producer group at a time."""
 
-    def __new__(cls, limits_of: Callable[[str, int], _PlainLimits]) -> Self: ...
+    def __new__(cls, limits_of: Callable[[str, int], PlainOfCaller]) -> Self: ...
+
+@final
+class Shares:
+    """The shares of an adaptive limit, by what is asked for first; ``share_of`` says which that is."""
+
+    def __new__(cls, share_of: Callable[[tuple[Resource, ...], int], _PlainLimits]) -> Self: ...
 
 @final
 class Requests:
@@ -215,15 +222,18 @@ class Requests:
 
     Attributes:
         ambiguous: a number was added that was there already, or for which there was no room.
+        sends: how many of the numbers are those of sends and send-backs.
     """
 
     def __new__(cls, resources: Resources, most_keys: int, most_owed: int) -> Self: ...
     @property
     def ambiguous(self) -> bool: ...
-    def add(self, opaque: int) -> None:
+    @property
+    def sends(self) -> int: ...
+    def add(self, opaque: int, is_send: bool) -> None:
         """Add a number; without effect when there is no room."""
-    def discard(self, opaque: int) -> bool:
-        """Take a number out; returns whether it was there."""
+    def settle(self, opaque: int) -> bool | None:
+        """Take a number out; returns whether it is a send's, or None if it was not there."""
     def __len__(self) -> int: ...
     def __contains__(self, opaque: int, /) -> bool: ...
     def names(self) -> list[Resource]:
@@ -242,18 +252,21 @@ class Lent:
         tuple[int, int],
         list[tuple[int, int]],
         list[int],
+        tuple[int, int],
     ]:
         """Read a chunk of one peer, 0 for the client's and 1 for the broker's; Python serves their sockets.
 
         Returns:
             What is to be written. How much of the chunk was read: the rest comes again, with more behind it. Whether it
-            is for the session instead. And frames by peer, how long decisions took and of how many requests, and how
-            long the broker took, as ``serve`` has it.
+            is for the session instead. Frames by peer, how long decisions took and of how many requests, and how long
+            the broker took, as ``serve`` has it. And as of ``take_signals``, answers and busy ones.
         """
     def take_kept(self) -> tuple[bytes, bytes]:
         """Return, by peer, the beginning of a frame, which comes before the next bytes."""
     def take_counts(self) -> tuple[int, int]:
         """Return requests and refused ones since the last call."""
+    def unanswered(self) -> int:
+        """Return how many messages have passed and wait for their answer or confirm."""
     def give_back(self) -> Any:
         """Return what its session has to know to go on without; only while no turn has it."""
 
@@ -302,6 +315,7 @@ def lend_amqp10(
     session: LentConnection,
     most_frame_bytes: tuple[int, int],
     timed: tuple[Conversation, int, int, bool] | None,
+    unsettled: int,
     kept: tuple[bytes, bytes],
 ) -> Lent:
     """Return what reads an AMQP 1.0 connection.
@@ -321,6 +335,7 @@ def lend_amqp10(
         session: says what is to be known of links and sessions, and is told what came.
         most_frame_bytes: by peer, of the longest frame that is taken of it.
         timed: the session and id of the delivery whose settlement is awaited, since when, and whether it has come.
+        unsettled: how many deliveries of the client have passed and are not settled.
         kept: by peer, what was read and is the beginning of a frame, at most 64 KiB.
 
     Returns:
@@ -397,10 +412,13 @@ class Turn:
     def system_calls(self) -> int: ...
     def fileno(self) -> int:
         """Return a descriptor that is readable when something may be ready."""
-    def lend(self, client: int, broker: int, lent: Lent, ends_here: bool, unread: tuple[bytes, bytes]) -> int:
+    def lend(
+        self, client: int, broker: int, lent: Lent, ends_here: bool, unread: tuple[bytes, bytes], scope: int = 0
+    ) -> int:
         """Serve two sockets from now on, which stay their owner's; return a number that no other connection has now.
 
-        ``unread`` is what has come of either peer behind what its session has read.
+        ``unread`` is what has come of either peer behind what its session has read. ``scope`` is a small number, by
+        which ``take_signals`` sums.
 
         With ``ends_here`` the end of a client's stream between frames is passed on, and the connection is over with the
         end of the broker's; otherwise it leaves.
@@ -418,6 +436,14 @@ class Turn:
             takes no more for now, 2 for one that does again, 3 for a client whose stream has ended, 4 for over, and 5
             for left since a stream has ended or a socket has failed; frames and bytes by the peer that they came from;
             how long decisions took, in nanoseconds, and of how many requests; and how long brokers took to answer.
+        """
+    def take_signals(self) -> list[tuple[int, int, list[int], int]]:
+        """Return by scope what brokers have shown since the last call.
+
+        Returns:
+            How many sends, publishes and transfers they have answered, confirmed or settled. How many of these they
+            refused as busy. How long some answers took, in nanoseconds, 1024 at most. And how many messages have no
+            answer now, of connections that a turn has.
         """
     def take_counts(self, number: int) -> tuple[int, int, tuple[int, int], int]:
         """Return requests, refused ones, and bytes by peer since the last call, and when a peer was read last."""

@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 
 use pyo3::prelude::*;
 use pyo3::types::PyString;
-use sluice_native_core::answers;
+use sluice_native_core::answers::{self, Settled};
 use sluice_native_core::opaques::Opaques;
 use sluice_native_core::scan::{Bounds, Headers, Scanner, Taken};
 
@@ -55,7 +55,7 @@ impl Requests {
     }
 
     /// Step over the answers of a chunk, as `answers::settle` does.
-    pub fn step_over(&mut self, chunk: &[u8], position: usize) -> (usize, usize) {
+    pub fn step_over(&mut self, chunk: &[u8], position: usize) -> Settled {
         with_headers(|headers| answers::settle(chunk, position, &mut self.owed, &mut headers.answers))
     }
 }
@@ -74,12 +74,17 @@ impl Requests {
         new.map(|asker| Target::resource(&asker.target, py)).collect()
     }
 
-    fn add(&mut self, opaque: i32) {
-        self.owed.add(opaque);
+    fn add(&mut self, opaque: i32, is_send: bool) {
+        self.owed.add(opaque, is_send);
     }
 
-    fn discard(&mut self, opaque: i32) -> bool {
-        self.owed.discard(opaque)
+    fn settle(&mut self, opaque: i32) -> Option<bool> {
+        self.owed.settle(opaque)
+    }
+
+    #[getter]
+    fn sends(&self) -> usize {
+        self.owed.sends()
     }
 
     #[getter]

@@ -28,6 +28,7 @@ from proxy.common.clock import Clock
 from proxy.common.metric import described
 from proxy.common.threads import in_pieces, on_thread
 from proxy.control import Cleared, DataPath, LimitCommand, LimitCommandReply
+from proxy.datapath.adapting import Adapting
 from proxy.datapath.alarm_watch import AlarmConfig, AlarmWatch
 from proxy.datapath.explanation import explain
 from proxy.datapath.overview import Overview, direction
@@ -53,6 +54,7 @@ from proxy.spool.figures import SpoolState
 from proxy.stats.flow import Flow, Purged
 from proxy.stats.question import Explanation, Question
 from proxy.stats.snapshot import (
+    AdaptiveState,
     ConfirmState,
     ConnectionState,
     Held,
@@ -92,6 +94,7 @@ class _Parts(NamedTuple):
     server: Server
     wire_counters: WireCounters
     timings: Timings
+    adapting: Adapting
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +199,13 @@ class LocalDataPath(DataPath):
             changed=self._alarm_changed,
             now_ns=now_ns,
         )
+        self._adapting = Adapting(
+            self._limits,
+            [listener.scope_name for listener in config.listeners],
+            self.server.take_seen,
+            now_ns=now_ns,
+            wall_ns=self._wall_ns,
+        )
         self._busy_ratio = 0.0
         self._saturated = Spells()
         iso = Clock(now_ns, wall_clock).iso_of
@@ -245,6 +255,7 @@ class LocalDataPath(DataPath):
                 nursery.start_soon(self._pipeline.run)
                 nursery.start_soon(self._follow_the_clock)
                 nursery.start_soon(self._measure_load)
+                nursery.start_soon(self._adapting.run)
                 nursery.start_soon(self._alarm_watch.run)
                 nursery.start_soon(self._spooling.run)
                 await nursery.start(self.server.run)
@@ -302,6 +313,7 @@ class LocalDataPath(DataPath):
             self._rule_set = before
             raise
         self._rules_changed.set()
+        self._adapting.rules_changed()
 
     async def reset(self, kind: str, name: str) -> Cleared:
         return await in_pieces(self._reset(kind, name))
@@ -363,6 +375,7 @@ class LocalDataPath(DataPath):
         if not began and not ceased:
             return
         self._limits.swap(self._rule_set.at(now), self._now_ns())
+        self._adapting.rules_changed()
         _log.info("rules with hours began or ended", began=began, ceased=ceased)
 
     async def snapshot(self, *, whole: bool = True) -> Snapshot:
@@ -387,6 +400,7 @@ class LocalDataPath(DataPath):
                 for name, lanes in self._pipeline.lanes().items()
             ),
             off_kinds=tuple(sorted(self._limits.rule_set.off_kinds)),
+            adaptive=self._adapting.states(whole=False),
             alarms=self._pressure.alarms(),
             busy_ratio=self._busy_ratio,
             **await self._waits() if whole else {},
@@ -404,7 +418,15 @@ class LocalDataPath(DataPath):
         }
 
     def _kept(self, struct: type[msgspec.Struct] = Snapshot) -> dict[str, Any]:
-        parts = _Parts(self._limits, self._tally, self._pipeline, self.server, self._wire_counters, self._timings)
+        parts = _Parts(
+            self._limits,
+            self._tally,
+            self._pipeline,
+            self.server,
+            self._wire_counters,
+            self._timings,
+            self._adapting,
+        )
         kept = {}
         for field, metric in described(struct):
             if metric.source:
@@ -461,6 +483,9 @@ class LocalDataPath(DataPath):
         protocols = [config.protocol for config in self.server.listeners]
         confirms = {Resource(state.kind, state.name): state for state in await self.confirms()}
         return explain(question, self._limits, self.server.listeners, protocols, self._now_ns(), confirms=confirms)
+
+    async def adaptive(self) -> tuple[AdaptiveState, ...]:
+        return self._adapting.states()
 
     async def take_traffic(self, *, unfinished: bool = False) -> tuple[TrafficSecond, ...]:
         taken = self._accounts.take(self._now_ns(), unfinished=unfinished)

@@ -111,12 +111,15 @@ class Overview:
         return usage
 
     def configured(self, max_limits: int) -> dict[tuple[str, str, Dimension], LimitInForce]:
-        """Return the limits in force, with those of exact names last; rules that are off or exempt limit nothing."""
+        """Return the limits in force, with those of exact names last; rules that are off or exempt limit nothing.
+
+        The limit of an adaptive rule is a metric of its own.
+        """
         limits = dict[tuple[str, str, Dimension], LimitInForce]()
         for rule in self._limits.rule_set.in_force:
             if len(limits) >= max_limits:
                 break
-            if rule.action != "off" and not rule.exempt:
+            if rule.action != "off" and not rule.exempt and not rule.adaptive:
                 kind, name = (TOTAL, f"{rule.kind}:{rule.pattern}") if rule.shared else (rule.kind, rule.pattern)
                 origin = _ORIGINS.get(rule.source.split(" ")[0], "configuration")
                 # Rules with hours come before those without that they replace.

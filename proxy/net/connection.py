@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 #: A client whose unwritten answers have grown to this is not read until they are gone.
 OUTBOX_BYTES: Final = 1024 * 1024
+_STALLED_NS: Final = round(LONGEST_STALL_S * 1e9)
 _MOST_APART: Final = 63
 """The most chunks for which a connection stays with Python that was lent in vain: 1 at first, then 3, 7 and so on."""
 
@@ -72,7 +73,7 @@ class Connection:
     #: A dict of so many attributes takes half a KiB more.
     __slots__ = (
         *("__weakref__", "_apart", "_apart_left", "_fed", "_hears_of_writes", "_judge", "_lent", "_long_stall"),
-        *("_looks", "_on_over", "_scopes", "_services", "_stalled_by", "_woken"),
+        *("_looks", "_on_over", "_scopes", "_services", "_stalled_by", "_stalled_ns", "_woken"),
         *("broker_left", "bytes_read"),
         *("draining", "ending", "info", "open_batches", "opened_ns", "peers", "read_ns", "reading", "session", "stage"),
         *("tickets", "writer"),
@@ -118,6 +119,7 @@ class Connection:
         self.open_batches = 0
         #: Who stalls it: what the client's direction waits for.
         self._stalled_by: Stage | None = None
+        self._stalled_ns = 0
         self._hears_of_writes = False
         #: Its number with the compiled part, while it is lent; what decides for it there; and what ends a long stall.
         self._lent = lent
@@ -217,11 +219,19 @@ class Connection:
         """Have the connection show that a later stage takes no more for now, or with None that all do again."""
         before, self._stalled_by = self._stalled_by, follower
         if before is not follower:
-            now_ns = self._services.now_ns()
+            now_ns = self._stalled_ns = self._services.now_ns()
             if follower is not None:
                 self.stage.stall(follower, now_ns, on=True)
             if before is not None:
                 self.stage.stall(before, now_ns, on=False)
+
+    def is_stalled(self, now_ns: int) -> bool:
+        """Return whether the broker's socket has taken nothing for a while, though there is something for it."""
+        return self._stalled_by is self.writer and now_ns - self._stalled_ns >= _STALLED_NS
+
+    def broker_takes(self) -> None:
+        """Take note that the broker's socket takes bytes again, though perhaps not all."""
+        self._stalled_ns = self._services.now_ns()
 
     def _on_credit(self) -> None:
         """Read the client on, once what gives credit is done; a direction that is busy looks by itself."""
@@ -266,7 +276,7 @@ class Connection:
             client, broker = (peer.wire.fileno() for peer in self.peers.values())
             unread = self.peers[Side.CLIENT].lend(), self.peers[Side.BROKER].lend()
             try:
-                self._lent = lending.lend(self, client, broker, lent, unread=unread)
+                self._lent = lending.lend(self, client, broker, lent, self.info.scope, unread=unread)
             except OSError as error:
                 # The kernel has no room to watch it there.
                 self._services.log_failed(self.info, error)
@@ -333,6 +343,17 @@ class Connection:
                 self.read_ns = max(self.read_ns, read_ns)
         except Exception as error:  # noqa: BLE001 - a count is not worth a connection
             self._services.log_failed(self.info, error)
+
+    def unanswered(self) -> int:
+        """Return as ``Session.unanswered``, without what ``Lending.take_signals`` counts."""
+        if self.peers and self.peers[Side.CLIENT].busy:
+            # Its client does not take answers, so some may have come.
+            return 0
+        if self._lent is not None:
+            return self.session.unanswered_further()
+        if self.reading is not None:
+            return self.reading.unanswered() + self.session.unanswered_further()
+        return self.session.unanswered()
 
     def queue(self, chunk: memoryview, pieces: Pieces) -> None:
         for side, of_side in zip(Side, pieces, strict=True):

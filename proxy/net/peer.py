@@ -390,6 +390,8 @@ class Peer(Watched):
             return
         if self.busy:
             self.busy = False
+            if self.side is Side.BROKER:
+                self._connection.broker_takes()
             self._send(self._rest)
             # A peer that takes more is there, so nothing has to be read first.
             buffers = () if self.busy else self._connection.take(self.side)
@@ -564,7 +566,8 @@ class Peer(Watched):
         """Have the compiled part read the chunk; False if the session has to read on in it."""
         connection, chunk = self._connection, self._chunk
         assert self._services.lending is not None  # noqa: S101 - else nothing is lent
-        pieces, stop, leaves = self._services.lending.feed(reading, self.side, chunk, read_ns)
+        signals = self._services.signals[connection.info.scope]
+        pieces, stop, leaves = self._services.lending.feed(reading, self.side, chunk, read_ns, signals)
         connection.queue(chunk, pieces)
         if not leaves:
             self._kept = bytes(chunk[stop:])

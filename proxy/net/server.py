@@ -15,6 +15,7 @@ import structlog
 import trio
 from msgspec.structs import replace
 
+from limiter.adaptive.controller import BrokerSeen
 from limiter.rules.resource import CERTIFICATE, Resource
 from proxy.common.admission import ConnectionRate, Network, client_address, in_networks
 from proxy.common.buffers import GatherRoom
@@ -255,6 +256,23 @@ class Server:
             client.left()
         return self.connections.get(number)
 
+    def take_seen(self) -> dict[str, BrokerSeen]:
+        """Return what brokers have shown of their load since the last call, by the scope of their listeners."""
+        services, now_ns = self.services, self.services.now_ns()
+        unanswered = Counter[str]()
+        if services.lending is not None:
+            unanswered.update(services.lending.take_signals(services.signals))
+        stalled = set[str]()
+        for connection in self.connections.values():
+            scope = connection.info.scope
+            unanswered[scope] += connection.unanswered()
+            if connection.is_stalled(now_ns):
+                stalled.add(scope)
+        return {
+            scope: signals.take(unanswered[scope], is_stalled=scope in stalled)
+            for scope, signals in services.signals.items()
+        }
+
     def held_bytes(self) -> int:
         """Return what the sessions of all brokers say that they hold in memory."""
         return sum(protocol.held_bytes(hub) for protocol, hub in self._by_hub())
@@ -442,6 +460,7 @@ class Server:
             context = SessionContext(
                 connection=info,
                 counters=self._wire_counters,
+                signals=services.signals[info.scope],
                 wake=connection.wake,
                 wants_responses=services.pipeline.wants_responses,
                 limits_kind=services.limits_kind,
@@ -713,7 +732,7 @@ class _Client(Watched):
         lent, for_session = begun
         wires = self._wire.fileno(), self._broker.fileno()
         try:
-            self._lent = lending.lend(self, *wires, lent, ends_here=not protocol.half_closes)
+            self._lent = lending.lend(self, *wires, lent, info.scope, ends_here=not protocol.half_closes)
         except OSError as error:
             # The kernel has no room to watch it there.
             services.log_failed(info, error)

@@ -1,6 +1,6 @@
 """What all connections of a data path share."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -13,6 +13,7 @@ from proxy.common.log_rate import LogRate
 from proxy.deciding.batch import ConnectionInfo, Side
 from proxy.deciding.counting import Tally
 from proxy.deciding.pipeline import Pipeline
+from proxy.flow.broker_signals import BrokerSignals
 from proxy.flow.credit import DEFAULT_CREDIT, Credit, Stage, State
 from proxy.net.limit_commands import LimitCommands
 from proxy.net.reactor import Reactor
@@ -41,6 +42,7 @@ class Services:
         lending: serves connections of which all is plain; None without the compiled part.
         terms, tightest, after_consume, rules_version: as SessionContext has them.
         waited_ns: for how long connections that are over showed a state that is not running, all together.
+        signals: what brokers show of their load, by the scope of their listeners.
         lost_messages, lost_bytes: what was lost of clients that assume it delivered, by listener.
     """
 
@@ -67,6 +69,7 @@ class Services:
     after_consume: Callable[[], bool] = lambda: False
     rules_version: Callable[[], int] = lambda: 0
     log_rate: LogRate = field(default_factory=LogRate)
+    signals: defaultdict[str, BrokerSignals] = field(default_factory=lambda: defaultdict(BrokerSignals))
     lost_messages: Counter[str] = field(default_factory=Counter)
     lost_bytes: Counter[str] = field(default_factory=Counter)
 

@@ -7,7 +7,7 @@ wait for its writer. Bytes that were not taken count as read ahead; the beginnin
 Where a socket speaks TLS, Python receives and sends, and the compiled part only reads: see ``Lending.feed``.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import trio
@@ -15,6 +15,7 @@ import trio
 from limiter.compiled import COMPILED
 from limiter.counting.accounts import Accounts
 from proxy.deciding.batch import Side
+from proxy.flow.broker_signals import BrokerSignals
 from proxy.net.reactor import ROUND_NS
 from proxy.stats.timing import Timings
 
@@ -81,6 +82,8 @@ class Lending:
         self._frames = frames
         self._bytes_read = bytes_read
         self.lent: dict[int, Borrowed] = {}
+        #: By the names of listeners' scopes, their numbers with the compiled part: 0, 1 and so on.
+        self._scopes: dict[str, int] = {}
 
     def lend(
         self,
@@ -88,27 +91,34 @@ class Lending:
         client_fd: int,
         broker_fd: int,
         lent: "Lent",
+        scope: str,
         *,
         ends_here: bool = False,
         unread: tuple[bytes, bytes] = (b"", b""),
     ) -> int:
         """Have a connection served, and with ``ends_here`` its orderly end as well; returns its number.
 
-        ``unread`` is what was received of client and broker, and not read.
+        ``scope`` is its listener's. ``unread`` is what was received of client and broker, and not read.
 
         Raises:
             OSError: the kernel has no room to watch it.
         """
-        number = self._turn.lend(client_fd, broker_fd, lent, ends_here, unread)
+        place = self._scopes.setdefault(scope, len(self._scopes))
+        number = self._turn.lend(client_fd, broker_fd, lent, ends_here, unread, place)
         self.lent[number] = borrowed
         return number
 
-    def feed(self, lent: "Lent", side: Side, chunk: memoryview, now_ns: int) -> tuple[Pieces, int, bool]:
+    def feed(
+        self, lent: "Lent", side: Side, chunk: memoryview, now_ns: int, signals: BrokerSignals
+    ) -> tuple[Pieces, int, bool]:
         """Have a chunk of a connection read whose sockets Python serves; return as ``Lent.feed`` does."""
         number = 0 if side is Side.CLIENT else 1
         second = self._accounts.at(now_ns)
         fed = lent.feed(number, chunk, now_ns, self._now_ns, second)
-        pieces, stop, leaves, frames, processing, round_trips = fed
+        pieces, stop, leaves, frames, processing, round_trips, (answers, busy) = fed
+        signals.answers += answers
+        signals.busy += busy
+        signals.round_trips_ns.extend(round_trips)
         self._count(frames, processing, round_trips)
         return pieces, stop, leaves
 
@@ -130,6 +140,19 @@ class Lending:
         del self.lent[number]
         self._faults.pop(number, None)
         self._turn.forget(number)
+
+    def take_signals(self, signals: Mapping[str, BrokerSignals]) -> dict[str, int]:
+        """Add what brokers have shown to the signals of their scopes; return how many messages have no answer yet."""
+        unanswered: dict[str, int] = {}
+        for scope, (answers, busy, round_trips_ns, waiting) in zip(
+            self._scopes, self._turn.take_signals(), strict=False
+        ):
+            of_scope = signals[scope]
+            of_scope.answers += answers
+            of_scope.busy += busy
+            of_scope.round_trips_ns.extend(round_trips_ns)
+            unanswered[scope] = waiting
+        return unanswered
 
     def take_counts(self, number: int) -> tuple[int, int, tuple[int, int], int]:
         """Return requests, refused ones, bytes of either peer since the last call, and when one was read last."""

@@ -28,6 +28,7 @@ from limiter.rules.rule import DEFAULT_MAX_DELAY_S, Action, Rule
 from proxy.common.buffers import GatherRoom
 from proxy.control import LimitCommandReply, LimitCommandVerb
 from proxy.deciding.batch import Batch, ConnectionInfo, Refuse, Request, Response, Side
+from proxy.flow.broker_signals import BrokerSignals
 from proxy.flow.credit import Stage
 from proxy.spool.spool import QueueName, Spool
 from proxy.stats.snapshot import ClientDescription, ConfirmState, LinkState
@@ -334,6 +335,14 @@ class Session(ABC):
     def in_flight(self) -> int:
         """Return how many requests are held, or forwarded and without an answer, without long polls; for a drain."""
 
+    def unanswered(self) -> int:
+        """Return how many messages were passed on and wait for the broker's answer or confirm, as far as one comes."""
+        return 0
+
+    def unanswered_further(self) -> int:
+        """Return how many of these the compiled part does not count while the session is lent."""
+        return 0
+
     @abstractmethod
     def between_frames(self, side: Side) -> bool:
         """Return whether that peer's stream is at a frame boundary, so that it may end here."""
@@ -416,6 +425,8 @@ class SessionContext:
     listeners: Callable[[], Sequence[ListenerAddresses]] = tuple
     # Writes a warning to the log, at a bounded rate: a constant subject, and what was seen. The session counts all.
     warn: Callable[[str, str], None] = lambda *_: None
+    # Of the listener's scope: the session counts the broker's answers to messages there, and how long they took.
+    signals: BrokerSignals = field(default_factory=BrokerSignals)
     begun: Any = None  # what ``Protocol.begin`` returned for the session, if it began without one
 
 

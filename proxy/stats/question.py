@@ -86,6 +86,7 @@ class LimitView(msgspec.Struct, frozen=True):
         fair_by: whose fair shares there are, or None.
         warm_up_s: seconds until the full rate after an idle time.
         busy_code: response code of a refusal, or None for the protocol's own.
+        adaptive: the rate is found from how the broker answers; then ``rate_per_s`` and what it stores mean nothing.
     """
 
     unit: Count | Literal["bytes"]
@@ -99,6 +100,7 @@ class LimitView(msgspec.Struct, frozen=True):
     warm_up_s: float
     busy_code: int | None
     spool: bool | None = None
+    adaptive: bool = False
 
 
 class Detail(msgspec.Struct, frozen=True):

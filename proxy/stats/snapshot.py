@@ -85,6 +85,8 @@ MAX_RESOURCES_SHOWN: Final = 20
 """Of one connection."""
 MAX_LINKS_SHOWN: Final = 50
 """Likewise."""
+MAX_ADAPTIVE_NAMES: Final = 100
+"""Of one adaptive limit."""
 
 
 class ResourceCounts(msgspec.Struct, gc=False):
@@ -330,6 +332,70 @@ class ConfirmState(msgspec.Struct, frozen=True, gc=False):
     by: str = ""
 
 
+class AdaptivePoint(msgspec.Struct, frozen=True, gc=False):
+    """One second of an adaptive limit.
+
+    Attributes:
+        unix_ms: the end of the second, in milliseconds since 1970.
+        limit_per_s: the limit at that time, in messages per second; None: there was none, as nothing was short.
+        latency_s: the broker's p90 from a message to its answer, in seconds; None: unknown.
+        passed_per_s: messages that passed the limit.
+        refused_per_s: messages over it; with the action ``shadow`` they passed as well.
+    """
+
+    unix_ms: int
+    limit_per_s: float | None
+    latency_s: float | None
+    passed_per_s: float
+    refused_per_s: float
+
+
+class AdaptiveName(msgspec.Struct, frozen=True, gc=False):
+    """One of the names that share an adaptive limit.
+
+    Attributes:
+        name: such as ``topic:orders``.
+        asks_per_s: messages per second that clients send to it.
+        passes_per_s: messages per second that pass.
+        may_per_s: its share of the limit; None: no limit applies now.
+        weight: shares it gets for each of a name with weight 1.
+    """
+
+    name: str
+    asks_per_s: float
+    passes_per_s: float
+    may_per_s: float | None
+    weight: int
+
+
+class AdaptiveState(msgspec.Struct, frozen=True):
+    """The adaptive limit of one listener.
+
+    Attributes:
+        listener: the listener's name, as rules match it.
+        limit_per_s: messages per second that may pass now; None: nothing is short, so there is no limit.
+        floor_per_s: the limit is never below it.
+        ceiling_per_s: the limit is never above it; None: there is no ceiling.
+        action: of its rule.
+        latency_s: the broker's p90 of the last seconds from a message to its answer, in seconds; None: unknown.
+        usual_latency_s: what that usually is.
+        reason: why the limit last moved, in words; empty: it never did.
+        names: at most MAX_ADAPTIVE_NAMES, those that ask for most first.
+        history: the last ten minutes, oldest first.
+    """
+
+    listener: str
+    limit_per_s: float | None
+    floor_per_s: float
+    ceiling_per_s: float | None
+    action: str
+    latency_s: float | None
+    usual_latency_s: float | None
+    reason: str
+    names: tuple[AdaptiveName, ...] = ()
+    history: tuple[AdaptivePoint, ...] = ()
+
+
 _ALWAYS_SHOWN: Final = frozenset(ending.verdict for ending in ENDINGS if ending.always_shown)
 _RESOURCE_LABELS: Final = ("kind", "resource", "verdict")
 
@@ -363,6 +429,12 @@ def _confirms_by_way(confirms: tuple[ConfirmState, ...]) -> Samples:
                 ("nacked", each.nacked_total),
             ),
         )
+
+
+def _adaptive(field: str) -> Callable[[tuple[AdaptiveState, ...]], Samples]:
+    return lambda states: (
+        ((), ((state.listener, value),)) for state in states if (value := getattr(state, field)) is not None
+    )
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -466,6 +538,37 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
             _limit_samples,
         ),
     ] = {}
+    adaptive: Annotated[
+        tuple[AdaptiveState, ...],
+        Metric(
+            "sluice_adaptive_limit",
+            "Messages per second that a listener's adaptive limit lets through now. Absent while there is no limit, "
+            "as nothing is short.",
+            ("listener",),
+            _adaptive("limit_per_s"),
+        ),
+        Metric(
+            "sluice_adaptive_latency_seconds",
+            "p90 of the time from a message to its broker's answer or confirm in the last seconds, of listeners with "
+            "an adaptive limit. Absent while it is unknown.",
+            ("listener",),
+            _adaptive("latency_s"),
+        ),
+        Metric(
+            "sluice_adaptive_usual_latency_seconds",
+            "What sluice_adaptive_latency_seconds usually is: the limit compares both.",
+            ("listener",),
+            _adaptive("usual_latency_s"),
+        ),
+    ] = ()
+    adaptive_faults: Annotated[
+        int,
+        Metric(
+            "sluice_adaptive_faults_total",
+            "Faults in the control of adaptive limits. After each of them the listener has no adaptive limit for now.",
+            source="adapting.faults",
+        ),
+    ] = 0
     processing: Annotated[
         Durations,
         Metric(

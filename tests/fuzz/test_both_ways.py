@@ -19,6 +19,7 @@ from playbook.captures import CAPTURES, Capture
 
 from limiter.compiled import COMPILED
 from limiter.rules.rule import Rule
+from limiter.rules.rule_set import RuleSet
 from proxy.protocols.amqp091 import PROTOCOL as AMQP091
 from proxy.protocols.amqp10 import PROTOCOL as AMQP10
 from proxy.protocols.rocketmq import PROTOCOL as ROCKETMQ
@@ -94,6 +95,26 @@ def test_client_that_has_left_within_a_frame_is_noticed_although_its_broker_talk
         assert not both.is_open(link, CLIENT)
 
     assert run(play, 0, AMQP091).lent
+
+
+def test_a_shadow_adaptive_limit_changes_no_byte_and_says_what_it_would_do() -> None:
+    async def play(both: Both, _: Random) -> None:
+        # One way has it, the other has none.
+        both.by_chance = True
+        path = both.ways[0].path
+        await path.apply(
+            RuleSet([Rule("listener", "*", None, adaptive=True, floor_per_s=1, action="shadow")], version=2)
+        )
+        link = await both.open()
+        for number in range(0, 60, 6):
+            sends = [frames.send("flood", number + each) for each in range(5)] + [frames.send("quiet", number + 5)]
+            await both.say(link, CLIENT, b"".join(sends))
+            await both.say(link, BROKER, b"".join(frames.answer(number + each) for each in range(6)))
+            await both.jump(0.2)
+        (counts,) = (await path.snapshot()).rules.values()
+        assert counts.requests["shadow"] > 20
+
+    assert run(play, 0, ROCKETMQ).lent
 
 
 @pytest.mark.parametrize("longest", [50, 2_000, 60_000])

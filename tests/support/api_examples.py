@@ -13,6 +13,9 @@ from proxy.flow.diagnosis import FlowFinding
 from proxy.spool.figures import SpooledResource, SpoolPlace, SpoolState
 from proxy.stats.flow import ConnectionFlow, Flow, StageCount
 from proxy.stats.snapshot import (
+    AdaptiveName,
+    AdaptivePoint,
+    AdaptiveState,
     AlarmState,
     ClientDescription,
     ConfirmState,
@@ -118,6 +121,32 @@ FLOW: Final = sentences.flow(
             ConfirmState("queue", "orders", "after_consume", "", 310, 18, 2_048, 4_811_020, 65, 3, 0),
         ),
     )
+)
+_SHORT_FROM: Final = 400  # the second from which the broker is short
+ADAPTIVE: Final = AdaptiveState(
+    listener="main",
+    limit_per_s=1840.0,
+    floor_per_s=100.0,
+    ceiling_per_s=50_000.0,
+    action="reject",
+    latency_s=0.085,
+    usual_latency_s=0.012,
+    reason="the broker takes 7 times as long as usual",
+    names=(
+        AdaptiveName("topic:orders", 4000.0, 612.0, 612.0, 1),
+        AdaptiveName("topic:billing", 1240.0, 1180.0, 1224.0, 2),
+        AdaptiveName("topic:audit", 48.0, 48.0, 612.0, 1),
+    ),
+    history=tuple(
+        AdaptivePoint(
+            unix_ms=1_767_323_045_000 + 1000 * second,
+            limit_per_s=None if second < _SHORT_FROM else 1800.0 + second % 90,
+            latency_s=0.011 + second % 7 / 2000 if second < _SHORT_FROM else 0.08 + second % 11 / 1000,
+            passed_per_s=5000.0 + second % 13 * 20 if second < _SHORT_FROM else 1790.0 + second % 50,
+            refused_per_s=0.0 if second < _SHORT_FROM else 3400.0 + second % 17 * 10,
+        )
+        for second in range(600)
+    ),
 )
 _MESSAGES: Final[dict[SpoolPlace, int]] = {"alpha": 800, "beta": 200, "gamma": 0, "delta": 49_000}
 _BYTES: Final[dict[SpoolPlace, int]] = {"alpha": 120_000, "beta": 30_000, "gamma": 0, "delta": 7_350_000}

@@ -32,6 +32,8 @@ from certificates import HOST, Certificates
 from loopback import Key, Sockets
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from limiter.adaptive.controller import Controller
+from limiter.buckets import adaptive
 from limiter.counting.rejections import TrafficSecond
 from limiter.rules.rule import Rule
 from limiter.rules.rule_set import RuleSet
@@ -61,6 +63,7 @@ _OWN_HOST: Final = f"127.{os.getpid() >> 15 & 127 | 1}.{os.getpid() >> 8 & 127}.
 _NOT_COMPARED: Final = ("busy_ratio", "listeners", "stages", "bottlenecks", "lanes", "alarms", "round_trip")
 #: What one write to the kernel takes of Sluice, where peers are slow.
 _SMALL_BYTES: Final = 16 * 1024
+_IN_FLIGHT: Final = {"in flight", "unanswered"}
 _BAD: Final = {"bad_frame", "unparsable", "bad_answer"}
 #: Less than from where the kernel maps memory anew for each.
 _READ_BYTES: Final = 64 * 1024
@@ -452,7 +455,7 @@ class Both:
             return
         seen = [await self._seen(way) for way in self.ways]
         for what, one in seen[0].items():
-            if one != seen[1][what] and (what != "in flight" or self.knows_in_flight):
+            if one != seen[1][what] and (what not in _IN_FLIGHT or self.knows_in_flight):
                 self.fail(f"{what}: {_differing(repr(one), repr(seen[1][what]))}")
         odd = [each for each, count in Counter(map(_plain_entry, filter(_is_told, self._logged))).items() if count % 2]
         if odd:
@@ -467,6 +470,7 @@ class Both:
         partings = [connection.ending.parting for connection in way.connections]
         ended = {*(parting[0] for parting in partings if parting), *(reason for _, reason in snapshot.closed_total)}
         is_bad = bool(_BAD & ended)
+        signals = path.server.take_seen()
         if protocol == "amqp10" or is_bad:
             # Of a chunk in which a stream goes wrong only the turn counts how long the decisions before that took; and
             # with it credit may be asked for a moment later.
@@ -480,6 +484,9 @@ class Both:
             ],
             "traffic": [_plain_second(each) for each in await path.take_traffic(unfinished=True)],
             "in flight": [connection.session.in_flight() for connection in way.connections],
+            "unanswered": {scope: each.unanswered for scope, each in signals.items()},
+            # Of a batch that is refused as busy the compiled part knows the first message only.
+            "signals": {scope: (each.answers, each.busy > 0, each.blocked) for scope, each in signals.items()},
             "read ahead": path._services.ahead.taken_bytes,
         }
 
@@ -572,6 +579,11 @@ async def _nothing(_: Any) -> None:
     pass
 
 
+def _limit_of_few(controller: Controller, *_: Any) -> float:
+    controller.limit_per_s = 1.0
+    return controller.limit_per_s
+
+
 @contextmanager
 def _settings(random: Random, known: Sockets, *, small: bool, budget_ns: int | None) -> Iterator[list[Any]]:
     set_options, scheduling = sockets._set_options, trio._core._run
@@ -593,6 +605,9 @@ def _settings(random: Random, known: Sockets, *, small: bool, budget_ns: int | N
         (tls, "ROUND_NS", _FOR_EVER_NS),
         (datapath, "_LOAD_S", _FOR_EVER_NS),
         (AlarmWatch, "run", _nothing),
+        # It goes by times that are not the same.
+        (Controller, "step", _limit_of_few),
+        (adaptive, "_LEAST_BURST", 1),
         (scheduling, "_ALLOW_DETERMINISTIC_SCHEDULING", True),
         (scheduling, "_r", _Order(random.getrandbits(32))),
     )

@@ -29,9 +29,9 @@ def second_of(
     )
 
 
-def rejection_of(name: str = "orders", *, refused: int = 1, client: str = "10.0.0.1") -> Rejection:
+def rejection_of(name: str = "orders", *, refused: int = 1, client: str = "10.0.0.1", rule: str = "") -> Rejection:
     amount = Amount(refused, refused, refused)
-    return Rejection(Resource("topic", name), client, "producers", f"topic:{name}", "refuse", amount, 7)
+    return Rejection(Resource("topic", name), client, "producers", rule or f"topic:{name}", "refuse", amount, 7)
 
 
 def taken(at_s: int, *names: str, refused: int = 1, other: int = 0, stepped_s: int = 0) -> TrafficSecond:

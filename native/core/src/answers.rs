@@ -22,14 +22,27 @@ pub fn known(header: &[u8]) -> Option<Known> {
     scan::known(header, is_json(header))
 }
 
+/// Whether a broker refuses with a code since it is busy: `SYSTEM_BUSY` or `FLOW_CONTROL`.
+pub fn is_busy(code: i32) -> bool {
+    matches!(code, 2 | 215)
+}
+
+/// The answers that were stepped over.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Settled {
+    /// Where the first frame begins that is something else.
+    pub stop: usize,
+    pub frames: usize,
+    /// Of them, those to sends, and those of these that say that the broker is busy.
+    pub answers: u64,
+    pub busy: u64,
+}
+
 /// Step over whole answers to requests in `owed`, and take these out.
-///
-/// Returns the offset of the first frame that is something else, and how many were stepped over.
-pub fn settle(chunk: &[u8], position: usize, owed: &mut Opaques, templates: &mut Templates) -> (usize, usize) {
-    let mut at = position;
-    let mut count = 0;
-    while let Some((length, word)) = prefix(chunk, at) {
-        let Some(header) = chunk.get(at + PREFIX_BYTES..).and_then(|rest| rest.get(..word as usize)) else {
+pub fn settle(chunk: &[u8], position: usize, owed: &mut Opaques, templates: &mut Templates) -> Settled {
+    let mut settled = Settled { stop: position, ..Settled::default() };
+    while let Some((length, word)) = prefix(chunk, settled.stop) {
+        let Some(header) = chunk.get(settled.stop + PREFIX_BYTES..).and_then(|rest| rest.get(..word as usize)) else {
             break;
         };
         // The word is the header's length alone as long as the type is JSON.
@@ -39,11 +52,13 @@ pub fn settle(chunk: &[u8], position: usize, owed: &mut Opaques, templates: &mut
         let Some(plain) = templates.read::<true>(header, read) else {
             break;
         };
-        if !owed.discard(plain.known.opaque) {
+        let Some(is_send) = owed.settle(plain.known.opaque) else {
             break;
-        }
-        at += 4 + usize::try_from(length).unwrap_or_default();
-        count += 1;
+        };
+        settled.stop += 4 + usize::try_from(length).unwrap_or_default();
+        settled.frames += 1;
+        settled.answers += u64::from(is_send);
+        settled.busy += u64::from(is_send && is_busy(plain.known.code));
     }
-    (at, count)
+    settled
 }

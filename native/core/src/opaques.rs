@@ -7,12 +7,20 @@ const BLOCK_BITS: u32 = 5;
 /// An empty set with room for more blocks gives it back: a connection was busy once, and may be idle now.
 const MAX_IDLE_BLOCKS: usize = 1024;
 
+/// A bit for each number: whether it is there, and whether it is a send's.
+#[derive(Clone, Copy, Debug, Default)]
+struct Block {
+    bits: u32,
+    sends: u32,
+}
+
 /// A set of i32 with a bound.
 #[derive(Debug)]
 pub struct Opaques {
-    /// Those that are not empty, a bit for each number; nobody can choose numbers that collide.
-    blocks: HashMap<i32, u32>,
+    /// Those that are not empty; nobody can choose numbers that collide.
+    blocks: HashMap<i32, Block>,
     len: usize,
+    sends: usize,
     most: usize,
     ambiguous: bool,
 }
@@ -24,11 +32,16 @@ fn place(opaque: i32) -> (i32, u32) {
 
 impl Opaques {
     pub fn new(most: usize) -> Self {
-        Self { blocks: HashMap::new(), len: 0, most, ambiguous: false }
+        Self { blocks: HashMap::new(), len: 0, sends: 0, most, ambiguous: false }
     }
 
     pub fn len(&self) -> usize {
         self.len
+    }
+
+    /// How many are those of sends.
+    pub fn sends(&self) -> usize {
+        self.sends
     }
 
     pub fn is_empty(&self) -> bool {
@@ -42,8 +55,8 @@ impl Opaques {
 
     /// All numbers, in no order.
     pub fn iter(&self) -> impl Iterator<Item = i32> + '_ {
-        let numbers = |(block, bits): (&i32, &u32)| {
-            let (first, bits) = (block << BLOCK_BITS, *bits);
+        let numbers = |(block, of): (&i32, &Block)| {
+            let (first, bits) = (block << BLOCK_BITS, of.bits);
             (0..1 << BLOCK_BITS).filter(move |bit| bits >> bit & 1 != 0).map(move |bit| first | bit)
         };
         self.blocks.iter().flat_map(numbers)
@@ -51,37 +64,44 @@ impl Opaques {
 
     pub fn contains(&self, opaque: i32) -> bool {
         let (block, bit) = place(opaque);
-        self.blocks.get(&block).is_some_and(|bits| bits & bit != 0)
+        self.blocks.get(&block).is_some_and(|block| block.bits & bit != 0)
     }
 
     /// Add a number; without effect when the set is full.
     #[inline]
-    pub fn add(&mut self, opaque: i32) {
+    pub fn add(&mut self, opaque: i32, is_send: bool) {
         if self.len >= self.most {
             self.ambiguous = true;
             return;
         }
         let (block, bit) = place(opaque);
-        let bits = self.blocks.entry(block).or_default();
-        let is_new = *bits & bit == 0;
-        *bits |= bit;
+        let block = self.blocks.entry(block).or_default();
+        let is_new = block.bits & bit == 0;
+        let was_send = block.sends & bit != 0;
+        block.bits |= bit;
+        // Of two with the same number the later counts.
+        block.sends ^= if is_send == was_send { 0 } else { bit };
         self.len += usize::from(is_new);
+        self.sends = self.sends - usize::from(was_send) + usize::from(is_send);
         self.ambiguous |= !is_new;
     }
 
-    /// Take a number out; returns whether it was there.
+    /// Take a number out; returns whether it is a send's, or None if it was not there.
     #[inline]
-    pub fn discard(&mut self, opaque: i32) -> bool {
-        let (block, bit) = place(opaque);
-        let Some(bits) = self.blocks.get_mut(&block).filter(|bits| **bits & bit != 0) else { return false };
-        *bits ^= bit;
+    pub fn settle(&mut self, opaque: i32) -> Option<bool> {
+        let (number, bit) = place(opaque);
+        let block = self.blocks.get_mut(&number).filter(|block| block.bits & bit != 0)?;
+        let is_send = block.sends & bit != 0;
+        block.bits ^= bit;
+        block.sends &= !bit;
         self.len -= 1;
-        if *bits == 0 {
-            self.blocks.remove(&block);
+        self.sends -= usize::from(is_send);
+        if block.bits == 0 {
+            self.blocks.remove(&number);
             if self.blocks.is_empty() && self.blocks.capacity() > MAX_IDLE_BLOCKS {
                 self.blocks = HashMap::new();
             }
         }
-        true
+        Some(is_send)
     }
 }

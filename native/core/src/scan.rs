@@ -121,7 +121,7 @@ impl Scanner {
         while taken.runs.len() < bounds.most_runs {
             let Some(frame) = self.frame(chunk, &mut taken, bounds.max_length, headers) else { break };
             if !frame.is_oneway() {
-                owed.add(frame.opaque);
+                owed.add(frame.opaque, true);
             }
             taken.stop = frame.stop();
             taken.frames.push(frame);

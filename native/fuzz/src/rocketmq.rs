@@ -83,7 +83,7 @@ fn settle(chunk: &[u8]) {
     let mut owed = Opaques::new(1 << 14);
     let mut at = 0;
     let mut stops = vec![0];
-    let mut numbers = Vec::new();
+    let (mut numbers, mut busy) = (Vec::new(), 0);
     while let Some((length, word)) = prefix(chunk, at) {
         let header = chunk.get(at + PREFIX_BYTES..).and_then(|rest| rest.get(..word as usize));
         let Some(plain) = header.and_then(|header| answers::read(header, None)) else { break };
@@ -92,21 +92,29 @@ fn settle(chunk: &[u8]) {
         if owed.contains(plain.known.opaque) {
             break;
         }
-        owed.add(plain.known.opaque);
+        owed.add(plain.known.opaque, plain.known.opaque % 2 == 0);
         numbers.push(plain.known.opaque);
+        busy += u64::from(plain.known.opaque % 2 == 0 && answers::is_busy(plain.known.code));
         at += 4 + size;
         stops.push(at);
     }
     let mut templates = Templates::default();
-    let (stop, count) = answers::settle(chunk, 0, &mut owed, &mut templates);
-    assert_eq!((stop, count), (at, numbers.len()));
+    let sends = owed.sends() as u64;
+    let settled = answers::settle(chunk, 0, &mut owed, &mut templates);
+    let frames = numbers.len();
+    assert_eq!(settled, answers::Settled { stop: at, frames, answers: sends, busy });
     assert!(owed.is_empty());
     // Behind an answer that nobody waits for, none is stepped over.
     for (missing, stop) in stops.iter().enumerate().take(numbers.len().min(3)) {
-        numbers.iter().enumerate().filter(|(place, _)| *place != missing).for_each(|(_, number)| owed.add(*number));
-        assert_eq!(answers::settle(chunk, 0, &mut owed, &mut templates), (*stop, missing));
+        numbers
+            .iter()
+            .enumerate()
+            .filter(|(place, _)| *place != missing)
+            .for_each(|(_, number)| owed.add(*number, true));
+        let settled = answers::settle(chunk, 0, &mut owed, &mut templates);
+        assert_eq!((settled.stop, settled.frames), (*stop, missing));
         for number in &numbers {
-            owed.discard(*number);
+            owed.settle(*number);
         }
     }
 }

@@ -292,9 +292,10 @@ impl Amqp091 {
             self.cuts[BROKER] = Some(Cut { channel, left: read.stop - stop });
         }
         context.report.frames[BROKER] += read.frames as u64;
+        context.report.answered(read.answers, 0);
         if let Some((channel, number, since_ns)) = self.timed {
             if !channels.state.is_open(channel, number) {
-                context.report.round_trips.push(context.now_ns - since_ns);
+                context.report.round_trip(context.now_ns - since_ns);
                 self.timed = None;
             }
         }
@@ -332,6 +333,10 @@ impl Reading for Amqp091 {
 
     fn take_counts(&mut self, _: Python<'_>) -> PyResult<(u64, u64)> {
         Ok((std::mem::take(&mut self.frames), std::mem::take(&mut self.refused)))
+    }
+
+    fn unanswered(&self, py: Python<'_>) -> u64 {
+        self.channels.borrow(py).state.unconfirmed() as u64
     }
 
     fn give_back(&mut self, py: Python<'_>) -> PyResult<Py<PyAny>> {

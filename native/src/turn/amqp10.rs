@@ -205,6 +205,8 @@ struct Amqp10 {
     /// The session's own frames for each peer, which come behind all of the chunk.
     own: [Vec<u8>; 2],
     timed: Option<Timed>,
+    /// How many deliveries of the client are not settled; fewer if some from before it was lent are settled twice.
+    unsettled: u64,
     /// Of the client.
     frames: u64,
     heard: [bool; 2],
@@ -232,7 +234,7 @@ type FlowsAnswered = (Option<Vec<Changes>>, Answered);
 /// `Settling::take` returns; and which delivery is timed, since when, and whether it is settled.
 type Came = Vec<(Py<PyAny>, u32, Option<usize>, Option<(CreditFigures, [Option<u32>; 2])>)>;
 type CreditFigures = (u32, u32, Option<u32>, u32, bool, bool);
-type Settled = Vec<(Py<PyAny>, [u32; 2], [Option<[Option<u32>; 4]>; 2], Vec<Ids>, Vec<Ids>, Option<u32>)>;
+type Settled = Vec<(Py<PyAny>, [u32; 2], [Option<[Option<u32>; 4]>; 2], [Vec<Ids>; 2], Vec<Ids>, Option<u32>)>;
 type TimedState = Option<(Py<PyAny>, u32, i64, bool)>;
 
 /// The deliveries of one link.
@@ -367,7 +369,7 @@ impl Amqp10 {
             out.say(1 - side, from);
         }
         self.count_frames(side, taken.until(0).1, context);
-        self.settle(py, side, taken, context.now_ns);
+        self.settle(py, side, taken, context);
         self.count(py, side, taken, context)?;
         Ok(true)
     }
@@ -396,7 +398,7 @@ impl Amqp10 {
     }
 
     /// Sum the transfers, and what was settled.
-    fn settle(&mut self, py: Python<'_>, side: usize, taken: &Taken, now_ns: i64) {
+    fn settle(&mut self, py: Python<'_>, side: usize, taken: &Taken, context: &mut Context<'_>) {
         for begun in &taken.begun {
             let place = self.channels[side][&begun.channel];
             self.changed_sessions.insert(place);
@@ -410,9 +412,11 @@ impl Amqp10 {
                 continue;
             }
             session.settling.add(begun.ids, &begun.unsettled);
+            let of_range = |(first, last): &Ids| u64::from(last.wrapping_sub(*first)) + 1;
+            self.unsettled += begun.unsettled.iter().map(of_range).sum::<u64>();
             if let (None, Some(&(id, _))) = (&self.timed, begun.unsettled.first()) {
                 let session = session.python.clone_ref(py);
-                self.timed = Some(Timed { session, id, since_ns: now_ns, is_settled: false });
+                self.timed = Some(Timed { session, id, since_ns: context.now_ns, is_settled: false });
             }
         }
         // The broker's deliveries are not counted.
@@ -421,7 +425,10 @@ impl Amqp10 {
             self.changed_sessions.insert(place);
             let session = &mut self.sessions[place];
             let (first, last) = session.ids_of_client(side, disposed);
-            session.settling.settle((first, last));
+            let (settled, before) = session.settling.settle((first, last), disposed.is_receiver);
+            self.unsettled = self.unsettled.saturating_sub(settled + before);
+            // Of those before, the session knows which are. A client that settles its own answers nothing.
+            context.report.answered(if disposed.is_receiver { settled } else { 0 }, 0);
             if let Some(timed) = self.timed.as_mut().filter(|timed| timed.session.is(&session.python)) {
                 timed.is_settled |= timed.id.wrapping_sub(first) <= last.wrapping_sub(first);
             }
@@ -627,7 +634,7 @@ impl Reading for Amqp10 {
         let is_over = !matches!(next, Next::Leave(at) if at < chunk.len());
         if let Some(timed) = self.timed.take_if(|timed| is_over && timed.is_settled) {
             if side == BROKER {
-                context.report.round_trips.push(context.now_ns - timed.since_ns);
+                context.report.round_trip(context.now_ns - timed.since_ns);
             }
         }
         if self.decided > 0 {
@@ -640,6 +647,10 @@ impl Reading for Amqp10 {
     fn take_counts(&mut self, py: Python<'_>) -> PyResult<(u64, u64)> {
         self.tell(py, None)?;
         Ok((std::mem::take(&mut self.frames), 0))
+    }
+
+    fn unanswered(&self, _: Python<'_>) -> u64 {
+        self.unsettled
     }
 
     fn give_back(&mut self, py: Python<'_>) -> PyResult<Py<PyAny>> {
@@ -670,6 +681,7 @@ pub fn lend_amqp10(
     session: Py<PyAny>,
     most_frame_bytes: [usize; 2],
     timed: TimedState,
+    unsettled: u64,
     kept: [Vec<u8>; 2],
 ) -> PyResult<Lent> {
     let reading = Box::new(Amqp10 {
@@ -685,6 +697,7 @@ pub fn lend_amqp10(
         asking: Vec::new(),
         own: Default::default(),
         timed: timed.map(|(session, id, since_ns, is_settled)| Timed { session, id, since_ns, is_settled }),
+        unsettled,
         frames: 0,
         heard: [false; 2],
         written: [false; 2],

@@ -48,6 +48,8 @@ const MAX_ASKED_A_READ: usize = 64;
 /// Buffers of connections that are larger are given back when they are empty.
 const MAX_IDLE_BYTES: usize = 4096;
 const EVENTS: usize = 256;
+/// Of one scope so many are kept until somebody asks.
+const MAX_ROUND_TRIPS: usize = 1024;
 /// Linux takes no more slices at once (`IOV_MAX`).
 const MAX_SLICES: usize = 1024;
 
@@ -92,6 +94,15 @@ impl Context<'_> {
     }
 }
 
+/// What the brokers of one scope of listeners have shown since it was asked last.
+#[derive(Default)]
+struct Signals {
+    answers: u64,
+    busy: u64,
+    /// The first of them.
+    round_trips: Vec<i64>,
+}
+
 /// What all connections did since the last report.
 #[derive(Default)]
 pub struct Report {
@@ -101,9 +112,30 @@ pub struct Report {
     /// How long it took from reading to deciding, in ns, and for how many requests.
     pub processing: Vec<(i64, u32)>,
     /// How long the broker took to answer, in ns.
-    pub round_trips: Vec<i64>,
+    round_trips: Vec<i64>,
+    /// By scope, and the scope of the connection in hand.
+    signals: Vec<Signals>,
+    scope: usize,
     events: Vec<(usize, u8)>,
     pub system_calls: u64,
+}
+
+impl Report {
+    /// Count answers to messages, and those of them that say that the broker is busy.
+    pub fn answered(&mut self, answers: u64, busy: u64) {
+        if let Some(signals) = self.signals.get_mut(self.scope) {
+            signals.answers += answers;
+            signals.busy += busy;
+        }
+    }
+
+    pub fn round_trip(&mut self, took_ns: i64) {
+        self.round_trips.push(took_ns);
+        let signals = self.signals.get_mut(self.scope);
+        if let Some(signals) = signals.filter(|signals| signals.round_trips.len() < MAX_ROUND_TRIPS) {
+            signals.round_trips.push(took_ns);
+        }
+    }
 }
 
 /// Why a connection is reported: see `sluice_native.pyi`.
@@ -134,6 +166,9 @@ pub trait Reading: Send + Sync {
     /// Requests, and refused ones, since this was asked last.
     fn take_counts(&mut self, py: Python<'_>) -> PyResult<(u64, u64)>;
 
+    /// How many messages have passed and wait for their answer or confirm.
+    fn unanswered(&self, py: Python<'_>) -> u64;
+
     /// What its session has to know to go on; it is not used any more.
     fn give_back(&mut self, py: Python<'_>) -> PyResult<Py<PyAny>>;
 
@@ -156,7 +191,7 @@ impl Lent {
 }
 
 /// What `feed` returns: see `sluice_native.pyi`.
-type Fed = ([Vec<Py<PyAny>>; 2], usize, bool, [u64; 2], Vec<(i64, u32)>, Vec<i64>);
+type Fed = ([Vec<Py<PyAny>>; 2], usize, bool, [u64; 2], Vec<(i64, u32)>, Vec<i64>, (u64, u64));
 
 #[pymethods]
 impl Lent {
@@ -171,7 +206,8 @@ impl Lent {
         second: Py<Second>,
     ) -> PyResult<Fed> {
         let reading = self.reading.as_mut().ok_or_else(|| PyRuntimeError::new_err("it is lent"))?;
-        let (mut report, mut out) = (Report::default(), Out::default());
+        let mut report = Report { signals: vec![Signals::default()], ..Report::default() };
+        let mut out = Out::default();
         // Python's chunks are small.
         let (runs_left, asks_left) = (usize::MAX, usize::MAX);
         let mut context = Context { now_ns, second: &second, clock: &clock, report: &mut report, runs_left, asks_left };
@@ -189,7 +225,9 @@ impl Lent {
             })
         };
         let pieces = |to: usize| out.to[to].iter().map(piece).collect::<PyResult<_>>();
-        Ok(([pieces(CLIENT)?, pieces(BROKER)?], stop, leaves, report.frames, report.processing, report.round_trips))
+        let pieces = [pieces(CLIENT)?, pieces(BROKER)?];
+        let answers = report.signals.first().map_or((0, 0), |signals| (signals.answers, signals.busy));
+        Ok((pieces, stop, leaves, report.frames, report.processing, report.round_trips, answers))
     }
 
     /// By peer, the beginning of a frame that comes before the next bytes.
@@ -200,6 +238,10 @@ impl Lent {
     /// As `Turn` has it.
     fn take_counts(&mut self, py: Python<'_>) -> PyResult<(u64, u64)> {
         self.reading.as_mut().map_or(Ok((0, 0)), |reading| reading.take_counts(py))
+    }
+
+    fn unanswered(&self, py: Python<'_>) -> u64 {
+        self.reading.as_ref().map_or(0, |reading| reading.unanswered(py))
     }
 
     /// What the session has to know to go on after all.
@@ -298,6 +340,8 @@ impl End {
 struct Conn {
     ends: [End; 2],
     reading: Box<dyn Reading>,
+    /// Of its listener.
+    scope: usize,
     read_ns: i64,
     /// The end of the client's stream is passed on here, and with the end of the broker's the connection is over.
     ends_here: bool,
@@ -514,6 +558,7 @@ impl Turn {
             &buffer[begin..MAX_KEPT_BYTES + got]
         };
         conn.read_ns = now_ns;
+        self.report.scope = conn.scope;
         self.out.clear();
         let (reading, out) = (&mut conn.reading, &mut self.out);
         let (runs_left, asks_left) = (MAX_RUNS_A_READ, MAX_ASKED_A_READ);
@@ -627,6 +672,7 @@ impl Turn {
         self.conns.len() - self.free.len()
     }
 
+    #[pyo3(signature = (client, broker, lent, ends_here, unread, scope = 0))]
     fn lend(
         &mut self,
         client: RawFd,
@@ -634,6 +680,7 @@ impl Turn {
         lent: &Bound<'_, Lent>,
         ends_here: bool,
         unread: [Vec<u8>; 2],
+        scope: usize,
     ) -> PyResult<usize> {
         let number = self.free.last().copied().unwrap_or(self.conns.len());
         let both = Interest::READABLE | Interest::WRITABLE;
@@ -648,9 +695,20 @@ impl Turn {
         let reading = lent.reading.take().ok_or_else(|| PyRuntimeError::new_err("it is lent already"))?;
         let [of_client, of_broker] = std::mem::take(&mut lent.kept);
         let ends = [End::new(client, of_client, &unread[CLIENT]), End::new(broker, of_broker, &unread[BROKER])];
-        let conn =
-            Conn { ends, reading, read_ns: 0, ends_here, ended: false, over: false, stalled: false, left: false };
+        let conn = Conn {
+            ends,
+            reading,
+            scope,
+            read_ns: 0,
+            ends_here,
+            ended: false,
+            over: false,
+            stalled: false,
+            left: false,
+        };
         let conn = Box::new(conn);
+        let scopes = self.report.signals.len().max(scope + 1);
+        self.report.signals.resize_with(scopes, Signals::default);
         if self.free.pop().is_some() {
             self.conns[number] = Some(conn);
         } else {
@@ -687,6 +745,18 @@ impl Turn {
         let (requests, refused) = conn.reading.take_counts(py)?;
         let bytes = [0, 1].map(|side| std::mem::take(&mut conn.ends[side].read_bytes));
         Ok((requests, refused, bytes, conn.read_ns))
+    }
+
+    /// Of each scope: answers to messages, busy ones of them, round trips in ns since this was asked last, and how many
+    /// messages have none yet.
+    fn take_signals(&mut self, py: Python<'_>) -> Vec<(u64, u64, Vec<i64>, u64)> {
+        let mut unanswered = vec![0; self.report.signals.len()];
+        // The answers of a client that does not take them may have come.
+        for conn in self.conns.iter().flatten().filter(|conn| conn.ends[CLIENT].unwritten() == 0) {
+            unanswered[conn.scope] += conn.reading.unanswered(py);
+        }
+        let signals = self.report.signals.iter_mut().map(std::mem::take).zip(unanswered);
+        signals.map(|(of, unanswered)| (of.answers, of.busy, of.round_trips, unanswered)).collect()
     }
 
     /// Hand a connection out.

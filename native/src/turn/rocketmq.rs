@@ -185,9 +185,9 @@ impl RocketMq {
             return;
         }
         if sends::is_long_poll(known.code) {
-            self.polls.add(known.opaque);
+            self.polls.add(known.opaque, false);
         } else {
-            self.requests.borrow_mut(py).owed.add(known.opaque);
+            self.requests.borrow_mut(py).owed.add(known.opaque, false);
         }
     }
 
@@ -210,7 +210,7 @@ impl RocketMq {
     fn give_up(&self, py: Python<'_>, taken: &Taken, first: usize) {
         let owed = &mut self.requests.borrow_mut(py).owed;
         for frame in taken.frames[first..].iter().filter(|frame| !frame.is_oneway()) {
-            owed.discard(frame.opaque);
+            owed.settle(frame.opaque);
         }
     }
 
@@ -329,7 +329,7 @@ impl RocketMq {
             out.pass(BROKER, at..(frame.start as usize).min(end));
             at = frame.stop();
             if !frame.is_oneway() {
-                owed.discard(frame.opaque);
+                owed.settle(frame.opaque);
                 let (head, tail) = &refused.answers[*answer];
                 say_busy(if in_gap { &mut out.own } else { &mut self.waiting }, frame.opaque, head, tail);
             }
@@ -364,17 +364,22 @@ impl RocketMq {
             if chunk.len() - at < PREFIX_BYTES {
                 break Next::Keep(at);
             }
-            let (stop, settled) = requests.step_over(chunk, at);
-            context.report.frames[BROKER] += settled as u64;
-            if settled > 0 {
-                at = self.come_to(BROKER, stop, chunk);
+            let settled = requests.step_over(chunk, at);
+            context.report.frames[BROKER] += settled.frames as u64;
+            context.report.answered(settled.answers, settled.busy);
+            if settled.frames > 0 {
+                at = self.come_to(BROKER, settled.stop, chunk);
                 continue;
             }
             match self.other(chunk, at, |header, _| answers::known(header)) {
                 Other::Incomplete => break Next::Keep(at),
                 Other::Known(known, stop) if known.is_answer() || !sends::is_read(known.code) => {
-                    if known.is_answer() && !requests.owed.discard(known.opaque) {
-                        self.polls.discard(known.opaque);
+                    if known.is_answer() {
+                        match requests.owed.settle(known.opaque) {
+                            Some(true) => context.report.answered(1, answers::is_busy(known.code).into()),
+                            Some(false) => {}
+                            None => drop(self.polls.settle(known.opaque)),
+                        }
                     }
                     context.report.frames[BROKER] += 1;
                     at = self.come_to(BROKER, stop, chunk);
@@ -387,7 +392,7 @@ impl RocketMq {
             self.timed = None;
             let took_ns = context.now_ns - self.timed_ns;
             if took_ns <= TIMED_FOR_NS {
-                context.report.round_trips.push(took_ns);
+                context.report.round_trip(took_ns);
             }
         }
         next
@@ -416,6 +421,10 @@ impl Reading for RocketMq {
 
     fn take_counts(&mut self, _: Python<'_>) -> PyResult<(u64, u64)> {
         Ok((std::mem::take(&mut self.frames), std::mem::take(&mut self.refused)))
+    }
+
+    fn unanswered(&self, py: Python<'_>) -> u64 {
+        self.requests.borrow(py).owed.sends() as u64
     }
 
     fn give_back(&mut self, py: Python<'_>) -> PyResult<Py<PyAny>> {
@@ -464,7 +473,7 @@ pub fn lend_rocketmq(
 ) -> PyResult<Lent> {
     let mut numbers = Opaques::new(most_polls);
     for poll in polls {
-        numbers.add(poll);
+        numbers.add(poll, false);
     }
     let reading = Box::new(RocketMq {
         judge: Judge::new(judge)?,

@@ -48,6 +48,7 @@ class Answers(Stream):
 
     def __init__(self, memory: Memory, shared: Shared, owner: Owner) -> None:
         super().__init__(memory, shared, owner)
+        self._signals = shared.context.signals
         self.limited = False  # some rule limits deliveries
         self.reason = b""  # why Sluice blocks the client (connection.blocked); sent at the next boundary
         self.brokers_reason: bytes | None = None  # why the broker blocks the client
@@ -83,15 +84,22 @@ class Answers(Stream):
             self.silent = True
             self._owner.broker_ends(wire.arguments(frame))
         elif method == wire.CONNECTION_BLOCKED:
-            self.brokers_reason = wire.arguments(frame).short_string()
+            reason = wire.arguments(frame).short_string()
+            self._signals.blocked += self.brokers_reason is None
+            self.brokers_reason = reason
             self._stages.block(on=True)
         elif method == wire.CONNECTION_UNBLOCKED:
-            self.brokers_reason = None
+            self.unblocked()
             self._stages.block(on=False)
             if self._told:
                 # Sluice still blocks it.
                 frame = wire.connection_blocked(self._told)
         self._pass(frame)
+
+    def unblocked(self) -> None:
+        """Take note that the broker does not block the client any more, or the connection ends."""
+        self._signals.blocked -= self.brokers_reason is not None
+        self.brokers_reason = None
 
     def flush(self) -> None:
         super().flush()
@@ -112,7 +120,10 @@ class Answers(Stream):
         tag, multiple = reader.longlong(), reader.octet() & wire.MULTIPLE != 0
         assert channel.confirms is not None  # noqa: S101 - the caller has checked
         refused = method == wire.BASIC_NACK
+        before = channel.confirms.unanswered()
         numbers = channel.confirms.answered(tag, multiple=multiple, refused=refused)
+        # Nacks do not say that the broker is busy: RabbitMQ refuses so what exceeds a queue's own length limit.
+        self._signals.answers += before - channel.confirms.unanswered()
         if numbers is None:
             self._pass(frame)
             return

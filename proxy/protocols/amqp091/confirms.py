@@ -66,6 +66,10 @@ class Confirms:
             self._numbers[tag] = -number
             self._withheld -= 1
 
+    def unanswered(self) -> int:
+        """Return how many forwarded publishes the broker has not answered."""
+        return self._sent - self._first_open + 1 - len(self._ahead)
+
     def outstanding(self) -> int:
         """Return how many forwarded publishes are unanswered, withheld ones excluded."""
         return self._sent - self._first_open + 1 - len(self._ahead) - self._withheld

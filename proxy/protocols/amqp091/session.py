@@ -346,6 +346,7 @@ class AMQP091Session(Session):
             channel, tag, sent_ns = self._timed
             if channel.confirms is not None and not channel.confirms.is_open(tag):
                 self._context.counters.round_trip.observe(now_ns - sent_ns)
+                self._context.signals.round_trips_ns.append(now_ns - sent_ns)
                 self._timed = None
 
     def _pass_on(self, stream: Stream, batch: Batch | None) -> None:
@@ -592,6 +593,7 @@ class AMQP091Session(Session):
     def close(self) -> None:
         self._stop_waits()
         self._replay = None
+        self._answers.unblocked()
         for stream in self._streams.values():
             stream.forget_all()
         channels = list(self._channels.values())
@@ -752,6 +754,12 @@ class AMQP091Session(Session):
         if self._is_lent and self._compiled is not None:
             return self._compiled.unconfirmed()
         return self._publishes.waiting + self._answers.waiting + self._publishes.outstanding()
+
+    def unanswered(self) -> int:
+        if self._is_lent and self._compiled is not None:
+            return self._compiled.unconfirmed()
+        all_confirms = (channel.confirms for channel in self._channels.values())
+        return sum(confirms.unanswered() for confirms in all_confirms if confirms is not None)
 
     def between_frames(self, side: Side) -> bool:
         if self._unread:

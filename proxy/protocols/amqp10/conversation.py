@@ -249,7 +249,10 @@ class Conversation:
             # As many ranges as it takes, cut where deliveries were swallowed: each has one that the broker answers.
             ranges = ids.back_ranges(*range_) if receiver else ids.forward_ranges(*range_)
             for each in (ranges if receiver else [range_]) if settles else ():
-                ids.settled(*each)
+                settled = ids.settled(*each)
+                if receiver and stream.side is Side.BROKER:
+                    # Released and rejected ones, too: these say nothing of the broker's load.
+                    self._shared.context.signals.answers += settled
             if ranges == [range_]:
                 return data
             return b"".join(wire.disposition_of(channel, performative, *each, most_bytes) for each in ranges)

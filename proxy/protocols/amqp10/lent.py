@@ -88,7 +88,9 @@ class LentConnection:
             watched = session.halves[Side.CLIENT].ids.watched
             if watched is not None:
                 timed = session, wrapped(watched), since_ns, False
-        lent: Lent = COMPILED.lend_amqp10(judge, self, most_frame_bytes, timed, beginnings)
+        sessions = self._channels[Side.CLIENT].values()
+        unsettled = sum(session.halves[Side.CLIENT].ids.unsettled for session in sessions)
+        lent: Lent = COMPILED.lend_amqp10(judge, self, most_frame_bytes, timed, unsettled, beginnings)
         return lent
 
     def link(self, side: int, channel: int, handle: int) -> KnownLink | None:
@@ -194,7 +196,7 @@ class LentConnection:
         heard: tuple[bool, bool],
         written: tuple[bool, bool],
         links: Sequence[tuple[Link, int, int | None, Flowed | None]],
-        sessions: Sequence[tuple[Conversation, tuple[int, int], Flows, Ranges, Ranges, int | None]],
+        sessions: Sequence[tuple[Conversation, tuple[int, int], Flows, tuple[Ranges, Ranges], Ranges, int | None]],
         timed: tuple[Conversation, int, int, bool] | None,
     ) -> None:
         """Take what came so far.
@@ -205,8 +207,8 @@ class LentConnection:
             written: likewise, whether something was written to it.
             links: with what ``Link.passed`` takes, in the order in which they ask.
             sessions: with transfers by peer, and what the peer's last flow said, counting on with these; and of the
-                client's deliveries, those settled of earlier ones, those not settled of later ones, and the last of
-                them.
+                client's deliveries, those settled of earlier ones, by the broker or itself, those not settled of later
+                ones, and the last of them.
             timed: the delivery whose settlement is awaited, since when, and whether it has come.
         """
         self.heard |= {side for side, is_so in zip(_SIDES, heard, strict=True) if is_so}
@@ -222,7 +224,10 @@ class LentConnection:
                 if numbers is not None:
                     translate_flow(session, side, None, (*numbers, None, None, None), drains=False)
             ids = session.halves[Side.CLIENT].ids
-            for each in settled:
+            answered, withdrawn = settled
+            for each in answered:
+                self._shared.context.signals.answers += ids.settled(*each)
+            for each in withdrawn:
                 ids.settled(*each)
             for first, last_of_range in unsettled:
                 ids.came(first, wrapped(last_of_range - first + 1))

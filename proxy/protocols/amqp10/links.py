@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from limiter.rules.resource import Resource
-from limiter.rules.rule import UPERMITS_PER_PERMIT
+from limiter.rules.rule import ADAPTIVE_NAME, UPERMITS_PER_PERMIT
 from proxy.common.buffers import SMALL_FRAME_BYTES, Gathering
 from proxy.deciding.batch import Asks, Batch, Charge, ConnectionInfo, Paid, Refuse, Request, Side
 from proxy.protocols.amqp.about import shown
@@ -698,7 +698,8 @@ class Link:
             most = f"{refuse.most} {refuse.most_of}"
             why = f"takes no message of more than the {most} that rule {refuse.rule} admits at once"
         else:
-            why = f"over rule {refuse.rule}; try again in {-(-refuse.wait_us // 1000)} ms"
+            short = "its share, as the broker is short: " if refuse.rule.startswith(ADAPTIVE_NAME) else ""
+            why = f"over {short}rule {refuse.rule}; try again in {-(-refuse.wait_us // 1000)} ms"
         self._swallow(delivery, f"SYSTEM_BUSY: {refuse.resource} {why}")
 
     def _may_swallow(self) -> bool:

@@ -307,6 +307,7 @@ class AMQP10Session(Session):
             shared.timed = None
             if ids.answered and side is Side.BROKER:
                 self._context.counters.round_trip.observe(shared.now_ns - since_ns)
+                self._context.signals.round_trips_ns.append(shared.now_ns - since_ns)
 
     def _tell(self) -> None:
         shared = self._shared
@@ -614,8 +615,10 @@ class AMQP10Session(Session):
         return side is Side.CLIENT and self._streams[side].waits
 
     def in_flight(self) -> int:
-        unsettled = sum(session.halves[Side.CLIENT].ids.unsettled for session in self._sessions)
-        return unsettled + self._streams[Side.CLIENT].kept_frames
+        return self.unanswered() + self._streams[Side.CLIENT].kept_frames
+
+    def unanswered(self) -> int:
+        return sum(session.halves[Side.CLIENT].ids.unsettled for session in self._sessions)
 
     def between_frames(self, side: Side) -> bool:
         if self._unread:

@@ -12,6 +12,7 @@ import msgspec
 
 from limiter.rules.resource import Resource
 from proxy.deciding.batch import Charge, Response
+from proxy.flow.broker_signals import BrokerSignals
 from proxy.protocols.base import Buffer, Close
 from proxy.protocols.rocketmq.transactions import Question, Transactions, read_about_half
 from proxy.protocols.rocketmq.wire import codes
@@ -53,6 +54,8 @@ NOTHING_TIMED: Final[tuple[int | None, int]] = (None, -_TIMED_EVERY_NS)
 
 NOT_REMEMBERED: Final[PendingRequest] = (0, ())
 """A request of which only the number was kept."""
+_SEND: Final[PendingRequest] = (RequestCode.SEND_MESSAGE.value, ())
+"""Likewise, of a send."""
 
 
 class Pending:
@@ -78,12 +81,38 @@ class Pending:
         self._timed, self._timed_ns = NOTHING_TIMED
         # Sends of half messages, whose answers are read.
         self._halves: dict[int, HalfSend] = {}
+        # Of batches, how many messages they have beyond one. The compiled part does not know them: if it has read the
+        # answer, they are counted when the session is back, and not as busy.
+        self.further: dict[int, int] = {}
 
     def __len__(self) -> int:
         return len(self._requests) if self.opaques is None else len(self.opaques) + len(self._halves)
 
-    def add(self, opaque: int, code: int, resources: tuple[Resource, ...], half: HalfSend | None = None) -> None:
+    def unanswered(self) -> int:
+        """Return how many messages were sent and have no answer."""
+        if self.opaques is not None:
+            sends = self.opaques.sends + len(self._halves)
+        else:
+            sends = sum(code in codes.SENDS for code, _ in self._requests.values())
+        return sends + self.unanswered_further()
+
+    def unanswered_further(self) -> int:
+        """Return how many messages of batches beyond the first of each have no answer."""
+        return sum(messages for opaque, messages in self.further.items() if self._is_owed(opaque))
+
+    def add(
+        self,
+        opaque: int,
+        code: int,
+        resources: tuple[Resource, ...],
+        half: HalfSend | None = None,
+        messages: int = 1,
+    ) -> None:
         """Add a request that expects an answer; ``half`` is what the send of a half message begins."""
+        if self.further:
+            self.further.pop(opaque, None)
+        if messages > 1 and len(self.further) < MAX_PENDING:
+            self.further[opaque] = messages - 1
         polls = code in LONG_POLLS
         apart = half is not None or polls or self.opaques is None
         # ``opaques`` finds equal numbers by itself.
@@ -94,7 +123,7 @@ class Pending:
             if self.opaques is not None:
                 return
         if self.opaques is not None and not polls:
-            self.opaques.add(opaque)
+            self.opaques.add(opaque, code in codes.SENDS)
             return
         where = self._polls if polls else self._requests
         if len(where) < MAX_PENDING or opaque in where:
@@ -152,11 +181,12 @@ class Pending:
         timed: tuple[int | None, int],
         *,
         is_ambiguous: bool,
-    ) -> None:
-        """Take back what ``lend`` handed out."""
+    ) -> int:
+        """Take back what ``lend`` handed out; return how many more messages were answered meanwhile than counted."""
         self._polls = dict.fromkeys(polls, NOT_REMEMBERED)
         self._timed, self._timed_ns = timed
         self._ambiguous = self._ambiguous or is_ambiguous
+        return sum(self.further.pop(opaque) for opaque in list(self.further) if not self._is_owed(opaque))
 
     def half_of(self, opaque: int) -> HalfSend | None:
         """Return what the send of a half message begins, if its answer is certain. Call ``settle`` next."""
@@ -164,11 +194,16 @@ class Pending:
 
     def settle(self, opaque: int) -> PendingRequest | None:
         """Take out a request that was answered or refused; None if it is not known."""
+        if self.further:
+            self.further.pop(opaque, None)
         if self._halves and self._halves.pop(opaque, None) is not None and self.opaques is not None:
-            return NOT_REMEMBERED
+            return _SEND
         if self.opaques is None:
             return self._requests.pop(opaque, None) or self.settle_poll(opaque)
-        return NOT_REMEMBERED if self.opaques.discard(opaque) else self.settle_poll(opaque)
+        is_send = self.opaques.settle(opaque)
+        if is_send is None:
+            return self.settle_poll(opaque)
+        return _SEND if is_send else NOT_REMEMBERED
 
     def settle_poll(self, opaque: int) -> PendingRequest | None:
         return self._polls.pop(opaque, None)
@@ -239,7 +274,9 @@ class _Bringing(msgspec.Struct, gc=False):
 class AnswerStream:
     """The broker's stream of one connection."""
 
-    def __init__(self, owed: Pending, transactions: Transactions, *, wants_responses: bool) -> None:
+    def __init__(
+        self, owed: Pending, transactions: Transactions, signals: BrokerSignals, *, wants_responses: bool
+    ) -> None:
         self.frames = 0
         self.responses: list[Response] = []  # of every answer if they are wanted, since they were last taken
         self.charges: list[Charge] = []  # for whole answers to requests that consume, since they were last taken
@@ -247,6 +284,7 @@ class AnswerStream:
         self.close: Close | None = None
         self._owed = owed
         self._transactions = transactions
+        self._signals = signals
         self._wants_responses = wants_responses
         # The bytes of an unfinished header have been forwarded.
         self._beginning = PartialFrame(MAX_ANSWER_HEADER_BYTES, header_bytes_of_answer)
@@ -352,7 +390,11 @@ class AnswerStream:
             about_half = None if half is None else read_about_half(header)
             if half is not None and about_half is not None:
                 self._transactions.answered(half, about_half)
+            messages = 1 + self._owed.further.get(answer.opaque, 0)
             request = self._owed.settle(answer.opaque)
+            if request is not None and request[0] in codes.SENDS:
+                self._signals.answers += messages
+                self._signals.busy += messages if answer.code in codes.BUSY_CODES else 0
             if request is not None and request[1] and request[0] in _CONSUMING:
                 self._expect(answer, request[1], frame_bytes)
             if self._wants_responses:

@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Final, get_args
 
 from limiter.rules.resource import LISTENER, Resource
+from limiter.rules.rule import ADAPTIVE_NAME
 from proxy.deciding.batch import Refuse
 from proxy.flow.alarms import Scarce
 from proxy.protocols.rocketmq.wire.codes import (
@@ -166,7 +167,8 @@ def _remark(refuse: Refuse) -> str:
     name, rule = _spell(refuse.resource), refuse.rule[:MAX_NAME_CHARS]
     if refuse.most is not None:
         return f"[RateLimit] for {name} at most {refuse.most} {refuse.most_of} at once, rule {rule}"
-    return f"[RateLimit] for {name} need wait:{refuse.wait_us}microsecs, rule {rule}"
+    why = "the broker is short; " if rule.startswith(ADAPTIVE_NAME) else ""
+    return f"[RateLimit] {why}for {name} need wait:{refuse.wait_us}microsecs, rule {rule}"
 
 
 def _spell(resource: Resource) -> str:

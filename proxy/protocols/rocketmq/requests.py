@@ -401,7 +401,7 @@ class RequestStream:
         elif header.sys_flag & codes.SYS_FLAGS_SPECIAL or (kind == _TOPIC and refusals.is_internal(header.name)):
             self._look_closer(frame, resources[0])
         if not oneway:
-            self._owed.add(header.opaque, header.code, resources, header.half)
+            self._owed.add(header.opaque, header.code, resources, header.half, messages)
         refusal: Refusal = "silent" if oneway else "answered"
         request = Request(resources, messages, frame.size_bytes, header.producer_group, refusal, None, frame)
         if kind == _SUBSCRIPTION:
@@ -557,7 +557,7 @@ class RequestStream:
         header = held.header
         self._ended_by_held.pop(id(header), None)
         if not header.flag & _ONEWAY:
-            self._owed.add(header.opaque, header.code, request.resources, header.half)
+            self._owed.add(header.opaque, header.code, request.resources, header.half, request.messages)
         self._free_room(held)
         if held is self.held.coming:
             self._open = True  # the rest of the body streams through

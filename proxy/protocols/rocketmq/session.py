@@ -110,7 +110,8 @@ class RocketMQSession(Session):
                 undo=transactions.undo,
             )
         self._may_replay = spool is not None and not context.connection.exempt
-        self._answers = AnswerStream(self._owed, transactions, wants_responses=context.wants_responses)
+        self._signals = context.signals
+        self._answers = AnswerStream(self._owed, transactions, self._signals, wants_responses=context.wants_responses)
         self._out: dict[Side, list[Buffer]] = {Side.CLIENT: [], Side.BROKER: []}
         self._refused = 0
         # Own answers that wait for a gap between the broker's frames.
@@ -199,7 +200,7 @@ class RocketMQSession(Session):
         (left_bytes, swallows), broker_left_bytes, waiting, (polls, is_ambiguous), timed = state
         self._requests.returned(left_bytes, swallows=swallows)
         self._answers.returned(broker_left_bytes)
-        self._owed.returned(polls, timed, is_ambiguous=is_ambiguous)
+        self._signals.answers += self._owed.returned(polls, timed, is_ambiguous=is_ambiguous)
         if waiting:
             self._own_bytes += len(waiting)
             self._waiting.append(waiting)
@@ -222,6 +223,7 @@ class RocketMQSession(Session):
         round_trip_ns = self._owed.timed(now_ns)
         if round_trip_ns is not None:
             self._counters.round_trip.observe(round_trip_ns)
+            self._signals.round_trips_ns.append(round_trip_ns)
         if stream.close is not None:
             self._broker_ended = True
             raise stream.close
@@ -418,6 +420,12 @@ class RocketMQSession(Session):
     def in_flight(self) -> int:
         aside = 0 if self._lines is None else self._lines.count
         return len(self._owed) + self._requests.held.count + self._limit_commands.open + aside
+
+    def unanswered(self) -> int:
+        return self._owed.unanswered()
+
+    def unanswered_further(self) -> int:
+        return self._owed.unanswered_further()
 
     def between_frames(self, side: Side) -> bool:
         if self._unread:

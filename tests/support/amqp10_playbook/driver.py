@@ -72,6 +72,7 @@ class Driver:
             tightest=lambda _: tightest,
         )
         self.session = AMQP10Session(context)
+        self.signals = context.signals
 
     def _wake(self) -> None:
         self.woken = True

@@ -110,7 +110,7 @@ class Limited(Driver):
         """Have the compiled part read a chunk; return what it leaves to the session."""
         self.served += 1
         second, clock = self.accounts.at(self.now_ns), lambda: self.now_ns
-        said, stop, leaves, frames, processing, round_trips = lent.feed(
+        said, stop, leaves, frames, processing, round_trips, (answers, busy) = lent.feed(
             SIDES.index(side), chunk, self.now_ns, clock, second
         )
         for each, count, pieces in zip(SIDES, frames, said, strict=True):
@@ -119,6 +119,8 @@ class Limited(Driver):
                 data = piece if isinstance(piece, bytes) else chunk[slice(*piece)]
                 self.written[each] += data
                 self.total[each] += data
+        self.signals.answers += answers
+        self.signals.busy += busy
         for took_ns, requests in processing:
             self.processing.observe(took_ns, requests)
         for took_ns in round_trips:
@@ -153,6 +155,7 @@ class Limited(Driver):
             "processing": self.processing.durations(),
             "links": self.session.describe(self.now_ns),
             "in flight": self.session.in_flight(),
+            "signals": (self.signals.answers, self.signals.busy, self.session.unanswered()),
             "closed": self.reason,
         }
 

@@ -108,7 +108,7 @@ class Driver:
         session = PROTOCOL.open_session(context)
         assert isinstance(session, AMQP091Session)
         self.session = session
-        self.loan = None if judge is None else Loan(session, judge, counters, self._write)
+        self.loan = None if judge is None else Loan(session, judge, counters, context.signals, self._write)
 
     def _write(self, side: Side, data: bytes) -> None:
         self.written[side] += data

@@ -94,7 +94,7 @@ class Reading:
 
     def feed(self, chunk: bytes, side: int = CLIENT) -> Read:
         """Have a chunk read."""
-        pieces, stop, leaves, of_peers, _, _ = self.lent.feed(side, chunk, 0, lambda: 0, Second(0))
+        pieces, stop, leaves, of_peers, _, _, _ = self.lent.feed(side, chunk, 0, lambda: 0, Second(0))
         to_client, to_broker = (
             b"".join(piece if isinstance(piece, bytes) else chunk[slice(*piece)] for piece in of_peer)
             for of_peer in pieces

@@ -52,7 +52,7 @@ def _play(said: Conversation, refuses: RefusesName, *, lends: bool) -> Trial:
         def write(side: Side, data: bytes) -> None:
             trial.received[side] += data
 
-        return Loan(trial.session, Recorder(limits, decide, refuse_of), trial.counters, write)
+        return Loan(trial.session, Recorder(limits, decide, refuse_of), trial.counters, trial.session._signals, write)
 
     trial = Trial(
         lambda _: False,
@@ -82,5 +82,6 @@ def _all_of(trial: Trial) -> object:
         trial.charged,
         trial.counters.frames,
         (described.requests, described.refused, set(described.resources), described.more_resources),
-        trial.session.in_flight(),
+        (trial.session._signals.answers, trial.session._signals.busy),
+        (trial.session.in_flight(), trial.session.unanswered()),
     )

@@ -162,7 +162,7 @@ class Extension:
         assert self.limits.resources is not None
         requests = sluice_native.Requests(self.limits.resources, most_keys, most)
         for number in numbers:
-            requests.add(number)
+            requests.add(number, True)
         return requests
 
     def recorder(self, decide: Callable[[Run], list[tuple[int, bool]]] | None = None) -> Recorder:
@@ -215,7 +215,7 @@ def feed(
 ) -> Read:
     """Have a chunk read."""
     second = Second(0) if second is None else second
-    pieces, stop, leaves, of_peers, _, _ = lent.feed(side, chunk, now_ns, lambda: now_ns, second)
+    pieces, stop, leaves, of_peers, _, _, _ = lent.feed(side, chunk, now_ns, lambda: now_ns, second)
     to_client, to_broker = (
         b"".join(piece if isinstance(piece, bytes) else bytes(chunk[slice(*piece)]) for piece in of_peer)
         for of_peer in pieces

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from proxy.deciding.batch import Side
+from proxy.flow.broker_signals import BrokerSignals
 from proxy.protocols.base import Session, WireCounters
 
 SIDES = list(Side)
@@ -18,12 +19,14 @@ class Loan:
         session: it.
         judge: a ``proxy.deciding.judge.Judge``, or a stand-in.
         counters: where frames are counted.
+        signals: where answers are.
         write: takes what goes to a peer.
     """
 
     session: Session
     judge: Any
     counters: WireCounters
+    signals: BrokerSignals
     write: Callable[[Side, bytes], None]
     #: Chunks of which the compiled part took something.
     taken: int = 0
@@ -35,15 +38,21 @@ class Loan:
             return data
         number, kept = SIDES.index(side), lent.take_kept()
         chunk = kept[number] + data
-        pieces, stop, _, frames, _, round_trips = lent.feed(number, chunk, now_ns, lambda: now_ns, second)
+        pieces, stop, _, frames, _, round_trips, (answers, busy) = lent.feed(
+            number, chunk, now_ns, lambda: now_ns, second
+        )
         for each, of_peer, count in zip(SIDES, pieces, frames, strict=True):
             self.counters.frames[each] += count
             for piece in of_peer:
                 self.write(each, piece if isinstance(piece, bytes) else chunk[slice(*piece)])
+        self.signals.answers += answers
+        self.signals.busy += busy
         for took_ns in round_trips:
             self.counters.round_trip.observe(took_ns)
         self.session.count_lent(*lent.take_counts())
+        unanswered = lent.unanswered()
         self.session.returned(lent.give_back())
+        assert self.session.unanswered() >= unanswered
         if kept[1 - number]:
             self.session.put_back(side.other, kept[1 - number], now_ns)
         self.taken += stop > 0

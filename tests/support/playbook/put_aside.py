@@ -140,7 +140,7 @@ class Connection:
         if lends and resources is not None and isinstance(shared.handler, RateLimit):
             pipeline = Pipeline([], HandlerServices(shared.limits, lambda: shared.now_ns))
             judge = Judge(pipeline, shared.handler, shared.tally, resources, info, self.tickets.sender)
-            self._loan = Loan(session, judge, counters, self._give)
+            self._loan = Loan(session, judge, counters, context.signals, self._give)
         if not on_trial:
             session._requests._trial = 0
         shared.connections.append(self)

@@ -48,11 +48,13 @@ def rules_of(kind: str, more: Rules) -> Rules:
         ),
         "one by one": (
             lambda: Rule(kind, "f*", 7, shared=True),
+            lambda: Rule("listener", "main", None, adaptive=True, floor_per_s=1),
             lambda: Rule(kind, "*", 30, shared=True, action="shadow"),
             lambda: Rule(kind, "slow", 4, action="delay"),
             lambda: Rule("client", "127.0.0.0/8", 20),
             lambda: Rule("client", "127.0.0.2", 3, action="delay"),
             lambda: Rule("listener", "main", 50),
+            lambda: Rule("listener", "*", None, adaptive=True, floor_per_s=1),
         ),
     }
     return {flavour: (*makes, *more.get(flavour, ())) for flavour, makes in known.items()}

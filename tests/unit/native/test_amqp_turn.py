@@ -148,6 +148,9 @@ class Served(Driver):
         for each, count in zip(Side, frames, strict=True):
             self.counters.frames[each] += count
             self.written[each] += received(self.sockets[each][1])
+        ((answers, *_, waiting),) = self.turn.take_signals()
+        self.session._context.signals.answers += answers
+        assert waiting == self.session.unanswered()
         for took_ns in round_trips:
             self.counters.round_trip.observe(took_ns)
         if events:
@@ -204,7 +207,8 @@ class Served(Driver):
         return {
             "closed": self.closed,
             "written": {side: frames.by_channel(bytes(written)) for side, written in self.written.items()},
-            "session": (session.in_flight(), described, session._heard, session._written),
+            "session": (session.in_flight(), session.unanswered(), described, session._heard, session._written),
+            "signals": (session._context.signals.answers, session._context.signals.blocked),
             "frames": self.counters.frames,
             "round_trip": self.counters.round_trip.durations(),
             "timed": timed and (timed[0].number, *timed[1:]),

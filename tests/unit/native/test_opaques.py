@@ -25,14 +25,15 @@ def test_it_is_a_set_with_a_bound(most: int, steps: list[tuple[bool, int]]) -> N
     ambiguous = False
     for adds, number in steps:
         if adds:
-            opaques.add(number)
+            opaques.add(number, number % 3 == 0)
             ambiguous |= number in model or len(model) == most
             if len(model) < most:
                 model.add(number)
         else:
-            assert opaques.discard(number) is (number in model)
+            assert opaques.settle(number) is (number % 3 == 0 if number in model else None)
             model.discard(number)
         assert (len(opaques), opaques.ambiguous) == (len(model), ambiguous)
+        assert opaques.sends == sum(number % 3 == 0 for number in model)
     assert all(number in opaques for number in model)
     assert all((number in opaques) is (number in model) for number in range(-3, 300))
 

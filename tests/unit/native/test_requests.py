@@ -200,7 +200,7 @@ def test_refused_frames_are_answered_between_frames_of_the_broker_and_no_longer_
 
 
 def test_oneway_frames_that_are_refused_settle_nothing(extension: Extension) -> None:
-    extension.owed.add(2)
+    extension.owed.add(2, True)
     chunk = frames.send("orders", 1) + frames.send("orders", 2, flag=frames.ONEWAY)
     read = feed(extension.lend(extension.recorder()), CLIENT, chunk)
     assert (read.to_client, read.to_broker) == (frames.frame(b"1"), b"")

@@ -25,6 +25,8 @@ pub struct Read {
     pub frames: usize,
     /// The channel of the frame that ends beyond the chunk.
     pub cut: Option<u16>,
+    /// Publishes that the broker has confirmed or refused.
+    pub answers: u64,
 }
 
 /// The rest of a body frame that began in an earlier chunk.
@@ -79,7 +81,10 @@ impl Channels {
                 (frame::HEARTBEAT, Some([])) => (frame.channel == 0).then_some((frame.stop, 1)),
                 (frame::METHOD, Some(payload)) if !deliveries.is_open(frame.channel) => match frame::method(payload) {
                     Some((method @ (frame::ACK | frame::NACK), arguments)) => {
-                        self.confirm(&frame, method, arguments, &mut from, out).map(|()| (frame.stop, 1))
+                        self.confirm(&frame, method, arguments, &mut from, out).map(|answers| {
+                            read.answers += answers;
+                            (frame.stop, 1)
+                        })
                     }
                     Some((frame::DELIVER | frame::RETURN, _)) if contents && self.place(frame.channel).is_some() => {
                         deliveries.begin(chunk, &frame).map(|stop| (stop, 2))
@@ -101,22 +106,32 @@ impl Channels {
         read
     }
 
-    /// Take a confirm, and write it anew unless it is right as it is; None if there is none to take.
+    /// Take a confirm, and write it anew unless it is right as it is; None if there is none to take. Returns of how many
+    /// publishes it is.
     #[inline]
-    fn confirm(&mut self, frame: &Frame, method: u32, arguments: &[u8], from: &mut usize, out: &mut Out) -> Option<()> {
+    fn confirm(
+        &mut self,
+        frame: &Frame,
+        method: u32,
+        arguments: &[u8],
+        from: &mut usize,
+        out: &mut Out,
+    ) -> Option<u64> {
         let (publish, &[bits]) = arguments.split_first_chunk::<8>()? else { return None };
         let (publish, multiple) = (u64::from_be_bytes(*publish), bits & MULTIPLE != 0);
         let confirms = self.get(frame.channel)?.confirms.as_mut()?;
+        let before = confirms.len();
         if confirms.is_right(publish, multiple) {
             confirms.settle(publish, multiple, |_| ());
-            return Some(());
+            return Some((before - confirms.len()) as u64);
         }
         out.pass(CLIENT, *from..frame.start);
         *from = frame.stop;
         let begin = out.own.len();
         confirms.settle(publish, multiple, |publish| frame::confirm(frame.channel, method, publish, &mut out.own));
+        let answers = before - confirms.len();
         out.say(CLIENT, begin);
-        Some(())
+        Some(answers as u64)
     }
 }
 

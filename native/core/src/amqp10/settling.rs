@@ -14,8 +14,8 @@ pub struct Settling {
     next: i64,
     /// Those that are not settled, counted from there: ascending ranges with others between them.
     unsettled: Vec<(i64, i64)>,
-    /// What was settled of deliveries before.
-    before: Vec<Ids>,
+    /// What was settled of deliveries before: by their receiver, and by who has sent them.
+    before: [Vec<Ids>; 2],
 }
 
 impl Settling {
@@ -38,7 +38,8 @@ impl Settling {
 
     /// Whether deliveries from an id on may be added: they follow all others, and there is room.
     pub fn takes(&self, id: u32) -> bool {
-        self.number(id) >= self.next && self.unsettled.len() + self.before.len() < MAX_RANGES
+        self.number(id) >= self.next
+            && self.unsettled.len() + self.before.iter().map(Vec::len).sum::<usize>() < MAX_RANGES
     }
 
     /// Whether a delivery is known to have come.
@@ -61,39 +62,45 @@ impl Settling {
         self.next = self.number(last) + 1;
     }
 
-    /// Settle deliveries, as far as there are any; less than half of all numbers.
-    pub fn settle(&mut self, (first, last): Ids) {
+    /// Settle deliveries, as far as there are any; less than half of all numbers. Returns how many were not settled, and
+    /// how many there may be before the moment.
+    pub fn settle(&mut self, (first, last): Ids, by_receiver: bool) -> (u64, u64) {
         if self.first.is_none() {
-            return;
+            return (0, 0);
         }
         let low = self.number(first);
-        if low < 0 {
-            self.settle_before((first, last));
-        }
         let high = low + i64::from(last.wrapping_sub(first));
+        let before =
+            if low < 0 && self.settle_before((first, last), by_receiver) { high.min(-1).abs_diff(low - 1) } else { 0 };
         let begin = self.unsettled.partition_point(|range| range.1 < low);
         let end = self.unsettled.partition_point(|range| range.0 <= high);
         if begin >= end {
-            return;
+            return (0, before);
         }
+        let settled = self.unsettled[begin..end].iter().map(|range| range.1.min(high).abs_diff(range.0.max(low) - 1));
+        let settled = settled.sum();
         let (lowest, highest) = (self.unsettled[begin].0, self.unsettled[end - 1].1);
         let kept = [(lowest, low - 1), (high + 1, highest)].into_iter().filter(|(first, last)| first <= last);
         self.unsettled.splice(begin..end, kept);
+        (settled, before)
     }
 
-    /// Note what concerns deliveries before the moment; those behind it are left out by who looks there.
-    fn settle_before(&mut self, ids: Ids) {
-        match self.before.last_mut() {
+    /// Note what concerns deliveries before the moment; those behind it are left out by who looks there. False if it
+    /// was said before.
+    fn settle_before(&mut self, ids: Ids, by_receiver: bool) -> bool {
+        let before = &mut self.before[usize::from(!by_receiver)];
+        match before.last_mut() {
             Some(last) if last.1.wrapping_add(1) == ids.0 => last.1 = ids.1,
-            Some(last) if *last == ids => {}
-            _ => self.before.push(ids),
+            Some(last) if *last == ids => return false,
+            _ => before.push(ids),
         }
+        true
     }
 
     /// What was settled of deliveries before the moment, what is not settled of those since, and the last of these; None
     /// if nothing has happened. From here on it is another moment.
-    pub fn take(&mut self) -> Option<(Vec<Ids>, Vec<Ids>, Option<u32>)> {
-        if self.next == 0 && self.before.is_empty() {
+    pub fn take(&mut self) -> Option<([Vec<Ids>; 2], Vec<Ids>, Option<u32>)> {
+        if self.next == 0 && self.before.iter().all(Vec::is_empty) {
             return None;
         }
         let last = (self.next > 0).then(|| self.id(self.next - 1));

@@ -219,7 +219,11 @@ fn what_is_settled_is_known_as_if_each_was_looked_at() {
                 next += count;
             } else {
                 let (low, length) = (random(next + 3), random(8));
-                settling.settle((id(low), id(low + length)));
+                let (counted, counted_before) = settling.settle((id(low), id(low + length)), true);
+                let open = |number: &u32| unsettled.get(*number as usize - 10) == Some(&true);
+                let since = (low.max(10)..=low + length).filter(open).count() as u64;
+                let earlier = u64::from(10_u32.saturating_sub(low).min(length + 1));
+                assert!(counted == since && [0, earlier].contains(&counted_before));
                 for number in (low..=low + length).map(|number| number as usize) {
                     if let Some(is_unsettled) = before.get_mut(number).or_else(|| unsettled.get_mut(number - 10)) {
                         *is_unsettled = false;
@@ -235,7 +239,7 @@ fn what_is_settled_is_known_as_if_each_was_looked_at() {
         let has = |ranges: &[(u32, u32)], number: u32| {
             ranges.iter().any(|(first, last)| id(number).wrapping_sub(*first) <= last.wrapping_sub(*first))
         };
-        assert!((0..10).all(|number| has(&settled, number) != before[number as usize]));
+        assert!((0..10).all(|number| has(&settled.concat(), number) != before[number as usize]));
         assert!((10..next).all(|number| has(&left, number) == unsettled[number as usize - 10]));
         assert_eq!(last, (next > 10).then(|| id(next - 1)));
         assert!(left.windows(2).all(|pair| pair[0].1.wrapping_add(1) != pair[1].0));

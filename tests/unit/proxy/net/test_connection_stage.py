@@ -48,9 +48,12 @@ async def test_writer_stalls_it_while_the_broker_does_not_read(rig: Rig, mock_cl
     assert connection.stage.waits_for() == (connection.writer,)
     host, port = rig.broker.address
     assert await causes(rig, mock_clock) == [("broker", (f"writer {host}:{port}",))]
+    mock_clock.jump(0.2)
+    assert rig.path.server.take_seen()["main"].blocked
     whole = sent - sent % LINE_BYTES
     assert len(await broker.receive(whole)) == whole
     await rig.settle()
+    assert not rig.path.server.take_seen()["main"].blocked
     assert connection.peers[Side.CLIENT].doing is Doing.READING
     assert not connection.stage.out_of_credit
 

@@ -383,6 +383,14 @@ def test_a_refused_message_is_rejected_and_its_credit_given_again() -> None:
     assert (flow["next_incoming_id"], flow["incoming_window"]) == (11, 400)
 
 
+def test_a_sender_is_told_that_the_broker_is_short() -> None:
+    driver = refused(lambda _: Refuse(ORDERS, "adaptive listener:*", 1_500))
+    driver.send(0)
+    error = driver.to(CLIENT)[0]["state"].value[0].value
+    why = "over its share, as the broker is short: rule adaptive listener:*; try again in 2 ms"
+    assert error[1] == f"SYSTEM_BUSY: queue:orders {why}"
+
+
 def test_numbers_differ_from_then_on() -> None:
     refuses = {1, 2, 4}
     driver = refused(lambda request: refuse(request) if request.size_bytes in refuses else None)
@@ -1017,3 +1025,15 @@ def test_links_of_a_session_that_the_broker_has_ended_are_not_remembered() -> No
     gc.collect()
     after = sum(isinstance(o, Link) for o in gc.get_objects())
     assert after - before < 10
+
+
+@pytest.mark.parametrize("state", [0x24, 0x25, 0x26])
+def test_settled_messages_are_answered_whatever_the_outcome(state: int) -> None:
+    driver = Driver().open().sends()
+    driver.credit(10)
+    for number in range(3):
+        message = codec.message(b"x")
+        driver.give(CLIENT, say(1, "transfer", message, handle=0, delivery_id=number, delivery_tag=b"%d" % number))
+    settled = {"role": True, "settled": True, "state": Described(ULong(state), [])}
+    driver.give(BROKER, say(5, "disposition", first=0, last=1, **settled))
+    assert (driver.signals.answers, driver.signals.busy, driver.session.unanswered()) == (2, 0, 1)

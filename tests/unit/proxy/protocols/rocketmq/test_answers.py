@@ -9,6 +9,7 @@ from stored_records import Message, encode_record
 
 from admin.demo.broker import pack_host
 from limiter.rules.resource import Resource
+from proxy.flow.broker_signals import BrokerSignals
 from proxy.protocols.base import Buffer
 from proxy.protocols.rocketmq.answers import (
     MAX_PENDING,
@@ -30,13 +31,13 @@ def two_requests() -> Pending:
 
 
 def answers_to(owed: Pending) -> AnswerStream:
-    return AnswerStream(owed, Transactions(), wants_responses=True)
+    return AnswerStream(owed, Transactions(), BrokerSignals(), wants_responses=True)
 
 
 def taking_answers_to(owed: Pending) -> AnswerStream:
     for opaque, code in ((5, 11), (6, 361), (7, 200_050)):
         owed.add(opaque, code, SUBSCRIPTION)
-    return AnswerStream(owed, Transactions(), wants_responses=False)
+    return AnswerStream(owed, Transactions(), BrokerSignals(), wants_responses=False)
 
 
 @pytest.fixture
@@ -64,7 +65,7 @@ def test_own_answers_never_land_inside_a_frame(cuts: list[int], at: int) -> None
     broker = [FIRST, broker_request(), SECOND, answer(3, body=b"x" * 40), frame(b"")]
     data = b"".join(broker)
     own = answer(99, 2)
-    stream = AnswerStream(Pending(), Transactions(), wants_responses=False)
+    stream = AnswerStream(Pending(), Transactions(), BrokerSignals(), wants_responses=False)
     waiting: tuple[bytes, ...] = ()
     sent = b""
     for number, part in enumerate(cut(data, *cuts)):

@@ -92,6 +92,11 @@ def test_a_busy_answer_has_code_remark_and_the_requests_number() -> None:
     assert (answer.body, answer.fields) == (b"", {})
 
 
+def test_a_client_is_told_that_the_broker_is_short() -> None:
+    remark = "[RateLimit] the broker is short; for orders need wait:12345microsecs, rule adaptive listener:*"
+    assert answered(Resource("topic", "orders"), rule="adaptive listener:*").remark == remark
+
+
 @given(st.text(max_size=255), st.text(max_size=255), st.integers(min_value=0), st.integers(-(2**31), 2**31 - 1))
 def test_any_names_make_an_answer_that_can_be_read(name: str, rule: str, wait_us: int, opaque: int) -> None:
     refuse = Refuse(Resource("topic", name), rule, wait_us)

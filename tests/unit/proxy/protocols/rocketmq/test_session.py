@@ -3,11 +3,13 @@
 import pytest
 from playbook.frames import (
     answer,
+    frame,
     heartbeat,
     json_frame,
     pull,
     read_header,
     send,
+    send_batch,
 )
 from playbook.playbook import (
     WAIT_US,
@@ -31,6 +33,7 @@ from limiter.rules.resource import Resource
 from proxy.deciding.batch import Response, Side
 from proxy.protocols.base import Close, Session, WireCounters
 from proxy.protocols.rocketmq.answers import MAX_PENDING
+from proxy.protocols.rocketmq.session import RocketMQSession
 
 A, B = send("a", 1), send("b", 2)
 
@@ -223,3 +226,27 @@ def test_round_trip_is_from_passing_a_request_to_its_own_answer() -> None:
     assert _round_trips(counters) == (0, 0)
     session.receive(Side.BROKER, memoryview(answer(1)), 6_000_000)
     assert _round_trips(counters) == (1, 0.005)
+
+
+def _signals(session: Session) -> tuple[int, int, int]:
+    assert isinstance(session, RocketMQSession)
+    return session._signals.answers, session._signals.busy, session.unanswered()
+
+
+def test_answers_to_sends_are_counted_and_which_say_that_the_broker_is_busy() -> None:
+    session = open_session()
+    _ask(session, A + B + json_frame(105, {"topic": "t"}, opaque=3), 0)
+    assert _signals(session) == (0, 0, 2)
+    session.receive(Side.BROKER, memoryview(answer(1) + answer(3)), 0)
+    assert _signals(session) == (1, 0, 1)
+    session.receive(Side.BROKER, memoryview(frame(b'{"code":2,"flag":1,"opaque":2}')), 0)
+    assert _signals(session) == (2, 1, 0)
+
+
+def test_a_batch_counts_as_its_messages() -> None:
+    session = open_session()
+    _ask(session, send_batch("a", 5, 1) + B, 0)
+    _ask(session, send_batch("refused", 7, 3), 0, "refused")
+    assert _signals(session) == (0, 0, 6)
+    session.receive(Side.BROKER, memoryview(frame(b'{"code":215,"flag":1,"opaque":1}')), 0)
+    assert _signals(session) == (5, 5, 1)
