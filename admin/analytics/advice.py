@@ -23,7 +23,7 @@ from admin.common.numbers import span as duration
 from admin.common.recommendations import Confidence, OnlyWith, Recommendation, Recommended
 from admin.common.tables import printable
 from limiter.rules.patterns import glob_of
-from limiter.rules.rule import DEFAULT_MAX_FAIR_KEYS, MAX_RATE_PER_S
+from limiter.rules.rule import ADAPTIVE_NAME, DEFAULT_MAX_FAIR_KEYS, MAX_RATE_PER_S
 
 LEAST_PER_S: Final = 1.0  # the lowest rate recommended
 SAME: Final = 0.1  # a rate that differs from the limit by less than this share stays
@@ -307,6 +307,8 @@ class _Case:
 
     def _look_there(self) -> str:
         rule, refused = self._demand.storms.other_rule, counted(self._demand.storms.other_messages, "message")
+        if rule.startswith(ADAPTIVE_NAME):
+            return f"the broker was short: rule {_name(rule)} refused {refused} of it, which no higher limit changes"
         return f"rule {_name(rule)} refused {refused} of it: look at that limit"
 
     def _about_flood(self) -> str:

@@ -152,7 +152,7 @@ def storm_row(flood: Row, sidecars: int) -> Cells:
         "Clients": _shares(flood["clients"], flood["client_count"]),
         "Users": _shares(flood["users"], flood["user_count"]),
         "Producer groups": _shares(flood["producer_groups"], flood["producer_group_count"]),
-        "Refused by": flood["rules"],
+        "Refused by": [*map(words.cause, flood["rules"])],
     }
 
 

@@ -10,7 +10,7 @@ from admin.common import numbers
 from admin.common.numbers import percent as percent  # noqa: PLC0414 - for those who write with this module
 from admin.common.numbers import span as duration
 from admin.common.recommendations import TO_DO, Recommendation, refusals
-from limiter.rules.rule import with_shares
+from limiter.rules.rule import ADAPTIVE_NAME, with_shares
 
 Row = Mapping[str, Any]
 
@@ -103,6 +103,11 @@ def edit(of: Row) -> str:
     )
     own = "own limit: " if "none" in {before, after} else ""
     return f"{own}{before} → {after}" if before != after or not own else ""
+
+
+def cause(rule: str) -> str:
+    """Write the rule that refused: ``topic:orders``, or ``adaptive listener:main (the broker was short)``."""
+    return f"{rule} (the broker was short)" if rule.startswith(ADAPTIVE_NAME) else rule
 
 
 def is_default(of: Row) -> bool:

@@ -248,16 +248,13 @@ def _diff(api: "Api") -> str:
     if api.json:
         return as_json({"limits": edited["rows"], "switches": switches, "etag": edited["etag"]})
     on = {True: "on", False: "off"}
-    found = [
-        (
-            row["kind"],
-            row["name"],
-            short(row["configured"] and row["configured"]["limit"]),
-            row["limit_text"],
-            row["edit"],
-        )
-        for row in edited["rows"]
-    ]
+    found = []
+    for row in edited["rows"]:
+        configured = row["configured"] and row["configured"]["limit"]
+        was, now = short(configured), short(row["limit"])
+        if configured and was == now and configured["action"] != row["limit"]["action"]:
+            was, now = (f"{now}, {each['action'] or 'default action'}" for each in (configured, row["limit"]))
+        found.append((row["kind"], row["name"], was, now, row["edit"]))
     found += [("switch", each["kind"], on[each["configured"]], on[each["limiting"]], each["edit"]) for each in switches]
     rows = [
         (*words, edit["by"], moment(edit["at"]), moment(edit["expires_at"]), edit["reason"]) for *words, edit in found
@@ -363,8 +360,9 @@ def _misspelt(api: "Api", change: "Change", kind: str, name: str) -> str:
 @app.command(
     usage="Usage: sluice limits reset KIND NAME [OPTIONS]",
     help_epilogue=(
-        "It clears debts, open breakers and fair shares. The limit itself does not change. A pattern resets the buckets"
-        " of all names for which its rule is in force.\n\n" + ASKING
+        "It clears debts, open breakers and fair shares. The limit itself does not change, but an adaptive limit begins"
+        " anew: it forgets what the broker took. A pattern resets the buckets of all names for which its rule is in"
+        " force.\n\n" + ASKING
     ),
 )
 def reset(

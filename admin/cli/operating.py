@@ -157,6 +157,9 @@ def _state(now: Mapping[str, Any], url: str) -> Iterator[str]:
             f"listener     {each['name']}: {each['listen']} -> {each['broker']} ({reached}{waits}),"
             f" {each['connections']} open"
         )
+    yield from (
+        f"adaptive     {each['listener']}: {each['text'].removeprefix('adaptive: ')}" for each in now["adaptive"]
+    )
     by = ", ".join(f"{each['handler']} {each['reason']} {each['total']}" for each in bypassed["by"] if each["total"])
     yield f"bypassed     {bypassed['total']} requests since the start{f' ({by})' if by else ''}"
     ending = edits["expiring_next"]

@@ -232,6 +232,10 @@ def _head(view: View, now: Mapping[str, Any], url: str, page: Mapping[str, Any],
             )
             for each in now["listeners"]
         ),
+        *(
+            (each["limit_per_s"] is not None, f"BROKER of {each['listener']} is short: {each['text']}", "")
+            for each in now["adaptive"]
+        ),
         (now["persistence"]["error"], f"EDITS: {now['persistence']['error']}", ""),
     ]
     yield from (

@@ -4,6 +4,7 @@ Keys of the configuration, bodies of the API, flags of ``sluice limits set``, th
 from this table. ``limiter.rules.rule.Rule`` documents what a field does. Every command loads this module.
 """
 
+import json
 import re
 import sys
 from collections.abc import Iterable, Mapping
@@ -13,10 +14,12 @@ from typing import Annotated, Any, Final, Literal, get_args, get_origin
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from limiter.rules.resource import LISTENER, SCOPES
 from limiter.rules.rule import (
     MAX_CONFIRM_BELOW_BYTES,
     MAX_CONFIRM_QUEUES,
     MAX_FAIR_KEYS,
+    MAX_WEIGHT,
     Action,
     Confirm,
     Count,
@@ -46,10 +49,12 @@ _Positive = Annotated[float, Meta(gt=0)]
 _Day = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
 _DELAY: Final = ("action", "delay")
 _AFTER_CONSUME: Final = ("confirm", "after_consume")
+_ADAPTIVE: Final = ("adaptive", True)
 #: Kinds of one protocol only; a plug-in's kinds have all fields.
 _OF_AMQP: Final = ("queue", "exchange", "routing_key", "delivery", "user", "vhost")
 _OF_ROCKETMQ: Final = ("topic", "retry_group", "transaction", "subscription", "producer_group")
 _UNCONFIRMED: Final = (*_OF_ROCKETMQ, "routing_key", "delivery", "user", "vhost", "client", "certificate", "listener")
+_NOT_ADAPTIVE: Final = tuple(dict.fromkeys((*_OF_AMQP, *_OF_ROCKETMQ, "client", "certificate")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +67,14 @@ class LimitField:
         meant: for words that are not values, the value that was probably meant.
         beside: it has no effect unless one of these fields is given.
         only_with: another field and its value, without which this field has no effect.
+        not_with: a boolean field; beside it, if it is true, this field has no effect.
         named: only limits of a name or a pattern have it, not defaults.
         metavar: placeholder for the flag's value; a boolean has none.
         place, label: its position and label in the page's form; without a label the form has no ordinary input.
         words: labels of its values in the form; the empty value is none.
         telling: the form unfolds all fields of a limit that has it.
         not_of, words_not_of: kinds whose form does not show it, or one of its values.
+        only_of: kinds whose form shows it; empty: all but ``not_of``.
     """
 
     key: str
@@ -77,7 +84,8 @@ class LimitField:
     _: KW_ONLY
     meant: Mapping[str, str] = field(default_factory=dict)
     beside: tuple[str, ...] = ()
-    only_with: tuple[str, str] | None = None
+    only_with: tuple[str, str | bool] | None = None
+    not_with: str = ""
     named: bool = False
     metavar: str = ""
     place: int = 0
@@ -86,6 +94,7 @@ class LimitField:
     telling: bool = False
     not_of: tuple[str, ...] = ()
     words_not_of: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    only_of: tuple[str, ...] = ()
 
     @property
     def plain_type(self) -> Any:
@@ -109,17 +118,24 @@ class LimitField:
 
     def matters(self, limit: Mapping[str, Any]) -> bool:
         """Return whether it has an effect, given the other fields of a limit."""
-        if not self.fits(limit):
-            return False
-        return not self.beside or any(limit.get(key) is not None for key in self.beside)
+        return not self.idle(limit)
+
+    def idle(self, limit: Mapping[str, Any]) -> str:
+        """Return what keeps it from having an effect: ``without action = "delay"``; empty if it has one."""
+        if self.not_with and limit.get(self.not_with):
+            return f"with {self.not_with} = true"
+        if self.only_with is not None and not self.fits(limit):
+            other, value = self.only_with
+            return f"without {other} = {json.dumps(value)}"
+        if self.beside and all(limit.get(key) is None for key in self.beside):
+            return f"without {' or '.join(self.beside)}"
+        return ""
 
     def fits(self, limit: Mapping[str, Any]) -> bool:
-        """Return whether the other fields of a limit have the one value that it goes with, if there is one."""
+        """Return whether it goes with the other fields of a limit."""
+        if self.not_with and limit.get(self.not_with):
+            return False
         return self.only_with is None or limit.get(self.only_with[0]) == self.only_with[1]
-
-    def needs(self) -> str:
-        """Return what must be set for it to have an effect."""
-        return " or ".join(self.beside) if self.only_with is None else '{} = "{}"'.format(*self.only_with)
 
 
 def _default(key: str) -> Any:
@@ -133,19 +149,19 @@ FIELDS: Final = (
                " out if bytes_per_s is given"),
     LimitField("burst_s", _Positive, _default("burst_s"),
                "burst: seconds of the rate that may pass at once after a pause",
-               metavar="S", place=2, label="Burst, seconds"),
+               not_with="adaptive", metavar="S", place=2, label="Burst, seconds"),
     LimitField("bytes_per_s", _Number, None,
                "bytes per second of whole requests, in addition to messages; default: no limit",
-               metavar="N", place=7, label="Bytes per second", telling=True),
+               not_with="adaptive", metavar="N", place=7, label="Bytes per second", telling=True),
     LimitField("bytes_burst_s", _Positive, _default("bytes_burst_s"), "burst of the bytes, in seconds of bytes_per_s",
-               beside=("bytes_per_s",), metavar="S", place=8, label="Burst of bytes, seconds"),
+               beside=("bytes_per_s",), not_with="adaptive", metavar="S", place=8, label="Burst of bytes, seconds"),
     LimitField("count", Count, _default("count"),
                "unit of the rate: messages, or requests whatever their number of messages",
-               meant={"bytes": "bytes_per_s"}, metavar="WHAT", place=9, label="The rate counts",
+               meant={"bytes": "bytes_per_s"}, not_with="adaptive", metavar="WHAT", place=9, label="The rate counts",
                words={"messages": "messages", "requests": "requests, whatever their number of messages"}),
     LimitField("action", Action, None,
-               "above the limit: reject, delay, or shadow, which only counts; off disables the limit; default: that of"
-               " the protocol",
+               "above the limit: reject, delay, shadow, which only counts, or off, which disables the limit; default:"
+               " that of the protocol",
                meant={"refuse": "reject", "deny": "reject", "drop": "reject", "hold": "delay", "wait": "delay",
                       "log": "shadow", "count": "shadow", "none": "off"},
                metavar="ACTION", place=1, label="Above the limit",
@@ -153,7 +169,7 @@ FIELDS: Final = (
                       "shadow": "shadow", "off": "off: disabled"}),
     LimitField("max_debt_s", _Seconds, _default("max_debt_s"),
                "largest debt of one request, in seconds of the rate; a request above it is refused alone",
-               metavar="S", place=4, label="Longest debt, seconds"),
+               not_with="adaptive", metavar="S", place=4, label="Longest debt, seconds"),
     LimitField("max_delay_s", _Seconds, None,
                "with delay: longest time a request is held, in seconds; default: depends on the kind, and on spool",
                only_with=_DELAY, metavar="S", place=5, label="Longest delay, seconds"),
@@ -163,25 +179,44 @@ FIELDS: Final = (
                " only requests beyond the bounds on held requests",
                only_with=_DELAY, place=6, label="Spool",
                words={"": "what memory has no room for", "true": "everything above the limit", "false": "nothing"}),
+    LimitField("adaptive", bool, _default("adaptive"),
+               "true: the rate is found from how the broker of the listener answers, and shared fairly; replaces the"
+               " rate; only for a listener; above it, the action is reject or shadow, and reject is the default",
+               label="Adaptive: the rate is found from how the broker answers", telling=True,
+               only_of=(LISTENER,)),
+    LimitField("floor", _Positive, _default("floor_per_s"),
+               "with adaptive: the limit is never below this, in messages per second",
+               only_with=_ADAPTIVE, metavar="N", label="Floor, per second",
+               only_of=(LISTENER,)),
+    LimitField("ceiling", _Positive, None,
+               "with adaptive: the limit is never above this, in messages per second; default: no bound",
+               only_with=_ADAPTIVE, metavar="N", label="Ceiling, per second",
+               only_of=(LISTENER,)),
+    LimitField("weight", Annotated[int, Meta(ge=1, le=MAX_WEIGHT)], _default("weight"),
+               "number of equal shares that each matching name gets of its listener's adaptive limit; needs no rate",
+               metavar="N", place=17, label="Shares of an adaptive limit", telling=True, not_of=SCOPES),
     LimitField("busy_code", int, None, "response code of a refusal; default: the protocol's own",
                metavar="N", place=13, label="Refusal code", not_of=_OF_AMQP),
     LimitField("fair_by", FairBy, None,
-               "fair shares of the limit: one for each client, producer_group, certificate or user",
+               "fair shares of the limit: one for each client, producer_group, certificate or user, with adaptive also"
+               " each topic, queue or exchange; default with adaptive: each name that messages are sent to",
                meant={"address": "client", "ip": "client", "group": "producer_group"},
                metavar="WHAT", place=10, label="Fair shares",
                words={"": "none", "producer_group": "by producer group", "client": "by client address",
-                      "certificate": "by TLS certificate", "user": "by user"},
-               words_not_of={"producer_group": _OF_AMQP, "user": _OF_ROCKETMQ}, telling=True),
+                      "certificate": "by TLS certificate", "user": "by user", "topic": "by topic",
+                      "queue": "by queue", "exchange": "by exchange"},
+               words_not_of={"producer_group": _OF_AMQP, "user": _OF_ROCKETMQ,
+                             **dict.fromkeys(("topic", "queue", "exchange"), _NOT_ADAPTIVE)}, telling=True),
     LimitField("max_fair_keys", Annotated[int, Meta(ge=1, le=MAX_FAIR_KEYS)], _default("max_fair_keys"),
                "with fair_by: most shares at a time; all others have one share together",
-               beside=("fair_by",), metavar="N", place=11, label="Most fair shares"),
+               beside=("fair_by",), not_with="adaptive", metavar="N", place=11, label="Most fair shares"),
     LimitField("warm_up_s", _Seconds, _default("warm_up_s"),
                "seconds until the full rate is reached after an idle time",
-               metavar="S", place=12, label="Warm-up, seconds"),
+               not_with="adaptive", metavar="S", place=12, label="Warm-up, seconds"),
     LimitField("break_s", _Seconds, None,
                "seconds for which everything is refused once the limit is hit; 0 is a plain bucket; default: 1; 0 for"
                " shared limits, scopes, delay and warm_up_s",
-               metavar="S", place=3, label="Break, seconds"),
+               not_with="adaptive", metavar="S", place=3, label="Break, seconds"),
     LimitField("confirm", Confirm, _default("confirm"),
                "what confirms a small message of AMQP 0.9.1 to its sender: broker, or after_consume, the acks of its"
                " consumers; needs no rate",
@@ -210,7 +245,8 @@ FIELDS: Final = (
                not_of=_UNCONFIRMED),
     LimitField("allow_under_limit", bool, _default("allow_under_limit"),
                "accept a break longer than the burst, although clients then get less than the rate",
-               place=23, label="Accept a break longer than the burst: clients get less than the rate"),
+               not_with="adaptive", place=23,
+               label="Accept a break longer than the burst: clients get less than the rate"),
     LimitField("exempt", bool, _default("exempt"),
                "true: never limited, not even by shared limits and scopes; replaces the rate", named=True,
                place=24, label="Exempt: never limited; replaces the rate", telling=True),

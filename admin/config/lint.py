@@ -28,6 +28,7 @@ def warnings(settings: Settings, rules: Sequence[Rule], kinds: Iterable[Kind], o
         if too_long := _longer_than_clients_wait(limit, by_name[kind]):
             found.append(origins.problem((*place, "max_delay_s"), too_long))
     found += _of_listeners(settings, rules, origins)
+    found += _of_weights(settings, rules, origins)
     limiting = [rule for rule in rules if rule.limits]
     if not limiting and all(rule.source == BUILT_IN for rule in rules):
         found.append("no limit is given, and the protocol has none of its own: everything passes")
@@ -38,12 +39,13 @@ def warnings(settings: Settings, rules: Sequence[Rule], kinds: Iterable[Kind], o
 
 def _of_limit(limit: Written, kind: Kind) -> Iterable[tuple[str, str]]:
     rate, bytes_per_s = limit.get("rate", UNLIMITED), limit.get("bytes_per_s")
-    action = limit.get("action", kind.action)
+    adaptive = limit.get("adaptive", False)
+    action = limit.get("action", "reject" if adaptive else kind.action)
     given = {**limit, "action": action}
     for field in FIELDS:
-        if not field.matters(given):
-            yield field.key, f"has no effect without {field.needs()}"
-    if rate == UNLIMITED:
+        if why := field.idle(given):
+            yield field.key, f"has no effect {why}"
+    if rate == UNLIMITED and not adaptive:
         yield from ((key, "has no effect without a rate") for key in ("count", "burst_s"))
         if bytes_per_s is None:
             yield from ((key, "has no effect without a rate or bytes_per_s") for key in ("max_debt_s", "fair_by"))
@@ -69,6 +71,18 @@ def _longer_than_clients_wait(limit: Written, kind: Kind) -> str:
     delay_s = limit.get("max_delay_s", longest_delay_s(kind, action=action, spool=limit.get("spool")))
     wait = f"{delay_s:g} s is longer than most clients wait for an answer, {kind.patience_s:g} s"
     return f"{wait}: they give up and may send again" if delay_s > kind.patience_s else ""
+
+
+def _of_weights(settings: Settings, rules: Sequence[Rule], origins: Origins) -> Iterable[str]:
+    is_adaptive = any(rule.adaptive and rule.limits for rule in rules)
+    for place, kind, _, limit in written_limits(settings):
+        if "weight" not in limit:
+            continue
+        what = "" if is_adaptive else f"has no effect: no limit of kind {LISTENER} has adaptive = true"
+        if kind in SCOPES or limit.get("shared"):
+            what = "has no effect: give the weight to a limit of a topic or a queue"
+        if what:
+            yield origins.problem((*place, "weight"), what, limit["weight"])
 
 
 def _of_listeners(settings: Settings, rules: Sequence[Rule], origins: Origins) -> Iterable[str]:

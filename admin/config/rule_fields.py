@@ -27,10 +27,15 @@ SCOPE_KINDS: Final = (
 )
 """The kinds of scopes, in the order in which they are asked."""
 
-#: Fields that are attributes of Rule with the same name.
-_SAME: Final = frozenset(each.key for each in FIELDS) & Rule.__dataclass_fields__.keys()
-#: Keys of attributes that have another name in Rule.
-_KEYS: Final = {"rate_per_s": "rate", "pattern": "name"}
+#: Attributes of Rule that have another name than their key.
+_ATTRIBUTES: Final = {"rate": "rate_per_s", "name": "pattern", "floor": "floor_per_s", "ceiling": "ceiling_per_s"}
+_KEYS: Final = {attribute: key for key, attribute in _ATTRIBUTES.items()}
+#: Attributes by the keys of the fields that they are given as.
+_GIVEN: Final = {
+    each.key: attribute
+    for each in FIELDS
+    if each.key != "rate" and (attribute := _ATTRIBUTES.get(each.key, each.key)) in Rule.__dataclass_fields__
+}
 #: Kinds that may be meant by other words, with any protocol.
 _KINDS_MEANT: Final = dict.fromkeys(("address", "ip", "host", "network", "client_address"), (CLIENT,))
 #: Characters of a glob that need brackets to be literal.
@@ -150,16 +155,23 @@ class RuleReader:
         """
         of = self.kinds[kind]
         # confirm = "broker" counts, too: it is what is left of a limit whose after_consume is taken back.
-        given = limit.keys() & {"rate", "bytes_per_s", "confirm"}
-        if not given and limit.get("action") != OFF and not limit.get("exempt"):
-            allowed = 'a rate or bytes_per_s, action = "off", exempt = true, or confirm = "after_consume"'
+        given = limit.keys() & {"rate", "bytes_per_s", "confirm", "weight"}
+        adaptive = limit.get("adaptive", False)
+        if not given and limit.get("action") != OFF and not limit.get("exempt") and not adaptive:
+            allowed = 'a rate or bytes_per_s, action = "off", exempt = true, confirm = "after_consume", or a weight'
+            allowed += f"; for a {LISTENER} also adaptive = true"
             raise RuleError("it limits nothing", allowed, "rate_per_s")
         # The kind has defaults for some fields.
         fields: dict[str, Any] = {
-            each.key: getattr(of, each.key, None) if (value := limit.get(each.key, each.default)) is None else value
+            _GIVEN[each.key]: getattr(of, each.key, None)
+            if (value := limit.get(each.key, each.default)) is None
+            else value
             for each in FIELDS
-            if each.key in _SAME
+            if each.key in _GIVEN
         }
+        if adaptive:
+            # What waits at a broker that is short makes it shorter.
+            fields["action"] = limit.get("action", "reject")
         if "max_delay_s" not in limit:
             fields["max_delay_s"] = longest_delay_s(of, action=fields["action"], spool=limit.get("spool"))
         rate = limit.get("rate")
@@ -170,7 +182,7 @@ class RuleReader:
             shared=shared,
             hours=_hours(limit),
             source=source,
-            credit_waits=bool(of.credit_waits) and "action" not in limit,
+            credit_waits=bool(of.credit_waits) and "action" not in limit and not adaptive,
             **fields,
         )
         return self.check(rule)
@@ -186,7 +198,9 @@ class RuleReader:
             protocol.check_rule(rule)
         if rule.fair_by is not None and not any(protocol.has(rule.fair_by) for protocol in concerned):
             what = f'rule {rule.name}: fair_by "{rule.fair_by}", but {know_no(concerned, rule.fair_by)}'
-            known = {kind.name for kind in scope_kinds_of(concerned)}
+            known = {
+                kind.name for kind in (*scope_kinds_of(concerned), *(kinds_of(concerned) if rule.adaptive else ()))
+            }
             raise RuleError(what, ", ".join(word for word in get_args(FairBy) if word in known), "fair_by")
         if rule.confirm == "after_consume":
             _check_confirmed(rule, concerned)
@@ -275,12 +289,14 @@ def fields_of(rule: Rule) -> dict[str, Any]:
     whole_day = hours is not None and (hours.from_minute, hours.to_minute) == (0, 24 * 60)
     otherwise = {
         "action": None if rule.credit_waits else rule.action,
-        "rate": (None if rule.exempt else UNLIMITED) if rule.rate_per_s is None else rule.rate_per_s,
+        "rate": (None if rule.exempt or rule.adaptive else UNLIMITED) if rule.rate_per_s is None else rule.rate_per_s,
         "between": None if hours is None else _between(hours, whole_day=whole_day),
         "days": None if hours is None or hours.days == EVERY_DAY else [DAYS[day] for day in sorted(hours.days)],
         "time_zone": "UTC" if hours is None else hours.time_zone,
     }
-    return {each.key: otherwise[each.key] if each.key in otherwise else getattr(rule, each.key) for each in FIELDS}
+    return {
+        each.key: otherwise[each.key] if each.key in otherwise else getattr(rule, _GIVEN[each.key]) for each in FIELDS
+    }
 
 
 def written(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -296,11 +312,14 @@ def patched(fields: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, An
     """
     found = {key: value for key, value in {**fields, **patch}.items() if value is not None}
     gone: set[str] = set()
-    if patch.get("exempt"):
+    if patch.get("exempt") or patch.get("adaptive"):
         gone = {"rate", "bytes_per_s"}
     elif patch.get("rate") is not None or patch.get("bytes_per_s") is not None:
-        gone = {"exempt"}
-    gone |= {each.key for each in FIELDS if each.only_with and each.only_with[0] in patch and not each.fits(found)}
+        gone = {"exempt", "adaptive"}
+    gone |= {each.key for each in FIELDS if each.not_with and patch.get(each.not_with)}
+    left = {key: value for key, value in found.items() if key not in gone}
+    changed = gone | patch.keys()
+    gone |= {each.key for each in FIELDS if each.only_with and each.only_with[0] in changed and not each.fits(left)}
     if "spool" in patch and bool(patch["spool"]) != bool(fields.get("spool")):
         gone.add("max_delay_s")
     return {key: value for key, value in found.items() if key not in gone or key in patch}

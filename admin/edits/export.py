@@ -69,7 +69,7 @@ def _table(rule: Rule) -> Iterator[str]:
     limit = fields_of(rule)
     table: dict[str, Any] = {"kind": rule.kind, "name": rule.pattern} | ({"shared": True} if rule.shared else {})
     table |= {key: value for key, value in written(limit).items() if _BY_KEY[key].fits(limit)}
-    if not table.keys() & {"rate", "bytes_per_s", "exempt"} and table.get("action") != "off":
+    if not table.keys() & {"rate", "bytes_per_s", "exempt", "adaptive"} and table.get("action") != "off":
         table["rate"] = "unlimited"
     return (f"{key} = {toml(value)}" for key, value in table.items())
 

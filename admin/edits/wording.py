@@ -10,7 +10,7 @@ from admin.common.numbers import number
 from admin.config.limit_fields import FIELDS
 from admin.edits.model import SWITCHES, Change
 from limiter.rules.patterns import DEFAULT_PATTERN
-from limiter.rules.rule import with_shares
+from limiter.rules.rule import DEFAULT_FLOOR_PER_S, adaptive_text, with_shares
 from proxy.control import Cleared
 from proxy.stats.flow import Purged
 
@@ -20,9 +20,9 @@ _log = structlog.get_logger(__name__)
 _MAX_LOGGED: Final = 20
 
 #: The short form says them.
-_SMALL: Final = {"rate", "bytes_per_s", "count", "exempt", "fair_by"}
-#: Nearly every limit has it.
-_NOT_SAID: Final = ("confirm", "broker")
+_SMALL: Final = {"rate", "bytes_per_s", "count", "exempt", "fair_by", "adaptive", "floor", "ceiling"}
+#: Nearly every limit has them.
+_NOT_SAID: Final[Mapping[str, object]] = {"confirm": "broker", "weight": 1}
 
 
 def short(limit: Mapping[str, Any] | None) -> str:
@@ -39,6 +39,8 @@ def short(limit: Mapping[str, Any] | None) -> str:
         parts.append(f"{numbers.limit(rate)}{' requests' if limit.get('count') == 'requests' else ''}/s")
     if bytes_per_s is not None:
         parts.append(f"{numbers.limit(bytes_per_s)} bytes/s")
+    if limit.get("adaptive"):
+        parts = [adaptive_text(limit.get("floor", DEFAULT_FLOOR_PER_S), limit.get("ceiling"))]
     text = with_shares(" + ".join(parts) or "unlimited", limit.get("fair_by"))
     return f"off ({text})" if limit.get("action") == "off" else text
 
@@ -52,7 +54,7 @@ def further(limit: Mapping[str, Any] | None) -> dict[str, str]:
         if each.key not in _SMALL
         and (value := limit.get(each.key)) is not None
         and (value or value != each.default)
-        and (each.key, value) != _NOT_SAID
+        and _NOT_SAID.get(each.key) != value
         and each.matters(limit)
     }
 
@@ -99,7 +101,7 @@ def fields(change: Change) -> Iterator[str]:
     for key in dict.fromkeys((*before, *after)):
         # A field that has an effect only beside another one comes and goes with that.
         if change.old.get(key) != change.new.get(key) and before.get(key) != after.get(key):
-            otherwise = _NOT_SAID[1] if key == _NOT_SAID[0] else "not set"
+            otherwise = value_text(_NOT_SAID.get(key, "not set"))
             yield f"{key} {before.get(key, otherwise)} → {after.get(key, otherwise)}"
 
 

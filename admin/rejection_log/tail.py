@@ -21,7 +21,8 @@ import trio
 from admin.common.disk import open_to_read, words_for
 from admin.common.errors import StartError
 from admin.common.tables import printable
-from admin.rejection_log.records import MINUTE_S, VERSION, AnyRecord, HeartbeatRecord, TrafficRecord
+from admin.rejection_log.records import MINUTE_S, VERSION, AnyRecord, HeartbeatRecord, RejectionRecord, TrafficRecord
+from limiter.rules.rule import ADAPTIVE_NAME
 
 _LOOK_S: Final = 0.5
 _LINE_BYTES: Final = 4 * 1024 * 1024
@@ -206,6 +207,8 @@ def text_of(record: AnyRecord) -> str:
         for key, value in fields.items()
         if key not in _LEFT_OUT and not key.startswith("second_") and value is not None
     ]
+    if isinstance(record, RejectionRecord) and record.rule.startswith(ADAPTIVE_NAME):
+        shown.append("(the broker was short)")
     return printable(" ".join((when, f"{_type_of(record):<12}", *map(_value, subject), *shown)))
 
 

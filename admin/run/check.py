@@ -31,7 +31,7 @@ _MAX_EDITS_SHOWN: Final = 5
 #: Fields of a rule with a column of their own.
 _IN_COLUMNS: Final = frozenset(
     {"rate", "bytes_per_s", "count", "action", "max_delay_s", "spool", "busy_code", "exempt", "fair_by"}
-    | {"between", "days", "time_zone"}
+    | {"adaptive", "floor", "ceiling", "between", "days", "time_zone"}
 )
 _LISTENER_COLUMNS: Final = ("listen", "broker", "protocol", "name", "scope")
 
@@ -140,7 +140,7 @@ def _rule(rule: Rule, kind: Kind, active: str) -> Sequence[str]:
         rule.name,
         f"off ({rule.limit_text})" if rule.action == OFF else rule.limit_text,
         _above(rule, kind) if rule.limits else "",
-        _pairs(fields) if rule.limits or rule.confirms_after_consume else "",
+        _pairs(fields) if rule.limits or rule.confirms_after_consume or rule.weight != 1 else "",
         active,
         rule.source,
     )

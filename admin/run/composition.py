@@ -24,6 +24,9 @@ from admin.config.tls import Certificate, Expiry, ListenerTls, expiry_warnings, 
 from admin.config.toml_lines import Path as Place
 from admin.http.auth import ANYONE, Access, read_access
 from limiter.compiled import UNUSABLE
+from limiter.rules.patterns import Matcher
+from limiter.rules.resource import LISTENER
+from limiter.rules.rule import Rule
 from limiter.rules.rule_set import RuleSet
 from proxy.datapath.alarm_watch import AlarmConfig
 from proxy.datapath.datapath import DataPathConfig
@@ -181,6 +184,7 @@ def compose(configuration: Configuration) -> Plan:
     all_kinds = (*kinds, *scope_kinds_of(protocols.values()))
     doubtful = lint.warnings(settings, book.configured, all_kinds, origins)
     doubtful += _doubts_of_listeners(listeners, origins)
+    doubtful += _mixed_brokers(listeners, book.configured, origins)
     return Plan(
         settings,
         listeners,
@@ -296,6 +300,19 @@ def _doubts_of_listeners(listeners: tuple[PlannedListener, ...], origins: Origin
     for index, listener in enumerate(listeners):
         for doubt in listener.protocol.doubts(listener.options, addresses):
             yield origins.problem(("listeners", index, "protocol"), doubt, listener.settings.protocol)
+
+
+def _mixed_brokers(listeners: Iterable[PlannedListener], rules: Iterable[Rule], origins: Origins) -> Iterator[str]:
+    """Warn of scopes with an adaptive limit and several brokers. Ports of one host are taken for one broker's."""
+    matcher = Matcher((rule.matches, rule) for rule in rules if rule.kind == LISTENER)
+    first: dict[str, Endpoint] = {}
+    for index, each in enumerate(listeners):
+        scope, broker = each.settings.scope, each.settings.broker
+        rule = matcher.match(scope) if each.protocol.kinds else None
+        if rule is not None and rule.adaptive and rule.limits and first.setdefault(scope, broker).host != broker.host:
+            mixed = f"the answers of the brokers {first[scope]} and {broker} would be mixed in one limit, {rule.name}"
+            what = f"{mixed}; give each broker's listeners a scope of their own"
+            yield origins.problem(("listeners", index, "scope"), what, scope)
 
 
 def _check_addresses(configuration: Configuration, problems: list[str]) -> None:

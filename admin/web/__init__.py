@@ -60,7 +60,9 @@ def _field(of: LimitField) -> dict[str, Any]:
         "telling": of.telling,
         "beside": of.beside,
         "onlyWith": of.only_with,
+        "notWith": of.not_with,
         "notOf": of.not_of,
+        "onlyOf": of.only_of,
         "wordsNotOf": of.words_not_of,
     }
 

@@ -27,6 +27,7 @@ from proxy.spool.figures import SpoolState
 from proxy.stats.flow import Purged
 from proxy.stats.question import Detail
 from proxy.stats.snapshot import (
+    AdaptiveState,
     AlarmState,
     ConnectionState,
     Direction,
@@ -528,6 +529,22 @@ class Edits(msgspec.Struct, frozen=True):
     expiring_next: Expiring | None = None
 
 
+class Adaptive(AdaptiveState, frozen=True, kw_only=True):
+    """The adaptive limit of one listener.
+
+    Attributes:
+        text: the limit and how soon the broker answers, in words.
+    """
+
+    text: str = ""
+
+
+class AdaptiveLimits(msgspec.Struct, frozen=True):
+    """The adaptive limits, by listener."""
+
+    limits: tuple[Adaptive, ...]
+
+
 class State(msgspec.Struct, frozen=True, kw_only=True):
     """The state of the sidecar.
 
@@ -546,6 +563,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
         lanes: the queues of handlers.
         persistence: where edits are kept.
         rejection_log: where refusals and traffic are recorded.
+        adaptive: the adaptive limits, without names and history, which ``GET adaptive`` has.
         alarms: of memory and disk; while one is raised, publishers are stopped.
         failed_reload: why the last reload failed; None if it did not.
         warnings: valid settings that are probably a mistake, and what else needs attention.
@@ -572,6 +590,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     persistence: Persistence = Persistence(None)
     edits: Edits = Edits()
     rejection_log: FolderState = FolderState()
+    adaptive: tuple[Adaptive, ...] = ()
     alarms: tuple[AlarmState, ...] = ()
     spool: FolderState = FolderState()
     failed_reload: FailedReload | None = None

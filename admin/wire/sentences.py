@@ -1,17 +1,17 @@
-"""Sentences of ``explain``, ``flow`` and ``spool``: made here once, so that page and commands only print them.
+"""Sentences of ``explain``, ``adaptive``, ``flow`` and ``spool``, made once: page and commands only print them.
 
 Each function returns its argument with the texts filled in. ``sluice limits explain --config`` calls ``explained``
 itself, as no server is asked.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 import msgspec
 
 from admin.common import numbers
-from admin.common.numbers import measured, number, short_span
-from admin.wire import Spool
+from admin.common.numbers import measured, number, per_second, short_span
+from admin.wire import Adaptive, Spool
 from limiter.rules.resource import SCOPES
 from limiter.rules.rule import DEFAULT_MAX_DEBT_S
 from proxy.flow.alarms import size_text
@@ -24,10 +24,11 @@ from proxy.stats.question import (
     Detail,
     Explanation,
     LimitState,
+    Question,
     ShareView,
     UnappliedRule,
 )
-from proxy.stats.snapshot import AlarmState, ConfirmState
+from proxy.stats.snapshot import AdaptiveName, AdaptiveState, AlarmState, ConfirmState
 
 replace = msgspec.structs.replace
 
@@ -57,8 +58,15 @@ def state_word(state: str) -> str:
 # --- explain --------------------------------------------------------------------------------------
 
 
-def explained(explanation: Explanation, *, live: bool) -> Explanation:
-    """Fill in the texts of an explanation; ``live``: it is of now, so a limit without a state was never used."""
+def explained(explanation: Explanation, *, live: bool, adaptive: Iterable[AdaptiveState] = ()) -> Explanation:
+    """Fill in the texts of an explanation.
+
+    Args:
+        explanation: without texts.
+        live: it is of now, so a limit without a state was never used.
+        adaptive: the adaptive limits now.
+    """
+    now = {each.listener: each for each in adaptive}
     confirm = explanation.confirm
     # The rule of the confirms has its own place.
     confirming = None if confirm is None else confirm.rule
@@ -67,7 +75,9 @@ def explained(explanation: Explanation, *, live: bool) -> Explanation:
         text=_question(explanation),
         sentences=tuple(_general(explanation)),
         limits=tuple(
-            replace(each, text=_admitted(each), details=tuple(_details(each, explanation, live=live)))
+            replace(
+                each, text=_admitted(each), details=tuple(_details(each, explanation, now.get(each.name), live=live))
+            )
             for each in explanation.limits
         ),
         unapplied=tuple(
@@ -123,11 +133,17 @@ def _unapplied(each: UnappliedRule) -> str:
     return f"{_spaced(each.kind)} {each.name}: {rule}: {each.why}"
 
 
-def _details(limit: AppliedLimit, explanation: Explanation, *, live: bool) -> Iterator[Detail]:
+def _details(
+    limit: AppliedLimit, explanation: Explanation, adaptive: AdaptiveState | None, *, live: bool
+) -> Iterator[Detail]:
     rule = limit.rule
     yield Detail("rule", f"{rule.name} = {rule.limit} ({rule.source})")
     yield Detail("why", limit.why)
     yield Detail("above", _above(limit, explanation))
+    if limit.limit.adaptive:
+        if adaptive is not None:
+            yield Detail("now", "; ".join((_adaptive_now(adaptive), *_share(adaptive, explanation.question))))
+        return
     if limit.state is not None:
         yield Detail("now", _now(limit, limit.state))
         yield from (Detail("share", f"of {share.key}: {_stored(limit, share)}") for share in limit.state.shares)
@@ -142,6 +158,8 @@ def _details(limit: AppliedLimit, explanation: Explanation, *, live: bool) -> It
 
 def _admitted(limit: AppliedLimit) -> str:
     figures = limit.limit
+    if figures.adaptive:
+        return limit.rule.limit
     if not figures.rate_per_s:
         return f"no {figures.unit} at all"
     parts = [f"{numbers.limit(figures.rate_per_s)} {figures.unit} per second", f"burst {number(figures.burst_s)} s"]
@@ -160,6 +178,8 @@ def _above(limit: AppliedLimit, explanation: Explanation) -> str:
     match limit.rule.action:
         case "shadow":
             return "passes, and is counted as what would be refused"
+        case _ if figures.adaptive:
+            return f"while the broker is short, names that take more than their share are {refused}"
         case action if explanation.by_credit and (action == "delay" or not explanation.refuses):
             return "waits for credit until it is admitted" if figures.rate_per_s else "gets no credit"
         case _ if not explanation.refuses:
@@ -256,6 +276,54 @@ def _ways(state: ConfirmState) -> str:
         (state.nacked_total, "refused"),
     )
     return ", ".join(f"{count} {way}" for count, way in counted if count) or "none"
+
+
+# --- adaptive -------------------------------------------------------------------------------------
+
+
+def adaptive(states: Iterable[AdaptiveState]) -> tuple[Adaptive, ...]:
+    """Fill in the texts of adaptive limits."""
+    return tuple(
+        Adaptive(
+            **msgspec.structs.asdict(each)
+            | {"names": tuple(replace(name, may_per_s=_may_per_s(each, name)) for name in each.names)},
+            text=_adaptive_now(each),
+        )
+        for each in states
+    )
+
+
+def _may_per_s(state: AdaptiveState, name: AdaptiveName) -> float | None:
+    """Return a name's share: it can be more than the limit while little is asked for, but no more passes."""
+    if name.may_per_s is None or state.limit_per_s is None:
+        return name.may_per_s
+    return min(name.may_per_s, state.limit_per_s)
+
+
+def _adaptive_now(state: AdaptiveState) -> str:
+    """Write ``adaptive: 1840/s now; the broker's p90 is 85 ms, usually 12 ms``."""
+    limit = "no limit now" if state.limit_per_s is None else f"{per_second(state.limit_per_s)}/s now"
+    if state.action == "shadow":
+        limit += " (shadow: nothing is refused)"
+    if state.latency_s is None:
+        return f"adaptive: {limit}; how soon the broker answers is not known"
+    usual = "" if state.usual_latency_s is None else f", usually {_ms(state.usual_latency_s)}"
+    return f"adaptive: {limit}; the broker's p90 is {_ms(state.latency_s)}{usual}"
+
+
+def _share(state: AdaptiveState, question: Question) -> Iterator[str]:
+    """Say what one name may use of an adaptive limit, if the limit has seen it."""
+    own = f"{question.kind}:{question.name}"
+    asking = {own, question.client, question.producer_group, question.certificate, question.user}
+    for each in state.names:
+        may_per_s = _may_per_s(state, each)
+        if each.name in asking and may_per_s is not None:
+            name = question.name if each.name == own else each.name
+            yield f"{name} may use {per_second(may_per_s)}/s of it, asks for {per_second(each.asks_per_s)}/s"
+
+
+def _ms(seconds: float) -> str:
+    return f"{number(seconds * 1000, 1)} ms"
 
 
 # --- flow -----------------------------------------------------------------------------------------

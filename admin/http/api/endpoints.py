@@ -159,8 +159,8 @@ class _Limits(_Chapter):
         """Reset the buckets of a limit.
 
         Fills the buckets, clears debts, open breakers and fair shares, and decides about held requests at once. The
-        limit itself does not change. A pattern resets the buckets of all names for which its rule is in force; 404 if
-        there is no such rule.
+        limit itself does not change, but an adaptive limit begins anew: it forgets what the broker took. A pattern
+        resets the buckets of all names for which its rule is in force; 404 if there is no such rule.
         """
         return await self._edits.reset(kind, name, _author(request), reason=query.reason)
 
@@ -396,7 +396,8 @@ class _Rules(_Chapter):
         The limits of the request in the order in which they are asked, each with its live state.
         """
         explanation = await self._data_path.explain(Question(**msgspec.structs.asdict(query)))
-        return sentences.explained(explanation, live=not query.at)
+        adaptive = () if query.at else await self._data_path.adaptive()
+        return sentences.explained(explanation, live=not query.at, adaptive=adaptive)
 
 
 class _Audit(_Chapter):
@@ -506,7 +507,7 @@ class _Resources(_Chapter):
 
 
 class _Flow(_Chapter):
-    """What waits for what, alarms, and the spool."""
+    """What waits for what, alarms, what brokers can take, and the spool."""
 
     @endpoint("GET", "/flow")
     async def get_flow(self, _: Request, query: FlowQuery) -> Flow:
@@ -518,6 +519,15 @@ class _Flow(_Chapter):
         no more, and `blocked` if an alarm stops it.
         """
         return sentences.flow(await self._data_path.flow(query.limit))
+
+    @endpoint("GET", "/adaptive")
+    async def list_adaptive(self, _: Request, __: Parameters) -> wire.AdaptiveLimits:
+        """List the adaptive limits.
+
+        The limit in force at each listener whose rule is adaptive, the broker's latency, the names that ask for most,
+        and the last ten minutes, a point a second. Empty if no rule is adaptive.
+        """
+        return wire.AdaptiveLimits(sentences.adaptive(await self._data_path.adaptive()))
 
     @endpoint("GET", "/spool")
     async def get_spool(self, _: Request, query: FlowQuery) -> wire.Spool:

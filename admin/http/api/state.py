@@ -11,7 +11,7 @@ from admin.rejection_log.advice import AdviceReader
 from admin.rejection_log.history import HistoryReader
 from admin.stats import LiveStats
 from admin.stats.rows import NS_PER_S
-from admin.wire import Edits, Expiring, FolderState, State, Totals
+from admin.wire import Edits, Expiring, FolderState, State, Totals, sentences
 from limiter.compiled import VERSION
 from proxy.common.threads import on_thread
 from proxy.control import DataPath
@@ -85,6 +85,7 @@ class Status:
             persistence=services.edits.persistence,
             edits=await self._standing(switches),
             rejection_log=services.rejection_log(),
+            adaptive=sentences.adaptive(snapshot.adaptive),
             alarms=snapshot.alarms,
             spool=services.spool(),
             failed_reload=services.failed_reload(),

@@ -11,7 +11,10 @@ import { Button, Lines, Search, Table, Tag, TargetLink } from "./parts.js";
 const PAGE = 500;
 const AUDIT_PAGE = 50;
 /** The fields that the short form of a limit shows. */
-const SHORT = ["rate", "bytes_per_s", "count", "action", "fair_by", "exempt", "limiting"];
+const SHORT = [
+  ...["rate", "bytes_per_s", "count", "action", "fair_by", "exempt", "limiting"],
+  ...["adaptive", "floor", "ceiling"],
+];
 const ACTIONS = { set: "", unset: "reverted to file", expire: "expired", reload: "reloaded", purge: "purged" };
 const COLUMNS = [
   { name: "id", title: "#" },

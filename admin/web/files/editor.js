@@ -136,7 +136,9 @@ function LimitForm({ kind, name, entry, draft, setDraft, errors, steps }) {
     ${canWrite() && html`<${FirstOfItsOwn} kind=${kind} name=${name} entry=${entry} />`}
     <fieldset disabled=${!canWrite()}>
       <legend class="visually-hidden">Limit</legend>
-      <div class="rate-row">
+      ${
+        !draft.adaptive &&
+        html`<div class="rate-row">
         <${Field}
           label="Rate, per second"
           help="0 refuses all."
@@ -149,7 +151,8 @@ function LimitForm({ kind, name, entry, draft, setDraft, errors, steps }) {
           value=${draft.unlimited}
           onvalue=${(unlimited) => setRate(unlimited ? "" : draft.rate, unlimited)}
         />
-      </div>
+      </div>`
+      }
       <details open=${isOpen}>
         <summary>More</summary>
         <div class="fields">
@@ -231,16 +234,17 @@ function isTelling({ key, telling, ...field }, draft) {
 }
 
 /** Whether a field has an effect beside the others. An empty choice is the default of the kind. */
-function isAsked({ onlyWith }, draft) {
+function isAsked({ onlyWith, notWith }, draft) {
+  if (notWith && draft[notWith]) return false;
   const other = onlyWith && draft[onlyWith[0]];
-  return !other || other === onlyWith[1];
+  return [undefined, null, "", onlyWith?.[1]].includes(other);
 }
 
 /** Faults by field. */
 function faultsOf(draft) {
   const faults = {};
   const rate = draft.rate.trim();
-  const isLimit = draft.unlimited || rate || draft.bytes_per_s?.trim();
+  const isLimit = draft.unlimited || rate || draft.bytes_per_s?.trim() || draft.adaptive || Number(draft.weight) > 1;
   if (!isLimit && !draft.exempt && draft.action !== "off" && draft.confirm !== "after_consume") {
     faults.rate = "Enter a rate, tick unlimited, or limit the bytes per second.";
   }
@@ -257,8 +261,8 @@ function faultsOf(draft) {
 /** The body of a PATCH: all fields that are shown, null for the default. `was`: the limit before. */
 function bodyOf(draft, was) {
   const body = { rate: null };
-  const rate = draft.rate.trim();
-  if (draft.unlimited || /^unlimited$/i.test(rate)) body.rate = "unlimited";
+  const rate = draft.adaptive ? "" : draft.rate.trim();
+  if ((draft.unlimited && !draft.adaptive) || /^unlimited$/i.test(rate)) body.rate = "unlimited";
   else if (rate) body.rate = readNumber(rate, "rate").value;
   for (const field of FIELDS) {
     if (field.key in draft) body[field.key] = readValue(field, draft[field.key]) ?? null;
@@ -266,11 +270,12 @@ function bodyOf(draft, was) {
   // The default of the longest delay depends on the spool: without a change of its own it follows that.
   const isChanged = (key) => body[key] !== undefined && body[key] !== (was[key] ?? null);
   if (isChanged("spool") && !isChanged("max_delay_s")) body.max_delay_s = null;
-  // A field that needs a value of another field goes with it.
-  for (const { key, onlyWith } of FIELDS) {
+  // A field that needs a value of another field, or does not go with it, goes with it.
+  for (const { key, onlyWith, notWith } of FIELDS) {
+    if (key in body && notWith && body[notWith]) body[key] = null;
     const [other, wanted] = onlyWith ?? [];
     const is = other && (body[other] ?? FIELDS.find((each) => each.key === other)?.otherwise);
-    if (is && is !== wanted) body[key] = null;
+    if (key in body && ![undefined, null, "", wanted].includes(is)) body[key] = null;
   }
   if (draft.reason.trim()) body.reason = draft.reason.trim();
   const { seconds } = readTtl(draft.ttl_s);

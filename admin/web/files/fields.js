@@ -4,13 +4,14 @@ import { readNumber } from "./format.js";
 
 /**
  * In order; filled in from ``admin.config.limit_fields``. `input` is number, choice, boolean (which may be unset),
- * check, text or days; `otherwise` is the value if it is left out. `onlyWith`, `beside`, `notOf`, `wordsNotOf`, `named`
- * and `telling` are those of `LimitField`.
+ * check, text or days; `otherwise` is the value if it is left out. `onlyWith`, `notWith`, `beside`, `notOf`, `onlyOf`,
+ * `wordsNotOf`, `named` and `telling` are those of `LimitField`.
  */
 export const FIELDS = [];
 
 /** Whether a field has an effect, given the others of a limit. */
-export function matters({ onlyWith, beside }, limit) {
+export function matters({ onlyWith, notWith, beside }, limit) {
+  if (notWith && limit[notWith]) return false;
   if (onlyWith && limit[onlyWith[0]] !== onlyWith[1]) return false;
   return !beside?.length || beside.some((key) => (limit[key] ?? null) !== null);
 }
@@ -20,6 +21,7 @@ export function fieldsOf(kind, name, limit) {
   const of = kind === "total" ? name.split(":")[0] : kind;
   const isOffered = (field) => {
     if (field.named && (name === "*" || kind === "total")) return false;
+    if (field.onlyOf?.length && !field.onlyOf.includes(kind)) return false;
     return !field.notOf?.includes(of) || ![null, undefined, field.otherwise].includes(limit[field.key]);
   };
   const optionsOf = ({ key, options, wordsNotOf }) =>

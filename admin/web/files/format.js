@@ -106,7 +106,9 @@ export function limitText(limit) {
   if ("limiting" in limit) return limit.limiting ? "limiting on" : "limiting off";
   if (limit.exempt) return "exempt";
   const { rate: perSecond, bytes_per_s: bytesPerSecond, action } = limit;
+  const { adaptive, floor, ceiling } = limit;
   const parts = [
+    adaptive && `adaptive, at least ${number(floor)}/s${ceiling ? `, at most ${number(ceiling)}/s` : ""}`,
     perSecond === "unlimited" && "unlimited",
     typeof perSecond === "number" && `${number(perSecond)}${limit.count === "requests" ? " requests" : ""}/s`,
     (bytesPerSecond ?? null) !== null && `${bytes(bytesPerSecond)}/s`,

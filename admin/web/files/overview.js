@@ -1,5 +1,6 @@
 /** The first view: messages in total, the most refused resources, alarms, and the last changes. */
 
+import { AdaptiveLimits } from "./adaptive.js";
 import { get } from "./api.js";
 import { app, link, useAnswer } from "./app.js";
 import { ChangeTable } from "./changes.js";
@@ -26,6 +27,7 @@ export function OverviewView() {
   return html`
     <div class="heading"><h1>Overview</h1></div>
     ${state && html`<${Totals} state=${state} />`}
+    <${AdaptiveLimits} />
     <div class="panels halves">
       <${Panel} title="Most refused, last 10 s"><${MostRefused} /><//>
       ${state && html`<${Panel} title="Alarms now"><${AlarmList} state=${state} /><//>`}

@@ -31,6 +31,7 @@ from proxy.stats.question import (
     UnappliedRule,
 )
 from proxy.stats.snapshot import (
+    AdaptiveState,
     AlarmState,
     ConfirmState,
     ConnectionState,
@@ -127,6 +128,7 @@ class FakeDataPath(DataPath):
         self.spool_now: SpoolState | None = SpoolState()
         self.purged = Purged(refused=3, dropped=1)
         self.purges: list[tuple[str, str]] = []
+        self.adaptive_states: tuple[AdaptiveState, ...] = ()
 
     async def apply(self, rule_set: RuleSet) -> None:
         self.applied.append(rule_set)
@@ -181,6 +183,9 @@ class FakeDataPath(DataPath):
         if isinstance(self.explanation, Exception):
             raise self.explanation
         return self.explanation
+
+    async def adaptive(self) -> tuple[AdaptiveState, ...]:
+        return self.adaptive_states
 
     async def take_traffic(self, *, unfinished: bool = False) -> tuple[TrafficSecond, ...]:
         self.traffic_taken.append(unfinished)

@@ -9,6 +9,7 @@ import pytest
 from admin.client.target import Given, find_target, profiles_file
 from admin.config.sources import Flags, load
 from admin.run.composition import compose
+from limiter.rules.resource import Resource
 from proxy.protocols.base import ListenerAddresses
 from proxy.protocols.rocketmq.name_server import NameServerOptions
 from proxy.protocols.rocketmq.routes import told_instead
@@ -91,3 +92,13 @@ def test_the_profile_is_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
         "token-of-the-page-that-shows-it",
         (),
     )
+
+
+def test_the_example_of_an_adaptive_limit_can_be_used_as_it_is(tmp_path: Path) -> None:
+    page = (DOCS / "adaptive.md").read_text(encoding="utf-8")
+    (text,) = re.findall(r"^```toml\n# sluice_adaptive\.toml\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    file = tmp_path / "sluice.toml"
+    file.write_text(text, encoding="utf-8")
+    plan = compose(load(str(file), {}, Flags()))
+    assert plan.warnings() == []
+    assert plan.rule_set.match(Resource("listener", "default")).name == "adaptive listener:*"

@@ -60,6 +60,7 @@ class Case(NamedTuple):
 
 
 BY_CLIENT = {"rule": "client:10.0.0.9", "at_most": 100}
+BY_BROKER = BY_CLIENT | {"rule": "adaptive listener:*"}
 EDITED = [(0, limited(150.0)), (2 * DAY_S - 6 * HOUR_S, limited(300.0))]
 CASES = {
     "a limit below the demand": Case(
@@ -140,6 +141,11 @@ CASES = {
     "a client's own limit": Case(
         lambda: log(limited(None), a=steady(50), b=at_night(90, HOUR_S), how=BY_CLIENT),
         "keep", None, says=["but rule client:10.0.0.9 refused 982,800 messages of it: look at that limit"]),
+    "a broker that was short": Case(
+        lambda: log(limited(160.0), a=steady(50), b=at_night(90, HOUR_S), how=BY_BROKER),
+        "keep", 160,
+        says=["the broker was short: rule adaptive listener:* refused 982,800 messages of it, which no higher limit"],
+        never=["look at that limit"]),
     "a client's own limit besides a topic's": Case(
         lambda: log(limited(160.0), a=steady(50), b=at_night(90, HOUR_S), how=BY_CLIENT),
         "keep", 160, says=["limit 160/s; rule client:10.0.0.9 refused 982,800 messages of it: look at that limit"]),

@@ -51,6 +51,12 @@ async def test_a_limit_is_set_shown_and_unset(asked: Asked) -> None:
     assert (again.exit_code, again.out) == (5, "")
 
 
+async def test_a_difference_of_the_action_alone_is_shown(asked: Asked) -> None:
+    assert (await asked("limits", "set", "topic", "orders", "--action", "shadow")).exit_code == 0
+    differ = words((await asked("limits", "diff")).out)
+    assert differ[1].startswith("topic orders 500/s, reject 500/s, shadow ada ")
+
+
 async def test_a_dry_run_changes_nothing(asked: Asked) -> None:
     ran = await asked("limits", "set", "topic", "orders", "5", "--dry-run")
     assert ran.out == "would change: topic orders: 500/s → 5/s\n"

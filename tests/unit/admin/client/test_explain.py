@@ -136,6 +136,12 @@ class TestAskingAFile:
         assert limit.rule.name == "topic:o* 22:00-06:00 Europe/Berlin"
         assert ask_file(file, Question("topic", "orders", at="2026-11-21T20:30+00:00")).limits == ()
 
+    def test_an_adaptive_limit_has_no_figures_before_it_runs(self, write: Write) -> None:
+        file = write(FILE.partition("[[limits]]")[0] + '[[limits]]\nkind = "listener"\nname = "*"\nadaptive = true\n')
+        (limit,) = ask_file(file, Question("topic", "orders")).limits
+        assert (limit.rule.name, limit.text) == ("adaptive listener:*", "adaptive, at least 100/s")
+        assert [each.name for each in limit.details] == ["rule", "why", "above"]
+
     def test_is_a_command(self, write: Write, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["limits", "explain", "topic", "orders", "--config", write(FILE)]) == 0
         assert "1. topic orders: 500 messages per second, burst 1 s" in capsys.readouterr().out

@@ -104,6 +104,7 @@ def test_state_says_what_an_operator_looks_for(api: Any, sluice: Sluice) -> None
         },
         "rejection_log": {"directory": "/var/lib/sluice/rejections", "error": "disk full"},
         "warnings": ["doubtful"],
+        "adaptive": [{"listener": "main", "limit_per_s": 5.0, "text": "adaptive: 5/s now; the broker's p90 is 2 s"}],
     }
     api.answers["GET /state"] = (200, msgspec.to_builtins(STATE) | now)
     lines = sluice("state").out.splitlines()
@@ -113,6 +114,7 @@ def test_state_says_what_an_operator_looks_for(api: Any, sluice: Sluice) -> None
         "listener     main: 127.0.0.2:1 -> 127.0.0.1:1 (NOT REACHABLE: refused), 4 open",
         "bypassed     5 requests since the start (rate_limit late 5)",
         "kept in      memory: edits are lost at the restart; disk full",
+        "adaptive     main: 5/s now; the broker's p90 is 2 s",
         "quarantined  state.db.damaged-1",
         "recorded in  /var/lib/sluice/rejections; disk full",
         f"reload       FAILED by SIGHUP, {moment('2026-11-21T19:00:00Z')}: the old configuration still applies",

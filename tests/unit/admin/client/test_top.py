@@ -84,6 +84,10 @@ class TestScreen:
             ({"persistence": {"directory": None, "error": "disk full"}}, "EDITS: disk full"),
             ({"alarms": [{"stands": True, "scarce": "memory", "text": "no room"}]}, "MEMORY ALARM: no room"),
             (
+                {"adaptive": [{"listener": "main", "limit_per_s": 5.0, "text": "adaptive: 5/s now"}]},
+                "BROKER of main is short: adaptive: 5/s now",
+            ),
+            (
                 {"listeners": [{"name": "main", "reachable": False, "error": "refused"}]},
                 "BROKER of main not reachable: refused",
             ),

@@ -8,6 +8,7 @@ from admin.run.composition import compose
 Write = Callable[[str], str]
 LISTENER = '[[listeners]]\nlisten = "127.0.0.1:1"\nbroker = "127.0.0.1:2"\n'
 TOPIC = '[[limits]]\nkind = "topic"\nname = "a"\nrate = 5\n'
+ADAPTIVE = '[[limits]]\nkind = "listener"\nname = "*"\nadaptive = true\n'
 BYTES = TOPIC.replace("rate", "bytes_per_s")
 FREE = TOPIC.replace("5", '"unlimited"')
 QUEUE = 'protocol = "amqp091"\n[[limits]]\nkind = "queue"\nname = "a"\n'
@@ -48,6 +49,20 @@ def warnings(file: str) -> list[str]:
             '4: listeners[0].proxy_protocol_from[1] = "::/0": lets every client choose its address',
         ),
         ('scope = "vip"\n', '4: listeners[0].scope = "vip": has no effect: no limit of kind listener names it'),
+        (ADAPTIVE + "burst_s = 2", "8: limits[0].burst_s = 2.0: has no effect with adaptive = true"),
+        (
+            ADAPTIVE.replace("adaptive", "rate").replace("true", "5") + "floor = 9",
+            "8: limits[0].floor = 9.0: has no effect",
+        ),
+        (TOPIC + "weight = 2", "8: limits[0].weight = 2: has no effect: no limit of kind listener has adaptive = true"),
+        (
+            ADAPTIVE + "weight = 2",
+            "8: limits[0].weight = 2: has no effect: give the weight to a limit of a topic or a queue",
+        ),
+        (
+            LISTENER.replace(":1", ":3").replace("127.0.0.1:2", "127.0.0.9:2") + ADAPTIVE,
+            '4: listeners[1].scope = "default": the answers of the brokers 127.0.0.1:2 and 127.0.0.9:2 would be mixed',
+        ),
         (TOPIC + 'fair_by = "certificate"', '8: limits[0].fair_by = "certificate": no listener asks clients for'),
     ],
 )
@@ -65,6 +80,9 @@ def test_what_has_no_effect_or_a_dangerous_one_is_named_with_its_line(write: Wri
         EXCHANGE + CONFIRM + "confirm_queues = 2\n",
         'scope = "vip"\nmax_connections_per_client = 5\n',
         'scope = "vip"\n[[limits]]\nkind = "listener"\nname = "v*"\nrate = 5\n',
+        ADAPTIVE + "fair_by = 'topic'\nfloor = 5\nceiling = 50\naction = 'reject'\n" + TOPIC + "weight = 2\n",
+        # Ports of one host are one broker's.
+        LISTENER.replace(":1", ":3").replace("1:2", "1:4") + ADAPTIVE,
         # Rules that take turns.
         TOPIC + 'between = "06:00-22:00"\n' + TOPIC + 'between = "22:00-06:00"\n',
         TOPIC + 'between = "06:00-22:00"\n' + TOPIC,

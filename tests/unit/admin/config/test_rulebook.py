@@ -316,3 +316,35 @@ def test_a_rule_that_cannot_be_names_line_key_value_and_what_is_allowed(write: W
 def test_a_kind_by_another_word_gets_the_right_ones(write: Write, word: str, meant: str) -> None:
     text = f'[[limits]]\nkind = "{word}"\nname = "a"\nrate = 1\n'
     assert lines(text, write=write) == [f'sluice.toml:2: limits[0].kind = "{word}": unknown; did you mean {meant}?']
+
+
+@pytest.mark.parametrize("names", [["rocketmq"], ["amqp"], ["amqp10"], ["rocketmq", "amqp10"]])
+def test_an_adaptive_limit_refuses_whatever_the_protocol_does_by_itself(names: list[str]) -> None:
+    origins = load(None, {}, PAIR).origins
+    reader = RuleReader([plugins.protocol(name, (), origins) for name in names], ())
+    found = reader.read("listener", "*", {"adaptive": True, "floor": 200, "ceiling": 900}, "an edit")
+    assert (found.action, found.credit_waits) == ("reject", False)
+    assert (found.rate_per_s, found.floor_per_s, found.ceiling_per_s) == (None, 200, 900)
+    says = {"adaptive": True, "action": "reject", "floor": 200, "ceiling": 900}
+    assert says.items() <= written(fields_of(found)).items()
+    assert reader.read("listener", "*", fields_of(found), "an edit") == found
+
+
+def test_an_edit_makes_a_limit_adaptive_and_gives_it_a_rate_again() -> None:
+    reader = RuleReader([plugins.protocol("rocketmq", (), load(None, {}, PAIR).origins)], ())
+    rate = reader.read("listener", "*", {"rate": 500, "bytes_per_s": 9000, "warm_up_s": 5}, "an edit")
+    adaptive = reader.read("listener", "*", patched(fields_of(rate), {"adaptive": True, "floor": 300}), "an edit")
+    assert adaptive.limit_text == "adaptive, at least 300/s"
+    again = reader.read("listener", "*", patched(fields_of(adaptive), {"rate": 700}), "an edit")
+    assert (again.limit_text, again.floor_per_s) == ("700/s", 100)
+    ended = reader.read("listener", "*", patched(fields_of(adaptive), {"adaptive": False}), "an edit")
+    assert (ended.limits, ended.floor_per_s) == (False, 100)
+
+
+def test_names_that_share_an_adaptive_limit_are_of_a_kind_that_the_protocol_has() -> None:
+    reader = RuleReader([plugins.protocol("rocketmq", (), load(None, {}, PAIR).origins)], ())
+    assert reader.read("listener", "*", {"adaptive": True, "fair_by": "topic"}, "an edit").fair_by == "topic"
+    with pytest.raises(FieldError, match=r"rocketmq knows no queue; allowed: client, .*topic") as error:
+        reader.read("listener", "*", {"adaptive": True, "fair_by": "queue"}, "an edit")
+    assert error.value.problems[0][0] == "fair_by"
+    assert reader.read("topic", "orders", {"weight": 3}, "an edit").weight == 3

@@ -117,7 +117,8 @@ LEVEL = 'must be "debug", "info", "warning" or "error"'
 LISTENER = '[[listeners]]\nlisten = "{}"\nbroker = "{}"'
 LIMIT = '[[limits]]\nkind = "topic"\nname = "a"\n'
 NOTHING_SAID = (
-    'it limits nothing; allowed: a rate or bytes_per_s, action = "off", exempt = true, or confirm = "after_consume"'
+    'it limits nothing; allowed: a rate or bytes_per_s, action = "off", exempt = true, confirm = "after_consume", or'
+    " a weight; for a listener also adaptive = true"
 )
 HANDLER = '[[handlers]]\nname = "rate_limit"\n'
 

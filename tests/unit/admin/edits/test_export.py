@@ -25,6 +25,8 @@ NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 EDIT = ActiveEdit(change_id=17, at="2026-11-21T11:00:00.000Z", by="ada", address="", reason="")
 EXAMPLES = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "limits.md").read_text(encoding="utf-8"), re.DOTALL)
 AMQP = '[[limits]]\nkind = "queue"\nname = "orders"\nrate = 5\nconfirm = "after_consume"\n[defaults.user]\nrate = 7\n'
+ADAPTIVE = '[[limits]]\nkind = "topic"\nname = "a"\nweight = 3\n'
+ADAPTIVE += '[[limits]]\nkind = "listener"\nname = "*"\nadaptive = true\nfloor = 7\n'
 MIXED = AMQP + '[[limits]]\nkind = "topic"\nname = "orders-*"\nrate = 5\nshared = true\n'
 
 
@@ -48,7 +50,9 @@ def written(rules: RuleSet) -> set[tuple[Any, ...]]:
     return {(rule.kind, rule.pattern, rule.shared, str(rule.hours), str(fields_of(rule))) for rule in rules.rules}
 
 
-@pytest.mark.parametrize("text", [*EXAMPLES, (ROOT / "deploy/sluice.toml").read_text(encoding="utf-8"), AMQP, MIXED])
+@pytest.mark.parametrize(
+    "text", [*EXAMPLES, (ROOT / "deploy/sluice.toml").read_text(encoding="utf-8"), AMQP, MIXED, ADAPTIVE]
+)
 def test_a_file_of_limits_makes_the_same_limits_when_it_is_read_again(
     plan_of: Callable[[str], Plan], text: str
 ) -> None:

@@ -17,6 +17,11 @@ from admin.edits import wording
         ({"rate": "unlimited", "bytes_per_s": 10}, "10 bytes/s"),
         ({"rate": "unlimited"}, "unlimited"),
         ({"exempt": True}, "exempt"),
+        ({"adaptive": True, "floor": 200.0, "ceiling": None}, "adaptive, at least 200/s"),
+        (
+            {"adaptive": True, "floor": 1, "ceiling": 5000.0, "fair_by": "topic", "action": "off"},
+            "off (adaptive, at least 1/s, at most 5000/s, shared by topic)",
+        ),
         ({"rate": 5, "action": "off"}, "off (5/s)"),
         ({"limiting": False}, "off"),
     ],
@@ -55,6 +60,7 @@ def test_a_limit_is_written_in_short(limit: dict[str, Any] | None, text: str) ->
             {"rate": 5, "confirm": "after_consume", "fallback": "nack"},
             "5/s, confirm broker → after_consume, fallback not set → nack",
         ),
+        ({"rate": 5, "weight": 1}, {"rate": 5, "weight": 3}, "5/s, weight 1 → 3"),
         ({"rate": 0.0001}, {"rate": 2.00005}, "0.0001/s → 2.00005/s"),
     ],
 )

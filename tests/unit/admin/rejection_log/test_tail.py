@@ -3,6 +3,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import trio
 import trio.testing
@@ -13,7 +14,7 @@ from admin.common.errors import StartError
 from admin.rejection_log import tail as module
 from admin.rejection_log.composer import Composer
 from admin.rejection_log.files import Figures
-from admin.rejection_log.records import HeartbeatRecord, TrafficRecord
+from admin.rejection_log.records import AnyRecord, HeartbeatRecord, TrafficRecord
 from admin.rejection_log.tail import tail, text_of
 from limiter.counting.rejections import Amount, Rejection, TrafficSecond
 from limiter.rules.rule_set import RuleSet
@@ -215,3 +216,11 @@ def test_following_goes_on_across_rotation_cuts_and_new_files(
 def test_an_empty_folder_is_said(tmp_path: Path) -> None:
     with pytest.raises(StartError, match="no file of a rejection log in it"):
         tail([tmp_path])
+
+
+@pytest.mark.parametrize(
+    ("rule", "end"), [("adaptive listener:*", "(the broker was short)"), ("topic:a", "wait_max_us=7")]
+)
+def test_a_refusal_by_an_adaptive_limit_says_why(rule: str, end: str) -> None:
+    line = written(rejection_of(rule=rule))[0]
+    assert text_of(msgspec.json.decode(line, type=AnyRecord)).endswith(end)

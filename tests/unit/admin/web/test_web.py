@@ -58,7 +58,8 @@ def test_the_form_has_all_fields_of_a_limit_besides_its_rate(client: TestClient)
     text = client.get("/web/fields.js").text
     fields = json.loads(text.split("export const FIELDS = ")[1].split(";\n")[0])
     assert {each["key"] for each in fields} == keys(Limit).keys() - {"rate"}
-    assert fields[0]["options"][2] == ["delay", "delay, then reject"]
+    action = next(each for each in fields if each["key"] == "action")
+    assert action["options"][2] == ["delay", "delay, then reject"]
     assert {each["key"] for each in fields if each["named"]} == keys(Limit).keys() - keys(DefaultLimit).keys()
 
 

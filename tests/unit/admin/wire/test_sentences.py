@@ -4,12 +4,12 @@ from typing import Any
 
 import msgspec
 import pytest
-from api_examples import FLOW, SPOOL
+from api_examples import ADAPTIVE, FLOW, SPOOL
 
 from admin.wire import FolderState, Spool, sentences
 from proxy.stats.flow import Flow
-from proxy.stats.question import ConfirmView, Explanation, LimitState, Question, RuleView, UnappliedRule
-from proxy.stats.snapshot import ConfirmState
+from proxy.stats.question import AppliedLimit, ConfirmView, Explanation, LimitState, Question, RuleView, UnappliedRule
+from proxy.stats.snapshot import AdaptiveName, ConfirmState
 
 replace = msgspec.structs.replace
 
@@ -130,6 +130,54 @@ class TestExplained:
         limit = explanation.limits[0]
         shadow = replace(limit, rule=replace(limit.rule, action="shadow"), state=state)
         assert details(explained(explanation, limits=(shadow,)), "now") == [now]
+
+
+class TestAdaptive:
+    NOW = "adaptive: 1840/s now; the broker's p90 is 85 ms, usually 12 ms"
+    RULE = RuleView("adaptive listener:*", "sluice.toml:9", "adaptive, at least 100/s", "reject", None)
+
+    def said(self, explanation: Explanation, question: Question, **changes: Any) -> AppliedLimit:
+        limit = explanation.limits[0]
+        limit = replace(limit, kind="listener", name="main", rule=self.RULE, limit=replace(limit.limit, adaptive=True))
+        asked = replace(explanation, limits=(limit,), question=question)
+        return sentences.explained(asked, live=True, adaptive=[replace(ADAPTIVE, **changes)]).limits[0]
+
+    def test_says_what_the_broker_takes_and_what_the_name_may_use_of_it(self, explanation: Explanation) -> None:
+        said = self.said(explanation, Question("topic", "orders"))
+        assert said.text == "adaptive, at least 100/s"
+        assert [(each.name, each.text) for each in said.details[2:]] == [
+            ("above", "while the broker is short, names that take more than their share are refused"),
+            ("now", f"{self.NOW}; orders may use 612/s of it, asks for 4000/s"),
+        ]
+
+    def test_a_name_may_be_that_of_a_caller(self, explanation: Explanation) -> None:
+        names = (AdaptiveName("10.0.0.7", 90.0, 5.0, 5.0, 1),)
+        said = self.said(explanation, Question("topic", "new", client="10.0.0.7"), names=names).details[-1].text
+        assert said == f"{self.NOW}; 10.0.0.7 may use 5/s of it, asks for 90/s"
+
+    def test_no_name_may_use_more_than_the_limit(self, explanation: Explanation) -> None:
+        changes: dict[str, Any] = {"names": (AdaptiveName("topic:orders", 9.0, 9.0, 612.0, 1),), "limit_per_s": 500.0}
+        assert (
+            "; orders may use 500/s" in self.said(explanation, Question("topic", "orders"), **changes).details[-1].text
+        )
+        (said,) = sentences.adaptive([replace(ADAPTIVE, **changes)])
+        assert said.names[0].may_per_s == 500
+
+    @pytest.mark.parametrize(
+        ("changes", "now"),
+        [
+            (
+                {"action": "shadow"},
+                "1840/s now (shadow: nothing is refused); the broker's p90 is 85 ms, usually 12 ms",
+            ),
+            ({"limit_per_s": None, "latency_s": 0.003}, "no limit now; the broker's p90 is 3 ms, usually 12 ms"),
+            ({"usual_latency_s": None}, "1840/s now; the broker's p90 is 85 ms"),
+            ({"latency_s": None}, "1840/s now; how soon the broker answers is not known"),
+        ],
+    )
+    def test_what_is_not_known_is_not_said(self, changes: dict[str, Any], now: str) -> None:
+        (said,) = sentences.adaptive([replace(ADAPTIVE, **changes)])
+        assert (said.text, said.names) == (f"adaptive: {now}", ADAPTIVE.names)
 
 
 class TestConfirms:

@@ -3,9 +3,9 @@
 from typing import Any
 
 import msgspec
-from api_examples import SPOOL
+from api_examples import ADAPTIVE, SPOOL
 
-from admin.wire import PROBLEM, Spool
+from admin.wire import PROBLEM, AdaptiveLimits, Spool
 from proxy.flow.credit import StageState
 from proxy.flow.diagnosis import FlowFinding
 from proxy.stats.flow import ConnectionFlow, Flow, StageCount
@@ -34,6 +34,14 @@ async def test_flow_reads_back_in_words(served: Any) -> None:
     assert flow.sentences == ("3 connections wait for a limit.",)
     (alarm,) = flow.alarms
     assert (alarm.since, alarm.status) == (NOW.alarms[0].since, "STANDS: too much")
+
+
+async def test_adaptive_limits_read_back_in_words(served: Any) -> None:
+    assert (await served.get("adaptive")).json() == {"limits": []}
+    served.data_path.adaptive_states = (ADAPTIVE,)
+    (limit,) = msgspec.json.decode((await served.get("adaptive")).content, type=AdaptiveLimits).limits
+    assert (limit.names, limit.history) == (ADAPTIVE.names, ADAPTIVE.history)
+    assert limit.text == "adaptive: 1840/s now; the broker's p90 is 85 ms, usually 12 ms"
 
 
 async def test_the_spool_reads_back(served: Any) -> None:
