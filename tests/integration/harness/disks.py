@@ -54,7 +54,7 @@ SLOW2(pwritev2)
 SLOW2(pwritev64v2)
 """
 
-# Whoever asks that something is on the disk.
+# Whoever asks that something is on the disk. RocketMQ's commit log does so with msync, Erlang with the others.
 _SLOW_SYNCS: Final = """
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -76,18 +76,21 @@ __attribute__((constructor)) static void share_count(void)
     close(fd);
 }
 
-#define SLOW(name) \\
-    int name(int fd) \\
-    { \\
-        long ms = atol(getenv("TESTED_SYNC_MS")); \\
-        struct timespec pause = {ms / 1000, ms % 1000 * 1000000}; \\
-        nanosleep(&pause, NULL); \\
-        __atomic_fetch_add(count, 1, __ATOMIC_RELAXED); \\
-        return ((int (*)(int))dlsym(RTLD_NEXT, #name))(fd); \\
-    }
+static void *after_a_pause(const char *name)
+{
+    long ms = atol(getenv("TESTED_SYNC_MS"));
+    struct timespec pause = {ms / 1000, ms % 1000 * 1000000};
+    nanosleep(&pause, NULL);
+    __atomic_fetch_add(count, 1, __ATOMIC_RELAXED);
+    return dlsym(RTLD_NEXT, name);
+}
 
-SLOW(fsync)
-SLOW(fdatasync)
+int fsync(int fd) { return ((int (*)(int))after_a_pause("fsync"))(fd); }
+int fdatasync(int fd) { return ((int (*)(int))after_a_pause("fdatasync"))(fd); }
+int msync(void *at, size_t size, int flags)
+{
+    return ((int (*)(void *, size_t, int))after_a_pause("msync"))(at, size, flags);
+}
 """
 
 
@@ -138,7 +141,7 @@ def slow_writes(each_ms: int) -> dict[str, str]:
 
 
 def slow_syncs(each_ms: int, folder: Path, *, seen_at: Path) -> list[str]:
-    """Return what to put in front of a command each of whose fsync and fdatasync is to take so much longer."""
+    """Return what to put in front of a command each of whose fsync, fdatasync and msync takes so much longer."""
     library = seen_at / _built(folder, _SLOW_SYNCS).name
     (folder / _SYNC_COUNT).write_bytes(bytes(8))
     counted = f"TESTED_SYNC_COUNT={seen_at / _SYNC_COUNT}"
@@ -146,5 +149,5 @@ def slow_syncs(each_ms: int, folder: Path, *, seen_at: Path) -> list[str]:
 
 
 def syncs(folder: Path) -> int:
-    """Return how many times a command behind `slow_syncs` has called fsync or fdatasync."""
+    """Return how many times a command behind `slow_syncs` has called fsync, fdatasync or msync."""
     return int.from_bytes((folder / _SYNC_COUNT).read_bytes(), sys.byteorder)

@@ -17,7 +17,8 @@ _START_TIMEOUT_S: Final = 60.0
 class EmbeddedBroker:
     """Runs while it is entered; topics are made by the first message that is sent to them."""
 
-    def __init__(self) -> None:
+    def __init__(self, broker: StoringBroker | None = None) -> None:
+        self._broker = broker or StoringBroker()
         self.address = self.namesrv = ""
         self._loopback: Loopback
         self._scope = trio.CancelScope()
@@ -57,4 +58,4 @@ class EmbeddedBroker:
         self._token = trio.lowlevel.current_trio_token()
         with self._scope:
             async with trio.open_nursery() as nursery:
-                self._started.put(await nursery.start(serve_broker, 0, 0, StoringBroker()))
+                self._started.put(await nursery.start(serve_broker, 0, 0, self._broker))

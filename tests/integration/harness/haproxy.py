@@ -17,9 +17,9 @@ _POLL_S: Final = 0.05
 class HAProxy:
     """A running HAProxy in TCP mode."""
 
-    def __init__(self, directory: Path, server: str, *options: str, host: str = _HOST) -> None:
+    def __init__(self, directory: Path, server: str, *options: str, host: str = _HOST, port: int = 0) -> None:
         directory.mkdir(parents=True)
-        port = free_port(host)
+        port = port or free_port(host)
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         config = directory / "haproxy.cfg"
         config.write_text(

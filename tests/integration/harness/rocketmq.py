@@ -8,6 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Self
 
+from harness.disks import slow_syncs
 from harness.java import compiled_java
 from harness.paths import ROCKETMQ, program, rocketmq_classpath
 from harness.ports import free_port
@@ -79,6 +80,7 @@ class RocketMQ:
         advertised_host: str,
         settings: Mapping[str, str] = _NO_SETTINGS,
         flush_ms: int | None = None,
+        sync_ms: int = 0,
         java_options: tuple[str, ...] = (),
         name_servers: int = 1,
     ) -> None:
@@ -104,7 +106,8 @@ class RocketMQ:
                     f"listenPort={_port_of(address)}\nbindAddress={BROKER_HOST}\n", encoding="utf-8"
                 )
                 self._name_servers[address] = self._start(
-                    *(home, f"namesrv-{number}", rocketmq_classpath(), (*NAME_SERVER_MEMORY, *java_options)),
+                    *(home, f"namesrv-{number}"),
+                    java(rocketmq_classpath(), home, *NAME_SERVER_MEMORY, *java_options),
                     *("namesrv.NamesrvStartup", "-c", str(namesrv_conf)),
                 )
                 starting.callback(self._name_servers[address].kill)
@@ -118,9 +121,10 @@ class RocketMQ:
                 store=home / "store",
             )
             conf.write_text(own + "".join(lines), encoding="utf-8")
+            slowly = slow_syncs(sync_ms, home, seen_at=home) if sync_ms else []
             self._start_broker = partial(
                 self._start,
-                *(home, "broker", classpath, broker_options),
+                *(home, "broker", [*slowly, *java(classpath, home, *broker_options)]),
                 *("broker.BrokerStartup", "-n", ";".join(self.namesrvs), "-c", str(conf)),
             )
             self._broker = self._start_broker()
@@ -191,16 +195,10 @@ class RocketMQ:
     def _to_broker(self) -> RemotingClient:
         return RemotingClient(self.host, self.port)
 
-    def _start(
-        self, home: Path, name: str, classpath: str, options: tuple[str, ...], main_class: str, *arguments: str
-    ) -> ManagedProcess:
+    def _start(self, home: Path, name: str, machine: list[str], main_class: str, *arguments: str) -> ManagedProcess:
         process = ManagedProcess(
             name,
-            [
-                *java(classpath, home, *options),
-                f"org.apache.rocketmq.{main_class}",
-                *arguments,
-            ],
+            [*machine, f"org.apache.rocketmq.{main_class}", *arguments],
             log=home / f"{name}.log",
             env={"ROCKETMQ_HOME": str(home)},
             cwd=home,
