@@ -5,8 +5,9 @@ Times are of the monotonic clock, which all processes of one boot share.
 
 from typing import Final, NamedTuple
 
-from limiter.buckets.factory import kind_of, put_in_force
+from limiter.buckets.factory import Join, kind_of, put_in_force
 from limiter.buckets.fair import FairLimiter
+from limiter.buckets.fleet import FleetLimiter
 from limiter.buckets.limiter import Limiter
 from limiter.buckets.warm_up import WarmUpLimiter
 from limiter.rules.resource import Resource
@@ -56,7 +57,12 @@ class SavedLimiter(NamedTuple):
 
 
 def save(limiter: Limiter, now_ns: int, *, shared: bool) -> SavedLimiter | None:
-    """Return the state of a limiter, or None if it is as good as new; ``shared`` as in ``SavedLimiter``."""
+    """Return the state of a limiter, or None if it is as good as new; ``shared`` as in ``SavedLimiter``.
+
+    Leases from a fleet's bucket are not saved: each process is a member of its own.
+    """
+    if isinstance(limiter, FleetLimiter):
+        return None
     idle_at_ns = limiter.idle_at_ns()
     if idle_at_ns is not None and idle_at_ns <= now_ns:
         return None
@@ -84,7 +90,7 @@ def save(limiter: Limiter, now_ns: int, *, shared: bool) -> SavedLimiter | None:
     )
 
 
-def restore(saved: SavedLimiter, rule: Rule, now_ns: int) -> Limiter:
+def restore(saved: SavedLimiter, rule: Rule, now_ns: int, join: Join | None = None) -> Limiter:
     """Return a limiter that continues a saved one, under the rule of now and with bounded debts.
 
     Raises:
@@ -119,7 +125,7 @@ def restore(saved: SavedLimiter, rule: Rule, now_ns: int) -> Limiter:
         limiter.put_back(share._replace(stored_upermits=min(share.stored_upermits, most)) for share in saved.shares)
     had = (type(limiter), limiter.rate_upermits_per_s, limiter.capacity_upermits, saved.coldest_upermits)
     if had != (kind_of(rule), rule.rate_upermits_per_s, rule.capacity_upermits, coldest_upermits):
-        limiter = put_in_force(limiter, now_ns, rule)
+        limiter = put_in_force(limiter, now_ns, rule, join)
     bound_debt(limiter, now_ns)
     return limiter
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from limiter.buckets.adaptive import AdaptiveLimiter
 from limiter.buckets.cell import Cell
+from limiter.buckets.fleet import FleetLimiter
 from limiter.buckets.limiter import Limiter, LimiterState
 from limiter.buckets.saved import SavedLimiter, bound_debt
 from limiter.compiled import COMPILED
@@ -21,6 +22,7 @@ from limiter.counting.accounts import Accounts, Usage
 from limiter.counting.row import Row
 from limiter.deciding.asking import Asking
 from limiter.deciding.explain import Applied, explain
+from limiter.fleet.member import Member
 from limiter.plans.plans import (
     MESSAGES,
     NO_PLAN,
@@ -91,6 +93,8 @@ class SavedLimits(NamedTuple):
     set_aside: Sequence[Spent] = ()  # what the old process will still spend for what it holds; the successor must not
 
 
+_PLAIN: Final = (Limiter, FleetLimiter)
+"""Limiters whose bucket alone decides, so that the compiled part may spend from it."""
 _NS_PER_US: Final = 1_000
 _MAX_CALLERS: Final = 1024
 """Callers remembered by the compiled part; all producer groups of a connection count as one."""
@@ -104,12 +108,19 @@ class Limits:
     Args:
         max_live: limiters of names without a rule of their own, for each dimension.
         accounts: counts what limits spend; by default accounts of their own.
+        fleet: leases the permits of limits that a fleet shares; by default each is a limit of this process.
     """
 
-    def __init__(self, rule_set: RuleSet, max_live: int = DEFAULT_MAX_LIVE, accounts: Accounts | None = None) -> None:
+    def __init__(
+        self,
+        rule_set: RuleSet,
+        max_live: int = DEFAULT_MAX_LIVE,
+        accounts: Accounts | None = None,
+        fleet: Member | None = None,
+    ) -> None:
         self._registries: dict[Dimension, Registry] = {
-            "messages": Registry(rule_set, max_live, "messages"),
-            "bytes": Registry(rule_set, max_live, "bytes"),
+            "messages": Registry(rule_set, max_live, "messages", fleet),
+            "bytes": Registry(rule_set, max_live, "bytes", fleet),
         }
         self._accounts = Accounts() if accounts is None else accounts
         self._accounts.pin(rule_set.own)
@@ -226,7 +237,7 @@ class Limits:
         if not limits:
             return PlainDefault(None, "", MESSAGES, waits=False, ends=ends)
         (dimension, part), *more = limits
-        if more or part.action == "shadow" or part.fair_by is not None or part.warm_up_ns:
+        if more or part.action == "shadow" or part.fair_by is not None or part.warm_up_ns or part.fleet:
             return None
         full = Limiter(Resource(kind, ""), part, 0)
         return PlainDefault(full, part.bare_name, unit_of(dimension, part), part.delays, ends)
@@ -257,7 +268,7 @@ class Limits:
             limiter = part.registry.get(part.resource, now_ns)
             if limiter is None or part.rule.adaptive:
                 continue
-            if type(limiter) is not Limiter or limiter.resource != part.resource:
+            if type(limiter) not in _PLAIN or limiter.resource != part.resource:
                 # Its price changes, it has shares, or it is an overflow limiter.
                 return None
             found.append((limiter, part.row(now_ns), part.unit, part.delays))

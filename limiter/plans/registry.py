@@ -17,13 +17,16 @@ names limited all along: their limiters continue, or each edit would give anothe
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from limiter.buckets.factory import begun_anew, new_limiter, put_in_force
+from limiter.buckets.fleet import FleetLimiter
 from limiter.buckets.limiter import Limiter, LimiterState
 from limiter.buckets.saved import SavedLimiter, restore, save
 from limiter.compiled import COMPILED
+from limiter.fleet.member import Member
 from limiter.rules.resource import Resource
 from limiter.rules.rule import DIMENSIONS, Dimension, Rule
 from limiter.rules.rule_set import RuleSet
@@ -131,17 +134,30 @@ if not TYPE_CHECKING and COMPILED is not None:
 
 
 class Registry:
-    """All live limiters of one dimension; ``max_live`` bounds those of names without a rule of their own.
+    """All live limiters of one dimension.
+
+    Args:
+        rule_set: the first rules.
+        max_live: bounds the limiters of names without a rule of their own.
+        dimension: what is limited.
+        fleet: leases the permits of limits that a fleet shares; by default each is a limit of this process.
 
     Raises:
         ValueError: ``max_live`` is less than 1.
     """
 
-    def __init__(self, rule_set: RuleSet, max_live: int = DEFAULT_MAX_LIVE, dimension: Dimension = "messages") -> None:
+    def __init__(
+        self,
+        rule_set: RuleSet,
+        max_live: int = DEFAULT_MAX_LIVE,
+        dimension: Dimension = "messages",
+        fleet: Member | None = None,
+    ) -> None:
         if max_live < 1:
             raise ValueError(f"max_live is {max_live}; allowed: 1 or more")
         self.dimension: Dimension = dimension
         self.number = DIMENSIONS.index(dimension)
+        self._join = partial((Member() if fleet is None else fleet).join, dimension)
         self.limiters = Live(max_live, self._is_idle)
         self.overflowed_total = 0  # lookups answered with an overflow limiter
         self.overflow = self.limiters.overflow
@@ -207,7 +223,7 @@ class Registry:
             if rule is None:
                 del self.overflow[name]
             elif rule is not limiter.rule:
-                self.overflow[name] = put_in_force(limiter, at_ns, rule)
+                self.overflow[name] = put_in_force(limiter, at_ns, rule, self._join)
 
     def _limit_named(self, bare_name: str) -> Rule | None:
         rule = self._rule_set.pattern_rule(bare_name)
@@ -221,7 +237,7 @@ class Registry:
             return None
         at_ns = self._latest_ns = max(self._latest_ns, now_ns)
         before = limiter.state(at_ns)
-        self.limiters.put(begun_anew(limiter, at_ns, limiter.rule))
+        self.limiters.put(begun_anew(limiter, at_ns, limiter.rule, self._join))
         return before
 
     def reset_all_of(self, rule: Rule, now_ns: int) -> Iterator[LimiterState | None]:
@@ -233,7 +249,7 @@ class Registry:
         limiter = self.overflow.get(rule.bare_name)
         if limiter is not None:
             at_ns = self._latest_ns = max(self._latest_ns, now_ns)
-            self.overflow[rule.bare_name] = begun_anew(limiter, at_ns, limiter.rule)
+            self.overflow[rule.bare_name] = begun_anew(limiter, at_ns, limiter.rule, self._join)
             yield limiter.state(at_ns)
 
     def state(self, resource: Resource, now_ns: int) -> LimiterState | None:
@@ -275,7 +291,7 @@ class Registry:
         if saved.shared:
             rule = self._limit_named(saved.rule)
             if rule is not None:
-                self.overflow[saved.rule] = restore(saved, rule, at_ns)
+                self.overflow[saved.rule] = restore(saved, rule, at_ns, self._join)
             return rule is not None
         resource = saved.resource
         rule, pinned = self._rule_set.limit(resource, self.dimension), self._rule_set.has_own(resource)
@@ -285,7 +301,7 @@ class Registry:
             or not (pinned or self.limiters.make_room(at_ns, self._epoch))
         ):
             return False
-        limiter = restore(saved, rule, at_ns)
+        limiter = restore(saved, rule, at_ns, self._join)
         limiter.epoch, limiter.pinned = self._epoch, pinned
         self.limiters.put(limiter)
         return True
@@ -298,7 +314,7 @@ class Registry:
         known = {(each.rule if each.shared else "", each.resource): each for each in saved}
         live = (("", self.current(each.resource)) for each in self.limiters.all())
         for rule, limiter in chain(live, self.overflow.items()):
-            if limiter is None or (not rule and limiter.asked_ns < since_ns):
+            if limiter is None or isinstance(limiter, FleetLimiter) or (not rule and limiter.asked_ns < since_ns):
                 continue
             before = known.get((rule, limiter.resource))
             left = limiter.capacity_upermits if before is None else before.balance_upermits(now_ns)
@@ -316,7 +332,7 @@ class Registry:
         if not pinned and not self.limiters.make_room(now_ns, self._epoch):
             self.overflowed_total += 1
             return self._overflow_limiter(resource.kind, rule)
-        limiter = new_limiter(resource, rule, self._latest_ns)
+        limiter = new_limiter(resource, rule, self._latest_ns, self._join)
         limiter.epoch, limiter.pinned, limiter.asked_ns = self._epoch, pinned, now_ns
         self.limiters.put(limiter)
         # The overflow limiter may have served the name, and so has spent what it lacks.
@@ -343,9 +359,9 @@ class Registry:
                 # After a time without a limit it does not continue.
                 limiter.retired = limiter.retired or not swap.rule_set.limits_otherwise(resource, self.dimension)
             elif limiter.retired:
-                limiter = begun_anew(limiter, swap.at_ns, rule)
+                limiter = begun_anew(limiter, swap.at_ns, rule, self._join)
             elif rule is not limiter.rule:
-                limiter = put_in_force(limiter, swap.at_ns, rule)
+                limiter = put_in_force(limiter, swap.at_ns, rule, self._join)
         limiter.epoch = ~self._epoch if unlimited else self._epoch
         if limiter is not had:
             self.limiters.put(limiter)
@@ -361,7 +377,7 @@ class Registry:
     def _overflow_limiter(self, kind: str, rule: Rule) -> Limiter:
         limiter = self.overflow.get(rule.bare_name)
         if limiter is None:
-            limiter = new_limiter(Resource(kind, OVERFLOW_NAME), rule, self._latest_ns)
+            limiter = new_limiter(Resource(kind, OVERFLOW_NAME), rule, self._latest_ns, self._join)
             self.overflow[rule.bare_name] = limiter
         limiter.refill(self._latest_ns)
         return limiter

@@ -48,6 +48,8 @@ MAX_WEIGHT: Final = 1_000
 _NO_BOUND_UPERMITS: Final = 1 << 62
 ADAPTIVE_NAME: Final = "adaptive "
 """Begins the names of adaptive rules, so that records and answers tell a broker that was short from a limit."""
+FOR_THE_FLEET: Final = " for the fleet"
+"""Ends the short form of limits that are for all members of a fleet together."""
 DEFAULT_BREAK_S: Final = 1.0
 DEFAULT_MAX_DELAY_S: Final = 2.0
 DEFAULT_MAX_DEBT_S: Final = 10.0
@@ -104,6 +106,7 @@ class Rule:
     busy_code: int | None = None  # the protocol's number for the refusal; None leaves it to the protocol
     fair_by: FairBy | None = None  # who gets a share; None makes no difference between callers
     max_fair_keys: int = DEFAULT_MAX_FAIR_KEYS  # how many are told apart; the rest share one share
+    fleet: bool = False  # one limit for all members of the fleet together
     # The rate is found from how the listener's broker answers, and shared fairly. Only for listeners, without a rate.
     adaptive: bool = False
     floor_per_s: float = DEFAULT_FLOOR_PER_S  # an adaptive limit is never below this, in permits per second
@@ -203,7 +206,7 @@ class Rule:
             texts.append(self._rate_number + ("/s" if self.count == "messages" else " requests/s"))
         if self.bytes_rule is not None:
             texts.append(f"{self.bytes_rule._rate_number} bytes/s")  # noqa: SLF001 - a rule of its own kind
-        return with_shares(" + ".join(texts) or "unlimited", self.fair_by)
+        return with_shares(" + ".join(texts) or "unlimited", self.fair_by) + (FOR_THE_FLEET if self.fleet else "")
 
     @property
     def _rate_number(self) -> str:
@@ -249,10 +252,12 @@ class Rule:
 
     def _checked_break_ns(self) -> int:
         no_breaker = 'action "delay"' if self.action == "delay" else "warm_up_s" if self.warm_up_s else None
+        if self.fleet:
+            no_breaker = "fleet"
         if self.credit_waits:
             no_breaker = "no action, under which AMQP 1.0 waits for credit"
         if self.break_s is None:
-            harmful = no_breaker is not None or self.shared or self.kind in SCOPES
+            harmful = no_breaker is not None or self.shared or self.fleet or self.kind in SCOPES
             return 0 if harmful else min(round(DEFAULT_BREAK_S * NS_PER_S), self.burst_ns)
         break_ns = self._seconds("break_s")
         if break_ns and no_breaker is not None:
@@ -282,6 +287,11 @@ class Rule:
             self._check_exempt()
         if self.shared and self.exact_name is not None:
             raise RuleError(f"rule {self.name}: shared, but it matches one name only", "a pattern", "shared")
+        if self.fleet and (self.fair_by is not None or self.warm_up_s):
+            other = "warm_up_s" if self.fair_by is None else "fair_by"
+            raise RuleError(f"rule {self.name}: fleet with {other}", f"fleet or {other}, not both", "fleet")
+        if self.fleet and self.rate_per_s is None and self.bytes_per_s is None:
+            raise RuleError(f"rule {self.name}: fleet, but without a limit", "a limit with it, or no fleet", "fleet")
         if self.fair_by is not None and self.warm_up_s:
             raise RuleError(f"rule {self.name}: fair_by with warm_up_s", "fair_by or warm_up_s, not both", "fair_by")
         if self.fair_by in OF_MESSAGES and not self.adaptive:

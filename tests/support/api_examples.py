@@ -20,6 +20,9 @@ from proxy.stats.snapshot import (
     ClientDescription,
     ConfirmState,
     ConnectionState,
+    FleetLimit,
+    FleetMember,
+    FleetState,
     Held,
     LaneState,
     Limiters,
@@ -121,6 +124,22 @@ FLOW: Final = sentences.flow(
             ConfirmState("queue", "orders", "after_consume", "", 310, 18, 2_048, 4_811_020, 65, 3, 0),
         ),
     )
+)
+FLEET: Final = FleetState(
+    name="orders-prod",
+    member="host-a-4211",
+    url="redis://127.0.0.1:6379",
+    when_away="last",
+    size=4,
+    members=(
+        FleetMember("host-a-4211", 0.1, is_this=True),
+        *(FleetMember(f"host-{each}-901", 0.2, is_this=False) for each in "bcd"),
+    ),
+    last_contact_s_ago=0.12,
+    limits=(
+        FleetLimit("topic", "orders", "messages", 500.0, 0.624, 93.0, 340.0),
+        FleetLimit("total", "topic:log-*", "bytes", 1_048_576.0, 0.25, 0.0, 10_240.0),
+    ),
 )
 _SHORT_FROM: Final = 400  # the second from which the broker is short
 ADAPTIVE: Final = AdaptiveState(

@@ -1,0 +1,253 @@
+"""The limit of a fleet, as one member has it: permits leased from the fleet's bucket, and spent without asking it.
+
+A *lease* is what a member has of one bucket. Its limiter stores the permits that are left, and never refills, so the
+compiled part spends them as it does those of any limiter, and the balance tells what has passed. When they are used up,
+Python is asked. Then the *advance* of the lease is released, which has been set aside for it in the fleet's bucket, and
+the member fetches more at once: a name that was idle costs nothing, and its first message passes.
+
+While the fleet's bucket is away, the limiter is a bucket of its own. ``limiter.fleet`` has the whole.
+"""
+
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+from limiter.buckets.limiter import Admission, Limiter, LimiterState
+from limiter.rules.resource import Resource
+from limiter.rules.rule import NS_PER_S, UPERMITS_PER_PERMIT, Rule
+
+ROUND_NS: Final = 200_000_000
+"""Names in use are asked for this often."""
+_NEVER_NS: Final = 1 << 62
+_EVERYTHING: Final = 1 << 62
+_WINDOW_NS: Final = 150_000_000
+_ENDING: Final = 0.5
+_SHORTEST_NS: Final = 50_000_000
+_SOON_NS: Final = 10_000_000
+_LESS_SOON_NS: Final = 50_000_000
+_SHORTAGES: Final = 5
+"""After so many in a row there is nothing to be had sooner."""
+_AHEAD_S: Final = 0.3
+_LEAST_DEMAND_PER_S: Final = 0.01
+_MOST_IDLE_NS: Final = 10 * NS_PER_S
+_LEAST_WAIT_US: Final = 100_000
+
+
+class Fleet(Protocol):
+    """What a lease knows of the member that it belongs to."""
+
+    members: int
+
+    def advance(self, capacity: float) -> int: ...
+
+    def wants(self, lease: "Lease", gap_ns: int) -> None: ...
+
+    def local_share(self, share: float | None) -> float | None: ...
+
+
+class Lease:
+    """What a member has of one bucket; all in whole permits.
+
+    Everything spent is off ``held``. That is negative by what is owed: of the advance, and by requests of several
+    permits that began with one.
+    """
+
+    __slots__ = (
+        *("asked_per_s", "base_upermits", "counted", "counted_ns", "fleet", "held", "is_idle", "is_local"),
+        *("__weakref__", "answered_ns", "key", "lent", "limiter", "share", "shortages", "spent", "used_ns"),
+    )
+
+    def __init__(self, fleet: Fleet, key: str, limiter: "FleetLimiter", now_ns: int) -> None:
+        self.fleet, self.key, self.limiter = fleet, key, limiter
+        self.held = 0  # granted and not spent
+        self.spent = 0  # in all, as the fleet's bucket is told
+        self.lent = 0  # of the advance, released to the limiter
+        self.base_upermits = 0  # the limiter's balance when ``held`` was last right
+        self.counted = 0  # permits asked for since ``counted_ns``
+        self.counted_ns = self.used_ns = now_ns
+        self.answered_ns: int | None = None
+        self.asked_per_s = 0.0
+        self.share: float | None = None  # of the fleet's demand, as last answered
+        self.shortages = 0  # how often in a row it got less than it wanted
+        self.is_idle = self.is_local = False
+
+    @property
+    def rule(self) -> Rule:
+        return self.limiter.rule
+
+    @property
+    def advance(self) -> int:
+        return self.fleet.advance(self.rule.capacity_upermits / UPERMITS_PER_PERMIT)
+
+    def settle(self) -> None:
+        """Take what has been spent off ``held``."""
+        limiter = self.limiter
+        spent = -((limiter.stored_upermits - self.base_upermits) // UPERMITS_PER_PERMIT)
+        self.base_upermits -= spent * UPERMITS_PER_PERMIT
+        self.counted += max(0, spent) + limiter.refused
+        limiter.refused = 0
+        if not self.is_local:
+            self.spent += spent
+            self.held -= spent
+
+    def put(self) -> None:
+        """Give the limiter what is held, with the advance if nothing else is left; the caller has settled."""
+        self.lent = self.advance if self.held <= 0 and self.lent else 0
+        rule, limiter = self.rule, self.limiter
+        limiter.at_ns = _NEVER_NS
+        limiter.stored_upermits = self.base_upermits = (self.held + self.lent) * UPERMITS_PER_PERMIT
+        # For the wait that is stated to a client only.
+        share = 1 / self.fleet.members if self.share is None else self.share
+        limiter.rate_upermits_per_s = max(1, int(rule.rate_upermits_per_s * share)) if rule.rate_upermits_per_s else 0
+
+    def release(self) -> None:
+        """Release the advance to the limiter, which has nothing left, and see to it that more comes."""
+        if self.is_local:
+            return
+        self.is_idle = False
+        if not self.lent:
+            self.lent = self.advance
+            self.limiter.stored_upermits += self.lent * UPERMITS_PER_PERMIT
+            self.base_upermits += self.lent * UPERMITS_PER_PERMIT
+        self._hurry()
+
+    def _hurry(self) -> None:
+        if self.shortages < _SHORTAGES:
+            self.fleet.wants(self, _SOON_NS if not self.shortages else _LESS_SOON_NS)
+        else:
+            self.fleet.wants(self, ROUND_NS)
+
+    def report(self, now_ns: int) -> tuple[int, float]:
+        """Settle, give back what is not needed, and return (permits wanted, demand per second)."""
+        self.settle()
+        elapsed_ns = max(now_ns - self.counted_ns, 1)
+        lately = self.counted * NS_PER_S / max(elapsed_ns, _SHORTEST_NS)
+        if self.counted:
+            self.used_ns = now_ns
+        # Of two windows the larger, for the noise, unless the demand is ending.
+        is_ending = elapsed_ns >= _WINDOW_NS and lately < _ENDING * self.asked_per_s
+        demand = lately if is_ending else max(self.asked_per_s, lately)
+        if elapsed_ns >= _WINDOW_NS:
+            self.asked_per_s, self.counted, self.counted_ns = lately, 0, now_ns
+        rate = self.rule.rate_upermits_per_s / UPERMITS_PER_PERMIT
+        # A member of a small limit waits for its turn, however rarely it is asked.
+        idle_ns = max(NS_PER_S, min(_MOST_IDLE_NS, int(2 * self.fleet.members / rate * NS_PER_S))) if rate else 0
+        self.is_idle = now_ns - self.used_ns >= idle_ns
+        target = 0 if self.is_idle else max(1, -int(-min(demand, rate) * _AHEAD_S // 1))
+        self.held = min(self.held, target)
+        if self.is_idle and not self.held:
+            self.lent, demand = 0, 0.0
+        else:
+            demand = max(demand, _LEAST_DEMAND_PER_S)
+        self.put()
+        return max(0, target - self.held), demand
+
+    def take(self, now_ns: int, granted: int, wanted: int, share: float) -> None:
+        self.settle()
+        self.held += granted
+        self.share, self.answered_ns = share, now_ns
+        self.shortages = self.shortages + 1 if granted < wanted else 0
+        self.put()
+        if self.lent:
+            self._hurry()
+
+    def run_out(self) -> None:
+        """Hold nothing any more: for the fleet what was held is spent."""
+        self.settle()
+        if self.held > 0:
+            self.spent, self.held = self.spent + self.held, 0
+
+    def begin_local(self, now_ns: int, *, is_full: bool = False) -> None:
+        """Decide without the fleet: what is held is the balance of a bucket."""
+        self.run_out()
+        self.lent, self.is_local = 0, True
+        limiter, rule, share = self.limiter, self.rule, self.fleet.local_share(self.share)
+        if share is None:
+            stored, limiter.at_ns = _EVERYTHING, _NEVER_NS
+        else:
+            capacity = limiter.capacity_upermits = max(UPERMITS_PER_PERMIT, int(rule.capacity_upermits * share))
+            limiter.rate_upermits_per_s = max(1, int(rule.rate_upermits_per_s * share)) if rule.rate_per_s else 0
+            stored = capacity if is_full else min(limiter.stored_upermits, capacity)
+            limiter.at_ns = now_ns
+        limiter.stored_upermits = self.base_upermits = stored
+
+    def end_local(self, now_ns: int) -> None:
+        """Decide with the fleet again: nothing is held, and debts stay."""
+        limiter = self.limiter
+        owed = min(0, limiter.refill(now_ns) // UPERMITS_PER_PERMIT)
+        self.spent += self.held - owed
+        self.held, self.lent, self.is_local = owed, 0, False
+        limiter.capacity_upermits = _EVERYTHING
+        self.put()
+
+    def move(self, now_ns: int, limiter: "FleetLimiter") -> None:
+        """Go on with another limiter of the same name."""
+        self.settle()
+        old, self.limiter = self.limiter, limiter
+        old.retired = True
+        limiter.stored_upermits, old.stored_upermits = old.stored_upermits, 0
+        if self.is_local:
+            self.begin_local(now_ns)
+        else:
+            self.put()
+
+
+class FleetLimiter(Limiter):
+    """The limit of one resource for all members of a fleet. Its bucket alone decides; it has no breaker."""
+
+    __slots__ = ("lease", "refused")
+
+    lease: Lease
+
+    def __init__(self, resource: Resource, rule: Rule, now_ns: int) -> None:
+        super().__init__(resource, rule, now_ns)
+        self.refused = 0
+        self.capacity_upermits, self.stored_upermits, self.at_ns = _EVERYTHING, 0, _NEVER_NS
+
+    def settled(self, now_ns: int) -> tuple[int, int]:
+        return (self.stored_upermits, now_ns) if self.at_ns == _NEVER_NS else super().settled(now_ns)
+
+    def check(self, now_ns: int, costs: Sequence[int]) -> Admission:
+        admission = super().check(now_ns, costs)
+        if admission.admitted < len(costs) and not admission.alone:
+            self.lease.release()
+            admission = super().check(now_ns, costs)
+            self.refused += sum(costs[admission.admitted :])
+        return admission
+
+    def affords(self, now_ns: int, price: int, most: int) -> int:
+        if super().affords(now_ns, price, most) < most:
+            self.lease.release()
+        return super().affords(now_ns, price, most)
+
+    def refuse(self, now_ns: int) -> int:
+        self.last_refused_ns = now_ns
+        self.last_wait_us = max(_LEAST_WAIT_US, self.wait_us_behind(now_ns, 0))
+        return self.last_wait_us
+
+    def reconfigure(self, now_ns: int, rule: Rule) -> None:
+        self.lease.settle()
+        self.rule, self.max_debt_upermits = rule, rule.max_debt_upermits
+        if self.lease.is_local or not rule.fleet:
+            # A limit that is not the fleet's any more goes on with the permits that are left.
+            self.lease.begin_local(now_ns)
+        else:
+            self.lease.put()
+
+    def inherit(self, other: Limiter, now_ns: int) -> None:  # type: ignore[override]
+        """Inherit nothing: the fleet's bucket knows."""
+
+    def idle_at_ns(self) -> int | None:
+        return None if self.lease.held or self.lease.lent or self.lease.is_local else self.lease.used_ns
+
+    def state(self, now_ns: int) -> LimiterState:
+        wait_us = self.wait_us_behind(now_ns, 0)
+        return LimiterState(
+            resource=self.resource,
+            rule=self.rule.name,
+            rate_per_s=self.rule.rate_upermits_per_s / UPERMITS_PER_PERMIT,
+            stored_permits=self.settled(now_ns)[0] / UPERMITS_PER_PERMIT,
+            open=False,
+            wait_us=wait_us,
+            last_refused_ns=self.last_refused_ns,
+            last_wait_us=self.last_wait_us,
+        )

@@ -1,0 +1,116 @@
+-- One call of a member: it reports what it holds of some buckets, and leases more. See limiter/fleet/__init__.py.
+-- KEYS: the fleet's members, then the buckets; all in one slot.
+-- ARGV: member, number of the call, its part of the advances (negative: it leaves), its slot; then for each bucket
+--   rate, capacity, spent in all, kept, wanted (permits), demand (permits/s), seconds since its last answer (negative: none)
+-- Returns {} if a later call was here before; else {members, its part of the advances in billionths, its slot}, and for each bucket
+--   {permits granted, its part of the demand in millionths, members that ask}.
+-- Hashes: field "" is the whole, every other field a member; both below 64 bytes. Times are microseconds.
+local SILENT_US, STOPPED_US, KEEP_S, LEAST_PER_S, MOST_SLOTS = 3e6, 1e6, 10, 0.25, 8
+local max, min, floor, pack, unpack = math.max, math.min, math.floor, struct.pack, struct.unpack
+local time = redis.call('TIME')
+local now = time[1] * 1e6 + time[2]
+local id, number, part, slot = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+
+local members, alive, used = {}, { [id] = true }, {}
+local at, removed_at, others, taken = now, 0, 0, 0
+local all = redis.call('HGETALL', KEYS[1])
+for i = 1, #all, 2 do members[all[i]] = all[i + 1] end
+if members[id] and select(2, unpack('>dd', members[id])) >= number then return {} end
+if members[''] then at, removed_at = unpack('>dI4', members['']) end
+-- Nobody could come: Redis stood still, or its clock was set. Then silence says nothing.
+local excused = now < at or now - at > STOPPED_US
+for i = 1, #all, 2 do
+  local member = all[i]
+  if member ~= '' and member ~= id then
+    local seen, latest, its, its_slot = unpack('>dddd', all[i + 1])
+    if not excused and now - seen > SILENT_US then
+      redis.call('HDEL', KEYS[1], member)
+      removed_at = floor(now / 1e3) % 2 ^ 32
+    else
+      if excused then redis.call('HSET', KEYS[1], member, pack('>dddd', now, latest, its, its_slot)) end
+      alive[member], used[its_slot], others, taken = true, true, others + 1, taken + its
+    end
+  end
+end
+-- An equal part each, and one for who comes next. What a member had counts until it is known to use less.
+local new_part = max(0, min(1 / (others + 2), 1 - taken))
+if slot < 0 or used[slot] then
+  slot = 0
+  while used[slot] do slot = slot + 1 end
+end
+redis.call('HSET', KEYS[1], '', pack('>dI4', now, removed_at), id, pack('>dddd', now, number, max(part, new_part), slot))
+if part < 0 then redis.call('HDEL', KEYS[1], id) end
+redis.call('EXPIRE', KEYS[1], 7200)
+
+local answer = { others + 1, floor(new_part * 1e9), slot }
+for k = 2, #KEYS do
+  local a, key = k * 7 - 10, KEYS[k]
+  local rate, capacity, spent, kept = tonumber(ARGV[a + 1]), tonumber(ARGV[a + 2]), tonumber(ARGV[a + 3]), tonumber(ARGV[a + 4])
+  local want, demand, age = tonumber(ARGV[a + 5]), tonumber(ARGV[a + 6]), tonumber(ARGV[a + 7])
+  local slots = min(floor(0.4 * capacity), MOST_SLOTS)
+  local parts = max(0, capacity / 2 - slots)
+  local room = capacity - parts - slots
+  local fields = redis.call('HMGET', key, '', id)
+  local at, stored, v, weights, claims, held, longest, asking, clean_at = now, room, 0, 0, 0, 0, now, 0, removed_at
+  if fields[1] then
+    at, stored, v, weights, claims, held, longest, asking, clean_at = unpack('>dddddddI2I4', fields[1])
+  elseif age >= 0 then
+    stored = min(room, rate * age)
+  end
+  if clean_at ~= removed_at then
+    weights, claims, held, longest, asking = 0, 0, 0, now, 0
+    local all = redis.call('HGETALL', key)
+    for i = 1, #all, 2 do
+      if all[i] ~= '' then
+        local _, its_held, weight, its_v, claim, advance = unpack('>dddddd', all[i + 1])
+        if alive[all[i]] then
+          weights, claims = weights + weight, claims + claim + weight * (v - its_v)
+          held, asking = held + max(0, its_held), asking + 1
+        else
+          -- It may have spent its advance, and pays nothing back.
+          stored = stored - advance
+          redis.call('HDEL', key, all[i])
+        end
+      end
+    end
+  end
+  local minted = rate * max(0, now - at) / 1e6
+  stored = min(stored + minted, max(stored, 0, room - held))
+  if weights > 0 then v, claims = v + minted / weights, claims + minted end
+  local claim, since = 0, now
+  if fields[2] then
+    local its_spent, its_held, weight, its_v, its_claim, _, its_since = unpack('>ddddddd', fields[2])
+    claim, since = its_claim + weight * (v - its_v), its_since
+    -- What it neither spent nor keeps it gives back, or never got.
+    stored = stored + its_held - (spent - its_spent) - kept
+    weights, claims, held, asking = weights - weight, claims - claim, held - max(0, its_held), asking - 1
+  end
+  if asking <= 0 then weights, claims, held, longest, asking = 0, 0, 0, now, 0 end
+  stored = min(stored, max(0, room - held - max(0, kept)))
+
+  local free = max(0, stored - max(0, claims) - claim)
+  -- If the store cannot meet all claims, who has waited longest is next.
+  local is_turn = stored >= claims + claim or since <= longest
+  local granted = is_turn and max(0, floor(min(want, claim + free, stored))) or 0
+  stored, kept = stored - granted, kept + granted
+  if granted > 0 or want == 0 then
+    longest, since, claim = since <= longest and now or longest, now, max(0, min(claim, want) - granted)
+  end
+  longest = min(longest, since)
+  local share = 0
+  if part < 0 or (demand == 0 and kept == 0) then
+    stored = part < 0 and stored + kept or stored
+    redis.call('HDEL', key, id)
+  else
+    local least = weights * min(1 / (asking + 1), LEAST_PER_S / max(rate, LEAST_PER_S))
+    local weight = demand > 0 and max(demand, least) or 0
+    weights, claims, held, asking = weights + weight, claims + claim, held + max(0, kept), asking + 1
+    share = floor(weight / max(weights, 1e-9) * 1e6)
+    redis.call('HSET', key, id, pack('>ddddddd', spent, kept, weight, v, claim,
+      floor(parts * max(part, new_part)) + (slot < slots and 1 or 0), since))
+  end
+  redis.call('HSET', key, '', pack('>dddddddI2I4', now, stored, v, weights, claims, held, longest, asking, removed_at))
+  redis.call('EXPIRE', key, floor(rate > 0 and capacity / rate or 0) + KEEP_S)
+  answer[#answer + 1], answer[#answer + 2], answer[#answer + 3] = granted, share, asking
+end
+return answer

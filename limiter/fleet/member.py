@@ -1,0 +1,231 @@
+"""A member of a fleet: what to ask Redis for, and when, for all leases of this process."""
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from math import floor
+from struct import unpack
+from typing import Final, Literal, NamedTuple
+from weakref import WeakValueDictionary
+
+from limiter.buckets.fleet import ROUND_NS, FleetLimiter, Lease
+from limiter.rules.rule import NS_PER_S, UPERMITS_PER_PERMIT
+
+WhenAway = Literal["last", "equal", "unlimited", "refuse"]
+"""What members do without Redis: go on with the last share, with an equal one, without a limit, or refuse."""
+
+AWAY_NS: Final = 400_000_000
+"""Redis is away after this long without an answer: members hold permits for longer than that."""
+HEARTBEAT_NS: Final = NS_PER_S // 2
+MOST_ROUNDS_PER_S: Final = 10
+MOST_SLOTS: Final = 8
+"""Advances of one permit, for as many members; what else is set aside is divided among all members."""
+MOST_NAMES: Final = 100
+"""Names in one call, so that Redis is not kept from others for more than some ms."""
+
+
+class Call(NamedTuple):
+    """One call of the script. All calls of a round may be sent at once, in their order."""
+
+    keys: list[str]
+    args: list[str | int | float]
+    leases: list[tuple[Lease, int]]  # with what each wants
+
+
+class LeaseState(NamedTuple):
+    key: str  # DIMENSION:KIND:NAME
+    rate_per_s: float
+    share: float | None  # of the fleet's demand, 0 to 1; None before the first answer
+    held: int  # permits; negative are owed
+    asked_per_s: float
+
+
+class MemberState(NamedTuple):
+    """What an operator sees of this member."""
+
+    member: str
+    members: int  # of the fleet, this one included, as last answered
+    answered_ns: int | None  # the last answer
+    away_since_ns: int | None  # since when there is none; None while there are
+    leases: list[LeaseState]  # those in use, the hungriest first
+
+
+class Member:
+    """All leases of one process.
+
+    The caller sends what ``ask`` returns, when ``next_ns`` says so; that changes when ``wake`` is called. It gives each
+    call to ``take`` or, after half a second without an answer, to ``failed``; a late answer is dropped.
+
+    Args:
+        fleet: the name of the fleet; without one all is decided here.
+        member: unique among the fleet's processes, and never used before.
+        now_ns: the time.
+        when_away: what happens without Redis.
+        members: how many the fleet had when it was last seen.
+    """
+
+    def __init__(
+        self, fleet: str = "", member: str = "", now_ns: int = 0, when_away: WhenAway = "last", members: int = 1
+    ) -> None:
+        self.fleet, self.member, self.when_away = fleet, member, when_away
+        self.members = members
+        self.part, self.slot = 0.0, -1  # of all advances
+        self.away_since_ns: int | None = None if fleet else now_ns
+        self.answered_ns: int | None = None
+        self._began_ns = now_ns
+        self._leases: WeakValueDictionary[str, Lease] = WeakValueDictionary()
+        self._active: dict[Lease, None] = {}
+        self._number = 0
+        self._gap_ns = HEARTBEAT_NS
+        self._waiting: list[Call] = []
+        self._rounds: deque[int] = deque(maxlen=MOST_ROUNDS_PER_S)
+
+    def wake(self) -> None:
+        """Do what the caller puts here: look at ``next_ns`` again."""
+
+    def join(self, dimension: str, limiter: FleetLimiter, now_ns: int) -> None:
+        """Give a new limiter its lease."""
+        key = f"{dimension}:{limiter.resource}"
+        lease = self._leases.get(key)
+        if lease is not None:
+            limiter.lease = lease
+            lease.move(now_ns, limiter)
+            if lease.is_local and not self._is_local:
+                lease.end_local(now_ns)
+            return
+        lease = self._leases[key] = limiter.lease = Lease(self, key, limiter, now_ns)
+        lease.put()
+        if self._is_local:
+            lease.begin_local(now_ns, is_full=True)
+
+    @property
+    def _is_local(self) -> bool:
+        return self.away_since_ns is not None and self.when_away != "refuse"
+
+    def wants(self, lease: Lease, gap_ns: int) -> None:
+        """Ask for a lease with the next round, so long after the last one."""
+        self._active[lease] = None
+        if gap_ns < self._gap_ns:
+            self._gap_ns = gap_ns
+            self.wake()
+
+    def advance(self, capacity: float) -> int:
+        """Return the permits of a bucket that this member may spend before it has a lease there, as the script does."""
+        slots = min(floor(0.4 * capacity), MOST_SLOTS)
+        return floor(max(0.0, capacity / 2 - slots) * self.part) + (0 <= self.slot < slots)
+
+    def local_share(self, share: float | None) -> float | None:
+        """Return the part of a limit that this member has without Redis; None is no limit."""
+        if self.when_away == "unlimited":
+            return None
+        return share if self.when_away == "last" and share else 1 / self.members
+
+    def next_ns(self) -> int | None:
+        """Return when to ``ask`` next; None while calls wait for their answers."""
+        if self._waiting:
+            return None
+        if not self._rounds:
+            return self._began_ns
+        last_ns = self._rounds[-1]
+        first_ns = self._rounds[0] + NS_PER_S if len(self._rounds) == MOST_ROUNDS_PER_S else last_ns
+        return max(last_ns + self._gap_ns, first_ns)
+
+    def ask(self, now_ns: int) -> list[Call]:
+        """Return the calls to send now; none if it is not time yet."""
+        next_ns = self.next_ns()
+        if not self.fleet or next_ns is None or now_ns < next_ns:
+            return []
+        self._rounds.append(now_ns)
+        active = [] if self._is_local else list(self._active)
+        self._gap_ns = ROUND_NS if active else HEARTBEAT_NS
+        batches = [active[start : start + MOST_NAMES] for start in range(0, len(active), MOST_NAMES)] or [[]]
+        self._waiting = [self._call(now_ns, batch, self.part) for batch in batches]
+        return list(self._waiting)
+
+    def leave(self, now_ns: int) -> list[Call]:
+        """Return the calls that give everything back; nothing is decided after that, and no answer is needed."""
+        leases = [lease for lease in self._leases.values() if lease in self._active or lease.held]
+        self.part, self.slot = 0.0, -1
+        for lease in leases:
+            lease.settle()
+            lease.held, lease.lent = min(0, lease.held), 0
+            lease.put()
+        batches = [leases[start : start + MOST_NAMES] for start in range(0, len(leases), MOST_NAMES)] or [[]]
+        return [self._call(now_ns, batch, -1.0) for batch in batches]
+
+    def _call(self, now_ns: int, leases: Sequence[Lease], part: float) -> Call:
+        self._number += 1
+        prefix = f"sluice:{{{self.fleet}}}:"
+        call = Call([prefix + "members"], [self.member, self._number, part, self.slot], [])
+        for lease in leases:
+            wanted, demand = (0, 0.0) if part < 0 else lease.report(now_ns)
+            rule = lease.rule
+            age_s = -1 if lease.answered_ns is None else (now_ns - lease.answered_ns) / NS_PER_S
+            call.keys.append(f"{prefix}b:{lease.key}")
+            rate, capacity = (each / UPERMITS_PER_PERMIT for each in (rule.rate_upermits_per_s, rule.capacity_upermits))
+            call.args.extend((rate, capacity, lease.spent, lease.held, wanted, round(demand, 3), round(age_s, 3)))
+            call.leases.append((lease, wanted))
+        return call
+
+    def take(self, now_ns: int, call: Call, answer: Sequence[int]) -> None:
+        """Take the answer to a call."""
+        self._waiting.remove(call)
+        if not answer:
+            return
+        self.members, part = answer[0], answer[1] / 1e9
+        self.answered_ns = now_ns
+        if self.away_since_ns is not None:
+            self.away_since_ns = None
+            for lease in self._leases.values():
+                if lease.is_local:
+                    lease.end_local(now_ns)
+        if part != self.part:
+            # What is divided among the others changes once this is known.
+            self._gap_ns = min(self._gap_ns, ROUND_NS)
+        is_less = part < self.part or answer[2] != self.slot
+        self.part, self.slot = part, answer[2]
+        for index, (lease, wanted) in enumerate(call.leases):
+            granted, share, _ = answer[3 * index + 3 : 3 * index + 6]
+            lease.take(now_ns, granted, wanted, share / 1e6)
+            if lease.is_idle and not lease.held:
+                self._active.pop(lease, None)
+        if is_less:
+            for lease in self._active:
+                lease.settle()
+                lease.put()
+
+    def failed(self, now_ns: int, call: Call) -> None:
+        """Note that a call has no answer."""
+        self._waiting.remove(call)
+        since_ns = self._began_ns if self.answered_ns is None else self.answered_ns
+        if self.away_since_ns is None and now_ns - since_ns >= AWAY_NS:
+            self.away_since_ns = since_ns
+            for lease in self._leases.values():
+                if self._is_local:
+                    lease.begin_local(now_ns)
+                else:
+                    lease.run_out()
+                    lease.put()
+
+    def state(self, most: int = 100) -> MemberState:
+        """Return what an operator sees, with at most so many leases."""
+        leases = sorted(self._active, key=lambda lease: lease.asked_per_s, reverse=True)
+        states = [
+            LeaseState(lease.key, lease.rule.rate_per_s or 0.0, lease.share, lease.held, lease.asked_per_s)
+            for lease in leases[:most]
+        ]
+        return MemberState(self.member, self.members, self.answered_ns, self.away_since_ns, states)
+
+
+def members_in(members: Mapping[bytes, bytes]) -> Iterator[tuple[str, int]]:
+    """Yield each member in the hash ``…:members``, and when it was last seen: Unix time in microseconds, of Redis."""
+    for member, figures in members.items():
+        if member:
+            yield member.decode(), int(unpack(">d", figures[:8])[0])
+
+
+def shares_in(bucket: Mapping[bytes, bytes]) -> Iterator[tuple[str, float, int]]:
+    """Yield of each member in the hash of a bucket its share of the demand, and what it holds at most."""
+    weights = {member.decode(): unpack(">3d", figures[:24]) for member, figures in bucket.items() if member}
+    total = sum(weight for _, _, weight in weights.values())
+    for member, (_, held, weight) in weights.items():
+        yield member, weight / total if total else 0.0, int(held)

@@ -1,0 +1,130 @@
+"""``bucket.lua`` in Python, line by line, on a clock that a test sets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import floor
+from typing import Any
+
+SILENT_US, STOPPED_US, LEAST_PER_S, MOST_SLOTS = 3e6, 1e6, 0.25, 8
+
+
+class FleetRedis:
+    """What Redis holds of one fleet. Keys do not expire here."""
+
+    def __init__(self) -> None:
+        self.hashes: dict[str, dict[str, list[float]]] = {}
+        self.granted = 0
+
+    def flush(self) -> None:
+        self.hashes.clear()
+
+    def call(self, now: float, keys: Sequence[str], args: Sequence[Any]) -> list[int]:
+        """Do what the script does at ``now``, in microseconds."""
+        member_id, number, part, slot = args[0], float(args[1]), float(args[2]), int(args[3])
+        members = self.hashes.setdefault(keys[0], {})
+        if member_id in members and members[member_id][1] >= number:
+            return []
+        alive, used = {member_id}, set()
+        at, removed_at = members.get("", [now, 0.0])
+        others, taken = 0, 0.0
+        excused = now < at or now - at > STOPPED_US
+        for member, (seen, latest, its, its_slot) in [(m, f) for m, f in members.items() if m not in {"", member_id}]:
+            if not excused and now - seen > SILENT_US:
+                del members[member]
+                removed_at = floor(now / 1e3) % 2**32
+            else:
+                if excused:
+                    members[member] = [now, latest, its, its_slot]
+                alive.add(member)
+                used.add(its_slot)
+                others, taken = others + 1, taken + its
+        new_part = max(0.0, min(1 / (others + 2), 1 - taken))
+        if slot < 0 or slot in used:
+            slot = next(each for each in range(len(used) + 1) if each not in used)
+        members[""] = [now, removed_at]
+        members[member_id] = [now, number, max(part, new_part), slot]
+        if part < 0:
+            del members[member_id]
+        answer = [others + 1, floor(new_part * 1e9), slot]
+        for index, key in enumerate(keys[1:]):
+            figures = [float(each) for each in args[4 + 7 * index : 11 + 7 * index]]
+            answer += self._bucket(now, key, member_id, max(part, new_part), slot, part < 0, alive, removed_at, figures)
+        return answer
+
+    def _bucket(  # noqa: PLR0917
+        self,
+        now: float,
+        key: str,
+        member_id: str,
+        part: float,
+        slot: int,
+        leaves: bool,  # noqa: FBT001
+        alive: set[str],
+        removed_at: float,
+        figures: Sequence[float],
+    ) -> list[int]:
+        rate, capacity, spent, kept, want, demand, age = figures
+        slots = min(floor(0.4 * capacity), MOST_SLOTS)
+        parts = max(0, capacity / 2 - slots)
+        room = capacity - parts - slots
+        fields = self.hashes.setdefault(key, {})
+        at, stored, v, weights, claims, held, longest, asking, clean_at = (
+            now,
+            room,
+            0.0,
+            0.0,
+            0.0,
+            0.0,
+            now,
+            0,
+            removed_at,
+        )
+        if "" in fields:
+            at, stored, v, weights, claims, held, longest, asking, clean_at = fields[""]
+        elif age >= 0:
+            stored = min(room, rate * age)
+        mine = fields.get(member_id)
+        if clean_at != removed_at:
+            weights, claims, held, longest, asking = 0.0, 0.0, 0.0, now, 0
+            for each, (_, its_held, weight, its_v, claim, advance, _) in [(m, f) for m, f in fields.items() if m]:
+                if each in alive:
+                    weights, claims = weights + weight, claims + claim + weight * (v - its_v)
+                    held, asking = held + max(0, its_held), asking + 1
+                else:
+                    stored -= advance
+                    del fields[each]
+        minted = rate * max(0, now - at) / 1e6
+        stored = min(stored + minted, max(stored, 0, room - held))
+        if weights > 0:
+            v, claims = v + minted / weights, claims + minted
+        claim, since = 0.0, now
+        if mine is not None:
+            its_spent, its_held, weight, its_v, its_claim, _, since = mine
+            claim = its_claim + weight * (v - its_v)
+            stored = stored + its_held - (spent - its_spent) - kept
+            weights, claims, held, asking = weights - weight, claims - claim, held - max(0, its_held), asking - 1
+        if asking <= 0:
+            weights, claims, held, longest, asking = 0.0, 0.0, 0.0, now, 0
+        stored = min(stored, max(0, room - held - max(0, kept)))
+
+        free = max(0, stored - max(0, claims) - claim)
+        is_turn = stored >= claims + claim or since <= longest
+        granted = max(0, floor(min(want, claim + free, stored))) if is_turn else 0
+        self.granted += granted
+        stored, kept = stored - granted, kept + granted
+        if granted > 0 or want == 0:
+            longest, since, claim = now if since <= longest else longest, now, max(0, min(claim, want) - granted)
+        longest = min(longest, since)
+        share = 0
+        if leaves or (demand == 0 and kept == 0):
+            stored = stored + kept if leaves else stored
+            fields.pop(member_id, None)
+        else:
+            least = weights * min(1 / (asking + 1), LEAST_PER_S / max(rate, LEAST_PER_S))
+            weight = max(demand, least) if demand > 0 else 0.0
+            weights, claims, held, asking = weights + weight, claims + claim, held + max(0, kept), asking + 1
+            share = floor(weight / max(weights, 1e-9) * 1e6)
+            fields[member_id] = [spent, kept, weight, v, claim, floor(parts * part) + (slot < slots), since]
+        fields[""] = [now, stored, v, weights, claims, held, longest, asking, removed_at]
+        return [granted, share, int(asking)]

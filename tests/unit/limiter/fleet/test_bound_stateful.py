@@ -1,0 +1,173 @@
+"""Whatever happens to members, messages, clocks and Redis: the sum admitted stays within the bound."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fleet_bucket import FleetRedis
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+
+from limiter.buckets.fleet import FleetLimiter
+from limiter.fleet.member import Call, Member
+from limiter.rules.resource import Resource
+from limiter.rules.rule import NS_PER_S, Rule
+
+RATES = (20, 60, 70)
+
+indices = st.integers(0, 5)
+fates = st.sampled_from(["answered"] * 6 + ["call lost", "answer lost", "call late", "answer late"])
+
+
+def a_rule(rate: float) -> Rule:
+    return Rule("topic", "orders", rate, fleet=True)
+
+
+class Process:
+    def __init__(self, name: str, rate: float, now_ns: int) -> None:
+        self.member = Member("f", name, now_ns, when_away="refuse")
+        self.limiter = FleetLimiter(Resource("topic", "orders"), a_rule(rate), now_ns)
+        self.member.join("messages", self.limiter, now_ns)
+        self.waiting: list[tuple[Call, Sequence[int] | None, int]] = []
+
+
+class Fleets(RuleBasedStateMachine):
+    redis_fails = False
+    largest = 1
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.redis = FleetRedis()
+        self.now_ns = NS_PER_S
+        self.offset_ns = 10**18
+        self.rate = 60.0
+        self.late: list[Call] = []
+        self.processes: list[Process] = []
+        self.began = 0
+        self.level, self.level_ns = 0.0, self.now_ns
+        # The largest capacity so far, and beyond it what the documentation says.
+        self.capacity = self.allowed = self.rate
+        for _ in range(3):
+            self.begins()
+
+    def call(self, call: Call) -> Sequence[int]:
+        return self.redis.call((self.now_ns + self.offset_ns) / 1e3, call.keys, call.args)
+
+    def one(self, index: int) -> Process:
+        return self.processes[index % len(self.processes)]
+
+    @property
+    def most(self) -> float:
+        return max([self.rate, *(one.limiter.rule.rate_per_s or 0 for one in self.processes)])
+
+    @precondition(lambda self: len(self.processes) < 5)
+    @rule()
+    def begins(self) -> None:
+        self.began += 1
+        one = Process(f"m{self.began}", self.rate, self.now_ns)
+        self.processes.append(one)
+        self.allowed += self.largest - 1
+        for call in one.member.ask(self.now_ns):
+            one.member.take(self.now_ns, call, self.call(call))
+
+    @rule(index=indices, cost=st.integers(1, 3))
+    def is_asked(self, index: int, cost: int) -> None:
+        self.requests(self.one(index), min(cost, self.largest))
+
+    def requests(self, one: Process, cost: int = 1) -> None:
+        admitted = one.limiter.acquire(self.now_ns, (cost,) * 100).admitted
+        self.level += cost * admitted
+        assert self.level <= self.allowed + 1e-6
+
+    @rule(
+        millis=st.sampled_from([10, 50, 200, 1000, 4000]),
+        steps=st.integers(1, 8),
+        asking=st.frozensets(st.integers(0, 4), max_size=5),
+        silent=st.integers(0, 12),
+    )
+    def time_passes(self, millis: int, steps: int, asking: frozenset[int], silent: int) -> None:
+        for _ in range(steps):
+            self.now_ns += millis * 1_000_000
+            self.level = max(0.0, self.level - self.most * millis / 1000)
+            for index, one in enumerate(self.processes):
+                self.talks(one, "call lost" if index == silent else "answered")
+            for index, one in enumerate(self.processes):
+                if index in asking:
+                    self.requests(one)
+
+    @rule(index=indices, fate=fates)
+    def exchanges(self, index: int, fate: str) -> None:
+        self.talks(self.one(index), fate)
+
+    def talks(self, one: Process, fate: str) -> None:
+        waiting, one.waiting = one.waiting, []
+        for call, answer, since_ns in waiting:
+            if answer is None or self.now_ns - since_ns >= NS_PER_S:
+                one.member.failed(self.now_ns, call)
+            else:
+                one.member.take(self.now_ns, call, answer)
+        for call in one.member.ask(self.now_ns):
+            if fate == "answered":
+                one.member.take(self.now_ns, call, self.call(call))
+            elif fate == "answer late":
+                one.waiting.append((call, self.call(call), self.now_ns))
+            else:
+                if fate == "call late":
+                    self.late.append(call)
+                elif fate == "answer lost":
+                    self.call(call)
+                one.waiting.append((call, None, self.now_ns))
+
+    @precondition(lambda self: self.late)
+    @rule()
+    def late_call_arrives(self) -> None:
+        self.call(self.late.pop(0))
+
+    @precondition(lambda self: len(self.processes) > 1)
+    @rule(index=indices, cleanly=st.booleans())
+    def ends(self, index: int, cleanly: bool) -> None:  # noqa: FBT001
+        one = self.one(index)
+        self.processes.remove(one)
+        if cleanly:
+            for call in one.member.leave(self.now_ns):
+                self.call(call)
+        elif one.limiter.lease.answered_ns is None:
+            self.allowed += one.limiter.lease.advance
+
+    @rule(rate=st.sampled_from(RATES))
+    def is_edited(self, rate: float) -> None:
+        self.rate = rate
+        self.allowed += max(0.0, rate - self.capacity)
+        self.capacity = max(self.capacity, rate)
+
+    @rule(index=indices)
+    def follows_the_edit(self, index: int) -> None:
+        limiter = self.one(index).limiter
+        if limiter.rule.rate_per_s != self.rate:
+            limiter.reconfigure(self.now_ns, a_rule(self.rate))
+
+    @precondition(lambda self: self.redis_fails)
+    @rule()
+    def redis_comes_back_empty(self) -> None:
+        self.redis.flush()
+        self.allowed += self.capacity
+
+    @precondition(lambda self: self.redis_fails)
+    @rule(millis=st.sampled_from([-10_000, -100, 100, 1500, 10_000]))
+    def clock_of_redis_is_set(self, millis: int) -> None:
+        self.offset_ns += millis * 1_000_000
+        if millis > 0:
+            self.allowed += min(self.capacity, self.most * millis / 1000)
+
+
+class FleetsOfAFailingRedis(Fleets):
+    redis_fails = True
+    largest = 3
+
+
+TestFleets = Fleets.TestCase
+TestFleetsOfAFailingRedis = FleetsOfAFailingRedis.TestCase
+TestFleets.settings = TestFleetsOfAFailingRedis.settings = settings(
+    max_examples=100, stateful_step_count=40, deadline=None
+)

@@ -1,0 +1,87 @@
+"""Whole fleets on clocks that stand still between steps: who gets how much."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import pytest
+from fleet_simulation import NS_PER_S, Simulation
+
+from limiter.fleet.member import MOST_ROUNDS_PER_S
+from limiter.rules.rule import Rule
+
+Traffic = Callable[[float], Sequence[float]]
+
+
+def simulated(rate: float, members: int) -> Simulation:
+    return Simulation(Rule("topic", "orders", rate, fleet=True), members)
+
+
+def moving(total: float, every_s: float, shares: Sequence[float]) -> Traffic:
+    """Turn the shares of the members by one every so many seconds."""
+
+    def traffic(at_s: float) -> Sequence[float]:
+        turn = int(at_s // every_s) % len(shares)
+        return [total * share for share in (*shares[turn:], *shares[:turn])]
+
+    return traffic
+
+
+def test_three_members_flat_out_get_the_limit_in_equal_shares() -> None:
+    fleet = simulated(500, 3)
+    fleet.run(10, lambda _: [1500] * 3)
+    assert 4750 <= fleet.admitted <= 5500
+    assert fleet.most_beyond() <= 0
+    each = [len(one.admitted_ns) for one in fleet.members]
+    assert max(each) <= 1.1 * min(each)
+    assert fleet.most_rounds_in_a_second() <= MOST_ROUNDS_PER_S
+
+
+@pytest.mark.parametrize("total", [500, 1500])
+def test_a_skew_that_moves_gets_the_limit(total: float) -> None:
+    fleet = simulated(500, 3)
+    fleet.run(9, moving(total, 3, (0.9, 0.05, 0.05)))
+    assert fleet.admitted >= 0.95 * 500 * 9
+    assert fleet.most_beyond() <= 0
+
+
+@pytest.mark.parametrize(("members", "every_s"), [(3, 0.5), (3, 3), (20, 3)])
+@pytest.mark.parametrize("skewed", [1.0, 0.9, 0.4])
+def test_nobody_is_refused_at_80_percent_of_the_limit(members: int, every_s: float, skewed: float) -> None:
+    fleet = simulated(500, members)
+    others = [(1 - skewed) / (members - 1)] * (members - 1)
+    fleet.run(6 if members == 3 else 3, moving(400, every_s, (skewed, *others)))
+    assert fleet.refused == 0
+    assert fleet.most_rounds_in_a_second() <= MOST_ROUNDS_PER_S
+
+
+def test_a_new_member_is_refused_nothing_in_its_first_second() -> None:
+    fleet = simulated(500, 3)
+    fleet.run(3, lambda _: [400, 0, 0])
+    fleet.add()
+    fleet.run(1, lambda _: [0, 0, 0, 400])
+    assert fleet.refused == 0
+
+
+def test_none_of_twenty_members_starves_under_a_small_limit() -> None:
+    fleet = simulated(5, 20)
+    fleet.run(25, lambda _: [20] * 20)
+    assert fleet.most_beyond() <= 0
+    assert fleet.admitted >= 0.85 * 5 * 25
+    for one in fleet.members:
+        times = [fleet.began_ns, *one.admitted_ns, fleet.now_ns]
+        assert max(b - a for a, b in pairwise(times)) <= 10 * NS_PER_S
+
+
+def test_a_dead_member_gives_its_share_back_within_seconds() -> None:
+    fleet = simulated(500, 2)
+    fleet.run(2, lambda _: [1000, 1000])
+    fleet.members.pop()
+    (survivor,) = fleet.members
+    before = len(survivor.admitted_ns)
+    fleet.run(3.5, lambda _: [1000])
+    fleet.run(1, lambda _: [1000])
+    lately = sum(1 for each in survivor.admitted_ns if each > fleet.now_ns - NS_PER_S)
+    assert lately >= 475
+    assert len(survivor.admitted_ns) - before <= 4.5 * 500 + 500
