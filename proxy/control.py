@@ -15,7 +15,15 @@ from limiter.rules.rule_set import RuleSet
 from proxy.spool.figures import SpoolState
 from proxy.stats.flow import Flow, Purged
 from proxy.stats.question import Explanation, Question
-from proxy.stats.snapshot import AdaptiveState, ConnectionState, ListenerState, ResourceCounts, ResourceState, Snapshot
+from proxy.stats.snapshot import (
+    AdaptiveState,
+    ConnectionState,
+    FleetState,
+    ListenerState,
+    ResourceCounts,
+    ResourceState,
+    Snapshot,
+)
 
 LimitCommandVerb = Literal["view_limits", "update_limit"]
 
@@ -117,6 +125,9 @@ class DataPath(Protocol):
 
     async def adaptive(self) -> tuple[AdaptiveState, ...]:
         """Return the adaptive limits in force, by listener; empty while no rule is adaptive."""
+
+    async def fleet(self) -> FleetState | None:
+        """Return the fleet as this process knows it; waits up to 1 s for Redis. None if it is not in a fleet."""
 
     async def take_traffic(self, *, unfinished: bool = False) -> tuple[TrafficSecond, ...]:
         """Return the outcomes of requests in complete seconds that were not taken yet, in order of time.

@@ -6,7 +6,7 @@
 
 import ipaddress
 from collections.abc import Iterable
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 DEFAULT_ADMIN: Final = "127.0.0.1:9870"
 
@@ -48,6 +48,59 @@ def parse_endpoint(value: object) -> Endpoint:
     if not (port_text.isascii() and port_text.isdigit()) or int(port_text) > 65535:
         raise ValueError("must end in a port from 0 to 65535")
     return Endpoint(host, int(port_text))
+
+
+class RedisAddress(NamedTuple):
+    """Where Redis or Valkey is; see ``parse_redis_url``."""
+
+    kind: Literal["server", "sentinel", "cluster"]
+    is_tls: bool
+    nodes: tuple[Endpoint, ...]
+    service: str
+    database: int
+
+
+_REDIS_SCHEMES: Final[dict[str, tuple[Literal["server", "sentinel", "cluster"], bool, int]]] = {
+    "redis": ("server", False, 6379),
+    "rediss": ("server", True, 6379),
+    "sentinel": ("sentinel", False, 26379),
+    "sentinel+tls": ("sentinel", True, 26379),
+    "cluster": ("cluster", False, 6379),
+    "cluster+tls": ("cluster", True, 6379),
+}
+
+
+def parse_redis_url(url: str) -> RedisAddress:
+    """Read ``redis://HOST:PORT/DATABASE``, ``sentinel://HOST,HOST/SERVICE`` or ``cluster://HOST,HOST``.
+
+    TLS is ``rediss://``, ``sentinel+tls://`` or ``cluster+tls://``. Ports may be left out.
+
+    Raises:
+        ValueError: with what is allowed.
+    """
+    examples = '"redis://127.0.0.1:6379", "sentinel://10.0.0.1,10.0.0.2/SERVICE" or "cluster://10.0.0.1,10.0.0.2"'
+    scheme, _, rest = url.strip().partition("://")
+    hosts, _, path = rest.partition("/")
+    if "@" in hosts:
+        raise ValueError("must have neither user nor password; set fleet.user and fleet.password_file instead")
+    found = _REDIS_SCHEMES.get(scheme)
+    if found is None or not hosts or "?" in rest:
+        raise ValueError(f"must be a URL: {examples}; with TLS rediss://, sentinel+tls:// or cluster+tls://")
+    kind, is_tls, port = found
+    nodes = tuple(
+        parse_endpoint(each if ":" in each.rpartition("]")[2] else f"{each}:{port}") for each in hosts.split(",")
+    )
+    if kind == "server" and len(nodes) > 1:
+        raise ValueError("must name one server; of several, sentinel:// or cluster:// finds the right one")
+    if kind == "sentinel" and not path:
+        raise ValueError("must end in the name that Sentinels have for the service: sentinel://HOST,HOST/SERVICE")
+    if kind == "server" and path and not path.isdecimal():
+        raise ValueError("must end in the number of a database, for example redis://127.0.0.1:6379/0")
+    if kind == "cluster" and path:
+        raise ValueError("must not name a database, as a Cluster has only one")
+    return RedisAddress(
+        kind, is_tls, nodes, path if kind == "sentinel" else "", int(path or 0) if kind == "server" else 0
+    )
 
 
 _LOCALHOST: Final = "localhost"

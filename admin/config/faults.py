@@ -42,8 +42,8 @@ _NAMES: Final[Mapping[Any, str]] = {
 }
 _BOUNDS: Final = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
 
-SECRET_KEYS: Final = frozenset({"token", "read_token"})
-"""Keys whose values are never shown."""
+SECRET_KEYS: Final = frozenset({"token", "read_token", "password", "url"})
+"""Keys whose values are never shown; a URL may have a password where none is allowed."""
 
 
 class FromText(str):

@@ -29,6 +29,8 @@ def warnings(settings: Settings, rules: Sequence[Rule], kinds: Iterable[Kind], o
             found.append(origins.problem((*place, "max_delay_s"), too_long))
     found += _of_listeners(settings, rules, origins)
     found += _of_weights(settings, rules, origins)
+    if settings.fleet is not None and not any(rule.fleet for rule in rules):
+        found.append(origins.problem(("fleet",), "has no effect: no limit has fleet = true"))
     limiting = [rule for rule in rules if rule.limits]
     if not limiting and all(rule.source == BUILT_IN for rule in rules):
         found.append("no limit is given, and the protocol has none of its own: everything passes")

@@ -108,8 +108,9 @@ class RuleReader:
         kinds: all kinds, scopes included, by name.
     """
 
-    def __init__(self, protocols: Sequence[Protocol], scopes: Iterable[str]) -> None:
+    def __init__(self, protocols: Sequence[Protocol], scopes: Iterable[str], *, has_fleet: bool = True) -> None:
         self.protocols = tuple(protocols)
+        self._has_fleet = has_fleet
         kinds = (*kinds_of(protocols), *scope_kinds_of(protocols))
         self.kinds: Mapping[str, Kind] = {kind.name: kind for kind in kinds}
         self._scopes = frozenset(scopes)
@@ -202,6 +203,9 @@ class RuleReader:
                 kind.name for kind in (*scope_kinds_of(concerned), *(kinds_of(concerned) if rule.adaptive else ()))
             }
             raise RuleError(what, ", ".join(word for word in get_args(FairBy) if word in known), "fair_by")
+        if rule.fleet and not self._has_fleet:
+            what = f"rule {rule.name}: fleet, but the configuration has no [fleet]"
+            raise RuleError(what, "no fleet, or [fleet] with url and name in the configuration", "fleet")
         if rule.confirm == "after_consume":
             _check_confirmed(rule, concerned)
         if rule.kind == LISTENER and self._scopes:

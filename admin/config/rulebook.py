@@ -64,7 +64,7 @@ def build(configuration: Configuration, protocols: Sequence[Protocol], scopes: I
     Raises:
         SettingsError: with a line for each faulty rule.
     """
-    reader = RuleReader(protocols, scopes)
+    reader = RuleReader(protocols, scopes, has_fleet=configuration.settings.fleet is not None)
     problems: list[str] = []
     layers = [
         _single(rules, problems)

@@ -10,9 +10,10 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from admin.config.addresses import DEFAULT_ADMIN, Endpoint, parse_endpoint
+from admin.config.addresses import DEFAULT_ADMIN, Endpoint, parse_endpoint, parse_redis_url
 from admin.config.limit_fields import DefaultLimit, limit_struct
 from limiter.counting.rejections import DEFAULT_TOLD_APART
+from limiter.fleet.member import WhenAway
 from limiter.rules.errors import RuleError
 from limiter.rules.patterns import read_network
 from proxy.protocols import DEFAULT
@@ -69,12 +70,24 @@ def _read_report(value: object) -> object:
     return value
 
 
+def _check_redis_url(value: str) -> str:
+    parse_redis_url(value)
+    return value
+
+
+def _check_fleet(value: str) -> str:
+    if not value.isprintable() or any(each in "{} " for each in value):
+        raise ValueError("must have no spaces and no braces, as it is part of the names of keys")
+    return value
+
+
 ListenAddress = Annotated[Endpoint, Meta(extra={"read": parse_endpoint})]
 BrokerAddress = Annotated[Endpoint, Meta(extra={"read": _read_broker})]
 AdminAddress = Annotated[Endpoint | Literal["off"], Meta(extra={"read": _read_admin})]
 Network = Annotated[IPv4Network | IPv6Network, Meta(extra={"read": _read_network})]
 Name = Annotated[str, Meta(min_length=1, max_length=255)]
 Token = Annotated[str, Meta(min_length=1, max_length=255, extra={"check": Secret})]
+Password = Annotated[str, Meta(min_length=1, max_length=4096, extra={"check": Secret})]
 Positive = Annotated[float, Meta(gt=0)]
 Seconds = Annotated[float, Meta(ge=0)]
 AtLeastOne = Annotated[int, Meta(ge=1)]
@@ -308,6 +321,36 @@ class AlarmSettings(Table, frozen=True, kw_only=True):
     disk_free_bytes: Annotated[int, Meta(ge=0)] = 1024 * 1024 * 1024
 
 
+class FleetSettings(Table, frozen=True, kw_only=True):
+    """The fleet whose members share limits that have ``fleet = true``, by Redis 6 or newer, or Valkey.
+
+    Attributes:
+        url: redis://HOST:PORT/DATABASE, sentinel://HOST,HOST/SERVICE or cluster://HOST,HOST; with TLS rediss://,
+            sentinel+tls:// or cluster+tls://.
+        name: name of the fleet; processes with the same name share limits.
+        member: name of this process for operators; default: host name and process id.
+        user: user of Redis; default: Redis's default user.
+        password_file: file of the user's password; read for each new connection.
+        password: the user's password; prefer the variable.
+        ca_file: with TLS: PEM file of the CAs of Redis's certificate; default: the system's.
+        certificate_file: with TLS: PEM file of Sluice's certificate for Redis, with its chain.
+        key_file: PEM file of that certificate's key.
+        when_away: while Redis does not answer, each member has: last, its last share; equal, an equal share; unlimited,
+            no limit; refuse, only the permits that it holds.
+    """
+
+    url: Annotated[str, Meta(min_length=1, max_length=4096, extra={"check": _check_redis_url})]
+    name: Annotated[str, Meta(min_length=1, max_length=100, extra={"check": _check_fleet})]
+    member: Annotated[str, Meta(min_length=1, max_length=48)] | None = None
+    user: Name | None = None
+    password_file: Name | None = None
+    password: Password | None = None
+    ca_file: Name | None = None
+    certificate_file: Name | None = None
+    key_file: Name | None = None
+    when_away: WhenAway = "last"
+
+
 class BoundsSettings(Table, frozen=True, kw_only=True):
     """Upper bounds of what Sluice uses.
 
@@ -352,4 +395,5 @@ class Settings(Table, frozen=True, kw_only=True):
     report: ReportSettings = ReportSettings()
     spool: SpoolSettings = SpoolSettings()
     alarms: AlarmSettings = AlarmSettings()
+    fleet: FleetSettings | None = None
     bounds: BoundsSettings = BoundsSettings()

@@ -12,7 +12,7 @@ from typing import Final, Literal, NamedTuple
 from admin.common.disk import read_file
 from admin.common.errors import SettingsError
 from admin.config.faults import Origins, keys
-from admin.config.settings import OFF, AdminSettings, ListenerSettings
+from admin.config.settings import OFF, AdminSettings, FleetSettings, ListenerSettings
 from admin.config.toml_lines import Path as Place
 from proxy.net.tls import BrokerTls, ClientTls
 
@@ -92,6 +92,40 @@ def _load_certificate(context: ssl.SSLContext, certificate: NamedFile, key: Name
     else:
         return
     raise SettingsError(origins.problem(wrong.place, what, wrong.path))
+
+
+def _load_authorities(context: ssl.SSLContext, named: NamedFile, origins: Origins) -> None:
+    _must_be_readable(named, origins)
+    try:
+        context.load_verify_locations(cafile=named.path)
+    except ssl.SSLError:
+        what = "has no certificate; name a PEM file with CA certificates"
+        raise SettingsError(origins.problem(named.place, what, named.path)) from None
+
+
+def fleet_context(settings: FleetSettings, origins: Origins) -> ssl.SSLContext:
+    """Return TLS with the fleet's Redis.
+
+    Raises:
+        SettingsError: a file is missing or wrong.
+    """
+    files = {
+        key: NamedFile(("fleet", key), file)
+        for key in ("ca_file", "certificate_file", "key_file")
+        if (file := getattr(settings, key)) is not None
+    }
+    certificate, key = files.get("certificate_file"), files.get("key_file")
+    context = _new_context(ssl.PROTOCOL_TLS_CLIENT)
+    if "ca_file" in files:
+        _load_authorities(context, files["ca_file"], origins)
+    else:
+        context.load_default_certs()
+    if certificate is not None and key is not None:
+        _load_certificate(context, certificate, key, origins)
+    elif (alone := certificate or key) is not None:
+        what = "certificate_file and key_file go together; give both"
+        raise SettingsError(origins.problem(alone.place, what, alone.path))
+    return context
 
 
 def expiry(listener: str, side: Side, file: str) -> tuple[Expiry, ...]:
@@ -244,7 +278,7 @@ class ListenerTls:
                 raise SettingsError(self._fault("tls_ciphers", what)) from None
         _load_certificate(context, self._named("tls_certificate_file"), self._named("tls_key_file"), self._origins)
         if settings.tls_client_ca_file is not None:
-            self._load_authorities(context, "tls_client_ca_file")
+            _load_authorities(context, self._named("tls_client_ca_file"), self._origins)
             required = settings.tls_client_certificate != "accept"
             context.verify_mode = ssl.CERT_REQUIRED if required else ssl.CERT_OPTIONAL
         return context
@@ -258,20 +292,11 @@ class ListenerTls:
         elif settings.broker_tls_ca_file is None:
             context.load_default_certs()
         else:
-            self._load_authorities(context, "broker_tls_ca_file")
+            _load_authorities(context, self._named("broker_tls_ca_file"), self._origins)
         if settings.broker_tls_certificate_file is not None:
             certificate, key = self._named("broker_tls_certificate_file"), self._named("broker_tls_key_file")
             _load_certificate(context, certificate, key, self._origins)
         return context
-
-    def _load_authorities(self, context: ssl.SSLContext, key: str) -> None:
-        named = self._named(key)
-        _must_be_readable(named, self._origins)
-        try:
-            context.load_verify_locations(cafile=named.path)
-        except ssl.SSLError:
-            what = "has no certificate; name a PEM file with CA certificates"
-            raise SettingsError(self._fault(key, what)) from None
 
 
 class Certificate:

@@ -209,6 +209,9 @@ def _rest(plan: Plan, place: Folder | None) -> Iterator[tuple[str, str]]:
     for table in ("rejection_log", "spool", "alarms", "log", "bounds"):
         values = msgspec.structs.asdict(getattr(settings, table))
         yield f"[{table}]", _pairs({key: value for key, value in values.items() if key != "dir"})
+    if settings.fleet is not None:
+        values = msgspec.structs.asdict(settings.fleet)
+        yield "[fleet]", _pairs({key: value for key, value in values.items() if key != "password"})
 
 
 def _changed(values: Any, hidden: Sequence[str] = ()) -> str:

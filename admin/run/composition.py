@@ -3,6 +3,8 @@
 It loads plug-ins and checks what can only be checked with them.
 """
 
+import os
+import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
@@ -11,16 +13,17 @@ from typing import Any, Final
 
 import msgspec
 
+from admin.common.disk import read_file
 from admin.common.errors import SettingsError
 from admin.config import lint, plugins, rulebook
-from admin.config.addresses import Endpoint, collides, leaves_ipv4, reaches
+from admin.config.addresses import Endpoint, collides, is_loopback, leaves_ipv4, parse_redis_url, reaches
 from admin.config.faults import Origins
 from admin.config.folders import Folder
 from admin.config.rule_fields import scope_kinds_of
 from admin.config.rulebook import BUILT_IN, Rulebook
 from admin.config.settings import OFF, ListenerSettings, Settings
 from admin.config.sources import Configuration
-from admin.config.tls import Certificate, Expiry, ListenerTls, expiry_warnings, read_certificate
+from admin.config.tls import Certificate, Expiry, ListenerTls, expiry_warnings, fleet_context, read_certificate
 from admin.config.toml_lines import Path as Place
 from admin.http.auth import ANYONE, Access, read_access
 from limiter.compiled import UNUSABLE
@@ -30,6 +33,7 @@ from limiter.rules.rule import Rule
 from limiter.rules.rule_set import RuleSet
 from proxy.datapath.alarm_watch import AlarmConfig
 from proxy.datapath.datapath import DataPathConfig
+from proxy.datapath.fleet import FleetConfig
 from proxy.datapath.spooling import SpoolConfig
 from proxy.deciding.pipeline import HandlerConfig
 from proxy.net.server import ListenerConfig
@@ -72,6 +76,7 @@ class Plan:
         lint: warnings about the limits.
         access: who may use the admin address.
         certificate: of the admin address, if it speaks HTTPS.
+        fleet: where the fleet's Redis is, if there is a fleet.
         replaced: settings in the file that the environment overrides, a line each.
         files: all files that were read.
     """
@@ -87,6 +92,7 @@ class Plan:
     lint: tuple[str, ...]
     access: Access
     certificate: Certificate | None
+    fleet: FleetConfig | None = None
     replaced: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
 
@@ -138,6 +144,7 @@ class Plan:
                 required=spool_required,
             ),
             alarms=AlarmConfig(alarms.memory_high_watermark, alarms.disk_free_bytes),
+            fleet=self.fleet,
         )
 
     def warnings(self) -> list[str]:
@@ -152,6 +159,10 @@ class Plan:
         for listener in self.listeners:
             found += _tls_warnings(listener)
         found += expiry_warnings(self.expiries(), datetime.now(UTC))
+        fleet = self.fleet
+        clear = fleet is not None and fleet.tls is None and not all(is_loopback(host) for host, _ in fleet.nodes)
+        if clear and fleet is not None and (fleet.password or fleet.password_file):
+            found.append("fleet: its password crosses the network in the clear; use TLS, as by rediss:// in fleet.url")
         return [*found, *self.access.warnings, *self.lint]
 
     def expiries(self) -> list[Expiry]:
@@ -173,6 +184,7 @@ def compose(configuration: Configuration) -> Plan:
     listeners = _listeners(configuration, protocols, problems)
     _check_addresses(configuration, problems)
     access, certificate = _admin(configuration, problems)
+    fleet = _fleet(configuration, problems)
     handlers, handler_sources = _handlers(configuration, problems)
     if problems:
         raise SettingsError(problems)
@@ -197,6 +209,7 @@ def compose(configuration: Configuration) -> Plan:
         lint=tuple(doubtful),
         access=access,
         certificate=certificate,
+        fleet=fleet,
         replaced=configuration.replaced,
         files=_files(configuration, listeners),
     )
@@ -356,6 +369,46 @@ def _admin(configuration: Configuration, problems: list[str]) -> tuple[Access, C
     except SettingsError as error:
         problems.extend(error.lines)
     return access, certificate
+
+
+def _fleet(configuration: Configuration, problems: list[str]) -> FleetConfig | None:
+    settings, origins = configuration.settings.fleet, configuration.origins
+    if settings is None:
+        return None
+    address, context = parse_redis_url(settings.url), None
+    if settings.password_file is not None:
+        if settings.password is not None:
+            what = "goes without fleet.password (SLUICE_FLEET_PASSWORD); give one of them"
+            problems.append(origins.problem(("fleet", "password_file"), what, settings.password_file))
+        try:
+            read_file(settings.password_file).decode()
+        except (OSError, ValueError) as error:
+            reason = (getattr(error, "strerror", None) or str(error)).lower()
+            what = f"cannot be read: {reason}; name a file with the password that this process may read"
+            problems.append(origins.problem(("fleet", "password_file"), what, settings.password_file))
+    if address.is_tls:
+        try:
+            context = fleet_context(settings, origins)
+        except SettingsError as error:
+            problems.extend(error.lines)
+    else:
+        for key in ("ca_file", "certificate_file", "key_file"):
+            if getattr(settings, key) is not None:
+                what = "has no effect without TLS; write rediss://, sentinel+tls:// or cluster+tls:// in fleet.url"
+                problems.append(origins.problem(("fleet", key), what, getattr(settings, key)))
+    return FleetConfig(
+        **_same(settings, FleetConfig)
+        | {
+            "member": settings.member or f"{socket.gethostname()}-{os.getpid()}",
+            "kind": address.kind,
+            "nodes": address.nodes,
+            "service": address.service,
+            "database": address.database,
+            "user": settings.user or "",
+            "password": settings.password or "",
+            "tls": context,
+        }
+    )
 
 
 def _handlers(configuration: Configuration, problems: list[str]) -> tuple[tuple[HandlerConfig, ...], tuple[str, ...]]:

@@ -17,7 +17,7 @@ from admin.common.errors import OperatorError
 from admin.config import logs
 from admin.config.faults import show
 from admin.config.rule_fields import fields_of, target_of
-from admin.config.settings import Settings
+from admin.config.settings import Secret, Settings
 from admin.edits.model import Author, FailedReload, ReloadError, ReloadReport, limit_path
 from admin.edits.service import EditService
 from admin.http.auth import Keyring
@@ -258,6 +258,8 @@ def _needing_restart(old: Settings, new: Settings) -> Iterator[str]:
 
 
 def _shown(values: Mapping[str, Any], key: str) -> str:
+    if isinstance(values.get(key), Secret):
+        return "given"
     return show(values[key]) if values.get(key) is not None else "not given"
 
 

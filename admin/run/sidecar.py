@@ -58,6 +58,7 @@ _log = structlog.get_logger(__name__)
 
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
+_FLEET_SIZE: Final = "fleet-size"
 #: A disk that hangs must not keep the process from ending.
 _SAVE_LIMITS_S: Final = 5.0
 
@@ -146,8 +147,11 @@ class Sidecar:
         self.edits.reloader = self._reloader
         self._leaving: HandOver | None = None
         self._descriptors = share_descriptors(settings.bounds.max_connections, len(plan.listeners))
+        config = plan.data_path_config(self._spool.path, spool_required=self._spool.given)
+        if config.fleet is not None and store.directory is not None:
+            config = replace(config, fleet=replace(config.fleet, size_file=store.directory / _FLEET_SIZE))
         config = replace(
-            plan.data_path_config(self._spool.path, spool_required=self._spool.given),
+            config,
             rule_set=self.edits.rule_set,
             room_for_connections=self._descriptors.clients,
         )

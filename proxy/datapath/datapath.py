@@ -31,6 +31,7 @@ from proxy.control import Cleared, DataPath, LimitCommand, LimitCommandReply
 from proxy.datapath.adapting import Adapting
 from proxy.datapath.alarm_watch import AlarmConfig, AlarmWatch
 from proxy.datapath.explanation import explain
+from proxy.datapath.fleet import Fleet, FleetConfig
 from proxy.datapath.overview import Overview, direction
 from proxy.datapath.pressure import Pressure, by_destination, labelled_confirms
 from proxy.datapath.spooling import SpoolConfig, SpoolError, Spooling
@@ -57,6 +58,7 @@ from proxy.stats.snapshot import (
     AdaptiveState,
     ConfirmState,
     ConnectionState,
+    FleetState,
     Held,
     LaneState,
     Limiters,
@@ -122,6 +124,7 @@ class DataPathConfig:
     spool: SpoolConfig | None = None
     credit: CreditConfig = CreditConfig()  # between two stages
     alarms: AlarmConfig = AlarmConfig()  # noqa: RUF009 - frozen
+    fleet: FleetConfig | None = None
 
 
 class LocalDataPath(DataPath):
@@ -151,7 +154,9 @@ class LocalDataPath(DataPath):
             now_ns=now_ns(),
             wall_ns=self._wall_ns,
         )
-        self._limits = Limits(in_force, config.max_live_limiters, self._accounts)
+        self._fleet = None if config.fleet is None else Fleet(config.fleet, now_ns=now_ns)
+        member = None if self._fleet is None else self._fleet.member
+        self._limits = Limits(in_force, config.max_live_limiters, self._accounts, member)
         self._pipeline = Pipeline(config.handlers, HandlerServices(self._limits, now_ns))
         self._tally = Tally(self._accounts)
         self._max_resource_labels = config.max_resource_labels
@@ -242,6 +247,8 @@ class LocalDataPath(DataPath):
         """
         try:
             await self.server.bind(inherited)
+            if self._fleet is not None:
+                await self._fleet.begin()
             saved = None if take_over is None else await take_over()
             if saved is not None:
                 self._restore(saved)
@@ -256,6 +263,8 @@ class LocalDataPath(DataPath):
                 nursery.start_soon(self._follow_the_clock)
                 nursery.start_soon(self._measure_load)
                 nursery.start_soon(self._adapting.run)
+                if self._fleet is not None:
+                    nursery.start_soon(self._fleet.run)
                 nursery.start_soon(self._alarm_watch.run)
                 nursery.start_soon(self._spooling.run)
                 await nursery.start(self.server.run)
@@ -263,6 +272,8 @@ class LocalDataPath(DataPath):
         finally:
             self.server.close()
             self._reactor.close()
+            if self._fleet is not None:
+                await self._fleet.leave()
             await self._spooling.close()
 
     def _restore(self, saved: SavedLimits) -> None:
@@ -401,6 +412,7 @@ class LocalDataPath(DataPath):
             ),
             off_kinds=tuple(sorted(self._limits.rule_set.off_kinds)),
             adaptive=self._adapting.states(whole=False),
+            fleet=None if self._fleet is None else self._fleet.state(whole=False),
             alarms=self._pressure.alarms(),
             busy_ratio=self._busy_ratio,
             **await self._waits() if whole else {},
@@ -486,6 +498,9 @@ class LocalDataPath(DataPath):
 
     async def adaptive(self) -> tuple[AdaptiveState, ...]:
         return self._adapting.states()
+
+    async def fleet(self) -> FleetState | None:
+        return None if self._fleet is None else await self._fleet.read()
 
     async def take_traffic(self, *, unfinished: bool = False) -> tuple[TrafficSecond, ...]:
         taken = self._accounts.take(self._now_ns(), unfinished=unfinished)

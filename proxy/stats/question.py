@@ -87,6 +87,7 @@ class LimitView(msgspec.Struct, frozen=True):
         warm_up_s: seconds until the full rate after an idle time.
         busy_code: response code of a refusal, or None for the protocol's own.
         adaptive: the rate is found from how the broker answers; then ``rate_per_s`` and what it stores mean nothing.
+        fleet: it is one limit for all members of the fleet together.
     """
 
     unit: Count | Literal["bytes"]
@@ -101,6 +102,7 @@ class LimitView(msgspec.Struct, frozen=True):
     busy_code: int | None
     spool: bool | None = None
     adaptive: bool = False
+    fleet: bool = False
 
 
 class Detail(msgspec.Struct, frozen=True):

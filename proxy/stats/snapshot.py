@@ -87,6 +87,8 @@ MAX_LINKS_SHOWN: Final = 50
 """Likewise."""
 MAX_ADAPTIVE_NAMES: Final = 100
 """Of one adaptive limit."""
+MAX_FLEET_LIMITS: Final = 100
+"""Of one process."""
 
 
 class ResourceCounts(msgspec.Struct, gc=False):
@@ -396,6 +398,90 @@ class AdaptiveState(msgspec.Struct, frozen=True):
     history: tuple[AdaptivePoint, ...] = ()
 
 
+class FleetMember(msgspec.Struct, frozen=True, gc=False):
+    """One process of a fleet.
+
+    Attributes:
+        member: its name.
+        seen_s_ago: seconds since it last called, by the clock of Redis.
+        is_this: it is the process that is asked.
+    """
+
+    member: str
+    seen_s_ago: float
+    is_this: bool
+
+
+class FleetLimit(msgspec.Struct, frozen=True, gc=False):
+    """A limit that a fleet shares, as this member uses it.
+
+    Attributes:
+        kind: of the resource or scope, or ``total``.
+        name: of the resource or scope.
+        dimension: what it limits: messages or bytes.
+        rate_per_s: for all members together.
+        share: of this member, from 0 to 1; an equal one before the first answer.
+        held: permits leased and not used; negative are owed.
+        asks_per_s: permits per second that clients of this member ask for.
+    """
+
+    kind: str
+    name: str
+    dimension: str
+    rate_per_s: float
+    share: float
+    held: float
+    asks_per_s: float
+
+
+class FleetState(msgspec.Struct, frozen=True, kw_only=True):
+    """The fleet that this process is a member of, as it knows it.
+
+    Attributes:
+        name: of the fleet.
+        member: name of this process.
+        url: where Redis is, without secrets.
+        when_away: what this member does without Redis: ``last``, ``equal``, ``unlimited`` or ``refuse``.
+        size: members when Redis last answered, this one included.
+        members: each of them, when they were last read.
+        last_contact_s_ago: seconds since the last answer of Redis; None: there was none yet.
+        away_s: how long this member has decided without Redis, in seconds; None: Redis answers.
+        error: why Redis does not answer, with the remedy; empty: it does.
+        round_trips: with Redis since the start, failed ones included.
+        failures: round trips without an answer since the start.
+        limits: at most MAX_FLEET_LIMITS, those that are asked for most first.
+    """
+
+    name: str
+    member: str
+    url: str
+    when_away: str
+    size: Annotated[
+        int, Metric("sluice_fleet_members", "Members of the fleet when Redis last answered, this one included.")
+    ]
+    members: tuple[FleetMember, ...] = ()
+    last_contact_s_ago: float | None = None
+    away_s: Annotated[
+        float | None,
+        Metric(
+            "sluice_fleet_away",
+            "1 while Redis does not answer, so that this member decides about the fleet's limits alone.",
+            value=lambda away_s: away_s is not None,
+        ),
+    ] = None
+    error: str = ""
+    round_trips: Annotated[
+        int, Metric("sluice_fleet_round_trips_total", "Round trips with Redis for the fleet, failed ones included.")
+    ] = 0
+    failures: Annotated[
+        int,
+        Metric(
+            "sluice_fleet_failures_total", "Round trips for the fleet that Redis did not answer in time or refused."
+        ),
+    ] = 0
+    limits: tuple[FleetLimit, ...] = ()
+
+
 _ALWAYS_SHOWN: Final = frozenset(ending.verdict for ending in ENDINGS if ending.always_shown)
 _RESOURCE_LABELS: Final = ("kind", "resource", "verdict")
 
@@ -569,6 +655,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
             source="adapting.faults",
         ),
     ] = 0
+    fleet: FleetState | None = None
     processing: Annotated[
         Durations,
         Metric(

@@ -51,6 +51,7 @@ for target in "$@"; do
 sys.exit(not os.path.exists(s.get_path("include") + "/Python.h"))' || need python3-dev
         command -v promtool >/dev/null || need prometheus
         command -v haproxy >/dev/null || [ -x /usr/sbin/haproxy ] || need haproxy
+        command -v redis-server >/dev/null || need redis-server
         # What the documentation's commands call.
         command -v curl >/dev/null || need curl
         command -v openssl >/dev/null || need openssl

@@ -9,6 +9,7 @@ from admin.common.errors import SettingsError
 from admin.config.sources import Flags, load
 from admin.run.composition import Plan, compose
 from limiter.rules.resource import Resource
+from limiter.rules.rule import Rule
 from proxy.datapath.alarm_watch import AlarmConfig
 from proxy.datapath.spooling import SpoolConfig
 from proxy.protocols.rocketmq.options import RocketMQOptions
@@ -212,3 +213,80 @@ def test_logins_by_certificates_that_the_broker_does_not_see_are_warned_of(
     text = with_tls(made, f'protocol = "{protocol}"', f'tls_client_ca_file = "{made.path("ca.pem")}"')
     warnings = plan(text, Flags(), write).warnings()
     assert any("SASL EXTERNAL" in warning for warning in warnings) is warned
+
+
+# --- fleets
+
+_FLEET = '[fleet]\nname = "f"\nurl = "redis://10.0.0.1"\n'
+_IN_FLEET = '[[limits]]\nkind = "topic"\nname = "a"\nrate = 5\nfleet = true\n'
+
+
+def test_the_data_path_gets_the_fleet(write: Write, tmp_path: Path) -> None:
+    (tmp_path / "password").write_text("hush", encoding="utf-8")
+    text = _FLEET.replace("redis://10.0.0.1", "sentinel://10.0.0.1,s:7/main")
+    text += f'user = "u"\npassword_file = "{tmp_path / "password"}"\nwhen_away = "equal"\nmember = "m"\n'
+    planned = plan(text + _IN_FLEET, write=write)
+    config = planned.data_path_config().fleet
+    assert config is not None
+    assert (config.name, config.member, config.when_away, config.user) == ("f", "m", "equal", "u")
+    assert (config.kind, config.nodes, config.service) == ("sentinel", (("10.0.0.1", 26379), ("s", 7)), "main")
+    assert (config.password, config.password_file, config.tls) == ("", str(tmp_path / "password"), None)
+    assert rule_of(planned).fleet
+    assert planned.warnings() == [
+        "fleet: its password crosses the network in the clear; use TLS, as by rediss:// in fleet.url"
+    ]
+    assert plan().data_path_config().fleet is None
+
+
+def rule_of(planned: Plan) -> Rule:
+    return planned.rule_set.match(Resource("topic", "a"))
+
+
+def test_a_fleet_by_tls_has_its_files(write: Write, made: Certificates) -> None:
+    text = _FLEET.replace("redis:", "rediss:") + _IN_FLEET.replace("[[", f'ca_file = "{made.path("ca.pem")}"\n[[', 1)
+    config = plan(text, write=write, SLUICE_FLEET_PASSWORD="hush").data_path_config().fleet
+    assert config is not None
+    assert config.tls is not None
+    assert (config.password, "hush" in repr(config), config.nodes) == ("hush", False, (("10.0.0.1", 6379),))
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (
+            _IN_FLEET,
+            "5: limits[0].fleet: rule topic:a: fleet, but the configuration has no [fleet]; allowed: no fleet,",
+        ),
+        (_FLEET.replace("redis", "http"), "3: fleet.url: must be a URL: "),
+        (_FLEET.replace("//", "//u:hush@"), "3: fleet.url: must have neither user nor password; set fleet.user and"),
+        (_FLEET.replace("10.0.0.1", "10.0.0.1,10.0.0.2"), "3: fleet.url: must name one server"),
+        (_FLEET.replace("redis", "sentinel"), "3: fleet.url: must end in the name that Sentinels have"),
+        (_FLEET.replace("redis", "cluster").replace(".1", ".1/2"), "3: fleet.url: must not name a database"),
+        (_FLEET.replace(".1", ".1/x"), "3: fleet.url: must end in the number of a database"),
+        (_FLEET.replace('"f"', '"a b"'), '2: fleet.name = "a b": must have no spaces and no braces'),
+        (_FLEET + 'ca_file = "x"', '4: fleet.ca_file = "x": has no effect without TLS'),
+        (_FLEET.replace("redis", "rediss") + 'ca_file = "/x"', '4: fleet.ca_file = "/x": cannot be read'),
+        (
+            _FLEET.replace("redis", "rediss") + 'key_file = "/x"',
+            '4: fleet.key_file = "/x": certificate_file and key_fil',
+        ),
+        (_FLEET + 'password_file = "/x"', '4: fleet.password_file = "/x": cannot be read: no such file or directory'),
+        ('[fleet]\nname = "f"\n', "fleet.url: missing; it must be given"),
+    ],
+)
+def test_a_fleet_that_cannot_be_is_refused_without_its_secrets(write: Write, text: str, line: str) -> None:
+    (told,) = lines(text, write=write)
+    assert line in told
+    assert "hush" not in told
+
+
+def test_one_password_is_enough(write: Write, tmp_path: Path) -> None:
+    (tmp_path / "password").write_text("hush", encoding="utf-8")
+    text = _FLEET + f'password_file = "{tmp_path / "password"}"\n'
+    (told,) = lines(text, write=write, SLUICE_FLEET_PASSWORD="hush-2")
+    assert told.endswith("goes without fleet.password (SLUICE_FLEET_PASSWORD); give one of them")
+
+
+def test_a_fleet_without_a_limit_is_warned_of(write: Write) -> None:
+    (told,) = [line for line in plan(_FLEET, write=write).warnings() if "fleet" in line]
+    assert told.endswith("fleet: has no effect: no limit has fleet = true")

@@ -58,6 +58,14 @@ async def test_whether_the_configuration_was_right_when_last_read_is_a_metric(ma
     assert shown(reloader) == ["sluice_reload_ok 1.0\n"]
 
 
+async def test_a_changed_password_needs_a_restart_and_is_not_shown(make: Make, tmp_path: Path) -> None:
+    text = '[fleet]\nurl = "redis://127.0.0.1"\nname = "f"\npassword = "hush"\n'
+    reloader = make(text)
+    (tmp_path / "sluice.toml").write_text(text.replace("hush", "other"), encoding="utf-8")
+    report = await reloader(SOMEBODY, False)
+    assert report.needs_restart == ("fleet.password: given -> given",)
+
+
 async def test_limits_are_compared_on_a_thread(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reloader = make(LIMIT.format(rate=1))
     on_loop: list[bool] = []

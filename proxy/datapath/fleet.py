@@ -1,0 +1,392 @@
+"""Carries the calls of a fleet's member to Redis and the answers back. ``limiter.fleet`` decides what to ask.
+
+Nothing on the data path waits for it. A round trip has half a second; after that, or after any error, its connections
+are closed, so that no late answer is taken for that of another call, and the next round trip opens new ones. coredis
+retries nothing, as members ask again anyway.
+"""
+
+import hashlib
+import logging
+import ssl
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from importlib.resources import files
+from math import inf
+from pathlib import Path
+from secrets import token_hex
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import structlog
+import trio
+
+from limiter.fleet.member import Call, Member, WhenAway, members_in
+from limiter.rules.rule import NS_PER_S
+from proxy.stats.snapshot import MAX_FLEET_LIMITS, FleetLimit, FleetMember, FleetState
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from coredis import Redis, RedisCluster
+
+    _Client = Redis[bytes] | RedisCluster[bytes]
+
+_log = structlog.get_logger(__name__)
+
+_TIMEOUT_S: Final = 0.5
+#: A little more than after which a member without an answer decides alone.
+_FIRST_S: Final = 1.1
+_LEAVE_S: Final = 0.5
+#: Of several Sentinels or nodes, one that hangs must leave time to ask the next.
+_NODE_S: Final = 0.3
+_LOG_EVERY_NS: Final = 10 * NS_PER_S
+_READ_EVERY_NS: Final = NS_PER_S // 2
+_LONGEST_MEMBER: Final = 48
+_LONGEST_TEXT: Final = 200
+_SCRIPT: Final = files("limiter.fleet").joinpath("bucket.lua").read_text()
+_SHA: Final = hashlib.sha1(_SCRIPT.encode(), usedforsecurity=False).hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetConfig:
+    """Where the fleet's Redis is.
+
+    Attributes:
+        name: of the fleet.
+        member: of this process, for people.
+        kind: one server, Sentinels that know it, or the nodes of a Cluster.
+        nodes: host and port of the server, the Sentinels, or some nodes.
+        service: the server's name for Sentinels.
+        database: number of the server's database.
+        url: for people, without secrets.
+        user: empty is Redis's default user.
+        password_file: is read for each connection, so that it can change; None: ``password`` is the password.
+        size_file: keeps the number of members for a start without Redis; None: it is not kept.
+    """
+
+    name: str
+    member: str
+    kind: Literal["server", "sentinel", "cluster"]
+    nodes: Sequence[tuple[str, int]]
+    service: str = ""
+    database: int = 0
+    url: str = ""
+    user: str = ""
+    password: str = field(default="", repr=False)
+    password_file: str | None = None
+    tls: ssl.SSLContext | None = None
+    when_away: WhenAway = "last"
+    size_file: Path | None = None
+
+
+class Fleet:
+    """One member of a fleet, and its connection.
+
+    Attributes:
+        member: says what to ask.
+        error: why the last round trip failed, with the remedy; empty if it did not.
+    """
+
+    def __init__(self, config: FleetConfig, *, now_ns: Callable[[], int]) -> None:
+        # Now, as it takes half a second, which would be missing from the first round trip.
+        import coredis  # noqa: PLC0415 - nobody without a fleet is to wait for that
+
+        # All that it logs is in the errors, too.
+        logging.getLogger(coredis.__name__).setLevel(logging.CRITICAL + 1)
+        # A process that begins must not have the name of one that was: its numbers would be lower.
+        member = f"{config.member[:_LONGEST_MEMBER]}#{token_hex(4)}"
+        self._kept_size = _read_size(config.size_file)
+        self.member = Member(config.name, member, now_ns(), config.when_away, self._kept_size)
+        self.member.wake = self._wake  # type: ignore[method-assign]
+        self.error = ""
+        self._config, self._now_ns = config, now_ns
+        self._round_trips = self._failures = 0
+        self._pending: list[Call] = []
+        self._woken = trio.Event()
+        self._first: trio.CancelScope | None = None
+        self._logged_ns: int | None = None
+        self._not_logged = 0
+        self._reader: trio.Event | None = None
+        self._members: list[tuple[str, int]] = []
+        self._read_ns: int | None = None
+
+    async def begin(self) -> None:
+        """Ask once, so that the first clients find permits; returns after about 1 s at the latest."""
+        with trio.move_on_after(_FIRST_S) as self._first:
+            await self.run()
+        self._first = None
+
+    async def run(self) -> None:
+        """Ask until cancelled."""
+        while True:
+            await self._talk()
+
+    async def _talk(self) -> None:
+        """Ask by one client, until a round trip fails."""
+        calls = await self._due()
+        reason = ""
+        # One scope for the client and all of its round trips: when one is late, the client is closed.
+        round_trip = trio.CancelScope(deadline=trio.current_time() + _TIMEOUT_S)
+        try:
+            with round_trip:
+                async with _connected(self._config, self._failures) as client:
+                    while True:
+                        await self._round_trip(client, calls)
+                        round_trip.deadline = inf
+                        calls = await self._due()
+                        round_trip.deadline = trio.current_time() + _TIMEOUT_S
+        except* Exception as errors:  # noqa: BLE001 - whatever it is, traffic goes on
+            reason = _reason(errors)
+        finally:
+            # Also if it was cancelled.
+            now_ns = self._now_ns()
+            for call in self._pending:
+                self.member.failed(now_ns, call)
+            self._pending = []
+        if round_trip.cancel_called or not reason:
+            is_new = self._config.tls is not None and self.member.answered_ns is None
+            reason = _LATE + (f"; {_NO_TLS}" if is_new else "")
+        self._note_failure(now_ns, reason)
+
+    def _wake(self) -> None:
+        self._woken.set()
+
+    async def _due(self) -> list[Call]:
+        """Return the next calls as soon as they are due; none if an operator wants to see the members."""
+        while True:
+            self._woken = trio.Event()
+            now_ns = self._now_ns()
+            calls = self.member.ask(now_ns)
+            if calls or self._reader is not None:
+                self._pending = list(calls)
+                return calls
+            next_ns = self.member.next_ns()
+            with trio.move_on_after(inf if next_ns is None else max(0, next_ns - now_ns) / NS_PER_S):
+                await self._woken.wait()
+
+    async def _round_trip(self, client: "_Client", calls: list[Call]) -> None:
+        self._round_trips += 1
+        if calls:
+            await self._ask(client, calls)
+        if self._reader is not None:
+            key = f"sluice:{{{self._config.name}}}:members"
+            self._members = list(members_in(await client.hgetall(key)))
+            self._read_ns = self._now_ns()
+            self._end_reading()
+        if self.error:
+            self._note_recovery()
+
+    async def _ask(self, client: "_Client", calls: list[Call]) -> None:
+        from coredis.exceptions import NoScriptError  # noqa: PLC0415 - see __init__
+
+        answers = await _evaluate(client, calls)
+        unknown = [index for index, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
+        if unknown:
+            more = await _evaluate(client, [calls[index] for index in unknown], is_new=True)
+            for index, answer in zip(unknown, more, strict=True):
+                answers[index] = answer
+        now_ns = self._now_ns()
+        for call, answer in zip(calls, answers, strict=True):
+            if not isinstance(answer, BaseException):
+                self._pending.remove(call)
+                self.member.take(now_ns, call, answer)
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer
+        if self._first is not None:
+            self._first.cancel()
+        if self.member.members != self._kept_size and self._config.size_file is not None:
+            self._kept_size = self.member.members
+            # Not waited for: a disk that hangs is not to keep this member from Redis.
+            write = partial(self._config.size_file.write_text, str(self._kept_size))
+            trio.lowlevel.start_thread_soon(write, lambda _: None)
+
+    def _end_reading(self) -> None:
+        if self._reader is not None:
+            self._reader.set()
+            self._reader = None
+
+    def _note_failure(self, now_ns: int, reason: str) -> None:
+        self._failures += 1
+        self.error = reason
+        self._end_reading()
+        if self._logged_ns is None or now_ns - self._logged_ns >= _LOG_EVERY_NS:
+            _log.warning(
+                "the fleet's Redis cannot be used; traffic continues",
+                url=self._config.url,
+                reason=reason,
+                when_away=self._config.when_away,
+                not_logged=self._not_logged,
+            )
+            self._logged_ns, self._not_logged = now_ns, 0
+        else:
+            self._not_logged += 1
+        if self._first is not None and self.member.away_since_ns is not None:
+            self._first.cancel()
+
+    def _note_recovery(self) -> None:
+        self.error = ""
+        _log.info("the fleet's Redis answers again", url=self._config.url, members=self.member.members)
+
+    async def leave(self) -> None:
+        """Give all permits back; nothing is decided after that."""
+        if self.member.answered_ns is None or self.error:
+            return
+        with trio.move_on_after(_LEAVE_S, shield=True):
+            try:
+                async with _connected(self._config, self._failures) as client:
+                    await _evaluate(client, self.member.leave(self._now_ns()))
+            except* Exception as errors:  # noqa: BLE001 - the others notice after 3 s
+                _log.warning("the permits of this process are lost", reason=_reason(errors))
+
+    async def read(self) -> FleetState:
+        """Return the state with its present members, for which Redis is asked; without Redis the last known."""
+        if self._read_ns is None or self._now_ns() - self._read_ns >= _READ_EVERY_NS:
+            if self._reader is None:
+                self._reader = trio.Event()
+                self._wake()
+            with trio.move_on_after(_TIMEOUT_S):
+                await self._reader.wait()
+        return self.state()
+
+    def state(self, *, whole: bool = True) -> FleetState:
+        """Return what is known here; with ``whole`` the members and limits, too."""
+        now_ns, member = self._now_ns(), self.member
+        leases = member.state(MAX_FLEET_LIMITS).leases if whole else []
+        # By the clock of Redis, as this process cannot know how far it is from its own.
+        latest_us = max((seen_us for _, seen_us in self._members), default=0)
+        since_read_s = 0.0 if self._read_ns is None else (now_ns - self._read_ns) / NS_PER_S
+        return FleetState(
+            name=self._config.name,
+            member=member.member,
+            url=self._config.url,
+            when_away=self._config.when_away,
+            size=member.members,
+            members=tuple(
+                FleetMember(name, (latest_us - seen_us) / 1e6 + since_read_s, name == member.member)
+                for name, seen_us in sorted(self._members)
+            )
+            if whole
+            else (),
+            last_contact_s_ago=None if member.answered_ns is None else (now_ns - member.answered_ns) / NS_PER_S,
+            away_s=None if member.away_since_ns is None else (now_ns - member.away_since_ns) / NS_PER_S,
+            error=self.error,
+            round_trips=self._round_trips,
+            failures=self._failures,
+            limits=tuple(
+                FleetLimit(kind, name, dimension, lease.rate_per_s, share, lease.held, lease.asked_per_s)
+                for lease in leases
+                for dimension, kind, name in [lease.key.split(":", 2)]
+                for share in [1 / member.members if lease.share is None else lease.share]
+            ),
+        )
+
+
+def _read_size(file: Path | None) -> int:
+    try:
+        return 1 if file is None else max(1, int(file.read_text()))
+    except (OSError, ValueError):
+        return 1
+
+
+@asynccontextmanager
+async def _connected(config: FleetConfig, attempt: int) -> "AsyncGenerator[_Client]":
+    """Yield a client that retries nothing; closed at the end. Each attempt begins with another of the nodes."""
+    from coredis import Redis, RedisCluster, Sentinel  # noqa: PLC0415 - see Fleet
+    from coredis.connection import TCPLocation  # noqa: PLC0415 - as above
+    from coredis.retry import NoRetryPolicy  # noqa: PLC0415 - as above
+
+    password = config.password
+    if config.password_file is not None:
+        password = (await trio.Path(config.password_file).read_text()).strip()
+    first = attempt % len(config.nodes)
+    nodes = [TCPLocation(*node) for node in (*config.nodes[first:], *config.nodes[:first])]
+    secure: dict[str, Any] = {"ssl_context": config.tls}
+    same: dict[str, Any] = secure | {"username": config.user or None, "password": password or None}
+    quick: dict[str, Any] = {"connect_timeout": _NODE_S, "stream_timeout": _NODE_S}
+    never = NoRetryPolicy()
+    async with AsyncExitStack() as stack:
+        client: _Client
+        if config.kind == "cluster":
+            how = same | {"connect_timeout": _NODE_S}
+            client = RedisCluster(
+                startup_nodes=nodes, skip_full_coverage_check=True, retry_policy=never, verify_version=False, **how
+            )
+        elif config.kind == "sentinel":
+            sentinel = Sentinel(nodes, sentinel_kwargs=quick | secure, retry_policy=never, **same)
+            client = (await stack.enter_async_context(sentinel)).primary_for(config.service, db=config.database)
+        else:
+            (host, port), *_ = config.nodes
+            client = Redis(
+                host, port, db=config.database, max_connections=1, retry_policy=never, verify_version=False, **same
+            )
+        yield await stack.enter_async_context(client)
+
+
+async def _evaluate(client: "_Client", calls: Sequence[Call], *, is_new: bool = False) -> list[Any]:
+    """Send calls in one round trip, the first with the script itself if it is new; return answers or errors."""
+    async with client.pipeline(transaction=False, raise_on_error=False) as pipeline:
+        for index, call in enumerate(calls):
+            if is_new and index == 0:
+                pipeline.eval(_SCRIPT, call.keys, call.args)
+            else:
+                pipeline.evalsha(_SHA, call.keys, call.args)
+    return list(pipeline.results or ())
+
+
+_LATE: Final = f"it has not answered within {_TIMEOUT_S:g} s; look at its load and the network"
+_NO_TLS: Final = "if it does not speak TLS, fleet.url begins with redis://, sentinel:// or cluster://"
+_FOREIGN: Final = "something else uses a key of this fleet ({}); choose another fleet.name"
+#: By the name of a type of coredis or Python.
+_BY_TYPE: Final = {
+    "SSLCertVerificationError": "its certificate is not trusted ({}); set fleet.ca_file, or correct fleet.url",
+    "SSLError": "TLS with it fails ({}); if it requires a client certificate, set fleet.certificate_file; " + _NO_TLS,
+    "gaierror": "its host name is unknown ({}); correct fleet.url",
+    "ConnectionRefusedError": "nothing listens there; start it, or correct fleet.url",
+    "AuthenticationFailureError": "wrong user or password; correct fleet.user and fleet.password_file",
+    "AuthenticationRequiredError": "it requires a password; set fleet.password_file or SLUICE_FLEET_PASSWORD",
+    "AuthorizationError": "its user lacks a right ({}); grant it with ACL SETUSER",
+    "ReadOnlyError": "it is a replica; name the primary in fleet.url, or use sentinel://",
+    "StalePrimaryError": "the Sentinels still name a server that is a replica now; a fail-over may be in progress",
+    "PrimaryNotFoundError": "no Sentinel answers and knows the service ({}); correct fleet.url",
+    "BusyLoadingError": "it is still loading its data",
+    "WrongTypeError": _FOREIGN,
+    "ClusterDownError": "the Cluster is down ({}); see CLUSTER INFO",
+}
+#: By how the text of an error begins.
+_BY_CODE: Final = {
+    "OOM": "its memory is full ({}); raise maxmemory, or set maxmemory-policy",
+    "MISCONF": "it cannot save its data and refuses writes ({}); see its log",
+    "NOREPLICAS": "it has too few replicas and refuses writes ({}); start them",
+    "MASTERDOWN": "it is a replica without a primary ({}); name the primary in fleet.url",
+    "BUSY": "another client's script keeps it busy ({}); see SCRIPT KILL",
+    "user_script:": _FOREIGN,
+    "Connection lost": "it closed the connection; if it requires TLS, fleet.url begins with rediss:// or has +tls, and"
+    " fleet.certificate_file may be needed",
+    "unknown command 'HELLO'": "it is older than Redis 6.0 ({}); upgrade it",
+    "unknown command `HELLO`": "it is older than Redis 6.0 ({}); upgrade it",
+    "unknown command": "it does not know a command ({}); is it what fleet.url says?",
+}
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield all that led to an error, the innermost first."""
+    for inner in error.exceptions if isinstance(error, BaseExceptionGroup) else ():
+        yield from _causes(inner)
+    before = error.__cause__ or error.__context__
+    if before is not None:
+        yield from _causes(before)
+    if not isinstance(error, BaseExceptionGroup):
+        yield error
+
+
+def _reason(error: BaseException) -> str:
+    """Say what is wrong with Redis, and the remedy."""
+    texts = []
+    for cause in _causes(error):
+        texts.append(" ".join(str(cause).split())[:_LONGEST_TEXT] or type(cause).__name__)
+        for told in (_BY_TYPE.get(type(cause).__name__), *(_BY_CODE[each] for each in _BY_CODE if each in texts[-1])):
+            if told is not None:
+                return told.format(texts[-1])
+    return texts[0]

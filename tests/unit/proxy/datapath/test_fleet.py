@@ -1,0 +1,322 @@
+"""How a member's calls reach Redis, with a Redis that answers what the test says; the real one is in integration."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import ssl
+import struct
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+import trio
+from coredis import exceptions as errors
+from fleet_bucket import FleetRedis
+from trio.testing import MockClock
+
+from limiter.deciding.limits import Caller, Limits
+from limiter.rules.resource import Resource
+from limiter.rules.rule import Rule
+from limiter.rules.rule_set import RuleSet
+from proxy.datapath import fleet as module
+from proxy.datapath.fleet import Fleet, FleetConfig, _reason
+from proxy.stats.snapshot import FleetMember
+
+CONFIG = FleetConfig(name="f", member="me", kind="server", nodes=[("h", 1)], url="redis://h:1")
+
+
+def now_ns() -> int:
+    return round(trio.current_time() * 1e9)
+
+
+class Redis:
+    """Answers as the script's twin does; ``fault`` comes in place of what the next commands would answer."""
+
+    def __init__(self) -> None:
+        self.bucket = FleetRedis()
+        self.sent: list[list[tuple[str, list[Any]]]] = []
+        self.opened = self.open = 0
+        self.fault: Callable[[str], Any] | None = None
+        self.knows_script = True
+        self.delay_s = 0.0
+        self.commands: list[tuple[str, list[str], list[Any]]] = []
+        self.results: list[Any] = []
+
+    @asynccontextmanager
+    async def connected(self, _config: FleetConfig, _attempt: int) -> AsyncGenerator[Redis]:
+        self.opened += 1
+        self.open += 1
+        try:
+            yield self
+        finally:
+            self.open -= 1
+
+    @asynccontextmanager
+    async def pipeline(self, **_how: bool) -> AsyncGenerator[Redis]:
+        self.commands = []
+        yield self
+        self.sent.append([(name, args) for name, _, args in self.commands])
+        await trio.sleep(self.delay_s)
+        self.results = [self.answer(*command) for command in self.commands]
+
+    def eval(self, script: str, keys: list[str], args: list[Any]) -> None:
+        assert "redis.call" in script
+        self.commands.append(("eval", keys, args))
+
+    def evalsha(self, sha: str, keys: list[str], args: list[Any]) -> None:
+        assert len(sha) == 40
+        self.commands.append(("evalsha", keys, args))
+
+    def answer(self, name: str, keys: list[str], args: list[Any]) -> Any:
+        if self.fault is not None and (fault := self.fault(name)) is not None:
+            return fault
+        self.knows_script = self.knows_script or name == "eval"
+        if not self.knows_script:
+            return errors.NoScriptError("No matching script.")
+        return self.bucket.call(now_ns() // 1000, keys, args)
+
+    async def hgetall(self, key: str) -> dict[bytes, bytes]:
+        await trio.sleep(self.delay_s)
+        self.sent.append([("hgetall", [key])])
+        members = self.bucket.hashes[key]
+        return {each.encode(): struct.pack(">d", figures[0]) for each, figures in members.items() if each}
+
+
+@pytest.fixture
+def redis(monkeypatch: pytest.MonkeyPatch) -> Redis:
+    redis = Redis()
+    monkeypatch.setattr(module, "_connected", redis.connected)
+    return redis
+
+
+@pytest.fixture
+def logged() -> Iterator[list[Any]]:
+    with structlog.testing.capture_logs() as lines:
+        yield lines
+
+
+def limits_of(fleet: Fleet, names: int) -> Limits:
+    limits = Limits(RuleSet([Rule("topic", "*", 100, fleet=True)]), fleet=fleet.member)
+    for number in range(names):
+        limits.decide(now_ns(), (Resource("topic", f"t{number}"),), Caller("c", "", "l"), [1], lambda: [1])
+    return limits
+
+
+async def test_it_begins_with_the_first_answer(redis: Redis, autojump_clock: MockClock) -> None:
+    fleet = Fleet(CONFIG, now_ns=now_ns)
+    await fleet.begin()
+    state = fleet.state()
+    assert (redis.opened, redis.open) == (1, 0)
+    assert state.last_contact_s_ago == 0
+    assert (state.away_s, state.error, state.round_trips) == (None, "", 1)
+
+
+@pytest.mark.parametrize("refuses", [True, False])
+async def test_it_begins_without_redis_within_a_second(redis: Redis, autojump_clock: MockClock, refuses: bool) -> None:  # noqa: FBT001
+    if refuses:
+        redis.fault = lambda _: errors.ResponseError("OOM command not allowed")
+    else:
+        redis.delay_s = 60
+    began = trio.current_time()
+    fleet = Fleet(CONFIG, now_ns=now_ns)
+    await fleet.begin()
+    assert 0.4 <= trio.current_time() - began <= 1.1
+    state = fleet.state()
+    assert state.away_s is not None
+    assert ("its memory is full" if refuses else "has not answered within 0.5 s") in state.error
+    assert redis.open == 0
+
+
+async def test_an_unknown_script_is_sent_once_and_the_calls_keep_their_order(
+    redis: Redis, autojump_clock: MockClock
+) -> None:
+    fleet = Fleet(CONFIG, now_ns=now_ns)
+    await fleet.begin()
+    limits_of(fleet, 150)
+    redis.sent, redis.knows_script = [], False
+    with trio.move_on_after(0.3):
+        await fleet.run()
+    names = [[name for name, _ in commands] for commands in redis.sent]
+    assert names[:3] == [["evalsha"] * 2, ["eval", "evalsha"], ["evalsha"] * 2]
+    numbers = [args[1] for _, args in redis.sent[1]]
+    assert numbers == sorted(numbers)
+    assert fleet.state().failures == 0
+
+
+async def test_a_late_round_trip_closes_its_client_and_the_next_has_another(
+    redis: Redis, autojump_clock: MockClock
+) -> None:
+    fleet = Fleet(CONFIG, now_ns=now_ns)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(fleet.run)
+        await trio.sleep(0.1)
+        assert (redis.opened, redis.open) == (1, 1)
+        redis.delay_s = 1.2
+        await trio.sleep(3)
+        assert redis.opened >= 3
+        assert fleet.state().away_s is not None
+        redis.delay_s = 0.3
+        await trio.sleep(2)
+        assert fleet.state().away_s is None
+        assert fleet.error == ""
+        opened = redis.opened
+        await trio.sleep(5)
+        assert (redis.opened, redis.open) == (opened, 1)
+        nursery.cancel_scope.cancel()
+    assert redis.open == 0
+
+
+async def test_a_call_that_fails_is_not_that_of_others(redis: Redis, autojump_clock: MockClock) -> None:
+    fleet = Fleet(CONFIG, now_ns=now_ns)
+    await fleet.begin()
+    limits_of(fleet, 150)
+    faults = iter([None, errors.ResponseError("OOM command not allowed")])
+    redis.fault = lambda _: next(faults, None)
+    with trio.move_on_after(0.02):
+        await fleet.run()
+    assert fleet.error.startswith("its memory is full")
+    answered = [lease.share for lease in fleet.member.state(200).leases]
+    assert (answered.count(None), len(answered)) == (50, 150)
+    assert fleet.member.next_ns() is not None
+
+
+async def test_a_round_trip_that_is_cancelled_leaves_no_call_open(redis: Redis, autojump_clock: MockClock) -> None:
+    fleet = Fleet(CONFIG, now_ns=now_ns)
+    redis.delay_s = 0.5
+    with trio.move_on_after(0.1):
+        await fleet.run()
+    assert fleet.member.next_ns() is not None
+    assert redis.open == 0
+
+
+async def test_it_logs_once_in_ten_seconds_and_when_it_is_over(
+    redis: Redis, autojump_clock: MockClock, logged: list[Any]
+) -> None:
+    fleet = Fleet(CONFIG, now_ns=now_ns)
+    redis.fault = lambda _: errors.AuthenticationRequiredError("HELLO must be called with AUTH")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(fleet.run)
+        await trio.sleep(10.8)
+        redis.fault = None
+        await trio.sleep(1)
+        nursery.cancel_scope.cancel()
+    assert [(line["log_level"], line.get("not_logged")) for line in logged] == [
+        ("warning", 0),
+        ("warning", 19),
+        ("info", None),
+    ]
+    assert logged[0]["reason"] == "it requires a password; set fleet.password_file or SLUICE_FLEET_PASSWORD"
+
+
+async def test_operators_see_the_members_and_read_them_together(redis: Redis, autojump_clock: MockClock) -> None:
+    fleet, other = Fleet(CONFIG, now_ns=now_ns), Fleet(CONFIG, now_ns=now_ns)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(other.run)
+        await trio.sleep(0.2)
+        nursery.start_soon(fleet.run)
+        await trio.sleep(0.1)
+        limits_of(fleet, 2)
+        await trio.sleep(0.1)
+        redis.sent = []
+        async with trio.open_nursery() as readers:
+            for _ in range(5):
+                readers.start_soon(fleet.read)
+        state = await fleet.read()
+        assert sum(commands[0][0] == "hgetall" for commands in redis.sent) == 1
+        assert {each.member: each.is_this for each in state.members} == {
+            fleet.member.member: True,
+            other.member.member: False,
+        }
+        assert all(0 <= each.seen_s_ago <= 0.5 for each in state.members)
+        assert [(each.kind, each.dimension, each.rate_per_s, each.share) for each in state.limits] == [
+            ("topic", "messages", 100, 1)
+        ] * 2
+        assert (state.name, state.url, state.when_away, state.size) == ("f", "redis://h:1", "last", 2)
+        nursery.cancel_scope.cancel()
+
+
+async def test_operators_do_not_wait_for_long_and_see_the_last_known(redis: Redis, autojump_clock: MockClock) -> None:
+    fleet = Fleet(CONFIG, now_ns=now_ns)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(fleet.run)
+        await fleet.read()
+        redis.delay_s = 60
+        await trio.sleep(3)
+        began = trio.current_time()
+        state = await fleet.read()
+        assert trio.current_time() - began <= 1
+        assert state.members == (FleetMember(fleet.member.member, pytest.approx(3.5, abs=1), is_this=True),)
+        nursery.cancel_scope.cancel()
+
+
+async def test_it_gives_everything_back_when_it_leaves(redis: Redis, autojump_clock: MockClock) -> None:
+    fleet = Fleet(CONFIG, now_ns=now_ns)
+    await fleet.leave()
+    assert redis.sent == []
+    await fleet.begin()
+    assert fleet.member.member in redis.bucket.hashes["sluice:{f}:members"]
+    await fleet.leave()
+    assert fleet.member.member not in redis.bucket.hashes["sluice:{f}:members"]
+
+
+async def test_it_leaves_soon_also_if_redis_hangs(redis: Redis, autojump_clock: MockClock, logged: list[Any]) -> None:
+    fleet = Fleet(CONFIG, now_ns=now_ns)
+    await fleet.begin()
+    redis.delay_s, began = 60, trio.current_time()
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await fleet.leave()
+    assert trio.current_time() - began == pytest.approx(0.5)
+    redis.delay_s, redis.fault = 0, lambda _: 1 / 0
+    await fleet.leave()
+    assert "the permits of this process are lost" in logged[-1]["event"]
+
+
+async def test_the_size_of_the_fleet_is_known_to_a_start_without_redis(
+    redis: Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trio.lowlevel, "start_thread_soon", lambda write, _: write())
+    config = replace(CONFIG, size_file=tmp_path / "fleet-size")
+    for size in (1, 2, 3):
+        fleet = Fleet(config, now_ns=now_ns)
+        await fleet.begin()
+        assert (tmp_path / "fleet-size").exists() is (size > 1)
+    assert Fleet(config, now_ns=now_ns).member.members == 3
+    (tmp_path / "fleet-size").write_text("x", encoding="utf-8")
+    assert Fleet(config, now_ns=now_ns).member.members == 1
+
+
+def caused(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (errors.AuthenticationFailureError("invalid"), "wrong user or password"),
+        (errors.AuthorizationError("no permissions to run the 'evalsha' command"), "lacks a right (no permissions"),
+        (errors.ReadOnlyError("You can't write against a read only replica."), "it is a replica; name the primary"),
+        (errors.BusyLoadingError("Redis is loading the dataset in memory"), "still loading"),
+        (errors.ResponseError("MISCONF Errors writing to the AOF file"), "refuses writes (MISCONF"),
+        (errors.ResponseError("user_script:19: bad argument #2 to 'unpack'"), "choose another fleet.name"),
+        (errors.WrongTypeError("Operation against a key"), "choose another fleet.name"),
+        (errors.UnknownCommandError("unknown command `HELLO`, with args"), "older than Redis 6.0"),
+        (errors.PrimaryNotFoundError("No primary found for 'x'"), "no Sentinel answers and knows"),
+        (errors.ConnectionError("Connection lost while receiving response"), "requires TLS"),
+        (caused(errors.ConnectionError("no"), ConnectionRefusedError(errno.ECONNREFUSED, "no")), "nothing listens"),
+        (caused(errors.ConnectionError("no"), socket.gaierror(-2, "not known")), "host name is unknown"),
+        (caused(errors.ConnectionError("no"), ssl.SSLCertVerificationError("self-signed")), "set fleet.ca_file"),
+        (caused(errors.ConnectionError("no"), ssl.SSLError(1, "wrong version")), "does not speak TLS"),
+        (ExceptionGroup("", [ExceptionGroup("", [errors.ReadOnlyError("a")])]), "it is a replica"),
+        (ExceptionGroup("", [ValueError("what\nis this")]), "what is this"),
+        (ValueError(), "ValueError"),
+    ],
+)
+def test_errors_name_the_remedy(error: Exception, reason: str) -> None:
+    assert reason in _reason(error)
