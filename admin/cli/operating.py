@@ -1,4 +1,4 @@
-"""``sluice switch``, ``reload``, ``state``, ``audit``, ``connections``, ``flow``, ``spool`` and ``top``."""
+"""``sluice switch``, ``reload``, ``state``, ``audit``, ``connections``, ``flow``, ``fleet``, ``spool`` and ``top``."""
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -29,7 +29,17 @@ from admin.cli.options import (
 )
 from admin.cli.protocol_words import MAIN_KIND
 from admin.client.text import limiting, listing, moment, passing, read_seconds, standing, until
-from admin.common.columns import CONFIRMS, CONNECTIONS, LINKS, SPOOLED, STAGES, Column, sort_words
+from admin.common.columns import (
+    CONFIRMS,
+    CONNECTIONS,
+    FLEET_LIMITS,
+    FLEET_MEMBERS,
+    LINKS,
+    SPOOLED,
+    STAGES,
+    Column,
+    sort_words,
+)
 from admin.common.errors import SettingsError
 from admin.common.numbers import span
 from admin.common.tables import Rows, printable
@@ -160,6 +170,8 @@ def _state(now: Mapping[str, Any], url: str) -> Iterator[str]:
     yield from (
         f"adaptive     {each['listener']}: {each['text'].removeprefix('adaptive: ')}" for each in now["adaptive"]
     )
+    if (fleet := now["fleet"]) is not None:
+        yield f"fleet        {fleet['name']}: {fleet['text']}"
     by = ", ".join(f"{each['handler']} {each['reason']} {each['total']}" for each in bypassed["by"] if each["total"])
     yield f"bypassed     {bypassed['total']} requests since the start{f' ({by})' if by else ''}"
     ending = edits["expiring_next"]
@@ -281,7 +293,7 @@ def close(
     return ask.run(closed)
 
 
-# --- flow, spool ----------------------------------------------------------------------------------
+# --- flow, fleet, spool ---------------------------------------------------------------------------
 
 
 def flow(*, limit: Most = 100, ask: TargetFlags = ASK) -> int:
@@ -309,6 +321,21 @@ def _part(columns: Iterable[Column], rows: Sequence[Mapping[str, Any]], more: in
     """Yield a table behind a blank line, and how many rows are missing."""
     yield from ("", listing(columns, rows)) if rows else ()
     yield from ("", f"and {more} {what}{'s' * (more != 1)}; --limit N shows more") if more else ()
+
+
+def fleet(*, ask: TargetFlags = ASK) -> int:
+    """Show the fleet: its members, their last contact, and this member's share and demand of each limit."""
+    return ask.run(lambda api: api.text(api.get("fleet"), _fleet))
+
+
+def _fleet(now: Mapping[str, Any]) -> Iterator[str]:
+    if (fleet := now["fleet"]) is None:
+        yield "This sidecar is not in a fleet: its configuration has no [fleet]."
+        return
+    yield f"{fleet['name']}: {fleet['text']}"
+    yield f"Redis {fleet['url']}, this member {fleet['member']}, when_away {fleet['when_away']}"
+    yield from _part(FLEET_MEMBERS, fleet["members"], 0, "")
+    yield from _part(FLEET_LIMITS, fleet["limits"], 0, "")
 
 
 @spool.default

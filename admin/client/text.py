@@ -10,7 +10,7 @@ import msgspec
 
 from admin.common.columns import Column
 from admin.common.errors import SettingsError
-from admin.common.numbers import per_second, percent, short_span, span
+from admin.common.numbers import number, per_second, percent, short_span, span
 from admin.common.tables import Rows
 from proxy.flow.alarms import size_text
 
@@ -126,6 +126,8 @@ def cell(column: Column, row: Mapping[str, Any], columns: Iterable[Column] = ())
             return "yes" if value else ""
         case "rate":
             return per_second(value)
+        case "count":
+            return number(value)
         case "share":
             return percent(value)
         case "bytes":

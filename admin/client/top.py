@@ -236,6 +236,11 @@ def _head(view: View, now: Mapping[str, Any], url: str, page: Mapping[str, Any],
             (each["limit_per_s"] is not None, f"BROKER of {each['listener']} is short: {each['text']}", "")
             for each in now["adaptive"]
         ),
+        (
+            now["fleet"] is not None and now["fleet"]["away_s"] is not None,
+            f"FLEET without Redis: {(now['fleet'] or {}).get('text')}",
+            "bold white on red",
+        ),
         (now["persistence"]["error"], f"EDITS: {now['persistence']['error']}", ""),
     ]
     yield from (

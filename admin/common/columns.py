@@ -182,6 +182,22 @@ CONFIRMS: Final = (
     Column("nacked", "Refused", "nacked_total", "count"),
 )
 
+FLEET_MEMBERS: Final = (
+    Column("member", "Member", "member"),
+    Column("seen", "Last contact", "seen_s_ago", "seconds", help="How long ago it last called Redis."),
+    Column("this", "This one", "is_this", "flag", page=False),
+)
+
+FLEET_LIMITS: Final = (
+    Column("name", "Limit", "name", "name"),
+    Column("dimension", "Of", "dimension"),
+    Column("rate", "Rate/s", "rate_per_s", "rate", help="For all members together."),
+    Column("share", "Share", "share", "share", help="This member's part of the fleet's demand."),
+    Column("may", "This one/s", "may_per_s", "rate", help="This member's part of the rate."),
+    Column("asks", "Asks/s", "asks_per_s", "rate", help="What this member's clients ask for."),
+    Column("held", "Held", "held", "count", help="Permits leased from Redis and not used yet; negative are owed."),
+)
+
 SPOOLED: Final = (
     Column("name", "Resource", "name", "name"),
     Column("messages", "Messages", "messages", "count"),
@@ -205,6 +221,8 @@ COLUMNS: Final[Mapping[str, tuple[Column, ...]]] = {
     "refused_clients": REFUSED_CLIENTS,
     "stages": STAGES,
     "confirms": CONFIRMS,
+    "fleet-members": FLEET_MEMBERS,
+    "fleet-limits": FLEET_LIMITS,
     "spooled": SPOOLED,
 }
 """By table."""

@@ -10,7 +10,7 @@ from admin.common.numbers import number
 from admin.config.limit_fields import FIELDS
 from admin.edits.model import SWITCHES, Change
 from limiter.rules.patterns import DEFAULT_PATTERN
-from limiter.rules.rule import DEFAULT_FLOOR_PER_S, adaptive_text, with_shares
+from limiter.rules.rule import DEFAULT_FLOOR_PER_S, FOR_THE_FLEET, adaptive_text, with_shares
 from proxy.control import Cleared
 from proxy.stats.flow import Purged
 
@@ -20,7 +20,7 @@ _log = structlog.get_logger(__name__)
 _MAX_LOGGED: Final = 20
 
 #: The short form says them.
-_SMALL: Final = {"rate", "bytes_per_s", "count", "exempt", "fair_by", "adaptive", "floor", "ceiling"}
+_SMALL: Final = {"rate", "bytes_per_s", "count", "exempt", "fair_by", "adaptive", "floor", "ceiling", "fleet"}
 #: Nearly every limit has them.
 _NOT_SAID: Final[Mapping[str, object]] = {"confirm": "broker", "weight": 1}
 
@@ -42,6 +42,8 @@ def short(limit: Mapping[str, Any] | None) -> str:
     if limit.get("adaptive"):
         parts = [adaptive_text(limit.get("floor", DEFAULT_FLOOR_PER_S), limit.get("ceiling"))]
     text = with_shares(" + ".join(parts) or "unlimited", limit.get("fair_by"))
+    if limit.get("fleet"):
+        text += FOR_THE_FLEET
     return f"off ({text})" if limit.get("action") == "off" else text
 
 

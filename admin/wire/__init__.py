@@ -31,6 +31,8 @@ from proxy.stats.snapshot import (
     AlarmState,
     ConnectionState,
     Direction,
+    FleetLimit,
+    FleetState,
     Held,
     LaneState,
     Limiters,
@@ -545,6 +547,40 @@ class AdaptiveLimits(msgspec.Struct, frozen=True):
     limits: tuple[Adaptive, ...]
 
 
+class FleetShare(FleetLimit, frozen=True, kw_only=True):
+    """A limit of the fleet, as this member has it.
+
+    Attributes:
+        may_per_s: this member's part of the rate; None: it admits everything, as Redis is away.
+        text: the rate, the number of members and this member's part, in words.
+    """
+
+    may_per_s: float | None
+    text: str
+
+
+class Fleet(FleetState, frozen=True, kw_only=True):
+    """The fleet that this sidecar is a member of, as it knows it.
+
+    Attributes:
+        limits: those that are asked for most first, at most 100.
+        text: the number of members, and whether Redis answers, in words.
+    """
+
+    limits: tuple[FleetShare, ...] = ()
+    text: str
+
+
+class FleetAnswer(msgspec.Struct, frozen=True):
+    """The fleet.
+
+    Attributes:
+        fleet: None: this sidecar is not in a fleet.
+    """
+
+    fleet: Fleet | None
+
+
 class State(msgspec.Struct, frozen=True, kw_only=True):
     """The state of the sidecar.
 
@@ -564,6 +600,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
         persistence: where edits are kept.
         rejection_log: where refusals and traffic are recorded.
         adaptive: the adaptive limits, without names and history, which ``GET adaptive`` has.
+        fleet: the fleet without members and limits, which ``GET fleet`` has; None if it is not in one.
         alarms: of memory and disk; while one is raised, publishers are stopped.
         failed_reload: why the last reload failed; None if it did not.
         warnings: valid settings that are probably a mistake, and what else needs attention.
@@ -591,6 +628,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     edits: Edits = Edits()
     rejection_log: FolderState = FolderState()
     adaptive: tuple[Adaptive, ...] = ()
+    fleet: Fleet | None = None
     alarms: tuple[AlarmState, ...] = ()
     spool: FolderState = FolderState()
     failed_reload: FailedReload | None = None

@@ -1,4 +1,4 @@
-"""Sentences of ``explain``, ``adaptive``, ``flow`` and ``spool``, made once: page and commands only print them.
+"""Sentences of ``explain``, ``adaptive``, ``fleet``, ``flow`` and ``spool``; page and commands only print them.
 
 Each function returns its argument with the texts filled in. ``sluice limits explain --config`` calls ``explained``
 itself, as no server is asked.
@@ -11,7 +11,7 @@ import msgspec
 
 from admin.common import numbers
 from admin.common.numbers import measured, number, per_second, short_span
-from admin.wire import Adaptive, Spool
+from admin.wire import Adaptive, Fleet, FleetShare, Spool
 from limiter.rules.resource import SCOPES
 from limiter.rules.rule import DEFAULT_MAX_DEBT_S
 from proxy.flow.alarms import size_text
@@ -28,7 +28,15 @@ from proxy.stats.question import (
     ShareView,
     UnappliedRule,
 )
-from proxy.stats.snapshot import AdaptiveName, AdaptiveState, AlarmState, ConfirmState
+from proxy.stats.snapshot import (
+    MAX_FLEET_LIMITS,
+    AdaptiveName,
+    AdaptiveState,
+    AlarmState,
+    ConfirmState,
+    FleetLimit,
+    FleetState,
+)
 
 replace = msgspec.structs.replace
 
@@ -47,6 +55,13 @@ _STAGES: Final = {
     "resource": "resources",
     "writer": "to brokers",
 }
+_AWAY: Final[Mapping[str, str]] = {
+    "last": "each limit goes on with its last share",
+    "equal": "each limit goes on with an equal share",
+    "unlimited": "the fleet's limits admit everything",
+    "refuse": "the fleet's limits refuse everything",
+}
+"""What a member does without Redis, by ``FleetState.when_away``."""
 _STATES: Final = ("blocked", "flow", "throttled", "running")
 
 
@@ -58,15 +73,19 @@ def state_word(state: str) -> str:
 # --- explain --------------------------------------------------------------------------------------
 
 
-def explained(explanation: Explanation, *, live: bool, adaptive: Iterable[AdaptiveState] = ()) -> Explanation:
+def explained(
+    explanation: Explanation, *, live: bool, adaptive: Iterable[AdaptiveState] = (), fleet: FleetState | None = None
+) -> Explanation:
     """Fill in the texts of an explanation.
 
     Args:
         explanation: without texts.
         live: it is of now, so a limit without a state was never used.
         adaptive: the adaptive limits now.
+        fleet: the fleet now; None if there is none.
     """
     now = {each.listener: each for each in adaptive}
+    leased = None if fleet is None else of_fleet(fleet)
     confirm = explanation.confirm
     # The rule of the confirms has its own place.
     confirming = None if confirm is None else confirm.rule
@@ -76,7 +95,9 @@ def explained(explanation: Explanation, *, live: bool, adaptive: Iterable[Adapti
         sentences=tuple(_general(explanation)),
         limits=tuple(
             replace(
-                each, text=_admitted(each), details=tuple(_details(each, explanation, now.get(each.name), live=live))
+                each,
+                text=_admitted(each),
+                details=tuple(_details(each, explanation, now.get(each.name), leased, live=live)),
             )
             for each in explanation.limits
         ),
@@ -134,7 +155,7 @@ def _unapplied(each: UnappliedRule) -> str:
 
 
 def _details(
-    limit: AppliedLimit, explanation: Explanation, adaptive: AdaptiveState | None, *, live: bool
+    limit: AppliedLimit, explanation: Explanation, adaptive: AdaptiveState | None, fleet: Fleet | None, *, live: bool
 ) -> Iterator[Detail]:
     rule = limit.rule
     yield Detail("rule", f"{rule.name} = {rule.limit} ({rule.source})")
@@ -144,6 +165,8 @@ def _details(
         if adaptive is not None:
             yield Detail("now", "; ".join((_adaptive_now(adaptive), *_share(adaptive, explanation.question))))
         return
+    if limit.limit.fleet and fleet is not None:
+        yield Detail("fleet", _of_fleet(limit, fleet))
     if limit.state is not None:
         yield Detail("now", _now(limit, limit.state))
         yield from (Detail("share", f"of {share.key}: {_stored(limit, share)}") for share in limit.state.shares)
@@ -169,6 +192,8 @@ def _admitted(limit: AppliedLimit) -> str:
         parts.append(f"warming up in {number(figures.warm_up_s)} s")
     if figures.fair_by is not None:
         parts.append(f"shared fairly by {_spaced(figures.fair_by)}")
+    if figures.fleet:
+        parts.append("for all members of the fleet together")
     return ", ".join(parts)
 
 
@@ -324,6 +349,50 @@ def _share(state: AdaptiveState, question: Question) -> Iterator[str]:
 
 def _ms(seconds: float) -> str:
     return f"{number(seconds * 1000, 1)} ms"
+
+
+# --- fleet ----------------------------------------------------------------------------------------
+
+
+def of_fleet(state: FleetState) -> Fleet:
+    """Fill in the texts of a fleet, and this member's parts of its limits."""
+    limits = tuple(_fleet_share(state, each) for each in state.limits)
+    return Fleet(**msgspec.structs.asdict(state) | {"limits": limits, "text": _fleet_now(state)})
+
+
+def _fleet_now(state: FleetState) -> str:
+    """Write ``4 members; Redis answered 0.1 s ago``."""
+    if state.away_s is None:
+        last = state.last_contact_s_ago
+        answered = "has not answered yet" if last is None else f"answered {short_span(last)} ago"
+        return f"{_members(state)}; Redis {answered}"
+    why = f" ({state.error})" if state.error else ""
+    return f"Redis has not answered for {short_span(state.away_s)}{why}; {_AWAY[state.when_away]}"
+
+
+def _members(state: FleetState) -> str:
+    return f"{state.size} member{'s' * (state.size != 1)}"
+
+
+def _fleet_share(state: FleetState, limit: FleetLimit) -> FleetShare:
+    may: float | None = limit.rate_per_s * limit.share
+    if state.away_s is not None and state.when_away != "last":
+        may = {"equal": limit.rate_per_s / state.size, "refuse": 0.0}.get(state.when_away)
+    unit = " bytes" if limit.dimension == "bytes" else ""
+    holds = "everything passes here" if may is None else f"this one holds {per_second(may)}{unit}/s"
+    if state.away_s is not None:
+        holds = f"Redis is away, and {holds}"
+    text = f"{numbers.limit(limit.rate_per_s)}{unit}/s for {_members(state)}; {holds}"
+    return FleetShare(**msgspec.structs.asdict(limit), may_per_s=may, text=text)
+
+
+def _of_fleet(limit: AppliedLimit, now: Fleet) -> str:
+    dimension = "bytes" if limit.limit.unit == "bytes" else "messages"
+    for each in now.limits:
+        if (each.kind, each.name, each.dimension) == (limit.kind, limit.name, dimension):
+            return each.text
+    idle = "; this one has not asked for it lately" if len(now.limits) < MAX_FLEET_LIMITS else ""
+    return f"for {_members(now)}{idle}"
 
 
 # --- flow -----------------------------------------------------------------------------------------

@@ -396,8 +396,11 @@ class _Rules(_Chapter):
         The limits of the request in the order in which they are asked, each with its live state.
         """
         explanation = await self._data_path.explain(Question(**msgspec.structs.asdict(query)))
-        adaptive = () if query.at else await self._data_path.adaptive()
-        return sentences.explained(explanation, live=not query.at, adaptive=adaptive)
+        if query.at:
+            return sentences.explained(explanation, live=False)
+        adaptive = await self._data_path.adaptive()
+        fleet = await self._data_path.fleet() if any(each.limit.fleet for each in explanation.limits) else None
+        return sentences.explained(explanation, live=True, adaptive=adaptive, fleet=fleet)
 
 
 class _Audit(_Chapter):
@@ -507,7 +510,7 @@ class _Resources(_Chapter):
 
 
 class _Flow(_Chapter):
-    """What waits for what, alarms, what brokers can take, and the spool."""
+    """What waits for what, alarms, what brokers can take, the fleet, and the spool."""
 
     @endpoint("GET", "/flow")
     async def get_flow(self, _: Request, query: FlowQuery) -> Flow:
@@ -528,6 +531,16 @@ class _Flow(_Chapter):
         and the last ten minutes, a point a second. Empty if no rule is adaptive.
         """
         return wire.AdaptiveLimits(sentences.adaptive(await self._data_path.adaptive()))
+
+    @endpoint("GET", "/fleet")
+    async def get_fleet(self, _: Request, __: Parameters) -> wire.FleetAnswer:
+        """Show the fleet.
+
+        Its members and when each last called, the limits that are asked for most with this member's part and demand,
+        and how long Redis has been away. Waits up to one second for Redis.
+        """
+        fleet = await self._data_path.fleet()
+        return wire.FleetAnswer(None if fleet is None else sentences.of_fleet(fleet))
 
     @endpoint("GET", "/spool")
     async def get_spool(self, _: Request, query: FlowQuery) -> wire.Spool:

@@ -4,6 +4,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from admin.common.version import sluice_version
 from admin.edits.model import FailedReload, LimitEntry, SwitchEntry
 from admin.edits.service import EditService
@@ -11,10 +13,11 @@ from admin.rejection_log.advice import AdviceReader
 from admin.rejection_log.history import HistoryReader
 from admin.stats import LiveStats
 from admin.stats.rows import NS_PER_S
-from admin.wire import Edits, Expiring, FolderState, State, Totals, sentences
+from admin.wire import Edits, Expiring, Fleet, FolderState, State, Totals, sentences
 from limiter.compiled import VERSION
 from proxy.common.threads import on_thread
 from proxy.control import DataPath
+from proxy.stats.snapshot import FleetState
 
 
 def _none() -> Sequence[str]:
@@ -86,6 +89,7 @@ class Status:
             edits=await self._standing(switches),
             rejection_log=services.rejection_log(),
             adaptive=sentences.adaptive(snapshot.adaptive),
+            fleet=None if snapshot.fleet is None else _in_short(snapshot.fleet),
             alarms=snapshot.alarms,
             spool=services.spool(),
             failed_reload=services.failed_reload(),
@@ -106,6 +110,10 @@ def _count(limits: Sequence[LimitEntry], switches: Sequence[SwitchEntry]) -> Edi
     edits |= {f"switches/{each.kind}": each.edit for each in switches if each.edit is not None}
     first = min(((edit.expires_at, target) for target, edit in edits.items() if edit.expires_at), default=None)
     return Edits(len(edits), None if first is None else Expiring(first[1], first[0]))
+
+
+def _in_short(fleet: FleetState) -> Fleet:
+    return sentences.of_fleet(msgspec.structs.replace(fleet, members=(), limits=()))
 
 
 def _by_reason(closed: Mapping[tuple[str, str], int]) -> dict[str, int]:

@@ -13,7 +13,7 @@ const AUDIT_PAGE = 50;
 /** The fields that the short form of a limit shows. */
 const SHORT = [
   ...["rate", "bytes_per_s", "count", "action", "fair_by", "exempt", "limiting"],
-  ...["adaptive", "floor", "ceiling"],
+  ...["adaptive", "floor", "ceiling", "fleet"],
 ];
 const ACTIONS = { set: "", unset: "reverted to file", expire: "expired", reload: "reloaded", purge: "purged" };
 const COLUMNS = [

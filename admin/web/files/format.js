@@ -113,6 +113,7 @@ export function limitText(limit) {
     typeof perSecond === "number" && `${number(perSecond)}${limit.count === "requests" ? " requests" : ""}/s`,
     (bytesPerSecond ?? null) !== null && `${bytes(bytesPerSecond)}/s`,
     action !== "reject" && action,
+    limit.fleet && "for the fleet",
     limit.fair_by && `shared by ${limit.fair_by.replace("_", " ")}`,
   ];
   return parts.filter(Boolean).join(" · ") || "unlimited";

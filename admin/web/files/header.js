@@ -215,6 +215,7 @@ function* stateAlarms(state) {
     failed_reload: reload,
     bypassed,
     draining,
+    fleet,
     persistence,
     rejection_log: log,
   } = state;
@@ -232,6 +233,9 @@ function* stateAlarms(state) {
       title: `Alarm: ${each.scarce} runs short, and publishers are stopped.`,
       text: `${each.text}. Consumers go on.${since}`,
     };
+  }
+  if (fleet && fleet.away_s !== null) {
+    yield { manner: "bad", title: `The fleet ${fleet.name} is without Redis:`, text: sentence(fleet.text) };
   }
   if (reload) {
     const hidden = reload.problems.length - SHOWN_PROBLEMS;

@@ -5,6 +5,7 @@ import { get } from "./api.js";
 import { app, link, useAnswer } from "./app.js";
 import { ChangeTable } from "./changes.js";
 import { Chart, middles } from "./chart.js";
+import { Fleet } from "./fleet.js";
 import { count, rate, reached, shortLimit } from "./format.js";
 import { alarms } from "./header.js";
 import { html } from "./html.js";
@@ -28,6 +29,7 @@ export function OverviewView() {
     <div class="heading"><h1>Overview</h1></div>
     ${state && html`<${Totals} state=${state} />`}
     <${AdaptiveLimits} />
+    <${Fleet} />
     <div class="panels halves">
       <${Panel} title="Most refused, last 10 s"><${MostRefused} /><//>
       ${state && html`<${Panel} title="Alarms now"><${AlarmList} state=${state} /><//>`}

@@ -36,6 +36,7 @@ from proxy.stats.snapshot import (
     ConfirmState,
     ConnectionState,
     Durations,
+    FleetState,
     Held,
     LaneState,
     Limiters,
@@ -129,6 +130,7 @@ class FakeDataPath(DataPath):
         self.purged = Purged(refused=3, dropped=1)
         self.purges: list[tuple[str, str]] = []
         self.adaptive_states: tuple[AdaptiveState, ...] = ()
+        self.fleet_now: FleetState | None = None
 
     async def apply(self, rule_set: RuleSet) -> None:
         self.applied.append(rule_set)
@@ -186,6 +188,9 @@ class FakeDataPath(DataPath):
 
     async def adaptive(self) -> tuple[AdaptiveState, ...]:
         return self.adaptive_states
+
+    async def fleet(self) -> FleetState | None:
+        return self.fleet_now
 
     async def take_traffic(self, *, unfinished: bool = False) -> tuple[TrafficSecond, ...]:
         self.traffic_taken.append(unfinished)

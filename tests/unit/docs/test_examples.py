@@ -102,3 +102,14 @@ def test_the_example_of_an_adaptive_limit_can_be_used_as_it_is(tmp_path: Path) -
     plan = compose(load(str(file), {}, Flags()))
     assert plan.warnings() == []
     assert plan.rule_set.match(Resource("listener", "default")).name == "adaptive listener:*"
+
+
+def test_the_example_of_a_fleet_can_be_used_as_it_is(tmp_path: Path) -> None:
+    page = (DOCS / "fleet.md").read_text(encoding="utf-8")
+    (text,) = re.findall(r"^```toml\n# sluice_fleet\.toml\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    file, password = tmp_path / "sluice.toml", tmp_path / "fleet-password"
+    password.write_text("secret", encoding="utf-8")
+    file.write_text(text.replace("/etc/sluice/fleet-password", str(password)), encoding="utf-8")
+    plan = compose(load(str(file), {}, Flags()))
+    assert plan.warnings() == []
+    assert [plan.rule_set.match(Resource("topic", name)).fleet for name in ("orders", "mail")] == [True, False]

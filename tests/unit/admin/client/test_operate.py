@@ -5,10 +5,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from api_examples import CONNECTIONS, STATE
+from api_examples import CONNECTIONS, FLEET, STATE
 
 from admin.cli import main
 from admin.client.text import moment
+from admin.wire import FleetAnswer, sentences
 
 Make = Callable[..., dict[str, Any]]
 Sluice = Callable[..., Any]
@@ -27,6 +28,24 @@ class TestReload:
             "sluice: the configuration is wrong; nothing was changed",
             "sluice: sluice.toml:3: rate = -1: must be",
         ]
+
+
+def test_the_fleet_is_shown_with_members_shares_and_demand(api: Any, sluice: Sluice) -> None:
+    fleet = msgspec.to_builtins(FleetAnswer(sentences.of_fleet(FLEET)))
+    api.answers["GET /fleet"] = (200, fleet)
+    lines = [" ".join(line.split()) for line in sluice("fleet").out.splitlines()]
+    assert lines[:2] == [
+        "orders-prod: 4 members; Redis answered 0.1 s ago",
+        "Redis redis://127.0.0.1:6379, this member host-a-4211, when_away last",
+    ]
+    for line in (
+        "host-a-4211 0.1 s yes",
+        "limit of rate/s share this one/s asks/s held",
+        "topic orders messages 500 62.4% 312 340 93",
+    ):
+        assert line in lines
+    api.answers["GET /fleet"] = (200, {"fleet": None})
+    assert sluice("fleet").out == "This sidecar is not in a fleet: its configuration has no [fleet].\n"
 
 
 class TestAudit:
@@ -105,6 +124,7 @@ def test_state_says_what_an_operator_looks_for(api: Any, sluice: Sluice) -> None
         "rejection_log": {"directory": "/var/lib/sluice/rejections", "error": "disk full"},
         "warnings": ["doubtful"],
         "adaptive": [{"listener": "main", "limit_per_s": 5.0, "text": "adaptive: 5/s now; the broker's p90 is 2 s"}],
+        "fleet": {"name": "orders-prod", "text": "4 members; Redis answered 0.1 s ago"},
     }
     api.answers["GET /state"] = (200, msgspec.to_builtins(STATE) | now)
     lines = sluice("state").out.splitlines()
@@ -115,6 +135,7 @@ def test_state_says_what_an_operator_looks_for(api: Any, sluice: Sluice) -> None
         "bypassed     5 requests since the start (rate_limit late 5)",
         "kept in      memory: edits are lost at the restart; disk full",
         "adaptive     main: 5/s now; the broker's p90 is 2 s",
+        "fleet        orders-prod: 4 members; Redis answered 0.1 s ago",
         "quarantined  state.db.damaged-1",
         "recorded in  /var/lib/sluice/rejections; disk full",
         f"reload       FAILED by SIGHUP, {moment('2026-11-21T19:00:00Z')}: the old configuration still applies",

@@ -88,6 +88,10 @@ class TestScreen:
                 "BROKER of main is short: adaptive: 5/s now",
             ),
             (
+                {"fleet": {"away_s": 12.0, "text": "Redis has not answered for 12.0 s"}},
+                "FLEET without Redis: Redis has not answered for 12.0 s",
+            ),
+            (
                 {"listeners": [{"name": "main", "reachable": False, "error": "refused"}]},
                 "BROKER of main not reachable: refused",
             ),

@@ -10,10 +10,10 @@ import pytest
 from admin.common.columns import COLUMNS, CONNECTIONS, FILTERS, LIMITS, sort_words
 from admin.stats.connections import KEYS as CONNECTION_KEYS
 from admin.stats.rows import FILTERED, SORTED_BY
-from admin.wire import RefusedClient, Row
+from admin.wire import FleetShare, RefusedClient, Row
 from proxy.flow.credit import StageState
 from proxy.spool.figures import SpooledResource
-from proxy.stats.snapshot import ConfirmState, ConnectionState, LinkState
+from proxy.stats.snapshot import ConfirmState, ConnectionState, FleetMember, LinkState
 
 ROWS = {
     "limits": Row,
@@ -23,6 +23,8 @@ ROWS = {
     "refused_clients": RefusedClient,
     "stages": StageState,
     "confirms": ConfirmState,
+    "fleet-members": FleetMember,
+    "fleet-limits": FleetShare,
     "spooled": SpooledResource,
 }
 

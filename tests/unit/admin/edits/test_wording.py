@@ -23,6 +23,7 @@ from admin.edits import wording
             "off (adaptive, at least 1/s, at most 5000/s, shared by topic)",
         ),
         ({"rate": 5, "action": "off"}, "off (5/s)"),
+        ({"rate": 5, "fleet": True}, "5/s for the fleet"),
         ({"limiting": False}, "off"),
     ],
 )

@@ -4,12 +4,12 @@ from typing import Any
 
 import msgspec
 import pytest
-from api_examples import ADAPTIVE, FLOW, SPOOL
+from api_examples import ADAPTIVE, FLEET, FLOW, SPOOL
 
 from admin.wire import FolderState, Spool, sentences
 from proxy.stats.flow import Flow
 from proxy.stats.question import AppliedLimit, ConfirmView, Explanation, LimitState, Question, RuleView, UnappliedRule
-from proxy.stats.snapshot import AdaptiveName, ConfirmState
+from proxy.stats.snapshot import AdaptiveName, ConfirmState, FleetState
 
 replace = msgspec.structs.replace
 
@@ -178,6 +178,43 @@ class TestAdaptive:
     def test_what_is_not_known_is_not_said(self, changes: dict[str, Any], now: str) -> None:
         (said,) = sentences.adaptive([replace(ADAPTIVE, **changes)])
         assert (said.text, said.names) == (f"adaptive: {now}", ADAPTIVE.names)
+
+
+class TestFleet:
+    def said(self, explanation: Explanation, state: FleetState) -> AppliedLimit:
+        limit = explanation.limits[0]
+        limit = replace(limit, limit=replace(limit.limit, fleet=True))
+        return sentences.explained(replace(explanation, limits=(limit,)), live=True, fleet=state).limits[0]
+
+    def test_explains_how_much_of_the_limit_this_member_holds(self, explanation: Explanation) -> None:
+        said = self.said(explanation, FLEET)
+        assert said.text == "500 messages per second, burst 1 s, for all members of the fleet together"
+        assert [each.text for each in said.details if each.name == "fleet"] == [
+            "500/s for 4 members; this one holds 312/s"
+        ]
+
+    def test_a_limit_without_demand_here_has_no_part(self, explanation: Explanation) -> None:
+        said = self.said(explanation, replace(FLEET, size=1, limits=()))
+        assert "for 1 member; this one has not asked for it lately" in [each.text for each in said.details]
+
+    @pytest.mark.parametrize(
+        ("when_away", "limit", "all_of_it"),
+        [
+            ("last", "this one holds 312/s", "each limit goes on with its last share"),
+            ("equal", "this one holds 125/s", "each limit goes on with an equal share"),
+            ("unlimited", "everything passes here", "the fleet's limits admit everything"),
+            ("refuse", "this one holds 0/s", "the fleet's limits refuse everything"),
+        ],
+    )
+    def test_says_what_happens_without_redis(self, when_away: str, limit: str, all_of_it: str) -> None:
+        away = replace(FLEET, when_away=when_away, away_s=12.0, error="connection refused")
+        said = sentences.of_fleet(away)
+        assert said.text == f"Redis has not answered for 12.0 s (connection refused); {all_of_it}"
+        assert said.limits[0].text == f"500/s for 4 members; Redis is away, and {limit}"
+
+    def test_says_that_redis_has_not_answered_yet(self) -> None:
+        said = sentences.of_fleet(replace(FLEET, size=1, last_contact_s_ago=None))
+        assert said.text == "1 member; Redis has not answered yet"
 
 
 class TestConfirms:

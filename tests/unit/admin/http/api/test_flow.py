@@ -3,9 +3,9 @@
 from typing import Any
 
 import msgspec
-from api_examples import ADAPTIVE, SPOOL
+from api_examples import ADAPTIVE, FLEET, SPOOL
 
-from admin.wire import PROBLEM, AdaptiveLimits, Spool
+from admin.wire import PROBLEM, AdaptiveLimits, FleetAnswer, Spool
 from proxy.flow.credit import StageState
 from proxy.flow.diagnosis import FlowFinding
 from proxy.stats.flow import ConnectionFlow, Flow, StageCount
@@ -42,6 +42,23 @@ async def test_adaptive_limits_read_back_in_words(served: Any) -> None:
     (limit,) = msgspec.json.decode((await served.get("adaptive")).content, type=AdaptiveLimits).limits
     assert (limit.names, limit.history) == (ADAPTIVE.names, ADAPTIVE.history)
     assert limit.text == "adaptive: 1840/s now; the broker's p90 is 85 ms, usually 12 ms"
+
+
+async def test_the_fleet_reads_back_in_words_and_the_state_has_it_in_short(served: Any) -> None:
+    assert (await served.get("fleet")).json() == {"fleet": None}
+    served.data_path.fleet_now = FLEET
+    fleet = msgspec.json.decode((await served.get("fleet")).content, type=FleetAnswer).fleet
+    assert fleet is not None
+    assert (fleet.members, fleet.text) == (FLEET.members, "4 members; Redis answered 0.1 s ago")
+    assert [each.text for each in fleet.limits] == [
+        "500/s for 4 members; this one holds 312/s",
+        "1048576 bytes/s for 4 members; this one holds 262144 bytes/s",
+    ]
+    assert (await served.get("state")).json()["fleet"] is None
+    served.data_path.snapshot_now = msgspec.structs.replace(served.data_path.snapshot_now, fleet=FLEET)
+    await served.stats.sample()
+    short = (await served.get("state")).json()["fleet"]
+    assert (short["text"], short["members"], short["limits"]) == (fleet.text, [], [])
 
 
 async def test_the_spool_reads_back(served: Any) -> None:

@@ -1,0 +1,83 @@
+"""The fleet: its panel of the first view, and the banner without Redis, shown of answers made by hand."""
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from api_examples import FLEET
+from harness.sidecar import Sluice, StartSluice
+from playwright.sync_api import Page, expect
+
+from admin.wire import FleetAnswer, sentences
+from proxy.stats.snapshot import FleetState
+
+AWAY = msgspec.structs.replace(FLEET, away_s=12.0, error="connection refused")
+
+
+@pytest.fixture(scope="module")
+def sluice(start_sluice: StartSluice) -> Sluice:
+    return start_sluice()
+
+
+def opened(open_tab: Any, sluice: Sluice, state: FleetState | None, **how: Any) -> Page:
+    tab = open_tab(sluice, **how)
+    fleet = None if state is None else sentences.of_fleet(state)
+    body = msgspec.json.encode(FleetAnswer(fleet))
+    tab.page.route("**/api/v1/fleet", lambda route: route.fulfill(content_type="application/json", body=body))
+    # The stream of figures cannot be answered by hand, so the page reads this into its state.
+    known = json.dumps(msgspec.to_builtins(fleet))
+    tab.page.add_init_script(
+        f"const parse = JSON.parse; JSON.parse = (text, ...more) => {{ const value = parse(text, ...more);"
+        f" if (value && 'compiled_part' in value) value.fleet = {known}; return value; }};"
+    )
+    page: Page = tab.open("#/overview")
+    return page
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_members_shares_and_demand_are_shown(
+    open_tab: Any, sluice: Sluice, picture: Any, width: int, theme: str
+) -> None:
+    page = opened(open_tab, sluice, FLEET, width=width, height=1200, theme=theme)
+    panel = page.get_by_role("region", name="Fleet orders-prod")
+    expect(panel).to_contain_text("4 members; Redis answered 0.1 s ago.")
+    limits = panel.locator("table.fleet-limits tbody tr")
+    expect(limits.first).to_contain_text("orders")
+    expect(panel.locator('[data-label="This one/s"]')).to_have_text(["312", "262,144"])
+    expect(panel.locator('[data-label="Asks/s"]')).to_have_text(["340", "10,240"])
+    expect(panel.locator("table.fleet-members tbody tr")).to_have_count(4)
+    expect(page.locator("#banners")).not_to_contain_text("Redis")
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    picture(page, f"fleet-{theme}-{width}")
+
+
+def test_without_redis_a_banner_says_what_happens(open_tab: Any, sluice: Sluice, picture: Any) -> None:
+    page = opened(open_tab, sluice, AWAY, height=1200)
+    banner = page.locator("#banners .banner.bad")
+    expect(banner).to_contain_text("The fleet orders-prod is without Redis:")
+    expect(banner).to_contain_text("(connection refused); each limit goes on with its last share.")
+    expect(page.get_by_role("region", name="Alarms now")).to_contain_text("without Redis")
+    picture(page, "fleet-away")
+
+
+def test_without_a_fleet_there_is_no_panel(open_tab: Any, sluice: Sluice) -> None:
+    page = opened(open_tab, sluice, None)
+    expect(page.get_by_role("region", name="Last changes")).to_be_visible()
+    expect(page.get_by_role("region", name="Fleet")).to_have_count(0)
+
+
+def test_a_limit_is_made_one_of_the_fleet(open_tab: Any, start_sluice: StartSluice, limit_of: Any) -> None:
+    fleet = '[fleet]\nurl = "redis://127.0.0.1:1"\nname = "orders-prod"\n'
+    sluice = start_sluice(config=fleet + '[[limits]]\nkind = "topic"\nname = "a"\nrate = 5\n')
+    page = open_tab(sluice).open("#/limits?edit=topic/a")
+    drawer = page.get_by_role("dialog")
+    drawer.get_by_text("More").click()
+    drawer.get_by_label("Fleet: one limit for all members together").check()
+    drawer.get_by_role("button", name="Preview").click()
+    expect(drawer).to_contain_text("for the fleet")
+    drawer.get_by_role("button", name="Apply").click()
+    expect(drawer).to_have_count(0)
+    entry = limit_of(sluice, "a")
+    assert (entry["limit_text"], entry["limit"]["fleet"]) == ("5/s for the fleet", True)
