@@ -18,7 +18,7 @@ from admin.demo.broker import Channel, Refused
 from proxy.protocols.rocketmq.wire.codes import RequestCode, ResponseCode
 from proxy.protocols.rocketmq.wire.command import RemotingCommand, encode
 
-pytestmark = [pytest.mark.integration]
+pytestmark = [pytest.mark.integration, pytest.mark.alone]
 
 _CONFIG: Final = '[[limits]]\nkind = "listener"\nname = "*"\nadaptive = true\nfloor = 50\n'
 _QUIET: Final = ("orders", "invoices", "payments")
@@ -110,10 +110,10 @@ def _many(name: str) -> list[str]:
 @pytest.mark.parametrize(
     ("topics", "reads", "per_s", "limited"),
     [
-        pytest.param(["deaf"], False, 10, False, id="client-does-not-read"),
+        pytest.param(["deaf"], False, 10, False, id="client-does-not-read", marks=pytest.mark.long),
         pytest.param(_many("deaf"), False, 10, False, id="client-does-not-read-of-many"),
-        pytest.param(_many("orders"), True, 30, False, id="many-names"),
-        pytest.param(["silent"], True, 10, True, id="broker-does-not-answer"),
+        pytest.param(_many("orders"), True, 30, False, id="many-names", marks=pytest.mark.long),
+        pytest.param(["silent"], True, 10, True, id="broker-does-not-answer", marks=pytest.mark.long),
         pytest.param(["busy"], True, 10, True, id="broker-is-always-busy"),
     ],
 )
