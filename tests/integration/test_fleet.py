@@ -84,6 +84,7 @@ def passed_in(broker: EmbeddedBroker, seconds: float) -> tuple[int, float]:
     return broker.stored("orders") - before, time.monotonic() - began
 
 
+@pytest.mark.alone
 def test_three_sidecars_flat_out_pass_one_limit(fleet: list[Sluice], broker: EmbeddedBroker) -> None:
     began, before = time.monotonic(), broker.stored("orders")
     with Traffic(fleet[0], RATE), Traffic(fleet[1], RATE), Traffic(fleet[2], RATE):
@@ -94,6 +95,8 @@ def test_three_sidecars_flat_out_pass_one_limit(fleet: list[Sluice], broker: Emb
     assert broker.stored("orders") - before <= RATE * (time.monotonic() - began + 1)
 
 
+@pytest.mark.alone
+@pytest.mark.long
 def test_shares_follow_demand_that_moves(fleet: list[Sluice], broker: EmbeddedBroker) -> None:
     with ExitStack() as running:
         traffic = [running.enter_context(Traffic(each, 0)) for each in fleet]
@@ -110,6 +113,8 @@ def test_shares_follow_demand_that_moves(fleet: list[Sluice], broker: EmbeddedBr
     assert 0.95 * RATE * elapsed <= passed <= RATE * (elapsed + 1)
 
 
+@pytest.mark.alone
+@pytest.mark.long
 def test_below_the_limit_nothing_is_refused_however_the_demand_moves(fleet: list[Sluice]) -> None:
     with ExitStack() as running:
         traffic = [running.enter_context(Traffic(each, 0)) for each in fleet]
@@ -172,6 +177,7 @@ def test_without_redis_traffic_continues_within_the_limit(
         assert "Traceback" not in "\n".join(each.process.lines)
 
 
+@pytest.mark.alone
 def test_a_member_that_ends_or_dies_leaves_its_share(
     fleet: list[Sluice], broker: EmbeddedBroker, redis: RedisServer
 ) -> None:
