@@ -174,7 +174,7 @@ class Rule:
         self._check_confirm()
         if self.adaptive:
             self._check_adaptive()
-            # A request of many messages takes what it needs; what follows waits for it to be paid.
+            # Each share bounds the debt by what it may use.
             self._derive("max_debt_upermits", _NO_BOUND_UPERMITS)
             self._derive("most_permits", _NO_BOUND_UPERMITS // UPERMITS_PER_PERMIT)
         self._derive("bytes_rule", self._of_bytes())
@@ -257,7 +257,7 @@ class Rule:
         if self.credit_waits:
             no_breaker = "no action, under which AMQP 1.0 waits for credit"
         if self.break_s is None:
-            harmful = no_breaker is not None or self.shared or self.fleet or self.kind in SCOPES
+            harmful = no_breaker is not None or self.shared or self.kind in SCOPES
             return 0 if harmful else min(round(DEFAULT_BREAK_S * NS_PER_S), self.burst_ns)
         break_ns = self._seconds("break_s")
         if break_ns and no_breaker is not None:
