@@ -1,4 +1,4 @@
-"""Decisions: token buckets, breakers, rules and the registry of live limiters.
+"""Rate limiting: token buckets, breakers, rules, and the registry of live limiters.
 
-No sockets, files, protocols or clock: calls that depend on time take ``now_ns``, monotonic nanoseconds.
+No sockets, files, protocols or clock. Time-dependent calls take ``now_ns``, monotonic nanoseconds.
 """

@@ -1,6 +1,6 @@
-"""Finds the compiled part of Sluice, the package ``sluice_native`` (folder ``native``), where it is installed.
+"""Loads the optional compiled part, the package ``sluice_native`` (folder ``native``).
 
-It reads frames, decides and counts. Python does the same, more slowly; ``sluice_native.pyi`` describes both.
+It reads frames, decides and counts. Python does the same, more slowly. See ``sluice_native.pyi``.
 """
 
 from importlib import import_module
@@ -9,7 +9,6 @@ from types import ModuleType
 from typing import Final
 
 _MODULE: Final = "sluice_native"
-# The interface that this is made for.
 _INTERFACE: Final = 22
 _OTHER_VERSION: Final = (
     "the installed compiled part (sluice-native) is of another version of Sluice and not used; install ./native again"
@@ -17,7 +16,7 @@ _OTHER_VERSION: Final = (
 
 
 def find(module_name: str = _MODULE) -> tuple[ModuleType | None, str]:
-    """Return the compiled part, or None and why an installed one cannot be used (empty if there is none)."""
+    """Return the compiled part, or None and the reason why an installed one is unusable."""
     try:
         module = import_module(module_name)
     except ImportError:
@@ -26,6 +25,4 @@ def find(module_name: str = _MODULE) -> tuple[ModuleType | None, str]:
 
 
 COMPILED, UNUSABLE = find()
-"""The compiled part, and why an installed one is not used."""
 VERSION: Final = "none" if COMPILED is None else version("sluice-native")
-"""The version of the compiled part in use."""

@@ -1,10 +1,9 @@
 """The compiled part of Sluice: reads the frames of a chunk, decides what plain limits admit, and counts.
 
-A frame of RocketMQ is *plain* if its header is one send or send-back, JSON or binary, whose meaning is beyond doubt;
-what is plain of AMQP 0.9.1 ``Channels`` says, and of AMQP 1.0 ``lend_amqp10``. Nothing else is read here: whatever is
-not plain ends a scan. A limit is *plain* if it is a bucket and a breaker, and refuses. What a chunk asks for is decided
-here as far as all its limits are plain and admit all of it; the rest is left to Python, which decides by the same
-state.
+A RocketMQ frame is *plain* if its header is one unambiguous send or send-back, JSON or binary. For AMQP 0.9.1 see
+``Channels``, for AMQP 1.0 ``lend_amqp10``. A limit is *plain* if it is a bucket and a breaker, and refuses. A scan ends
+at the first frame that is not plain. Python reads the rest, and decides requests with other limits, or that plain
+limits do not fully admit, with the same state.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -45,14 +44,10 @@ __all__ = [
 ]
 
 INTERFACE: Final[int]
-"""Another number whenever what is offered, or what it means, changes."""
 
 @disjoint_base
 class Cell:
-    """The state of a limiter: ``limiter.buckets.cell.PythonCell``, in 64 bits for each figure.
-
-    What is set to more than these hold becomes the nearest that they do.
-    """
+    """``limiter.buckets.cell.PythonCell``, with 64 bits per figure. Values outside of that range are clamped."""
 
     resource: Resource
     rule: Rule
@@ -130,10 +125,9 @@ class Row:
     def used(self, number: int, dimension: int) -> list[int] | None: ...
 
 _PlainLimits: TypeAlias = Sequence[PlainLimit] | None
-"""Limits that are asked together; None: they are not plain."""
+"""Checked together. None: not plain."""
 
-# `Cell`, `Live`, `RefusedIds`, `Row` and `Second` are known to Python by the names of its own classes, whose place they
-# take.
+# `Cell`, `Live`, `RefusedIds`, `Row` and `Second` replace the Python classes of these names.
 
 @final
 class RefusedIds:
@@ -163,23 +157,23 @@ class Live:
 
 @final
 class Resources:
-    """What requests are for, by kind and name, with the limits and the row of each.
+    """The destinations of requests, by kind and name, with the limits and the row of each.
 
-    The limiter of a name without a rule of its own, under a plain default of its kind, is found or made in ``live``. Of
-    all else Python says which limits there are. It is asked again when a limiter or a row is retired, after ``swap``,
-    and after ten seconds; and so it is for the row that a name is counted in.
+    The limiter of a name without its own rule, under a plain default of its kind, is found or created in ``live``.
+    Python provides all other limits, and the rows. It is asked again when a limiter or a row is retired, after
+    ``swap``, and after ten seconds.
 
     Args:
-        limits_of: the limits of what a request is for at a time, its scopes aside.
-        default_of: of a kind, what limits each name without a rule of its own, if that is plain and nothing else does.
-        row_of: the row that a resource is counted in, at a time.
-        nobody_waits: whether all credit in store is granted at a time.
-        most: names that are remembered.
-        live: by dimension, the live limiters.
-        own: what has a rule of its own.
+        limits_of: returns the limits of a request's resources at a time, without its scopes.
+        default_of: returns the default limit of a kind's names if it is plain and no other limit applies.
+        row_of: returns the row of a resource at a time.
+        nobody_waits: says whether all credit in store can be granted at a time.
+        most: maximum number of cached names.
+        live: the live limiters, by dimension.
+        own: resources with their own rule.
 
     Attributes:
-        kinds: those whose default was asked for.
+        kinds: kinds whose default was asked for.
     """
 
     @property
@@ -195,34 +189,34 @@ class Resources:
         own: dict[Resource, Rule],
     ) -> Self: ...
     def swap(self, epoch: int, own: dict[Resource, Rule], defaults: dict[str, PlainDefault | None]) -> None:
-        """Go by other rules from now on: what has a rule of its own, and the defaults of all ``kinds``.
+        """Apply other rules: the resources with their own rule, and the defaults of all ``kinds``.
 
-        ``epoch`` is the number of the swap. Limiters of names that get or lose a rule of their own are up to date.
+        ``epoch`` is the number of the swap. Limiters of names that gain or lose their own rule must be current.
         """
     def __len__(self) -> int: ...
 
 @final
 class Callers:
-    """The limits of one client at one listener; ``limits_of`` is asked for those of a producer group at a time."""
+    """The limits of one client at one listener, by producer group."""
 
     def __new__(cls, limits_of: Callable[[str, int], PlainOfCaller]) -> Self: ...
 
 @final
 class Shares:
-    """The shares of an adaptive limit, by what is asked for first; ``share_of`` says which that is."""
+    """The shares of an adaptive limit, by the first destination."""
 
     def __new__(cls, share_of: Callable[[tuple[Resource, ...], int], _PlainLimits]) -> Self: ...
 
 @final
 class Requests:
-    """What is remembered of the requests of one RocketMQ connection: their keys, and which have no answer yet.
+    """The request state of one RocketMQ connection: cached keys, and requests without an answer.
 
-    A chunk that begins with more than ``most_keys``, each a resource and a producer group, forgets all. As a container
-    it has the numbers (i32) of requests that have no answer, ``most_owed`` at most, in some 42 bytes each at worst.
+    A key is a resource and a producer group. A chunk that begins with more than ``most_keys`` clears the cache. As a
+    container, it holds the opaques (i32) of at most ``most_owed`` requests, in at most some 42 bytes each.
 
     Attributes:
-        ambiguous: a number was added that was there already, or for which there was no room.
-        sends: how many of the numbers are those of sends and send-backs.
+        ambiguous: an opaque was added twice, or there was no room for it.
+        sends: number of opaques of sends and send-backs.
     """
 
     def __new__(cls, resources: Resources, most_keys: int, most_owed: int) -> Self: ...
@@ -231,17 +225,17 @@ class Requests:
     @property
     def sends(self) -> int: ...
     def add(self, opaque: int, is_send: bool) -> None:
-        """Add a number; without effect when there is no room."""
+        """Add an opaque. No effect if there is no room."""
     def settle(self, opaque: int) -> bool | None:
-        """Take a number out; returns whether it is a send's, or None if it was not there."""
+        """Remove an opaque. Return whether it is a send's, or None if it is unknown."""
     def __len__(self) -> int: ...
     def __contains__(self, opaque: int, /) -> bool: ...
     def names(self) -> list[Resource]:
-        """Return the resources of the keys that are remembered."""
+        """Return the resources of the cached keys."""
 
 @final
 class Lent:
-    """What reads both streams of a connection that is lent to a ``Turn``."""
+    """Reads both streams of a connection that is lent to a ``Turn``."""
 
     def feed(
         self, side: int, chunk: Buffer, now_ns: int, clock: Callable[[], int], second: row.Second
@@ -254,21 +248,21 @@ class Lent:
         list[int],
         tuple[int, int],
     ]:
-        """Read a chunk of one peer, 0 for the client's and 1 for the broker's; Python serves their sockets.
+        """Read a chunk of one peer, 0 for the client and 1 for the broker, while Python serves the sockets.
 
         Returns:
-            What is to be written. How much of the chunk was read: the rest comes again, with more behind it. Whether it
-            is for the session instead. Frames by peer, how long decisions took and of how many requests, and how long
-            the broker took, as ``serve`` has it. And as of ``take_signals``, answers and busy ones.
+            The pieces to write. Bytes read: the rest comes again, with more after it. Whether the connection goes back
+            to its session. Frames by peer. Decision times and round trips, as in ``serve``. Answers and busy answers,
+            as in ``take_signals``.
         """
     def take_kept(self) -> tuple[bytes, bytes]:
-        """Return, by peer, the beginning of a frame, which comes before the next bytes."""
+        """Return the incomplete frame of each peer, which precedes the next bytes."""
     def take_counts(self) -> tuple[int, int]:
         """Return requests and refused ones since the last call."""
     def unanswered(self) -> int:
-        """Return how many messages have passed and wait for their answer or confirm."""
+        """Return the number of forwarded messages without an answer or confirm."""
     def give_back(self) -> Any:
-        """Return what its session has to know to go on without; only while no turn has it."""
+        """Return the state for the session. Only while no turn has it."""
 
 def lend_amqp091(
     judge: Judge,
@@ -284,30 +278,30 @@ def lend_amqp091(
     timed: tuple[int, int, int] | None,
     kept: tuple[bytes, bytes],
 ) -> Lent:
-    """Return what reads an AMQP 0.9.1 connection between two frames, or within a body that passes.
+    """Return a reader of an AMQP 0.9.1 connection, which must be between two frames or within a forwarded body.
 
-    It takes the plain publishes of these channels, what consumers settle there, heartbeats, and the broker's confirms,
-    deliveries and returns. It leaves the rest to Python, and any publish that would have to wait.
+    It reads the plain publishes of these channels, consumers' settlements, heartbeats, and the broker's confirms,
+    deliveries and returns. It leaves the rest to Python, including any publish that would have to wait.
 
     Args:
-        judge: decides and counts what the compiled part does not.
-        channels: of the connection.
-        of_channels: of each the rest of the body of the client's open content, and its numbers if it has confirms.
-        frame_max: the length of the longest frame in bytes, its framing included.
-        most_body_bytes: a publish with a longer body is left to Python.
-        publishes: take publishes at all.
-        routing_keys: publishes to an exchange are for their routing key, too.
+        judge: decides and counts, where the compiled part cannot.
+        channels: the channels of the connection.
+        of_channels: bytes left of the client's open content by channel, and the numbers of publishes if it has
+            confirms.
+        frame_max: maximum length of a frame in bytes, with framing.
+        most_body_bytes: publishes with a longer body are left to Python.
+        publishes: read publishes at all.
+        routing_keys: publishes to an exchange also count for their routing key.
         contents: no rule limits deliveries.
-        cuts: by peer, channel and rest of the body frame in hand, with the octet that ends it.
-        deliveries: by channel, how much of the broker's open content is still to come.
-        timed: the publish whose confirm is timed: its channel, the broker's number, and when it was forwarded.
-        kept: by peer, the beginning of a frame, behind which the rest comes.
+        cuts: channel of the current body frame, and its bytes left including the end octet, by peer.
+        deliveries: bytes left of the broker's open contents, by channel.
+        timed: the publish whose confirm is timed: channel, broker's number, time of forwarding.
+        kept: the incomplete frame of each peer.
 
     Returns:
-        What reads it. It returns by peer how often it was read, whether something was written to it, how much of its
-        open contents is still to come, by channel, and ``cuts``; the channels of which the client's open content is
-        refused; whether something was published; ``timed``; own answers that wait, by channel; and of channels with
-        confirms the numbers.
+        The reader. Its state is: by peer, number of reads, whether it was written to, bytes left of open contents by
+        channel, and ``cuts``. Then channels whose open content is refused, whether any message was published,
+        ``timed``, own answers that wait, by channel, and numbers of channels with confirms.
     """
 
 def lend_amqp10(
@@ -318,28 +312,28 @@ def lend_amqp10(
     unsettled: int,
     kept: tuple[bytes, bytes],
 ) -> Lent:
-    """Return what reads an AMQP 1.0 connection.
+    """Return a reader of an AMQP 1.0 connection.
 
-    Of the links and sessions that ``session`` knows it takes, as long as they are encoded as the specification's tables
-    say, descriptors are small ulongs, and frames have no extended header:
+    It reads frames of links and sessions that ``session`` knows, if they are encoded as in the specification's tables,
+    descriptors are small ulongs, and frames have no extended header:
 
-    - transfers that are a whole delivery, not aborted or resumed, and without a state, whose ids ascend by one; those
-      of a link whose messages are decided if plain limits admit all of them;
-    - dispositions;
-    - flows without properties, of which ``session`` answers those that limits do not grant at once, or that drain.
+    - transfers that are a whole delivery, not aborted or resumed, without a state, with ids that ascend by one. If a
+      link's messages are decided, plain limits must admit all of them.
+    - dispositions.
+    - flows without properties. ``session`` answers those that limits do not grant at once, or that drain.
 
-    Empty frames are taken in any case. It leaves the rest to Python, and everything once other rules are in force.
+    It always reads empty frames. It leaves the rest to Python, and everything after a change of rules.
 
     Args:
         judge: decides and counts.
-        session: says what is to be known of links and sessions, and is told what came.
-        most_frame_bytes: by peer, of the longest frame that is taken of it.
-        timed: the session and id of the delivery whose settlement is awaited, since when, and whether it has come.
-        unsettled: how many deliveries of the client have passed and are not settled.
-        kept: by peer, what was read and is the beginning of a frame, at most 64 KiB.
+        session: provides the state of links and sessions, and is told of frames read.
+        most_frame_bytes: maximum size of frames read here, by peer.
+        timed: the delivery whose settlement is timed: session, id, start time, and whether it is settled.
+        unsettled: forwarded deliveries of the client that are not settled.
+        kept: the incomplete frame of each peer, at most 64 KiB.
 
     Returns:
-        What reads it; it returns whether it has left with the first bytes that came.
+        The reader. Its state is whether it has left at the first bytes.
     """
 
 def lend_rocketmq(
@@ -355,51 +349,52 @@ def lend_rocketmq(
     kept: bytes,
     is_new: bool,
 ) -> Lent:
-    """Return what reads a RocketMQ connection between two frames, or within one whose verdict is known.
+    """Return a reader of a RocketMQ connection, which must be between two frames or within a decided one.
 
-    It takes plain frames, and all requests that nobody has to read; and the answers to both.
-    It leaves the rest to Python, and any request that ``judge`` would have wait.
+    It reads plain frames, requests that Python does not need to read, and the answers to both. It leaves the rest to
+    Python, including any request that ``judge`` would hold.
 
     Args:
-        judge: decides and counts what the compiled part does not.
-        requests: of the connection.
-        around: returns the header of a refusal before and behind the number of the request.
-        max_length: the highest length that a frame may name in its first word.
-        most_polls: how many long polls may be remembered.
-        client: bytes still to come of the client's frame in hand, and whether they are swallowed.
-        broker: likewise of the broker's frame.
-        polls: numbers of long polls that have no answer yet.
-        timed: the number of the request whose answer is timed, and when that or the last one was forwarded.
-        kept: the beginning of a frame of the client, behind which the rest of its header comes.
-        is_new: ``judge.meet`` is to be called with the first header.
+        judge: decides and counts, where the compiled part cannot.
+        requests: the request state of the connection.
+        around: returns the header of a refusal before and after the opaque.
+        max_length: maximum value of a frame's length field.
+        most_polls: maximum number of outstanding long polls.
+        client: bytes left of the client's current frame, and whether they are discarded.
+        broker: bytes left of the broker's current frame.
+        polls: opaques of long polls without an answer.
+        timed: opaque of the timed request, and when it, or the last one, was forwarded.
+        kept: the client's incomplete frame.
+        is_new: call ``judge.meet`` with the first header.
 
     Returns:
-        What reads it; it returns ``client``, ``broker``, own answers that wait for the end of the broker's frame, polls
-        with whether one of their numbers is ambiguous, and ``timed``.
+        The reader. Its state is ``client``, ``broker``, own answers that wait for the end of the broker's frame, polls
+        with whether an opaque of theirs is ambiguous, and ``timed``.
     """
 
 _Pieces: TypeAlias = tuple[list[bytes | tuple[int, int]], list[bytes | tuple[int, int]]]
-"""What goes to the client and to the broker: bytes, or where they begin and end in the chunk in hand."""
+"""For the client and for the broker: bytes, or start and end in the current chunk."""
 
 _Returned: TypeAlias = tuple[Any, tuple[bytes, bytes], tuple[bytes, bytes], tuple[bytes, bytes], tuple[int, int]]
-"""What a connection returns with: the state for its session; and by peer the beginning of a frame, which counts as
-read, or bytes that are to be read again; those that were taken and not written; and the error that was met in reading,
-or 0.
+"""State of a returned connection.
+
+The state for its session. Then by peer: the incomplete frame, which counts as read, or bytes to be read again. Data not
+written yet. The errno met while reading, or 0.
 """
 
 @final
 class Turn:
-    """Serves all connections that were lent to it and have something ready, in one call.
+    """Serves all ready connections that were lent to it, in one call.
 
-    A connection leaves when something comes that its reading does not take, or when a stream ends or fails.
+    A connection leaves when its reader cannot handle a frame, or when a stream ends or fails.
 
     Args:
         clock: returns monotonic nanoseconds.
-        second_at: returns the second under way at a time, and when it ends.
-        failed: called with the number of a connection and an error that is not its peers'; it must not call the turn.
+        second_at: returns the second at a time, and when it ends.
+        failed: called with a connection number and an error not caused by a peer. It must not call the turn.
 
     Attributes:
-        system_calls: how many there were so far.
+        system_calls: number of system calls so far.
     """
 
     def __new__(
@@ -411,67 +406,66 @@ class Turn:
     @property
     def system_calls(self) -> int: ...
     def fileno(self) -> int:
-        """Return a descriptor that is readable when something may be ready."""
+        """Return a descriptor that is readable when a connection may be ready."""
     def lend(
         self, client: int, broker: int, lent: Lent, ends_here: bool, unread: tuple[bytes, bytes], scope: int = 0
     ) -> int:
-        """Serve two sockets from now on, which stay their owner's; return a number that no other connection has now.
+        """Serve two sockets, which the caller keeps. Return a number that is unique among current connections.
 
-        ``unread`` is what has come of either peer behind what its session has read. ``scope`` is a small number, by
-        which ``take_signals`` sums.
+        ``unread`` is data received from each peer that its session has not read. ``scope`` is a small number by which
+        ``take_signals`` groups.
 
-        With ``ends_here`` the end of a client's stream between frames is passed on, and the connection is over with the
-        end of the broker's; otherwise it leaves.
+        With ``ends_here``, the end of a client's stream between frames is forwarded, and the connection is over when
+        the broker's stream ends. Otherwise it leaves.
 
         Raises:
-            OSError: the kernel cannot watch them.
+            OSError: the kernel cannot watch the sockets.
         """
     def serve(
         self, budget_ns: int
     ) -> tuple[bool, list[tuple[int, int]], tuple[int, int], tuple[int, int], list[tuple[int, int]], list[int]]:
-        """Serve until nothing is ready, or the time is over.
+        """Serve until no connection is ready, or the time is over.
 
         Returns:
-            Whether nothing is ready; what happened to connections, as their number and 0 for left, 1 for a broker that
-            takes no more for now, 2 for one that does again, 3 for a client whose stream has ended, 4 for over, and 5
-            for left since a stream has ended or a socket has failed; frames and bytes by the peer that they came from;
-            how long decisions took, in nanoseconds, and of how many requests; and how long brokers took to answer.
+            Whether no connection is ready. Events as (number, code): 0 left, 1 the broker accepts no more for now, 2 it
+            accepts more again, 3 the client's stream has ended, 4 over, 5 left because a stream has ended or a socket
+            has failed. Frames and bytes by sending peer. Decision times in nanoseconds with their number of requests.
+            Round trips to brokers in nanoseconds.
         """
     def take_signals(self) -> list[tuple[int, int, list[int], int]]:
-        """Return by scope what brokers have shown since the last call.
+        """Return the signals of brokers since the last call, by scope.
 
         Returns:
-            How many sends, publishes and transfers they have answered, confirmed or settled. How many of these they
-            refused as busy. How long some answers took, in nanoseconds, 1024 at most. And how many messages have no
-            answer now, of connections that a turn has.
+            Sends, publishes and transfers that were answered, confirmed or settled. Those refused as busy. Samples of
+            round trips in nanoseconds, at most 1024. Messages without an answer, on connections of this turn.
         """
     def take_counts(self, number: int) -> tuple[int, int, tuple[int, int], int]:
-        """Return requests, refused ones, and bytes by peer since the last call, and when a peer was read last."""
+        """Return requests, refused ones, and bytes by peer since the last call, and when a peer was last read."""
     def take(self, number: int) -> _Returned:
-        """Serve a connection no more; its number is free."""
+        """Stop serving a connection and return its state. Its number is free."""
     def forget(self, number: int) -> None:
-        """Forget a connection whose sockets are closed; its number is free."""
+        """Forget a connection whose sockets are closed. Its number is free."""
     def __len__(self) -> int: ...
 
 @final
 class Channels:
-    """The channels of one AMQP 0.9.1 connection while it is lent, and the keys of its publishes for good.
+    """The channels of one AMQP 0.9.1 connection while it is lent, and the cached keys of its publishes.
 
-    A publish is *plain* if its method frame has no bit but mandatory, its header has 4096 bytes of properties at most,
-    none of which looks like a table's key CC or BCC, and all parts of its name are printable ASCII. Contents of several
-    channels may lie between each other.
+    A publish is *plain* if its method frame has no bit but mandatory, its header has at most 4096 bytes of properties
+    without a key like CC or BCC, and all parts of its name are printable ASCII. Contents of several channels may
+    interleave.
 
-    A publish to the exchange "" is for the queue that its routing key names, any other for its exchange, and where that
-    is asked for also for ``EXCHANGE/KEY``. A ``/`` or ``%`` in a part is written as ``%2F`` or ``%25``. A key is an
-    exchange and a routing key; when there are more than 1024, all are forgotten.
+    A publish to the exchange "" counts for the queue named by its routing key. Any other counts for its exchange, and
+    on request also for ``EXCHANGE/KEY``. ``/`` and ``%`` in a part are written as ``%2F`` and ``%25``. A key is an
+    exchange and a routing key. With more than 1024, all are dropped.
 
     Args:
-        resources: where it is found what publishes are for.
-        before_names: how all names begin.
+        resources: provides the destinations of publishes.
+        before_names: prefix of all names.
     """
 
     def __new__(cls, resources: Resources, before_names: str) -> Self: ...
     def unconfirmed(self) -> int:
-        """Return how many publishes went on and are not confirmed yet."""
+        """Return the number of forwarded publishes without a confirm."""
     def names(self) -> list[Resource]:
-        """Return the resources of the keys that are remembered, the first of each."""
+        """Return the resources of the cached keys, the first of each."""

@@ -1,1 +1,1 @@
-"""Finds how much a listener's broker can take, from how it answers."""
+"""Finds the rate that a listener's broker can handle, from its responses."""

@@ -1,18 +1,18 @@
-"""Finds the rate that a broker can take now. No I/O, no clock and no randomness of its own.
+"""Estimates the rate that a broker can currently handle. No I/O, no clock and no randomness.
 
-**What is short.** By Little's law the time that messages spend in the broker is ``unanswered / answers per second``.
-Both are exact counts, so they show a queue before latencies do: those are only known of messages that are through it.
-Samples of the latency say what is usual, and so how many messages will never get an answer.
+**Overload.** By Little's law, messages spend ``unanswered / answers per second`` in the broker. These counts show a
+queue earlier than latencies, which are known only for messages that have passed it. Latencies show the usual time, and
+how many messages will never be answered.
 
-**The limit** is the goodput, which is what the broker can do while its queue is not empty, corrected by a Newton step:
-the rate that brings the time in the broker to its target within a horizon. The target is the usual time and a short
-queue. It is longer for those who pass less, as in Swift (Kumar et al., SIGCOMM 2020, 3.1), and every step adds a few
-messages, as in AIMD. So several sidecars of one broker converge, and one with quiet topics alone soon refuses nothing.
+**The limit** is the goodput (the broker's capacity while its queue is not empty), corrected by a Newton step to bring
+the time in the broker to its target within a horizon. The target is the usual time plus a short queue, which is longer
+for lower rates, as in Swift (Kumar et al., SIGCOMM 2020, 3.1). Every step adds a few messages, as in AIMD. Several
+sidecars of one broker therefore converge.
 
-**What is usual** is the least latency of the last seconds, as in BBR (Cardwell et al., ACM Queue 2016). A limit keeps a
-queue, so if latencies have not been as low for 3.5 s the target is below the usual time for a moment, a *dip*. A usual
-time that is not seen in a dip is raised by a little. One that is far too low shows in a queue that does not get shorter
-although less and less is passed on: then what is seen is usual.
+**The usual time** is the minimum latency of the last seconds, as in BBR (Cardwell et al., ACM Queue 2016). A limit
+keeps a queue. After 3.5 s without latencies as low, the target falls below the usual time for a moment, a *dip*. If the
+dip does not reach the usual time, the estimate is raised slightly. If the estimate is far too low, the queue does not
+shrink although less and less is forwarded. The observed time then becomes the usual one.
 """
 
 from collections import deque
@@ -25,21 +25,21 @@ from limiter.rules.rule import NS_PER_S
 STEP_NS: Final = 100_000_000
 
 _LEAST_SMOOTHED_S, _MOST_SMOOTHED_S, _SMOOTHED_MESSAGES = 0.3, 1.0, 30
-"""Rates are smoothed over this many messages, within these bounds."""
+"""Rates are averaged over this many messages, within these bounds."""
 _SLOWER: Final = 1 / 3
-"""The second average of the goodput. Cuts use the lower one of both, since a queue costs more than a moment of room."""
+"""Weight of a slower average of the goodput. Cuts use the lower of both: a queue costs more than idle capacity."""
 _WAIT_MESSAGES, _LEAST_PART = 30, 0.25
-"""The time in the broker is smoothed if fewer messages are answered in a step, by this part at least."""
+"""If a step has fewer answers, the time in the broker is smoothed, with at least this weight."""
 _QUEUE_S: Final = 0.015
 _FOR_FEW_S, _MOST_FOR_FEW_S = 0.3, 0.05
-"""The queue of the target: what it is at least, and what is added at 1 message per second; it falls with the root."""
+"""The target's queue: the minimum, and the addition at 1 message per second, which falls with the square root."""
 _HORIZON_S: Final = 0.25
 _LEAST, _MOST = 0.35, 1.15
 """Bounds of the correction."""
 _ADDED_PER_S: Final = 30.0
-"""Messages per second, each second."""
+"""Messages per second, added each second."""
 _BEGINS_S, _BEGINS_MESSAGES = 0.1, 100
-"""A limit begins if the queue is beyond the usual one by both together, and grows."""
+"""A limit begins if the queue exceeds the usual one by both together, and grows."""
 _BUSY: Final = 0.01
 _SILENT_NS: Final = NS_PER_S // 2
 _USUAL_NS: Final = 3_500_000_000
@@ -50,61 +50,47 @@ _STUCK_STEPS: Final = 20
 _HELD_NS: Final = NS_PER_S
 _ENDS_NS: Final = 5 * NS_PER_S
 _LEAK: Final = 0.05
-"""At most this part of the messages is taken to be lost: more is a queue that grows."""
+"""Messages assumed lost are at most this fraction. More means that a queue grows."""
 
 
 class BrokerSeen(NamedTuple):
-    """What one listener's broker has shown since the last step."""
-
-    answers: int  # answers or confirms of published messages, busy ones included
-    busy: int  # of them, refusals because the broker is busy
-    round_trips_ns: Sequence[int]  # samples of the time from passing a message on to its answer
-    unanswered: int  # published messages passed on that wait for their answer, now
-    blocked: bool  # the broker takes nothing: connection.blocked, or its socket takes no bytes
+    answers: int  # includes busy ones
+    busy: int  # refused because the broker is busy
+    round_trips_ns: Sequence[int]  # samples, from forwarding a message to its answer
+    unanswered: int  # forwarded and waiting for an answer now
+    blocked: bool  # connection.blocked, or a full socket
 
 
 class Controller:
-    """The adaptive limit of one listener.
-
-    Args:
-        floor_per_s: the limit is never below this, in messages per second.
-        ceiling_per_s: and never above this; None is no bound.
-        now_ns: the time.
-    """
+    """The adaptive limit of one listener, in messages per second."""
 
     def __init__(self, floor_per_s: float, ceiling_per_s: float | None, now_ns: int) -> None:
         self.limit_per_s: float | None = None
-        self.reason = ""  # why the limit last moved
-        self.latency_ns: int | None = None  # the 90th percentile, smoothed
-        self.usual_latency_ns: int | None = None  # the same while there was no limit
+        self.reason = ""  # why the limit last changed
+        self.latency_ns: int | None = None  # 90th percentile, smoothed
+        self.usual_latency_ns: int | None = None  # 90th percentile without a limit, smoothed
         self._floor, self._ceiling = floor_per_s, float("inf") if ceiling_per_s is None else ceiling_per_s
         self._at_ns = self._answered_ns = self._held_ns = self._usual_at_ns = self._dip_ends_ns = now_ns
-        # Messages per second, smoothed: all answers; those that are not busy; the most of these.
+        # Messages per second, smoothed: all answers, those not busy (fast and slow average), and their recent maximum.
         self._rate = self._good = self._slow = self._best = 0.0
         self._mean_s: float | None = None
         self._usual_s = float("inf")
         self._leaked = self._wait_s = 0.0
-        self._waits_s = deque([0.0] * 10, maxlen=10)  # of the last steps
+        self._waits_s = deque([0.0] * 10, maxlen=10)  # per step
         self._steps_over = 0
 
     def step(self, now_ns: int, seen: BrokerSeen, passed: int, is_holding: bool) -> float | None:  # noqa: ARG002, FBT001
-        """Take one step, some ``STEP_NS`` after the last one.
-
-        Args:
-            now_ns: the time.
-            seen: what the broker has shown since the last step.
-            passed: messages admitted since then.
-            is_holding: whether the limit has refused something since then.
+        """Take one step, about ``STEP_NS`` after the last one.
 
         Returns:
-            The limit from now on, in messages per second; None if nothing is short, or nothing is known.
+            The new limit, in messages per second. None if the broker is not short, or nothing is known.
         """
         elapsed_s = (now_ns - self._at_ns) / NS_PER_S
         if elapsed_s <= 0:
             return self.limit_per_s
         self._at_ns = now_ns
         if seen.answers or not seen.unanswered:
-            # Without answers it may only pause, which says nothing about its rate.
+            # Without answers, the broker may just be pausing, which says nothing about its rate.
             self._answered_ns = now_ns
             smoothed_s = min(_MOST_SMOOTHED_S, max(_LEAST_SMOOTHED_S, _SMOOTHED_MESSAGES / max(self._rate, 1.0)))
             part = min(1.0, elapsed_s / smoothed_s) if self._rate else 1.0
@@ -149,7 +135,8 @@ class Controller:
 
     def _begin_if_short(self, now_ns: int, is_blocked: bool, busy: float) -> None:  # noqa: FBT001
         wait_s = self._wait_s
-        # Per second, as part of the answers: a latency that grows for other reasons rarely grows as fast.
+        # Growth in a second is the excess of messages relative to answers. Latencies rarely grow as fast for other
+        # reasons.
         growth = wait_s - self._waits_s[0]
         over_s = wait_s - self._usual_s - _BEGINS_MESSAGES / max(self._rate, 1.0)
         if is_blocked:
@@ -161,7 +148,7 @@ class Controller:
         else:
             return
         self._held_ns, self._steps_over = now_ns, 0
-        # What is usual may be known by few latencies.
+        # The usual time may be based on few latencies.
         self._usual_at_ns = min(self._usual_at_ns, now_ns - _USUAL_NS + _FIRST_DIP_NS)
         self._slow = self._good
         self._set(self._good, reason)

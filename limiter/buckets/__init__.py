@@ -1,1 +1,1 @@
-"""What one limit is made of: token bucket and breaker, warm-up, fair shares."""
+"""The parts of a limit: token bucket and breaker, warm-up, fair shares."""

@@ -1,14 +1,13 @@
-"""Shares of a limit that is found, not given: max-min fair among names, with weights.
+"""Shares of an adaptive limit: weighted max-min fairness among names.
 
-Each name has a *share*, a bucket that decides alone. Without a limit, a share admits everything and only counts: what
-it lacks of ``_ALL`` has passed, so the compiled part needs no counter. Under a limit, all shares refill at the *level*
-times their weight. The level is that of max-min fairness (water-filling; Bertsekas and Gallager, Data Networks, 6.5.2):
-names that ask for less than the level pass whole, and the others share what is left. So no name below its equal share
-of the limit is refused. Demands are noisy: names just above the level pass whole, too, if those far above it can spare
-that.
+Each name has a *share*, a bucket that decides alone. Without a limit, a share admits everything and counts: the amount
+missing from ``_ALL`` has passed. Under a limit, all shares refill at the *level* times their weight. The level is that
+of max-min fairness (water-filling, Bertsekas and Gallager, Data Networks, 6.5.2): names that demand less pass
+completely, and the others share the rest. Because demand is noisy, names just above the level also pass completely, if
+those far above it can spare that.
 
-Names are what callers claim. Each new one starts with 0.25 s of the level, at least one message, so a caller that
-invents names gains little at a time. ``limiter.adaptive`` finds the limit.
+Names are claimed by callers. A new name starts with 0.25 s of the level, at least one message, so inventing names gains
+little at a time. ``limiter.adaptive`` finds the limit.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -21,32 +20,32 @@ from limiter.rules.resource import Resource
 from limiter.rules.rule import NS_PER_S, UPERMITS_PER_PERMIT, Rule
 
 MAX_KEYS: Final = 2_000
-"""Names that have a share of their own, besides those with a weight; the rest share one."""
+"""Names with a share of their own, without weighted ones. The rest have one together."""
 
 _ALL: Final = 1 << 62
 _NEAR: Final = 1.2
 _SPARED: Final = 0.8
-"""A name is near the level up to this much above it; the level of the others falls at most by this factor for that."""
+"""Names within the first factor of the level are near it. The others' level falls at most by the second for them."""
 _LEAST_BURST: Final = 20 * UPERMITS_PER_PERMIT
 _DEBT_S: Final = 10
 _LEAST_DEBT: Final = 100 * UPERMITS_PER_PERMIT
-"""A request may leave a debt of 10 s, as with other limits, or of a hundred messages if that is more."""
+"""A request may leave a debt of 10 s, as with other limits, or of 100 messages if that is more."""
 _BURSTS_PER_S: Final = 4
 _SMOOTHED_NS: Final = NS_PER_S // 2
 
 
 class Demand(NamedTuple):
-    """What one name asks for and gets, in messages per second of the last half second or so."""
+    """Demand and throughput of one name, in messages per second over about the last half second."""
 
     key: str
     passed_per_s: float
     asked_per_s: float
-    share_per_s: float | None  # what it may use; None is no limit
+    share_per_s: float | None  # its share of the limit, None: unlimited
     weight: int
 
 
 class Share(Limiter):
-    """The share of one name. Its bucket alone decides. Python counts refusals, the balance tells what has passed."""
+    """The share of one name. Its balance counts admitted messages."""
 
     __slots__ = (
         "asked_per_s",
@@ -72,7 +71,7 @@ class Share(Limiter):
         admission = super().check(now_ns, costs)
         self.lacking = sum(costs[admission.admitted :])
         if self.lacking:
-            # Also if what is over the share waits.
+            # Also if messages over the share wait.
             self.owner.is_refusing = True
         return admission
 
@@ -84,19 +83,19 @@ class Share(Limiter):
         return owner.last_wait_us
 
     def put(self, now_ns: int, rate_per_s: float | None) -> None:
-        """Set what the name may use; the caller has refilled."""
         if rate_per_s is None:
-            # At rate 0 a bucket refuses everything.
+            # At rate 0, a bucket refuses everything.
             rate = 1
             stored = capacity = self.max_debt_upermits = _ALL
         else:
             rate = max(1, int(rate_per_s * UPERMITS_PER_PERMIT))
             burst = max(_LEAST_BURST, rate // _BURSTS_PER_S)
             self.max_debt_upermits = debt = max(_LEAST_DEBT, rate * _DEBT_S)
-            # As a limit begins, there is a queue already.
+            # When a limit begins, there is already a queue.
             had = _LEAST_BURST if self.capacity_upermits == _ALL else self.stored_upermits
             stored = max(-debt, min(had, burst))
-            # Within a second the bucket is not full, so its balance tells exactly what has passed.
+            # A second of headroom: the bucket does not fill up between steps, so its balance counts admitted messages
+            # exactly.
             capacity = burst + rate
         self.rate_upermits_per_s, self.capacity_upermits = rate, capacity
         self.stored_upermits = self.before_upermits = stored
@@ -104,7 +103,7 @@ class Share(Limiter):
 
 
 class AdaptiveLimiter(Limiter):
-    """The adaptive limit of one listener. Its own bucket admits everything; the shares decide."""
+    """The adaptive limit of one listener. Its own bucket admits everything. The shares decide."""
 
     __slots__ = (
         *("_answerable_per_s", "_at_ns", "_level", "_passed_per_s", "_shares", "_took", "_weight_of"),
@@ -118,7 +117,7 @@ class AdaptiveLimiter(Limiter):
         self.limit_per_s: float | None = None
         self.is_refusing = False
         self._passed_per_s = self._answerable_per_s = 0.0
-        self.swaps = -1  # of the rules that the weights are from
+        self.swaps = -1  # version of the rules that the weights are from
         self._level: float | None = None
         self._shares: dict[str, Share] = {}
         self._weight_of: Callable[[str], int] = _equal
@@ -143,24 +142,23 @@ class AdaptiveLimiter(Limiter):
         return share
 
     def plain_share(self, key: str, now_ns: int) -> Share | None:
-        """Return the share of a name if its bucket alone decides, and None if a refusal has to be noted only."""
+        """Return the share of a name if its bucket decides alone. None if a shadow rule must record refusals."""
         share = self.share(key, now_ns)
         return None if self.rule.action == "shadow" and self.limit_per_s is not None else share
 
     def set_weight_of(self, weight_of: Callable[[str], int]) -> None:
-        """Say how many equal shares each name gets: 1 or more."""
         self._weight_of = weight_of
         for key, share in self._shares.items():
             share.weight = 1 if key == OTHER_KEY else weight_of(key)
 
     def follow(self, now_ns: int, limit_per_s: float | None, answerable: int | None = None) -> None:
-        """Take one step: count what each name asked for since the last one, and share a limit among them.
+        """Take one step: measure demand since the last step, and divide a limit among the names.
 
         Args:
-            now_ns: the time; exact counts need a step a second.
-            limit_per_s: messages per second that the broker may be given to answer; None is no limit.
-            answerable: messages that it was given to answer since the last step, if they are not just those that
-                passed: exempt names have no share, and oneway messages get no answer.
+            now_ns: monotonic time. Counts are exact with at least one step a second.
+            limit_per_s: messages per second that the broker may be given to answer. None: unlimited.
+            answerable: messages given to the broker to answer since the last step. It differs from those that passed
+                the shares for exempt names and oneway messages. None: it does not differ.
         """
         elapsed_ns = max(1, now_ns - self._at_ns)
         self._at_ns = max(self._at_ns, now_ns)
@@ -201,16 +199,16 @@ class AdaptiveLimiter(Limiter):
             share.put(now_ns, share.weight * (near if is_near else above))
 
     def _of_shares(self, limit_per_s: float) -> float:
-        """Return what of a limit on answered messages is for the shares."""
+        """Return the part of a limit on answered messages that is left for the shares."""
         passed, answerable = self._passed_per_s, self._answerable_per_s
         if answerable >= passed:
-            # Only the shares can pass less.
+            # Only the shares can be limited.
             return limit_per_s - (answerable - passed)
-        # Messages without an answer have to become fewer as the others do.
+        # Messages without an answer are reduced in proportion.
         return limit_per_s * passed / max(answerable, 1.0)
 
     def demands(self) -> Sequence[Demand]:
-        """Return what each name asks for and gets, as of the last step, the hungriest first."""
+        """Return the demands as of the last step, highest first."""
         demands = (
             Demand(
                 share.key,
@@ -224,7 +222,7 @@ class AdaptiveLimiter(Limiter):
         return sorted(demands, key=lambda demand: demand.asked_per_s, reverse=True)
 
     def took(self) -> tuple[int, bool]:
-        """Return the messages counted by steps since the last call, and whether any has been refused since."""
+        """Return the messages counted by steps since the last call, and whether any was refused since."""
         took, self._took = (self._took, self.is_refusing), 0
         self.is_refusing = False
         return took
@@ -235,10 +233,9 @@ class AdaptiveLimiter(Limiter):
             share.rule = rule
 
     def inherit(self, other: Bucket, now_ns: int) -> None:
-        """Inherit nothing: no limit is known."""
+        """Inherit nothing: the limit is unknown."""
 
     def retire_shares(self) -> None:
-        """Have all who hold a share ask for it again."""
         for share in self._shares.values():
             share.retired = True
 
@@ -246,14 +243,14 @@ class AdaptiveLimiter(Limiter):
         return None
 
     def state(self, now_ns: int) -> LimiterState:
-        """Return the limit found, as the rate; 0 if there is none."""
+        """Report the current limit as the rate, 0 without one."""
         return super().state(now_ns)._replace(rate_per_s=self.limit_per_s or 0.0, stored_permits=0.0)
 
 
 def levels_of(limit_per_s: float, shares: Collection[Share]) -> tuple[float, float]:
-    """Return the max-min fair level, and the level of names far above it once those near it pass whole.
+    """Return the max-min fair level, and the level of names far above it once those near it pass completely.
 
-    Both are in messages per second for each unit of weight; they are equal if the names near it get no more than it.
+    Both are in messages per second per unit of weight. They are equal if the names near the level get no more than it.
     """
     left, weight, level = limit_per_s, sum(share.weight for share in shares), limit_per_s
     asked = sorted((share.asked_per_s / share.weight, share.weight) for share in shares)

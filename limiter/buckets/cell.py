@@ -1,7 +1,7 @@
-"""The state of a limiter, and the steps taken for each request that passes.
+"""The state of a limiter, and the operations for each request that passes.
 
-Python and the compiled part share this layout: where ``sluice_native`` is installed, its ``Cell`` is used, and so both
-decide by the same object. That one keeps 64 bits of each figure, which is enough for any rule, and saturates beyond.
+If ``sluice_native`` is installed, its ``Cell`` replaces this one, so that both sides decide with the same object. It
+stores figures in 64 bits, enough for any rule, and saturates beyond.
 """
 
 from typing import TYPE_CHECKING
@@ -25,21 +25,21 @@ class Cell:
 
     def __init__(self) -> None:
         self.rate_upermits_per_s = self.capacity_upermits = self.stored_upermits = 0
-        self.forgiven_upermits = 0  # how much more would be missing had the capacity never been lowered
+        self.forgiven_upermits = 0  # further permits that would be missing had the capacity never been lowered
         self.max_debt_upermits = self.at_ns = self.asked_ns = 0
-        # The breaker: when the bucket would have admitted again as it opened; None is closed.
+        # The breaker: when the bucket would have admitted again as it opened. None: closed.
         self.open_next_free_ns: int | None = None
         self.last_refused_ns: int | None = None
         self.last_wait_us = 0
-        self.epoch = 0  # the registry's swap of rules up to which the limiter is up to date
-        self.pinned = False  # its resource has a rule of its own
-        self.retired = False  # another limiter has replaced it
+        self.epoch = 0  # the registry's rule change up to which the limiter is current
+        self.pinned = False  # its resource has its own rule
+        self.retired = False  # replaced by another limiter
 
     def refill(self, now_ns: int) -> int:
-        """Bring the balance up to ``now_ns`` and return it, in micro-permits.
+        """Update the balance to ``now_ns`` and return it, in micro-permits.
 
-        Time that did not make a whole micro-permit is kept, so frequent calls lose less than a nanosecond each. A clock
-        that runs backwards refills nothing.
+        Time too short for a micro-permit is kept, so frequent calls lose less than a nanosecond each. A clock that runs
+        backwards refills nothing.
         """
         elapsed_ns = now_ns - self.at_ns
         if elapsed_ns <= 0:
@@ -60,7 +60,7 @@ class Cell:
         return stored
 
     def admits(self, now_ns: int, before: int, permits: int) -> bool:
-        """Refill; say whether requests that cost ``permits`` would surely be admitted.
+        """Refill, and say whether requests that cost ``permits`` would certainly be admitted.
 
         ``before`` is the cost of all but the last of them.
         """
@@ -76,6 +76,5 @@ class Cell:
 
 
 PythonCell = Cell
-"""The class above; ``Cell`` is the compiled one where it is installed."""
 if not TYPE_CHECKING and COMPILED is not None:
     Cell = COMPILED.Cell

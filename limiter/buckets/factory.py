@@ -1,4 +1,4 @@
-"""Which kind of limiter a rule needs, and the change of a live limiter from one kind to another."""
+"""Chooses the limiter class for a rule, and converts live limiters from one class to another."""
 
 from collections.abc import Callable
 
@@ -15,7 +15,6 @@ Join = Callable[[FleetLimiter, int], None]
 
 
 def new_limiter(resource: Resource, rule: Rule, now_ns: int, join: Join | None = None) -> Limiter:
-    """Return a new limiter of the kind that a rule needs; that of a fleet needs ``join``."""
     limiter = kind_of(rule)(resource, rule, now_ns)
     if join is not None and isinstance(limiter, FleetLimiter):
         join(limiter, now_ns)
@@ -23,14 +22,14 @@ def new_limiter(resource: Resource, rule: Rule, now_ns: int, join: Join | None =
 
 
 def put_in_force(limiter: Limiter, now_ns: int, rule: Rule, join: Join | None = None) -> Limiter:
-    """Switch a limiter to another rule, in place or by a successor of another kind.
+    """Apply another rule to a limiter, in place or with a successor of another class.
 
-    A successor has the balance that the limiter would have under the new rule, and every debt; shares end in the total.
-    A fair limiter with an inherited debt admits nobody until it is paid. A warm-up starts cold, and cold permits count
-    as the permits that they would have bought. Breakers close; the last refusal stays known.
+    A successor has the balance that the limiter would have under the new rule, and every debt. Shares are merged into
+    the total. A fair limiter with an inherited debt admits nothing until it is paid. A warm-up starts cold, and cold
+    permits count as the permits that they would have bought. Breakers close. The last refusal is kept.
 
     Returns:
-        The limiter that decides from now on; if it is another, the old one is retired.
+        The limiter that decides from now on. If it is another, the old one is retired.
     """
     limiter.reconfigure(now_ns, rule)
     if type(limiter) is kind_of(rule):
@@ -41,7 +40,6 @@ def put_in_force(limiter: Limiter, now_ns: int, rule: Rule, join: Join | None = 
 
 
 def begun_anew(limiter: Limiter, now_ns: int, rule: Rule, join: Join | None = None) -> Limiter:
-    """Return a limiter to replace another: full and closed, without shares."""
     successor = new_limiter(limiter.resource, rule, now_ns, join)
     limiter.retired = True
     if isinstance(limiter, AdaptiveLimiter):

@@ -1,4 +1,4 @@
-"""Fair shares: one limit split among its active callers, so that a flood from one does not starve the others.
+"""Fair shares: one limit split among its active callers, so that one caller's flood does not starve the others.
 
 The limit is an ordinary bucket, the *total*, with the rule's rate R and capacity C. Each of the n *active* keys (a
 client, a producer group) has a *share*: a bucket with R / n and C / n that holds part of the total. The rest of the
@@ -8,26 +8,25 @@ total is the *pool*, from which every key may borrow. A request spends ::
     the share the share is positive  the share and the total
     the pool  the pool is positive   the total
 
-and is refused otherwise, which opens the breaker of that share alone. A full share's refill flows into the pool. A
-request may leave the pool with a debt of ``max_debt_s`` of the rule, and a share with an n-th of it. A request too
+Otherwise it is refused, which opens the breaker of that share alone. The refill of a full share flows into the pool. A
+request may leave the pool with a debt of the rule's ``max_debt_s``, and a share with an n-th of that. A request too
 large for that is refused alone (see ``limiter``).
 
-**Active keys** have asked within the last 10 s. At most ``max_fair_keys`` are told apart, later ones share ``_other``.
-A new share holds one micro-permit, so its first request is admitted and paid for later from the share. An inactive key
-leaves its permits to the pool. A share with a debt or an open breaker stays active until that is over.
+**Active keys** have sent requests within the last 10 s, or have a debt or an open breaker. At most ``max_fair_keys``
+are distinguished. Later ones share ``_other``. A new share holds one micro-permit, so its first request is admitted and
+paid for later. An inactive key leaves its permits to the pool. Except for client addresses, callers claim their keys,
+and a caller that invents keys can take all unused shares.
 
-Keys are what callers claim, except for a client's address. A caller that invents keys can take all unused shares.
-
-**Guarantee.** Whatever others do, a share admits at least what a bucket of its own with R / n and C / n would. All keys
+**Guarantee.** Whatever others do, a share admits at least as much as a separate bucket with R / n and C / n. All keys
 together admit less than ::
 
     integral of the rate + capacity + (n + 1) * largest cost
 
-since each share and the pool may end in a debt of less than one request. An open share closes early when the total is
+because each share and the pool can end in a debt of less than one request. An open share closes early when the total is
 full, so that nothing overflows while a caller is refused.
 
-Memory: ``max_fair_keys`` + 1 shares of some 200 bytes each. Work that grows with n happens only when a share needs
-the pool, or n changes.
+Memory: ``max_fair_keys`` + 1 shares of some 200 bytes each. Work grows with n only when a share needs the pool, or n
+changes.
 """
 
 from collections.abc import Iterable, Sequence
@@ -50,13 +49,12 @@ from limiter.rules.rule import NS_PER_S, UPERMITS_PER_PERMIT, Rule, debt_upermit
 OTHER_KEY: Final = "_other"
 """The key of callers beyond ``max_fair_keys``, and of debts without a known key."""
 ACTIVE_NS: Final = 10 * NS_PER_S
-"""A key without requests for this long is no longer active."""
 
 _NEVER_NS: Final = 2**63
 
 
 class _Split(NamedTuple):
-    """What is admitted of a batch, and from where; ``stored`` and ``pool`` are the micro-permits left."""
+    """``stored`` and ``pool`` are the micro-permits left."""
 
     admitted: int
     own: int
@@ -66,7 +64,7 @@ class _Split(NamedTuple):
 
 
 class FairShare(Gate):
-    """One key's share of a fair limiter. Valid for decisions at the time at which it was asked for."""
+    """One key's share. Only valid at the time at which it was requested."""
 
     __slots__ = ("key", "seen_ns", "total")
 
@@ -135,7 +133,7 @@ class FairShare(Gate):
         return _Split(admitted, own, pooled, stored, pool)
 
     def refuse(self, now_ns: int) -> int:
-        """As ``Gate.refuse``; the wait assumes that no other key borrows or arrives."""
+        """The wait assumes that no other key borrows or arrives."""
         total = self.total
         if not total.rate_upermits_per_s:
             wait_us = total.refuse_all_wait_us()
@@ -182,11 +180,11 @@ class FairShare(Gate):
         self.spend(own * price)
 
     def give_back(self, now_ns: int, permits: int) -> None:
-        """Put back unused permits: into the share, and the excess into the pool."""
+        """Return unused permits to the share, and the excess to the pool."""
         self.stored_upermits = min(self.capacity_upermits, self.refill(now_ns) + permits * UPERMITS_PER_PERMIT)
         self.total.give_back(now_ns, permits)
         if not self.rule.break_ns:
-            # It may be free earlier than was known.
+            # It may be free earlier than assumed.
             self.open_next_free_ns = None
 
     def wait_us_behind(self, now_ns: int, permits: int, cost: int = 1) -> int:
@@ -204,14 +202,14 @@ class FairShare(Gate):
         return until_us(now_ns, self._ready_ns(now_ns, stored, at_ns, pool, needed))
 
     def _wait_us_of_large(self, now_ns: int, needed: int, price: int) -> int:
-        """Return roughly the wait of a request that needs permits in store because of its size."""
+        """Estimate the wait of a request that is so large that permits must be stored first."""
         total = self.total
         stored, at_ns = self.settled(now_ns)
         floor = needed + max(1, price - self.max_debt_upermits)
         if stored >= floor or total.pool_upermits(now_ns) >= needed + max(1, price - total.rule.max_debt_upermits):
             return 0
         if not self.rate_upermits_per_s or floor > self.capacity_upermits:
-            # Only the pool can take it, whose content depends on other keys.
+            # Only the pool can admit it, and its content depends on other keys.
             return REFUSE_ALL_WAIT_US
         return until_us(now_ns, at_ns - (-(floor - stored) * NS_PER_S // self.rate_upermits_per_s))
 
@@ -223,7 +221,6 @@ class FairShare(Gate):
         )
 
     def has_permits(self, now_ns: int) -> bool:
-        """Say whether share or pool is positive, whatever the breaker says."""
         return self.settled(now_ns)[0] > 0 or self.total.pool_upermits(now_ns) > 0
 
     def ready_ns(self, now_ns: int) -> int:
@@ -233,9 +230,9 @@ class FairShare(Gate):
         return now_ns if stored > 0 or pool > 0 else self._ready_ns(now_ns, stored, at_ns, pool, 0)
 
     def active_until_ns(self) -> int | None:
-        """Return until when the key is active without more requests; None for ever (a debt at rate 0)."""
+        """Return when the key becomes inactive without further requests. None: never (a debt at rate 0)."""
         until_ns = self.seen_ns + ACTIVE_NS
-        # Back to the initial micro-permit, so that keys that come and go do not wear out the pool.
+        # Until the initial micro-permit is back, so that keys that come and go do not drain the pool.
         missing = min(1, self.capacity_upermits) - self.stored_upermits
         if missing > 0:
             if not self.rate_upermits_per_s:
@@ -246,19 +243,18 @@ class FairShare(Gate):
         return until_ns
 
     def set_rate(self, now_ns: int, rate_upermits_per_s: int, capacity_upermits: int) -> None:
-        """Change rate and capacity. A lowered limit scales the stored permits; what a raised one adds is the pool's."""
+        """Change rate and capacity. A lower limit scales the stored permits. The pool gets what a higher limit adds."""
         stored = self.refill(now_ns)
         if stored > 0 and capacity_upermits < self.capacity_upermits:
             self.stored_upermits = stored * capacity_upermits // self.capacity_upermits
         self.put(now_ns, rate_upermits_per_s, capacity_upermits)
 
     def resize(self, now_ns: int, rate_upermits_per_s: int, capacity_upermits: int) -> None:
-        """Change the share's part of the limit; the excess flows into the pool."""
         self.refill(now_ns)
         self.put(now_ns, rate_upermits_per_s, capacity_upermits)
         self.stored_upermits = min(self.stored_upermits, capacity_upermits)
         if not self.rule.break_ns:
-            # It may be free earlier than was known.
+            # It may be free earlier than assumed.
             self.open_next_free_ns = None
 
     def put(self, now_ns: int, rate_upermits_per_s: int, capacity_upermits: int) -> None:
@@ -311,7 +307,7 @@ class FairShare(Gate):
         # Each balance is rounded down by up to a micro-permit.
         enough = needed + len(shares) + 2
         fill_ns = sorted(share.fills_in_ns(now_ns) for share in shares) if rate else []
-        # The more shares are full, the faster the pool grows.
+        # The pool grows faster with each full share.
         pool_rate = total.rate_upermits_per_s - rate * len(total.shares)
         passed_ns = 0
         for end_ns in (*fill_ns, _NEVER_NS):
@@ -334,15 +330,15 @@ class FairShare(Gate):
 
 
 class FairLimiter(Limiter):
-    """The live limit of one resource with fair shares; itself the total. Requests on it directly ignore keys."""
+    """The live limit of one resource with fair shares. It is the total. Requests to it directly ignore keys."""
 
     def __init__(self, resource: Resource, rule: Rule, now_ns: int) -> None:
         super().__init__(resource, rule, now_ns)
         self._shares: dict[str, FairShare] = {}
-        # The keys of the debt are unknown. Admitting new keys on credit would let toggling ``fair_by`` admit one
-        # request of each key every time.
+        # The debt has no known key. Admitting new keys on credit would let each toggling of ``fair_by`` admit one
+        # request per key.
         self._owes_together = False
-        # No key stops being active before this.
+        # No key becomes inactive before this.
         self._look_ns = _NEVER_NS
 
     @property
@@ -352,13 +348,13 @@ class FairLimiter(Limiter):
     def share(self, key: str, now_ns: int) -> Gate:
         """Return the share of a key, which becomes active.
 
-        While a debt without a known key is unpaid, it is the limiter itself, which admits nothing.
+        While a debt without a known key is unpaid, return the limiter itself, which admits nothing.
         """
         if self._owes_together:
             if self.refill(now_ns) <= 0:
                 return self
             self._owes_together, self.open_next_free_ns = False, None
-            # The total has paid all of it, so no key may borrow that from the pool again.
+            # The total has paid the debt, so no key may borrow it from the pool again.
             if self._shares.pop(OTHER_KEY, None):
                 self._divide(now_ns)
         if now_ns >= self._look_ns:
@@ -373,11 +369,10 @@ class FairLimiter(Limiter):
         return share
 
     def pool_upermits(self, now_ns: int) -> int:
-        """Return what the total holds beyond the shares; negative is a debt."""
         return self.settled(now_ns)[0] - sum(share.settled(now_ns)[0] for share in self._shares.values())
 
     def reconfigure(self, now_ns: int, rule: Rule) -> None:
-        """Switch to another rule; the shares follow the total.
+        """Switch to another rule. The shares follow the total.
 
         A raised limit closes the breakers of shares that can spend again. Keys of another ``fair_by``, or beyond a
         lower ``max_fair_keys``, stay until they are inactive.
@@ -398,12 +393,12 @@ class FairLimiter(Limiter):
         self._look_again()
 
     def inherit(self, other: Bucket, now_ns: int) -> None:
-        """Store no more and owe no less than another bucket; the share of ``_other`` pays the debt."""
+        """Store no more and owe no less than another bucket. The share of ``_other`` pays the debt."""
         super().inherit(other, now_ns)
         self._settle(now_ns, -self.pool_upermits(now_ns))
 
     def debit(self, now_ns: int, upermits: int) -> None:
-        """Take off what another process spent; all shares give what the pool lacks."""
+        """Take off permits spent by another process. The shares cover a negative pool."""
         super().debit(now_ns, upermits)
         self._settle(now_ns, min(upermits, -self.pool_upermits(now_ns)))
 
@@ -423,22 +418,20 @@ class FairLimiter(Limiter):
         self._look_again()
 
     def put_back(self, shares: Iterable[tuple[str, int, int, int | None, int]]) -> None:
-        """Restore the shares that keys had in another process."""
         for key, stored_upermits, at_ns, open_next_free_ns, seen_ns in shares:
             share = self._shares[key] = FairShare(self, key, seen_ns)
             share.stored_upermits, share.at_ns, share.open_next_free_ns = stored_upermits, at_ns, open_next_free_ns
         rate, capacity = self._part()
         for share in self._shares.values():
-            # Nobody has asked yet, so balances stay as they were.
+            # No requests have arrived yet, so balances are not changed.
             share.put(share.at_ns, rate, capacity)
         other = self._shares.get(OTHER_KEY)
-        # There is room for more keys, so no key made that debt.
+        # There was room for more keys, so no key made that debt.
         room = len(self._shares) <= self.rule.max_fair_keys
         self._owes_together = other is not None and other.stored_upermits < 0 and room
         self._look_again()
 
     def idle_at_ns(self) -> int | None:
-        """Return when the limiter is full, closed and without active keys if it is not used."""
         idle_at_ns = super().idle_at_ns()
         for share in self._shares.values():
             until_ns = share.active_until_ns()
@@ -463,7 +456,7 @@ class FairLimiter(Limiter):
             until_ns = share.active_until_ns()
             if until_ns is not None and until_ns <= now_ns:
                 del self._shares[key]
-                # A caller that still holds the share finds nothing in it.
+                # A caller that still has the share finds nothing in it.
                 share.resize(now_ns, 0, 0)
         if len(self._shares) < count:
             self._divide(now_ns)

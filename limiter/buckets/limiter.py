@@ -1,7 +1,7 @@
-"""A limiter: one bucket and one breaker that decide together for one resource.
+"""A limiter: a bucket and a breaker that decide together for one resource.
 
-It decides and remembers its last refusal. It knows nothing of other limiters, rule sets or callers. Costs are whole
-permits, zero or more; the caller guarantees that, since a check would cost more than the decision.
+It knows nothing of other limiters, rule sets or callers. Costs are whole permits, zero or more. The caller guarantees
+this, because a check would cost more than the decision.
 
 ``acquire`` decides a batch: it admits the prefix that single calls at the same time would have admitted. For requests
 that need several limiters, the steps are separate::
@@ -13,8 +13,8 @@ that need several limiters, the steps are separate::
         if admission.admitted == admitted < len(costs):
             limiter.refuse(now_ns)                                           # opens the breaker
 
-A request may leave a debt of up to ``max_debt_s``. A request that would owe more, or that costs more than the limit can
-ever admit, is refused *alone*: it spends nothing, leaves the breaker as it is and does not affect later requests.
+A request that would leave a debt above ``max_debt_s``, or that costs more than the limit can ever admit, is refused
+*alone*: it spends nothing, leaves the breaker unchanged and does not affect later requests.
 """
 
 from abc import ABC, abstractmethod
@@ -30,11 +30,11 @@ from limiter.rules.rule import NS_PER_S, UPERMITS_PER_PERMIT, Rule
 _NS_PER_US: Final = 1_000
 _NS_PER_MS: Final = 1_000_000
 _TURN_NS: Final = 10 * _NS_PER_MS
-"""How much of the rate one turn grants to waiting credit: 100 turns a second where few wait."""
+"""Time of the rate granted per turn to waiting credit: 100 turns a second with few waiting links."""
 _TURN_OF_LINE_NS: Final = _NS_PER_MS // 2
-"""Minimum turn for each line in which somebody waits: 2 000 turns a second for all lines together."""
+"""Minimum turn per line with waiting requests: 2 000 turns a second for all lines together."""
 _ROUND_NS: Final = 1000 * _NS_PER_MS
-"""How long a round of all waiting in one line should take."""
+"""Target duration of a round through all waiting requests of a line."""
 _SHORTEST: Final = 10
 """Turns are shortened at most by this factor to reach ``_ROUND_NS``."""
 REFUSE_ALL_WAIT_US: Final = 1_000_000
@@ -42,25 +42,23 @@ REFUSE_ALL_WAIT_US: Final = 1_000_000
 
 
 class Admission(NamedTuple):
-    """A limiter's answer to a batch."""
-
     admitted: int
-    wait_us: int  # microseconds, rounded up, until a request would be admitted; 0 if all are
-    # How many of the next requests are refused alone, for their size. The caller checks the rest again. 0: the next one
-    # stops all behind it.
+    wait_us: int  # microseconds, rounded up, until a request would be admitted. 0 if all are
+    # Number of the next requests that are refused alone, for their size. The caller checks the rest again. 0: the next
+    # one stops all behind it.
     alone: int = 0
 
 
 class Gate(Bucket, ABC):
     """A limiter, or one caller's share of it.
 
-    At one ``now_ns``, ``check``, then ``commit`` and ``refuse``, do exactly what single requests one after another
-    would.
+    At one ``now_ns``, ``check`` followed by ``commit`` and ``refuse`` is equivalent to single requests one after
+    another.
     """
 
     __slots__ = ()
 
-    key: str  # the key of the share; empty for a limiter
+    key: str  # the key of the share, empty for a limiter
 
     def __init__(self, resource: Resource, rule: Rule, now_ns: int) -> None:
         super().__init__(rule.rate_upermits_per_s, rule.capacity_upermits, now_ns)
@@ -70,22 +68,19 @@ class Gate(Bucket, ABC):
 
     @abstractmethod
     def check(self, now_ns: int, costs: Sequence[int]) -> Admission:
-        """Say how many requests from the front would be admitted, without any effect."""
+        """Return how many requests from the front would be admitted, without any effect."""
 
     @abstractmethod
     def commit(self, now_ns: int, costs: Sequence[int]) -> None:
-        """Spend what ``check`` has admitted at the same ``now_ns``, or a prefix of it."""
+        """Spend what ``check`` has admitted at the same ``now_ns``, or a prefix."""
 
     @abstractmethod
     def refuse(self, now_ns: int) -> int:
-        """Open the breaker and remember the refusal; return the wait in microseconds, rounded up."""
+        """Open the breaker and record the refusal. Return the wait in microseconds, rounded up."""
 
     @abstractmethod
     def refuse_alone(self, now_ns: int, permits: int) -> int:
-        """Remember the refusal of one request that costs too much; return its wait in microseconds.
-
-        1 s if it is endless.
-        """
+        """Record the refusal of one request that costs too much. Return its wait in microseconds, 1 s if infinite."""
 
     @abstractmethod
     def charge(self, now_ns: int, permits: int) -> None:
@@ -93,44 +88,44 @@ class Gate(Bucket, ABC):
 
     @abstractmethod
     def wait_us_behind(self, now_ns: int, permits: int, cost: int = 1) -> int:
-        """Return the wait behind others that cost ``permits``, without a breaker, in microseconds, rounded up.
+        """Return the wait behind others that cost ``permits``, ignoring the breaker, in microseconds, rounded up.
 
-        0 if it would be admitted at once, the refuse-all wait at rate 0.
+        0 if it would be admitted at once. The refuse-all wait at rate 0.
         """
 
     @abstractmethod
     def affords(self, now_ns: int, price: int, most: int) -> int:
-        """Say how many of up to ``most`` requests of one price would be admitted, without any effect.
+        """Return how many of up to ``most`` requests of one price would be admitted, without any effect.
 
         ``price`` is in permits: not 0, and at most ``rule.most_permits``.
         """
 
     @abstractmethod
     def take(self, now_ns: int, price: int, count: int) -> None:
-        """Spend what ``affords`` has said yes to at the same ``now_ns``, or less of it."""
+        """Spend what ``affords`` returned at the same ``now_ns``, or less."""
 
     @abstractmethod
     def give_back(self, now_ns: int, permits: int) -> None:
-        """Put back unused permits, up to the capacity. An open breaker stays open no longer than the debt keeps it."""
+        """Return unused permits, up to the capacity. An open breaker closes once the debt allows it."""
 
     def turn(self, price: int, waiting: int, lines: int) -> int:
         """Return how many requests of one price to grant together, at least one.
 
-        Granting them one by one, as permits come, would cost as much work each as all of them together.
+        Granting them one by one would cost as much work for each as for all together.
 
         Args:
             price: as in ``affords``.
-            waiting: how many wait for this limit; more make turns shorter.
-            lines: for how many limits somebody waits; more make turns longer.
+            waiting: requests that wait for this limit. More make turns shorter.
+            lines: limits with waiting requests. More make turns longer.
         """
         longest_ns = max(_TURN_NS, lines * _TURN_OF_LINE_NS)
         turn_ns = max(longest_ns // _SHORTEST, min(longest_ns, _ROUND_NS // waiting)) if waiting else longest_ns
-        # A full bucket loses its refill, so nobody waits for it to fill.
+        # A full bucket loses its refill, so never wait for it to fill.
         enough = min(self.rate_upermits_per_s * turn_ns // NS_PER_S, self.capacity_upermits // 2)
         return max(1, enough // (price * UPERMITS_PER_PERMIT))
 
     def open_us(self, now_ns: int) -> int:
-        """Return how long an open breaker stays open, in microseconds, rounded up; 0 if it is closed."""
+        """Return the time until an open breaker closes, in microseconds, rounded up. 0 if it is closed."""
         next_free_ns, break_ns = self.open_next_free_ns, self.rule.break_ns
         if next_free_ns is None or not is_open(next_free_ns, break_ns, now_ns):
             return 0
@@ -148,33 +143,29 @@ class Gate(Bucket, ABC):
 
 
 class ShareState(NamedTuple):
-    """What an operator sees of one caller's share now."""
-
     key: str
-    stored_permits: float  # kept for that caller alone; negative is a debt
+    stored_permits: float  # negative is a debt
     open: bool
     wait_us: int
 
 
 class LimiterState(NamedTuple):
-    """What an operator sees of a limiter now."""
-
     resource: Resource
     rule: str
     rate_per_s: float
     stored_permits: float  # negative is a debt
     open: bool
     wait_us: int
-    last_refused_ns: int | None  # the last refusal, or shadow refusal; None if there was none
+    last_refused_ns: int | None  # includes shadow refusals
     last_wait_us: int
     shares: tuple[ShareState, ...] = ()
 
 
 class Limiter(Gate):
-    """The live limit of one resource: a bucket with a breaker in front. Starts full and closed.
+    """The live limit of one resource: a bucket behind a breaker. Starts full and closed.
 
-    It is a bucket rather than having one, since a hundred thousand may live: one object takes half the memory of two.
-    All state is in ``Cell``, so the compiled part can make one, too; it sets ``resource`` when Python first asks.
+    It is a bucket instead of having one: there can be 100 000 of them, and two objects would take twice the memory. All
+    state is in ``Cell``, so the compiled part can create one, too. It sets ``resource`` when Python first asks.
     """
 
     key = ""
@@ -186,7 +177,7 @@ class Limiter(Gate):
         self.asked_ns = now_ns
 
     def acquire(self, now_ns: int, costs: Sequence[int]) -> Admission:
-        """Admit the longest prefix of ``costs`` and spend it; a refused request spends nothing."""
+        """Admit the longest prefix of ``costs`` and spend it. A refused request spends nothing."""
         if not costs:
             return Admission(0, 0)
         if self.open_next_free_ns is not None and self._stays_open(now_ns):
@@ -261,7 +252,7 @@ class Limiter(Gate):
         return wait_us
 
     def charge(self, now_ns: int, permits: int) -> None:
-        # Also for no permits: with other limiters or alone, the balance ends the same to the nanosecond.
+        # Refill even for no permits: with other limiters or alone, the balance is the same to the nanosecond.
         self.refill(now_ns)
         self.spend(permits)
         self._follow_debt(now_ns)
@@ -270,7 +261,7 @@ class Limiter(Gate):
         if not self.rate_upermits_per_s:
             return self.refuse_all_wait_us()
         stored, at_ns = self.settled(now_ns)
-        # What must be stored, beyond the first micro-permit, to keep the debt within bounds.
+        # Permits that must be stored, beyond the first micro-permit, to keep the debt within bounds.
         more = max(0, cost * UPERMITS_PER_PERMIT - self.max_debt_upermits - 1)
         left = stored - self.price_upermits(now_ns, permits) - more
         if left > 0:
@@ -290,7 +281,7 @@ class Limiter(Gate):
         self._follow_debt(now_ns)
 
     def debit(self, now_ns: int, upermits: int) -> None:
-        """Take off what another process spent of the same limit; negative gives back."""
+        """Take off permits that another process spent of the same limit. Negative gives back."""
         self.stored_upermits = min(self.capacity_upermits, self.refill(now_ns) - upermits)
         self._follow_debt(now_ns)
 
@@ -298,11 +289,11 @@ class Limiter(Gate):
         return permits * UPERMITS_PER_PERMIT
 
     def share(self, key: str, now_ns: int) -> Gate:  # noqa: ARG002 - for limiters that tell callers apart
-        """Return the gate for one caller: the limiter itself, which treats all callers alike."""
+        """Return the gate for one caller. A plain limiter treats all callers alike."""
         return self
 
     def reconfigure(self, now_ns: int, rule: Rule) -> None:
-        """Switch to another rule. Stored permits and debt carry over as ``Bucket`` says.
+        """Switch to another rule. ``Bucket`` describes the effect on stored permits and debt.
 
         A raised limit with permits in store closes the breaker.
         """
@@ -310,7 +301,7 @@ class Limiter(Gate):
         raised = rule.rate_upermits_per_s > self.rate_upermits_per_s or rule.capacity_upermits > self.capacity_upermits
         self.set_rate(now_ns, rule.rate_upermits_per_s, rule.capacity_upermits)
         if (rule.action == "shadow") is not (self.rule.action == "shadow"):
-            # A shadow rule's refusals were none.
+            # Refusals of a shadow rule were not real.
             self.last_refused_ns, self.last_wait_us = None, 0
         self.rule = rule
         self.max_debt_upermits = rule.max_debt_upermits
@@ -327,7 +318,7 @@ class Limiter(Gate):
         self.forgiven_upermits = max(self.forgiven_upermits, other.forgiven_upermits)
 
     def idle_at_ns(self) -> int | None:
-        """Return when the limiter is full and closed, as new, if it is not used; None for never (a debt at rate 0)."""
+        """Return when the limiter is as new, if it is not used. None: never (a debt at rate 0)."""
         full_at_ns = self.full_at_ns()
         if full_at_ns is None or self.open_next_free_ns is None:
             return full_at_ns
@@ -365,12 +356,11 @@ class Limiter(Gate):
         return next_free_ns - (-NS_PER_S // self.rate_upermits_per_s)
 
     def refuse_all_wait_us(self) -> int:
-        """Return the wait stated at rate 0: the break, or one second."""
         return -(-self.rule.break_ns // _NS_PER_US) or REFUSE_ALL_WAIT_US
 
 
 def afforded(stored_upermits: int, max_debt_upermits: int, price: int) -> int:
-    """Return how many requests of one price, one after another, a balance admits; the last may leave a debt."""
+    """Return how many consecutive requests of one price a balance admits. The last may leave a debt."""
     price_upermits = price * UPERMITS_PER_PERMIT
     return max(0, min(-(-stored_upermits // price_upermits), (stored_upermits + max_debt_upermits) // price_upermits))
 
@@ -381,7 +371,7 @@ def until_us(now_ns: int, ready_ns: int) -> int:
 
 
 def run_of_larger(costs: Sequence[int], start: int, most: int, most_ever: int) -> int:
-    """Return how many costs in a row from ``start`` exceed ``most``; either all exceed ``most_ever`` too, or none."""
+    """Return the length of the run of costs from ``start`` that exceed ``most``. All or none exceed ``most_ever``."""
     end, never = start, costs[start] > most_ever
     while end < len(costs) and costs[end] > most and (costs[end] > most_ever) is never:
         end += 1

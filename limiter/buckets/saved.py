@@ -1,4 +1,4 @@
-"""The saved state of a limiter, for a restart or a take-over. Limiters that are as good as new are not saved.
+"""The saved state of a limiter, for a restart or a take-over. Limiters in their initial state are not saved.
 
 Times are of the monotonic clock, which all processes of one boot share.
 """
@@ -14,12 +14,10 @@ from limiter.rules.resource import Resource
 from limiter.rules.rule import NS_PER_S, UPERMITS_PER_PERMIT, Rule
 
 LONGEST_DEBT_S: Final = 86_400
-"""A saved debt locks a limit for at most this long."""
+"""A saved debt blocks a limit for at most this long."""
 
 
 class SavedShare(NamedTuple):
-    """One caller's share; the fields are those of ``FairShare``."""
-
     key: str
     stored_upermits: int
     at_ns: int
@@ -28,12 +26,10 @@ class SavedShare(NamedTuple):
 
 
 class SavedLimiter(NamedTuple):
-    """One limiter. Fields without a description are those of ``Cell``, ``Limiter`` and ``WarmUpLimiter``."""
-
     kind: str
     name: str
     rule: str  # the bare name of the active rule
-    shared: bool  # it is the overflow limiter of that rule
+    shared: bool  # the overflow limiter of that rule
     rate_upermits_per_s: int
     capacity_upermits: int
     stored_upermits: int
@@ -51,15 +47,15 @@ class SavedLimiter(NamedTuple):
         return Resource(self.kind, self.name)
 
     def balance_upermits(self, now_ns: int) -> int:
-        """Return the balance at a time if nothing had been spent since."""
+        """Return the balance at a time, if nothing was spent since."""
         accrued = max(0, now_ns - self.at_ns) * self.rate_upermits_per_s // NS_PER_S
         return min(self.capacity_upermits, self.stored_upermits + accrued)
 
 
 def save(limiter: Limiter, now_ns: int, *, shared: bool) -> SavedLimiter | None:
-    """Return the state of a limiter, or None if it is as good as new; ``shared`` as in ``SavedLimiter``.
+    """Return the state of a limiter, or None if it is as new. ``shared`` as in ``SavedLimiter``.
 
-    Leases from a fleet's bucket are not saved: each process is a member of its own.
+    Leases from a fleet's bucket are not saved, because each process is a separate member.
     """
     if isinstance(limiter, FleetLimiter):
         return None
@@ -91,7 +87,7 @@ def save(limiter: Limiter, now_ns: int, *, shared: bool) -> SavedLimiter | None:
 
 
 def restore(saved: SavedLimiter, rule: Rule, now_ns: int, join: Join | None = None) -> Limiter:
-    """Return a limiter that continues a saved one, under the rule of now and with bounded debts.
+    """Return a limiter that continues a saved one under the current rule, with bounded debts.
 
     Raises:
         ValueError: the figures are impossible.
@@ -131,7 +127,7 @@ def restore(saved: SavedLimiter, rule: Rule, now_ns: int, join: Join | None = No
 
 
 def bound_debt(limiter: Limiter, now_ns: int) -> None:
-    """Reduce debts to ``LONGEST_DEBT_S`` of the limit, so that damaged state cannot lock a limit for ever."""
+    """Reduce debts to ``LONGEST_DEBT_S`` of the limit, so that damaged state cannot block a limit for ever."""
     most = (limiter.rate_upermits_per_s or UPERMITS_PER_PERMIT) * LONGEST_DEBT_S
     for bucket in (limiter, *(limiter.shares if isinstance(limiter, FairLimiter) else ())):
         bucket.stored_upermits = max(bucket.stored_upermits, -most)

@@ -1,20 +1,18 @@
 """Warm-up: a limit whose rate rises to the full one after idleness, after Guava's ``SmoothWarmingUp``.
 
-A backend may be slow when cold. So a permit costs more *time* while the limiter is cold: up to three times (Guava's
-``coldFactor``) its warm price.
-
-In Guava's terms: a rate R and a warm-up of W seconds make ``maxPermits`` M = W * R, half of which is the threshold H.
-*Stored* permits measure coldness. Taking one of those above H costs ``1 / R * (1 + 2 * a / H)`` seconds, where a is
-how many lie above H; every other costs 1 / R. Idle time stores R permits per second, up to M. So it takes W seconds
-under load to warm up from M to H, and W idle seconds to cool down. It starts cold.
+A permit costs more *time* while the limiter is cold: up to three times (Guava's ``coldFactor``) its warm price. In
+Guava's terms: a rate R and a warm-up of W seconds make ``maxPermits`` M = W * R, half of which is the threshold H.
+*Stored* permits measure coldness. Taking one of those above H costs ``1 / R * (1 + 2 * a / H)`` seconds, where a is the
+number above H. Any other costs 1 / R. Idle time stores R permits per second, up to M. It thus takes W seconds under
+load to warm up from M to H, and W idle seconds to cool down. It starts cold.
 
 Guava has no burst. Here the first ``burst_s`` of idle time can be spent at once, and only the rest cools.
 
-The balance is time, kept as micro-permits at the warm price, so all else is a plain bucket. The price is a difference
-of two integers that depend on coldness only, so a batch costs exactly what its requests cost singly.
+The balance is time, kept as micro-permits at the warm price. The price is a difference of two integers that depend on
+coldness only, so a batch costs exactly as much as its requests one by one.
 
-**The bound.** No more permits are admitted than by a plain bucket, and from cold at first no more than a third of the
-rate. The debt of one request is bounded at its warm price, so a cold limiter takes up to three times as long to pay it.
+**The bound.** It admits no more permits than a plain bucket. When cold, it starts with at most a third of the rate. The
+debt of one request is bounded at its warm price, so a cold limiter takes up to three times as long to pay it.
 """
 
 from bisect import bisect_left, bisect_right
@@ -36,7 +34,7 @@ class WarmUpLimiter(Limiter):
     def __init__(self, resource: Resource, rule: Rule, now_ns: int) -> None:
         super().__init__(resource, rule, now_ns)
         self.coldest_upermits = _coldest_upermits(rule)  # Guava's ``maxPermits``
-        # Guava's ``storedPermits``, in micro-permits: how cold it is at ``at_ns``.
+        # Guava's ``storedPermits`` at ``at_ns``, in micro-permits.
         self.cold_upermits = self.coldest_upermits
 
     def admits(self, now_ns: int, before: int, permits: int) -> bool:
@@ -75,11 +73,11 @@ class WarmUpLimiter(Limiter):
         return count
 
     def turn(self, price: int, waiting: int, lines: int) -> int:
-        """Return how many requests of one price to grant together, however cold it is."""
+        """As ``Gate.turn``, small enough for the cold price."""
         return max(1, super().turn(price, waiting, lines) // _COLD_FACTOR)
 
     def give_back(self, now_ns: int, permits: int) -> None:
-        """Put back unused permits at the warm price; they have warmed nothing."""
+        """Return unused permits at the warm price. They have warmed nothing."""
         super().give_back(now_ns, permits)
         self.cold_upermits = min(self.coldest_upermits, self.cold_upermits + permits * UPERMITS_PER_PERMIT)
 
@@ -99,9 +97,9 @@ class WarmUpLimiter(Limiter):
         return bisect_right(at_most, self.stored_upermits, key=lambda permits: self._price(self.cold_upermits, permits))
 
     def reconfigure(self, now_ns: int, rule: Rule) -> None:
-        """Switch to another rule: as cold in proportion as before, like Guava's ``setRate``; fully cold from rate 0.
+        """Switch to another rule, at the same relative coldness, like Guava's ``setRate``. From rate 0: fully cold.
 
-        Without warm-up the balance counts as the permits that it would have bought.
+        Without warm-up, the balance counts as the permits that it would have bought.
         """
         self.refill(now_ns)
         if not rule.warm_up_ns:
@@ -112,7 +110,6 @@ class WarmUpLimiter(Limiter):
         self.coldest_upermits = new
 
     def idle_at_ns(self) -> int | None:
-        """Return when the limiter is full, closed and cold if it is not used; None for never."""
         full_at_ns, idle_at_ns = self.full_at_ns(), super().idle_at_ns()
         if full_at_ns is None or idle_at_ns is None:
             return None
@@ -121,7 +118,7 @@ class WarmUpLimiter(Limiter):
         return max(idle_at_ns, cold_at_ns)
 
     def _settled_cold(self, now_ns: int) -> int:
-        """Return ``cold_upermits`` after a refill; time beyond a full balance cools."""
+        """Return ``cold_upermits`` as after a refill. Time beyond a full balance cools."""
         if now_ns <= self.at_ns:
             return self.cold_upermits
         accrued = (now_ns - self.at_ns) * self.rate_upermits_per_s // NS_PER_S

@@ -1,1 +1,1 @@
-"""Counts what became of requests, second by second."""
+"""Counts the outcomes of requests, second by second."""

@@ -1,15 +1,15 @@
-"""The counters of one data path: its rows, its seconds, and what each rule did.
+"""The counters of one data path: rows, seconds, and actions of rules.
 
-Each outcome is counted once, with ``count``. Metrics, page and usage are read from the rows; a second of the rejection
-log is what was added to them in it.
+Each outcome is counted once, with ``count``. Metrics, page and usage are read from the rows. A second of the rejection
+log is the amount added to them in that second.
 
-Names come from clients, so rows are bounded: a number of names is *labelled*, that is, shown, and another number has a
-row. The rest is counted under ``_other``, where everything without a label is shown. Names spelled out in a rule always
-have both. When there is no room, a new name replaces one that was silent for long, whose counts are added to
-``_other``, so that no sum ever falls. Scopes and totals have rows for what their limits spend.
+Rows are bounded, because names come from clients. A number of names is *labelled*, that is, visible, and another number
+has a row. The rest is counted under ``_other``. Names spelled out in a rule always have both. A new name replaces one
+that was silent for a long time, whose counts are added to ``_other``, so that no sum decreases. Scopes and totals have
+rows for the permits spent from their limits.
 
-Seconds are those of the wall clock. Seconds are collected once somebody has asked for them. For a late reader a bounded
-number is kept, and the last one is prolonged.
+Seconds are those of the wall clock, collected from the first read on. For a late reader, a bounded number is kept, and
+the last one is prolonged.
 """
 
 from collections import OrderedDict
@@ -35,7 +35,7 @@ from limiter.rules.resource import SCOPES, TOTAL, Resource
 from limiter.rules.rule import DIMENSIONS, UPERMITS_PER_PERMIT, Dimension, Rule
 
 UNCOUNTED: Final = frozenset((*SCOPES, TOTAL))
-"""Kinds whose requests are counted for the resource that they are for."""
+"""Kinds whose requests are counted for the resource they are sent to."""
 
 WINDOWS_S: Final = (1, 10, KEPT_S)
 
@@ -43,35 +43,31 @@ _NS_PER_S: Final = 1_000_000_000
 _SILENT_S: Final = 600
 """A name that was silent for this long may lose its row."""
 _LOOKS: Final = 4
-"""Rows looked at for each new name while there is no room."""
+"""Rows checked per new name while there is no room."""
 _MIN_ROWS: Final = 10_000
 _PASSED_OVER: Final = 64
-"""Unchanged rows passed over in one step."""
 _JITTER_NS: Final = 5_000_000
-"""How far the wall clock may be behind when a second ends by the monotonic one."""
+"""Tolerance for the wall clock being behind when a second ends by the monotonic one."""
 _KEPT_SPANS: Final = 60
 """Seconds kept for a late reader."""
 _KEPT_FULL: Final = 4
-"""What is kept for a late reader holds at most this many times what one second may hold."""
+"""Bounds the data kept for a late reader, as a multiple of that of one second."""
 
 
 class LastStop(NamedTuple):
-    """The last refusal or hold of a resource."""
-
-    refused_ns: int | None  # monotonic time of the last refusal; None if there was none
-    wait_us: int  # the wait stated then, in microseconds
+    refused_ns: int | None  # monotonic, None if never
+    wait_us: int  # wait stated then, in microseconds
     rule: str
-    held_ns: int | None  # monotonic time of the last hold or release; None if there was none
+    held_ns: int | None  # last hold or release, monotonic, None if never
 
 
 NEVER: Final = LastStop(None, 0, "", None)
-"""A resource that was never stopped."""
 
 
 class Usage(msgspec.Struct, frozen=True, gc=False):
-    """Share of a limit that was used in a window; 1.0 is the whole limit, and a burst or a debt makes it more.
+    """Fraction of a limit used in a window. 1.0 is the whole limit. Bursts and debts can exceed it.
 
-    At rate 0 it is 1.0 if anything was asked, else 0.
+    At rate 0 it is 1.0 if there were requests, otherwise 0.
 
     Attributes:
         last_1s: in the last complete second.
@@ -85,17 +81,17 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
 
 
 RuleSums = Mapping[RejectionVerdict, tuple[int, int]]
-"""Requests and messages by what a rule did to them."""
+"""(requests, messages) by verdict of a rule."""
 
 
 class _Places:
-    """The rows of one sort: bounded, but for pinned ones."""
+    """The rows of one sort. Pinned ones are not bounded."""
 
     def __init__(self, most: int, silent_s: int) -> None:
         self.most = most
         self.silent_ns = silent_s * _NS_PER_S
         self.rows: dict[Resource, Row] = {}
-        # Not pinned, in the order in which they are checked for silence.
+        # Unpinned rows, in order of checking for silence.
         self.order: OrderedDict[Resource, Row] = OrderedDict()
 
     @property
@@ -107,10 +103,10 @@ class Accounts:
     """Counts by resource, by rule and by second.
 
     Args:
-        max_labels: names that are shown, without pinned ones; also rules.
-        max_keys: distinct rule outcomes in a second; see ``Span.judge``.
-        max_resources: resources in a second that is handed out, without pinned ones.
-        wall_ns: returns nanoseconds since 1970 UTC; by default the monotonic time.
+        max_labels: visible names, without pinned ones. Also the bound on rules.
+        max_keys: distinct rule outcomes in a second. See ``Span.judge``.
+        max_resources: unpinned resources in a second that is handed out.
+        wall_ns: returns nanoseconds since 1970 UTC. Default: the monotonic time.
     """
 
     def __init__(
@@ -130,7 +126,7 @@ class Accounts:
         self._labelled = _Places(max_labels, _SILENT_S)
         self._unlabelled = _Places(max_rows, _SILENT_S)
         self._scopes = _Places(max_rows, KEPT_S)
-        # By kind: the shared row, and the row of all that were retired.
+        # By kind: the shared row, and the sum of all retired rows.
         self._shared: dict[str, Row] = {}
         self._folded: dict[str, Row] = {}
         self.rules: dict[str, dict[RejectionVerdict, tuple[int, int]]] = {}
@@ -140,7 +136,7 @@ class Accounts:
         self._ahead_ns = 0 if wall_ns is None else wall_ns() - now_ns
         self._taking = False
         self._finished: list[Span] = []
-        # Reported by the second under way; later steps of the clock by the next one.
+        # Reported by the current second. Later steps of the clock are reported by the next one.
         self._stepped_s = 0
         at_s = (now_ns + self._ahead_ns) // _NS_PER_S
         self._span = Span(at_s, at_s * _NS_PER_S - self._ahead_ns, 0, Second(0))
@@ -152,7 +148,7 @@ class Accounts:
         return self._span.second
 
     def moment(self, now_ns: int) -> tuple[Second, int]:
-        """Return the second under way, and when it ends, in monotonic nanoseconds."""
+        """Return the current second, and when it ends, in monotonic nanoseconds."""
         return self.at(now_ns), self._ends_ns
 
     def _turn(self, now_ns: int) -> None:
@@ -169,7 +165,7 @@ class Accounts:
             if len(span):
                 most = _KEPT_FULL * (self._max_keys + self._max_resources)
                 if len(self._finished) >= _KEPT_SPANS or sum(map(len, self._finished)) >= most:
-                    # Adding one second to another would take time, and a place for every name.
+                    # Joining seconds would take time, and memory for every name.
                     span.second.number = number
                     span.seconds = 1 + (now_ns - span.began_ns) // _NS_PER_S
                     return
@@ -180,7 +176,7 @@ class Accounts:
             self._retire_silent(self._labelled, now_ns)
 
     def take(self, now_ns: int, *, unfinished: bool) -> list[Span]:
-        """Hand out complete seconds and, with ``unfinished``, the one under way; its rest is then one of its own."""
+        """Return complete seconds. With ``unfinished``, also the current one, whose rest becomes another second."""
         taken, self._finished = self._finished, []
         if unfinished or not self._taking or now_ns >= self._ends_ns:
             self._turn(now_ns)
@@ -190,7 +186,7 @@ class Accounts:
         return taken
 
     def steps_of(self, taken: Iterable[Span]) -> Iterator[TrafficSecond | None]:
-        """Turn seconds that were handed out into plain data, in short steps: None for each step before a result."""
+        """Convert seconds to plain data, yielding None after each short step before a result."""
         for span in taken:
             yield from span.steps(self._max_resources, self._pinned)
 
@@ -198,7 +194,7 @@ class Accounts:
         self._finished[:0] = taken
 
     def row(self, resource: Resource, now_ns: int) -> Row:
-        """Return the row of a resource, scope or total, or the one that it shares with others of its kind.
+        """Return the row of a resource, scope or total, or the one shared by its kind.
 
         Ask again when the row is ``retired``, and each time if it is ``shared``.
         """
@@ -209,7 +205,7 @@ class Accounts:
         if row is not None:
             if resource.kind in UNCOUNTED or self._labelled.full:
                 return row
-            # It has a label by now. What it has counted stays under ``_other``.
+            # It now has a label. Its past counts stay under ``_other``.
             del self._unlabelled.order[resource]
             self._retire(row, self._unlabelled)
         pinned, places = resource in self._pinned, self._scopes
@@ -233,7 +229,7 @@ class Accounts:
     def _retire_silent(self, places: _Places, now_ns: int) -> None:
         """Retire silent rows among those checked longest ago.
 
-        Not in a prolonged second: it would keep what all of them have added.
+        Not in a prolonged second, which would keep the entries of all of them.
         """
         number = self._span.second.number
         for _ in range(min(_LOOKS, len(places.order)) if self._span.seconds == 1 else 0):
@@ -253,7 +249,7 @@ class Accounts:
             self._stops.pop(resource, None)
 
     def pin(self, resources: Iterable[Resource]) -> None:
-        """Give these rows of their own, whatever the bounds; scopes and totals get no label."""
+        """Give resources their own rows, regardless of bounds. Scopes and totals get no label."""
         for resource in resources:
             if resource.name == OTHER or resource in self._pinned:
                 continue
@@ -267,7 +263,6 @@ class Accounts:
                 self._labelled.rows[resource] = Row(resource)
 
     def unpin(self, resources: Iterable[Resource]) -> None:
-        """Treat these like other names again; rows that were never used go."""
         for resource in self._pinned.intersection(resources):
             self._pinned.discard(resource)
             places = self._scopes if resource.kind in UNCOUNTED else self._labelled
@@ -278,17 +273,17 @@ class Accounts:
                 self._retire(row, places)
 
     def sender(self, address: str, language: str = "", user: str = "", product: str = "") -> Sender:
-        """Return the ``Sender`` of a client; the same object while anybody keeps it."""
+        """Return the ``Sender`` of a client: the same object while it is referenced."""
         who = (address, language, user, product)
         return self._senders.setdefault(who, Sender(*who))
 
     def count(
         self, now_ns: int, resources: Iterable[Resource], sender: Sender, what: Outcome | Judged, amount: Sums
     ) -> None:
-        """Count an outcome, or what a rule did, for each of the requests' resources.
+        """Count an outcome, or a rule's verdict, for each of the requests' resources.
 
         Held requests are counted again when they are resolved. An ``amount`` without a request is a cost that became
-        known afterwards.
+        known later.
         """
         judged = what if isinstance(what, Judged) else None
         number = NUMBERS[what if not isinstance(what, Judged) else DID[what.verdict]]
@@ -307,14 +302,11 @@ class Accounts:
             self._count_rule(judged, amount)
 
     def looks_for_repeats(self, resource: Resource, now_ns: int) -> bool:
-        """Say whether requests for a resource were refused recently, so that repeats are possible."""
+        """Say whether repeats are possible, because requests for a resource were refused recently."""
         return self.row(resource, now_ns).looks_until_ns > now_ns
 
     def repeat(self, now_ns: int, resources: Iterable[Resource], repeats: Repeats, *, refused: bool) -> None:
-        """Count which of the requests are repeats of refused ones; arguments as in ``count``.
-
-        If they were ``refused``, their own repeats will be recognised.
-        """
+        """Count the repeats of refused requests. If they were ``refused``, their own repeats will be recognized."""
         self.at(now_ns)
         for resource in resources:
             row = self.row(resource, now_ns)
@@ -326,7 +318,7 @@ class Accounts:
     def _count_rule(self, judged: Judged, amount: Sums) -> None:
         rule = judged.rule
         if rule not in self.rules and len(self.rules) >= self._max_labels:
-            # There may be any number of rules, and handlers may make up names.
+            # There can be any number of rules, and handlers can invent names.
             rule = OTHER
         sums = self.rules.setdefault(rule, {})
         requests, messages = sums.get(judged.verdict, (0, 0))
@@ -345,12 +337,12 @@ class Accounts:
             self._stops[name] = known._replace(held_ns=now_ns)
 
     def each(self, since_ns: int = 0) -> Iterator[tuple[Resource, Amounts] | None]:
-        """Yield the counts of each resource that changed since then, under the name that is shown.
+        """Yield the changed counts of each resource since then, under the visible name.
 
-        Each step is short; None stands for rows without a result. Safe while counts change between two steps.
+        Each step is short, and yields None for rows without a result. Safe while counts change between two steps.
         """
         others: dict[str, Row] = {}
-        # Only references, as a tuple for each of many thousands would take time.
+        # Copies references only. A tuple for each of many thousands would take time.
         labelled, unlabelled = list(self._labelled.rows.values()), list(self._unlabelled.rows.values())
         for row in (*self._folded.values(), *self._shared.values()):
             _add(others, row)
@@ -373,19 +365,18 @@ class Accounts:
         return self._stops.get(resource, NEVER)
 
     def spent(self) -> Iterator[Resource]:
-        """Yield everything whose limits have spent something; safe as ``each`` is."""
         for places in (self._labelled, self._unlabelled, self._scopes):
             yield from (row.resource for row in list(places.rows.values()) if row.spent_in >= 0)
 
     def usage(self, now_ns: int, resource: Resource, rule: Rule, dimension: Dimension) -> Usage | None:
-        """Return the usage of a limit; None if it was not asked in the last minute."""
+        """Return the usage of a limit, or None if it was not checked in the last minute."""
         places = (self._labelled, self._unlabelled, self._scopes)
         row = next((places.rows[resource] for places in places if resource in places.rows), None)
         spent = None if row is None else row.used(self.at(now_ns).number, DIMENSIONS.index(dimension))
         return None if spent is None else _usage(spent, rule)
 
     def scopes(self, since_ns: int) -> Iterator[Resource | None]:
-        """Yield scopes and totals whose limits have spent something since then, with None as ``each`` does."""
+        """Yield scopes and totals whose limits have spent permits since then, with None as ``each`` does."""
         for number, row in enumerate(list(self._scopes.rows.values())):
             silent_s = self._span.second.number - row.spent_in
             if row.spent_in >= 0 and self._ends_ns - silent_s * _NS_PER_S > since_ns:

@@ -1,11 +1,8 @@
-"""Repeats: ids of recently refused messages, so that a message that is sent again is recognised.
+"""Recognizes repeats: messages sent again after a refusal, by id.
 
 Ids are kept as keyed hashes, in bounded numbers, in two generations. The younger generation becomes the older one after
-half a minute, or when it is full, and the older one is dropped. So an id is remembered for half a minute to a minute.
-In a flood beyond the bound the latest ids are known. Ids that were dropped within seconds are counted, since a repeat
-of them would have been missed.
-
-The compiled part has the same ``RefusedIds``.
+half a minute, or when it is full, and the older one is dropped. Ids that were dropped within seconds are counted,
+because their repeats may have been missed. The compiled part has the same ``RefusedIds``.
 """
 
 from operator import add
@@ -14,37 +11,32 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from limiter.compiled import COMPILED
 
 MAX_IDS: Final = 65_536
-"""Remembered in both generations together, unless another bound is given."""
 HALF_NS: Final = 30_000_000_000
-"""How long a generation is the younger one."""
 KEPT_NS: Final = 2 * HALF_NS
 """No id is remembered for longer."""
 SOON_NS: Final = 10_000_000_000
-"""Clients usually try again within this time: an id that is dropped earlier counts as not seen."""
+"""Clients usually retry within this time. An id that is dropped earlier counts as not seen."""
 
 
 class Repeats(NamedTuple):
-    """The repeats among requests that are decided alike."""
-
     requests: int = 0
     messages: int = 0
     size_bytes: int = 0
-    identified: int = 0  # refused requests with an id, whose repeats will be recognised
+    identified: int = 0  # requests whose repeats will be recognized
 
     def and_more(self, more: "Repeats") -> "Repeats":
         return Repeats(*map(add, self, more))
 
 
 NO_REPEATS: Final = Repeats()
-"""For requests without ids."""
 
 
 class RefusedIds:
-    """The ids of what was refused recently; ``most`` is an even number above 0."""
+    """``most`` is an even number above 0."""
 
     def __init__(self, most: int = MAX_IDS) -> None:
         self._half = most // 2
-        #: Hashes: Python keys those of text and bytes afresh in each process.
+        #: Hashes. Python keys those of text and bytes randomly in each process.
         self._new: set[int] = set()
         self._old: set[int] = set()
         self._began_ns = 0
@@ -55,17 +47,17 @@ class RefusedIds:
         return len(self._new) + len(self._old)
 
     def see(self, key: int, message_id: bytes, now_ns: int, refused: bool) -> tuple[bool, bool]:  # noqa: FBT001 - once a message
-        """Look whether a message comes again; remember it if it is ``refused``, and forget it if it passes.
+        """Check whether a message is a repeat. Remember it if it is ``refused``, and forget it if it passes.
 
         Args:
             key: hash of its resource.
             message_id: its id, not empty.
-            now_ns: the time; never less than before.
+            now_ns: monotonic time, never less than before.
             refused: it is refused now.
 
         Returns:
-            Whether it comes again; and whether a repeat of it will be seen, which it will not if an id was forgotten
-            for its sake within ``SOON_NS``.
+            Whether it is a repeat, and whether its own repeat will be recognized. The latter is False if an id younger
+            than ``SOON_NS`` was dropped to make room.
         """
         number = hash((key, message_id))
         self._grow_old(now_ns)
@@ -102,6 +94,5 @@ class RefusedIds:
 
 
 PythonRefusedIds = RefusedIds
-"""The class above; where the compiled part is installed, ``RefusedIds`` is its."""
 if not TYPE_CHECKING and COMPILED is not None:
     RefusedIds = COMPILED.RefusedIds

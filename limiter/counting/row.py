@@ -1,6 +1,6 @@
-"""A row: the outcomes of all requests for one resource, since the start and second by second.
+"""A row: the outcomes of all requests for one resource, in total and per second.
 
-It is updated once for each group of requests that are decided alike, by one thread. The compiled part has the same
+It is updated once per group of requests that are decided alike, by one thread. The compiled part has the same
 ``Second`` and ``Row``.
 """
 
@@ -14,43 +14,41 @@ from limiter.compiled import COMPILED
 from limiter.rules.resource import Resource
 
 N_OUTCOMES: Final = 7
-"""How many outcomes there are; they are numbered as ``limiter.counting.rejections.OUTCOMES`` has them."""
+"""See ``limiter.counting.rejections.OUTCOMES``."""
 REFUSED: Final = 1
 HELD: Final = 2
 """A held request is counted again with its final outcome."""
 MAX_SENDERS: Final = 256
-"""Senders told apart in each entry."""
 KEPT_S: Final = 60
-"""Complete seconds for which the permits spent are known."""
+"""Complete seconds for which spent permits are known."""
 
 Amounts = Sequence[tuple[int, int, int]]
-"""Requests, messages and bytes, by the number of the outcome; there are always all of them."""
+"""(requests, messages, bytes) by number of the outcome. Always complete."""
 
 _FIGURES: Final = 3 * N_OUTCOMES
 _SLOTS: Final = KEPT_S + 1
-"""One for each of these seconds, and one for the current second."""
 _OTHERS: Final = 0
-"""No object's identity."""
+"""Not the identity of any object."""
 
 
 class Second:
-    """The second under way, or a longer stretch of time; each begins with a greater number than the one before."""
+    """The current second, or a longer period. Numbers ascend."""
 
     def __init__(self, number: int) -> None:
-        self.began = self.number = number  # ``number`` may be raised: then the stretch goes on for another second
-        # In order of first appearance; at most one for each row.
+        self.began = self.number = number  # ``number`` may be raised to prolong the period
+        # in order of first appearance, at most one per row
         self.entries: list[Entry] = []
 
 
 class Entry:
-    """The counts of one resource in one stretch of time; only its row makes it and adds to it."""
+    """The counts of one resource in one period. Only its row creates and changes it."""
 
     __slots__ = ("_figures", "_senders", "more", "resource", "told")
 
     def __init__(self, resource: Resource, figures: list[int], senders: dict[int, list[Any]]) -> None:
         self.resource = resource
         self.told = 0  # refusals that were answered
-        self.more = False  # there were more senders than are told apart
+        self.more = False  # more senders than ``MAX_SENDERS``
         self._figures = figures
         self._senders = senders
 
@@ -60,7 +58,7 @@ class Entry:
     def asked(self) -> list[tuple[object, int, int]]:
         """Return (sender, requests, refused requests) in order of first appearance.
 
-        Neither figure includes held requests. With ``more`` the last sender is None: all others together.
+        Neither figure includes held requests. With ``more``, the last sender is None: all others together.
         """
         return [(sender, requests, refused) for sender, requests, refused in self._senders.values()]
 
@@ -69,8 +67,6 @@ PythonEntry = Entry
 
 
 class Row:
-    """The counters of one resource."""
-
     __slots__ = (
         *("_before", "_began", "_entry", "_figures", "_given_back", "_rings", "_senders", "looks_until_ns"),
         *("resource", "retired", "seen_ns", "shared", "spent_in"),
@@ -78,22 +74,22 @@ class Row:
 
     def __init__(self, resource: Resource, *, shared: bool = False) -> None:
         self.resource = resource
-        self.shared = shared  # it stands for many names; holders must ask again each time
-        self.seen_ns = 0  # when something was last added; 0 if nothing was. May be set.
-        self.spent_in = -1  # number of the second in which permits were last spent; -1 if none were
-        self.retired = False  # another row has replaced it; holders must ask again. Set by the owner of the rows.
-        self.looks_until_ns = 0  # until then repeats may come. May be set.
-        # The second of its entry; a reference to the second itself would keep everything in it.
+        self.shared = shared  # used for many names. Holders must ask again each time
+        self.seen_ns = 0  # when counts were last added, 0 if never. May be set
+        self.spent_in = -1  # number of the second in which permits were last spent, -1 if never
+        self.retired = False  # replaced by another row. Holders must ask again. Set by the owner of the rows
+        self.looks_until_ns = 0  # until then, repeats may arrive. May be set
+        # A reference to the second itself would keep everything in it alive.
         self._began: int | None = None
         self._figures = [0] * _FIGURES
-        # By identity of the sender: the sender, its requests that were not held, and its refused ones.
+        # By identity: the sender, its requests that were not held, and its refused ones.
         self._senders: dict[int, list[Any]] = {}
         self._entry = PythonEntry(resource, self._figures, self._senders)
-        # The counts before that.
+        # The counts before the current entry.
         self._before = [0] * _FIGURES
-        # By dimension, a ring of what was spent in ``spent_in`` and the seconds before; -1: not asked.
+        # Per dimension, a ring of permits spent in ``spent_in`` and the seconds before. -1: not checked.
         self._rings: list[array[int] | None] = [None, None]
-        # By dimension, permits given back that were spent in earlier seconds.
+        # Per dimension, permits given back that were spent in earlier seconds.
         self._given_back = [0, 0]
 
     def add(  # noqa: PLR0917 - by position, as it is called for each group of requests
@@ -109,8 +105,8 @@ class Row:
     ) -> None:
         """Count an outcome of some requests.
 
-        ``second`` is never earlier than before. Senders are told apart by identity. ``requests`` is 0 for a cost that
-        became known after its request. ``told`` is how many refusals were answered.
+        ``second`` is never earlier than before. Senders are distinguished by identity. ``requests`` is 0 for a cost
+        that became known after its request. ``told`` is the number of answered refusals.
         """
         self.seen_ns = now_ns
         if self._began != second.began:
@@ -140,18 +136,18 @@ class Row:
         return self._senders.setdefault(_OTHERS, [None, 0, 0])
 
     def totals(self) -> list[tuple[int, int, int]]:
-        """Return requests, messages and bytes by number of the outcome, since the start and including this second."""
+        """Return requests, messages and bytes by number of the outcome, including this second."""
         return amounts_of([*map(operator.add, self._before, self._figures)])
 
     def fold(self, amounts: Amounts) -> None:
-        """Add the counts of another row to the totals, but to no second."""
+        """Add another row's counts to the totals only."""
         self._before = [*map(operator.add, self._before, chain.from_iterable(amounts))]
 
     def spend(self, second: Second, dimension: int, permits: int) -> None:
-        """Note a question to a limit in this second, and the permits spent, which may be 0.
+        """Record a check of a limit, and the permits spent, which may be 0.
 
-        Permits below 0 were given back: they are deducted from those of this second, and then from the next.
-        ``dimension`` is its number in DIMENSIONS.
+        Negative permits were given back: they are deducted from this second, and then from the next. ``dimension`` is
+        the index in DIMENSIONS.
         """
         number, ring = second.number, self._rings[dimension]
         if number != self.spent_in:
@@ -171,14 +167,10 @@ class Row:
         self.spent_in = number
 
     def used(self, number: int, dimension: int) -> list[int] | None:
-        """Return the permits spent in each of the KEPT_S seconds before one, the oldest first.
-
-        Args:
-            number: of the second under way, which is not included. If permits were spent in a later one, that one.
-            dimension: as in ``spend``.
+        """Return the permits spent in each of the KEPT_S seconds before ``number`` (or ``spent_in``, if later).
 
         Returns:
-            -1 for a second without a question; None if there was none in any.
+            Oldest first. -1 for a second without a check. None if there was no check at all.
         """
         ring, silent = self._rings[dimension], max(0, number - self.spent_in)
         if ring is None or silent > KEPT_S:
@@ -193,6 +185,5 @@ def amounts_of(figures: Sequence[int]) -> list[tuple[int, int, int]]:
 
 
 PythonSecond, PythonRow = Second, Row
-"""The classes above; where the compiled part is installed, ``Second`` and ``Row`` are its."""
 if not TYPE_CHECKING and COMPILED is not None:
     Second, Entry, Row = COMPILED.Second, COMPILED.Entry, COMPILED.Row

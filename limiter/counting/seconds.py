@@ -1,7 +1,7 @@
-"""The counts of one second, until they are handed out as plain data.
+"""The counts of one second, until they are converted to plain data.
 
-The counts of each resource come from its row. Who was refused, held or shadowed is kept here, in bounded numbers, since
-names come from clients. The rest is counted under ``_other``, so sums are complete.
+The counts of each resource come from its row. Refused, held and shadowed clients are kept here, in bounded numbers,
+because names come from clients. The rest is counted under ``_other``, so sums are complete.
 """
 
 from collections.abc import Container, Iterator
@@ -25,11 +25,9 @@ from limiter.counting.row import MAX_SENDERS, Entry, Second
 from limiter.rules.resource import Resource
 
 MAX_LANGUAGES: Final = 16
-"""Languages told apart for each resource and second."""
 MAX_PRODUCTS: Final = 16
-"""Products told apart for each client and second."""
 _MAX_OTHER_RULES: Final = 1000
-"""Rules told apart beyond the bound on resources."""
+"""Rules distinguished beyond the bound on resources."""
 _NOTHING: Final = Amount()
 
 Sums = tuple[int, int, int]
@@ -46,33 +44,30 @@ class Sender(msgspec.Struct, eq=False, weakref=True):
 
 
 NOBODY: Final = Sender("")
-"""A sender of whom nothing is known."""
 
 
 class Judged(NamedTuple):
-    """What a rule did to some requests."""
-
     verdict: RejectionVerdict
     rule: str
     producer_group: str = ""
     wait_us: int = 0
-    told: int = 0  # how many refusals were answered
+    told: int = 0  # answered refusals
 
 
 class Span:
-    """One second of the wall clock, a part of one, or several; figures as in TrafficSecond."""
+    """One second of the wall clock, a part of one, or several. Fields as in TrafficSecond."""
 
     def __init__(self, at_s: int, began_ns: int, stepped_s: int, second: Second) -> None:
         self.at_s = at_s
         self.began_ns = began_ns
         self.stepped_s = stepped_s
-        self.second = second  # what rows add to
+        self.second = second
         self.seconds = 1
         self._other = 0
         #: Requests, messages, bytes and the longest wait, by resource, client, user, product, producer group, rule and
         #: verdict.
         self._judged: dict[tuple[Resource, str, str, str, str, str, RejectionVerdict], list[int]] = {}
-        # Products of each client: one client's claims must not use up the bound for all.
+        # Products by client, so that one client's claims cannot exhaust the bound for all.
         self._products: dict[str, set[str]] = {}
         self._repeats: dict[Resource, Repeats] = {}
 
@@ -80,10 +75,10 @@ class Span:
         return len(self.second.entries) + len(self._judged)
 
     def judge(self, resource: Resource, sender: Sender, judged: Judged, amount: Sums, max_keys: int) -> None:
-        """Count what a rule did to requests for a resource, under the name of its row.
+        """Count a rule's verdict on requests for a resource, under the name of its row.
 
-        Up to a bound, keys are complete. Beyond it client, user, product and producer group are ``_other``, beyond
-        twice the bound the resource, too, and in the end the rule. So are all but a few products of one client.
+        Up to a bound, keys are complete. Beyond it, client, user, product and producer group become ``_other``, beyond
+        twice the bound also the resource, and finally the rule. Only a few products per client are distinguished.
         """
         verdict, rule, group, wait_us, _ = judged
         exact = (resource, sender.address, sender.user, sender.product, group, rule, verdict)
@@ -113,7 +108,7 @@ class Span:
         sums[3] = max(sums[3], wait_us)
 
     def repeat(self, resource: Resource, repeats: Repeats) -> None:
-        """Count repeats among requests for a resource, which are counted elsewhere, under the name of its row."""
+        """Count repeats among requests that are counted elsewhere, under the name of the resource's row."""
         self._repeats[resource] = self._repeats.get(resource, NO_REPEATS).and_more(repeats)
 
     def steps(self, max_resources: int, pinned: Container[Resource]) -> Iterator[TrafficSecond | None]:
@@ -146,7 +141,7 @@ class Span:
         yield TrafficSecond(self.at_s, *told, other, self.seconds, self.stepped_s)
 
     def let_go(self) -> Iterator[None]:
-        """Free it bit by bit: ten thousand resources at once take 4 ms."""
+        """Free it in short steps: 10 000 resources at once take 4 ms."""
         while len(self):
             del self.second.entries[-1:]
             if self._judged:

@@ -1,1 +1,1 @@
-"""Asks all limits of a request together, and explains the answer."""
+"""Checks all limits of a request together, and explains the result."""

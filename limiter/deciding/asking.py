@@ -1,6 +1,6 @@
-"""Asking several limits together: all are checked before any is charged, so a refusal spends nothing in the others.
+"""Checks several limits together: all are checked before any is charged, so a refusal spends nothing in the others.
 
-Shadow rules are asked about requests that the enforcing limits admit, and restrict nothing.
+Shadow rules are checked for requests that the enforcing limits admit, and restrict nothing.
 """
 
 from collections import Counter
@@ -14,8 +14,6 @@ from limiter.waiting.lines import Credit, Denial, Held, ShadowDenial
 
 
 class Asking:
-    """Asks limits together."""
-
     def __init__(self, delays: Delays, accounts: Accounts) -> None:
         self._delays = delays
         self._accounts = accounts
@@ -31,9 +29,9 @@ class Asking:
         held: Held | None = None,
         doubled: bool = False,
     ) -> Decision:
-        """Check all limits, then commit to all; for new requests or for the ``held`` one.
+        """Check all limits, then commit to all.
 
-        ``messages`` and ``sizes`` are the costs in order; ``sizes`` may be missing if no part limits bytes.
+        ``messages`` and ``sizes`` are the costs in order. ``sizes`` may be missing if no part limits bytes.
         ``doubled``: two of the parts may be one limiter, which is then charged for both.
         """
         count = len(messages)
@@ -83,7 +81,7 @@ class Asking:
         if admitted == count:
             return Decision(count)
         if large:
-            # Its own size stops it, so no other limit's breaker opens.
+            # It is stopped by its own size, so no other limit's breaker opens.
             (part, gate, costs), alone = large[0]
             cost = costs[admitted]
             stop = too_large(part, gate.rule, cost, gate.refuse_alone(now_ns, cost))
@@ -100,9 +98,9 @@ class Asking:
         *,
         held: Held | None,
     ) -> Granted:
-        """Grant what all limits have in store, the same amount to each, or nothing if that is too little.
+        """Grant the amount that all limits have in store, or nothing if that is too little.
 
-        Shadow rules restrict nothing; they are charged for what they have.
+        Shadow rules restrict nothing, and are charged for what they have in store.
         """
         asked = self._credit_demands(now_ns, plan.enforcing + scoped.enforcing, caller, credit)
         distinct = _distinct_of_credit(asked) if plan.doubled else asked
@@ -119,7 +117,7 @@ class Asking:
         return Granted(messages)
 
     def grant_at_once(self, now_ns: int, parts: Sequence[ApplicableLimit], caller: Caller, credit: Credit) -> bool:
-        """Grant all that is asked for if nobody waits and all limits have it in store, else nothing."""
+        """Grant the full amount if no request waits and all limits have it in store, otherwise nothing."""
         most = credit.most
         if most < credit.least or not self._delays.nobody_is_before(now_ns):
             return False
@@ -175,7 +173,7 @@ class Asking:
                     # Others may wait in line. A delay rule has no breaker to open.
                     self._delays.refused(now_ns, part, gate)
                     wait_us = max(wait_us, self._delays.wait_us(now_ns, part, gate))
-                # Over its share is what is asked for, not the listener.
+                # The destination is over its share, not the listener over its limit.
                 resource = caller.resources[0] if part.rule.adaptive and caller.resources else part.resource
                 stop = stop or Denial(resource, gate.rule, wait_us)
         if stop is not None:
@@ -192,7 +190,7 @@ class Asking:
         messages: Sequence[int],
         sizes: Sequence[int],
     ) -> tuple[ShadowDenial, ...]:
-        """Ask each shadow rule as if it were the only one besides the enforcing ones; see ``ask``."""
+        """Check each shadow rule as if it were the only one in addition to the enforcing ones."""
         shades = []
         count = len(messages)
         for parts in shadows:
@@ -204,7 +202,7 @@ class Asking:
                 first = at + decision.admitted
                 at = first + decision.alone if decision.alone else count
                 shades.append(ShadowDenial(decision.stop.resource, decision.stop.rule.name, first, at))
-                # All of it passes, so all of it counts.
+                # All of them pass, so all of them count.
                 second, costs_by_unit = self._accounts.at(now_ns), (messages, (1,) * count, sizes)
                 for part in parts:
                     part.spend(second, now_ns, sum(costs_by_unit[part.unit][first:at]))

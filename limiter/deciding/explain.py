@@ -1,4 +1,4 @@
-"""Which rules apply to a request, in which order and why, each with its live state. Creates no limiter."""
+"""Explains which rules apply to a request, in which order and why, with their live state. Creates no limiter."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -18,13 +18,13 @@ class Applied(NamedTuple):
     """One rule that matches a request, in one dimension."""
 
     resource: Resource
-    rule: Rule  # as it was written; ``rule.part(dimension)`` is the limit
-    dimension: Dimension  # ``messages`` where it limits nothing
+    rule: Rule  # as written. ``rule.part(dimension)`` is the limit
+    dimension: Dimension  # ``messages`` if it limits nothing
     limits: bool
-    why: str  # why it applies, or why it limits nothing
-    state: LimiterState | None  # its live limiter as the caller would find it; None if no request has needed one yet
+    why: str  # why it applies, or limits nothing
+    state: LimiterState | None  # None if not created yet
     held: int
-    usage: Usage | None  # None if it was not asked in the last minute
+    usage: Usage | None  # None if not used in the last minute
 
 
 def explain(
@@ -37,7 +37,6 @@ def explain(
     resources: Sequence[Resource],
     caller: Caller,
 ) -> tuple[Applied, ...]:
-    """Return every rule that matches, in the order in which they are asked."""
     all_exempt = bool(resources) and all(rule_set.match(resource).exempt for resource in resources)
 
     def applied(resource: Resource, rule: Rule, why: str, *, exempt: bool) -> Iterator[Applied]:

@@ -1,10 +1,8 @@
-"""All live limits of a data path, found and asked together.
+"""All live limits of a data path, found and checked together.
 
-A request may meet several limiters: of each of its resources, of its scopes (client address, producer group, user,
-listener), and of the totals that these belong to; each in messages or requests, and in bytes. All enforcing limits are
-checked before any is charged, so a refusal spends nothing in the others. Shadow rules are asked for admitted requests.
-
-Requests that only delay rules stop may be held: ``hold`` puts them into ``holding``, which asks again later.
+A request can be subject to the limits of each of its resources, of its scopes (client address, producer group, user,
+listener), and of the totals that these belong to, each in messages or requests, and in bytes. ``asking`` checks them.
+Requests that only delay rules stop may be held: ``delays`` puts them into ``holding``, which checks again later.
 """
 
 from collections import Counter
@@ -65,50 +63,50 @@ __all__ = [
 ]
 
 PlainLimit = tuple[Cell, Row, int, bool]
-"""A plain limit for the compiled part: its state, its row, the unit of its costs, and whether requests wait for it."""
+"""For the compiled part: state, row, unit of costs, and whether requests wait for the limit."""
 
 
 class PlainOfCaller(NamedTuple):
-    """The limits of a caller's scopes for the compiled part; None if they are not plain."""
+    """The limits of a caller's scopes for the compiled part. None: not plain."""
 
     limits: tuple[PlainLimit, ...] | None
-    shares: "Shares | None"  # of the adaptive limit beside them, if there is one
+    shares: "Shares | None"  # of an adaptive limit
 
 
 class PlainDefault(NamedTuple):
     """The default limit of a kind's names, for the compiled part."""
 
-    full: Limiter | None  # one as a new name has it; None is unlimited
-    bare_name: str  # of the rule
+    full: Limiter | None  # as for a new name, None: unlimited
+    bare_name: str
     unit: int
-    waits: bool  # requests over it wait
-    ends: Sequence[tuple[str, str]]  # prefixes and suffixes of names that may fall under other rules
+    waits: bool
+    ends: Sequence[tuple[str, str]]  # of names that may fall under other rules
 
 
 class SavedLimits(NamedTuple):
-    """The state of all limits of a process at one moment, for its successor."""
+    """The limits of a process, for its successor."""
 
     at_ns: int
-    limiters: dict[Dimension, list[SavedLimiter]]  # those that are not as good as new, by dimension
-    set_aside: Sequence[Spent] = ()  # what the old process will still spend for what it holds; the successor must not
+    limiters: dict[Dimension, list[SavedLimiter]]  # without those in their initial state
+    set_aside: Sequence[Spent] = ()  # what the old process will still spend for held requests. The successor must not
 
 
 _PLAIN: Final = (Limiter, FleetLimiter)
-"""Limiters whose bucket alone decides, so that the compiled part may spend from it."""
+"""Their bucket decides alone, so the compiled part may spend from it."""
 _NS_PER_US: Final = 1_000
 _MAX_CALLERS: Final = 1024
-"""Callers remembered by the compiled part; all producer groups of a connection count as one."""
+"""Callers cached by the compiled part. All producer groups of a connection count as one."""
 _MORE_NAMES: Final = 50_000
-"""Names remembered by the compiled part, beyond those that may have limiters."""
+"""Names cached by the compiled part, beyond those that may have limiters."""
 
 
 class Limits:
     """All limits of one data path.
 
     Args:
-        max_live: limiters of names without a rule of their own, for each dimension.
-        accounts: counts what limits spend; by default accounts of their own.
-        fleet: leases the permits of limits that a fleet shares; by default each is a limit of this process.
+        max_live: limiters of names without their own rule, per dimension.
+        accounts: counts spent permits. Default: separate accounts.
+        fleet: leases the permits of limits that a fleet shares. Default: each is a limit of this process.
     """
 
     def __init__(
@@ -131,7 +129,7 @@ class Limits:
         self.holding = Holding(self._ask_again, self._expire)
         self.delays = Delays(self.holding)
         self._asking = Asking(self.delays, self._accounts)
-        self.resources: Resources | None = None  # where the compiled part finds limits; None without it
+        self.resources: Resources | None = None  # None without the compiled part
         self._callers: dict[Caller, Callers] = {}
         self._shares: dict[Resource, Shares] = {}
         if COMPILED is not None:
@@ -145,7 +143,6 @@ class Limits:
 
     @property
     def live(self) -> int:
-        """How many limiters live, without overflow limiters."""
         return sum(registry.live for registry in self._registries.values())
 
     @property
@@ -165,7 +162,7 @@ class Limits:
         return self.holding.refused_by_bound
 
     def swap(self, rule_set: RuleSet, now_ns: int) -> None:
-        """Activate another rule set from ``now_ns`` on; held requests are asked for again."""
+        """Activate another rule set from ``now_ns`` on. Held requests are checked again."""
         self.swaps += 1
         self._note_rules(rule_set)
         self._tightest.clear()
@@ -184,7 +181,7 @@ class Limits:
         self.holding.ask_all_soon(now_ns)
 
     def callers(self, caller: Caller) -> "Callers | None":
-        """Return the limits of a caller's scopes for the compiled part; None if no rule limits scopes."""
+        """Return the limits of a caller's scopes for the compiled part, or None if no rule limits scopes."""
         if not self._plans.scoped or COMPILED is None:
             return None
         callers = self._callers.get(caller)
@@ -196,7 +193,6 @@ class Limits:
         return callers
 
     def adaptive(self, listener: str, now_ns: int) -> AdaptiveLimiter | None:
-        """Return the adaptive limit of a listener's scope, if it has one."""
         resource = Resource(LISTENER, listener)
         rule = self.rule_set.limit(resource, "messages")
         limiter = None if rule is None or not rule.adaptive else self._registries["messages"].get(resource, now_ns)
@@ -211,12 +207,12 @@ class Limits:
         return self.rule_set.match(Resource(*key.split(":", 1))).weight if key else 1
 
     def _note_rules(self, rule_set: RuleSet) -> None:
-        # All rules in force refuse: none has requests wait, or is tried without effect.
+        # True if no active rule delays or shadows.
         self.only_refuse = all(rule.action in {"reject", "off"} for rule in rule_set.in_force)
         self.limit_bytes = any(rule.bytes_per_s is not None for rule in rule_set.in_force)
 
     def refuses(self, resources: tuple[Resource, ...], caller: Caller) -> bool:
-        """Return whether requests over a limit are refused, and nothing else: none is held or only noted."""
+        """Return whether requests over a limit are always refused, neither held nor shadowed."""
         plan, scoped, _ = self._asked(resources, caller)
         return not (plan.shadows or scoped.shadows) and not any(
             part.waits(caller) for part in plan.enforcing + scoped.enforcing
@@ -256,7 +252,7 @@ class Limits:
             return PlainOfCaller(of_caller, None)
         shares = self._shares.get(limiter.resource)
         if shares is None:
-            # It is found anew each time, as it may have been replaced.
+            # Looked up each time, because it may have been replaced.
             shares = self._shares[limiter.resource] = COMPILED.Shares(partial(_share_of, adaptive))
         return PlainOfCaller(limits, shares)
 
@@ -282,10 +278,10 @@ class Limits:
         messages: Sequence[int],
         size_bytes: Callable[[], Sequence[int]],
     ) -> Decision:
-        """Admit the longest prefix that every limit admits; the limits that ended it stop the rest.
+        """Admit the longest prefix that every limit admits. The limits that ended it stop the rest.
 
         A limit that has stopped one request stops the rest of the same instant, unless it stopped that one for its
-        size: then ask again for those behind it. ``size_bytes`` is called only if some rule limits bytes.
+        size. In that case, call again for those behind it. ``size_bytes`` is called only if a rule limits bytes.
         """
         plans = self._plans
         plan = plans.of(resources)
@@ -298,7 +294,7 @@ class Limits:
             if scoped.adaptive:
                 caller = caller._replace(resources=resources)
             return self._decide_together(now_ns, plan, caller, messages, size_bytes, scoped=scoped)
-        # Most requests have one plain rule, and pay little more than its limiter costs.
+        # Most requests have one plain rule, and cost little more than its limiter.
         limiter = part.registry.get(part.resource, now_ns)
         if limiter is None or not count:
             return Decision(count)
@@ -343,7 +339,7 @@ class Limits:
         return self._asking.grant(now_ns, plan, scoped, caller, credit, held=held)
 
     def grant_at_once(self, now_ns: int, resources: tuple[Resource, ...], caller: Caller, credit: Credit) -> bool:
-        """Grant all that is asked for, if ``grant`` would do so at once; else nothing."""
+        """Grant the full amount if ``grant`` would do so at once, otherwise nothing."""
         plan, scoped, _ = self._asked(resources, caller)
         if plan.doubled or plan.shadows or scoped.shadows:
             return False
@@ -351,14 +347,14 @@ class Limits:
         return not parts or self._asking.grant_at_once(now_ns, parts, caller, credit)
 
     def _asked(self, resources: tuple[Resource, ...], caller: Caller) -> tuple[Plan, Plan, Caller]:
-        """Return the plans of some resources and of a caller's scopes, and the caller as limits ask for it."""
+        """Return the plans of resources and scopes, and the caller as used by adaptive limits."""
         plan = self._plans.of(resources)
         scoped = self._plans.of_scopes(caller, plan) if self._plans.scoped else NO_PLAN
         asked = caller._replace(resources=resources) if scoped.adaptive else caller
         return plan.asked(caller.asks), scoped.asked(caller.asks), asked
 
     def terms(self, resources: tuple[Resource, ...], caller: Caller) -> Terms:
-        """Return what the active rules say about messages for some resources; valid until ``swaps`` changes."""
+        """Return what the active rules imply for messages to some resources. Valid until ``swaps`` changes."""
         plan = self._plans.of(resources)
         terms = plan.terms
         if not self._plans.scoped:
@@ -369,7 +365,6 @@ class Limits:
         return Terms(terms.delays or more.delays, terms.refuses or more.refuses, most, terms.confirm, advance)
 
     def tightest(self, kinds: Collection[str]) -> Advance | None:
-        """Return the allowance of the tightest limit on any name of some kinds."""
         key = frozenset(kinds)
         if key not in self._tightest:
             self._tightest[key] = advance_of(rule for rule in self.rule_set.in_force if rule.kind in key)
@@ -393,7 +388,7 @@ class Limits:
         return decision.stop
 
     def _expire(self, held: Held, now_ns: int) -> Denial | None:
-        """Refuse a request that has waited too long; one that cannot be refused passes and leaves a debt."""
+        """Refuse a request that has waited too long. One that cannot be refused passes and leaves a debt."""
         if not held.caller.refusable:
             size_bytes = 0 if held.caller.by_answer else held.size_bytes
             self.charge(now_ns, held.resources, held.caller, held.messages, size_bytes, 1)
@@ -415,9 +410,9 @@ class Limits:
         size_bytes: int,
         requests: int = 0,
     ) -> None:
-        """Debit a cost after the fact from every limit that applies; negative costs are given back.
+        """Debit a cost after the fact from every limit that applies. Negative costs are given back.
 
-        ``requests`` is 0 for those that were counted when they came.
+        ``requests`` is 0 for those that were counted on arrival.
         """
         costs = (messages, requests, size_bytes)
         plan, scoped, caller = self._asked(resources, caller)
@@ -439,12 +434,8 @@ class Limits:
     def save(self, now_ns: int, ends_ns: int) -> Generator[None, None, SavedLimits]:
         """Return the state of all limits for a successor, after many short steps.
 
-        Limits may be spent from between two steps; ``spent_since`` reports that. Held requests wait on here, and their
-        cost is set aside.
-
-        Args:
-            now_ns: the time.
-            ends_ns: when the last held request is let go or refused.
+        Limits may be spent from between two steps. ``spent_since`` reports that. Held requests keep waiting here, and
+        their cost until ``ends_ns`` is set aside.
         """
         limiters: dict[Dimension, list[SavedLimiter]] = {}
         for dimension, registry in self._registries.items():
@@ -472,10 +463,10 @@ class Limits:
         return aside
 
     def restore(self, saved: SavedLimits, now_ns: int) -> tuple[int, int]:
-        """Continue another process's limits; call it before any request.
+        """Continue another process's limits. Call it before any request.
 
         Returns:
-            How many limiters continue, and how many do not: unlimited here, no room, or impossible figures.
+            Numbers of limiters that continue, and that do not: unlimited here, no room, or impossible figures.
         """
         taken = left = 0
         for dimension, registry in self._registries.items():
@@ -493,7 +484,7 @@ class Limits:
         return taken, left
 
     def spent_since(self, saved: SavedLimits, now_ns: int) -> list[Spent]:
-        """Return what was spent since ``save``, less what was set aside then."""
+        """Return the permits spent since ``save``, less the amounts set aside then."""
         spent: Counter[Spent] = Counter()
         for dimension, registry in self._registries.items():
             for each in registry.spent_since(saved.limiters.get(dimension, ()), saved.at_ns, now_ns):
@@ -513,7 +504,7 @@ class Limits:
         """Restart the limiters of one name, of a total, or of all names under a pattern's rule, in short steps.
 
         Yields:
-            The state of each before; None for a step without one.
+            The previous state of each. None for a step without one.
         """
         pattern = None if kind == TOTAL else Rule(kind, name, None)
         exact = None if pattern is None else pattern.exact_name
@@ -527,7 +518,6 @@ class Limits:
             self.holding.ask_all_soon(now_ns)
 
     def state(self, resource: Resource, now_ns: int, dimension: Dimension = "messages") -> LimiterState | None:
-        """Return the state of a resource's limiter, or None; creates none."""
         return self._registries[dimension].state(resource, now_ns)
 
     def each_state(self, now_ns: int) -> Iterator[LimiterState | None]:
@@ -535,7 +525,7 @@ class Limits:
             yield from registry.each_state(now_ns)
 
     def used(self, resource: Resource, now_ns: int) -> dict[Dimension, Usage]:
-        """Return the usage of a resource's limits that were asked in the last minute."""
+        """Return the usage of limits that were used in the last minute."""
         used = {}
         for dimension in self._registries:
             rule = self.rule_set.limit(resource, dimension)
@@ -545,7 +535,7 @@ class Limits:
         return used
 
     def usages(self, now_ns: int) -> Iterator[tuple[Resource, dict[Dimension, Usage]]]:
-        """Yield ``used`` of everything that has a limit; safe as ``each_state`` is."""
+        """Yield ``used`` of every limited resource. Safe as ``each_state`` is."""
         for resource in self._accounts.spent():
             yield resource, self.used(resource, now_ns)
 
@@ -556,12 +546,11 @@ class Limits:
 
 
 def _is_by_name(rule: Rule) -> bool:
-    """Say whether an adaptive limit is shared by what is asked for, and not by who asks."""
     return rule.fair_by is None or rule.fair_by in OF_MESSAGES
 
 
 def _share_of(part: ApplicableLimit, resources: tuple[Resource, ...], now_ns: int) -> tuple[PlainLimit, ...] | None:
-    """Return a share for the compiled part; None if it is not that of what is asked for first."""
+    """Return a share for the compiled part. None if the limit is not shared by the first resource."""
     limiter = part.registry.get(part.resource, now_ns)
     if not isinstance(limiter, AdaptiveLimiter) or limiter.rule.fair_by not in {None, resources[0].kind}:
         return None

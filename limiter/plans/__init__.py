@@ -1,1 +1,1 @@
-"""Which limiters a request meets: found once, kept in bounded memory, and how near each is to its limit."""
+"""Finds the limiters of a request, caches the result, and keeps live limiters in bounded memory."""

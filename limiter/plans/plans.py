@@ -1,6 +1,6 @@
-"""Plans: which limits apply to a request, worked out once for each set of resources and each caller.
+"""Plans: the limits that apply to a request, computed once per set of resources and per caller.
 
-A plan depends on the rules alone. Plans are cached in bounded numbers, since names and addresses come from clients.
+A plan depends only on the rules. The cache is bounded, because names and addresses come from clients.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,10 +15,10 @@ from limiter.rules.rule import OF_MESSAGES, UPERMITS_PER_PERMIT, Dimension, Fair
 from limiter.rules.rule_set import RuleSet
 
 _MAX_REMEMBERED: Final = 16_384
-"""Cached plans of each sort. Making one takes some ten microseconds."""
+"""Cached plans of each sort. Making one takes some 10 µs."""
 
 _MAX_RESOURCES: Final = 8
-"""Plans for more resources are not cached: clients may name many, and always others."""
+"""More are not cached, because clients may name ever new combinations."""
 
 MESSAGES: Final = 0
 REQUESTS: Final = 1
@@ -29,9 +29,9 @@ _NO_ROW: Final = Row(Resource("", ""))
 _NO_ROW.retired = True
 
 Asks = Literal["all", "delaying", "refusing"]
-"""Which rules to ask: all; those that hold requests; or the others, which refuse or shadow.
+"""Which rules to check: all, those that hold requests, or those that refuse or shadow.
 
-For receivers with credit, the first decide how much is granted, and the second on each message as it comes.
+For receivers with credit, holding rules decide the amount granted, and the others decide on each message.
 """
 
 K = TypeVar("K")
@@ -39,22 +39,22 @@ V = TypeVar("V")
 
 
 class Caller(NamedTuple):
-    """Who asks: the scopes a request belongs to, and the keys of its fair shares."""
+    """The sender of a request: its scopes, and the keys of its fair shares."""
 
     client: str
-    producer_group: str  # or empty
-    listener: str  # the scope of its listener
-    consumes: bool = False  # it takes messages; scopes of producers do not limit it
-    by_answer: bool = False  # its answer tells its cost
-    refusable: bool = True  # it can be refused. Otherwise it waits for as long as it takes, whatever the rules' action.
-    # Others that its connection belongs to, such as its user, in the order in which they are asked.
+    producer_group: str
+    listener: str  # scope of the listener
+    consumes: bool = False  # it consumes messages. Scopes of producers do not limit it
+    by_answer: bool = False  # its cost is known from its answer
+    refusable: bool = True  # it can be refused. Otherwise it waits as long as necessary, whatever the action
+    # Further scopes of its connection, such as its user, in order of checking.
     scopes: tuple[Resource, ...] = ()
     asks: Asks = "all"
-    may_wait: bool = True  # it can be held. Otherwise delay rules refuse it.
-    resources: tuple[Resource, ...] = ()  # what it asks for, where adaptive limits are shared by that
+    may_wait: bool = True  # it can be held. Otherwise delay rules refuse it
+    resources: tuple[Resource, ...] = ()  # destinations, for adaptive limits
 
     def share_key(self, fair_by: FairBy | None) -> str:
-        """Return whose share of a limit it takes; empty if unknown. None: that of what it asks for first."""
+        """Return the key of its share, empty if unknown. ``fair_by`` None: the first destination."""
         if fair_by is None or fair_by in OF_MESSAGES:
             return next((str(each) for each in self.resources if fair_by in {None, each.kind}), "")
         if fair_by == CLIENT:
@@ -72,13 +72,13 @@ def gate_of(limiter: Limiter, caller: Caller, now_ns: int) -> Gate:
 
 
 class Confirming(NamedTuple):
-    """Which messages are confirmed by their consumers instead of the broker."""
+    """Which messages consumers confirm instead of the broker."""
 
-    below_bytes: int  # smaller messages only
-    within_ns: int  # how long the consumers have
-    # How many queues each message goes to, and so how many acks confirm it; None if the rule does not say.
+    below_bytes: int  # only smaller messages
+    within_ns: int
+    # Acks that confirm a message: the queues that get it. None if the rule does not say.
     queues: int | None
-    # The broker stores and confirms a message that consumers do not confirm; else the sender is told that it failed.
+    # On failure, the broker stores and confirms the message. Otherwise its sender is told.
     persists: bool
 
 
@@ -86,8 +86,8 @@ class Advance(NamedTuple):
     """The allowance of the tightest limit."""
 
     rate: int  # micro-permits per second
-    burst: int  # messages at once
-    most: int  # messages at once, with all the debt that one may leave; 0 if the limit admits nothing
+    burst: int  # messages
+    most: int  # with the largest debt, 0 if the limit admits nothing
 
 
 # A limit that admits nothing: a refusal needs a message.
@@ -109,12 +109,12 @@ def advance_of(rules: Iterable[Rule]) -> Advance | None:
 
 
 class Terms(NamedTuple):
-    """What active rules say about messages for some resources, before one comes."""
+    """What active rules imply for messages, before one arrives."""
 
-    delays: bool = False  # some rule holds messages, so their credit must be asked for
+    delays: bool = False  # some rule holds messages, so credit must be requested for them
     refuses: bool = False  # some rule refuses or shadows, so each message must be decided
-    most_bytes: int | None = None  # the largest message that limits of bytes admit at once; None is any
-    confirm: Confirming | None = None  # which messages consumers confirm; None is none. It limits nothing.
+    most_bytes: int | None = None  # None: any
+    confirm: Confirming | None = None  # None: none. Not a limit
     advance: Advance | None = None
 
     @property
@@ -128,12 +128,13 @@ NO_TERMS: Final = Terms()
 class QueueKey(NamedTuple):
     """Identifies a line of waiting requests: one limiter, or one share of it.
 
-    Not the resource: where many names share a limiter, a line for each would be asked in vain for every permit.
+    The key is not the requested resource. If many names shared a limiter, each permit would be offered to many lines in
+    vain.
     """
 
     dimension: Dimension
-    resource: Resource  # that of the limiter
-    share: str  # the key of the share; empty without shares
+    resource: Resource  # the limiter's
+    share: str  # empty without shares
 
 
 def unit_of(dimension: Dimension, rule: Rule) -> int:
@@ -141,8 +142,6 @@ def unit_of(dimension: Dimension, rule: Rule) -> int:
 
 
 class ApplicableLimit:
-    """One limit that applies to a request."""
-
     __slots__ = (
         *("_accounts", "_dimension", "_row", "by_answer", "delays", "fair_by", "holds", "registry", "resource"),
         *("rule", "unit"),
@@ -151,9 +150,9 @@ class ApplicableLimit:
     def __init__(self, registry: Registry, resource: Resource, rule: Rule, accounts: Accounts) -> None:
         self.registry = registry
         self.resource = resource
-        self.rule = rule  # the rule, with this dimension as its only limit
-        self.unit = unit_of(registry.dimension, rule)  # of a request's cost: messages, one permit or bytes
-        self.fair_by: FairBy | None = rule.fair_by  # whose shares are kept apart
+        self.rule = rule  # with this dimension as its only limit
+        self.unit = unit_of(registry.dimension, rule)
+        self.fair_by: FairBy | None = rule.fair_by
         self.holds = rule.action == "delay"
         self.delays = rule.delays
         # A held request that is charged by its answer costs nothing yet.
@@ -166,7 +165,7 @@ class ApplicableLimit:
         return (self.holds and caller.may_wait) or not caller.refusable
 
     def spend(self, second: Second, now_ns: int, permits: int) -> None:
-        """Count a question, and the permits spent in the second under way or, below 0, given back."""
+        """Record a check, and the permits spent in the current second. Negative: given back."""
         self.row(now_ns).spend(second, self._dimension, permits)
 
     def row(self, now_ns: int) -> Row:
@@ -182,7 +181,7 @@ class ApplicableLimit:
 
 
 class Plan:
-    """All limits that apply, in the order in which they are asked."""
+    """All limits that apply, in order of checking."""
 
     __slots__ = (
         "_asked",
@@ -200,14 +199,14 @@ class Plan:
     def __init__(
         self, parts: Iterable[ApplicableLimit], *, exempt: bool = False, confirm: Confirming | None = None
     ) -> None:
-        self.exempt = exempt  # nothing limits its resources, nor the scopes of the caller
+        self.exempt = exempt  # exempt from its own limits and those of scopes
         self.parts = self.enforcing = tuple(parts)
-        # The others; those of one rule and resource are adjacent.
+        # grouped by rule and resource
         self.shadows: tuple[tuple[ApplicableLimit, ...], ...] = ()
         self.adaptive = any(part.rule.adaptive for part in self.parts)
         self.has_bytes = any(part.unit == BYTES for part in self.parts)
-        self.doubled = False  # two of the enforcing may be one limiter, which is then charged for both
-        # The one part, if there is no other and it is plain: it refuses, has no shares and does not count bytes.
+        self.doubled = False  # two of the enforcing ones may be one limiter, which is then charged for both
+        # The only part, if it is plain: it refuses, has no shares and does not count bytes.
         self.only: ApplicableLimit | None = None
         if any(part.rule.action == "shadow" for part in self.parts):
             self._part_shadows()
@@ -250,17 +249,15 @@ NO_PLAN: Final = Plan(())
 
 
 class Plans:
-    """The plans under one rule set."""
-
     def __init__(self, rule_set: RuleSet, registries: Mapping[Dimension, Registry], accounts: Accounts) -> None:
         self._accounts = accounts
         self._rule_set = rule_set
         self._registries = registries
         self._scopes = rule_set.scopes
-        self.scoped = bool(rule_set.scopes)  # some rule limits scopes
+        self.scoped = bool(rule_set.scopes)
         self.by_resources: dict[Sequence[Resource], Plan] = {}
         self._by_asker: dict[Caller, Plan] = {}
-        # One part for each limit, whatever plans it is in.
+        # One part per limit, shared by all plans.
         self._parts: dict[tuple[Dimension, Resource], ApplicableLimit] = {}
 
     def of(self, resources: Sequence[Resource]) -> Plan:
@@ -282,7 +279,7 @@ class Plans:
         return None
 
     def of_scopes(self, caller: Caller, plan: Plan) -> Plan:
-        """Return the limits of a caller's scopes, beside the plan of the resources."""
+        """Return the limits of a caller's scopes, in addition to the plan of the resources."""
         if not self._scopes or caller.consumes or plan.exempt:
             return NO_PLAN
         scoped = self._by_asker.get(caller)

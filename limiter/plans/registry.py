@@ -1,18 +1,18 @@
-"""The registry: from a resource to its live limiter, in bounded memory.
+"""The registry: live limiters by resource, in bounded memory.
 
-Names come from clients, who can make up a million. The registry holds at most ``max_live`` limiters and evicts only
-*idle* ones, which nobody could tell from new ones: full, closed, cold and without active keys. So eviction forgives no
-debt. Resources with a rule of their own are not evicted and are outside the bound. While nothing can be evicted, new
-names share one *overflow* limiter for each rule. A name that gets a limiter later inherits what is missing in the
-overflow limiter, unless it is under another rule by then, which may give it one more burst.
+Clients can invent a million names. The registry holds at most ``max_live`` limiters and evicts only *idle* ones, which
+are equivalent to new ones: full, closed, cold and without active keys. Eviction therefore forgives no debt. Resources
+with their own rule are not evicted and not counted. While nothing can be evicted, new names share one *overflow*
+limiter per rule. A name that gets a limiter later inherits the deficit of the overflow limiter, unless it is under
+another rule by then, which may give it one more burst.
 
-**Swaps.** A new rule set is active at once, but a limiter follows when it is next used. It then goes through the
-missed swaps one by one: in a single step, a limit that was lowered and raised again would give too much or too little.
-The last few swaps are remembered. A limiter that missed earlier ones, too, may gain one burst, and never loses one.
+**Swaps.** A new rule set is active at once, but a limiter follows when it is next used. It then applies the missed
+swaps one by one, because in a single step, a limit that was lowered and raised again would give too much or too little.
+Only the last few swaps are kept. A limiter that missed earlier ones may gain one burst, and never loses one.
 
-**What a limit begins with.** Nobody below a limit may be refused because it is new, so a limiter begins full, also for
-a name that was unlimited until now. Only where ``shared`` is switched, or the pattern of a total is edited, were the
-names limited all along: their limiters continue, or each edit would give another burst.
+**Initial state.** A new name below its limit must not be refused, so a limiter starts full, even for a name that was
+unlimited until now. After edits of ``shared``, or of the pattern of a total, limiters continue. Otherwise each edit
+would give another burst.
 """
 
 from collections import deque
@@ -33,42 +33,38 @@ from limiter.rules.rule_set import RuleSet
 
 DEFAULT_MAX_LIVE: Final = 100_000
 OVERFLOW_NAME: Final = "_overflow"
-"""The resource name under which overflow limiters appear."""
 
 _LONG_AGO_NS: Final = -(2**63)
 _MAX_LOOKS: Final = 16
-"""Limiters checked to make room for one: some 20 us for each new name while none is idle."""
+"""Limiters checked to make room: some 20 µs per new name while none is idle."""
 _REMEMBERED: Final = 16
-"""Swaps that a limiter goes through one by one."""
 
 
 class _Swap(NamedTuple):
-    """A rule set and when it became active; the epoch counts them."""
-
     epoch: int
     at_ns: int
     rule_set: RuleSet
 
 
 class Spent(NamedTuple):
-    """What one process has spent of a limit, for its successor. Other fields are those of ``SavedLimiter``."""
+    """Permits that one process has spent of a limit, for its successor. See ``SavedLimiter``."""
 
     dimension: Dimension
     kind: str
     name: str
     rule: str
     shared: bool
-    upermits: int  # micro-permits; negative was set aside and not spent
+    upermits: int  # micro-permits. Negative: set aside and not spent
 
 
 class Live:
-    """The live limiters of one dimension, by resource; those that are not pinned are bounded.
+    """The live limiters of one dimension, by resource.
 
-    In the compiled part it is there that limiters under plain defaults are made, for names that come there.
+    The compiled version also creates limiters under plain defaults.
 
     Args:
-        max_live: how many may live that are not pinned.
-        is_idle: says whether nobody could tell a limiter from a new one, given its resource and the time.
+        max_live: maximum number of unpinned limiters.
+        is_idle: says whether a limiter is equivalent to a new one, given its resource and the time.
     """
 
     def __init__(self, max_live: int, is_idle: Callable[[Resource, int], bool]) -> None:
@@ -79,20 +75,18 @@ class Live:
         self._is_idle = is_idle
         self._limiters: dict[Resource, Limiter] = {}
         self.get = self._limiters.get
-        # In the order in which eviction looks at them.
+        # In order of checking for eviction.
         self._order: deque[Resource] = deque()
-        # When room was last looked for in vain: once for all new names of a chunk.
+        # The new names of one chunk search once.
         self._no_room_ns = _LONG_AGO_NS
 
     def __len__(self) -> int:
         return len(self._limiters)
 
     def all(self) -> list[Limiter]:
-        """Return those that live now, in any order."""
         return list(self._limiters.values())
 
     def put(self, limiter: Limiter) -> None:
-        """Add a limiter, or replace that of its resource."""
         old = self._limiters.get(limiter.resource)
         if old is None:
             self._order.append(limiter.resource)
@@ -100,15 +94,12 @@ class Live:
         self._limiters[limiter.resource] = limiter
 
     def pin(self, limiter: Limiter, pinned: bool) -> None:  # noqa: FBT001 - as the compiled one
-        """Say whether the resource of a live limiter has a rule of its own."""
+        """Set whether a live limiter's resource has its own rule."""
         self.unpinned += limiter.pinned - pinned
         limiter.pinned = pinned
 
     def make_room(self, now_ns: int, epoch: int) -> bool:  # noqa: ARG002 - the compiled one judges some by itself
-        """Evict an idle limiter if there is no room for one more; False if a few looks find none.
-
-        ``epoch`` is that of the registry.
-        """
+        """Evict an idle limiter if there is no room for one more. False if a few checks find none."""
         if now_ns == self._no_room_ns and self.unpinned >= self._max_live:
             return False
         for _ in range(min(_MAX_LOOKS, len(self._order))):
@@ -128,7 +119,6 @@ class Live:
 
 
 PythonLive = Live
-"""The class above; ``Live`` is the compiled one where it is installed."""
 if not TYPE_CHECKING and COMPILED is not None:
     Live = COMPILED.Live
 
@@ -137,10 +127,10 @@ class Registry:
     """All live limiters of one dimension.
 
     Args:
-        rule_set: the first rules.
-        max_live: bounds the limiters of names without a rule of their own.
-        dimension: what is limited.
-        fleet: leases the permits of limits that a fleet shares; by default each is a limit of this process.
+        rule_set: the initial rules.
+        max_live: bounds the limiters of names without their own rule.
+        dimension: the limited quantity.
+        fleet: leases the permits of limits that a fleet shares. Default: each is a limit of this process.
 
     Raises:
         ValueError: ``max_live`` is less than 1.
@@ -163,11 +153,10 @@ class Registry:
         self.overflow = self.limiters.overflow
         self._find = self.limiters.get
         self._rule_set = rule_set
-        # The number of swaps. A limiter has it, too; negated by ``~`` if it had no limit then.
+        # Number of swaps. Limiters store theirs, inverted by ``~`` if they had no limit then.
         self._epoch = 0
         self._swaps: deque[_Swap] = deque(maxlen=_REMEMBERED)
-        # If the clock ran backwards, no stretch of time may be refilled twice: new limiters and rules count from the
-        # latest time seen.
+        # If the clock ran backwards, no period may be refilled twice.
         self._latest_ns = _LONG_AGO_NS
 
     @property
@@ -176,7 +165,6 @@ class Registry:
 
     @property
     def live(self) -> int:
-        """How many limiters live, without overflow limiters."""
         return len(self.limiters)
 
     @property
@@ -186,7 +174,7 @@ class Registry:
     def get(self, resource: Resource, now_ns: int) -> Limiter | None:
         """Return the limiter of a resource, or None if it is not limited.
 
-        Valid at this ``now_ns`` only: later it may be evicted.
+        Valid at this ``now_ns`` only. It may be evicted later.
         """
         if now_ns > self._latest_ns:  # noqa: PLR1730 - max() is a call more on the hottest path
             self._latest_ns = now_ns
@@ -202,9 +190,9 @@ class Registry:
         return limiter
 
     def swap(self, rule_set: RuleSet, now_ns: int, own: Mapping[Resource, bool] | None = None) -> None:
-        """Activate another rule set from ``now_ns`` on; ``own`` is ``own_since`` the active rules, if known.
+        """Activate another rule set from ``now_ns`` on. ``own`` is ``own_since`` the active rules, if known.
 
-        The work grows with the names that get or lose a rule of their own, and with the overflow limiters in use.
+        The work grows with the names that gain or lose their own rule, and with the overflow limiters in use.
         """
         own = rule_set.own_since(self._rule_set) if own is None else own
         at_ns = self._latest_ns = max(self._latest_ns, now_ns)
@@ -212,8 +200,8 @@ class Registry:
         self._epoch += 1
         self._swaps.append(_Swap(self._epoch, at_ns, rule_set))
         for resource, pinned in own.items():
-            # At once, so that what has missed a swap has not changed between the default of its kind and a rule of its
-            # own: the compiled part relies on that.
+            # At once: the compiled part relies on it that a limiter behind on swaps has not switched between its kind's
+            # default and its own rule.
             self.current(resource)
             limiter = self._find(resource)
             if limiter is not None:
@@ -231,7 +219,7 @@ class Registry:
         return rule.part(self.dimension) if rule is not None and limiting else None
 
     def reset(self, resource: Resource, now_ns: int) -> LimiterState | None:
-        """Restart a resource's limiter; return its state before, or None if it has none."""
+        """Restart a resource's limiter. Return its previous state."""
         limiter = self.current(resource)
         if limiter is None:
             return None
@@ -241,7 +229,6 @@ class Registry:
         return before
 
     def reset_all_of(self, rule: Rule, now_ns: int) -> Iterator[LimiterState | None]:
-        """Restart the limiters of all names under a pattern's rule, and its overflow limiter, in short steps."""
         for each in self.limiters.all():
             resource = each.resource
             is_its = resource.kind == rule.kind and self._rule_set.match(resource).target == rule.target
@@ -253,15 +240,13 @@ class Registry:
             yield limiter.state(at_ns)
 
     def state(self, resource: Resource, now_ns: int) -> LimiterState | None:
-        """Return the state of a resource's limiter, or None; creates none."""
         limiter = self.current(resource)
         return None if limiter is None else limiter.state(now_ns)
 
     def each_state(self, now_ns: int) -> Iterator[LimiterState | None]:
         """Yield the states of all live limiters, then of the overflow limiters, in short steps.
 
-        Safe while the registry changes between two steps: None stands for a limiter that is gone, and new ones are left
-        out.
+        Safe while the registry changes between two steps: removed limiters yield None, and new ones are omitted.
         """
         for limiter in self.limiters.all():
             yield self.state(limiter.resource, now_ns)
@@ -270,7 +255,7 @@ class Registry:
             yield None if shared is None else shared.state(now_ns)
 
     def save(self, now_ns: int) -> Iterator[SavedLimiter | None]:
-        """Yield the state of each limiter at its turn, for a successor; None for one that is as good as new."""
+        """Yield the state of each limiter at its turn. None for one in its initial state."""
         for each in self.limiters.all():
             limiter = self.current(each.resource)
             yield None if limiter is None else save(limiter, now_ns, shared=False)
@@ -279,7 +264,7 @@ class Registry:
             yield None if limiter is None else save(limiter, now_ns, shared=True)
 
     def restore(self, saved: SavedLimiter, now_ns: int) -> bool:
-        """Continue another process's limiter; call it before any request.
+        """Continue another process's limiter. Call it before any request.
 
         Returns:
             Whether it is limited here, too, and there is room.
@@ -307,7 +292,6 @@ class Registry:
         return True
 
     def of(self, spent: Spent, now_ns: int) -> Limiter | None:
-        """Return the limiter from which another process has spent; None if nothing limits that here."""
         return self.overflow.get(spent.rule) if spent.shared else self.get(Resource(spent.kind, spent.name), now_ns)
 
     def spent_since(self, saved: Iterable[SavedLimiter], since_ns: int, now_ns: int) -> Iterator[Spent]:
@@ -327,7 +311,7 @@ class Registry:
         return Spent(self.dimension, *resource, rule, self.overflow.get(rule) is limiter, upermits)
 
     def _create(self, resource: Resource, rule: Rule, now_ns: int) -> Limiter:
-        # An adaptive limit is never as good as new.
+        # An adaptive limit is never in its initial state.
         pinned = self._rule_set.has_own(resource) or rule.adaptive
         if not pinned and not self.limiters.make_room(now_ns, self._epoch):
             self.overflowed_total += 1
@@ -335,14 +319,14 @@ class Registry:
         limiter = new_limiter(resource, rule, self._latest_ns, self._join)
         limiter.epoch, limiter.pinned, limiter.asked_ns = self._epoch, pinned, now_ns
         self.limiters.put(limiter)
-        # The overflow limiter may have served the name, and so has spent what it lacks.
+        # The overflow limiter may have served the name, which has then spent its deficit.
         overflow = None if pinned else self.overflow.get(rule.bare_name)
         if overflow is not None:
             limiter.inherit(overflow, self._latest_ns)
         return limiter
 
     def current(self, resource: Resource) -> Limiter | None:
-        """Return a resource's limiter after the swaps it has missed; None without one, or without a limit."""
+        """Return a resource's limiter after applying missed swaps. None without a limiter, or without a limit."""
         limiter = self._find(resource)
         if limiter is None or limiter.epoch == self._epoch:
             return limiter
@@ -356,7 +340,7 @@ class Registry:
             rule = swap.rule_set.limit(resource, self.dimension)
             unlimited = rule is None
             if rule is None:
-                # After a time without a limit it does not continue.
+                # It does not continue after a time without a limit.
                 limiter.retired = limiter.retired or not swap.rule_set.limits_otherwise(resource, self.dimension)
             elif limiter.retired:
                 limiter = begun_anew(limiter, swap.at_ns, rule, self._join)

@@ -1,1 +1,1 @@
-"""Rules: what each says, which names it matches, and the set that is active."""
+"""Rules, the patterns they match, their schedules, and the active rule set."""

@@ -1,11 +1,9 @@
-"""The one error of rules."""
+"""The exception for invalid rules."""
 
 
 class RuleError(ValueError):
-    """A rule, a pattern or a schedule is not valid."""
-
     def __init__(self, what: str, allowed: str, attribute: str | None = None) -> None:
         super().__init__(f"{what}; allowed: {allowed}")
         self.what = what
-        self.allowed = allowed  # what would be right
-        self.attribute = attribute  # the attribute of the rule, so that the caller can name the place; or None
+        self.allowed = allowed  # valid values
+        self.attribute = attribute  # the rule's attribute at fault, or None

@@ -1,4 +1,4 @@
-"""Limits in one word, ``KIND:NAME=RATE/s``, as on a command line. Everything else a rule can say needs the file."""
+"""Limits in one word, ``KIND:NAME=RATE/s``, for the command line. Other settings require the configuration file."""
 
 import re
 from collections.abc import Callable
@@ -16,17 +16,12 @@ _ALLOWED: Final = "KIND:NAME-or-glob=RATE/s, =0/s or =unlimited, with a number o
 
 
 def parse_limit(text: str, make: Callable[[str, str, float | None], Rule] = Rule, example: str = "") -> Rule:
-    """Read ``KIND:NAME-or-glob=RATE/s``, ``=0/s`` or ``=unlimited``.
+    """Parse ``KIND:NAME-or-glob=RATE/s``, ``=0/s`` or ``=unlimited``. ``example`` is a limit to show in the error.
 
     The name may contain ``:``, but not ``=``, ``,`` or white space, which separate limits in a list.
 
-    Args:
-        text: the limit.
-        make: makes the rule of a kind, a pattern and a rate per second; None is unlimited.
-        example: a limit for the error to show.
-
     Raises:
-        RuleError: the text is not of that form; the error shows it and the form.
+        RuleError: the text has another form. The error shows both.
     """
     allowed = f"{_ALLOWED}, e.g. {example}" if example else _ALLOWED
     target, equals, rate = text.rpartition("=")

@@ -1,10 +1,10 @@
-"""Patterns: which names a rule matches, and how a name finds its most specific rule.
+"""Patterns: the names that a rule matches, and the lookup of a name's most specific rule.
 
-Names are matched by globs: ``*`` any run of characters, ``?`` any one, ``[abc]`` ``[a-z]`` ``[!x]`` one of a set. A
-special character in a name is written as a set of one: ``a[*]b``. Client addresses are matched by networks:
-``10.0.0.0/8``, ``2001:db8::/32``, or a single address. ``*`` is the default in both.
+Names are matched by globs: ``*`` any characters, ``?`` one character, ``[abc]`` ``[a-z]`` ``[!x]`` one of a set. Escape
+a special character as a set: ``a[*]b``. Client addresses are matched by networks: ``10.0.0.0/8``, ``2001:db8::/32``, or
+a single address. ``*`` is the default in both.
 
-The most specific pattern wins: the exact name, then the pattern with most literal characters or the longest prefix,
+The most specific pattern wins: the exact name, then the pattern with the most literal characters or the longest prefix,
 then the default.
 """
 
@@ -19,7 +19,7 @@ from limiter.rules.errors import RuleError
 
 DEFAULT_PATTERN: Final = "*"
 _MAX_REMEMBERED: Final = 65_536
-"""Cached matches of each matcher; names come from clients."""
+"""Cached matches per matcher. Bounded, because names come from clients."""
 
 T = TypeVar("T")
 _Network = IPv4Network | IPv6Network
@@ -29,9 +29,9 @@ _OCTETS: Final = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,3}){0,2})(?:\.\*)*\.?")
 
 
 class Pattern(NamedTuple):
-    text: str  # as written; the canonical spelling of a network
-    exact_name: str | None  # the one name it matches, or None if it may match several
-    literals: int  # how specific it is: literal characters, or bits of the prefix
+    text: str  # as written. A network in canonical spelling
+    exact_name: str | None  # the only name it matches, None if it may match several
+    literals: int  # specificity: literal characters, or prefix length in bits
     network: _Network | None = None
 
     def stands_for(self, name: str) -> bool:
@@ -46,10 +46,10 @@ class Pattern(NamedTuple):
 
 
 def read_glob(text: str) -> Pattern:
-    """Read a glob.
+    """Parse a glob.
 
     Raises:
-        RuleError: it is empty, has control characters, or a ``[`` that is never closed.
+        RuleError: it is empty, has control characters, or an unclosed ``[``.
     """
     if not text or not text.isprintable():
         raise RuleError(f"rule pattern {text!r}", "a name or a glob of printable characters", "pattern")
@@ -62,7 +62,7 @@ def read_glob(text: str) -> Pattern:
         if character in "*?":
             is_glob = True
         elif character == "[":
-            # As in fnmatch, a ] right after the opening or the ! belongs to the set.
+            # As in fnmatch, a ] directly after the [ or ! belongs to the set.
             first = at + 1 if text[at : at + 1] == "!" else at
             end = text.find("]", first + 1)
             if end < 0:
@@ -82,10 +82,10 @@ def glob_of(name: str) -> str:
 
 
 def read_network(text: str) -> Pattern:
-    """Read a network of client addresses, a single address, or ``*``; also IPv4 mapped into IPv6.
+    """Parse a network of client addresses, a single address, or ``*``. Accepts IPv4-mapped IPv6.
 
     Raises:
-        RuleError: it is none of these, or has bits set beyond its prefix.
+        RuleError: it is neither, or has bits set beyond its prefix.
     """
     if text == DEFAULT_PATTERN:
         return Pattern(text, None, 0)
@@ -97,7 +97,7 @@ def read_network(text: str) -> Pattern:
     if "/" in text and ip_address(text.partition("/")[0]) != network.network_address:
         raise RuleError(f"client {text!r} has address bits set beyond its prefix", str(network), "pattern")
     if isinstance(network, IPv6Network) and network.subnet_of(_MAPPED):
-        # Clients with such an address are known by the IPv4 one.
+        # Clients with such an address are normalized to IPv4.
         mapped = int(network.network_address) - int(_MAPPED.network_address)
         network = IPv4Network((mapped, network.prefixlen - _MAPPED.prefixlen))
     if network.prefixlen == network.max_prefixlen:
@@ -118,7 +118,7 @@ def _network_meant(text: str) -> str | None:
 
 
 class Matcher(Generic[T]):
-    """Finds the most specific of several patterns, each given with its value; of equal ones the first."""
+    """Finds the value of the most specific pattern. Ties go to the first."""
 
     def __init__(self, patterns: Iterable[tuple[Pattern, T]]) -> None:
         self.exact: dict[str, T] = {}
@@ -136,14 +136,14 @@ class Matcher(Generic[T]):
                 networks.setdefault((net.version, shift), {}).setdefault(int(net.network_address) >> shift, value)
             else:
                 globs.setdefault(pattern, value)
-        # The sort is stable, so the order in which they were written decides between equal ones.
+        # The sort is stable, so the order of writing breaks ties.
         self._globs: tuple[tuple[Callable[[str], object], T], ...] = tuple(
             (_compiled(pattern.text), value)
             for pattern, value in sorted(globs.items(), key=lambda each: -each[0].literals)
         )
         literals = (_SPECIAL.split(pattern.text) for pattern in globs)
         self._ends = tuple({(each[0], each[-1]) for each in literals})
-        # IP version, host bits, and values by prefix; the longest prefix first.
+        # IP version, host bits, and values by prefix. Longest prefix first.
         self._networks: tuple[tuple[int, int, dict[int, T]], ...] = tuple(
             (version, shift, values) for (version, shift), values in sorted(networks.items())
         )
@@ -151,11 +151,10 @@ class Matcher(Generic[T]):
 
     @property
     def ends(self) -> tuple[tuple[str, str], ...] | None:
-        """Prefixes and suffixes of names with a pattern other than the default; None if any name may have one."""
+        """(Prefix, suffix) pairs of names that may match a pattern other than the default. None: any name may."""
         return None if self._networks or ("", "") in self._ends else self._ends
 
     def match(self, name: str) -> T | None:
-        """Return the value of the most specific pattern that matches, or None."""
         found = self.exact.get(name)
         if found is not None:
             return found

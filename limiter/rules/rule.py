@@ -1,7 +1,6 @@
-"""One rule: what it matches, how much it admits, and what happens above that.
+"""One rule: which names it matches, how much it admits, and the action above that.
 
-A rule names a kind and a pattern. It may limit messages or requests per second, bytes per second, or both: then both
-must admit, and a refusal spends from neither. ``rule_set`` decides which rule wins; the registry has the live state.
+It can limit messages or requests per second, bytes per second, or both. With both, a refusal spends from neither.
 """
 
 import re
@@ -17,44 +16,40 @@ UPERMITS_PER_PERMIT: Final = 1_000_000
 NS_PER_S: Final = 1_000_000_000
 
 Action = Literal["reject", "shadow", "delay", "off"]
-"""What happens above the limit: refuse; pass and count what would be refused; hold for a while, then refuse.
-
-``off`` is no limit, with the figures kept for later.
-"""
+"""``shadow`` passes and counts what it would refuse. ``off`` keeps the settings for later."""
 ShownAction = Literal["reject", "shadow", "delay", "off", "default"]
 """``default``: the rule has no action, so each connection uses its protocol's default."""
 Count = Literal["messages", "requests"]
-"""What one permit is: a message, or a request however many messages it holds."""
+"""A permit is a message, or a request of any number of messages."""
 FairBy = Literal["client", "producer_group", "certificate", "user", "topic", "queue", "exchange"]
-"""Who gets a share of a fair limit; the last three only of an adaptive one."""
+"""Whose shares a fair limit has. The last three are for adaptive limits only."""
 Confirm = Literal["broker", "after_consume"]
-"""Who confirms a message to its sender: the broker, or the consumers by their acks."""
+"""The side that confirms a message to its sender. Consumers confirm by their acks."""
 Fallback = Literal["persist", "nack"]
-"""What happens to a message that the consumers do not confirm: the broker stores it, or the sender is told."""
+"""If consumers do not confirm a message: the broker stores it, or the sender is told."""
 Dimension = Literal["messages", "bytes"]
-"""What a rule limits; ``messages`` counts requests if the rule says so."""
+"""``messages`` means requests if the rule counts these."""
 DIMENSIONS: Final[tuple[Dimension, ...]] = get_args(Dimension)
 
 MAX_RATE_PER_S: Final = 1_000_000_000
-"""With ``MAX_TIME_S`` as the burst this fits a signed 64-bit integer of micro-permits."""
+"""With ``MAX_TIME_S`` as the burst, this fits a signed 64-bit integer of micro-permits."""
 MAX_TIME_S: Final = 3600
-"""The longest burst, break, debt, delay or warm-up, or wait for consumers, in seconds."""
+"""Maximum for burst, break, debt, delay, warm-up and wait for consumers, in seconds."""
 MAX_FAIR_KEYS: Final = 256
 DEFAULT_MAX_FAIR_KEYS: Final = 32
 OF_MESSAGES: Final = frozenset({"topic", "queue", "exchange"})
-"""Kinds by which an adaptive limit may be shared: what messages go to."""
+"""Destinations, by which an adaptive limit can be shared."""
 DEFAULT_FLOOR_PER_S: Final = 100.0
 MAX_WEIGHT: Final = 1_000
 _NO_BOUND_UPERMITS: Final = 1 << 62
 ADAPTIVE_NAME: Final = "adaptive "
-"""Begins the names of adaptive rules, so that records and answers tell a broker that was short from a limit."""
+"""In records and answers, this prefix tells a short broker from a limit."""
 FOR_THE_FLEET: Final = " for the fleet"
-"""Ends the short form of limits that are for all members of a fleet together."""
 DEFAULT_BREAK_S: Final = 1.0
 DEFAULT_MAX_DELAY_S: Final = 2.0
 DEFAULT_MAX_DEBT_S: Final = 10.0
 MAX_CONFIRM_BELOW_BYTES: Final = 1_048_576
-"""Each message is kept until it is confirmed."""
+"""Bounds memory: each message is kept until it is confirmed."""
 MAX_CONFIRM_QUEUES: Final = 1_000
 DEFAULT_CONFIRM_BELOW_BYTES: Final = 4_096
 DEFAULT_CONFIRM_WITHIN_S: Final = 5.0
@@ -65,10 +60,8 @@ _BYTES_ALLOWED: Final = f"0 to {MAX_RATE_PER_S} bytes per second"
 
 
 class RuleKey(NamedTuple):
-    """Identifies a rule within its source."""
-
     kind: str
-    pattern: str  # the one name it matches, or else the pattern as written
+    pattern: str  # the only name it matches, or else the pattern as written
     exact: bool  # which of the two
     shared: bool
     hours: Hours | None
@@ -76,70 +69,71 @@ class RuleKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """The limit of each name that matches, or of all names together.
+    """The limit of each matching name, or of all matching names together.
 
     Raises:
         RuleError: a value, or a combination of values, is not allowed.
     """
 
     kind: str
-    pattern: str  # an exact name or a glob; for clients an address or a network; ``*`` is the kind's default
-    rate_per_s: float | None  # permits per second, in steps of a millionth; 0 refuses everything, None is unlimited
-    burst_s: float = 1.0  # seconds of permits that can be stored
-    # How long the breaker stays open after permits are available; 0 turns it off. None is 1 s, or the burst if that is
-    # shorter, and 0 for scopes, totals, delays and warm-ups: a scope that tripped would refuse every quiet resource,
-    # and neither holding nor warming up works against an open breaker.
+    pattern: str  # an exact name or a glob. For clients an address or a network. ``*`` is the kind's default
+    rate_per_s: float | None  # permits per second, in steps of a millionth. 0 refuses everything, None is unlimited
+    burst_s: float = 1.0  # seconds of permits
+    # How long the breaker stays open after permits are available. 0 disables it. None: 1 s, or the burst if that is
+    # shorter. For scopes, totals, delays and warm-ups None means 0: a tripped scope would refuse every quiet resource,
+    # and holding and warming up do not work against an open breaker.
     break_s: float | None = None
     count: Count = "messages"
-    bytes_per_s: float | None = None  # a second limit; None is unlimited
-    bytes_burst_s: float = 1.0  # seconds of bytes that can be stored
-    shared: bool = False  # all that match share one bucket, on top of the limit of each
+    bytes_per_s: float | None = None  # None: unlimited
+    bytes_burst_s: float = 1.0  # seconds of bytes
+    shared: bool = False  # one bucket for all matching names, in addition to each name's own limit
     action: Action = "reject"
     credit_waits: bool = False
-    # Seconds of permits that one request may leave as debt. One that would owe more is refused alone. A single permit
-    # may always be owed.
+    # Seconds of permits that one request may leave as debt, at least one permit. A request that would owe more is
+    # refused alone.
     max_debt_s: float = DEFAULT_MAX_DEBT_S
-    max_delay_s: float = DEFAULT_MAX_DELAY_S  # with action ``delay``, how long a request is held at most
-    # With action ``delay``, what may be spooled, if there is a spool: everything, nothing, or (None) what exceeds the
-    # bounds on held requests.
+    max_delay_s: float = DEFAULT_MAX_DELAY_S  # maximum hold time with action ``delay``
+    # What may be spooled with action ``delay``: everything, nothing, or (None) the excess over the bounds on held
+    # requests.
     spool: bool | None = None
-    busy_code: int | None = None  # the protocol's number for the refusal; None leaves it to the protocol
-    fair_by: FairBy | None = None  # who gets a share; None makes no difference between callers
-    max_fair_keys: int = DEFAULT_MAX_FAIR_KEYS  # how many are told apart; the rest share one share
-    fleet: bool = False  # one limit for all members of the fleet together
-    # The rate is found from how the listener's broker answers, and shared fairly. Only for listeners, without a rate.
+    busy_code: int | None = None  # response code of a refusal, None: the protocol's default
+    fair_by: FairBy | None = None  # whose shares the limit has, None: no shares
+    max_fair_keys: int = DEFAULT_MAX_FAIR_KEYS  # further callers have one share together
+    fleet: bool = False  # shared by all members of the fleet
+    # The rate follows the responses of the listener's broker, and is shared fairly. Only for listeners, without a rate.
     adaptive: bool = False
-    floor_per_s: float = DEFAULT_FLOOR_PER_S  # an adaptive limit is never below this, in permits per second
-    ceiling_per_s: float | None = None  # and never above this; None is no bound
-    weight: int = 1  # how many equal shares of an adaptive limit each matching name gets
-    warm_up_s: float = 0.0  # seconds in which the rate rises to the full one after idleness; 0 is always the full one
-    # Who confirms a message to its sender; needs no limit. With the action ``off`` it is the broker.
+    floor_per_s: float = DEFAULT_FLOOR_PER_S  # lower bound if adaptive, in permits per second
+    ceiling_per_s: float | None = None  # upper bound if adaptive, None: unbounded
+    weight: int = 1  # equal shares of an adaptive limit per matching name
+    warm_up_s: float = 0.0  # time to reach the full rate after idleness. 0: always the full rate
+    # The side that confirms messages to their sender. Requires no limit. With action ``off``, it is the broker.
     confirm: Confirm = "broker"
     confirm_below_bytes: int = DEFAULT_CONFIRM_BELOW_BYTES  # the broker confirms messages of this size or larger
-    confirm_within_s: float = DEFAULT_CONFIRM_WITHIN_S  # how long the consumers have
-    # How many queues each message goes to, and so how many acks confirm it; None if the protocol knows.
+    confirm_within_s: float = DEFAULT_CONFIRM_WITHIN_S
+    # Acks that confirm a message: the queues that get it. None if the protocol knows.
     confirm_queues: int | None = None
-    fallback: Fallback = "persist"  # for messages that the consumers do not confirm
-    hours: Hours | None = None  # when the rule applies; None is always
+    fallback: Fallback = "persist"
+    hours: Hours | None = None  # None: always
     allow_under_limit: bool = False  # allow a break longer than the burst, which admits less than the rate on average
-    exempt: bool = False  # matching names are never limited: not by this rule, nor by the scopes and totals of theirs
-    # Where the rule comes from, such as ``flag``, ``file:NAME``, ``built-in``; for people to read.
+    exempt: bool = False  # matching names are not limited by this rule, nor by their scopes and totals
+    # ``flag``, ``file:NAME``, ``built-in``, and so on. For display.
     source: str = "default"
-    # ``kind:pattern``, ``total:kind:pattern`` if shared, ``adaptive kind:pattern`` if adaptive, with the hours if any.
+    # ``kind:pattern``, ``total:kind:pattern`` if shared, ``adaptive kind:pattern`` if adaptive. Followed by the hours,
+    # if any.
     name: str = field(init=False, repr=False, compare=False)
     rate_upermits_per_s: int = field(init=False, repr=False, compare=False)
     capacity_upermits: int = field(init=False, repr=False, compare=False)
     max_debt_upermits: int = field(init=False, repr=False, compare=False)
-    # The largest cost that can ever be admitted: all of the burst and all of the debt.
+    # The largest cost that can be admitted: the full burst plus the full debt.
     most_permits: int = field(init=False, repr=False, compare=False)
     burst_ns: int = field(init=False, repr=False, compare=False)
-    break_ns: int = field(init=False, repr=False, compare=False)  # the effective break
+    break_ns: int = field(init=False, repr=False, compare=False)
     max_debt_ns: int = field(init=False, repr=False, compare=False)
     max_delay_ns: int = field(init=False, repr=False, compare=False)
     warm_up_ns: int = field(init=False, repr=False, compare=False)
     confirm_within_ns: int = field(init=False, repr=False, compare=False)
-    matches: Pattern = field(init=False, repr=False, compare=False)  # the pattern as read
-    # The same rule with the bytes as its only limit; None if they are not limited.
+    matches: Pattern = field(init=False, repr=False, compare=False)
+    # The rule of the byte limit alone. None if bytes are not limited.
     bytes_rule: "Rule | None" = field(init=False, repr=False, compare=False)
     key: RuleKey = field(init=False, repr=False, compare=False)
 
@@ -174,7 +168,7 @@ class Rule:
         self._check_confirm()
         if self.adaptive:
             self._check_adaptive()
-            # Each share bounds the debt by what it may use.
+            # Each share has its own bound on debt.
             self._derive("max_debt_upermits", _NO_BOUND_UPERMITS)
             self._derive("most_permits", _NO_BOUND_UPERMITS // UPERMITS_PER_PERMIT)
         self._derive("bytes_rule", self._of_bytes())
@@ -184,14 +178,14 @@ class Rule:
 
     @property
     def bare_name(self) -> str:
-        """The name without hours: rules that take turns share it."""
+        """Rules that alternate by hours share it."""
         if self.shared:
             return f"{TOTAL}:{self.target}"
         return f"{ADAPTIVE_NAME}{self.target}" if self.adaptive else self.target
 
     @property
     def target(self) -> str:
-        """Kind and pattern, ``topic:orders``; a network in its canonical spelling."""
+        """Kind and pattern, ``topic:orders``. A network in canonical spelling."""
         return f"{self.kind}:{self.matches.text}"
 
     @property
@@ -227,7 +221,7 @@ class Rule:
 
     @property
     def delays(self) -> bool:
-        """Whether requests over the limit wait: held, or for credit."""
+        """Whether requests over the limit wait, held or for credit."""
         return self.action == "delay" or self.credit_waits
 
     @property
@@ -239,7 +233,6 @@ class Rule:
         return self.break_ns / NS_PER_S
 
     def part(self, dimension: Dimension) -> "Rule | None":
-        """Return the rule that limits one dimension, or None."""
         if self.action == "off":
             return None
         if dimension == "bytes":
@@ -247,7 +240,7 @@ class Rule:
         return self if self.adaptive or self.rate_per_s is not None else None
 
     def applies_to(self, resource: Resource) -> bool:
-        """Say whether a resource of the kind matches, whatever the hours and other rules say."""
+        """Say whether a resource matches, ignoring hours and other rules."""
         return self.kind == resource.kind and self.matches.stands_for(resource.name)
 
     def _checked_break_ns(self) -> int:
@@ -374,7 +367,7 @@ class Rule:
     def _scaled(self, attribute: str, most: int, scale: int) -> int:
         value: object = getattr(self, attribute)
         allowed = _RATES_ALLOWED if attribute == "rate_per_s" else f"0 to {most} seconds"
-        # The comparison is false for NaN, too.
+        # False for NaN, too.
         if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= most:
             return round(value * scale)
         raise RuleError(f"rule {self.kind}:{self.pattern}: {attribute} {value!r}", allowed, attribute)
@@ -384,18 +377,18 @@ class Rule:
 
 
 def with_shares(text: str, fair_by: str | None) -> str:
-    """Add to a limit in short what it is shared by: ``500/s, shared by client``."""
+    """Append the kind of shares to a short limit: ``500/s, shared by client``."""
     return f"{text}, shared by {fair_by.replace('_', ' ')}" if fair_by else text
 
 
 def adaptive_text(floor_per_s: float, ceiling_per_s: float | None) -> str:
-    """Write an adaptive limit in short: ``adaptive, at least 100/s, at most 5000/s``."""
+    """Format an adaptive limit: ``adaptive, at least 100/s, at most 5000/s``."""
     most = "" if ceiling_per_s is None else f", at most {ceiling_per_s:.15g}/s"
     return f"adaptive, at least {floor_per_s:.15g}/s{most}"
 
 
 def debt_upermits(rate_upermits_per_s: int, max_debt_ns: int) -> int:
-    """Return the largest debt of one request at a rate: at least a permit, which passes any limit."""
+    """Return the largest debt of one request at a rate. It is at least one permit, which passes any limit."""
     return max(UPERMITS_PER_PERMIT, rate_upermits_per_s * max_debt_ns // NS_PER_S)
 
 

@@ -1,7 +1,7 @@
-"""Schedules: the weekly hours at which a rule applies, by the clocks of a place.
+"""Schedules: the weekly hours when a rule applies, in a time zone.
 
-A rule applies while the clocks there show a time within its hours. When clocks are put forward, skipped hours do not
-come; when they are put back, repeated hours come twice.
+A rule applies while the local time is within its hours. When clocks go forward, skipped hours do not occur. When they
+go back, repeated hours occur twice.
 """
 
 import re
@@ -18,17 +18,15 @@ DAYS: Final = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 EVERY_DAY: Final = frozenset(range(len(DAYS)))
 _BETWEEN: Final = re.compile(r"([0-9]{2}):([0-9]{2})-([0-9]{2}):([0-9]{2})")
 _DAY_MINUTES: Final = 24 * 60
-# The longest that one state can last: the one hour of the week is among those that the clocks skip.
+# The longest duration of one state: the only hour of the week can be one that a clock change skips.
 _LOOK_AHEAD: Final = timedelta(days=15)
 
 
 @dataclass(frozen=True)
 class Hours:
-    """Stretches of time that recur every week."""
-
-    from_minute: int  # of the day, 0 to 1439
-    to_minute: int  # of the day, before which it ends, 1 to 1440. Not after ``from_minute`` means the next day.
-    days: frozenset[int]  # on which they begin, as indexes into DAYS
+    from_minute: int  # start, as minute of the day, 0 to 1439
+    to_minute: int  # end, exclusive, 1 to 1440. Up to ``from_minute``: on the next day
+    days: frozenset[int]  # start days, as indexes into DAYS
     time_zone: str
 
     def __str__(self) -> str:
@@ -41,7 +39,7 @@ class Hours:
         return ZoneInfo(self.time_zone)
 
     def holds(self, at: datetime) -> bool:
-        """Say whether a moment, with its time zone, lies within one of the stretches."""
+        """Say whether a time, which must have a time zone, is within one of the periods."""
         local = at.astimezone(self._zone)
         minute, today = local.hour * 60 + local.minute, local.weekday()
         if self.from_minute < self.to_minute:
@@ -52,7 +50,7 @@ class Hours:
         )
 
     def next_change(self, after: datetime) -> datetime | None:
-        """Return the first moment after ``after`` at which ``holds`` changes, in UTC; None if it never does."""
+        """Return when ``holds`` next changes after ``after``, in UTC, or None if it never does."""
         holds_now = self.holds(after)
         moment = after.astimezone(UTC)
         last = moment + _LOOK_AHEAD
@@ -63,7 +61,6 @@ class Hours:
         return None
 
     def _next_edge(self, moment: datetime) -> datetime:
-        """Return when the clocks next show a begin or end, or are put forward or back before that."""
         local = moment.astimezone(self._zone).replace(tzinfo=None)
         midnight = local.replace(hour=0, minute=0, second=0, microsecond=0)
         shown = min(
@@ -76,7 +73,7 @@ class Hours:
         offset = self._offset(moment)
         if self._offset(edge) == offset:
             return edge
-        # The clocks change on the way, at a full second: halve until it is found.
+        # The clocks change before the edge, at a full second. Bisect.
         before = moment.replace(microsecond=0)
         while edge - before > timedelta(seconds=1):
             middle = before + timedelta(seconds=(edge - before) // timedelta(seconds=2))
@@ -91,15 +88,15 @@ class Hours:
 
 
 def read_hours(between: str | None, days: Iterable[str], time_zone: str) -> Hours:
-    """Read a schedule as operators write it.
+    """Parse a schedule.
 
     Args:
-        between: ``HH:MM-HH:MM``, up to 24:00; None for the whole day.
-        days: names from DAYS; none for every day.
-        time_zone: a name of the IANA database, or ``UTC``.
+        between: ``HH:MM-HH:MM``, up to 24:00. None: the whole day.
+        days: names from DAYS. Empty: every day.
+        time_zone: an IANA name, or ``UTC``.
 
     Raises:
-        RuleError: one of them cannot be read.
+        RuleError: an argument is invalid.
     """
     from_minute, to_minute = (0, _DAY_MINUTES) if between is None else _read_between(between)
     wanted = set()
@@ -110,7 +107,7 @@ def read_hours(between: str | None, days: Iterable[str], time_zone: str) -> Hour
     try:
         ZoneInfo(time_zone)
     except (ZoneInfoNotFoundError, ValueError, OSError):
-        # A folder of the database raises OSError, a path out of it ValueError.
+        # A directory of the database raises OSError, a path outside of it ValueError.
         raise RuleError(f"time_zone {time_zone!r}", 'a name like "Europe/Berlin", or "UTC"', "time_zone") from None
     return Hours(from_minute, to_minute, frozenset(wanted) or EVERY_DAY, time_zone)
 
@@ -123,7 +120,7 @@ def _read_between(text: str) -> tuple[int, int]:
     begin, end = from_hour * 60 + from_minute, to_hour * 60 + to_minute
     if begin >= _DAY_MINUTES or end > _DAY_MINUTES or max(from_minute, to_minute) > 59:
         raise RuleError(f"between {text!r}", "times of the day from 00:00 to 24:00", "between")
-    # Until midnight, whichever way it is written.
+    # 00:00 as an end means midnight.
     end = end or _DAY_MINUTES
     if begin == end:
         what = f"between {text!r} is no time at all"

@@ -1,1 +1,1 @@
-"""Requests that may wait for their permits: in which order, and for how long."""
+"""Requests that wait for permits: their order, and their maximum wait."""

@@ -1,7 +1,7 @@
-"""Delays: who may wait for delay rules, for which, and for how long.
+"""Delays: decides which requests may wait for delay rules, for which limit, and for how long.
 
-It translates the limits' answers for the waiting room (``holding``), which keeps order and time, and takes into account
-what answers under way will cost (``ExpectedCosts``).
+It translates the limits' answers for ``holding``, which keeps order and time, and includes the cost of outstanding
+answers.
 """
 
 from collections import OrderedDict, deque
@@ -16,7 +16,7 @@ from limiter.waiting.lines import Credit, Denial, Held, ShadowDenial, Wait
 
 REGARD_NS: Final = 1_000_000_000
 _MAX_LINES: Final = 4_096
-"""Lines told apart; names come from clients. A forgotten one starts over with an answer of one permit."""
+"""Bounds the lines, because names come from clients. A forgotten one starts over with an answer of one permit."""
 
 
 class _Flow:
@@ -25,17 +25,16 @@ class _Flow:
         self.released_ns: deque[int] = deque()
 
 
-# The expected costs of answers under way.
+# The expected costs of outstanding answers.
 #
-# A request for messages costs nothing itself, only its answer does. If all held ones were let go as soon as a permit is
-# stored, their answers would cost many times that. So each counts as spending what the last answer with messages did,
-# until its own answer comes or a second has passed: it may be a long poll on an empty queue.
+# A request for messages costs nothing itself, only its answer does. If all held ones were released as soon as a permit
+# is stored, their answers would cost many times that. So each is assumed to cost as much as the last answer with
+# messages, until its own answer arrives or a second has passed: it may be a long poll on an empty queue.
 class ExpectedCosts:
     def __init__(self) -> None:
         self._flows: OrderedDict[QueueKey, _Flow] = OrderedDict()
 
     def ahead(self, line: QueueKey, now_ns: int) -> int:
-        """Return the expected cost of the answers under way, in permits."""
         flow = self._flows.get(line)
         if flow is None:
             return 0
@@ -52,7 +51,7 @@ class ExpectedCosts:
         self._flow(line).released_ns.append(now_ns)
 
     def answered(self, line: QueueKey, cost: int) -> None:
-        """Note an answer; an empty one says nothing about the cost of others."""
+        """Record an answer. An empty one says nothing about the cost of others."""
         flow = self._flow(line)
         if cost:
             flow.last_cost = cost
@@ -71,34 +70,30 @@ class ExpectedCosts:
 
 
 Demand = tuple[ApplicableLimit, Gate, Sequence[int]]
-"""One limit that was asked, its gate, and the costs there."""
+"""A checked limit, its gate, and the costs there."""
 
 
 class CreditDemand(NamedTuple):
-    """One limit that was asked for credit."""
-
     part: ApplicableLimit
     gate: Gate
-    price: int  # of each permit there
-    enough: int = 1  # how many permits are granted together
-    left: int = 0  # how many more must be there, for requests that may not wait
+    price: int
+    enough: int = 1  # permits granted together
+    left: int = 0  # permits reserved for requests that may not wait
 
 
 class Granted(NamedTuple):
-    """The answer to a request for credit."""
-
     messages: int
-    stops: Sequence[CreditDemand] = ()  # the limits that do not have enough, if none are granted
+    stops: Sequence[CreditDemand] = ()  # limits that lack permits, if nothing is granted
 
 
 class Decision(NamedTuple):
-    """The answer to several requests that were asked for together."""
+    """The answer to several requests checked together."""
 
-    admitted: int  # how many from the front pass
-    stop: Denial | None = None  # what stops the others; None if there are none
-    delays: tuple[Demand, ...] = ()  # the delay rules that stop the others, if nothing else does: they may be held
-    shades: tuple[ShadowDenial, ...] = ()  # what shadow rules say about those that pass
-    # How many of the others are stopped, each for its size; ask again for those behind. 0: all are stopped.
+    admitted: int  # requests from the front that pass
+    stop: Denial | None = None  # the limit that stops the others
+    delays: tuple[Demand, ...] = ()  # the delay rules that stop the others, if only these do: they may be held
+    shades: tuple[ShadowDenial, ...] = ()  # verdicts of shadow rules on those that pass
+    # Number of the others that are stopped, each for its size. Check those behind again. 0: all are stopped.
     alone: int = 0
 
 
@@ -106,22 +101,19 @@ _NS_PER_US: Final = 1_000
 
 
 class Delays:
-    """Applies delay rules to the waiting room ``holding``."""
-
     def __init__(self, holding: Holding) -> None:
         self._holding = holding
         self._answers = ExpectedCosts()
-        # When a request that may not wait was last refused.
+        # Of requests that may not wait.
         self._refused_ns: dict[QueueKey, int] = {}
         self._last_refused_ns = -REGARD_NS
-        # All lines in which somebody waits; mostly there are none.
         self.lines = holding.lines
 
     def must_wait(self, now_ns: int, part: ApplicableLimit, gate: Gate, caller: Caller, *, held: Held | None) -> bool:
-        """Say whether a request must wait for a delay rule, whatever its limiter has stored.
+        """Say whether a request must wait for a delay rule, regardless of stored permits.
 
-        A request that may not wait has no place in line, and would never find permits while others wait. So between two
-        releases it may take as much as one of the line does.
+        A request that may not wait has no place in line, and would never find permits while others wait. Between two
+        releases, such requests may therefore take one turn of the line.
         """
         if held is None:
             if not self.lines:
@@ -138,16 +130,16 @@ class Delays:
         return ahead > 0 and gate.wait_us_behind(now_ns, ahead) > 0
 
     def nobody_is_before(self, now_ns: int) -> bool:
-        """Say whether all available credit is granted: nobody waits, nor was lately refused unable to wait."""
+        """Say whether all available credit can be granted: none waits, and none unable to wait was refused lately."""
         return not self.lines and self._last_refused_ns + REGARD_NS <= now_ns
 
     def credit_of(
         self, now_ns: int, demand: CreditDemand, credit: Credit, held: Held | None
     ) -> tuple[int, CreditDemand]:
-        """Return how many permits a limit grants now, if it were alone, and when it does.
+        """Return the permits that a limit would grant on its own, and the demand with the amount to wait for.
 
-        The first in line takes everything if nobody else waits, and else one turn; less than a turn is not granted. One
-        more turn is left for requests that may not wait, if such were refused lately.
+        The first in line takes everything if no other request waits, otherwise one turn. Less than a turn is not
+        granted. One more turn is reserved for requests that may not wait, if such were refused recently.
         """
         part, gate, price = demand[:3]
         key = part.line(gate)
@@ -168,7 +160,7 @@ class Delays:
         self._holding.hold(now_ns, held, self.credit_waits(now_ns, granted.stops, held), NEVER_NS)
 
     def credit_waits(self, now_ns: int, stops: Sequence[CreditDemand], held: Held) -> Wait:
-        """Return where a request for credit waits: where it is if it must, or else for the slowest limit."""
+        """Return where a request for credit waits: in its current line if it must, otherwise for the slowest limit."""
         waits: list[Wait] = []
         for part, gate, price, enough, left in stops:
             key = part.line(gate)
@@ -196,33 +188,31 @@ class Delays:
         self._refused_ns[part.line(gate)] = self._last_refused_ns = now_ns
 
     def given_back(self, now_ns: int, part: ApplicableLimit, gate: Gate) -> None:
-        """Note that permits were returned: the next in line may have its turn."""
         if self.lines:
             self._holding.ask_soon(part.line(gate), now_ns)
 
     def wait_us(self, now_ns: int, part: ApplicableLimit, gate: Gate, cost: int = 1) -> int:
-        """Return how long a request would wait for one limit; 0 if not at all."""
         line = self.lines.get(part.line(gate))
         return _wait_us(now_ns, gate, line.permits if line is not None else 0, cost)
 
     def hold(
         self, now_ns: int, decision: Decision, held: Held, behind: int = 0, *, may_spool: bool = False
     ) -> Denial | None:
-        """Let a request wait that only delay rules stopped, unless it would wait too long or too much is held.
+        """Hold a request that only delay rules stopped, unless it would wait too long or too much is held.
 
         A request that costs more than its rule ever admits is refused alone, with ``most`` in the stop. One that is
-        charged by its answer waits until its deadline in any case, as a refused consumer would ask again at once. One
+        charged by its answer always waits until its deadline, because a refused consumer would ask again at once. One
         that cannot be refused has no deadline.
 
         Args:
-            now_ns: the time of the decision.
-            decision: its ``delays``.
-            held: the request; becomes ``spooled`` if it and all behind it are to be spooled.
-            behind: how many of the same decision come after it; they are refused with it.
+            now_ns: time of the decision.
+            decision: the decision with its ``delays``.
+            held: the request. Becomes ``spooled`` if it and all behind it are to be spooled.
+            behind: requests of the same decision behind it. They are refused with it.
             may_spool: it can be spooled, if its rule allows it.
 
         Returns:
-            None if it waits, else what refuses it.
+            The limit that refuses it, if any.
         """
         longest: Wait | None = None
         longest_us = -1
@@ -263,7 +253,7 @@ class Delays:
         return leader.rule.spool is not False and self._holding.over_bound(held) is not None
 
     def follow(self, now_ns: int, held: Held, leader: Held) -> Denial | None:
-        """Let a request wait for one that it must not overtake, unless too much is held; return what refuses it."""
+        """Hold a request behind one that it must not overtake. If too much is held, return the refusing limit."""
         bound = self._holding.over_bound(held)
         if bound is not None:
             self._holding.refused_by_bound[bound] += 1
@@ -272,7 +262,7 @@ class Delays:
         return None
 
     def still_waits(self, now_ns: int, delays: Sequence[Demand], held: Held) -> Denial | Wait:
-        """Return where a held request waits on: where it is if it must, or else for the slowest limit."""
+        """Return where a held request keeps waiting: in its current line, or else for the slowest limit."""
         waits = []
         for part, gate, costs in delays:
             rule = gate.rule
@@ -289,14 +279,12 @@ class Delays:
         return max(waits, key=lambda wait: wait.due_ns)
 
     def released(self, now_ns: int, asked: Sequence[Demand], caller: Caller) -> None:
-        """Note that a held request was let go: its answer may be under way."""
         if caller.by_answer:
             for part, gate, _ in asked:
                 if part.by_answer:
                     self._answers.released(part.line(gate), now_ns)
 
     def answered(self, now_ns: int, part: ApplicableLimit, gate: Gate, caller: Caller, cost: int) -> None:
-        """Note the cost of an answer: the next in line may have its turn."""
         if part.by_answer and caller.by_answer:
             line = part.line(gate)
             self._answers.answered(line, cost)
@@ -311,6 +299,5 @@ def _wait_us(now_ns: int, gate: Gate, permits: int, cost: int) -> int:
 
 
 def too_large(part: ApplicableLimit, rule: Rule, cost: int, wait_us: int) -> Denial:
-    """Return what stops a request that costs too much, now or for ever."""
     most = rule.most_permits if cost > rule.most_permits else None
     return Denial(part.resource, rule, wait_us, most, "bytes" if part.unit == BYTES else "messages")

@@ -1,24 +1,22 @@
-"""The waiting room: requests that are held until the limits admit them, or until they have waited too long.
-
-It keeps order and time, and asks the limits through a function.
+"""The waiting room: requests held until the limits admit them, or until they have waited too long.
 
 Order
 =====
-Each request waits in one *line*: that of the limiter, or share, which stopped it. When the limiter admits again, the
-first in line is asked for by *all* its limits. It passes, is refused, stays, or moves to another line, where its number
-(its time of arrival) gives its place. Only a limiter can keep the request that came first of all, so lines never wait
-for each other in a circle.
+Each request waits in one *line*: that of the limiter, or share, that stopped it. When the limiter admits again, the
+first in line is checked against *all* its limits. It passes, is refused, stays, or moves to another line, at the place
+of its number (its order of arrival). Only a limiter can stop the oldest request of all, so lines never wait for each
+other in a cycle.
 
 A request with the connection and order key of a held one follows it: it is in no line until those before it are gone.
 
 Time
 ====
-``release`` does what is due at ``next_due_ns``; ``earlier`` is called when that has moved to an earlier time. A request
-is refused at its deadline; it spends only when it passes. One that cannot be refused has no deadline, and counts for no
-bound: its session stops reading from the sender. It passes at the end of a drain, unless it asks for credit. A
-``spooled`` one counts for no bound either: it stands for all that its session has spooled.
+``release`` does the work due at ``next_due_ns``. ``earlier`` is called when that moves to an earlier time. A request is
+refused at its deadline. It spends only when it passes. One that cannot be refused has no deadline and counts for no
+bound, because its session stops reading from the sender. It passes at the end of a drain, unless it requests credit. A
+``spooled`` one counts for no bound either, because it represents everything that its session has spooled.
 
-Work is constant for each request but for heaps. Entries that are gone are swept when they are half of a heap.
+Work per request is constant, except for heaps. Dead entries are swept when they are half of a heap.
 """
 
 from collections import Counter, deque
@@ -32,9 +30,9 @@ from limiter.rules.rule import Rule
 from limiter.waiting.lines import SLACK, Denial, Held, Wait, WaitQueue
 
 RELEASED_AT_ONCE: Final = 32
-"""Requests asked for by one ``release``, so that it takes a few milliseconds; the rest is due at once."""
+"""Bounds a ``release`` to a few milliseconds. The rest is due at once."""
 _ENDS_BEFORE_NS: Final = 200_000_000
-"""How long before the end of a drain held requests are refused, so that the refusals can be sent."""
+"""Held requests are refused this long before the end of a drain, so that the refusals can be sent."""
 
 NEVER_NS: Final = 1 << 62
 """The longest hold of a request without a deadline."""
@@ -43,7 +41,7 @@ BoundName = Literal["max_held", "max_held_bytes", "max_held_per_connection", "ma
 
 
 class Bounds(NamedTuple):
-    """How much may be held, of all connections together and of each."""
+    """Of all connections together, and of each."""
 
     requests: int = 10_000
     size_bytes: int = 64 * 1024 * 1024
@@ -52,8 +50,6 @@ class Bounds(NamedTuple):
 
 
 class HeldNow(NamedTuple):
-    """What is held now."""
-
     requests: int
     size_bytes: int
 
@@ -67,29 +63,29 @@ class Holding:
     """All held requests.
 
     Args:
-        ask: asks all limits for a held request: None if they admit it, which spends; what refuses it; or where it
-            waits.
-        expire: does what a limit does when it refuses a request that has waited, and returns the refusal; None if it
-            cannot be refused and passes.
+        ask: checks all limits for a held request. Returns None if they admit it, which spends, otherwise the limit that
+            refuses it, or where it waits.
+        expire: refuses a request that has waited too long, as its limit would. Returns None if it cannot be refused and
+            passes.
     """
 
     def __init__(
         self, ask: Callable[[Held, int], "Denial | Wait | None"], expire: Callable[[Held, int], "Denial | None"]
     ) -> None:
         self.bounds = Bounds()
-        # Called when something is due earlier than ``next_due_ns`` last said.
+        # Called when work is due earlier than ``next_due_ns`` last returned.
         self.earlier: Callable[[], None] = _nobody
-        self.refused_by_bound: Counter[BoundName] = Counter()  # by the option of the bound
+        self.refused_by_bound: Counter[BoundName] = Counter()
         self._ask = ask
         self._expire = expire
         self._total = _Load()
-        # Those that cannot be refused.
+        # Requests that cannot be refused.
         self._unbounded = _Load()
         self._connections: dict[int, _Load] = {}
         self.lines: dict[QueueKey, WaitQueue] = {}
         # By connection and order key: held requests and their followers, in order.
         self._orders: dict[tuple[int, str | int], deque[Held]] = {}
-        # Those to ask for, because nobody is before them any more.
+        # Requests to check because those before them are gone.
         self._turns: deque[Held] = deque()
         self._dues: list[tuple[int, int, WaitQueue]] = []
         self._deadlines: list[tuple[int, int, Held]] = []
@@ -104,7 +100,7 @@ class Holding:
         return HeldNow(total.requests + more.requests, total.size_bytes + more.size_bytes)
 
     def over_bound(self, held: Held) -> BoundName | None:
-        """Return which bound has no room for a request; None if there is room."""
+        """Return the bound that has no room for a request, if any."""
         bounds, total = self.bounds, self._total
         own = self._connections.get(held.connection)
         bound: BoundName | None = None
@@ -119,7 +115,7 @@ class Holding:
         return bound
 
     def hold(self, now_ns: int, held: Held, wait: Wait, max_delay_ns: int) -> None:
-        """Let a request wait in line for up to ``max_delay_ns``. The caller has asked ``over_bound``."""
+        """Hold a request in line for up to ``max_delay_ns``. The caller has checked ``over_bound``."""
         self._take_in(held, wait.resource, wait.rule, now_ns + max_delay_ns)
         self._enter(held, wait)
 
@@ -130,11 +126,11 @@ class Holding:
         return next(held for held in reversed(order) if not held.gone) if order else None
 
     def follow(self, now_ns: int, held: Held, leader: Held) -> None:
-        """Let a request wait for one that it must not overtake, for as long as that one's rule allows."""
+        """Hold a request behind one that it must not overtake, for as long as the leader's rule allows."""
         self._take_in(held, leader.resource, leader.rule, now_ns + leader.rule.max_delay_ns)
 
     def is_behind(self, key: QueueKey, number: int | None) -> bool:
-        """Say whether a request older than that number waits in a line, or any if it is None."""
+        """Say whether a request older than that number waits in a line. None: any request."""
         line = self.lines.get(key)
         if line is None:
             return False
@@ -145,38 +141,34 @@ class Holding:
         return (held for _, _, held in self._deadlines if not held.gone)
 
     def waiting_for(self, resource: Resource, dimension: str) -> int:
-        """Return how many wait for a limit and its shares; walks over all lines."""
         return sum(
             line.waiting for key, line in self.lines.items() if key.resource == resource and key.dimension == dimension
         )
 
     def drop(self, held: Held) -> None:
-        """Forget a request whose sender has gone; without effect if it is gone already."""
+        """Forget a request whose sender has left. Idempotent."""
         if not held.gone:
             self._let_go(held)
 
     def ask_soon(self, key: QueueKey, now_ns: int) -> None:
-        """Ask for the first in a line at the next ``release``, because its limit may have changed."""
         line = self.lines.get(key)
         if line is not None and line.due_ns > now_ns:
             self._arm(line, now_ns)
 
     def ask_all_soon(self, now_ns: int) -> None:
-        """Ask for the first in each line at the next ``release``, because the rules have changed."""
         for key in self.lines:
             self.ask_soon(key, now_ns)
 
     def is_over(self, now_ns: int) -> bool:
-        """Say whether a drain has ended, so that requests pass that cannot be refused."""
+        """Say whether a drain has ended, so that requests that cannot be refused pass."""
         return self._ends_ns is not None and self._ends_ns <= now_ns
 
     def drain(self, ends_ns: int) -> None:
-        """Let nobody wait beyond ``ends_ns``: held requests are refused a little before, or pass."""
+        """Hold nothing beyond ``ends_ns``: held requests are refused a little before, or pass."""
         self._ends_ns = ends_ns - _ENDS_BEFORE_NS
         self._tell(self._ends_ns)
 
     def next_due_ns(self) -> int | None:
-        """Return when ``release`` has something to do, or None."""
         self._said_ns = None
         if self.now.requests:
             dues, deadlines = self._dues, self._deadlines
@@ -195,7 +187,7 @@ class Holding:
         return self._said_ns
 
     def release(self, now_ns: int) -> None:
-        """Ask for the first in each line whose limiter admits again; refuse requests at their deadline."""
+        """Check the first in each line whose limiter admits again. Refuse requests at their deadline."""
         left = RELEASED_AT_ONCE
         ends = self.is_over(now_ns)
         while left and self._turns:
@@ -224,7 +216,7 @@ class Holding:
                 self._ask_for(held, now_ns)
                 stayed = held.line is line
         finally:
-            # Those for whom there is no time now, or whose turn failed.
+            # There is no time left for the others, or a check failed.
             if line.waiting and not stayed:
                 self._arm(line, now_ns)
         return left

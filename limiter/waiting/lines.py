@@ -1,4 +1,4 @@
-"""Lines: requests that wait, in order, for one limiter or one share of it. The rules are in ``holding``."""
+"""Lines: requests that wait, in order, for one limiter or one share of it. See ``holding``."""
 
 from abc import ABC, abstractmethod
 from heapq import heapify, heappop, heappush
@@ -13,41 +13,35 @@ SLACK: Final = 64
 
 
 class Denial(NamedTuple):
-    """The limit that stopped a request."""
-
     resource: Resource
-    rule: Rule  # its active rule
+    rule: Rule
     wait_us: int
-    # The most that the rule admits at once, if the request costs more and can never be admitted; else None.
+    # The most that the rule admits at once, if the request is larger and can never be admitted. Otherwise None.
     most: int | None = None
     most_of: Dimension = "messages"
 
 
 class ShadowDenial(NamedTuple):
-    """A refusal by a shadow rule."""
-
     resource: Resource
     rule: str
-    first: int  # the first of the admitted requests that it would have refused
-    end: int  # the first behind those
+    first: int  # index of the first request that it would have refused
+    end: int  # index after the last one
 
 
 class Wait(NamedTuple):
-    """Where a request waits, and until when at least."""
+    """Where a request waits, and the earliest time to check again."""
 
     line: QueueKey
-    cost: int  # what it will cost there, in permits
-    due_ns: int  # when to ask for the first in line
+    cost: int  # permits
+    due_ns: int  # when to check the first in line
     resource: Resource
     rule: Rule
 
 
 class Credit(NamedTuple):
-    """A request for credit."""
-
-    least: int  # the fewest permits of use
-    most: int  # the most permits
-    size_bytes: int  # the cost of each in bytes
+    least: int  # minimum useful permits
+    most: int  # maximum permits
+    size_bytes: int  # of each permit
 
 
 class Held(ABC):
@@ -55,12 +49,13 @@ class Held(ABC):
 
     Args:
         size_bytes: its cost in bytes unless it is charged by its answer.
-        order_key: what it must not overtake on its connection; None is nothing.
-        since_ns: since when it waits, if it has waited elsewhere before; 0 is from now on.
-        credit: the credit it asks for. It has no size then, and its ``messages`` are what is granted.
+        order_key: order among requests of its connection. It must not overtake those with the same key. None:
+            independent.
+        since_ns: when it began to wait elsewhere. 0: it begins now.
+        credit: the credit it requests. Its size is then 0, and ``messages`` becomes the grant.
     """
 
-    number: int  # its place in the order of arrival
+    number: int  # order of arrival
     deadline_ns: int
     resource: Resource  # whose limit it waits for
     rule: Rule
@@ -86,27 +81,25 @@ class Held(ABC):
         self.order_key = order_key
         self.since_ns = since_ns
         self.credit = credit
-        self.spooled = False  # it stands for all that its session has spooled, so it counts for no bound
-        self.line: WaitQueue | None = None  # where it waits; None while it follows another
-        self.gone = False  # it waits no more
-        self.shades: tuple[ShadowDenial, ...] = ()  # what shadow rules said when it passed
+        self.spooled = False  # represents everything that its session has spooled, so it counts for no bound
+        self.line: WaitQueue | None = None  # None while it follows another request
+        self.gone = False
+        self.shades: tuple[ShadowDenial, ...] = ()
 
     @abstractmethod
     def resolved(self, stop: Denial | None) -> None:
-        """Take note of the outcome: None if it passes, else the refusal.
+        """Handle the outcome: None if it passes, otherwise the refusal.
 
-        Called once, when it is no longer held; never if it was dropped.
+        Called once, when it is no longer held. Not called if it was dropped.
         """
 
 
 class WaitQueue:
-    """The line of one limiter or share."""
-
     def __init__(self, key: QueueKey, due_ns: int) -> None:
         self.key = key
-        self.due_ns = due_ns  # when to ask for the first of them
+        self.due_ns = due_ns  # when to check the first request
         self.waiting = 0
-        self.permits = 0  # their cost there
+        self.permits = 0  # cost of the waiting requests
         self.overtaken = 0  # permits spent since the last release by requests that may not wait
         self._heap: list[tuple[int, Held]] = []
 
@@ -120,7 +113,6 @@ class WaitQueue:
         return None
 
     def enter(self, held: Held, cost: int) -> None:
-        """Add a request at the place of its number."""
         held.line, held.cost = self, cost
         self.waiting += 1
         self.permits += cost

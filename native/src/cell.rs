@@ -1,4 +1,4 @@
-//! `Cell`: the state of one limiter, by which both Python and the compiled part decide.
+//! `Cell`: the state of one limiter, with which both Python and the compiled part decide.
 
 use std::sync::Arc;
 
@@ -22,9 +22,9 @@ pub struct Cell {
     last_wait_us: i64,
     #[pyo3(set)]
     resource: Option<Py<PyAny>>,
-    /// Of its resource, if it was made here: until Python asks for that, it is not made.
+    /// Set if it was created here. The resource is only created when Python asks for it.
     pub key: Option<Arc<str>>,
-    /// Whether it was made here, and so is a plain `Limiter`.
+    /// Created here, and so a plain `Limiter`.
     pub is_begun: bool,
     #[pyo3(get, set)]
     pub rule: Option<Py<PyAny>>,
@@ -33,13 +33,12 @@ pub struct Cell {
     #[pyo3(get, set)]
     pub retired: bool,
 }
-/// The key of a resource, spelled `kind:name`; no kind has a colon.
+/// `kind:name`. Kinds have no colon.
 pub fn key_of(resource: &Bound<'_, PyTuple>) -> PyResult<String> {
     let (kind, name) = (resource.get_item(0)?, resource.get_item(1)?);
     Ok([kind.cast::<PyString>()?.to_str()?, ":", name.cast::<PyString>()?.to_str()?].concat())
 }
 
-/// Make the resource of a key.
 pub fn resource_of(py: Python<'_>, key: &str) -> PyResult<Py<PyAny>> {
     static RESOURCE: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     let (kind, name) = key.split_once(':').unwrap_or_default();
@@ -63,7 +62,6 @@ impl Cell {
     }
 }
 
-/// The nearest number that 64 bits hold.
 fn clamped(value: &Bound<'_, PyAny>) -> PyResult<i64> {
     match value.extract::<i64>() {
         Err(error) if error.is_instance_of::<PyOverflowError>(value.py()) => {

@@ -1,4 +1,4 @@
-//! The Python module `sluice_native`: see `sluice_native.pyi` for what it offers and `core` for what it does.
+//! The Python module `sluice_native`: see `sluice_native.pyi` for its interface and `core` for its functions.
 
 mod cell;
 mod live;
@@ -13,7 +13,7 @@ use pyo3::prelude::*;
 
 #[pymodule]
 mod sluice_native {
-    /// Told apart by who imports it; another number whenever what is offered, or what it means, changes.
+    /// Checked by the importer. Changes whenever the interface or its meaning changes.
     #[pymodule_export]
     const INTERFACE: u32 = 22;
 

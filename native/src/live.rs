@@ -1,6 +1,6 @@
-//! `Live`: the live limiters of one dimension, where both Python and the compiled part look for them and make them.
+//! `Live`: the live limiters of one dimension, shared by Python and the compiled part.
 //!
-//! It is `limiter.plans.registry.PythonLive`, which says what it is for; tests hold both equal.
+//! See `limiter.plans.registry.PythonLive`. Tests keep both equivalent.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -23,13 +23,12 @@ pub struct Live {
     most_unpinned: i64,
     is_idle: Py<PyAny>,
     limiters: HashMap<Arc<str>, Py<Cell>>,
-    /// Keys in the order in which eviction looks at them.
+    /// Keys in order of checking for eviction.
     order: VecDeque<Arc<str>>,
-    /// When room was last looked for in vain.
     no_room_ns: Option<i64>,
 }
 
-/// Limiters looked at to make room for one.
+/// Limiters checked to make room for one.
 const MAX_LOOKS: usize = 16;
 
 impl Live {
@@ -50,7 +49,7 @@ impl Live {
         }
     }
 
-    /// Make a limiter like a full one of the same rule, named `shared_as`; None if there is no room.
+    /// Create a full limiter of the same rule. None if there is no room. `shared_as`: name of the overflow limiter.
     pub fn begin(
         this: &Py<Self>,
         py: Python<'_>,
@@ -64,7 +63,7 @@ impl Live {
             return Ok(None);
         }
         let of = full.bind(py).get_type();
-        // Its `__init__` would be Python's.
+        // Skips Python's `__init__`.
         let limiter = of.call_method1("__new__", (&of,))?.cast_into::<Cell>()?;
         let shared = this.borrow(py).overflow.bind(py).get_item(shared_as)?;
         {
@@ -73,7 +72,7 @@ impl Live {
             begun.rule = full.rule.as_ref().map(|rule| rule.clone_ref(py));
             (begun.epoch, begun.key, begun.is_begun) = (epoch, Some(key.clone()), true);
             if let Some(shared) = shared {
-                // It may have served this name.
+                // The overflow limiter may have served this name.
                 begun.bucket.inherit(&mut shared.cast::<Cell>()?.borrow_mut().bucket, now_ns);
             }
         }
@@ -82,7 +81,6 @@ impl Live {
         Ok(Some(limiter))
     }
 
-    /// Whether nobody could tell a limiter from a new one, and it may be evicted.
     fn looks_idle(this: &Bound<'_, Self>, limiter: &Bound<'_, Cell>, now_ns: i64, epoch: i64) -> PyResult<bool> {
         {
             let mut cell = limiter.borrow_mut();

@@ -1,4 +1,4 @@
-//! `RefusedIds`: the ids of what was refused of late.
+//! `RefusedIds`: the ids of recently refused messages.
 
 use pyo3::prelude::*;
 use sluice_native_core::refused_ids;

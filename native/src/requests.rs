@@ -1,4 +1,4 @@
-//! `Requests`: what is remembered of the requests of one `RocketMQ` connection.
+//! `Requests`: the request state of one `RocketMQ` connection.
 
 use std::collections::HashSet;
 use std::sync::{Mutex, PoisonError};
@@ -12,7 +12,7 @@ use sluice_native_core::scan::{Bounds, Headers, Scanner, Taken};
 use crate::resources::{Resources, Target};
 use crate::runs::Asker;
 
-/// How headers were read lately; those of one connection are much like another's.
+/// Shared, because the headers of connections are much alike.
 static HEADERS: Mutex<Option<Headers>> = Mutex::new(None);
 
 fn with_headers<T>(read: impl FnOnce(&mut Headers) -> T) -> T {
@@ -22,16 +22,15 @@ fn with_headers<T>(read: impl FnOnce(&mut Headers) -> T) -> T {
 #[pyclass(module = "sluice_native")]
 pub struct Requests {
     scanner: Scanner,
-    /// Of the scanner's keys, by their numbers.
+    /// By the numbers of the scanner's keys.
     pub askers: Vec<Asker>,
-    /// The numbers of those that have no answer yet.
+    /// Requests without an answer.
     pub owed: Opaques,
     resources: Py<Resources>,
     most_keys: usize,
 }
 
 impl Requests {
-    /// Take the plain frames from `position` on.
     pub fn take(
         &mut self,
         py: Python<'_>,
@@ -54,7 +53,6 @@ impl Requests {
         Ok(taken)
     }
 
-    /// Step over the answers of a chunk, as `answers::settle` does.
     pub fn step_over(&mut self, chunk: &[u8], position: usize) -> Settled {
         with_headers(|headers| answers::settle(chunk, position, &mut self.owed, &mut headers.answers))
     }

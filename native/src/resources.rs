@@ -1,8 +1,7 @@
-//! `Resources`: what requests are for, by name, and the limits of each as far as they can be decided here.
+//! `Resources`: the destinations of requests by name, and their limits as far as they can be decided here.
 //!
-//! A limiter is one object from the start: a `Limiter` of Python, with its state in a `Cell`, in the one `Live` where both
-//! look for it. Under a default that is plain it is found or made here; of all else Python says which limits there
-//! are. Python is never called while something here is borrowed: it may look at it, in another thread, too.
+//! A limiter is a single object: a Python `Limiter` with its state in a `Cell`, in the one `Live` that both sides use.
+//! Python is never called while an object here is borrowed, because it may access the object, also from another thread.
 
 use std::collections::{HashMap, VecDeque};
 use std::iter::Chain;
@@ -18,7 +17,6 @@ use crate::cell::{resource_of, Cell};
 use crate::live::Live;
 use crate::row::{Row, Second};
 
-/// What a request costs: its messages, one permit, or its bytes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Unit {
     Messages,
@@ -32,29 +30,28 @@ impl Unit {
         unit.ok_or_else(|| PyIndexError::new_err("no such unit"))
     }
 
-    /// The number of the dimension that is limited: messages, or requests in their place, and bytes.
+    /// Messages (or requests), and bytes.
     pub fn dimension(self) -> usize {
         usize::from(self == Self::Bytes)
     }
 }
 
-/// What requests cost, by unit: all but the last of them, and all.
+/// By unit: of all but the last request, and of all.
 pub struct Costs {
     pub before: [i64; 3],
     pub all: [i64; 3],
 }
 
-/// When something is decided.
 pub struct Moment<'a> {
     pub now_ns: i64,
     pub second: &'a Second,
     pub epoch: i64,
 }
 
-/// After so many seconds limits and rows are asked for again: a name may have got its own row, or room for a limiter.
+/// A name may have got its own row, or room for a limiter.
 const AGAIN_S: i64 = 10;
 
-/// Until when what was asked for need not be asked for again.
+/// How long a lookup is valid.
 #[derive(Clone, Copy, Default)]
 struct Good {
     epoch: i64,
@@ -72,7 +69,6 @@ impl Good {
     }
 }
 
-/// One limit: its state, the row of what is limited, what a request costs there, and whether requests wait for it.
 struct Limit {
     cell: Py<Cell>,
     row: Py<Row>,
@@ -81,7 +77,7 @@ struct Limit {
 }
 
 impl Limit {
-    /// As `admit`, of one limit that was asked for before; None if it has to be asked for again.
+    /// As `admit`, for one limit that is known. None if it must be looked up again.
     #[inline]
     fn admit(&self, py: Python<'_>, costs: &Costs, at: &Moment) -> Option<bool> {
         let (mut cell, mut row) = (self.cell.borrow_mut(py), self.row.borrow_mut(py));
@@ -99,10 +95,10 @@ impl Limit {
     }
 }
 
-/// The limits that a request meets: those of what it is for, of who asks, and a share of an adaptive one.
+/// Of the destination, of the sender, and a share of an adaptive limit.
 type Asked<'a> = Chain<Chain<Iter<'a, Limit>, Iter<'a, Limit>>, Iter<'a, Limit>>;
 
-/// Limits that are asked together; None if they are not plain.
+/// Checked together. None: not plain.
 #[derive(Default)]
 struct Limits {
     plain: Option<Vec<Limit>>,
@@ -110,7 +106,7 @@ struct Limits {
 }
 
 impl Limits {
-    /// Read what Python says: None, or (cell, row, unit, waits) of each.
+    /// Parse Python's answer: None, or (cell, row, unit, waits) of each.
     fn read(said: &Bound<'_, PyAny>, at: &Moment) -> PyResult<Self> {
         type Said = (Py<Cell>, Py<Row>, usize, bool);
         let limits: Option<Vec<Said>> = said.extract()?;
@@ -119,7 +115,7 @@ impl Limits {
         Ok(Self { plain, good: Good::from(at) })
     }
 
-    /// Whether they need not be asked for again; then they are not evicted at this time.
+    /// Whether they are still valid, which protects them from eviction at this time.
     fn are_good(&self, py: Python<'_>, at: &Moment) -> bool {
         self.good.holds(at)
             && self.plain.iter().flatten().all(|limit| {
@@ -130,7 +126,7 @@ impl Limits {
     }
 }
 
-/// Spend what all of some limits admit; false if one does not.
+/// Spend the costs if all limits admit them.
 #[inline]
 fn admit<'a>(py: Python<'_>, limits: impl Iterator<Item = &'a Limit> + Clone, costs: &Costs, at: &Moment) -> bool {
     for limit in limits.clone() {
@@ -144,7 +140,7 @@ fn admit<'a>(py: Python<'_>, limits: impl Iterator<Item = &'a Limit> + Clone, co
     true
 }
 
-/// Spend what requests cost, or with a sign of -1 give it back.
+/// With a sign of -1, give the costs back.
 #[inline]
 fn spend<'a>(py: Python<'_>, limits: impl Iterator<Item = &'a Limit>, costs: &Costs, sign: i64, at: &Moment) {
     for limit in limits {
@@ -154,17 +150,16 @@ fn spend<'a>(py: Python<'_>, limits: impl Iterator<Item = &'a Limit>, costs: &Co
     }
 }
 
-/// What limits all names of a kind that have no rule of their own.
+/// The limit of a kind's names without a rule of their own.
 struct KindDefault {
-    /// A full limiter; None is unlimited.
+    /// A full limiter. None: unlimited.
     full: Option<Py<Cell>>,
-    /// The name of the limiter that names share for which there is no room.
+    /// Name of the overflow limiter.
     shared_as: String,
     unit: Unit,
     waits: bool,
-    /// How names begin and end for which it may be another.
+    /// (Prefix, suffix) of names that may have another limit.
     ends: Vec<(String, String)>,
-    /// Since which epoch it is in force.
     since: i64,
 }
 
@@ -177,7 +172,6 @@ impl KindDefault {
         Ok(Some(Self { full, shared_as, unit: Unit::new(unit)?, waits, ends, since }))
     }
 
-    /// Whether a limiter is under its rule; None has none.
     fn has_rule_of(&self, py: Python<'_>, limiter: Option<&Py<Cell>>) -> bool {
         let rule = |limiter: &Py<Cell>| limiter.borrow(py).rule.as_ref().map(Py::as_ptr);
         self.full.as_ref().map(rule) == limiter.map(rule)
@@ -188,19 +182,19 @@ impl KindDefault {
     }
 }
 
-/// Who asks: the limits of the client, and its producer group; None if nothing limits it.
+/// The limits of the client, and the producer group. None: unlimited.
 pub type By<'a> = Option<(&'a Py<Callers>, &'a Py<PyString>)>;
 
-/// What requests of one name are for.
+/// The destination of requests with one name.
 #[pyclass(module = "sluice_native")]
 #[derive(Default)]
 pub struct Target {
     kind: usize,
-    /// Its kind and name, as `key_of` spells them.
+    /// See `key_of`.
     key: Arc<str>,
-    /// Made when Python is asked.
+    /// Created when Python asks for it.
     resource: Option<Py<PyAny>>,
-    /// The second thing, if it is for two at once.
+    /// If there are two.
     second: Option<Py<PyAny>>,
     limits: Limits,
     row: Option<Py<Row>>,
@@ -209,10 +203,10 @@ pub struct Target {
 
 struct Kind {
     name: String,
-    /// What limits names without a rule of their own; None: Python knows more. And whether Python was asked.
+    /// And whether Python was asked for it. None: Python must decide.
     default: Option<Arc<KindDefault>>,
     is_known: bool,
-    /// The row that names share, and the second in which there was no other.
+    /// The overflow row, and the second in which there was no other.
     shared_row: Option<(Py<Row>, i64)>,
 }
 
@@ -226,16 +220,15 @@ pub struct Resources {
     /// By dimension.
     live: [Py<Live>; 2],
     epoch: i64,
-    /// Names with a rule of their own, as resources.
+    /// With their own rule.
     own: Py<PyDict>,
     kinds: Vec<Kind>,
     targets: HashMap<Arc<str>, Py<Target>>,
-    /// Their keys, the oldest first.
+    /// Oldest first.
     order: VecDeque<Arc<str>>,
 }
 
 impl Resources {
-    /// Find what requests of a name are for; a new one is made.
     pub fn target(&mut self, py: Python<'_>, kind: &str, name: &str) -> PyResult<Py<Target>> {
         let key = [kind, ":", name].concat();
         if let Some(target) = self.targets.get(&*key) {
@@ -247,7 +240,7 @@ impl Resources {
             self.kinds.push(Kind { name: kind.to_owned(), default: None, is_known: false, shared_row: None });
         }
         if self.targets.len() >= self.most {
-            // Scanners may still have it.
+            // Scanners may still use it.
             self.order.pop_front().map(|oldest| self.targets.remove(&oldest));
         }
         let key: Arc<str> = key.into();
@@ -257,7 +250,6 @@ impl Resources {
         Ok(target)
     }
 
-    /// Another number whenever the rules change.
     pub fn epoch(&self) -> i64 {
         self.epoch
     }
@@ -275,7 +267,7 @@ impl Resources {
         }
     }
 
-    /// What limits the names of a kind by default; None if Python knows more.
+    /// None: Python must decide.
     fn default_of(this: &Py<Self>, py: Python<'_>, kind: usize) -> PyResult<Option<Arc<KindDefault>>> {
         let (default_of, name) = {
             let all = this.borrow(py);
@@ -313,21 +305,20 @@ impl Target {
         Ok(PyTuple::new(py, [first].into_iter().chain(second).collect::<Vec<_>>())?.unbind())
     }
 
-    /// What is for two things at once. Python says what limits both; their rows are their own.
+    /// A pair of destinations. Python provides the limits of both. Each has its own row.
     pub fn joint(py: Python<'_>, first: &Py<Self>, second: &Py<Self>) -> PyResult<Py<Self>> {
         let (resource, second) = (Some(Self::resource(first, py)?), Some(Self::resource(second, py)?));
         let (kind, key) = (first.borrow(py).kind, first.borrow(py).key.clone());
         Py::new(py, Self { kind, key, resource, second, ..Self::default() })
     }
 
-    /// Whether the name has a rule of its own.
     fn is_own(this: &Py<Self>, py: Python<'_>, all: &Py<Resources>) -> PyResult<bool> {
         let own = all.borrow(py).own.clone_ref(py);
         let key = this.borrow(py).key.clone();
         Ok(!own.bind(py).is_empty() && own.bind(py).contains(key.split_once(':').unwrap_or_default())?)
     }
 
-    /// Its limits, if they are those of a plain default; the limiter is made if there is none.
+    /// Its limits, if those are a plain default. Creates the limiter if necessary.
     fn by_default(this: &Py<Self>, py: Python<'_>, all: &Py<Resources>, at: &Moment) -> PyResult<Option<Limits>> {
         let (kind, key, is_joint) = {
             let target = this.borrow(py);
@@ -340,7 +331,7 @@ impl Target {
         }
         let good = Good::from(at);
         let Some(full) = &default.full else { return Ok(Some(Limits { plain: Some(Vec::new()), good })) };
-        // Both are asked for at the same times.
+        // Both are looked up at the same times.
         this.borrow_mut(py).row_good = Good::default();
         let row = Self::row(this, py, all, at)?;
         let live = all.borrow(py).live[default.unit.dimension()].clone_ref(py);
@@ -364,7 +355,6 @@ impl Target {
         Ok(Some(Limits { plain: Some(vec![Limit { cell, row, unit: default.unit, waits: default.waits }]), good }))
     }
 
-    /// See to it that what is known of its limits is what is in force.
     #[inline]
     fn ask(this: &Py<Self>, py: Python<'_>, all: &Py<Resources>, at: &Moment) -> PyResult<()> {
         if this.borrow(py).limits.are_good(py, at) {
@@ -381,7 +371,7 @@ impl Target {
         Ok(())
     }
 
-    /// What is true of its limits and those of who asks, as they are in force; false if Python knows more.
+    /// Evaluate `is_true` on the current limits of destination and sender. False if Python must decide.
     fn with_limits(
         this: &Py<Self>,
         py: Python<'_>,
@@ -409,12 +399,11 @@ impl Target {
         Ok(is_true(own.iter().chain(scoped).chain(by_name)))
     }
 
-    /// Whether its limits, and those of who sends requests for it, can be decided here.
     pub fn is_plain(this: &Py<Self>, py: Python<'_>, all: &Py<Resources>, by: By, at: &Moment) -> PyResult<bool> {
         Self::with_limits(this, py, all, by, at, |mut limits| limits.all(|limit| !limit.waits))
     }
 
-    /// Admit all of some requests, if its limits and those of who sends them are plain and do.
+    /// Admit all requests, if the limits of destination and sender are plain and admit them.
     #[inline]
     pub fn admit(
         this: &Py<Self>,
@@ -425,7 +414,7 @@ impl Target {
         at: &Moment,
     ) -> PyResult<bool> {
         {
-            // By far the most often there is one limit.
+            // The most common case.
             let target = this.borrow(py);
             let limits = target.limits.plain.as_deref().filter(|_| by.is_none() && target.limits.good.holds(at));
             if let Some([only @ Limit { waits: false, .. }]) = limits {
@@ -439,8 +428,8 @@ impl Target {
         })
     }
 
-    /// Grant permits, if its limits and those of who asks are plain and have them in store, and nobody waits; with
-    /// `waiting`, only limits for which requests wait are asked.
+    /// Grant permits, if the limits of destination and sender are plain and have them in store, and no request waits.
+    /// With `waiting`, only limits for which requests wait are checked.
     pub fn grant(
         this: &Py<Self>,
         py: Python<'_>,
@@ -459,7 +448,7 @@ impl Target {
         })
     }
 
-    /// Give back what was admitted at the same moment.
+    /// Give back costs admitted at the same moment.
     pub fn refund(this: &Py<Self>, py: Python<'_>, by: By, costs: &Costs, at: &Moment) -> PyResult<()> {
         let (target, group) = (this.borrow(py), by.map(|(_, group)| group.bind(py).to_str()).transpose()?);
         let callers = by.map(|(callers, _)| callers.borrow(py));
@@ -471,7 +460,7 @@ impl Target {
         Ok(())
     }
 
-    /// Count some requests in its row; false, and none is, if something was refused there lately and `may_look`.
+    /// Count requests in its row. False, without counting, if `may_look` and requests were recently refused there.
     #[inline]
     pub fn count(
         this: &Py<Self>,
@@ -503,7 +492,6 @@ impl Target {
         count(&mut row)
     }
 
-    /// The row that its requests are counted in.
     #[inline]
     pub fn row(this: &Py<Self>, py: Python<'_>, all: &Py<Resources>, at: &Moment) -> PyResult<Py<Row>> {
         {
@@ -522,7 +510,7 @@ impl Target {
         Ok(target.row.insert(row).clone_ref(py))
     }
 
-    /// The row that the name shares, if it did before, and another one found no room in this second.
+    /// The overflow row, if the name used it before and another name found no room in this second.
     fn shared_row(this: &Py<Self>, py: Python<'_>, all: &Py<Resources>, at: &Moment) -> PyResult<Option<Py<Row>>> {
         let shared = {
             let (target, all) = (this.borrow(py), all.borrow(py));
@@ -535,12 +523,11 @@ impl Target {
         Ok(if shared.is_some() && Self::is_own(this, py, all)? { None } else { shared })
     }
 
-    /// The row that Python has for the name.
     fn find_row(this: &Py<Self>, py: Python<'_>, all: &Py<Resources>, at: &Moment) -> PyResult<Py<Row>> {
         let resource = Self::resource(this, py)?;
         let row_of = all.borrow(py).row_of.clone_ref(py);
         let row: Py<Row> = row_of.call1(py, (&resource, at.now_ns))?.extract(py)?;
-        // Who is called as the shared row is has none of its own, however much room there is.
+        // A resource with the name of the overflow row never has its own.
         if row.borrow(py).shared && !resource.bind(py).eq(&row.borrow(py).resource)? {
             let kind = this.borrow(py).kind;
             all.borrow_mut(py).kinds[kind].shared_row = Some((row.clone_ref(py), at.second.number));
@@ -565,7 +552,6 @@ impl Resources {
         Self { limits_of, default_of, row_of, nobody_waits, most, live, epoch: 0, own, kinds, targets, order }
     }
 
-    /// Kinds whose default was asked for.
     #[getter]
     fn kinds(&self) -> Vec<String> {
         self.kinds.iter().filter(|kind| kind.is_known).map(|kind| kind.name.clone()).collect()
@@ -594,14 +580,14 @@ impl Resources {
     }
 }
 
-/// The limits of one client at one listener, by producer group, and the shares of its adaptive limit if it has one.
+/// The limits of one client at one listener, by producer group, and the shares of its adaptive limit, if any.
 #[pyclass(module = "sluice_native")]
 pub struct Callers {
     limits_of: Py<PyAny>,
     by_group: HashMap<String, (Limits, Option<Py<Shares>>)>,
 }
 
-/// More groups are forgotten.
+/// With more groups, the cache is cleared.
 const MAX_GROUPS: usize = 64;
 
 impl Callers {
@@ -609,7 +595,7 @@ impl Callers {
         self.by_group.get(group).and_then(|(limits, _)| limits.plain.as_deref())
     }
 
-    /// See to it that the limits of a producer group are those in force; return the shares beside them.
+    /// Return the shares of the adaptive limit.
     fn ask(this: &Py<Self>, py: Python<'_>, group: &str, at: &Moment) -> PyResult<Option<Py<Shares>>> {
         let limits_of = {
             let callers = this.borrow(py);
@@ -642,14 +628,14 @@ impl Callers {
     }
 }
 
-/// The shares of an adaptive limit, by the key of what requests are for first.
+/// By key of the first destination.
 #[pyclass(module = "sluice_native")]
 pub struct Shares {
     share_of: Py<PyAny>,
     by_key: HashMap<Arc<str>, Limits>,
 }
 
-/// More shares are forgotten; Python tells fewer apart.
+/// With more, the cache is cleared. Python distinguishes fewer.
 const MAX_SHARES: usize = 16_384;
 
 impl Shares {
@@ -657,7 +643,6 @@ impl Shares {
         self.by_key.get(key).and_then(|limits| limits.plain.as_deref())
     }
 
-    /// See to it that the share of a name is the one in force.
     fn ask(this: &Py<Self>, py: Python<'_>, target: &Py<Target>, at: &Moment) -> PyResult<()> {
         let (share_of, key) = {
             let (shares, target) = (this.borrow(py), target.borrow(py));

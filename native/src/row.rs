@@ -1,6 +1,6 @@
-//! `Row`, `Entry` and `Second`: what became of the requests of one resource, since the start and in one second.
+//! `Row`, `Entry` and `Second`: outcomes of the requests of one resource, in total and per second.
 //!
-//! It is `limiter.counting.row` in Python word for word, which says what the figures mean; a test holds both equal.
+//! Equivalent to `limiter.counting.row`, which describes the figures. A test compares both.
 
 use pyo3::prelude::*;
 use pyo3::types::PyList;
@@ -9,7 +9,6 @@ const OUTCOMES: usize = 7;
 const REFUSED: usize = 1;
 const HELD: usize = 2;
 const KEPT: i64 = 60;
-/// Of what was spent: the second under way has one, too.
 const SLOTS: usize = 61;
 const MAX_SENDERS: usize = 256;
 const NOT_ASKED: i64 = -1;
@@ -44,7 +43,7 @@ pub struct Entry {
     sums: Sums,
     #[pyo3(get)]
     told: i64,
-    /// Requests, and refused ones, of each sender; those of more are added up.
+    /// Those beyond the bound are in `others`.
     asked: Vec<(Py<PyAny>, i64, i64)>,
     others: [i64; 2],
     #[pyo3(get)]
@@ -95,20 +94,19 @@ pub struct Row {
     pub shared: bool,
     #[pyo3(get, set)]
     pub looks_until_ns: i64,
-    /// With which number the second began that the entry is of.
+    /// `began` of the entry's second.
     began: Option<i64>,
     entry: Option<Py<Entry>>,
     total: Sums,
     #[pyo3(get)]
     spent_in: i64,
-    /// By dimension: what was spent in each of the last seconds, round and round.
+    /// By dimension, a ring of permits spent in the last seconds.
     rings: [Option<Ring>; 2],
-    /// Likewise, what was given back of earlier ones.
+    /// By dimension, permits given back that were spent in earlier seconds.
     given_back: [i64; 2],
 }
 
 impl Row {
-    /// What is added to in a second.
     #[inline]
     fn entry(&mut self, py: Python<'_>, second: &Second) -> PyResult<Py<Entry>> {
         match &self.entry {

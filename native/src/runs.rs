@@ -1,4 +1,4 @@
-//! What is decided and counted of runs of requests at once, whatever they were read from.
+//! Runs of requests that are decided and counted together, for all protocols.
 
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
@@ -6,17 +6,15 @@ use pyo3::types::PyString;
 
 use crate::resources::{Costs, Resources, Target};
 
-/// What the requests of a run are for, and who sends them.
 pub struct Asker {
-    /// Of all they are for.
+    /// All destinations of the requests.
     pub target: Py<Target>,
-    /// Of the second thing that they are for.
+    /// The second destination alone.
     pub second: Option<Py<Target>>,
     pub producer_group: Py<PyString>,
 }
 
 impl Asker {
-    /// Who asks for one thing or for two, by their kinds and names; None if for nothing.
     pub fn of<S: AsRef<str>>(py: Python<'_>, all: &Py<Resources>, names: &[(S, S)]) -> PyResult<Option<Self>> {
         let mut targets = names.iter().map(|(kind, name)| all.borrow_mut(py).target(py, kind.as_ref(), name.as_ref()));
         let Some(first) = targets.next().transpose()? else { return Ok(None) };
@@ -29,15 +27,13 @@ impl Asker {
     }
 }
 
-/// Requests in runs.
 pub trait Runs {
     fn runs(&self) -> usize;
-    /// Who asks in a run; None if there is no such run.
+    /// None if there is no such run.
     fn asker(&self, run: usize) -> Option<&Asker>;
-    /// How many requests a run has, their bytes, and those of the last one.
+    /// Requests of a run, their bytes, and the bytes of the last one.
     fn sums(&self, run: usize) -> Option<(u32, u64, u64)>;
 
-    /// As `asker`.
     fn asker_of(&self, run: usize) -> PyResult<&Asker> {
         self.asker(run).ok_or_else(|| PyIndexError::new_err("no such run"))
     }

@@ -1,1 +1,1 @@
-"""What the whole data path uses: buffers, admission, turns of the event loop, rate-limited log lines."""
+"""Helpers shared by the data path: buffers, admission, threads, rate-limited logging."""

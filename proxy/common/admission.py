@@ -1,4 +1,4 @@
-"""Who a client is by its address, and how many new connections a listener takes each second."""
+"""Client identity by address, and the rate of new connections."""
 
 from collections.abc import Iterable
 from functools import lru_cache
@@ -12,10 +12,10 @@ Network = IPv4Network | IPv6Network
 
 @lru_cache(maxsize=4096)
 def client_address(host: str) -> str:
-    """Return an IP address in its one spelling: an IPv4 one that came over IPv6 as IPv4.
+    """Normalize an IP address. IPv4-mapped IPv6 becomes IPv4.
 
     Raises:
-        ValueError: it is none.
+        ValueError: not an IP address.
     """
     address = ip_address(host)
     mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
@@ -23,7 +23,6 @@ def client_address(host: str) -> str:
 
 
 def in_networks(address: str, networks: Iterable[Network]) -> bool:
-    """Say whether an address, as ``client_address`` returns it, lies in one of the networks."""
     parsed: IPv4Address | IPv6Address | None = None
     for network in networks:
         parsed = parsed or ip_address(address)
@@ -33,14 +32,14 @@ def in_networks(address: str, networks: Iterable[Network]) -> bool:
 
 
 def client_of(address: str) -> str:
-    """Return whose an address is, as ``client_address`` returns it: all of an IPv6 /64 is one client."""
+    """Return the client of a normalized address. An IPv6 /64 counts as one client."""
     if ":" not in address:
         return address
     return str(IPv6Address(int(IPv6Address(address)) >> 64 << 64))
 
 
 class ConnectionRate:
-    """How many new connections a listener takes: ``connections_per_s``, and at once what a second of rest has saved."""
+    """Limits new connections of a listener, with a burst of one second."""
 
     def __init__(self, connections_per_s: float, now_ns: int) -> None:
         rate = round(connections_per_s * UPERMITS_PER_PERMIT)

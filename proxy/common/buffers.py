@@ -1,4 +1,4 @@
-"""Read buffers, lent for the time between a read and the write of what was read; and the room for what is gathered."""
+"""Read buffers, lent from read to write, and the memory budget for frames that must be complete before a decision."""
 
 import mmap
 from collections import Counter
@@ -8,22 +8,22 @@ from typing import Final
 
 from proxy.common.admission import client_of
 
-#: The size of a read, and while the budget is spent.
+#: Read sizes: from the pool, and when the budget is exhausted.
 CHUNK_BYTES: Final = 256 * 1024
 SMALL_CHUNK_BYTES: Final = 16 * 1024
-#: Buffers that are kept for later; the others go back to the system.
+#: Free buffers to keep. The rest returns to the system.
 _KEPT: Final = 16
 _OWN_PAGES: Final = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 
 
 class BufferPool:
-    """A budget of read buffers. An idle connection holds none.
+    """A budget of read buffers. Idle connections hold none.
 
-    When the budget is spent, connections read on with small buffers of their own. So clients whose broker has stalled
-    do not bring the others to a halt.
+    When the budget is exhausted, connections read with small buffers of their own. Clients behind a stalled broker
+    therefore cannot stop the others.
 
     Args:
-        budget_bytes: what all but small buffers may take together; there is always one.
+        budget_bytes: total of all large buffers. At least one is always available.
     """
 
     def __init__(self, budget_bytes: int) -> None:
@@ -31,11 +31,10 @@ class BufferPool:
         self.unlent = max(1, budget_bytes // CHUNK_BYTES)
 
     def borrow(self) -> memoryview:
-        """Take one buffer, to be given back."""
         if not self.unlent:
             return memoryview(bytearray(SMALL_CHUNK_BYTES))
         self.unlent -= 1
-        # Pages of its own, which a heap would keep.
+        # Mapped pages return to the system when freed. A heap would keep them.
         return self._free.pop() if self._free else memoryview(mmap.mmap(-1, CHUNK_BYTES, flags=_OWN_PAGES))
 
     def give_back(self, buffer: memoryview) -> None:
@@ -45,19 +44,19 @@ class BufferPool:
                 self._free.append(buffer)
 
 
-#: What all connections together may gather of frames that have to be whole before they are decided.
+#: Budget of all connections together for incomplete frames.
 GATHERED_BYTES: Final = 64 * 1024 * 1024
-#: A frame up to this size needs no room: each connection may have one in hand.
+#: Smaller frames are not counted.
 SMALL_FRAME_BYTES: Final = 64 * 1024
-#: Longer than clients wait for an answer, which is 3 s by default.
+#: Longer than clients wait for an answer (3 s by default).
 KEPT_NS: Final = 5_000_000_000
 
 
 class Gathering:
-    """The room of one frame.
+    """The memory of one incomplete frame.
 
     Args:
-        lose: called when another frame takes its room, so it must drop what it has gathered. None: it never loses it.
+        lose: called when another frame takes this memory. It must drop the bytes gathered. None: cannot be evicted.
     """
 
     __slots__ = ("client", "has_bytes", "lose", "lost", "since_ns")
@@ -66,33 +65,30 @@ class Gathering:
         self.client = client_of(address)
         self.lose = lose
         self.has_bytes = self.since_ns = 0
-        self.lost = False  # it gets no room any more
+        self.lost = False  # evicted: cannot grow any more
 
 
 class GatherRoom:
-    """How much may be gathered: a budget that clients share.
+    """The budget for incomplete frames, shared fairly between clients.
 
-    A frame takes room for the bytes that have arrived, not for the length it declares. If there is none left, others
-    lose theirs: first the oldest frame of the client with the most. Only clients that have more than the one that
-    needs room can lose it, and frames older than KEPT_NS, so slow senders keep nobody out.
-
-    Args:
-        budget_bytes: for all connections together, small frames not counted.
+    A frame takes memory for the bytes that have arrived, not for its declared length. When the budget is exhausted,
+    other frames are evicted: the oldest frame of the client with the most first. Only frames older than KEPT_NS, and
+    those of clients that hold more than the requester, can be evicted, so slow senders lock no one out.
     """
 
     def __init__(self, budget_bytes: int = GATHERED_BYTES) -> None:
         self._budget_bytes = budget_bytes
         self.taken_bytes = 0
         self._by_client = Counter[str]()
-        #: Those that have room, the oldest first.
+        #: Oldest first.
         self._gatherings: dict[Gathering, None] = {}
 
     def fits(self, gathering: Gathering, size_bytes: int, now_ns: int) -> bool:
-        """Say whether there would be room for a frame to grow to that size, with what others may lose."""
+        """Say whether a frame could grow to ``size_bytes``, counting frames that can be evicted."""
         return size_bytes <= SMALL_FRAME_BYTES or self._losers(gathering, size_bytes, now_ns) is not None
 
     def grow(self, gathering: Gathering, size_bytes: int, now_ns: int) -> bool:
-        """Take room for so much of a frame, if there is some; if not, it keeps what it has."""
+        """Grow a frame to ``size_bytes``, evicting others if needed. On failure it keeps its memory."""
         if gathering.lost or size_bytes <= max(gathering.has_bytes, SMALL_FRAME_BYTES):
             return not gathering.lost
         losers = self._losers(gathering, size_bytes, now_ns)
@@ -122,13 +118,13 @@ class GatherRoom:
             del self._by_client[gathering.client]
 
     def _losers(self, gathering: Gathering, size_bytes: int, now_ns: int) -> list[Gathering] | None:
-        """Return those that would have to lose their room for one to have so much; None if that would not do."""
+        """Return the frames to evict, or None if that is not enough."""
         more_bytes = size_bytes - gathering.has_bytes
         missing_bytes = self.taken_bytes + more_bytes - self._budget_bytes
         client_bytes = self._by_client[gathering.client] + more_bytes
-        #: Who has no more keeps it for a while, so that usual batches are complete before they lose their room.
+        #: Clients with less are protected for KEPT_NS, so that ordinary batches can complete.
         least_bytes = self._budget_bytes // 16
-        #: What each client has, without those of its frames that would have lost.
+        #: Each client's bytes after the evictions chosen so far.
         left = Counter(self._by_client)
         may_lose: list[tuple[int, Gathering]] = []
         for other in self._gatherings if missing_bytes > 0 else ():

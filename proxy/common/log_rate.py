@@ -1,7 +1,4 @@
-"""One log line a second for each frequent event; the next line says how many were left out.
-
-Events that clients can cause thousands of times a second must not fill a disk. Counters have all of them.
-"""
+"""Limits log lines of events that clients can trigger thousands of times a second. Counters still count every event."""
 
 from collections import OrderedDict
 from collections.abc import Hashable
@@ -12,21 +9,18 @@ _FORGOTTEN_AFTER_S: Final = 3600.0
 
 
 class LogRate:
-    """Decides whether a line may be written now: after its first one, a key has one a second at most.
-
-    All keys together have ``lines_per_s`` at most, of which each has an equal share.
-    """
+    """Allows one line per key and second. All keys share ``lines_per_s`` equally."""
 
     def __init__(self, lines_per_s: float = inf) -> None:
-        #: When each key's last line was written, the oldest first, and how often it was left out since.
+        #: Per key, oldest first: time of the last line, and lines suppressed since.
         self._seen: OrderedDict[Hashable, tuple[float, int]] = OrderedDict()
         self._lines_per_s = lines_per_s
 
     def take(self, key: Hashable, now_s: float, times: int = 1) -> int | None:
-        """Ask for one line about ``key``.
+        """Ask to log a line about ``key``.
 
         Returns:
-            None when the line must not be written, otherwise how many before it were not.
+            The number of lines suppressed since the last one, or None if this line is suppressed, too.
         """
         written_s, held_back = self._seen.get(key, (-inf, 0))
         pause_s = max(1.0, len(self._seen) / self._lines_per_s)

@@ -1,7 +1,7 @@
-"""The description of a metric, written beside the field that holds its values.
+"""Metric descriptions, written beside the fields that hold the values.
 
-A scrape and the reference are made from ``Annotated[int, Metric("sluice_evicted_total", "What it counts.")]``. Metrics
-of a struct within a struct, or within a tuple of structs, are found as well.
+The scrape and the reference are generated from ``Annotated[int, Metric("sluice_evicted_total", "What it counts.")]``.
+Metrics in nested structs, and in tuples of structs, are found as well.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -12,20 +12,20 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 import msgspec
 
 Samples = Iterable[tuple[tuple[str, ...], Iterable[tuple[str, float]]]]
-"""The values of all labels but the last, and for each value of the last one the metric's value there."""
+"""Pairs of (all label values but the last, pairs of (last label value, number))."""
 
 
 class Metric(NamedTuple):
-    """One metric: a counter if its name ends with ``_total``, a histogram if the field holds a struct, or a gauge.
+    """A counter if its name ends with ``_total``, a histogram if the field holds a struct, otherwise a gauge.
 
     Attributes:
-        name: as in its samples.
-        help: what it is.
-        labels: in alphabetical order. In a mapping, keys are values of the labels. In a tuple of structs, each struct
-            has a field of the label's name, or else ``name``.
-        samples: makes samples of the field's value; None: the value is a number, or numbers by label.
-        value: makes a number of the field's value, if that is not one.
-        source: where the data path keeps the value, such as ``limits.evicted_total``; empty if it is computed.
+        name: the metric's name.
+        help: the help text.
+        labels: in alphabetical order. The keys of a mapping are label values. In a tuple of structs, each struct has a
+            field named like the label, or ``name``.
+        samples: converts the field's value to samples. None: the value is a number or a mapping of numbers by label.
+        source: where the data path keeps the value, such as ``limits.evicted_total``. Empty if it is computed.
+        value: converts the field's value to a number.
     """
 
     name: str
@@ -56,12 +56,12 @@ def _field(name: str, hint: Any) -> _Field:
 
 
 def described(struct: type[msgspec.Struct]) -> Iterator[tuple[str, Metric]]:
-    """Yield the metrics of a struct's own fields, each with the name of its field."""
+    """Yield the metrics of a struct's own fields, each with its field name."""
     return ((field.name, metric) for field in _fields(struct) for metric in field.metrics)
 
 
 def measured(figures: msgspec.Struct) -> Iterator[tuple[Metric, Any]]:
-    """Yield the metrics of a struct with their samples; of a histogram with what the field holds."""
+    """Yield each metric with its samples. For a histogram, yield the field's value instead."""
     return _measured(type(figures), [figures])
 
 
@@ -71,7 +71,7 @@ def _measured(struct: type[msgspec.Struct], items: Sequence[msgspec.Struct]) -> 
             if items and isinstance(value := getattr(items[0], field.name), msgspec.Struct):
                 yield metric, value
             else:
-                # Whoever takes them may look at them after the next metric was taken.
+                # Lazy: the caller may read the samples after the next metric was yielded.
                 yield metric, chain.from_iterable(map(partial(_samples, metric, field.name), items))
         if field.struct is not None:
             yield from _measured(field.struct, [each for item in items for each in _all(getattr(item, field.name))])

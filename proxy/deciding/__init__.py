@@ -1,1 +1,1 @@
-"""Batches of requests, the handlers that decide on them, and the executor these run on."""
+"""Batches of requests, the handlers that decide on them, and the executor that runs handlers."""

@@ -1,7 +1,6 @@
-"""The protocol-neutral words between protocols and handlers: Request, Response, Charge, Batch, Verdict, Ticket.
+"""The protocol-neutral types between protocols and handlers. No protocol code, no I/O and no clock.
 
-Sessions make batches out of bytes and turn verdicts into bytes; handlers see only what is defined here. No protocol, no
-I/O and no clock.
+Sessions turn bytes into batches and verdicts into bytes. Handlers see only the types defined here.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,30 +15,28 @@ from limiter.rules.resource import Resource
 from limiter.rules.rule import Dimension
 
 Refusal = Literal["answered", "silent", "impossible"]
-"""What a refusal is to a request: its client is told; its client chose not to be told; or it is impossible, as the
-client believes that the broker has the message. Then it passes, or waits.
+"""How a request can be refused: with an answer, silently if its client asked for none, or not at all.
+
+Refusal is impossible if the client assumes that the broker has the message. Such a request passes or waits.
 """
 Asks = plans.Asks
-"""Which rules decide."""
 
 
 class MessageIds(Protocol):
-    """The ids that clients have given the messages of the current chunk."""
-
     def message_id(self, request: "Request") -> bytes:
-        """Return the id of a request's message, the same for each repeat; empty without one."""
+        """Return the client-assigned id of a request's message, equal for each repeat. Empty if it has none."""
 
 
 class Side(Enum):
-    """One of the two peers of a connection; also the direction of what comes *from* it."""
+    """A peer of a connection. Also the direction of traffic *from* that peer."""
 
     CLIENT = "client"
     BROKER = "broker"
 
-    # Enum's own hash is Python code, and costs several times a lookup.
+    # Enum's own hash is Python code and several times slower.
     __hash__ = object.__hash__
 
-    # The opposite peer. An attribute, as a property of an enum costs several times as much.
+    # The opposite peer. An attribute, because a property would be several times slower.
     other: "Side"
 
 
@@ -47,97 +44,90 @@ Side.CLIENT.other, Side.BROKER.other = Side.BROKER, Side.CLIENT
 
 
 class ConnectionInfo(msgspec.Struct, frozen=True):
-    """The client of a connection, as handlers and operators see it."""
-
-    id: int  # number of the connection, unique within one data path
+    id: int  # unique within a data path
     listener: str
-    scope: str  # what the listener's limits are shared under; a VIP port names its main port's scope
-    peer: str  # the client's ``address:port``, as in every log line about it
-    address: str  # the client's IP address; IPv4 mapped into IPv6 as IPv4
-    exempt: bool = False  # the listener's configuration exempts this client
-    scopes: tuple[Resource, ...] = ()  # others that the connection belongs to, such as its user; its batches carry them
-    spools: bool = False  # its session can spool requests, so these may get a Later
-    tls: str = ""  # the version of TLS, such as ``TLSv1.3``; empty without
-    certificate: str = ""  # the name in the client's certificate; empty without one
-    local: str = ""  # the IP address that the client connected to, spelled like ``address``
+    scope: str  # shares the listener's limits. A VIP port has its main port's scope
+    peer: str  # ``address:port``, as in every log line
+    address: str  # the client's IP address. IPv4-mapped IPv6 is IPv4
+    exempt: bool = False
+    scopes: tuple[Resource, ...] = ()  # further scopes of the connection, such as its user
+    spools: bool = False  # the session can spool requests, so they may get a Later
+    tls: str = ""  # such as ``TLSv1.3``, empty without TLS
+    certificate: str = ""  # name in it, empty without one
+    local: str = ""  # address that the client connected to, normalized
 
 
 class Request(msgspec.Struct, gc=False):
-    """One limitable request of a client."""
-
-    resources: tuple[Resource, ...]  # everything it is charged to; all must admit. Mostly one.
-    messages: int  # its cost in messages, at least 1; 0 if its answer is charged
-    size_bytes: int  # on the wire, with framing
+    resources: tuple[Resource, ...]  # all must admit it. Usually one
+    messages: int  # at least 1, 0 if the answer is charged
+    size_bytes: int  # with framing
     producer_group: str
-    refusal: Refusal  # what a refusal is to it
-    # Requests of one connection with equal keys never overtake each other; None is independent.
+    refusal: Refusal
+    # Requests of one connection with equal keys never overtake each other. None: independent.
     order_key: str | int | None
-    handle: object  # belongs to the session, opaque to handlers. A verdict on it also covers bytes still to come.
+    handle: object  # opaque, owned by the session. Its verdict also covers bytes still to come
     consumes: bool = False  # scopes of producers do not limit it
-    by_answer: bool = False  # its answer tells its cost, and comes as a Charge
-    since_ns: int = 0  # since when it waits, if it was spooled; otherwise 0
-    # If its ticket is dropped, it comes again, perhaps on another connection: that is not counted.
+    by_answer: bool = False  # its cost arrives later, as a Charge
+    since_ns: int = 0  # when it was spooled, or 0
+    # If its ticket is dropped, the request comes again, perhaps on another connection. The drop is not counted.
     returns: bool = False
-    # It asks for credit: for ``messages`` permits at least and this many at most, of ``size_bytes`` each. Without a
-    # verdict all are granted. A held one waits for as long as it takes, and its ``messages`` are what it is granted
-    # when its ticket is resolved. It cannot be refused, and is not counted as admitted: ``Paid`` messages are. 0: an
-    # ordinary request.
+    # Greater than 0: a request for credit, for at least ``messages`` and at most this many permits, of ``size_bytes``
+    # each. Without a verdict, all are granted. A held one waits as long as necessary. Resolving its ticket sets
+    # ``messages`` to the grant. It cannot be refused, and does not count as admitted: ``Paid`` messages do.
     most: int = 0
-    asks: Asks = "all"  # which rules decide. Shadow rules never decide on credit.
-    # It can be held. Otherwise delay rules refuse it; what cannot be refused either passes and is charged.
+    asks: Asks = "all"  # shadow rules never decide on credit
+    # It can be held. If False, delay rules refuse it, or charge and pass it if it cannot be refused.
     may_wait: bool = True
-    message_id: bytes = b""  # as in ``MessageIds``; set once it is held
+    message_id: bytes = b""  # set once the request is held
 
 
 class Group(NamedTuple):
-    """The requests of a batch that are decided alike."""
-
-    request: Request  # the first of them
-    indexes: Sequence[int]  # of all in the batch, ascending
-    messages: Sequence[int]  # of each
+    request: Request
+    indexes: Sequence[int]  # in ascending order
+    messages: Sequence[int]
 
 
 class Response(msgspec.Struct, gc=False):
-    """One answer of the broker, made only when some handler asks for responses."""
+    """Created only if a handler asks for responses."""
 
-    request_code: int | None  # the protocol's number of the request, or None if unknown
-    resources: tuple[Resource, ...]  # of the request; empty if it was not limitable
-    status: int  # the protocol's own result code
+    request_code: int | None  # None if unknown
+    resources: tuple[Resource, ...]  # empty if the request was not limitable
+    status: int
     size_bytes: int
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """A handler's decision about one request; a request without a verdict passes.
+    """A handler's decision about one request. A request without a verdict passes.
 
-    A request keeps the first Refuse. Hold and Later give way to a Refuse, Shadow to all three. One that cannot be
-    refused gets none. A request for credit gets a Grant or a Hold, which is the stronger, and no Later.
+    The first Refuse is kept. Refuse overrides Hold and Later, and all three override Shadow. Requests that cannot be
+    refused get no Refuse. A request for credit gets a Grant or, stronger, a Hold.
     """
 
 
 class Refuse(Verdict, frozen=True):
-    """The request does not reach the broker; the session answers it in the protocol's own words."""
+    """The request does not reach the broker. The session answers it as its protocol requires."""
 
-    resource: Resource  # the resource, scope or total whose limit refused it
-    rule: str  # name of that rule, for log, metric and answer
-    wait_us: int  # microseconds until the same request could be admitted, as far as is known
-    busy_code: int | None = None  # the protocol's number to refuse it with; None leaves that to the protocol
-    # The most that the rule admits at once, if the request costs more and can never be admitted; else None.
+    resource: Resource  # over its limit: a resource, scope or total
+    rule: str  # for log, metric and answer
+    wait_us: int  # until the request could be admitted, as far as known
+    busy_code: int | None = None  # None: the protocol's default
+    # The most that the rule admits at once, if the request can never be admitted. Otherwise None.
     most: int | None = None
     most_of: Dimension = "messages"
 
 
 class Shadow(Verdict, frozen=True):
-    """The request passes, and is counted as one that a shadow rule would refuse."""
+    """The request passes, and counts as one that a shadow rule would refuse."""
 
-    resource: Resource  # the resource, scope or total whose limit would have refused it
+    resource: Resource  # over its limit
     rule: str
 
 
 class Ticket:
-    """The claim of one held request: resolved once, to pass or to be refused, unless it is dropped before.
+    """The claim of one held request. It is resolved once (pass or refuse), unless it is dropped first.
 
-    The handler that made it resolves it, on the event loop; the driver attaches itself and tells the session.
-    ``on_dropped`` is called if its client left, or another handler refused it.
+    The handler that created it resolves it, on the event loop. The driver attaches a callback and tells the session.
+    ``on_dropped`` is called if the client left or another handler refused the request.
     """
 
     __slots__ = ("_on_dropped", "_on_resolved", "dropped", "refuse", "resolved", "shadow")
@@ -145,20 +135,20 @@ class Ticket:
     def __init__(self, on_dropped: Callable[[], None]) -> None:
         self.resolved = False
         self.dropped = False
-        self.refuse: Refuse | None = None  # None is pass
-        self.shadow: Shadow | None = None  # if it passes, what a shadow rule says about it
+        self.refuse: Refuse | None = None  # None: pass
+        self.shadow: Shadow | None = None  # if it passes
         self._on_dropped: Callable[[], None] | None = on_dropped
         self._on_resolved: Callable[[Ticket], None] | None = None
 
     def attach(self, on_resolved: "Callable[[Ticket], None]") -> None:
-        """Call a function when the ticket is resolved, at once if it is already."""
+        """Call ``on_resolved`` when the ticket is resolved, immediately if it already is."""
         if self.resolved:
             on_resolved(self)
         elif not self.dropped:
             self._on_resolved = on_resolved
 
     def resolve(self, refuse: Refuse | None, shadow: Shadow | None = None) -> None:
-        """Resolve the request; without effect once it was resolved or dropped."""
+        """Resolve the request, unless it is resolved or dropped."""
         if self.resolved or self.dropped:
             return
         self.resolved = True
@@ -170,7 +160,7 @@ class Ticket:
             on_resolved(self)
 
     def drop(self) -> None:
-        """Give up the request; without effect once it was resolved or dropped."""
+        """Abandon the request, unless it is resolved or dropped."""
         if self.resolved or self.dropped:
             return
         self.dropped = True
@@ -183,27 +173,26 @@ class Ticket:
 class Hold(Verdict, frozen=True):
     """The request waits in the session until its ticket is resolved."""
 
-    resource: Resource  # the resource, scope or total whose limit it waits for
+    resource: Resource  # its limit is waited for
     rule: str
     ticket: Ticket
     spools: bool = False  # later requests of its kind are spooled behind it, undecided
 
 
 Verdicts = Mapping[int, Verdict]
-"""Verdicts by the request's index in its batch. Other requests pass."""
+"""Verdicts by index in the batch. Other requests pass."""
 
 NO_VERDICTS: Final[Verdicts] = {}
 
 
 def drop_tickets(verdicts: Verdicts) -> None:
-    """Drop the tickets among verdicts without effect."""
     for verdict in verdicts.values():
         if isinstance(verdict, Hold):
             verdict.ticket.drop()
 
 
 class Grant(Verdict, frozen=True):
-    """A request for credit gets only this many messages, at least one; it may ask for the rest again.
+    """A request for credit gets only this many messages, at least one. It may ask again for the rest.
 
     A held one is granted its ``messages`` when it is resolved.
     """
@@ -212,10 +201,10 @@ class Grant(Verdict, frozen=True):
 
 
 class Later(Verdict, frozen=True):
-    """The request is not decided: it comes again in a later batch, when the held one before it is resolved.
+    """The request is not decided yet. It comes again in a later batch, once the held one before it is resolved.
 
-    For requests that cannot be refused, or can be spooled, behind a held one with their order key. They cost their
-    bytes and no ticket, and are not counted yet.
+    For requests behind a held one with the same order key that cannot be refused, or that can be spooled. They cost
+    their bytes but no ticket, and are not counted yet.
     """
 
 
@@ -223,30 +212,28 @@ LATER: Final = Later()
 
 
 class Charge(msgspec.Struct, gc=False):
-    """A cost that became known after its request had been decided; it cannot be refused."""
+    """A cost that becomes known after its request was decided. It cannot be refused."""
 
     resources: tuple[Resource, ...]
-    messages: int  # the cost beyond what was decided; negative is given back
-    size_bytes: int = 0  # the cost in bytes beyond that; likewise
+    messages: int  # beyond the decided cost. Negative: given back
+    size_bytes: int = 0  # beyond the decided cost
     producer_group: str = ""
-    consumes: bool = False  # its request consumes; an empty answer is a charge of 0
-    asks: Asks = "all"  # which rules it is charged to
-    counts: bool = True  # it is counted as admitted; a correction of credit is not
+    consumes: bool = False  # its request consumes. An empty answer is a charge of 0
+    asks: Asks = "all"
+    counts: bool = True  # as admitted. False for a correction of credit
 
 
 class Paid(msgspec.Struct, gc=False):
-    """Messages that came on credit: already decided, and counted as admitted."""
+    """Messages sent on credit: already decided, and counted as admitted."""
 
     resources: tuple[Resource, ...]
     requests: int
-    messages: int  # in these requests
+    messages: int
     size_bytes: int
     consumes: bool = False
 
 
 class Batch:
-    """The requests of one chunk from one peer, decided together."""
-
     def __init__(
         self,
         connection: ConnectionInfo,
@@ -260,11 +247,11 @@ class Batch:
         self.connection = connection
         self.side = side
         self.requests = requests
-        self.charges = charges  # costs to be debited without a decision
+        self.charges = charges  # debited without a decision
         self.paid = paid
-        self.ids = ids  # of its messages; None if there are none
-        self.verdicts: dict[int, Verdict] = {}  # of the pipeline so far; only the pipeline adds to it
-        self.bypassed: dict[str, str] = {}  # handlers that were skipped, with the reason
+        self.ids = ids
+        self.verdicts: dict[int, Verdict] = {}  # only the pipeline adds to it
+        self.bypassed: dict[str, str] = {}  # reason by skipped handler
 
     @property
     def spools(self) -> bool:
@@ -272,7 +259,6 @@ class Batch:
 
     @property
     def came_back(self) -> bool:
-        """Whether all of it was spooled before."""
         requests = self.requests
         return self.connection.spools and len(requests) > 0 and requests[0].since_ns > 0
 
@@ -280,8 +266,8 @@ class Batch:
     def groups(self) -> Sequence[Group]:
         """Groups of requests that are decided alike, in order of first appearance.
 
-        Requests for credit stand alone, and so do those with an ``order_key`` that spans several groups: each depends
-        on the outcome of those before it.
+        A request for credit is its own group. So is a request whose ``order_key`` spans several groups, because each
+        depends on the outcome of those before it.
         """
         requests, keys = self.requests, [_alike(request) for request in self.requests]
         first: dict[object, tuple[object, ...]] = {}
@@ -296,18 +282,17 @@ class Batch:
         ]
 
     def size_bytes(self, indexes: Sequence[int]) -> Sequence[int]:
-        """Return costs in bytes: 0 for a request that is charged by its answer."""
         requests = self.requests
         return [0 if requests[index].by_answer else requests[index].size_bytes for index in indexes]
 
     def add_verdicts(self, verdicts: Verdicts) -> None:
-        """Merge a handler's verdicts, as ``Verdict`` says; dropped verdicts drop their tickets.
+        """Merge a handler's verdicts by the precedence in ``Verdict``. Overridden ones drop their tickets.
 
-        Nothing is merged if one of them is wrong.
+        Merges nothing if any of them is invalid.
 
         Raises:
-            IndexError: a verdict names a request that is not in the batch.
-            TypeError: a value is no verdict, or a verdict's attributes are not of their types.
+            IndexError: a verdict for a request that is not in the batch.
+            TypeError: a value is not a verdict, or a verdict's attribute has the wrong type.
         """
         for index, verdict in verdicts.items():
             if not 0 <= index < len(self.requests):
@@ -342,7 +327,7 @@ class Batch:
 
 
 def _alike(request: Request) -> tuple[object, ...]:
-    """Return what is equal for requests that are decided alike; ``order_key`` comes first."""
+    """Return a grouping key. ``order_key`` comes first."""
     who = request.order_key, request.resources, request.producer_group, request.consumes, request.by_answer
     return *who, request.refusal == "impossible", request.asks, request.may_wait, request.most
 

@@ -1,4 +1,4 @@
-"""Counts decisions: runs of requests with one verdict go to the accounts of a data path."""
+"""Counts decisions in the accounts of a data path, in runs of requests with the same verdict."""
 
 from collections.abc import Iterable, Sequence
 from itertools import groupby
@@ -12,23 +12,21 @@ from proxy.deciding.batch import Batch, Hold, Later, Refuse, Request, Shadow, Ve
 
 
 class Tally:
-    """Counts the batches of all connections."""
-
     def __init__(self, accounts: Accounts) -> None:
         self._accounts = accounts
-        self.sender = accounts.sender  # as the accounts have it
+        self.sender = accounts.sender
         self.held_requests = 0
         self.held_bytes = 0
-        # Repeats of messages that were refused a moment ago, by kind of the resource.
+        # Repeats of recently refused messages, by resource kind.
         self.repeated_requests: dict[str, int] = {}
         self.ids = RefusedIds()
-        # By identity of each held request for credit: what holds it, and how many messages were counted.
+        # Per held request for credit, by identity: the verdict that holds it, and the messages counted.
         self._credit: dict[int, tuple[Judged, int]] = {}
 
     def count(self, batch: Batch, now_ns: int, sender: Sender) -> None:
         """Count a batch with complete verdicts. "admitted" becomes "bypassed" if a handler was bypassed.
 
-        Each request with a Hold needs one ``resolved`` or ``dropped``. One with a Later comes again.
+        Each request with a Hold needs one call of ``resolved`` or ``dropped`` later. One with a Later comes again.
         """
         tell, exempt = self._accounts.count, batch.connection.exempt
         passed: Outcome = "exempt" if exempt else "bypassed" if batch.bypassed else "admitted"
@@ -44,7 +42,7 @@ class Tally:
         ids = batch.ids
         for group in batch.groups:
             if group.request.most:
-                # Messages on credit are counted, not the credit.
+                # Messages sent on credit are counted, not the credit.
                 self._count_credit(group.indexes, batch, now_ns, sender)
                 continue
             resources, producer_group = group.request.resources, group.request.producer_group
@@ -79,10 +77,10 @@ class Tally:
         repeats: Repeats | None,
         passed: Outcome,
     ) -> None:
-        """Count requests that one verdict was given for.
+        """Count requests that share one verdict.
 
-        ``answers`` of them expect an answer; ``amount`` is requests, messages and bytes; without ``repeats`` nobody has
-        looked for them.
+        ``answers`` of them expect an answer. ``amount`` is requests, messages and bytes. ``repeats`` is None if not
+        looked for.
         """
         what = _word(refuse, producer_group, answers, passed)
         self._accounts.count(now_ns, resources, sender, what, amount)
@@ -103,7 +101,6 @@ class Tally:
     def _look(
         self, resources: tuple[Resource, ...], with_ids: Iterable[tuple[Request, bytes]], now_ns: int, *, refused: bool
     ) -> None:
-        """Count which of some requests, given with the ids of their messages, are repeats."""
         if not refused and not (len(self.ids) > 0 and self._accounts.looks_for_repeats(resources[0], now_ns)):
             return
         repeated = messages = size_bytes = identified = 0
@@ -142,7 +139,7 @@ class Tally:
     def resolved(self, request: Request, verdict: Refuse | Shadow | None, now_ns: int, sender: Sender) -> None:
         """Count a held request that now passes, perhaps despite a shadow rule, or is refused."""
         if request.most:
-            # Messages beyond the fewest had to wait as well.
+            # Messages beyond the minimum had to wait as well.
             judged, counted = self._credit[id(request)]
             if request.messages > counted:
                 self._accounts.count(now_ns, request.resources, sender, judged, (0, request.messages - counted, 0))
@@ -153,7 +150,7 @@ class Tally:
         self._look_at_held(request, now_ns, refused=isinstance(verdict, Refuse))
 
     def dropped(self, request: Request, now_ns: int, sender: Sender) -> None:
-        """Count a held request whose client left; one that returns is only no longer held."""
+        """Count a held request whose client left. One that returns is only released."""
         if request.returns or request.most:
             self._release(request, now_ns)
         else:
@@ -161,13 +158,13 @@ class Tally:
             self._look_at_held(request, now_ns, refused=True)
 
     def passed_on(self, request: Request, now_ns: int, sender: Sender) -> None:
-        """Count a held request that is forwarded all the same; its cost is counted as a Charge."""
+        """Count a held request that is forwarded anyway. Its cost is counted as a Charge."""
         self._release(request, now_ns)
         self._accounts.count(now_ns, request.resources, sender, "admitted", (1, 0, 0))
         self._look_at_held(request, now_ns, refused=False)
 
     def lost(self, requests: Iterable[Request], now_ns: int, sender: Sender) -> None:
-        """Count requests that were given up undecided; one may stand for many."""
+        """Count requests abandoned undecided. One object may be repeated for many requests."""
         for _, run in groupby(requests, key=id):
             alike = list(run)
             self._count(alike[0], "dropped", now_ns, sender, times=len(alike))

@@ -1,18 +1,18 @@
-"""The executor: bounded lanes on which handlers that wait decide, and which bypass themselves rather than delay anyone.
+"""The executor: bounded lanes for handlers that wait. A lane that falls behind is bypassed.
 
-A lane is a trio task behind a bounded queue. A hop to that task costs about 16 µs, and one to a thread 219 µs. A
-handler that answers at once needs no lane: the pipeline calls it.
+A lane is a trio task behind a bounded queue. A hop to the task costs about 16 µs, a hop to a thread 219 µs. The
+pipeline directly calls handlers that answer immediately.
 
-When a lane bypasses
+When a lane is bypassed
     ====== =======================================================================================
-    full   its queue has no room
-    late   it had its turn a deadline ago and has not answered, or it was late and no probe has come
-           back in time yet
+    full   its queue is full
+    late   its turn began more than a deadline ago without an answer, or it was late before and no
+           probe has returned in time yet
     error  the handler raised
     ====== =======================================================================================
 
-A busy loop is not a late lane, or floods would switch handlers off. A lane serves its whole queue in one turn, so its
-time runs from that turn on, and it may run once more after the deadline before it is judged.
+A busy event loop must not make a lane late, or floods would switch handlers off. A lane serves its whole queue in one
+turn, so the deadline starts with that turn, and the lane may run once more after the deadline before it is judged.
 """
 
 import inspect
@@ -27,30 +27,26 @@ import trio
 from proxy.deciding.batch import Batch, Verdicts, drop_tickets
 
 Decide = Callable[[Batch, int], Verdicts | Awaitable[Verdicts]]
-"""Decides on a batch, with the monotonic time in nanoseconds."""
+"""The integer is the monotonic time in nanoseconds."""
 
 BypassReason = Literal["full", "late", "error"]
 
 
 @dataclass(frozen=True, slots=True)
 class Bypass:
-    """A handler was skipped for one batch."""
-
     reason: BypassReason
-    error: BaseException | None = None  # what the handler raised, for reason ``error``
+    error: BaseException | None = None  # for reason ``error``
 
 
 @dataclass(frozen=True, slots=True)
 class LaneStats:
-    """One lane, as an operator sees it."""
-
     depth: int
     capacity: int
     late: bool  # bypassed until a probe returns in time
 
 
 class Submission:
-    """One batch on its way through a lane. Without a batch, only its turn is waited for."""
+    """One batch in a lane. Without a batch, it marks a turn of the lane."""
 
     __slots__ = ("batch", "done", "lane", "outcome", "wanted")
 
@@ -59,24 +55,24 @@ class Submission:
         self.batch = batch
         self.done = trio.Event()
         self.outcome: Verdicts | Bypass | None = None
-        self.wanted = True  # somebody waits for the outcome
+        self.wanted = True
 
 
 class Lane:
-    """One queue, and the task that serves it.
+    """A queue and the task that serves it.
 
     Args:
-        decide: called for each batch; only the wait for it is bounded.
-        capacity: batches that may be queued.
-        deadline_s: how long a batch waits for its verdict before it bypasses.
+        decide: called for each batch. Only the wait for it is bounded.
+        capacity: maximum queued batches.
+        deadline_s: maximum wait for a verdict before the batch bypasses.
         threaded: run ``decide`` on a worker thread.
-        now_ns: callable from any thread.
+        now_ns: monotonic clock, callable from any thread.
     """
 
     def __init__(
         self, decide: Decide, *, capacity: int, deadline_s: float, threaded: bool, now_ns: Callable[[], int]
     ) -> None:
-        self.late = False  # bypassed until a probe returns in time
+        self.late = False
         self._decide = decide
         self._capacity = capacity
         self._deadline_s = deadline_s
@@ -85,7 +81,7 @@ class Lane:
         self._thread_limiter = trio.CapacityLimiter(1)
         self._queue: deque[Submission] = deque()
         self._filled = trio.Event()
-        # When the task began with the queue; None while it has not had its turn.
+        # Start of the current turn. None between turns.
         self._turn_s: float | None = None
         self._probe: Submission | None = None
 
@@ -93,12 +89,13 @@ class Lane:
         return LaneStats(len(self._queue), self._capacity, self.late)
 
     def submit(self, batch: Batch) -> Submission | Bypass:
-        """Queue a batch, whose verdicts ``outcome_of`` then returns; or say at once that it bypasses."""
+        """Queue a batch for ``outcome_of``, or bypass it at once."""
         if not self.late:
             submission = Submission(self, batch)
             return submission if self._put(submission) else Bypass("full")
         if self._probe is None:
-            # Learns whether the lane answers in time again. Marked before it is queued: a thread may take it at once.
+            # The probe tests whether the lane is in time again. Set before queueing, because a thread may take it at
+            # once.
             self._probe = Submission(self, batch)
             self._probe.wanted = False
             if not self._put(self._probe):
@@ -106,12 +103,11 @@ class Lane:
         return Bypass("late")
 
     async def outcome_of(self, submission: Submission) -> Verdicts | Bypass:
-        """Return the handler's verdicts, or the Bypass in their place after the deadline."""
         try:
             due_s = trio.current_time() + self._deadline_s
             while not await self._done_by(due_s, submission):
                 now_s = trio.current_time()
-                # A handler that only yielded continues in the next turn of the loop, and this task in the one after.
+                # A handler that merely yielded resumes in the next turn of the loop, and this task in the one after.
                 await trio.lowlevel.checkpoint()
                 await trio.lowlevel.checkpoint()
                 due_s = (now_s if self._turn_s is None else self._turn_s) + self._deadline_s
@@ -134,7 +130,7 @@ class Lane:
         return submission.done.is_set()
 
     async def turn(self) -> None:
-        """Return once the lane has served its present queue; not if a handler hangs."""
+        """Return once the lane has served its current queue. Blocks while a handler hangs."""
         submission = Submission(self, None)
         while not self._put(submission):  # noqa: ASYNC110 - nobody says that there is room
             await trio.sleep(self._deadline_s)
@@ -175,7 +171,7 @@ class Lane:
             self._finish(submission, outcome, self._now_ns() - began_ns)
 
     def _serve_on_thread(self, loop: trio.lowlevel.TrioToken) -> None:
-        """Serve the queue on this thread in one go: a hop for each batch would wait for the loop each time."""
+        """One hop per batch would wait for the loop each time."""
         while (submission := self._next()) is not None:
             began_ns = self._now_ns()
             try:
@@ -183,7 +179,7 @@ class Lane:
             except BaseException as error:  # noqa: BLE001 - as above; a thread is neither cancelled nor interrupted
                 outcome = Bypass("error", error)
             loop.run_sync_soon(self._finish, submission, outcome, self._now_ns() - began_ns)
-        # From here on, what is queued waits for the next hop.
+        # Batches queued from now on wait for the next hop.
         self._turn_s = None
 
     def _ask(self, batch: Batch | None) -> Verdicts | Awaitable[Verdicts]:
@@ -208,18 +204,12 @@ class Lane:
 
 
 def _drop(outcome: Verdicts | Bypass) -> None:
-    """Drop the tickets of verdicts that nobody waits for."""
     if not isinstance(outcome, Bypass):
-        with suppress(Exception):  # a mapping of the handler's own may raise anything
+        with suppress(Exception):  # a handler's own mapping type may raise anything
             drop_tickets(outcome)
 
 
 def checked(decided: object) -> Verdicts:
-    """Return a handler's answer if it is a mapping.
-
-    Raises:
-        TypeError: it is not.
-    """
     if not isinstance(decided, Mapping):
         if inspect.iscoroutine(decided):
             decided.close()
@@ -228,7 +218,7 @@ def checked(decided: object) -> Verdicts:
 
 
 class Executor:
-    """The lanes of one handler. A connection is pinned to a lane, which keeps its batches in order."""
+    """The lanes of one handler. Each connection uses one lane, which preserves the order of its batches."""
 
     def __init__(
         self,
@@ -246,7 +236,6 @@ class Executor:
         )
 
     def submit(self, batch: Batch) -> Submission | Bypass:
-        """Queue a batch on the lane of its connection, as ``Lane.submit`` does."""
         return self.lanes[batch.connection.id % len(self.lanes)].submit(batch)
 
     async def run(self) -> None:

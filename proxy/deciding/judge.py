@@ -1,4 +1,4 @@
-"""What the compiled turn asks of Python for one connection: whom to refuse, and to count what is told apart."""
+"""The Python side of the compiled turn for one connection: decides, and counts."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
 
 class Judge:
-    """Decides and counts for one connection, as the rate limiter and the tally would decide and count its batches.
+    """Decides and counts for one connection exactly as the rate limiter and the tally do for batches.
 
     Attributes:
-        stays: says whether the compiled part may serve the connection under the rules in force.
-        learn: returns the client's language, by its header and type, and if it gives a message another id each time;
-            None if the header is for Python. Called once for a new client.
-        sender: whose requests they are.
-        all_ids: the ids of what was refused recently.
-        ids: likewise; None if the client gives a message another id each time it sends it.
-        passed: the number of the outcome of what passes.
-        bypassed: likewise when the limiter has failed.
-        is_exempt: nothing limits the connection.
+        stays: says whether the compiled part may serve the connection under the current rules.
+        learn: takes a client's first header and its type. Returns the client's language, and whether the client changes
+            a message's id with each send. None: leave the header to Python.
+        sender: the client, for the accounts.
+        all_ids: ids of recently refused messages.
+        ids: as ``all_ids``, or None if the client changes a message's id with each send.
+        passed: outcome number of passing requests.
+        bypassed: outcome number when the limiter has failed.
+        is_exempt: no limit applies to the connection.
     """
 
     __slots__ = (
@@ -62,12 +62,12 @@ class Judge:
         self.bypassed = NUMBERS["exempt" if connection.exempt else "bypassed"]
 
     def renew(self) -> tuple[bool, bool, bool, "Callers | None"]:
-        """Say if the connection may stay under the rules in force, if all of them refuse, and if some limit bytes."""
+        """Return ``stays()``, whether all rules refuse, whether bytes are limited, and the callers."""
         limits = self._limits
         return self.stays(), limits.only_refuse, limits.limit_bytes, limits.callers(caller_of(self.connection))
 
     def meet(self, header: bytes, header_type: int) -> tuple[Sender, RefusedIds | None] | None:
-        """Return ``sender`` and ``ids`` by the first header of a new client; None if that is for Python."""
+        """Return ``sender`` and ``ids`` for the first header of a new client. None: leave it to Python."""
         learned = self.learn(header, header_type)
         if learned is None:
             return None
@@ -77,20 +77,15 @@ class Judge:
         return self.sender, self.ids
 
     def is_plain(self, resources: tuple[Resource, ...], producer_group: str) -> bool:
-        """Say whether ``decide`` does without holding or shadowing."""
+        """Say whether ``decide`` can only pass or refuse."""
         return self._limits.refuses(resources, caller_of(self.connection, producer_group))
 
     def decide(
         self, now_ns: int, resources: tuple[Resource, ...], producer_group: str, count: int, sizes: Sequence[int]
     ) -> list[tuple[int, Refuse | None]]:
-        """Decide requests that are alike; return how many in a row pass or are refused, in their order.
+        """Decide requests that are alike. Return runs of (count, refusal or None), in order.
 
-        Args:
-            now_ns: the time.
-            resources: what they are for.
-            producer_group: theirs.
-            count: how many there are.
-            sizes: of each in bytes; empty if no rule limits bytes.
+        ``sizes`` are their bytes, empty if no rule limits bytes.
         """
         caller = caller_of(self.connection, producer_group)
         spans: list[tuple[int, Refuse | None]] = []
@@ -99,7 +94,7 @@ class Judge:
             some = sizes[done:]
             decision = self._limits.decide(now_ns, resources, caller, (1,) * (count - done), lambda: some)  # noqa: B023 - asked within the call
             spans.append((decision.admitted, None))
-            # A request refused for its size stops nobody behind it.
+            # A request refused for its size does not stop those behind it.
             end = decision.admitted + decision.alone if decision.alone else count - done
             if decision.stop is not None:
                 stopped = end - decision.admitted
@@ -118,7 +113,7 @@ class Judge:
         answers: int,
         repeats: tuple[int, int, int, int] | None,
     ) -> None:
-        """Count requests that are alike: requests, messages and bytes; and which of them are repeats, if looked at."""
+        """``amount`` is requests, messages and bytes."""
         self._tally.count_alike(
             *(now_ns, resources, self.sender, refuse, producer_group, answers, amount),
             repeats=None if repeats is None else Repeats(*repeats),
@@ -126,7 +121,7 @@ class Judge:
         )
 
     def grant(self, now_ns: int, request: Request) -> bool:
-        """Grant a request for credit, if all that it asks for can be granted at once."""
+        """Grant a request for credit if its full amount is available now."""
         caller = caller_of(self.connection, consumes=request.consumes, refusable=False, asks=request.asks)
         credit = Credit(request.messages, request.most, request.size_bytes)
         try:
@@ -135,14 +130,13 @@ class Judge:
             return False
 
     def failed(self, error: Exception, requests: int) -> None:
-        """Count requests that pass, since the limiter has failed."""
         self._pipeline.bypass(self._handler, error, requests)
 
 
 def judge_of(
     pipeline: Pipeline, tally: Tally, resources: "Resources", connection: ConnectionInfo, sender: Sender
 ) -> Judge | None:
-    """Return the judge of a connection; None if there is more to its pipeline than the limiter."""
+    """Return None if the pipeline has more than the rate limiter."""
     handler = pipeline.only
     if type(handler) is not RateLimit:
         return None

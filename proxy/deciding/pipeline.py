@@ -7,44 +7,38 @@ The contract of a handler
 =========================
 *One instance* serves all connections of a data path.
 
-*Which task.* A handler runs on the lane it is configured for:
+*Lanes.* A handler runs on its configured lane:
 
 ========  ==========================================================================================
-lane      what it means
-========  ==========================================================================================
-task      an async ``on_requests`` is awaited in a trio task behind a bounded queue. A sync one is called
-          directly, without a deadline, as it never waits. It must not compute for long: that stops every
-          connection.
-thread    a worker thread behind the same queue. ``on_requests`` must be sync; it may block or compute.
-          Several lanes means several threads: then the handler must be thread-safe. It shares the interpreter's lock
-          with the loop, and while that is saturated it may be late for want of it.
-inline    called directly, must be sync.
+task      An async ``on_requests`` is awaited in a trio task behind a bounded queue. A sync one is
+          called directly, without a deadline. It must neither block nor compute for long, because that
+          stops every connection.
+thread    A worker thread behind the same queue. ``on_requests`` must be sync and may block or compute.
+          With several lanes, the handler must be thread-safe. The thread shares the GIL with the event
+          loop and may be late while the loop is saturated.
+inline    Called directly. ``on_requests`` must be sync.
 ========  ==========================================================================================
 
-*How often, in what order.* Once per batch, in the order of the configuration. A batch holds the requests of
-one read from one connection. Batches of one connection arrive in the order of the wire, except for requests that come
-again after a Later: those come in batches of their own. A handler sees the verdicts of the handlers before it in
-``batch.verdicts``. A request keeps the first Refuse it gets, so charge only requests without one, and without a Later.
-A Hold gives way to a Refuse, and a Shadow, which only counts, to both. A request whose ``refusal`` is impossible passes
-when it gets a Refuse, and only such a request may get a Later.
+*Order.* A handler is called once per batch, in configuration order. A batch holds the requests of one read from one
+connection. Batches of a connection arrive in wire order, except for requests that return after a Later, which come in
+their own batches. ``batch.verdicts`` has the verdicts of earlier handlers. The first Refuse is kept, so charge only
+requests without a Refuse or a Later. A request whose ``refusal`` is impossible passes despite a Refuse. A Later is only
+for such a request, or one that the session can spool.
 
-*What may be kept.* Batches, requests and responses hold no buffers and may be kept; they must not be changed.
+*Lifetime.* Batches, requests and responses hold no buffers. A handler may keep them but must not change them.
 
-*What it answers.* A mapping of request index to Verdict; requests not in it pass. A held request (Hold) waits
-with its ticket, which the handler resolves later, on the event loop: it passes or is refused then, and the handlers
-behind are not asked again. So a handler that holds comes last.
+*Result.* A mapping of request index to Verdict. Other requests pass. A held request (Hold) waits with its ticket until
+the handler resolves it, on the event loop. Later handlers are not asked again, so a handler that holds should be last.
 
-*Its own task.* ``run`` is started with the pipeline, for what is due at some time. If it raises, that is counted
-under reason ``error`` and logged, and it is started again a second later. ``drain`` says that the data path is about to
-end.
+*Own task.* ``run`` starts with the pipeline, for timed work. If it raises, that is counted under reason ``error`` and
+logged, and ``run`` starts again a second later. ``drain`` announces the end of the data path.
 
-*What an exception means.* The batch bypasses that handler only. It is counted under reason ``error``, and logged
-at most once a second; so is a queue that is full (``full``), and a verdict that is not there after the deadline
-(``late``). ``fails`` says what a bypass means: the requests of an ``open`` handler pass, those of a ``closed`` one are
-refused if they can be. Late verdicts are dropped with their tickets.
+*Exceptions.* The batch bypasses that handler only. This is counted under reason ``error`` and logged at most once a
+second. The same applies to a full queue (``full``) and a missed deadline (``late``). Requests pass an ``open`` handler.
+A ``closed`` one then refuses those that can be refused. Late verdicts are dropped with their tickets.
 
-*Responses.* With ``sees_responses`` a handler gets the broker's answers by ``on_responses``, inline, after
-their bytes were queued: it observes and can change nothing.
+*Responses.* With ``sees_responses``, ``on_responses`` gets the broker's answers inline, after their bytes were queued.
+It can observe but not change them.
 """
 
 import inspect
@@ -74,58 +68,54 @@ _log = structlog.get_logger(__name__)
 
 
 class Handler(ABC):
-    """One link of the pipeline; the contract is this module's docstring."""
+    """One handler of the pipeline. This module describes the contract."""
 
-    fails: ClassVar[Fails] = "open"  # what a bypass means: ``open`` lets the requests pass, ``closed`` refuses them
-    sees_responses: ClassVar[bool] = False  # ask for ``on_responses``; costs the decoding of every answer of the broker
-    thread_safe: ClassVar[bool] = True  # False keeps it off thread lanes, because it shares state with the event loop
-    lane: ClassVar[LaneKind] = "task"  # where it runs unless the configuration says otherwise
+    fails: ClassVar[Fails] = "open"  # on a bypass, requests pass (``open``) or are refused (``closed``)
+    sees_responses: ClassVar[bool] = False  # costs the decoding of every answer
+    thread_safe: ClassVar[bool] = True  # False: not allowed on thread lanes
+    lane: ClassVar[LaneKind] = "task"  # the default lane
 
     @abstractmethod
     def on_requests(self, batch: Batch, now_ns: int) -> Verdicts | Awaitable[Verdicts]:
-        """Decide the requests of one batch; ``now_ns`` is the monotonic time at which its turn came."""
+        """Decide the requests of one batch."""
 
     async def run(self) -> None:  # noqa: B027 - optional
-        """Do what is due by itself, on the event loop, until cancelled; returning at once is fine."""
+        """Do timed work until cancelled. May return at once."""
 
     def drain(self, ends_ns: int) -> None:  # noqa: B027 - optional
-        """Prepare for the end: what is held must be resolved by ``ends_ns``, when its client will be gone."""
+        """Prepare for shutdown: held requests must be resolved by ``ends_ns``."""
 
     def on_responses(self, connection: ConnectionInfo, responses: Sequence[Response]) -> None:  # noqa: B027 - optional
-        """Look at the broker's answers to one connection."""
+        """Observe the broker's answers to one connection."""
 
 
 @dataclass(frozen=True, slots=True)
 class HandlerServices:
-    """What the data path lends a handler."""
-
-    limits: Limits  # not thread-safe, for use on the event loop
+    limits: Limits  # not thread-safe, for the event loop only
     now_ns: Callable[[], int]  # callable from any thread
 
 
 @dataclass(frozen=True, slots=True)
 class HandlerPlugin:
-    """A handler as the entry-point group ``sluice.handlers`` names it."""
+    """A handler in the entry-point group ``sluice.handlers``."""
 
-    name: str  # the word in the configuration's ``[[handlers]]`` tables
-    options: type[Any]  # a dataclass or a msgspec struct; the table's ``options`` are read into it
+    name: str  # as in the ``[[handlers]]`` tables of the configuration
+    options: type[Any]  # dataclass or msgspec struct
     build: Callable[[Any, HandlerServices], Handler]
 
 
 @dataclass(frozen=True, slots=True)
 class HandlerConfig:
-    """One configured link of the pipeline."""
-
     plugin: HandlerPlugin
-    options: Any  # an instance of ``plugin.options``
-    lane: LaneKind | None = None  # where it runs; None leaves it to the handler
-    lanes: int = 1  # how many lanes its connections are spread over
-    capacity: int = 10_000  # batches that may wait on each lane before it bypasses
-    deadline_ms: float = 20.0  # milliseconds a batch waits for its verdict before it bypasses
+    options: Any  # instance of ``plugin.options``
+    lane: LaneKind | None = None  # None: the handler's default
+    lanes: int = 1  # connections are spread over them
+    capacity: int = 10_000  # batches queued per lane
+    deadline_ms: float = 20.0  # maximum wait for a verdict
 
 
 class PipelineError(ValueError):
-    """The configured pipeline cannot be built; the message names the handler and what to change."""
+    """The message names the handler and the fix."""
 
 
 @dataclass(slots=True)
@@ -133,16 +123,16 @@ class _Link:
     name: str
     handler: Handler
     executor: Executor | None
-    at_once: bool  # the handler answers when it is called
+    at_once: bool
     bypassed: Counter[str] = field(default_factory=Counter)
 
 
 class Pipeline:
-    """The handlers of one data path, first to decide first.
+    """The handlers of one data path, in order.
 
     Raises:
-        PipelineError: two links share a name, an async handler is put where only a sync one can run, or a lane's
-            figures are not above 0.
+        PipelineError: a name is used twice, an async handler has a lane for sync ones, or a lane setting is not above
+            0.
     """
 
     def __init__(self, configs: Sequence[HandlerConfig], services: HandlerServices) -> None:
@@ -165,7 +155,7 @@ class Pipeline:
 
     @property
     def only(self) -> Handler | None:
-        """The handler, if it is the only one, and does not see responses."""
+        """The handler, if it is the only one and does not see responses."""
         return self._links[0].handler if len(self._links) == 1 and not self._observers else None
 
     async def run(self) -> None:
@@ -203,10 +193,10 @@ class Pipeline:
                 _log.warning("handler failed to drain", handler=link.name, error=_describe(error))
 
     def decide_now(self, batch: Batch, first: int = 0) -> Coroutine[Any, Any, None] | None:
-        """Send one batch through the handlers from ``first`` on, as far as that goes without waiting for a lane.
+        """Send a batch through the handlers from ``first`` on, as far as possible without waiting for a lane.
 
         Returns:
-            What is to be awaited for ``batch.verdicts`` to be complete; None if they are.
+            None if ``batch.verdicts`` is complete. Otherwise a coroutine that completes it.
         """
         try:
             for position in range(first, len(self._links)):
@@ -228,7 +218,7 @@ class Pipeline:
             if rest is not None:
                 await rest
         except BaseException:
-            # The connection has ended meanwhile: nobody is left who would wait for what is held.
+            # The connection has ended, so nothing waits for held requests.
             drop_tickets(batch.verdicts)
             raise
 
@@ -251,7 +241,7 @@ class Pipeline:
         try:
             decided = link.handler.on_requests(batch, self._now_ns())
             if executor is not None and inspect.iscoroutine(decided):
-                # An async function behind a decorator: all its batches hop from now on.
+                # An async function behind a decorator. From now on, all its batches use the lane.
                 decided.close()
                 link.at_once = False
                 return executor.submit(batch)
@@ -262,7 +252,6 @@ class Pipeline:
             return Bypass("error", error)
 
     def bypass(self, handler: Handler, error: Exception, requests: int) -> None:
-        """Count requests that a handler has not decided because of an error, outside of a batch."""
         link = next(link for link in self._links if link.handler is handler)
         self._count_bypass(link, Bypass("error", error), requests)
 
@@ -305,11 +294,10 @@ class Pipeline:
                     )
 
     def bypassed(self) -> dict[tuple[str, str], int]:
-        """Return by (handler, reason) what bypassed so far: requests and charges, and what a handler failed on."""
+        """Return bypassed requests and charges, and failures, by (handler, reason)."""
         return {(link.name, reason): count for link in self._links for reason, count in link.bypassed.items()}
 
     def lanes(self) -> dict[str, tuple[LaneStats, ...]]:
-        """Return the figures of each handler's lanes; a handler on lane ``inline`` has none."""
         return {
             link.name: tuple(lane.stats() for lane in link.executor.lanes) if link.executor else ()
             for link in self._links
@@ -317,7 +305,6 @@ class Pipeline:
 
 
 def _describe(error: BaseException | None) -> str | None:
-    """Name an error and the line that raised it, for people who write handlers."""
     if error is None:
         return None
     frames = traceback.extract_tb(error.__traceback__)

@@ -1,7 +1,6 @@
-"""The rate limiter as a handler: asks the limits once for each group of requests that are decided alike.
+"""The rate limiter as a handler. It asks the limits once per group of requests that are decided alike.
 
-Requests that only delay rules stop wait in the limits' waiting room with a ticket; one task wakes up when something
-there is due.
+Requests stopped only by delay rules wait in the limits' waiting room. One task wakes up when the next of them is due.
 """
 
 from collections.abc import Sequence
@@ -44,15 +43,15 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RateLimitOptions:
-    """How much may be held for rules with action ``delay``; what is over a bound is refused at once.
+    """Bounds on requests held for rules with action ``delay``. Requests beyond a bound are refused at once.
 
-    Rules and limits are no options of the handler.
+    Rules and limits are configured elsewhere.
 
     Attributes:
-        max_held: requests held at most, of all connections together.
-        max_held_bytes: bytes of held requests at most, of all connections together.
-        max_held_per_connection: requests held at most of one connection.
-        max_held_bytes_per_connection: bytes of held requests at most of one connection.
+        max_held: maximum requests held by all connections together.
+        max_held_bytes: maximum bytes of held requests of all connections together.
+        max_held_per_connection: maximum requests held by one connection.
+        max_held_bytes_per_connection: maximum bytes of held requests of one connection.
     """
 
     max_held: Annotated[int, Meta(ge=0)] = _DEFAULTS.requests
@@ -62,8 +61,6 @@ class RateLimitOptions:
 
 
 class _HeldRequest(Held):
-    """A request in the waiting room, with the ticket that says so to its connection."""
-
     def __init__(
         self, handler: "RateLimit", connection: int, request: Request, caller: Caller, credit: Credit | None = None
     ) -> None:
@@ -87,7 +84,7 @@ class _HeldRequest(Held):
 
     def dropped(self) -> None:
         self.handler.holding.drop(self)
-        # It may be in the room's heaps for a while, and its request knows the session.
+        # The waiting room's heaps may keep this object for a while. The request references the session.
         del self.request
 
     def resolved(self, stop: Denial | None) -> None:
@@ -102,10 +99,8 @@ class _HeldRequest(Held):
 
 
 class RateLimit(Handler):
-    """Refuses or holds requests over a limit; fails open."""
-
     fails: ClassVar[Fails] = "open"
-    # Limits are swapped, read and explained on the event loop, and tickets resolved there.
+    # Limits are replaced, read and explained on the event loop, and tickets resolved there.
     thread_safe: ClassVar[bool] = False
 
     def __init__(self, options: RateLimitOptions, services: HandlerServices) -> None:
@@ -133,7 +128,7 @@ class RateLimit(Handler):
                 self._decide(batch, group, now_ns, verdicts, begun)
             for charge in batch.charges:
                 consumes = charge.consumes
-                # A correction of credit is no answer, and each of its messages was charged as a request.
+                # A correction of credit is not an answer: each of its messages was charged as a request.
                 caller = caller_of(
                     connection,
                     charge.producer_group,
@@ -162,10 +157,10 @@ class RateLimit(Handler):
         verdicts: dict[int, Verdict],
         begun: set[tuple[tuple[Resource, ...], str]],
     ) -> None:
-        """Decide a group; ``begun`` has what was spooled of the batch already."""
+        """Decide a group. ``begun`` has the queues of this batch whose spooling has begun."""
         connection, (request, indexes, messages) = batch.connection, group
         if batch.verdicts:
-            # A request refused by an earlier handler must not be charged, nor one that comes again.
+            # Do not charge requests that an earlier handler refused, or that come again.
             left = [at for at, index in enumerate(indexes) if not isinstance(batch.verdicts.get(index), Refuse | Later)]
             indexes, messages = [indexes[at] for at in left], [messages[at] for at in left]
             if not indexes:
@@ -191,12 +186,12 @@ class RateLimit(Handler):
             return
         if not refusable and self.holding.is_over(now_ns):
             if batch.came_back:
-                # It stays spooled: all of it at once would be far above the limit.
+                # It stays spooled. Releasing all at once would be far above the limit.
                 verdicts.update(dict.fromkeys(indexes, LATER))
             return
         line = (resources, request.producer_group)
         if line in begun and request.order_key is None and not request.consumes:
-            # Requests that are alike may come in several groups.
+            # Requests that are alike can be in several groups.
             verdicts.update(dict.fromkeys(indexes, LATER))
             return
         leader = self.holding.last_before(connection.id, request.order_key)
@@ -206,7 +201,7 @@ class RateLimit(Handler):
         while True:
             some = indexes
             decision = self.limits.decide(now_ns, resources, caller, messages, lambda: batch.size_bytes(some))  # noqa: B023 - asked within the call
-            # A request refused for its size stops nobody behind it.
+            # A request refused for its size does not stop those behind it.
             end = decision.admitted + decision.alone if decision.alone else len(indexes)
             if decision.stop is not None:
                 stopped = indexes[decision.admitted : end]
@@ -225,7 +220,7 @@ class RateLimit(Handler):
             indexes, messages = indexes[end:], messages[end:]
 
     def _grant(self, connection: ConnectionInfo, request: Request, caller: Caller, now_ns: int) -> Verdict | None:
-        """Grant some credit, or let the request wait; None if all is granted."""
+        """Return None if all is granted."""
         credit = Credit(request.messages, request.most, request.size_bytes)
         granted = self.limits.grant(now_ns, request.resources, caller, credit)
         if granted.messages:
@@ -244,7 +239,7 @@ class RateLimit(Handler):
         now_ns: int,
         verdicts: dict[int, Verdict],
     ) -> None:
-        """Hold requests behind one that they must not overtake, or have them come again."""
+        """Hold requests behind one that they must not overtake, or defer them with a Later."""
         if not caller.refusable:
             verdicts.update(dict.fromkeys(indexes, LATER))
             return
@@ -267,7 +262,7 @@ class RateLimit(Handler):
         now_ns: int,
         verdicts: dict[int, Verdict],
     ) -> bool:
-        """Hold requests until one is refused, with those behind it unless it was for its size.
+        """Hold requests until one is refused. Those behind it are refused, too, unless its size was the reason.
 
         Returns:
             Whether one of them begins to be spooled.
@@ -285,7 +280,7 @@ class RateLimit(Handler):
                 verdicts.update(dict.fromkeys(stopped[at + 1 :], LATER))
                 return held.spooled
             if stop.most is not None or held.since_ns:
-                # Refused for its size, or after waiting too long: those behind it need not be.
+                # Refused for its size, or after waiting too long. Those behind it may still be admitted.
                 verdicts[index] = self.refuse(stop, caller.client, held.resources)
                 continue
             refuse = self.refuse(stop, caller.client, held.resources, 1 + behind)
@@ -295,7 +290,7 @@ class RateLimit(Handler):
         return False
 
     def refuse(self, stop: Denial, client: str, resources: Sequence[Resource], times: int = 1) -> Refuse:
-        """Return a refusal, and log it at most once a second for each rule; ``times`` requests are refused."""
+        """Return a refusal of ``times`` requests. Log at most one per second and rule."""
         name = stop.rule.name
         not_logged = self._log_rate.take(name, self._now_ns() / 1e9, times)
         if not_logged is not None:
@@ -322,7 +317,7 @@ class RateLimit(Handler):
                 with trio.move_on_after(wait_ns / 1e9):
                     await self._woken.wait()
             else:
-                # Others on the loop have their turns in between.
+                # Give other tasks a turn between releases.
                 await trio.lowlevel.checkpoint()
                 self.holding.release(self._now_ns())
 
@@ -348,10 +343,8 @@ def caller_of(
 
 
 def _others(limited: Resource, resources: Sequence[Resource]) -> dict[str, str]:
-    """Return the request's own resources for the log, unless they are just the limited one."""
     own = ", ".join(str(resource) for resource in resources)
     return {} if own == str(limited) else {"for": own}
 
 
 PLUGIN = HandlerPlugin("rate_limit", RateLimitOptions, RateLimit)
-"""The entry point ``rate_limit``."""

@@ -1,1 +1,1 @@
-"""Back pressure: credit between stages, the bottleneck among them, and alarms of memory and disk."""
+"""Back pressure: credit between stages, bottleneck diagnosis, memory and disk alarms."""

@@ -1,24 +1,22 @@
-"""Alarms: memory or disk runs short, so publishers are blocked until there is enough again.
+"""Alarms block publishers while memory or disk space is low.
 
-======= ======================================== ===========================================================
-state   figure                                   next
-======= ======================================== ===========================================================
-clear   beyond the watermark                     raised
-clear   any other, or unknown                    clear
-raised  back to where it ends, or unknown        clear
-raised  any other                                raised
-======= ======================================== ===========================================================
+======= =========================================== ===========================================================
+state   figure                                      next
+======= =========================================== ===========================================================
+clear   beyond the watermark                        raised
+clear   otherwise, or unknown                       clear
+raised  back at the lower threshold, or unknown     clear
+raised  otherwise                                   raised
+======= =========================================== ===========================================================
 
-``MemoryAlarm`` looks at the bytes that Sluice uses, ``DiskAlarm`` at the free bytes where the spool is, while something
-is in it.
+``MemoryAlarm`` checks the memory that Sluice uses. ``DiskAlarm`` checks the free space of the spool's disk while the
+spool is not empty. The hysteresis keeps the alarm from flapping.
 
-The hysteresis keeps publishers from being blocked and released with each look. An unknown figure blocks nobody.
+Memory in use is the resident set minus *spare* memory, because CPython returns little to the system. (200 000 held
+messages of 154 bytes raised the resident set from 12 to 103 MiB. It stayed at 101 MiB after they were gone.) When held
+bytes fall, the difference counts as spare until messages use it again or the resident set shrinks.
 
-Memory in use is the resident set without what is free in it: CPython gives little back to the system. (200 000 held
-messages of 154 bytes made the resident set grow from 12 to 103 MiB, and it stayed at 101 when they had gone.) As the
-held bytes fall, that much of the resident set counts as *spare*, until messages use it again or the resident set falls.
-
-While an alarm is raised, publishing connections are not read, and get ``reason`` where their protocol has words for it.
+While an alarm is raised, publishing connections are not read. They get ``reason`` if their protocol can carry it.
 """
 
 from abc import ABC, abstractmethod
@@ -30,27 +28,23 @@ from proxy.flow.spells import Spells
 Scarce = Literal["memory", "disk"]
 
 WATERMARK: Final = 0.6
-"""RabbitMQ 4's ``vm_memory_high_watermark.relative``: a share of the limit."""
+"""RabbitMQ 4's ``vm_memory_high_watermark.relative``: a fraction of the limit."""
 LEAST_FREE_BYTES: Final = 1024**3
 _MEMORY_ENDS_AT: Final = 0.95
-"""A share of the watermark."""
+"""Fraction of the watermark."""
 _DISK_ENDS_AT: Final = 1.1
-"""A multiple of the required free bytes."""
+"""Multiple of the required free bytes."""
 _NS_PER_S: Final = 1_000_000_000
 
 
 class AlarmChange(NamedTuple):
-    """An alarm was raised, or has ended."""
-
     scarce: Scarce
-    stands: bool  # it is raised now
-    text: str  # the log line
+    stands: bool
+    text: str
 
 
 class Alarm(ABC):
-    """What all alarms have in common."""
-
-    scarce: Scarce  # what runs short
+    scarce: Scarce
 
     def __init__(self) -> None:
         self.spells = Spells()
@@ -62,7 +56,7 @@ class Alarm(ABC):
     @property
     @abstractmethod
     def banner(self) -> str:
-        """The text for operators while it is raised: figures, and when it will end; else empty."""
+        """Text for operators while the alarm is raised: figures and when it will end. Otherwise empty."""
 
     def _raise(self, now_ns: int) -> AlarmChange | None:
         if self.stands:
@@ -80,13 +74,10 @@ class Alarm(ABC):
 
 
 class MemoryAlarm(Alarm):
-    """Sluice uses too much of its memory limit.
-
-    Args:
-        watermark: the share of the limit above which it is raised. It ends at 95 % of that.
+    """Raised above a fraction of the memory limit. Ends at 95 % of that.
 
     Raises:
-        ValueError: the share is not above 0 and at most 1.
+        ValueError: ``watermark`` is not above 0 and at most 1.
     """
 
     scarce = "memory"
@@ -99,16 +90,16 @@ class MemoryAlarm(Alarm):
             raise ValueError(f"memory alarm at {watermark}: it must be above 0 and at most 1")
         self.used_bytes: int | None = None  # None if unknown
         self.limit_bytes: int | None = None  # None if there is no limit
-        self.spare_bytes = 0  # resident, but free
+        self.spare_bytes = 0  # resident but free
         self._resident_bytes = self._held_bytes = 0
 
     def look(
         self, now_ns: int, resident_bytes: int | None, held_bytes: int, limit_bytes: int | None
     ) -> AlarmChange | None:
-        """Take the figures and return what has changed; an unknown figure is None.
+        """Update the alarm and return the change, if any. Unknown figures are None.
 
-        ``held_bytes`` are messages in it that are held or under way, with Python's overhead. What is missing there
-        delays the end of the alarm.
+        ``held_bytes`` are messages held or in flight, with Python's overhead. Messages missing there delay the end of
+        the alarm.
         """
         used_bytes = None if resident_bytes is None else self._without_spare(resident_bytes, held_bytes)
         self.used_bytes, self.limit_bytes = used_bytes, limit_bytes
@@ -122,7 +113,7 @@ class MemoryAlarm(Alarm):
 
     @property
     def watermark_bytes(self) -> int | None:
-        """Return the use above which it is raised; None without a limit."""
+        """None without a limit."""
         return None if self.limit_bytes is None else int(self.limit_bytes * self._watermark)
 
     def _without_spare(self, resident_bytes: int, held_bytes: int) -> int:
@@ -144,13 +135,10 @@ class MemoryAlarm(Alarm):
 
 
 class DiskAlarm(Alarm):
-    """Too little disk space is free for the spool.
-
-    Args:
-        least_bytes: it is raised when less is free, and ends when 110 % of it are.
+    """Raised when the spool's disk has less than ``least_bytes`` free. Ends at 110 % of that.
 
     Raises:
-        ValueError: it is below 0.
+        ValueError: ``least_bytes`` is negative.
     """
 
     scarce = "disk"
@@ -164,7 +152,7 @@ class DiskAlarm(Alarm):
         self.free_bytes: int | None = None  # None if unknown
 
     def look(self, now_ns: int, free_bytes: int | None, *, is_used: bool = True) -> AlarmChange | None:
-        """Take the figure and return what has changed. A full disk does not matter while nothing is spooled."""
+        """Update the alarm and return the change, if any. ``is_used``: the spool is not empty."""
         self.free_bytes = free_bytes
         if not is_used:
             return self._end(now_ns, "nothing is in the spool any more")
@@ -187,9 +175,9 @@ class DiskAlarm(Alarm):
 
 
 def reason(alarms: Iterable[Alarm]) -> str:
-    """Return what publishers are told while alarms are raised, below 255 bytes; empty if none is.
+    """Return the text for publishers while alarms are raised, below 255 bytes. Empty if none is.
 
-    It has RabbitMQ's words, which applications may look for, and no figures.
+    The wording is RabbitMQ's, because applications may look for it.
     """
     scarce = " & ".join(alarm.scarce for alarm in alarms if alarm.stands)
     return f"Sluice is low on {scarce}" if scarce else ""

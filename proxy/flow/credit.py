@@ -1,67 +1,70 @@
-"""Credit between stages: a sender knows how much more the next stage takes, so no queue grows without bound.
+"""Credit-based flow control between stages, so that no queue grows without bound.
 
-A stage is a place where messages can queue. They go from left to right, credit from right to left::
+A stage is a place where messages can queue. Messages flow from left to right, credit from right to left::
 
     connection  →  channel  →  resource  →  writer
     (reads)                             →  store
 
-A stage calls ``send`` when it forwards messages, and ``ack`` when it has dealt with some, which gives credit back. A
-stage without credit from a follower is *out of credit*. It still forwards what it has, but gives no credit itself, so
-its own senders run out in turn, up to the connections. **A connection asks ``out_of_credit`` after each batch, and does
-not read while that is true.** ``on_credit`` tells it when to continue.
+A stage calls ``send`` when it forwards messages, and ``ack`` when it has handled some, which returns credit. A stage
+without credit from one of its followers is *out of credit*. It still forwards its messages but grants no credit, so its
+senders run out in turn, back to the connections. **A connection checks ``out_of_credit`` after each batch, and does not
+read while it is true.** ``on_credit`` tells it when to resume.
 
-This is RabbitMQ's ``credit_flow.erl`` (``out_of_credit`` is ``blocked/0``, ``part`` is ``peer_down/1``, ``stall`` is
-``block/1`` and ``unblock/1``) with counts: ``send(to, n, …)`` is n single sends. Two things differ: a grant arrives at
-once, as a call; and the state ``flow`` lasts a while from the *end* of the last block, not from its beginning.
+This is RabbitMQ's ``credit_flow.erl`` with counts: ``send(to, n, …)`` is n single sends. ``out_of_credit`` is
+``blocked/0``, ``part`` is ``peer_down/1``, ``stall`` is ``block/1`` and ``unblock/1``. There are two differences.
+Grants arrive at once, as a call. The state ``flow`` lasts a while from the *end* of the last block, not from its
+beginning.
 
-For each pair there is one *balance*, which is below zero after sends without credit. Shown are
-``credit = max(0, balance)`` and ``overdraft = max(0, -balance)``::
+Each pair has a *balance*, which is negative after sends without credit. Visible are ``credit = max(0, balance)`` and
+``overdraft = max(0, -balance)``::
 
     sent  =  initial - credit + overdraft + granted           acked  =  granted + deferred + more_after - until_grant
 
-A follower that takes nothing for now (a full socket, a slow disk) is marked by ``S.stall(F, on=True)``: S is out of
-credit, whatever its balance, until ``on=False``.
+``S.stall(F, on=True)`` marks a follower that accepts nothing for now (a full socket, a slow disk). S is out of credit,
+whatever its balance, until ``on=False``.
 
 Transitions
 ===========
-For each pair of a sender S and its follower F: the balance ``b``, ``u`` acks until the next grant, ``d`` deferred, and
-``s``, whether it is stalled. The follower's kind sets ``initial`` and ``more_after``; n is positive.
+For each pair of a sender S and its follower F: ``b`` is the balance, ``u`` the acks until the next grant, ``d`` the
+deferred grants, and ``s`` whether the pair is stalled. The follower's kind sets ``initial`` and ``more_after``. n is
+positive.
 
 ========= ==================== =========================================================================================
 call      when                 then
 ========= ==================== =========================================================================================
-any of S  first of both        ``b = initial, u = more_after, d = 0``, not s; then as below
+any of S  first of both        ``b = initial, u = more_after, d = 0``, not s, then as below
 S.send n  n < b                ``b -= n``
-S.send n  0 < b <= n, not s    ``b -= n``; F blocks S. If nobody did before, S is out of credit
-S.send n  0 < b <= n, s        ``b -= n``; F still blocks S
+S.send n  0 < b <= n, not s    ``b -= n``. F blocks S. If F is the only blocker, S goes out of credit
+S.send n  0 < b <= n, s        ``b -= n``. F still blocks S
 S.send n  b <= 0               ``b -= n``
 F.ack n   n < u                ``u -= n``
-F.ack n   u <= n               ``g`` grants fall due, one for each ``more_after`` acks: ``u += g * more_after - n``.
-                               F has credit: *bump* S by ``g * more_after``. Else: ``d += g * more_after``
-F.ack n   no pair              nothing: the sender has parted
+F.ack n   u <= n               ``g`` grants fall due, one per ``more_after`` acks: ``u += g * more_after - n``.
+                               F has credit: *bump* S by ``g * more_after``. Otherwise: ``d += g * more_after``
+F.ack n   no pair              no effect: the sender has closed
 bump q    0 < b                ``b += q``
-bump q    b + q <= 0 or s      ``b += q``; F still blocks S
-bump q    b <= 0 < b + q       ``b += q``; F blocks S no more. If nobody else does, S has credit: it bumps those it owes
-                               deferred grants, and then ``S.on_credit()`` is called
-stall on  0 < b, not s         ``s``; F blocks S. If nobody did before, S is out of credit
-stall on  b <= 0 or s          ``s``; F still blocks S
-stall off 0 < b, s             not s; F blocks S no more, and all else as in the last row of bump
+bump q    b + q <= 0 or s      ``b += q``. F still blocks S
+bump q    b <= 0 < b + q       ``b += q``. F unblocks S. If F was the last blocker, S has credit: it bumps its senders
+by
+                               their deferred grants, then ``S.on_credit()`` is called
+stall on  0 < b, not s         ``s``. F blocks S. If F is the only blocker, S goes out of credit
+stall on  b <= 0 or s          ``s``. F still blocks S
+stall off 0 < b, s             not s. F unblocks S, otherwise as in the last row of bump
 stall off b <= 0 or not s      not s
 part      a pair               S and F forget each other. If F blocked S: as in the last row of bump
 ========= ==================== =========================================================================================
 
-Since ``1 <= more_after <= initial``, every balance is above zero once all sent messages are acked and no stage is
+Since ``1 <= more_after <= initial``, every balance is positive once all sent messages are acked and no stage is
 stalled.
 
-What an integrator must know
-============================
-- Stages that know each other are used by one thread, and form no circle.
-- Each message is acked once by its follower, whatever became of it. A follower that has parted owes no acks.
-- A message is dealt with when the follower has forwarded or answered it, or has put it into a queue with a bound of its
-  own. A writer acks it when the socket has taken its last byte, a store when it is written, and synced if promised.
-- A connection that does not read hears no heartbeats either, and must not judge the peer by them.
-- A stage that ends calls ``close``. A broker that comes back is a new stage.
-- ``on_credit`` is called inside ``ack``, ``part``, ``close`` and ``stall``, and must call nothing of a stage.
+Rules for integrators
+=====================
+- Connected stages are used by one thread and form no cycle.
+- A follower acks each message once, whatever its outcome. A closed follower owes no acks.
+- A message is handled when the follower has forwarded or answered it, or has put it into a bounded queue. A writer acks
+  when the socket has accepted the last byte, a store when the message is written (and synced if promised).
+- A connection that does not read misses heartbeats and must not judge the peer by them.
+- A stage that ends calls ``close``. A broker that returns is a new stage.
+- ``on_credit`` is called inside ``ack``, ``part``, ``close`` and ``stall``. It must not call a stage.
 """
 # ruff: noqa: SLF001 - a pair belongs to two stages, of which either changes the other's side; nobody else looks in
 
@@ -74,17 +77,17 @@ from proxy.flow.spells import Spells
 
 Kind = Literal["connection", "channel", "resource", "writer", "store"]
 State = Literal["running", "throttled", "flow", "blocked"]
-"""How a stage shows: ``throttled`` if a limit of Sluice makes messages in it wait, ``flow`` if it is or recently was
-out of credit, ``blocked`` by an alarm. Of several the last shows.
+"""Visible state of a stage. If several apply, the last one is shown.
+
+``throttled``: a limit delays messages in it. ``flow``: it is or recently was out of credit. ``blocked``: an alarm stops
+it.
 """
 STATES: Final[tuple[State, ...]] = get_args(State)
 
 
 class Credit(NamedTuple):
-    """How much credit a stage gives each of its senders, in messages."""
-
-    initial: int  # messages at first
-    more_after: int  # after this many acks it gives as many more; 1 to ``initial``
+    initial: int  # messages
+    more_after: int  # acks per grant of the same size, 1 to ``initial``
 
 
 DEFAULT_CREDIT: Final = Credit(400, 200)
@@ -95,15 +98,13 @@ _CREDITS: Final[Mapping[Kind, Credit]] = {"store": STORE_CREDIT}
 _BYTES_A_CREDIT: Final = 16 * 1024
 _NS_PER_S: Final = 1_000_000_000
 LATELY_NS: Final = _NS_PER_S
-"""How long a stage shows ``flow`` or ``throttled`` after it ended."""
+"""How long ``flow`` and ``throttled`` stay visible after they ended."""
 _NO_SPELLS: Final = Spells()
 LATELY_OF_CONNECTIONS_NS: Final = 5_000_000_000
 """The same for connections."""
 
 
 class _Pair:
-    """The counts of a sender and its follower; see the module's table."""
-
     __slots__ = ("balance", "follower", "sender", "stalled", "until_grant")
 
     def __init__(self, sender: "Stage", follower: "Stage") -> None:
@@ -114,24 +115,24 @@ class _Pair:
 
 
 _Pairs = _Pair | dict["Stage", _Pair] | None
-"""Most stages have one follower and one sender: a dict would take 224 bytes."""
+"""Most stages have one follower and one sender. A dict would take 224 bytes."""
 
 
 class StageState(msgspec.Struct, frozen=True, gc=False):
-    """One stage that messages go through. Counts and times never fall; times include the current spell.
+    """One stage that messages pass through. Counts and times never decrease. Times include the current period.
 
     Attributes:
         kind: ``connection``, ``channel``, ``resource``, ``writer`` or ``store``.
-        name: of the stage.
-        state: ``running``; ``flow``: it was stopped recently because a later stage takes no more; ``throttled``: a
-            limit makes its messages wait; or ``blocked``: an alarm stops it.
-        flow_total: how often a later stage stopped it.
-        flow_s: total time of that, in seconds.
-        throttled_total: how often a limit began to make its messages wait.
-        throttled_s: total time of that, in seconds.
-        blocked_total: how often an alarm stopped it.
-        blocked_s: total time of that, in seconds.
-        waits_for: names of the stages that it waits for, as ``KIND NAME``.
+        name: the stage's name.
+        state: ``running``, ``flow`` (stopped recently because a later stage accepts no more), ``throttled`` (a limit
+            delays its messages) or ``blocked`` (stopped by an alarm).
+        flow_total: times that a later stage stopped it.
+        flow_s: total time stopped by a later stage, in seconds.
+        throttled_total: times that a limit began to delay its messages.
+        throttled_s: total time throttled, in seconds.
+        blocked_total: times that an alarm stopped it.
+        blocked_s: total time blocked, in seconds.
+        waits_for: stages that it waits for, as ``KIND NAME``.
         text: how often and how long it was stopped, in words.
     """
 
@@ -151,16 +152,16 @@ class StageState(msgspec.Struct, frozen=True, gc=False):
 class Stage:
     """A place where messages can queue, with its credit from followers and for senders.
 
-    Counts are messages, times nanoseconds of one monotonic clock.
+    Counts are messages. Times are nanoseconds of one monotonic clock.
 
     Args:
-        kind: which place.
-        name: for people: a client's address, a channel's number, a resource's or a broker's name.
-        gives: the credit for each of its senders; None is the usual for its kind.
-        on_credit: called when it has credit again; only a connection needs it.
+        kind: the stage's kind.
+        name: for display: a client's address, a channel number, the name of a resource or broker.
+        gives: credit for each sender. None: the default of the kind.
+        on_credit: called when the stage has credit again. Only connections need it.
 
     Raises:
-        ValueError: ``more_after`` of ``gives`` is not 1 to ``initial``: a sender could wait for ever.
+        ValueError: ``gives.more_after`` is not 1 to ``initial``, so a sender could wait for ever.
     """
 
     __slots__ = (
@@ -190,20 +191,20 @@ class Stage:
         self.on_credit = on_credit
         self._followers: _Pairs = None
         self._senders: _Pairs = None
-        # The last pair used: mostly the next batch goes there, too.
+        # The next batch usually goes to it, too.
         self._last: _Pair | None = None
-        # Followers whose credit is spent or that are stalled.
+        # Stalled, or out of credit.
         self._blockers: dict[_Pair, None] | None = None
-        # The last follower to give credit again after all others.
+        # It last ended an out-of-credit period.
         self._waited_for: _Pair | None = None
-        # Grants owed to senders until it has credit itself.
+        # Grants owed to senders until this stage has credit.
         self._deferred: dict[_Pair, int] | None = None
         self._flow: Spells | None = None
         self._throttled: Spells | None = None
         self._blocked: Spells | None = None
 
     def send(self, to: "Stage", count: int, now_ns: int) -> None:
-        """Note that ``count`` messages go to a follower, with credit or without."""
+        """Record ``count`` messages sent to a follower, with or without credit."""
         pair = self._last
         if pair is None or pair.follower is not to:
             pair = self._last = self._find(to) or self._meet(to)
@@ -213,9 +214,9 @@ class Stage:
             self._block_by(pair, now_ns)
 
     def ack(self, sender: "Stage", count: int, now_ns: int) -> None:
-        """Note that ``count`` messages of a sender are dealt with: it gets credit for them in time.
+        """Record ``count`` handled messages of a sender, at most as many as it sent.
 
-        No more than it has sent. Without effect for a sender that has parted.
+        Has no effect for a sender that has closed.
         """
         pair = sender._last
         if pair is None or pair.follower is not self:
@@ -237,10 +238,7 @@ class Stage:
             self._deferred[pair] = self._deferred.get(pair, 0) + quantity
 
     def stall(self, follower: "Stage", now_ns: int, *, on: bool) -> None:
-        """Note that a follower takes nothing for now, whatever its credit, or does so again.
-
-        Repeating it changes nothing.
-        """
+        """Mark a follower as accepting nothing, whatever its credit, or end that. Idempotent."""
         pair = self._find(follower)
         if pair is None:
             if not on:
@@ -256,7 +254,7 @@ class Stage:
                 self._unblock(pair, now_ns)
 
     def part(self, peer: "Stage", now_ns: int) -> None:
-        """Forget a peer on both sides, because one of both has ended. Called once, for either of the two."""
+        """Forget a peer on both sides because one of them has ended. Call it once, on either."""
         for sender, follower in ((self, peer), (peer, self)):
             pair = sender._find(follower)
             if pair is None:
@@ -302,35 +300,35 @@ class Stage:
         return tuple(pair.follower for pair in _each(self._followers))
 
     def waits_for(self) -> tuple["Stage", ...]:
-        """Return those that block it, or else the last one that did."""
+        """Return the stages that block this one, or else the last one that did."""
         if self._blockers is not None:
             return tuple(pair.follower for pair in self._blockers)
         return () if self._waited_for is None else (self._waited_for.follower,)
 
     def throttle(self, now_ns: int, *, on: bool) -> None:
-        """Note that a limit of Sluice makes messages of this stage wait, or no longer does.
+        """Record that a limit begins or stops delaying messages of this stage.
 
-        Set for the limit's resource, and for the channel, or else the connection, of the messages.
+        Set on the limit's resource and on the messages' channel, or else their connection.
         """
         self._throttled = _switch(self._throttled, now_ns, on=on)
 
     def block(self, now_ns: int, *, on: bool) -> None:
-        """Note that an alarm, of Sluice or of the broker, stops this stage, or no longer does."""
+        """Record that an alarm, of Sluice or of the broker, begins or stops blocking this stage."""
         self._blocked = _switch(self._blocked, now_ns, on=on)
 
     def waited_until_ns(self, now_ns: int) -> int:
-        """Return when it was last out of credit: now if it is, 0 if it never was."""
+        """Return when the stage was last out of credit: now if it is, 0 if never."""
         if self._blockers is not None:
             return now_ns
         return 0 if self._flow is None else self._flow.ended_ns
 
     def state(self, now_ns: int, lately_ns: int = 0, least_share: float = 0.0) -> State:
-        """Return how it shows.
+        """Return the visible state.
 
         Args:
-            now_ns: the time.
-            lately_ns: how long ``flow`` and ``throttled`` show after they ended; 0 is the usual for its kind.
-            least_share: it shows ``flow`` only if it was out of credit for this share of about the last minute.
+            now_ns: monotonic time.
+            lately_ns: how long ``flow`` and ``throttled`` stay visible. 0: the default of the kind.
+            least_share: minimum fraction of about the last minute out of credit for ``flow``.
         """
         if self._blocked is not None and self._blocked.since_ns is not None:
             return "blocked"
@@ -343,7 +341,6 @@ class Stage:
         return "running"
 
     def waited_ns(self, now_ns: int) -> dict[State, int]:
-        """Return for how long it was not running, by state."""
         of_states = zip(STATES[1:], (self._throttled, self._flow, self._blocked), strict=True)
         return {state: spells.together_ns(now_ns) for state, spells in of_states if spells is not None}
 
@@ -417,9 +414,9 @@ class Stage:
 
 
 def credit_for(size_bytes: int) -> int:
-    """Return the credit that a spooled message takes: one for each 16 KiB that it begins.
+    """Return the credit that a spooled message costs: one per started 16 KiB.
 
-    RabbitMQ counts messages whatever their size; a few hundred of the largest would be gigabytes.
+    RabbitMQ counts messages whatever their size. A few hundred of the largest would be gigabytes.
     """
     return 1 + size_bytes // _BYTES_A_CREDIT
 

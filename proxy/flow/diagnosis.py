@@ -1,9 +1,9 @@
-"""Which stage is the bottleneck, in words, from the states of the stages at one time.
+"""Finds bottlenecks from the states of the stages at one time, and explains them.
 
 A stage in flow waits for a follower, which may be in flow itself. The bottleneck is the first stage on a path that is
-waited for and not in flow. ``CAUSES`` is a table of what that means. Paths branch, and many connections can share a
-bottleneck; a finding counts the connections. Where nothing is in flow, the cause is a limit (throttled stages), an
-alarm, or Sluice itself: if its event loop has no time to spare, nothing queues between stages.
+waited for and not in flow. ``CAUSES`` explains it. Paths branch, and connections can share a bottleneck, so each
+finding counts its connections. If nothing is in flow, the cause is a limit (throttled stages), an alarm, or Sluice
+itself: when its event loop is saturated, nothing queues between stages.
 """
 
 from typing import Final, NamedTuple
@@ -13,16 +13,15 @@ import msgspec
 from proxy.flow.credit import LATELY_NS, Kind, Stage, State
 
 _EXAMPLES: Final = 3
-"""How many bottlenecks of one cause are named."""
 
 
 class Cause(NamedTuple):
-    """A row of the table: it applies where a path ends if all three conditions are met."""
+    """A row of the table. All three conditions must be met at the end of a path."""
 
-    name: str  # one word, as a label of a metric
-    waiting: Kind | None  # the kind of the stage in flow that waits; None is any, or none
-    at: Kind | None  # the kind of the stage that it waits for; None is any
-    state: State | None  # how that one shows; None is any
+    name: str  # metric label
+    waiting: Kind | None  # the stage in flow, None: any or none
+    at: Kind | None  # the stage waited for, None: any
+    state: State | None  # of the stage waited for, None: any
     says: str
     do: str
 
@@ -85,7 +84,7 @@ CAUSES: Final = (
         "Check that the compiled part is installed, spread clients over more sidecars, or give Sluice a faster CPU.",
     ),
 )
-"""The first row that applies is the cause. Findings that affect as many connections are in this order, too."""
+"""The first matching row is the cause. The order also breaks ties between findings."""
 _DECODING: Final = next(cause for cause in CAUSES if cause.name == "decoding")
 _OTHER: Final = Cause(
     "other", None, None, None, "the stage works more slowly than messages come", "Look at what the stage does."
@@ -93,7 +92,7 @@ _OTHER: Final = Cause(
 
 
 def cause_of(waiting: Kind | None, at: Kind, state: State) -> Cause | None:
-    """Return the cause for the end of a path; None if nothing is wrong."""
+    """Return None if nothing is wrong."""
     if waiting is None and state in ("running", "flow"):
         return None
     for cause in CAUSES:
@@ -106,10 +105,10 @@ class FlowFinding(msgspec.Struct, frozen=True):
     """One bottleneck.
 
     Attributes:
-        cause: one word for it, as in the metrics.
-        connections: how many wait for it.
+        cause: one word, as in the metrics.
+        connections: connections that wait for it.
         at: the first few bottlenecks, as ``KIND NAME``.
-        text: all of it in sentences, with what can be done.
+        text: the finding in sentences, with what to do.
     """
 
     cause: str
@@ -122,15 +121,15 @@ _Ends = dict[Cause, tuple[str, ...]]
 
 
 class Survey:
-    """Looks at many stages at one time; common parts of their paths are looked at once.
+    """Examines many stages at one time. Shared parts of their paths are examined once.
 
-    ``add`` takes some microseconds for each new pair on the way.
+    ``add`` takes some microseconds per new pair on the path.
 
     Args:
-        now_ns: the time.
-        is_saturated: the event loop has had no time to spare lately.
-        least_share: the share of about the last minute for which a stage must have been out of credit to count as in
-            flow. Every busy sender is out of credit for a moment now and then.
+        now_ns: monotonic time.
+        is_saturated: the event loop had no idle time recently.
+        least_share: minimum fraction of about the last minute out of credit to count as in flow. Every busy sender is
+            briefly out of credit now and then.
     """
 
     def __init__(self, now_ns: int, *, is_saturated: bool = False, least_share: float = 0.0) -> None:
@@ -144,10 +143,9 @@ class Survey:
         self._looked_at: dict[str, int] = {}
 
     def add(self, stage: Stage, writer: Stage | None = None, *, is_read: bool = False) -> None:
-        """Look at a stage, mostly a connection, and at everything that it waits for.
+        """Examine a stage, usually a connection, and everything it waits for.
 
-        ``writer`` is the end of the path: a block of it is reported before anything waits for it. ``is_read``:
-        something was read lately.
+        ``writer`` is the end of the path: if it is blocked, that is reported before anything waits for it.
         """
         self._looked_at[stage.kind] = self._looked_at.get(stage.kind, 0) + 1
         ends = self._ends_of(stage)
@@ -155,7 +153,7 @@ class Survey:
         if writer is not None and not waits and writer.state(self._now_ns) == "blocked":
             ends = {}
             self._note(ends, None, writer, "blocked")
-        # If nobody waits right now, a recent wait says less than a saturated loop.
+        # If nothing waits right now, a recent wait means less than a saturated loop.
         waits_not = not stage.out_of_credit and (not ends or self._state(stage) == "flow")
         if self._is_saturated and is_read and waits_not:
             ends = {_DECODING: ("the event loop",)}
@@ -187,12 +185,11 @@ class Survey:
             behind = self._ends_behind(stage)
             if self._is_saturated or _DECODING not in behind:
                 return behind
-            # Every busy sender waits for its turn for a moment. If there is time to spare, what else makes it wait says
-            # more.
+            # Every busy sender briefly waits for its turn. With idle time left, other reasons to wait matter more.
             return self._ends_under_way(stage) or behind
         ends = self._ends.get(stage)
         if ends is None:
-            # Known before its followers are asked, so that a circle of stages would end, too.
+            # Set before the followers are examined, so that a cycle of stages would end, too.
             ends = self._ends[stage] = {}
             if state == "running":
                 _merge(ends, self._ends_under_way(stage))
@@ -215,8 +212,7 @@ class Survey:
     def _ends_behind(self, stage: Stage) -> _Ends:
         """Return where the path of a stage in flow ends.
 
-        Followers are judged at the time at which the stage last waited: states last for different times after their
-        end.
+        Followers are judged at the time when the stage last waited, because states stay visible for different times.
         """
         ends = self._behind.get(stage)
         if ends is None:
@@ -232,7 +228,7 @@ class Survey:
                 if further:
                     _merge(ends, further)
                 else:
-                    # The follower may have parted: then nothing keeps the stage from continuing.
+                    # The follower may have closed. Then nothing stops the stage.
                     self._note(ends, stage.kind, follower, "running" if state == "flow" else state)
         return ends
 

@@ -1,10 +1,9 @@
-"""What the machine says of memory, disk and processor.
+"""Memory, disk and CPU figures of this machine, read from Linux on each call.
 
-Functions read anew, return None for what is unknown, and do not raise. ``memory_limit`` takes about a millisecond, the
-others some 10 µs. Linux only.
+Functions return None for unknown figures and do not raise. ``memory_limit`` takes about 1 ms, the others some 10 µs.
 
-In a container the lowest limit counts, of the process's control group and of all above it. Version 2 hides the groups
-above the container's own, so give the container itself a limit.
+In a container, the lowest limit among the process's control group and all groups above it applies. cgroup v2 hides the
+groups above the container's own, so set a limit on the container itself.
 """
 
 import os
@@ -19,40 +18,39 @@ _ESCAPED: Final = re.compile(r"\\([0-7]{3})")
 
 
 class MemoryLimit(NamedTuple):
-    """The memory that may be used."""
-
     limit_bytes: int
-    source: str  # the file that says so
+    source: str
 
 
 def memory_limit(root: Path = _ROOT) -> MemoryLimit | None:
     """Return the lowest of the machine's memory and all limits of this process's control groups.
 
-    ``memory.high`` of version 2 counts, too: above it the group is slowed down. ``root`` has ``proc`` and ``sys``.
+    This includes ``memory.high`` of cgroup v2, above which the group is slowed down. ``root`` contains ``proc`` and
+    ``sys``.
     """
     found = [MemoryLimit(limit_bytes, str(file)) for file, limit_bytes in _limits(root)]
     return min(found, default=None)
 
 
 def resident_bytes(root: Path = _ROOT) -> int | None:
-    """Return the resident set of this process, with pages of mapped files, without the kernel's buffers."""
+    """Includes mapped files, excludes kernel buffers."""
     words = _read(root / "proc/self/statm").split()
     return int(words[1]) * _PAGE_BYTES if len(words) > 1 and words[1].isdecimal() else None
 
 
 def busy_ns(root: Path = _ROOT) -> int | None:
-    """Return how long the calling thread has run, or was runnable without a processor, since it began.
+    """Return how long the calling thread has run, or waited runnable for a CPU, since it started.
 
-    So a share near 1 means that it has no time to spare, whoever uses the processor.
+    A share near 1 means that the thread has no time to spare, whichever process uses the CPU.
     """
     words = _read(root / "proc/thread-self/schedstat").split()
     return int(words[0]) + int(words[1]) if len(words) > 1 and all(map(str.isdecimal, words)) else None
 
 
 def free_bytes(folder: Path) -> int | None:
-    """Return how much this process could still write in a folder; None if unknown.
+    """Return how many bytes this process can still write in a folder, or None if unknown.
 
-    Without root's reserve. A quota counts if the file system reports it, as XFS does for folders.
+    Excludes root's reserve. A quota counts if the file system reports it, as XFS does for folders.
     """
     try:
         figures = os.statvfs(folder)
@@ -86,7 +84,7 @@ def _limits_of(folder: Path) -> Iterator[tuple[Path, int]]:
 
 
 def _groups(root: Path) -> Iterator[tuple[int, str]]:
-    """Return this process's group of either version: cgroups(7), /proc/pid/cgroup."""
+    """See cgroups(7), /proc/pid/cgroup."""
     for line in _read(root / "proc/self/cgroup").splitlines():
         number, _, rest = line.partition(":")
         controllers, colon, group = rest.partition(":")
@@ -97,7 +95,7 @@ def _groups(root: Path) -> Iterator[tuple[int, str]]:
 
 
 def _mounts(root: Path) -> Iterator[tuple[int, str, Path]]:
-    """Return version, topmost visible group and folder of mounted memory groups: /proc/pid/mountinfo in proc(5)."""
+    """Yield version, visible root group and folder. See /proc/pid/mountinfo in proc(5)."""
     for line in _read(root / "proc/self/mountinfo").splitlines():
         before, _, after = line.partition(" - ")
         fields, of_type = before.split(), after.split()
@@ -110,9 +108,9 @@ def _mounts(root: Path) -> Iterator[tuple[int, str, Path]]:
 
 
 def _inside(group: str, mount_root: str) -> str:
-    """Return a group's path below the topmost visible one; that one itself if the group is not below it.
+    """Return a group's path relative to the visible root, or the root itself if the group is not below it.
 
-    A container that shares the host's group namespace has a whole path as its group, and a mount that begins there.
+    A container in the host's cgroup namespace sees its full path as group, and a mount that starts there.
     """
     top = mount_root.rstrip("/")
     if group == top or group.startswith(top + "/"):
@@ -122,7 +120,6 @@ def _inside(group: str, mount_root: str) -> str:
 
 
 def _up(mount: Path, inside: str) -> Iterator[Path]:
-    """Return the folder of a group, and those of all visible groups above it."""
     folder = mount / inside
     yield folder
     while folder != mount:

@@ -1,22 +1,22 @@
-"""How often a state occurred, and for how long."""
+"""Counts and times the periods of a state."""
 
 from math import exp
 from typing import Final
 
 _FADES_NS: Final = 30_000_000_000
-"""Time constant of ``share``: what is older than a minute counts for an eighth."""
+"""Time constant of ``share``: time older than a minute counts for an eighth."""
 
 
 class Spells:
-    """The spells of one state, in nanoseconds of one monotonic clock."""
+    """The periods of one state, in nanoseconds of one monotonic clock."""
 
     __slots__ = ("_before_ns", "_share", "_share_ns", "ended_ns", "since_ns", "total")
 
     def __init__(self) -> None:
-        self.total = 0  # with the current one
-        self.since_ns: int | None = None  # when the current one began; None if there is none
-        self.ended_ns = 0  # when the last one before it ended; 0 if there was none
-        # Total length of those that have ended.
+        self.total = 0  # includes the current one
+        self.since_ns: int | None = None  # of the current one
+        self.ended_ns = 0  # of the last completed one
+        # Of completed ones.
         self._before_ns = 0
         self._share = 0.0
         self._share_ns = 0
@@ -35,14 +35,12 @@ class Spells:
             self.since_ns = None
 
     def together_ns(self, now_ns: int) -> int:
-        """Return the total length, with the current spell."""
         return self._before_ns + (0 if self.since_ns is None else now_ns - self.since_ns)
 
     def share(self, now_ns: int) -> float:
-        """Return the share of about the last minute; recent time weighs more."""
+        """Return the fraction of about the last minute. Recent time weighs more."""
         left = exp((self._share_ns - now_ns) / _FADES_NS)
         return self._share * left + (0.0 if self.since_ns is None else 1.0 - left)
 
     def lately(self, now_ns: int, within_ns: int) -> bool:
-        """Say whether a spell is under way, or ended less than ``within_ns`` ago."""
         return self.since_ns is not None or (self.total > 0 and now_ns - self.ended_ns < within_ns)

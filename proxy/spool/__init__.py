@@ -1,1 +1,1 @@
-"""The spool: what is held over the limit, first in, first out for each queue, in memory and on disk."""
+"""The spool: FIFO queues of messages held over the limit, in memory and on disk."""

@@ -1,4 +1,4 @@
-"""What the spool holds, as operators see it."""
+"""Figures of the spool, for operators."""
 
 from typing import Annotated, Literal, get_args
 
@@ -8,7 +8,7 @@ from proxy.common.metric import Metric
 from proxy.spool.queue import Queue, States
 
 SpoolPlace = Literal["alpha", "beta", "gamma", "delta"]
-"""Where an entry is, in RabbitMQ's words; ``proxy.spool.queue`` says what each means."""
+"""RabbitMQ's queue states. See ``proxy.spool.queue``."""
 ByPlace = dict[SpoolPlace, int]
 
 
@@ -17,19 +17,19 @@ def _nothing() -> ByPlace:
 
 
 class SpooledResource(msgspec.Struct):
-    """What the spool holds of one resource, all connections together.
+    """Spooled messages of one resource, of all connections together.
 
     Attributes:
-        kind: its kind.
-        name: its name.
-        queues: number of queues: one for each channel, or connection, that sends to it.
+        kind: the resource's kind.
+        name: the resource's name.
+        queues: number of queues, one per sending channel or connection.
         messages: messages by place.
-        content_bytes: their size by place.
+        content_bytes: size of messages by place.
         memory_bytes: memory of its queues.
-        target_bytes: what that should be at most while memory is short.
+        target_bytes: memory target of its queues while memory is short.
         in_per_s: messages spooled per second, recently.
         out_per_s: messages taken out per second, recently.
-        recovered: messages left by an earlier process that still wait; they are among the others.
+        recovered: waiting messages from an earlier process, included in the others.
     """
 
     kind: str
@@ -44,7 +44,6 @@ class SpooledResource(msgspec.Struct):
     recovered: int = 0
 
     def add(self, queue: Queue, states: States) -> None:
-        """Add a queue, whose entries are in these states."""
         self.queues += 1
         for place in self.messages:
             self.messages[place] += getattr(states, place)
@@ -57,13 +56,13 @@ class SpooledResource(msgspec.Struct):
 
 
 class SpoolState(msgspec.Struct, frozen=True, kw_only=True):
-    """What the spool holds. in + recovered = out + lost + dropped + present.
+    """State of the spool. in + recovered = out + lost + dropped + present.
 
     Attributes:
-        writing_bytes: given to the disk, and not written yet.
-        alarm: why the disk takes no more; empty if it does.
-        resources: those with the most messages.
-        more_resources: number of further ones.
+        writing_bytes: bytes submitted to the disk and not written yet.
+        alarm: reason why the disk accepts no writes or reads. Empty if it works.
+        resources: the resources with the most messages.
+        more_resources: number of further resources.
     """
 
     queues: Annotated[int, Metric("sluice_spool_queues", "Queues of the spool.")] = 0

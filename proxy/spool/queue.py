@@ -1,28 +1,27 @@
-"""One queue of the spool: what is in memory, what is on disk, and what must be written or read next. No I/O, no clock.
+"""One queue of the spool: decides what is in memory, on disk, and written or read next. No I/O, no clock.
 
-An entry is encoded once, as it would stand in a file. Adjacent entries form a *run*, the unit of all work: some 64 KiB
-in memory, written and read as it is. A run on disk takes 24 bytes of memory. From head to tail, a queue is::
+An entry is encoded once, in its file format. Adjacent entries form a *run*, the unit of all work: some 64 KiB in
+memory, written and read unchanged. A run on disk takes 24 bytes of memory. From head to tail, a queue is::
 
     head    runs in memory, or being read           entries are taken here
     disk    runs on disk                            nothing in memory
-    tail    runs in memory, being written           entries are put in here
+    tail    runs in memory, being written           entries are appended here
 
-While everything fits into memory there is only a head. When the queue has more in memory than its target, and all
-queues together more than they should, new entries go to the tail, which is written run by run; then the end of the
-head, too, if the target has shrunk. A low head takes the next run from the disk, or from the tail. Runs that were read
-stay on disk until their last entry is taken, and are not written again.
+While everything fits into memory, there is only a head. When the queue exceeds its memory target, and all queues
+together exceed theirs, new entries go to the tail, which is written run by run. If the target shrinks, the end of the
+head is written, too. A low head takes the next run from disk, or from the tail. Runs that were read stay on disk until
+their last entry is taken, and are not written again.
 
-A large entry is a run of its own. Its index alone can be in memory, so the limiter can decide while its content is on
-disk.
+A large entry is a run of its own. Its index alone can be in memory, so that the limiter can decide while the content is
+on disk.
 
-The figures have RabbitMQ's four states:
+The figures use RabbitMQ's four states. Small entries move from alpha to delta and back. Beta and gamma are for large
+entries at the head.
 
-- alpha: content and index in memory; after a read also on disk.
-- beta: content on disk, index in memory: a large entry that is not recoverable.
-- gamma: content on disk, index in both: a large entry that is recoverable.
+- alpha: content and index in memory. After a read also on disk.
+- beta: content on disk, index in memory. Not recoverable.
+- gamma: content on disk, index in both. Recoverable.
 - delta: both on disk.
-
-Small entries go from alpha to delta and back. Beta and gamma are for large entries at the head.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -49,31 +48,27 @@ from proxy.spool.store import Read, Write
 
 _NS: Final = 1_000_000_000
 MAX_RUN_BYTES: Final = 64 * 1024
-# With smaller runs, reading and writing are mostly overhead.
+# With smaller runs, reads and writes are mostly overhead.
 LEAST_RUN_BYTES: Final = 1024
-# The memory of a run besides its bytes, as measured with empty ones.
+# Memory of a run without its bytes, measured with empty runs.
 _OBJECT_BYTES: Final = 400
-# Read ahead this share of the permitted rate, when less than half of it is left.
+# Seconds of output to read ahead, when less than half of it is left.
 _AHEAD_S: Final = 2
-# The share of the difference by which a measured rate moves in a second.
+# Smoothing factor per second of measured rates.
 _RATE_STEP: Final = 0.5
 
 Ending = Literal["expired", "too old"]
 
 
 class Lost(NamedTuple):
-    """Entries that were on disk and are damaged or gone."""
-
     queue: "Queue"
     entries: int
-    handles: tuple[int, ...]  # of the refusable ones, as far as known
-    reason: str  # for a log line
+    handles: tuple[int, ...]  # refusable entries, as far as known
+    reason: str
 
 
 @dataclass(slots=True)
 class States:
-    """Entries of each state, and the bytes of their contents."""
-
     alpha: int = 0
     beta: int = 0
     gamma: int = 0
@@ -89,12 +84,12 @@ class States:
 
 
 class Pool:
-    """What all queues share: bounds, memory, and totals, which include closed queues.
+    """State shared by all queues: bounds, memory, and totals. The totals include closed queues.
 
     Args:
-        least_bytes: the bound on memory, or more if there are many queues.
-        most_age_ns: from this age on entries are too old; 0 for none.
-        target_s: seconds of traffic that a queue may have in memory.
+        least_bytes: memory bound. Higher if there are many queues.
+        most_age_ns: age at which entries are too old. 0: never.
+        target_s: seconds of traffic that a queue may keep in memory.
     """
 
     def __init__(self, least_bytes: int, most_age_ns: int, target_s: float) -> None:
@@ -103,16 +98,16 @@ class Pool:
         self.memory_bytes = self.wanted_bytes = 0
         self.busy = 0  # queues that are not empty
         self.in_total = self.out_total = 0
-        self.spilled_total = self.read_total = 0  # written to disk, and read from there
-        self.dropped_total = 0  # of a queue that was purged or closed
-        self.recovered_total = 0  # adopted from an earlier process; not in ``in_total``
+        self.spilled_total = self.read_total = 0  # entries
+        self.dropped_total = 0  # purged or closed
+        self.recovered_total = 0  # adopted from an earlier process, not in ``in_total``
         self.ended_total: dict[Ending, int] = {"expired": 0, "too old": 0}
         self.count_busy(0)
 
     def count_busy(self, change: int) -> None:
         self.busy += change
         self.bound_bytes = max(self._least_bytes, self.busy * 4 * (LEAST_RUN_BYTES + _OBJECT_BYTES))
-        self.spill_bytes = self.bound_bytes // 2  # nothing needs to go to disk below this
+        self.spill_bytes = self.bound_bytes // 2  # below this, nothing needs to go to disk
         share = self.spill_bytes // (2 * max(1, self.busy)) - _OBJECT_BYTES
         self.run_bytes = min(max(share, LEAST_RUN_BYTES), MAX_RUN_BYTES, max(1, self.bound_bytes // 8))
 
@@ -124,7 +119,7 @@ class _Place(Enum):
 
 
 class Run:
-    """Adjacent entries, in memory or on the way from or to the disk. Only ``Queue`` changes it."""
+    """Adjacent entries, in memory or in transfer from or to disk. Only ``Queue`` changes it."""
 
     __slots__ = (
         *("body_bytes", "content", "content_bytes", "data", "demoted", "entries", "extent", "memory_bytes"),
@@ -134,17 +129,17 @@ class Run:
 
     def __init__(self, queue: "Queue", number: int, *, single: bool = False) -> None:
         self.queue, self.number, self.single = queue, number, single
-        self.data: Piece | None = None  # records; of a large entry only the head. None before it is read.
-        self.content: tuple[Piece, ...] | None = None  # of a large entry, if it is in memory
-        self.position = 0  # where the first remaining entry begins in the data
-        self.entries = self.recoverable = self.content_bytes = self.recoverable_bytes = 0  # of those that remain
+        self.data: Piece | None = None  # records, or the head of a large entry's record. None before it is read
+        self.content: tuple[Piece, ...] | None = None  # of a large entry, if in memory
+        self.position = 0  # offset of the first remaining entry
+        self.entries = self.recoverable = self.content_bytes = self.recoverable_bytes = 0  # remaining ones
         self.body_bytes = self.memory_bytes = 0
-        self.written = 0  # with how many recoverable entries it was written
-        self.sent = 0  # entries that its queue's stage has sent to the store without an ack so far
+        self.written = 0  # recoverable ones when it was written
+        self.sent = 0  # to the store's stage, not acked yet
         self.extent: Extent | None = None
-        self.pending: Literal["write", "read"] | None = None  # the job that is under way
+        self.pending: Literal["write", "read"] | None = None
         self.place = _Place.HEAD
-        self.demoted = False  # it is to be on disk only, as soon as it is there
+        self.demoted = False  # to be dropped from memory once it is on disk
 
     @property
     def is_wanted(self) -> bool:
@@ -176,7 +171,7 @@ class Run:
 
 
 class Orders(Protocol):
-    """What a queue orders of its ``Spool``."""
+    """The orders of a queue to its ``Spool``."""
 
     def write(self, run: Run) -> None: ...
     def cancel(self, run: Run) -> None: ...
@@ -189,14 +184,14 @@ class Orders(Protocol):
 
 
 class Queue:
-    """First in, first out. ``Spool.open`` makes it.
+    """A FIFO queue, created by ``Spool.queue``.
 
     Args:
         number: unique in the folder.
-        name: written with its entries: what the caller needs to replay them.
-        ready: called with the queue when ``head`` has returned None, or an entry without content that was then asked
-            for by ``fetch``, and it is worth asking again.
-        stage: the resource of this queue alone; None if nobody is to wait for its writes.
+        name: written with its entries, with all that the caller needs to replay them.
+        ready: called when it is worth asking again, after ``head`` returned None or ``fetch`` was called for an entry
+            without content.
+        stage: the resource of this queue alone. None if nothing waits for its writes.
     """
 
     def __init__(
@@ -216,25 +211,25 @@ class Queue:
         self._pool, self._orders, self.ready, self.stage = pool, orders, ready, stage
         self.on_lost: Callable[[Lost], object] | None = None  # called before ``Hooks.lost``
         self.count = self.content_bytes = self.memory_bytes = 0
-        # It is from an earlier process, which may have sent its entries. Nothing can be put in.
+        # Recovered: from an earlier process, which may have sent its entries. It accepts no new ones.
         self.is_recovered = self.is_closed = False
         self._shift_ns = 0
-        # Lists, since they are short and many: an empty deque takes 760 bytes.
+        # Lists, because they are short and many. An empty deque takes 760 bytes.
         self._head: list[Run] = []
         self._disk = RunsOnDisk()
         self._tail: list[Run] = []
-        # The last run of head or tail, while it is open.
+        # The last run of head or tail, while entries can be added to it.
         self._open: Run | None = None
         self._runs = 0
         self._entry: Entry | None = None
         # The caller waits for the head.
         self._awaited = False
-        # The first entry is to stay in memory.
+        # The first entry must stay in memory.
         self._fetched = False
-        # In the head, or about to be read into it.
+        # In the head, or being read into it.
         self._ahead_bytes = 0
         self._in_total = self._out_total = self._in_bytes = self._out_bytes = 0
-        # When rates were last measured, with the totals of that time; and the output of each second.
+        # Time and totals of the last measurement.
         self._measured = (now_ns, 0, 0, 0, 0)
         self._oldest_ns = now_ns
         self._rates = (0.0, 0.0, 0.0, 0.0)
@@ -256,12 +251,12 @@ class Queue:
         is_refusable: bool = True,
         is_recoverable: bool = False,
     ) -> None:
-        """Put an entry in at the end; for the arguments see ``Entry``.
+        """Append an entry. See ``Entry`` for the arguments.
 
-        The pieces of large content are kept and must not be changed.
+        Pieces of large content are kept and must not be changed.
 
         Raises:
-            ValueError: it is too large; or the queue is closed, or of an earlier process.
+            ValueError: the entry is too large, or the queue is closed or recovered.
             struct.error: a number is too large.
         """
         size = len(content[0]) if len(content) == 1 else sum(map(len, content))
@@ -318,9 +313,9 @@ class Queue:
             self._orders.press()
 
     def head(self) -> Entry | None:
-        """Return the entry at the head, perhaps without its content; None if the queue is empty, or it is on disk.
+        """Return the first entry, perhaps without content. None if the queue is empty or the entry is on disk.
 
-        ``ready`` is called when it is there.
+        ``ready`` is called once it is in memory.
         """
         if self._entry is not None:
             return self._entry
@@ -340,9 +335,9 @@ class Queue:
 
     @property
     def oldest_ns(self) -> int:
-        """When the entry at the head was put in.
+        """When the first entry was appended.
 
-        While it is on disk: when the one before it was, or when the queue was made.
+        While it is on disk: when the previous one was, or when the queue was created.
         """
         run = self._head[0] if self._head else None
         if self._entry is not None or run is None or run.data is None or not run.entries:
@@ -350,7 +345,7 @@ class Queue:
         return entry_at(run.data, run.position, whole=False).entered_ns + self._shift_ns
 
     def ending(self, now_ns: int) -> Ending | None:
-        """Say whether the entry at the head has expired or is too old; None if not, or while it is being read."""
+        """Say whether the first entry has expired or is too old. None while it is being read."""
         entry = self.head()
         if entry is None:
             return None
@@ -359,7 +354,7 @@ class Queue:
         return "too old" if self._pool.most_age_ns and now_ns - entry.entered_ns >= self._pool.most_age_ns else None
 
     def fetch(self) -> None:
-        """Have the content of the head entry read, if it is not in memory; ``ready`` is called then."""
+        """Read the content of the first entry, if necessary. ``ready`` is called when it is in memory."""
         if not self._settle_first():
             self._awaited = self.count > 0
             return
@@ -371,13 +366,13 @@ class Queue:
                 self._read(run)
 
     def pop(self, ending: Ending | None = None) -> Entry:
-        """Take the entry at the head, with or without its content.
+        """Remove and return the first entry, with or without its content.
 
         Args:
-            ending: as ``ending`` returned it, if that is the reason; it is counted.
+            ending: the result of ``ending`` if that is the reason. It is counted.
 
         Raises:
-            IndexError: there is none, or it is on disk.
+            IndexError: the queue is empty, or the entry is on disk.
         """
         entry = self._entry or self.head()
         if entry is None:
@@ -413,11 +408,11 @@ class Queue:
         return entry
 
     def purge(self) -> int:
-        """Drop all entries, and return how many. If clients must be told, use ``pop``."""
+        """Drop all entries and return their number. If clients must be told, use ``pop`` instead."""
         count = self.count
         if self._disk:
             on_disk, self._disk = self._disk, RunsOnDisk()
-            # Whoever deletes them iterates: there may be very many.
+            # Lazy, because there may be very many. The store's thread iterates.
             self._orders.release((run.extent, run.recoverable) for run in on_disk)
         extents: list[tuple[Extent, int]] = []
         for run in (*self._head, *self._tail):
@@ -471,7 +466,7 @@ class Queue:
     # --- For the spool ----------------------------------------------------------------------------
 
     def adopt(self, found: FoundQueue, clock_ns: int) -> None:
-        """Take the runs of an earlier process. ``clock_ns`` plus a time of now is the time since 1970."""
+        """Take over the runs of an earlier process. ``clock_ns`` is the offset from ``now_ns`` to time since 1970."""
         self.is_recovered = True
         self._shift_ns = found.clock_ns - clock_ns
         self._pool.count_busy(1)
@@ -480,7 +475,7 @@ class Queue:
         self._pool.recovered_total += self.count
 
     def measure(self, now_ns: int) -> None:
-        """Measure rates, if due, and set the target. Called about each second."""
+        """Update rates and the target, about once a second."""
         then_ns, *before = self._measured
         passed_s = (now_ns - then_ns) / _NS
         if passed_s >= 1:
@@ -505,16 +500,16 @@ class Queue:
         if pool.wanted_bytes > pool.spill_bytes:
             wanted_bytes = wanted_bytes * pool.spill_bytes // pool.wanted_bytes
         self.target_bytes = max(wanted_bytes, 2 * pool.run_bytes)
-        # The rest in memory must not exceed the target because of it: it would be dropped and read again.
+        # Otherwise read-ahead runs would be dropped and read again.
         most_bytes = max(self.target_bytes // 2, self.target_bytes - 2 * pool.run_bytes)
         self._want_ahead_bytes = min(max(int(out_bytes * _AHEAD_S), pool.run_bytes), most_bytes)
         self._low_bytes = min(max(int(out_bytes * _AHEAD_S / 2), pool.run_bytes // 4), self._want_ahead_bytes)
 
     def shrink(self, most_bytes: int) -> int:
-        """Move what exceeds the target to disk, from the tail on, but not much more than asked for.
+        """Move entries above the target to disk, from the end of the head, but not much more than ``most_bytes``.
 
         Returns:
-            How many bytes less it will have in memory.
+            Bytes of memory that this will free.
         """
         self._retarget()
         excess_bytes = self.memory_bytes - self.target_bytes
@@ -526,7 +521,7 @@ class Queue:
             if less_bytes >= min(excess_bytes, most_bytes) or run.pending == "read":
                 break
             if index:
-                # A run within the target stays, or it would be read again at once; large ones do not.
+                # A run within the target stays, or it would be read again at once. Large ones do not stay.
                 if not run.single and less_bytes + run.memory_bytes > excess_bytes:
                     break
             elif not run.single or run.content is None or self._fetched:
@@ -541,7 +536,7 @@ class Queue:
         return less_bytes
 
     def seal_tail(self) -> None:
-        """Have the last run of the tail written, if that is worth while."""
+        """Write the last run of the tail if it is large enough."""
         run = self._open
         if run is not None and run.place is _Place.TAIL and run.body_bytes >= self._pool.run_bytes // 4:
             self._seal()
@@ -568,7 +563,7 @@ class Queue:
         self._settle_head()
 
     def was_read(self, run: Run, job: Read, reason: str) -> None:
-        """Take the result of a read: fewer entries if the run is damaged, none if it cannot be read."""
+        """Take the result of a read, with fewer entries or none if the run is damaged or unreadable."""
         run.pending = None
         if run.place is _Place.GONE:
             return
@@ -637,7 +632,7 @@ class Queue:
             run.data, run.position, run.content, body_bytes = b"", 0, None, 0
         self._pool.read_total += job.left
         self._ahead_bytes += body_bytes - run.body_bytes
-        # Which of those that remain are recoverable no longer matters: they are on disk.
+        # Which of the remaining ones are recoverable no longer matters: they are on disk.
         run.entries, run.body_bytes, run.content_bytes = job.left, body_bytes, content_bytes
         run.recoverable = min(run.recoverable, job.left)
         if not self.count:
@@ -683,7 +678,7 @@ class Queue:
         self._orders.read(run, index_only=index_only)
 
     def _settle_first(self) -> bool:
-        """Say whether the first entry, or its index, is in memory; if not, have it read. Empty runs go."""
+        """Say whether the first entry, or its index, is in memory. If not, start reading it. Drops empty runs."""
         head = self._head
         while head:
             run = head[0]
@@ -706,7 +701,7 @@ class Queue:
             self._orders.release(extents)
 
     def _drop(self, run: Run, extents: list[tuple[Extent, int]]) -> None:
-        """Forget a run; its place on disk is added to the extents to delete."""
+        """Forget a run. Its extent is added to those to delete."""
         run.place = _Place.GONE
         self._charge(run, -run.memory_bytes)
         if run.extent is not None:
@@ -715,7 +710,6 @@ class Queue:
             self._orders.cancel(run)
 
     def _let_go(self, run: Run) -> RunOnDisk:
-        """Drop a run that is on disk from memory."""
         assert run.extent is not None  # noqa: S101 - its place there is what is kept
         run.place = _Place.GONE
         self._charge(run, -run.memory_bytes)
@@ -749,7 +743,6 @@ class Queue:
                 return
 
     def _settle_head(self) -> None:
-        """Drop runs on disk from memory that need not be there."""
         head = self._head
         while len(head) > 1 and head[-1].demoted and head[-1].extent is not None and head[-1].pending is None:
             run = head.pop()

@@ -1,18 +1,18 @@
-"""The spool's files: their format, and what can be read after damage. When they are written is ``store``'s.
+"""The spool's file format, and recovery of damaged files. ``store`` decides when files are written.
 
 A segment file is a sequence of runs. A run holds adjacent entries of one queue: a header, the queue's name, and a
-record for each entry. A record is a head of RECORD_BYTES and the content. So queues share files, and are read back many
-entries at a time::
+record per entry. A record is a head of RECORD_BYTES and the content. Queues share files, and are read back many entries
+at a time::
 
     run     nonce 8 | queue 8 | number 8 | clock 8 | entries 4 | recoverable 4 | recoverable's bytes 8
             | body's length 8 | body's crc 4 | name's length 2 | header's crc 4 | name | body
     record  handle 8 | entered_ns 8 | expires_ns 8 | messages 4 | cost_bytes 4 | size 4 | content's crc 4 | flags 1
             | head's crc 4 | content
 
-Numbers are little-endian. The random nonce of a file is in its name, so that a header is found behind a damaged one,
-and no message can forge one. ``clock`` plus a time in the run is nanoseconds since 1970.
+Numbers are little-endian. The random nonce of a file is part of its name. It allows a search for the next header after
+a damaged one, and no message can forge a header. ``clock`` plus a time in the run is nanoseconds since 1970.
 
-The ledger is a file of its own: 16 bytes for each change of the number of recoverable entries in a segment. So missing
+The ledger is a separate file with 16 bytes per change in a segment's number of recoverable entries. With it, missing
 entries can be counted at the start.
 """
 
@@ -31,7 +31,7 @@ from zlib import crc32
 
 Piece = bytes | bytearray | memoryview
 
-# It has no answer to refuse it with: it has to be sent.
+# Its sender can be told of a refusal. Other entries must be sent.
 _REFUSABLE: Final = 1
 _RECOVERABLE: Final = 2
 
@@ -39,7 +39,7 @@ _HEAD: Final = Struct("<QqqIIIIB")
 _CRC: Final = Struct("<I")
 _HEAD_BYTES: Final = _HEAD.size
 RECORD_BYTES: Final = _HEAD.size + _CRC.size
-# The bound of an entry: its size has 32 bits, and a run is written whole.
+# Sizes have 32 bits, and a run is written whole.
 MAX_BYTES: Final = 1 << 30
 
 _RUN: Final = Struct("<8sQQqIIQQIH")
@@ -47,10 +47,10 @@ RUN_BYTES: Final = _RUN.size + _CRC.size
 MAX_NAME_BYTES: Final = 0xFFFF
 _USUAL_NAME_BYTES: Final = 256
 _LINE: Final = Struct("<IqI")
-# segment, offset, length, entries, recoverable ones with the highest bit for a large one, bytes of their contents
+# segment, offset, length, entries, recoverable ones (highest bit: a large one), content bytes
 _ON_DISK: Final = Struct("<IIIIII")
 _SINGLE: Final = 1 << 31
-# Big-endian, so that bytes sort as numbers do.
+# Big-endian, so that bytes sort like numbers.
 _ORDER: Final = Struct(">Q")
 _SEARCHED_BYTES: Final = 1 << 20
 _NAME: Final = re.compile(r"(\d{10})-([0-9a-f]{16})\.segment")
@@ -59,17 +59,15 @@ _FULL_ERRORS: Final = {errno.ENOSPC, errno.EDQUOT}
 
 
 class Entry(NamedTuple):
-    """An entry of a queue."""
-
-    handle: int  # the caller's number for it, up to 64 bits
+    handle: int  # the caller's number, up to 64 bits
     entered_ns: int
-    expires_ns: int  # when it expires; 0 if never
+    expires_ns: int  # 0: never
     messages: int
     cost_bytes: int
-    size_bytes: int  # of its content
+    size_bytes: int  # of the content
     is_refusable: bool  # its sender is told of a refusal
-    is_recoverable: bool  # it is replayed after a crash, if it was on disk
-    content: tuple[Piece, ...] | None  # its pieces; None while they are on disk only
+    is_recoverable: bool  # replayed after a crash if it was on disk
+    content: tuple[Piece, ...] | None  # None while it is on disk only
 
 
 def head_of(  # noqa: PLR0917 - called for each entry, and keywords take time
@@ -86,7 +84,7 @@ def head_of(  # noqa: PLR0917 - called for each entry, and keywords take time
 ) -> bytes:
     """Return the head of a record, RECORD_BYTES long.
 
-    Give no content of a large entry, whose checksum takes long: ``with_crc`` is for another thread.
+    Omit large content, because its checksum takes long. Another thread then calls ``with_crc``.
 
     Raises:
         struct.error: a number is too large.
@@ -109,7 +107,7 @@ def with_crc(head: Piece, content: Sequence[Piece]) -> bytes:
 
 
 def entry_at(data: Piece, position: int, content: tuple[Piece, ...] | None = None, *, whole: bool = True) -> Entry:
-    """Return the entry whose checked record begins there, with the content that follows, or with the given one."""
+    """Decode the checked record at ``position``, with the content behind it if ``whole``."""
     handle, entered_ns, expires_ns, messages, cost_bytes, size, _, flags = _HEAD.unpack_from(data, position)
     if whole:
         start = position + RECORD_BYTES
@@ -137,20 +135,18 @@ def is_head(data: Piece, position: int) -> bool:
 
 @dataclass(slots=True)
 class Salvage:
-    """The whole records of a run's body."""
-
     body: bytes = b""
     entries: int = 0
     content_bytes: int = 0
-    left_out: int = 0  # whole records that were not asked for
-    lost_handles: list[int] = field(default_factory=list)  # of refusable entries with damaged content and a whole head
+    left_out: int = 0  # intact records that were not requested
+    lost_handles: list[int] = field(default_factory=list)  # refusable entries with an intact head and damaged content
 
 
 def salvage(body: Piece, *, recoverable_only: bool = False) -> Salvage:
-    """Return what is whole in a body that may be damaged or cut short.
+    """Return the intact records of a body that may be damaged or truncated.
 
-    A damaged record costs itself only, unless its length is wrong: then all behind it is lost. With recoverable entries
-    only, there are no handles, as no sender is left to be told.
+    A damaged record loses only itself, unless its length is wrong. Then everything after it is lost, too. With
+    ``recoverable_only`` there are no handles, because no sender is left to be told.
     """
     found, parts = Salvage(), []
     view, position, length = memoryview(body), 0, len(body)
@@ -176,7 +172,7 @@ def salvage(body: Piece, *, recoverable_only: bool = False) -> Salvage:
 
 
 class RunHeader(NamedTuple):
-    """The header of a run; ``body_bytes`` and ``entries`` are as written, whatever is left."""
+    """``body_bytes`` and ``entries`` are the values at the time of writing."""
 
     queue: int
     number: int
@@ -198,7 +194,7 @@ class RunHeader(NamedTuple):
 
 
 def header_at(data: Piece, nonce: bytes, position: int = 0) -> RunHeader | None:
-    """Return the header of the run that begins there, in a file of that nonce; None if it is damaged or not there."""
+    """Decode the run header at ``position``. None if it is damaged or has another nonce."""
     if len(data) < position + RUN_BYTES:
         return None
     found, *numbers, name_bytes = _RUN.unpack_from(data, position)
@@ -212,7 +208,7 @@ def header_at(data: Piece, nonce: bytes, position: int = 0) -> RunHeader | None:
 
 
 class Extent(NamedTuple):
-    """Where a run lies: its segment, the offset of its header, and the length of it all."""
+    """Segment, offset of the header, and total length of a run."""
 
     segment: int
     offset: int
@@ -224,13 +220,13 @@ def segment_name(number: int, nonce: bytes) -> str:
 
 
 class Folder:
-    """A folder of segments, owned by one process at a time and readable by its owner only.
+    """A folder of segments, used by one process at a time and accessible to its owner only.
 
     Args:
-        path: made if missing; its parent must exist.
+        path: created if missing. Its parent must exist.
 
     Raises:
-        BlockingIOError: another process has it.
+        BlockingIOError: another process uses it.
         OSError: it cannot be used.
     """
 
@@ -249,7 +245,6 @@ class Folder:
         os.close(self._lock)
 
     def segments(self) -> list[tuple[int, bytes]]:
-        """Return number and nonce of each segment, the oldest first."""
         matches = [_NAME.fullmatch(each.name) for each in self.path.iterdir()]
         return sorted((int(match[1]), bytes.fromhex(match[2])) for match in matches if match)
 
@@ -261,13 +256,13 @@ class Folder:
 
 
 class Ledger:
-    """How many recoverable entries each segment holds. Lines are only appended; torn ones are ignored.
+    """Number of recoverable entries per segment. Lines are only appended. Torn lines are ignored.
 
     Raises:
         OSError: the file cannot be used.
     """
 
-    # At this size it is rewritten.
+    # It is rewritten at this size.
     _MAX_BYTES: Final = 1 << 20
 
     def __init__(self, folder: Folder) -> None:
@@ -276,7 +271,7 @@ class Ledger:
         self._lines: list[bytes] = []
         self._fd = folder.open(LEDGER, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         data = os.pread(self._fd, os.fstat(self._fd).st_size, 0)
-        self.intact = True  # all lines that were there at the start could be read
+        self.intact = True
         for position in range(0, len(data) - _LINE.size + 1, _LINE.size):
             segment, change, crc = _LINE.unpack_from(data, position)
             if crc == crc32(data[position : position + _LINE.size - _CRC.size]):
@@ -297,10 +292,10 @@ class Ledger:
             self._lines.append(_line(segment, -held))
 
     def append(self, *, sync: bool = False) -> None:
-        """Write what was counted since the last time.
+        """Write pending changes.
 
         Raises:
-            OSError: it failed, and will be tried again with the next.
+            OSError: it failed. The next call tries again.
         """
         if self._torn or self._written_bytes > self._MAX_BYTES:
             self.rewrite()
@@ -316,13 +311,13 @@ class Ledger:
             os.fdatasync(self._fd)
 
     def replace(self, held: dict[int, int]) -> bool:
-        """Replace all counts, and write them at once, or with the next append if the disk is full.
+        """Replace all counts. Written at once, or with the next append if the disk is full.
 
         Returns:
             Whether they are written.
 
         Raises:
-            OSError: the file cannot be used, but for a full disk.
+            OSError: the file cannot be used, except for a full disk.
         """
         self.held, self._lines = held, []
         try:
@@ -330,16 +325,16 @@ class Ledger:
         except OSError as error:
             if error.errno not in _FULL_ERRORS:
                 raise
-            # Nothing may be appended to the present content.
+            # Forces a rewrite: the current content is outdated.
             self._torn = True
             return False
         return True
 
     def rewrite(self) -> None:
-        """Write all of it again.
+        """Rewrite the file.
 
         Raises:
-            OSError: it failed; the file is as before.
+            OSError: it failed. The file is unchanged.
         """
         temporary = f"{LEDGER}.new"
         data = b"".join(_line(segment, held) for segment, held in self.held.items() if held)
@@ -370,8 +365,6 @@ def _line(segment: int, change: int) -> bytes:
 
 
 class RunOnDisk(NamedTuple):
-    """A run that is on disk."""
-
     extent: Extent
     entries: int
     recoverable: int  # when it was written
@@ -380,7 +373,7 @@ class RunOnDisk(NamedTuple):
 
 
 class RunsOnDisk:
-    """Runs in order, 24 bytes each: there may be a million."""
+    """Packed into 24 bytes each, because there may be a million."""
 
     def __init__(self) -> None:
         self.entries = self.content_bytes = 0
@@ -432,21 +425,17 @@ def _run_at(data: Piece, position: int) -> RunOnDisk:
 
 @dataclass(slots=True)
 class FoundQueue:
-    """A queue of an earlier process with entries to replay."""
-
     name: bytes
     clock_ns: int
-    runs: RunsOnDisk = field(default_factory=RunsOnDisk)  # with counts of whole recoverable entries only
+    runs: RunsOnDisk = field(default_factory=RunsOnDisk)  # counts only intact recoverable entries
 
 
 @dataclass(slots=True)
 class Found:
-    """The content of a folder at the start."""
-
     queues: dict[int, FoundQueue] = field(default_factory=dict)
-    recoverable: int = 0  # entries that can be replayed
-    dropped: int = 0  # entries that were not to be replayed
-    lost: int = 0  # recoverable ones that are damaged, or gone with their file
+    recoverable: int = 0  # entries
+    dropped: int = 0  # not meant to be replayed
+    lost: int = 0  # recoverable ones damaged or missing
     damaged: list[str] = field(default_factory=list)  # names of damaged or missing files
     is_full: bool = False  # the disk is too full to rewrite the ledger
 
@@ -458,16 +447,16 @@ def look(folder: Folder, ledger: Ledger) -> Found:
         OSError: a file cannot be read.
     """
     found = Found()
-    # By queue, each run packed behind its number.
+    # Each run packed behind its number.
     numbered: dict[int, list[bytes]] = {}
-    # A damaged ledger says nothing about files.
+    # A damaged ledger does not prove that files are missing.
     expected = dict(ledger.held) if ledger.intact else {}
     if not ledger.intact:
         found.damaged.append(LEDGER)
     for number, nonce in folder.segments():
         whole, recoverable, lost = True, 0, 0
         for extent, header, salvaged in _runs(folder, number, nonce):
-            # Unless the ledger knows it, a run cut short at the end was being written when the process ended.
+            # A run truncated at the end was being written when the process ended, unless the ledger lists it.
             is_torn = ledger.intact and extent.length < header.length + header.body_bytes
             whole &= salvaged is None or is_torn
             if salvaged is None:
@@ -479,12 +468,12 @@ def look(folder: Folder, ledger: Ledger) -> Found:
             recoverable += entries
             lost += 0 if is_torn else header.recoverable - entries
             if entries:
-                # The index of a damaged one is not read alone.
+                # The index of a damaged run is not read alone.
                 is_single = header.entries == 1 and salvaged is None
                 run = RunOnDisk(extent, entries, entries, content_bytes, is_single)
                 found.queues.setdefault(header.queue, FoundQueue(header.name, header.clock_ns))
                 numbered.setdefault(header.queue, []).append(_ORDER.pack(header.number) + _packed(run))
-        # The ledger also counts runs whose header is gone, and may not count the latest.
+        # The ledger also counts runs with a lost header, but may lack the latest ones.
         lost = max(lost, expected.pop(number, 0) - recoverable)
         found.recoverable += recoverable
         found.lost += lost
@@ -501,7 +490,7 @@ def look(folder: Folder, ledger: Ledger) -> Found:
 
 
 def _runs(folder: Folder, number: int, nonce: bytes) -> Iterator[tuple[Extent, RunHeader, Salvage | None]]:
-    """Yield the runs of a segment, each with its salvage, or None if it is whole."""
+    """Yield the runs of a segment, each with its salvage. None: intact."""
     fd = folder.open(segment_name(number, nonce), os.O_RDONLY)
     try:
         size, position = os.fstat(fd).st_size, 0
@@ -525,7 +514,7 @@ def _runs(folder: Folder, number: int, nonce: bytes) -> Iterator[tuple[Extent, R
 
 
 def _crc_of(fd: int, position: int, length: int) -> int | None:
-    """Return the checksum of a part of a file; None if it is not all there."""
+    """Return the checksum of a part of a file, or None if the file is shorter."""
     crc = 0
     while length:
         data = os.pread(fd, min(length, _SEARCHED_BYTES), position)
@@ -538,7 +527,6 @@ def _crc_of(fd: int, position: int, length: int) -> int | None:
 
 
 def _search(fd: int, nonce: bytes, position: int) -> int:
-    """Return where the nonce is next in a file, or the file's end."""
     while True:
         data = os.pread(fd, _SEARCHED_BYTES, position)
         at = data.find(nonce)

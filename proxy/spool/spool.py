@@ -1,22 +1,23 @@
-"""All queues of the spool together: they share the memory, one store, and the handling of disk failures.
+"""All queues of the spool, which share the memory, one store, and the handling of disk failures.
 
-The data path uses it in the event loop; nothing here does I/O or blocks, except ``Spool.open`` and ``Spool.close``.
+Runs in the event loop. Only ``Spool.open`` and ``Spool.close`` do I/O or block.
 
-- ``Spool.open`` in a thread, once; then ``tick`` about ten times a second.
-- ``spool.queue(name, ...)`` for each channel or connection and resource. ``append`` entries; ask the limiter about
-  ``head``; ``pop`` it when it may go. If ``head`` is None and the queue is not empty, or an entry has no content after
-  ``fetch``, wait for ``ready``. Ask for the content only when the entry may go.
-- Credit: a queue's stage sends to the stage ``store`` what is to be written, which is acked when it is on disk. While
-  memory or disk is short, the stages of all queues are stalled, so senders stop reading. ``append`` refuses nothing.
-  ``flow`` tells the same.
-- ``alarm(reason)`` says that the disk takes no more, ``alarm(None)`` that it does again. In between everything stays in
-  memory, in order.
-- ``lost`` tells of entries that were damaged on disk. Refuse its handles. If there are more entries than handles, close
-  the channel, unless nothing in the queue is refusable: then its client publishes unconfirmed messages again.
-- Recovered queues of ``Spool.open`` are used like others; give them your own ``ready`` and ``on_lost``. ``tick`` drops
-  those that nobody takes within ``most_age_s``.
-- Before an orderly end call ``keep`` while all queues are there: recoverable entries are written, and stay on disk
-  though their queues are closed. Then ``Spool.close``. ``sync`` only writes.
+- Call ``Spool.open`` once, in a thread, then ``tick`` about ten times a second.
+- Create a queue with ``spool.queue(name, ...)`` per resource and channel or connection. ``append`` entries, ask the
+  limiter about ``head``, and ``pop`` it when it may go. Wait for ``ready`` if ``head`` is None and the queue is not
+  empty, or if an entry has no content after ``fetch``. Fetch content only when the entry may go.
+- Credit: a queue's stage sends the entries to write to the stage ``store``, which acks them once they are on disk.
+  While memory or disk is short, the stages of all queues are stalled, so senders stop reading. The hook ``flow``
+  reports this. ``append`` never refuses.
+- ``alarm(reason)`` reports a failing disk, ``alarm(None)`` its recovery. In between, everything stays in memory, in
+  order.
+- ``lost`` reports entries that were damaged on disk. Refuse its handles. If there are more entries than handles, close
+  the channel, so that its client publishes unconfirmed messages again. This is not needed if nothing in the queue is
+  refusable.
+- Recovered queues of ``Spool.open`` are used like others. Set your own ``ready`` and ``on_lost``. ``tick`` drops those
+  that no connection takes within ``most_age_s``.
+- For an orderly shutdown, call ``keep`` while all queues exist. Recoverable entries are written, and stay on disk when
+  their queues are closed. Then call ``Spool.close``. ``sync`` only writes.
 """
 
 from collections import deque
@@ -35,21 +36,20 @@ from proxy.spool.segments import Extent, Found
 from proxy.spool.store import Disk, Job, Read, Release, Store, Sync, Write
 
 _NS: Final = 1_000_000_000
-# How often a failed disk is tried again.
 _RETRY_NS: Final = _NS
-# Queues measured in a tick, so that its length is bounded.
+# Bounds the duration of a tick.
 _MEASURED_IN_TICK: Final = 256
-# With these errors a run is gone; others may be temporary.
+# With these errors, a run is lost. Others may be temporary.
 _LOST_ERRORS: Final = {ENOENT, EIO, ESTALE}
 
 
 class QueueName(msgspec.Struct, frozen=True, array_like=True):
-    """Written with the entries of a queue, so that they can be replayed after a crash."""
+    """Identifies a queue. Written with its entries, so that they can be replayed after a crash."""
 
     listener: str
     kind: str
     name: str
-    # Whose they are, in the words of the protocol: only a connection of the same can replay them.
+    # As its protocol describes it. Only a connection of the same sender can replay the entries.
     sender: tuple[str, ...] = ()
 
     def encoded(self) -> bytes:
@@ -57,7 +57,7 @@ class QueueName(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def read(cls, name: bytes) -> "QueueName":
-        """Return the decoded name; empty fields if it was something else."""
+        """Decode a name. All fields are empty if it is not one."""
         try:
             return msgspec.msgpack.decode(name, type=cls)
         except msgspec.DecodeError:
@@ -66,53 +66,47 @@ class QueueName(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class SpoolSettings:
-    """Bounds of the spool."""
-
-    memory_bytes: int = 32 * 1024 * 1024  # of all queues. From half of it on, queues write what exceeds their target.
-    max_disk_bytes: int = 16 * 1024 * 1024 * 1024  # of all files
-    least_free_bytes: int = 1024 * 1024 * 1024  # of the file system, left to others
-    # From this age on an entry is too old (``Queue.ending``); 0 for none. Recovered entries are dropped when nobody has
-    # taken them for this long.
+    memory_bytes: int = 32 * 1024 * 1024  # above half of it, queues write what exceeds their target
+    max_disk_bytes: int = 16 * 1024 * 1024 * 1024
+    least_free_bytes: int = 1024 * 1024 * 1024  # left free on the file system
+    # Age at which an entry is too old (``Queue.ending``), and after which unclaimed recovered queues are dropped. 0:
+    # never.
     most_age_s: float = 0
-    target_s: float = 2  # seconds of traffic that a queue may have in memory
+    target_s: float = 2  # seconds of traffic that a queue may keep in memory
 
 
 class Hooks(NamedTuple):
-    """What the spool calls, in the event loop."""
+    """Called in the event loop."""
 
-    flow: Callable[[bool], object]  # True when it should be given no more for now, False when it may again
-    alarm: Callable[[str | None], object]  # the reason when the disk fails, None when it works again
+    flow: Callable[[bool], object]  # True: stop appending for now. False: continue
+    alarm: Callable[[str | None], object]  # None when it works again
     lost: Callable[[Lost], object]
-    busy: Callable[[], object] = lambda: None  # ``is_idle`` is over, so ``tick`` must be called again
-    # How many queues of an earlier process, and entries, were dropped after ``most_age_s``.
+    busy: Callable[[], object] = lambda: None  # no longer idle: call ``tick``
+    # Recovered queues, and their entries, dropped after ``most_age_s``.
     unclaimed: Callable[[int, int], object] = lambda _queues, _entries: None
 
 
 class _Left(NamedTuple):
-    """A queue of an earlier process: its name, and since when it waits to be replayed."""
-
     name: QueueName
     since_ns: int
 
 
 class Recovered(NamedTuple):
-    """What an earlier process left."""
-
-    queues: list[Queue]  # one for each with entries to replay, which may have been sent already
+    queues: list[Queue]  # with entries to replay. The earlier process may have sent some
     entries: int
-    dropped: int  # how many were not to be replayed
-    lost: int  # how many recoverable ones on disk are damaged or missing. Entries in memory are not known.
+    dropped: int  # not meant to be replayed
+    lost: int  # recoverable and damaged or missing on disk. Losses in memory are unknown
     damaged: list[str]
-    is_full: bool = False  # the disk was too full for the ledger; a next start may report some losses again
+    is_full: bool = False  # disk too full for the ledger. The next start may report some losses again
 
 
 class Spool:
-    """All queues. ``Spool.open`` makes one on a disk.
+    """All queues. ``Spool.open`` creates one on a disk.
 
     Args:
-        clock_ns: what to add to ``now_ns`` to get nanoseconds since 1970.
-        credit: what the store gives to the stages of queues.
-        time_ns: reads that clock; by default the time of the last ``tick`` is used for stages.
+        clock_ns: offset from ``now_ns`` to nanoseconds since 1970.
+        credit: credit of the store for the stages of queues.
+        time_ns: clock for stages. Default: the time of the last ``tick``.
     """
 
     def __init__(
@@ -129,27 +123,25 @@ class Spool:
         self.settings, self._hooks = settings, hooks
         self._now_ns, self._clock_ns = now_ns, clock_ns
         self._time_ns = time_ns or self._last_tick_ns
-        self.store = Stage("store", "spool", credit)  # the stage of the disk
+        self.store = Stage("store", "spool", credit)
         self._pool = Pool(settings.memory_bytes, round(settings.most_age_s * _NS), settings.target_s)
         self._queues: dict[int, Queue] = {}
         self._next = 0
-        # Those to be measured next.
         self._measured: deque[Queue] = deque()
         self._jobs: dict[Write | Read, Run] = {}
         self._writes: dict[Run, Write] = {}
         self._syncs: dict[Sync, Callable[[bool], object]] = {}
         self._writing_bytes = 0
-        # What to write when the disk works again, and when to try.
+        # Runs to write, and reads to repeat, when the disk works again.
         self._waiting: deque[Run] = deque()
         self._unread: list[tuple[Run, bool]] = []
-        # Why nothing can be written, why something cannot be read yet, and what was reported.
+        # Why writes fail, why reads fail, and the reason last reported.
         self._alarm: str | None = None
         self._read_alarm: str | None = None
         self._told: str | None = None
         self._retry_ns = 0
-        # The run with which a failed disk is tried.
         self._probe: Run | None = None
-        # Queues of an earlier process that nobody replays yet, the longest waiting first.
+        # Unclaimed, longest waiting first.
         self._recovered: dict[Queue, _Left] = {}
         self._stopped = self._keeps = False
         self._stops_total = self._lost_total = 0
@@ -170,10 +162,10 @@ class Spool:
         credit: Credit = STORE_CREDIT,
         time_ns: Callable[[], int] | None = None,
     ) -> tuple["Spool", Recovered]:
-        """Make a spool in a folder, with what an earlier process left there. Blocks.
+        """Create a spool in a folder, with the content of an earlier process. Blocks.
 
-        ``post`` is called in another thread and calls its argument in the event loop, as ``TrioToken.run_sync_soon``
-        does. Without ``recover``, entries that could be replayed are counted and dropped.
+        ``post`` is called in another thread and calls its argument in the event loop, like ``TrioToken.run_sync_soon``.
+        Without ``recover``, entries that could be replayed are counted and dropped.
 
         Raises:
             BlockingIOError: another process uses the folder.
@@ -213,13 +205,13 @@ class Spool:
         stage: Stage | None = None,
         lost: Callable[[Lost], object] | None = None,
     ) -> Queue:
-        """Make a queue; close it when it is no longer needed.
+        """Create a queue. Close it when it is no longer needed.
 
         Args:
-            name: found again after a crash; need not be unique.
+            name: stored for recovery after a crash. Need not be unique.
             ready: called when it is worth asking again for the head.
             stage: the resource of this queue alone. Close it after the queue.
-            lost: called with entries of it that cannot be read, before ``Hooks.lost``.
+            lost: called with its unreadable entries, before ``Hooks.lost``.
 
         Raises:
             ValueError: the name is too long.
@@ -245,7 +237,7 @@ class Spool:
 
     @property
     def is_stopped(self) -> bool:
-        """Say whether flow is stopped: nothing should be read that would go into a queue."""
+        """Whether messages for a queue must not be read now."""
         return self._stopped
 
     def queues(self) -> list[Queue]:
@@ -255,19 +247,18 @@ class Spool:
         return any(wants(left.name) for left in self._recovered.values())
 
     def take_recovered(self, wants: Callable[[QueueName], bool]) -> list[Queue]:
-        """Hand out queues of an earlier process, each to one taker, who gives back what it cannot replay."""
+        """Hand out recovered queues, each to one caller. Unfinished ones return by ``give_back``."""
         taken = [queue for queue, left in self._recovered.items() if wants(left.name)]
         for queue in taken:
             del self._recovered[queue]
         return taken
 
     def give_back(self, queue: Queue) -> None:
-        """Let another connection replay what is left of a queue of an earlier process."""
         queue.ready, queue.on_lost = _nobody, None
         self._recovered[queue] = _Left(QueueName.read(queue.name), self._time_ns())
 
     def tick(self, now_ns: int) -> None:
-        """Measure rates, move entries to disk if memory is short, and try again what has failed."""
+        """Measure rates, move entries to disk if memory is short, and retry failures."""
         self._now_ns = now_ns
         for _ in range(min(_MEASURED_IN_TICK, len(self._queues))):
             if not self._measured:
@@ -283,7 +274,7 @@ class Spool:
                 self._try_again()
             unread = [each for each in self._unread if each[0].is_wanted]
             if self._unread and not unread:
-                # Nobody wants any more what could not be read.
+                # The unreadable runs are no longer needed.
                 self._read_alarm = None
                 self._tell_alarm()
             self._unread = []
@@ -296,7 +287,6 @@ class Spool:
             self._drop_unclaimed()
 
     def _drop_unclaimed(self) -> None:
-        """Drop queues of an earlier process whose entries are all too old."""
         most_age_ns = self._pool.most_age_ns
         if not most_age_ns:
             return
@@ -311,11 +301,7 @@ class Spool:
             self._hooks.unclaimed(queues, entries)
 
     def sync(self, done: Callable[[bool], object]) -> None:
-        """Have all recoverable entries in memory written and synced.
-
-        Args:
-            done: called then with True, or with False if the disk fails.
-        """
+        """Write and sync all recoverable entries in memory. ``done`` gets False if the disk fails."""
         for queue in self._queues.values():
             queue.write_all()
         job = Sync()
@@ -323,7 +309,7 @@ class Spool:
         self._disk.submit(job)
 
     def keep(self) -> None:
-        """Have recoverable entries written, to stay on disk when their queues are closed."""
+        """Write recoverable entries, and keep them on disk when their queues are closed."""
         self.sync(lambda _: None)
         self._keeps = True
 
@@ -332,7 +318,7 @@ class Spool:
         return self._keeps
 
     def close(self) -> None:
-        """End the store; what is on disk stays there. Blocks until everything given is written."""
+        """Stop the store. Its files stay. Blocks until all writes are done."""
         self._disk.close()
 
     @property
@@ -340,7 +326,7 @@ class Spool:
         return self._pool.memory_bytes
 
     def figures(self) -> SpoolState:
-        """Return the figures of all queues together; places and resources are left to those who look at each queue."""
+        """Return the totals of all queues. Places and resources require a look at each queue, and are left empty."""
         pool = self._pool
         return SpoolState(
             queues=len(self._queues),
@@ -364,7 +350,6 @@ class Spool:
         )
 
     def states(self) -> States:
-        """Return where the entries of all queues are."""
         states = States()
         for queue in self._queues.values():
             states.add(queue.states())
@@ -373,7 +358,7 @@ class Spool:
     # --- Orders of queues -------------------------------------------------------------------------
 
     def write(self, run: Run) -> None:
-        """Write a run; ``Queue.written`` follows, unless it is cancelled."""
+        """Write a run. ``Queue.written`` follows, unless it is cancelled."""
         stage = run.queue.stage
         if stage is not None:
             run.sent = run.entries
@@ -389,19 +374,18 @@ class Spool:
             write.cancelled = True
 
     def read(self, run: Run, *, index_only: bool) -> None:
-        """Read a run, or its first index; ``Queue.was_read`` follows."""
+        """Read a run, or its first index. ``Queue.was_read`` follows."""
         job = run.read(index_only=index_only)
         self._jobs[job] = run
         self._disk.submit(job)
 
     def release(self, extents: Iterable[tuple[Extent, int]]) -> None:
-        """Delete runs in the thread, each given with the recoverable entries it was written with."""
+        """Delete runs, given with their recoverable entries at the time of writing."""
         if self._keeps:
             extents = [each for each in extents if not each[1]]
         self._disk.submit(Release(extents))
 
     def press(self) -> None:
-        """Note that more is in memory than there should be."""
         if not self._stopped:
             self._relieve()
             self._adjust_flow()
@@ -417,16 +401,16 @@ class Spool:
     def gone(self, queue: Queue) -> None:
         self._queues.pop(queue.number, None)
         if queue.stage is not None:
-            # Its jobs under way have no effect.
+            # Its jobs in progress have no effect.
             self.store.part(queue.stage, self._time_ns())
 
     # --- Results of the store ---------------------------------------------------------------------
 
     def completed(self, jobs: Iterable[Job]) -> None:
-        """Take finished jobs. Called in the event loop.
+        """Take finished jobs, in the event loop.
 
         Raises:
-            Exception: the first fault of a callback, after all jobs are taken.
+            Exception: the first exception of a callback, after all jobs are taken.
         """
         faults: list[Exception] = []
         for job in jobs:
@@ -500,7 +484,7 @@ class Spool:
             else:
                 self._acknowledge(run)
         if self._probe is None:
-            # Nothing that waited is still there: the next write will tell.
+            # Every waiting run has been dropped. The next write is the test.
             self._set_alarm(None)
 
     def _set_alarm(self, reason: str | None) -> None:
@@ -518,7 +502,7 @@ class Spool:
 
     def _tell_alarm(self) -> None:
         reason = self._alarm or self._read_alarm
-        # Not every change of the reason is worth a report.
+        # A changed reason is not reported again.
         if (reason is None) is not (self._told is None):
             self._told = reason
             self._hooks.alarm(reason)
@@ -530,12 +514,11 @@ class Spool:
                 return
             queue.shrink(excess_bytes)
         if self._excess_bytes() > self._pool.spill_bytes // 2:
-            # There are so many queues that even the minimum of each is too much.
+            # With very many queues, even the minimum of each exceeds the bound.
             for queue in list(self._queues.values()):
                 queue.seal_tail()
 
     def _excess_bytes(self) -> int:
-        """Return what is in memory beyond the bound, and not on its way to the disk."""
         pool = self._pool
         return pool.memory_bytes - pool.spill_bytes - self._writing_bytes
 
@@ -555,7 +538,6 @@ class Spool:
             self._hooks.flow(stops)
 
     def _acknowledge(self, run: Run) -> None:
-        """Ack a run that is written, or need not be."""
         if run.sent and run.queue.stage is not None:
             self.store.ack(run.queue.stage, run.sent, self._time_ns())
             run.sent = 0

@@ -1,12 +1,9 @@
-"""The thread that does all reading and writing of the spool: one for all queues.
+"""The spool's I/O thread, shared by all queues. ``spool`` decides what to write or read, and handles failures.
 
-Jobs come from the event loop, and go back to it when they are done. Only the place in a file is decided here; when to
-write or read, and what to do about a failure, is ``spool``'s.
+Pending jobs are done in groups: first reads, because callers wait for them, then writes, then deletions.
 
-Waiting jobs are done in groups: first reads, which somebody waits for, then writes, then deletions.
-
-A file is deleted when nothing in it is needed. Until then unneeded parts are returned to the file system
-(``FALLOC_FL_PUNCH_HOLE``) where it can do that, so a queue that stands still does not keep the rest of a file on disk.
+A file is deleted when no part of it is needed. Until then, unneeded parts are returned to the file system
+(``FALLOC_FL_PUNCH_HOLE``) where supported, so that an idle queue does not keep a whole file on disk.
 """
 
 import ctypes
@@ -43,40 +40,35 @@ from proxy.spool.segments import (
 
 @dataclass(slots=True, eq=False)
 class Write:
-    """Write a run behind all others."""
-
     header: RunHeader  # without the body's checksum
-    # Not changed until the job is done. For a large entry the head of its record, without its checksum, and the pieces
-    # of its content.
+    # Must not change until the job is done. For a large entry: its record head without checksum, and its content.
     body: Sequence[Piece]
-    is_single: bool = False  # it is a large entry
-    cancelled: bool = False  # it is left out, if that is still possible
+    is_single: bool = False
+    cancelled: bool = False  # skipped, if still possible
     extent: Extent | None = None
-    error: OSError | None = None  # why it was not written, perhaps because of an error before it
+    error: OSError | None = None  # perhaps an earlier error
 
 
 @dataclass(slots=True, eq=False)
 class Read:
-    """Read a run."""
-
     extent: Extent
     name_bytes: int
-    entries: int  # how many it should have
-    index_only: bool = False  # read only the head of its first record
+    entries: int  # expected number
+    index_only: bool = False  # only the head of the first record
     recoverable_only: bool = False
-    data: Piece = b""  # the records begin at ``start``; damaged ones are left out
+    data: Piece = b""  # records begin at ``start``. Damaged ones are removed
     start: int = 0
-    left: int = 0  # how many entries there are
-    content_bytes: int = -1  # of those, if it is damaged or some were left out, else -1
-    lost_handles: Sequence[int] = ()  # of refusable damaged ones, as far as known
+    left: int = 0  # entries found
+    content_bytes: int = -1  # if damaged or filtered, otherwise -1
+    lost_handles: Sequence[int] = ()  # as far as known
     error: OSError | None = None
 
 
 @dataclass(slots=True, eq=False)
 class Release:
-    """Delete runs, each given with how many recoverable entries it was written with.
+    """Delete runs, given with their recoverable entries at the time of writing.
 
-    The thread iterates over them: there may be very many.
+    The thread iterates over them, because there may be very many.
     """
 
     extents: Iterable[tuple[Extent, int]]
@@ -84,7 +76,7 @@ class Release:
 
 @dataclass(slots=True, eq=False)
 class Sync:
-    """Make everything written before survive a loss of power."""
+    """Make all earlier writes durable against power loss."""
 
     error: OSError | None = None
 
@@ -93,15 +85,13 @@ Job = Write | Read | Release | Sync
 
 
 class Disk(Protocol):
-    """What ``spool`` needs of the store."""
-
-    done: Callable[[Sequence[Job]], object]  # called in the event loop with finished jobs; set by the spool
+    done: Callable[[Sequence[Job]], object]  # called in the event loop. Set by the spool
 
     def submit(self, job: Job) -> None:
-        """Take a job; jobs return when they are done, in any order, but writes in the order given."""
+        """Queue a job. Jobs return when done, in any order, but writes in order of submission."""
 
     def close(self) -> None:
-        """Do all jobs, and end without returning any more. Blocks."""
+        """Finish all jobs and stop, without returning results. Blocks."""
 
 
 @dataclass(slots=True)
@@ -109,17 +99,16 @@ class _Segment:
     nonce: bytes
     size_bytes: int = 0
     live_bytes: int = 0
-    # The part of it that was returned.
     punched_bytes: int = 0
-    # For each partly needed block, by number: how many bytes are not needed.
+    # Unneeded bytes of partly needed blocks.
     edges: dict[int, int] = field(default_factory=dict)
 
 
 _SEGMENT_BYTES: Final = 16 * 1024 * 1024
 _GROUP_BYTES: Final = 1024 * 1024
-# Returning a part of a file takes about 20 us, while reads wait.
+# Punching a hole takes about 20 µs, while reads wait.
 _RELEASED_TOGETHER: Final = 500
-# Linux takes 1024 pieces in one call.
+# Linux accepts 1024 pieces per call.
 _MAX_PIECES: Final = 1000
 _MAX_OPEN: Final = 64
 _BLOCK_BYTES: Final = 4096
@@ -130,11 +119,11 @@ class Store:
     """A folder of segments and its thread.
 
     Args:
-        most_bytes: of the disk for the spool; beyond it, writes fail with ENOSPC.
-        least_free_bytes: of the file system, left to others; likewise.
-        post: called in the thread with what to call in the event loop, such as ``TrioToken.run_sync_soon``. A
-            RuntimeError says that the event loop has ended.
-        segment_bytes: the size at which a file is finished.
+        most_bytes: maximum disk usage. Beyond it, writes fail with ENOSPC.
+        least_free_bytes: space left free on the file system. Beyond it, writes fail with ENOSPC.
+        post: called in the thread with a function to call in the event loop, like ``TrioToken.run_sync_soon``.
+            RuntimeError: the event loop has ended.
+        segment_bytes: size at which a file is finished.
 
     Raises:
         BlockingIOError: another process uses the folder.
@@ -159,13 +148,13 @@ class Store:
         self._most_bytes, self._least_free_bytes, self._segment_bytes = most_bytes, least_free_bytes, segment_bytes
         self._post = post
         self.done: Callable[[Sequence[Job]], object] = list
-        self.used_bytes = 0  # about; readable from any thread
+        self.used_bytes = 0  # approximate, readable from any thread
         self._segments: dict[int, _Segment] = {}
         self._current: int | None = None
         self._next = 0
-        # The least recently used first.
+        # Least recently used first.
         self._fds: OrderedDict[int, int] = OrderedDict()
-        # Segments with unsynced parts; and whether the names in the folder are synced.
+        # Segments, and the folder's names, with unsynced changes.
         self._dirty: set[int] = set()
         self._folder_dirty = False
         self._punches = True
@@ -174,7 +163,7 @@ class Store:
         self._thread = Thread(target=self._run, name="spool", daemon=True)
 
     def recover(self, *, adopt: bool) -> Found:
-        """Find what an earlier process left, and keep what is to be replayed. Before ``start``. Blocks.
+        """Find the content of an earlier process, and keep entries to replay. Call before ``start``. Blocks.
 
         Raises:
             OSError: a file can neither be read nor deleted.
@@ -200,14 +189,14 @@ class Store:
         return found
 
     def start(self) -> None:
-        """Begin to work. Files of an earlier process that were not recovered stay as they are."""
+        """Start the thread. Files that were not recovered are not changed."""
         self._thread.start()
 
     def submit(self, job: Job) -> None:
         self._jobs.put(job)
 
     def close(self) -> None:
-        """Do all jobs and end, as ``Disk`` says; files without needed entries are deleted."""
+        """Finish all jobs and stop, as ``Disk.close``. Files without needed entries are deleted."""
         if self._closed:
             return
         self._closed = True
@@ -222,7 +211,7 @@ class Store:
     # --- In the thread ----------------------------------------------------------------------------
 
     def _run(self) -> None:
-        # In the order given; syncs are among them, since they cover the writes before.
+        # In order. Syncs are among them, because they cover the writes before.
         writes: deque[Write | Sync] = deque()
         released: Iterator[tuple[Extent, int]] = iter(())
         ends = is_releasing = False
@@ -273,7 +262,7 @@ class Store:
         for extent, recoverable in released:
             self._ledger.add(extent.segment, -recoverable)
         try:
-            # Before any deletion: what is no longer on disk must not be counted as lost.
+            # Before any deletion: entries no longer on disk must not be counted as lost.
             self._ledger.append(sync=bool(syncs))
             if syncs:
                 self._sync()
@@ -288,17 +277,12 @@ class Store:
             try:
                 self._post(lambda: self.done(done))
             except RuntimeError:
-                return  # The event loop has ended; nobody wants to know any more
+                return  # the event loop has ended
 
     def _count_use(self) -> None:
         self.used_bytes = sum(each.size_bytes - each.punched_bytes for each in self._segments.values())
 
     def _fd(self, number: int) -> int:
-        """Return the open file of a segment.
-
-        Raises:
-            OSError: it cannot be opened.
-        """
         fd = self._fds.get(number)
         if fd is None:
             while len(self._fds) >= _MAX_OPEN:
@@ -366,11 +350,6 @@ class Store:
             raise OSError(errno.ENOSPC, "less free space than is to be left")
 
     def _open_current(self) -> tuple[int, _Segment, int]:
-        """Return the segment that is written to, a new one if there is none.
-
-        Raises:
-            OSError: none can be made.
-        """
         if self._current is None:
             number, segment = self._next, _Segment(os.urandom(8))
             self._next += 1
@@ -383,7 +362,7 @@ class Store:
     def _end_current(self, fd: int, size_bytes: int) -> None:
         number = self._current
         self._current = None
-        # What is behind that length is in no extent; a start finds a run cut short.
+        # If this fails: no extent covers the rest, and the next start recognizes a truncated run.
         with suppress(OSError):
             os.ftruncate(fd, size_bytes)
         if number is not None and not self._segments[number].live_bytes:
@@ -417,7 +396,7 @@ class Store:
                     _punch(self._fd(extent.segment), start, end - start)
                     segment.punched_bytes += max(0, end // _BLOCK_BYTES - -(-start // _BLOCK_BYTES)) * _BLOCK_BYTES
                 except OSError as error:
-                    # Missing files were reported when they were read; unreturned parts go with their file.
+                    # Missing files are reported when read. Parts not returned go when their file is deleted.
                     self._punches = error.errno not in {errno.EOPNOTSUPP, errno.ENOSYS}
 
     def _delete(self, number: int) -> None:
@@ -428,17 +407,12 @@ class Store:
         if fd is not None:
             os.close(fd)
         self._ledger.forget(number)
-        # Nothing in it is needed: at worst the next start deletes it.
+        # Nothing in it is needed. At worst, the next start deletes it.
         with suppress(OSError):
             self._folder.delete(segment_name(number, segment.nonce))
 
 
 def _read_all(fd: int, length: int, offset: int) -> bytes:
-    """Return that part of a file, or what there is of it.
-
-    Raises:
-        OSError: it cannot be read.
-    """
     data = os.pread(fd, length, offset)
     while 0 < len(data) < length:
         more = os.pread(fd, length - len(data), offset + len(data))
@@ -475,12 +449,7 @@ def _check(job: Read, data: bytes, nonce: bytes) -> None:
 
 
 def _unneeded(extent: Extent, edges: dict[int, int]) -> tuple[int, int]:
-    """Return the range that is not needed, now that a run is not, with blocks that it shared.
-
-    Args:
-        extent: of the run.
-        edges: unneeded bytes of partly needed blocks; updated here.
-    """
+    """Return the range to punch for a run, including blocks shared with unneeded neighbours. Updates ``edges``."""
     start, end = extent.offset, extent.offset + extent.length
     first, last = start // _BLOCK_BYTES, (end - 1) // _BLOCK_BYTES
     for block in {first, last}:
@@ -498,11 +467,7 @@ _fallocate: Final = getattr(_libc, "fallocate64", None) or getattr(_libc, "fallo
 
 
 def _punch(fd: int, offset: int, length: int) -> None:
-    """Return a part of a file to the file system; it reads as zeros.
-
-    Raises:
-        OSError: as fallocate(2) says.
-    """
+    """Return a part of a file to the file system. It reads as zeros."""
     if _fallocate is None or _fallocate(fd, _PUNCH_HOLE_KEEP_SIZE, ctypes.c_int64(offset), ctypes.c_int64(length)):
         number = ctypes.get_errno() if _fallocate else errno.ENOSYS
         raise OSError(number, os.strerror(number))

@@ -1,1 +1,1 @@
-"""What a data path tells operators: counters, snapshots, explanations."""
+"""Operational data of a data path: counters, snapshots, explanations."""

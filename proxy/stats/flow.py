@@ -1,4 +1,4 @@
-"""What an operator sees of back pressure: what waits for what, and what was purged. Plain data."""
+"""Back pressure for operators: which stage waits for which, and purged messages. Plain data."""
 
 from typing import Final
 
@@ -10,7 +10,7 @@ from proxy.stats.question import Detail
 from proxy.stats.snapshot import AlarmState, ConfirmState
 
 MAX_STAGES_SHOWN: Final = 20
-"""Of one connection."""
+"""Per connection."""
 
 
 class ConnectionFlow(msgspec.Struct, frozen=True):
@@ -20,7 +20,7 @@ class ConnectionFlow(msgspec.Struct, frozen=True):
         id: id of the connection.
         listener: name of the listener that accepted it.
         connection: the connection itself.
-        others: its writer, its channels and its resources with a queue, as far as they are not ``running``.
+        others: its writer, channels and resources with a queue that are not ``running``.
     """
 
     id: int
@@ -30,7 +30,7 @@ class ConnectionFlow(msgspec.Struct, frozen=True):
 
 
 class StageCount(msgspec.Struct, frozen=True):
-    """How many stages of one kind show one state."""
+    """Number of stages of one kind in one state."""
 
     kind: Kind
     state: State
@@ -38,20 +38,20 @@ class StageCount(msgspec.Struct, frozen=True):
 
 
 class Flow(msgspec.Struct, frozen=True, kw_only=True):
-    """What waits for what.
+    """Which stages wait for which.
 
     Attributes:
-        findings: the bottlenecks, first the one that most connections wait for; empty if nothing waits.
-        counts: how many stages of each kind show each state.
-        connections: connections that are not ``running``, first those in flow.
+        findings: the bottlenecks, those with the most waiting connections first. Empty if nothing waits.
+        counts: number of stages by kind and state.
+        connections: connections that are not ``running``, those in flow first.
         more_connections: number of further ones.
-        store: the spool's disk; None if there is no spool.
-        alarms: of memory and disk.
-        busy_ratio: share of the last second in which the event loop ran, or waited for a processor; 1 is all of it.
-        confirms: destinations whose messages consumers confirm by a rule, once something was published there: first
-            those where the broker confirms all the same, then those with most waiting messages.
+        store: the spool's disk. None without a spool.
+        alarms: memory and disk alarms.
+        busy_ratio: fraction of the last second in which the event loop ran or waited for a CPU. 1 is all of it.
+        confirms: active destinations with a rule for confirms by consumers. Those that the broker confirms anyway come
+            first, then those with the most waiting messages.
         more_confirms: number of further ones.
-        sentences: the findings, or that there are none, in words.
+        sentences: the findings in words, or that there are none.
         details: stages by state, the spool's disk and the busy ratio, in words.
     """
 
@@ -69,11 +69,11 @@ class Flow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Purged(msgspec.Struct, frozen=True):
-    """What was purged from the spool.
+    """Messages purged from the spool.
 
     Attributes:
-        refused: messages whose senders were told, in the protocol's own words.
-        dropped: messages whose senders had no answer to expect.
+        refused: messages whose senders were told, as the protocol allows.
+        dropped: messages whose senders expected no answer.
     """
 
     refused: int = 0

@@ -1,4 +1,4 @@
-"""Why a request is limited as it is: the question and the answer. ``proxy.datapath.explanation`` finds it."""
+"""The explanation of a request's limits: the question and the answer. ``proxy.datapath.explanation`` computes it."""
 
 from typing import Literal
 
@@ -10,20 +10,19 @@ from proxy.stats.snapshot import ConfirmState
 
 
 class Question(msgspec.Struct, frozen=True):
-    """A hypothetical request: which limits would apply to it?
+    """A hypothetical request, to find the limits that would apply to it.
 
     Attributes:
-        kind: kind of the resource, or of a scope.
+        kind: kind of the resource or scope.
         name: name of the resource.
-        client: the client's IP address; empty leaves out limits of clients.
-        producer_group: the producer group; empty leaves out limits of producer groups.
-        user: the user that the client has logged in as; empty leaves out limits of users.
-        vhost: the virtual host that it works in; empty leaves out limits of virtual hosts.
-        certificate: the name in its TLS certificate; empty leaves out limits of certificates.
-        listener: name or scope of the listener that it comes through; empty is the only scope there is, or leaves
-            out what limits listeners.
-        at: a moment, as ISO 8601 writes it with its time zone: the rules of that moment, without live state; empty is
-            now.
+        client: the client's IP address. Empty: ignore limits of clients.
+        producer_group: the producer group. Empty: ignore limits of producer groups.
+        user: the client's user. Empty: ignore limits of users.
+        vhost: the client's virtual host. Empty: ignore limits of virtual hosts.
+        certificate: the name in the client's TLS certificate. Empty: ignore limits of certificates.
+        listener: name or scope of the listener used. Empty: the only scope if there is one, otherwise ignore limits of
+            listeners.
+        at: a time in ISO 8601 with a time zone, to show the rules at that time, without live state. Empty: now.
     """
 
     kind: str
@@ -38,11 +37,11 @@ class Question(msgspec.Struct, frozen=True):
 
 
 class QuestionError(ValueError):
-    """A question that makes no sense.
+    """An invalid question.
 
     Attributes:
-        parameter: the attribute of the question that is wrong.
-        detail: what is wrong with it and what is allowed.
+        parameter: the invalid attribute of the question.
+        detail: the error, and the allowed values.
     """
 
     def __init__(self, parameter: str, detail: str) -> None:
@@ -52,15 +51,15 @@ class QuestionError(ValueError):
 
 
 class RuleView(msgspec.Struct, frozen=True):
-    """A rule for people to read.
+    """A rule, formatted for display.
 
     Attributes:
-        name: as in logs and metrics.
-        source: where it was written.
-        limit: what it admits, e.g. ``500/s`` or ``unlimited``.
-        action: what happens above that; ``default`` is what the protocol of each connection does by itself, where
-            these differ: it refuses, or, with AMQP 1.0, gives no credit.
-        hours: when it holds; None is always.
+        name: the name in logs and metrics.
+        source: where the rule was defined.
+        limit: the amount admitted, e.g. ``500/s`` or ``unlimited``.
+        action: the action above the limit. ``default`` means the default of each connection's protocol, if these
+            differ: AMQP 1.0 withholds credit, others refuse.
+        hours: when the rule is active. None: always.
     """
 
     name: str
@@ -71,23 +70,23 @@ class RuleView(msgspec.Struct, frozen=True):
 
 
 class LimitView(msgspec.Struct, frozen=True):
-    """What a limit is made of.
+    """The parameters of a limit.
 
     Attributes:
-        unit: what a permit is.
+        unit: the unit of a permit.
         rate_per_s: permits per second, in the long run.
-        burst_s: seconds' worth of permits that can be stored.
+        burst_s: seconds of permits that can be stored.
         break_s: seconds for which it keeps refusing after permits are available again.
         max_debt_s: largest debt of one request, in seconds of the rate.
         most_at_once: cost of the largest request that can pass, in permits.
-        max_delay_s: longest time that it holds a request, in seconds; None if it holds none.
-        spool: held requests may be spooled: all if true, none if false; None is those for which the bounds
-            on held requests have no room, or that it holds none.
-        fair_by: whose fair shares there are, or None.
+        max_delay_s: longest time that a request is held, in seconds. None if requests are not held.
+        spool: whether held requests may be spooled: all, or none. None: those beyond the bounds on held requests, or
+            requests are not held.
+        fair_by: whose fair shares apply, or None.
         warm_up_s: seconds until the full rate after an idle time.
-        busy_code: response code of a refusal, or None for the protocol's own.
-        adaptive: the rate is found from how the broker answers; then ``rate_per_s`` and what it stores mean nothing.
-        fleet: it is one limit for all members of the fleet together.
+        busy_code: response code of a refusal. None: the protocol's default.
+        adaptive: the rate follows the broker's responses. ``rate_per_s`` and ``burst_s`` then mean nothing.
+        fleet: one limit for all members of the fleet together.
     """
 
     unit: Count | Literal["bytes"]
@@ -106,20 +105,20 @@ class LimitView(msgspec.Struct, frozen=True):
 
 
 class Detail(msgspec.Struct, frozen=True):
-    """One line about something: a short label, and what is to be said."""
+    """One labelled line of details."""
 
     name: str
     text: str
 
 
 class ShareView(msgspec.Struct, frozen=True):
-    """The live state of one caller's fair share of a limit.
+    """Live state of one caller's fair share of a limit.
 
     Attributes:
         key: the caller.
-        stored_permits: permits kept for that caller alone; negative is a debt.
-        open: whether the share's breaker refuses everything at this moment.
-        wait_s: seconds until a request of that caller would be admitted; 0 is at once.
+        stored_permits: permits reserved for this caller. Negative is a debt.
+        open: whether the share's breaker currently refuses everything.
+        wait_s: seconds until a request of this caller would be admitted. 0: at once.
     """
 
     key: str
@@ -129,14 +128,14 @@ class ShareView(msgspec.Struct, frozen=True):
 
 
 class LimitState(msgspec.Struct, frozen=True):
-    """The live state of a limit.
+    """Live state of a limit.
 
     Attributes:
-        stored_permits: permits stored; negative is a debt.
-        open: whether the breaker refuses everything at this moment.
-        wait_s: seconds until a request would be admitted; 0 is at once.
-        last_refused_s: seconds since a request was last refused; None if none was.
-        shares: the fair shares of recent callers, if there are fair shares.
+        stored_permits: permits stored. Negative is a debt.
+        open: whether the breaker currently refuses everything.
+        wait_s: seconds until a request would be admitted. 0: at once.
+        last_refused_s: seconds since the last refusal. None if there was none.
+        shares: fair shares of recent callers, if the limit has fair shares.
     """
 
     stored_permits: float
@@ -150,16 +149,16 @@ class AppliedLimit(msgspec.Struct, frozen=True):
     """One of the limits that a request must pass.
 
     Attributes:
-        kind: the kind of what is limited: a resource, a scope, or ``total``.
-        name: its name; of a total that of its rule.
+        kind: kind of the limited resource or scope, or ``total``.
+        name: its name. For a total, the name of its rule.
         why: why this rule applies.
         rule: the rule.
-        limit: its figures.
-        state: the bucket's state, or None while no request has needed it.
-        held: requests that wait for it now.
-        usage: how much of it was used recently; None while no request has needed it.
-        text: what it admits, in words.
-        details: rule, reason, what happens above it, state and usage, in words.
+        limit: its parameters.
+        state: state of the bucket. None until a request needs it.
+        held: requests that currently wait for it.
+        usage: its recent usage. None until a request needs it.
+        text: the amount admitted, in words.
+        details: rule, reason, action above the limit, state and usage, in words.
     """
 
     kind: str
@@ -175,18 +174,18 @@ class AppliedLimit(msgspec.Struct, frozen=True):
 
 
 class ConfirmView(msgspec.Struct, frozen=True):
-    """What a rule says of messages that their consumers confirm.
+    """A rule about messages that consumers confirm.
 
     Attributes:
         rule: the rule.
-        below_bytes: they confirm messages that are smaller than this, in bytes.
-        within_s: how long they have, in seconds.
-        queues: to how many queues each message goes, so many acks confirm it; None if that is not said.
-        fallback: what becomes of a message that they do not confirm: it is published again for the broker to confirm,
-            or refused.
-        left_alone: why the broker confirms such messages all the same; empty if it does not.
-        now: how it is at this moment; None if nothing was published of late.
-        text: who confirms such a message, and why, in words.
+        below_bytes: size in bytes below which consumers confirm a message.
+        within_s: time that consumers have, in seconds.
+        queues: number of queues that get each message, which is the number of acks that confirm it. None if
+            unspecified.
+        fallback: what happens to unconfirmed messages: they are published again for the broker to confirm, or refused.
+        left_alone: why the broker confirms such messages anyway. Empty if it does not.
+        now: current state. None if nothing was published recently.
+        text: the confirming side and the reason, in words.
         details: the promise, the state and the counts, in words.
     """
 
@@ -205,11 +204,11 @@ class UnappliedRule(msgspec.Struct, frozen=True):
     """A rule that matches but does not apply.
 
     Attributes:
-        kind: kind of what it matches.
-        name: the name that it matches.
+        kind: kind of the matched resource or scope.
+        name: name that it matches.
         why: why it does not apply.
         rule: the rule.
-        text: all of it in words.
+        text: the finding in words.
     """
 
     kind: str
@@ -223,7 +222,7 @@ class StandingRefusal(msgspec.Struct, frozen=True):
     """A refusal that does not depend on limits.
 
     Attributes:
-        rule: its name, as in logs and metrics.
+        rule: its name in logs and metrics.
         listeners: the listeners that refuse.
     """
 
@@ -232,24 +231,24 @@ class StandingRefusal(msgspec.Struct, frozen=True):
 
 
 class Explanation(msgspec.Struct, frozen=True):
-    """Why a request is limited as it is.
+    """The limits of a request, and why they apply.
 
     Attributes:
-        question: as it was understood: the address in its one spelling, the listener's scope.
-        rule_set_version: of the rules in force.
-        limiting: whether limiting is on at all; without it nothing below limits.
-        exempt_on: listeners on which this client is exempt, so that nothing below limits it there.
-        limits: what limits the request, in the order in which it is asked.
+        question: the normalized question, with the canonical address and the listener's scope.
+        rule_set_version: version of the active rules.
+        limiting: whether limiting is enabled. If not, no limit below applies.
+        exempt_on: listeners on which this client is exempt from all limits below.
+        limits: limits of the request, in the order of checking.
         unapplied: rules that match and do not limit.
         ignored: scopes in the question whose limits do not apply to it.
-        off_kinds: kinds whose limiting is switched off.
+        off_kinds: kinds for which limiting is disabled.
         refusals: refusals of this request that do not depend on limits.
-        refuses: such a request can be refused; otherwise it waits for as long as it takes, whatever the action.
-        waits: a sentence that says which of such requests wait, whatever the action, since no answer refuses them.
-        by_credit: what waits has not been sent yet, as Sluice gives no credit for it.
-        confirm: what confirms such a message to its publisher, if a rule says that its consumers do.
+        refuses: such a request can be refused. Otherwise it waits as long as necessary, whatever the action.
+        waits: a sentence that says which of these requests wait, whatever the action, because they cannot be refused.
+        by_credit: waiting messages have not been sent yet, because Sluice grants no credit for them.
+        confirm: how such a message is confirmed to its publisher, if a rule lets consumers confirm it.
         text: the question in words.
-        sentences: what holds for all of it, in words.
+        sentences: general remarks, in words.
     """
 
     question: Question

@@ -1,6 +1,6 @@
 """The data path at one moment: counters, listeners, connections, resources. Plain data.
 
-Structs of which there are thousands have no cycles, so the garbage collector skips them (``gc=False``).
+Structs that can exist in thousands have no cycles, so the garbage collector skips them (``gc=False``).
 """
 
 from collections.abc import Callable, Mapping
@@ -18,19 +18,19 @@ from proxy.flow.credit import Kind, StageState, State
 from proxy.spool.figures import SpoolState
 
 RequestVerdict = Literal["pass", "refuse", "bypass", "shadow", "exempt", "drop"]
-"""What became of a request, as the metrics call it."""
+"""Outcome of a request in the metrics."""
 RuleVerdict = RejectionVerdict
 
 
 class Ending(NamedTuple):
-    """An outcome of a request, with its words everywhere.
+    """An outcome of a request, with its names.
 
     Attributes:
         verdict: in the metrics.
         outcome: in the rejection log.
-        column: in the API, a field of ``Verdicts``.
-        reached: it went to the broker.
-        always_shown: a resource has this metric even while it is 0.
+        column: field of ``Verdicts`` in the API.
+        reached: the request was sent to the broker.
+        always_shown: a resource has this metric even at 0.
     """
 
     verdict: RequestVerdict
@@ -56,10 +56,10 @@ class Verdicts(msgspec.Struct, frozen=True):
     Attributes:
         passed: passed the limits, including those that a shadow rule would have refused.
         refused: refused over a limit.
-        shadowed: passed, although a shadow rule would have refused it.
+        shadowed: passed although a shadow rule would have refused them.
         bypassed: passed because a handler was skipped.
         exempt: passed because the client is exempt.
-        dropped: held, and then its client left.
+        dropped: held until the client left.
     """
 
     passed: float = 0
@@ -77,26 +77,25 @@ BUCKETS_S: Final = (
     *(1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3, 50e-3, 100e-3, 250e-3, 500e-3),
     *(1.0, 2.5, 5.0, 10.0),
 )
-"""Upper bounds of the buckets that durations are counted in, in seconds."""
 Origin = Literal["configuration", "edit", "built-in"]
-"""Where a limit comes from: what an operator wrote before the start, what one changed since, or Sluice itself."""
+"""Configured before the start, changed at run time, or built into Sluice."""
 
 MAX_RESOURCES_SHOWN: Final = 20
-"""Of one connection."""
+"""Per connection."""
 MAX_LINKS_SHOWN: Final = 50
-"""Likewise."""
+"""Per connection."""
 MAX_ADAPTIVE_NAMES: Final = 100
-"""Of one adaptive limit."""
+"""Per adaptive limit."""
 MAX_FLEET_LIMITS: Final = 100
-"""Of one process."""
+"""Per process."""
 
 
 class ResourceCounts(msgspec.Struct, gc=False):
-    """What became of one resource's requests since the start; counts never fall.
+    """Outcomes of one resource's requests since the start. Counts never decrease.
 
     Attributes:
-        requests: by verdict.
-        messages: by verdict; a batch counts as the messages it holds.
+        requests: requests by verdict.
+        messages: messages by verdict. A batch counts as the messages it holds.
     """
 
     requests: dict[RequestVerdict, int]
@@ -104,11 +103,11 @@ class ResourceCounts(msgspec.Struct, gc=False):
 
 
 class RuleCounts(msgspec.Struct, gc=False):
-    """What one rule did to requests since the start; counts never fall.
+    """Actions of one rule since the start. Counts never decrease.
 
     Attributes:
-        requests: by verdict.
-        messages: by verdict; a batch counts as the messages it holds.
+        requests: requests by verdict.
+        messages: messages by verdict. A batch counts as the messages it holds.
     """
 
     requests: dict[RuleVerdict, int]
@@ -143,18 +142,18 @@ class LaneState(msgspec.Struct, frozen=True):
 
 
 class ListenerState(msgspec.Struct, frozen=True):
-    """One listener, and whether its broker answers.
+    """One listener, and the health of its broker.
 
     Attributes:
         name: configured name.
         listen: ``address:port`` it is bound to.
         broker: ``address:port`` it connects to.
-        listening: whether clients can connect; false while the broker is unreachable, and during a drain.
-        reachable: whether the broker accepted a connection when it was last tried.
+        listening: whether clients can connect. False while the broker is unreachable, and during a drain.
+        reachable: whether the broker accepted the last connection attempt.
         error: why it did not.
-        backup: which of the backups that broker is, from 1 on; 0: none of them.
-        backups: number of backups that are configured.
-        passed_over: brokers before that one, each with why it is not used.
+        backup: number of the backup in use, from 1. 0: the broker itself.
+        backups: number of configured backups.
+        passed_over: brokers before the current one, each with the reason why it is not used.
     """
 
     name: str
@@ -185,19 +184,19 @@ class ListenerState(msgspec.Struct, frozen=True):
 
 
 class AlarmState(msgspec.Struct, frozen=True):
-    """One alarm: while it is raised, publishers are stopped.
+    """One alarm. While it is raised, publishers are stopped.
 
     Attributes:
-        scarce: what runs short if it is raised.
-        stands: whether it is raised. The disk's is, too, while the spool's disk failed: this stops only clients whose
-            messages are spooled.
-        since: since when; None while it is not.
-        total: how often it was raised since the start.
-        stood_s: total time of that, in seconds.
-        text: while it is raised, what is wrong and when it ends.
-        bytes_now: memory that Sluice uses, or free space on the disk; None if that is unknown.
-        bytes_limit: above which, or below which for the disk, it is raised; None if that is unknown.
-        status: all of it in words, whether it is raised or not.
+        scarce: the resource that is scarce while it is raised.
+        stands: whether it is raised. The disk alarm is also raised while the spool's disk fails. This only stops
+            clients whose messages are spooled.
+        since: when it was raised. None while it is not.
+        total: number of times it was raised since the start.
+        stood_s: total time raised, in seconds.
+        text: while raised, the problem and when the alarm ends.
+        bytes_now: memory that Sluice uses, or free disk space. None if unknown.
+        bytes_limit: it is raised above this amount of memory, or below this amount of disk space. None if unknown.
+        status: state and figures in words, whether raised or not.
     """
 
     scarce: Scarce
@@ -222,7 +221,7 @@ class AlarmState(msgspec.Struct, frozen=True):
 
 
 class Held(msgspec.Struct, frozen=True):
-    """Requests that are held back."""
+    """Requests currently held."""
 
     requests: Annotated[
         int,
@@ -264,11 +263,11 @@ class Limiters(msgspec.Struct, frozen=True):
 
 
 class Durations(msgspec.Struct, frozen=True):
-    """How long something took since the start; counts never fall.
+    """Durations since the start. Counts never decrease.
 
     Attributes:
-        counts: by bucket, not added up; the last one is of what is longer than all of BUCKETS_S.
-        sum_s: of all of them.
+        counts: per bucket, not cumulative. The last one counts durations longer than all of BUCKETS_S.
+        sum_s: total duration, in seconds.
     """
 
     counts: tuple[int, ...] = (0,) * (len(BUCKETS_S) + 1)
@@ -276,11 +275,11 @@ class Durations(msgspec.Struct, frozen=True):
 
 
 class LimitInForce(msgspec.Struct, frozen=True, gc=False):
-    """One limit in force.
+    """One active limit.
 
     Attributes:
-        per_s: messages, requests or bytes per second; infinity is unlimited.
-        origin: where it comes from.
+        per_s: messages, requests or bytes per second. Infinity is unlimited.
+        origin: where it was defined.
     """
 
     per_s: float
@@ -288,20 +287,20 @@ class LimitInForce(msgspec.Struct, frozen=True, gc=False):
 
 
 class ConfirmState(msgspec.Struct, frozen=True, gc=False):
-    """How messages to one destination are confirmed now, where a rule says that their consumers confirm them.
+    """How messages to one destination are confirmed, where a rule lets consumers confirm them.
 
     Attributes:
         kind: kind of the destination.
-        name: name of the destination, as it is limited.
-        mode: who confirms messages that arrive now.
-        reason: why that is the broker, in one word; empty if it is not.
-        oldest_ms: how long the oldest waiting message has waited, in milliseconds.
-        window: how many messages may wait.
-        after_consume_total: messages that their consumers confirmed.
-        broker_total: messages that were forwarded unchanged, so that the broker confirms them.
-        persisted_total: messages that were not consumed in time, or could not be, and were published again.
-        nacked_total: such messages that were refused instead.
-        by: who confirms messages that arrive now, and why that is the broker, in words.
+        name: name of the destination, as used for limits.
+        mode: the side that confirms messages arriving now.
+        reason: why that is the broker, in one word. Empty if it is not.
+        oldest_ms: age of the oldest waiting message, in milliseconds.
+        window: maximum number of waiting messages.
+        after_consume_total: messages confirmed by their consumers.
+        broker_total: messages forwarded unchanged, so that the broker confirms them.
+        persisted_total: messages published again because they were not, or could not be, consumed in time.
+        nacked_total: messages refused because they were not, or could not be, consumed in time.
+        by: the side that confirms messages arriving now, with the reason if that is the broker, in words.
     """
 
     kind: str
@@ -338,11 +337,11 @@ class AdaptivePoint(msgspec.Struct, frozen=True, gc=False):
     """One second of an adaptive limit.
 
     Attributes:
-        unix_ms: the end of the second, in milliseconds since 1970.
-        limit_per_s: the limit at that time, in messages per second; None: there was none, as nothing was short.
-        latency_s: the broker's p90 from a message to its answer, in seconds; None: unknown.
+        unix_ms: end of the second, in milliseconds since 1970.
+        limit_per_s: the limit at that time, in messages per second. None: no limit, because the broker was not short.
+        latency_s: the broker's p90 from a message to its answer, in seconds. None: unknown.
         passed_per_s: messages that passed the limit.
-        refused_per_s: messages over it; with the action ``shadow`` they passed as well.
+        refused_per_s: messages over the limit. With the action ``shadow`` they passed as well.
     """
 
     unix_ms: int
@@ -357,10 +356,10 @@ class AdaptiveName(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         name: such as ``topic:orders``.
-        asks_per_s: messages per second that clients send to it.
+        asks_per_s: messages per second sent by clients.
         passes_per_s: messages per second that pass.
-        may_per_s: its share of the limit; None: no limit applies now.
-        weight: shares it gets for each of a name with weight 1.
+        may_per_s: its share of the limit. None: no limit applies now.
+        weight: its weight. It gets this many times the share of a name with weight 1.
     """
 
     name: str
@@ -375,14 +374,14 @@ class AdaptiveState(msgspec.Struct, frozen=True):
 
     Attributes:
         listener: the listener's name, as rules match it.
-        limit_per_s: messages per second that may pass now; None: nothing is short, so there is no limit.
-        floor_per_s: the limit is never below it.
-        ceiling_per_s: the limit is never above it; None: there is no ceiling.
-        action: of its rule.
-        latency_s: the broker's p90 of the last seconds from a message to its answer, in seconds; None: unknown.
-        usual_latency_s: what that usually is.
-        reason: why the limit last moved, in words; empty: it never did.
-        names: at most MAX_ADAPTIVE_NAMES, those that ask for most first.
+        limit_per_s: messages per second that may pass now. None: no limit, because the broker is not short.
+        floor_per_s: lower bound of the limit.
+        ceiling_per_s: upper bound of the limit. None: unbounded.
+        action: the rule's action.
+        latency_s: the broker's p90 of the last seconds from a message to its answer, in seconds. None: unknown.
+        usual_latency_s: usual value of ``latency_s``.
+        reason: why the limit last changed, in words. Empty if it never did.
+        names: at most MAX_ADAPTIVE_NAMES, those with the highest demand first.
         history: the last ten minutes, oldest first.
     """
 
@@ -402,9 +401,9 @@ class FleetMember(msgspec.Struct, frozen=True, gc=False):
     """One process of a fleet.
 
     Attributes:
-        member: its name.
-        seen_s_ago: seconds since it last called, by the clock of Redis.
-        is_this: it is the process that is asked.
+        member: the process's name.
+        seen_s_ago: seconds since its last call, by the clock of Redis.
+        is_this: this is the process that answers.
     """
 
     member: str
@@ -413,16 +412,16 @@ class FleetMember(msgspec.Struct, frozen=True, gc=False):
 
 
 class FleetLimit(msgspec.Struct, frozen=True, gc=False):
-    """A limit that a fleet shares, as this member uses it.
+    """A limit shared by a fleet, as this member applies it.
 
     Attributes:
-        kind: of the resource or scope, or ``total``.
-        name: of the resource or scope.
-        dimension: what it limits: messages or bytes.
-        rate_per_s: for all members together.
-        share: of this member, from 0 to 1; an equal one before the first answer.
-        held: permits leased and not used; negative are owed.
-        asks_per_s: permits per second that clients of this member ask for.
+        kind: kind of the resource or scope, or ``total``.
+        name: name of the resource or scope.
+        dimension: messages or bytes.
+        rate_per_s: rate of all members together.
+        share: this member's share, from 0 to 1. Equal shares before the first answer.
+        held: permits leased and not used. Negative: owed.
+        asks_per_s: permits per second requested by this member's clients.
     """
 
     kind: str
@@ -435,21 +434,21 @@ class FleetLimit(msgspec.Struct, frozen=True, gc=False):
 
 
 class FleetState(msgspec.Struct, frozen=True, kw_only=True):
-    """The fleet that this process is a member of, as it knows it.
+    """The fleet of this process, as this process knows it.
 
     Attributes:
-        name: of the fleet.
+        name: the fleet's name.
         member: name of this process.
-        url: where Redis is, without secrets.
-        when_away: what this member does without Redis: ``last``, ``equal``, ``unlimited`` or ``refuse``.
+        url: URL of Redis, without secrets.
+        when_away: behaviour without Redis: ``last``, ``equal``, ``unlimited`` or ``refuse``.
         size: members when Redis last answered, this one included.
-        members: each of them, when they were last read.
-        last_contact_s_ago: seconds since the last answer of Redis; None: there was none yet.
-        away_s: how long this member has decided without Redis, in seconds; None: Redis answers.
-        error: why Redis does not answer, with the remedy; empty: it does.
-        round_trips: with Redis since the start, failed ones included.
+        members: the members, as last read.
+        last_contact_s_ago: seconds since the last answer of Redis. None if there was none yet.
+        away_s: seconds that this member has decided without Redis. None: Redis answers.
+        error: why Redis does not answer, with the remedy. Empty: it answers.
+        round_trips: round trips to Redis since the start, failed ones included.
         failures: round trips without an answer since the start.
-        limits: at most MAX_FLEET_LIMITS, those that are asked for most first.
+        limits: at most MAX_FLEET_LIMITS, those with the highest demand first.
     """
 
     name: str
@@ -524,15 +523,16 @@ def _adaptive(field: str) -> Callable[[tuple[AdaptiveState, ...]], Samples]:
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """The counters. Fields are described by their metrics, in the order of ``/metrics``.
+    """The counters. The metrics describe the fields, in the order of ``/metrics``.
 
-    Tables by resource, rule or limit have at most as many entries as the label cap; further names are under ``_other``.
+    Tables by resource, rule or limit have at most as many entries as the label cap. Further names are counted under
+    ``_other``.
 
     Attributes:
-        usage: by (kind, name, dimension), of limits used in the last minute: all with a rule of their own, and the most
-            used of the others.
-        limits: in force, by (kind, name or pattern, dimension); those of patterns first.
-        spool: None without a spool, and in a snapshot that is not whole.
+        usage: usage by (kind, name, dimension) of limits used in the last minute: all with a rule of their own, and the
+            most used of the others.
+        limits: active limits by (kind, name or pattern, dimension), patterns first.
+        spool: None without a spool, and in a partial snapshot.
     """
 
     resources: Annotated[
@@ -571,7 +571,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
             ("handler", "reason"),
         ),
     ] = {}
-    # Three metrics and not one with a label: a request that was held and then refused is in two of them.
+    # Three metrics instead of a label, because a request that was held and then refused is in two of them.
     rules: Annotated[
         Mapping[str, RuleCounts],
         Metric(
@@ -836,12 +836,12 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClientDescription(msgspec.Struct, frozen=True):
-    """What a client told about itself; empty where unknown.
+    """Properties that a client reported about itself. Empty if unknown.
 
     Attributes:
-        id: its id, as it names itself to the broker.
+        id: client id, as sent to the broker.
         language: programming language, in the protocol's spelling.
-        version: of the client or its protocol.
+        version: version of the client or its protocol.
         product: name of its library or program.
         user: login.
     """
@@ -854,19 +854,19 @@ class ClientDescription(msgspec.Struct, frozen=True):
 
 
 class LinkState(msgspec.Struct, frozen=True):
-    """One link of a connection: messages one way, as many as their receiver's credit allows.
+    """One link of a connection: messages in one direction, limited by the receiver's credit.
 
     Attributes:
-        name: as its peers call it.
+        name: the link's name.
         session: the client's channel.
-        sends: the client sends on it; otherwise it receives.
-        resource: what it is limited as, as ``kind:name``; empty if each message says that, or it is not limited.
-        credit: messages that may come now.
-        withheld: messages that the receiver would take beyond that.
-        used: messages that came and were forwarded.
-        refused: messages that were refused.
-        waits_ms: how long it has waited for credit, in milliseconds; 0: it does not wait.
-        address: the broker's node; empty if each message has its own, or there is none.
+        sends: the client sends on it. Otherwise it receives.
+        resource: the limited resource, as ``kind:name``. Empty if each message has its own, or there is none.
+        credit: messages that may be sent now.
+        withheld: further messages that the receiver would accept.
+        used: messages received and forwarded.
+        refused: messages refused.
+        waits_ms: time waited for credit, in milliseconds. 0: it does not wait.
+        address: the broker's node. Empty if each message has its own, or there is none.
     """
 
     name: str
@@ -882,33 +882,33 @@ class LinkState(msgspec.Struct, frozen=True):
 
 
 class ConnectionState(msgspec.Struct, frozen=True, kw_only=True):
-    """One open connection. Its rates are missing until there are two samples.
+    """One open connection. Rates are missing until there are two samples.
 
     Attributes:
-        id: id of the connection, to close it with; never given twice in a run.
+        id: id of the connection, for closing it. Never reused during a run.
         listener: name of the listener that accepted it.
         peer: the client's ``address:port``.
-        client: what the client said about itself.
+        client: properties reported by the client.
         exempt: whether it is never limited.
         opened_at: when it was opened.
         age_s: seconds since then.
-        bytes_total: bytes read, by the peer that sent them.
-        bytes_per_s: bytes read per second, by the peer that sent them.
-        requests_total: frames of the client, e.g. three for a publish of AMQP 0.9.1 and one for a request of RocketMQ.
+        bytes_total: bytes read, by sending peer.
+        bytes_per_s: bytes read per second, by sending peer.
+        requests_total: frames of the client, e.g. three for an AMQP 0.9.1 publish and one for a RocketMQ request.
         requests_per_s: frames of the client per second.
-        refused_total: requests that were refused.
+        refused_total: requests refused.
         refused_per_s: refused requests per second.
-        in_flight: forwarded requests that are not answered yet.
-        resources: what it sent to or received from, as ``kind:name``.
+        in_flight: forwarded requests without an answer yet.
+        resources: resources it sent to or received from, as ``kind:name``.
         more_resources: number of further resources.
-        stage: whether it is read: ``running``, ``throttled`` by a limit, in ``flow``, or ``blocked`` by an alarm.
-        channels: its channels, its resources with a queue and its writer to the broker, as far as they are not running.
-        spooled: messages of it in the spool.
-        links: its links, where the protocol has any, those that wait first.
+        stage: its state: ``running``, ``throttled`` by a limit, in ``flow``, or ``blocked`` by an alarm.
+        channels: its channels, resources with a queue and writer to the broker that are not running.
+        spooled: its messages in the spool.
+        links: its links, if the protocol has links. Waiting ones first.
         more_links: number of further links.
-        tls: version of TLS that the client speaks to Sluice, e.g. ``TLSv1.3``; empty: none.
-        certificate: name in the client's TLS certificate; empty: it has shown none.
-        broker: ``address:port`` of the broker it is connected to; empty if its listener has no backups.
+        tls: TLS version between the client and Sluice, e.g. ``TLSv1.3``. Empty without TLS.
+        certificate: name in the client's TLS certificate. Empty without one.
+        broker: ``address:port`` of its broker. Empty if the listener has no backups.
     """
 
     id: int
@@ -938,26 +938,26 @@ class ConnectionState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResourceState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One resource or scope that was asked for, as it is now. Times are monotonic; None: never.
+    """Current state of one resource or scope in use. Times are monotonic. None: never.
 
     Attributes:
-        kind: its kind; ``total`` for a shared rule.
-        name: its name; ``_other`` beyond the label cap.
-        counts: outcomes of its requests; None for scopes and totals, whose requests are counted for the resource.
-        usage: by dimension; without a dimension that was not asked for in the last minute.
-        stored_permits: of its limit of messages; negative is a debt. None while it has no limiter.
-        open: its breaker refuses everything now; never for a shadow rule.
-        wait_us: how long a request would wait now, in microseconds; 0 for a shadow rule.
-        last_refused_ns: when a request was last refused, by any rule.
+        kind: its kind. ``total`` for a shared rule.
+        name: its name. ``_other`` beyond the label cap.
+        counts: outcomes of its requests. None for scopes and totals, whose requests are counted for the resource.
+        usage: usage by dimension, of the dimensions used in the last minute.
+        stored_permits: permits of its message limit. Negative is a debt. None without a limiter.
+        open: its breaker currently refuses everything. Never for a shadow rule.
+        wait_us: current wait of a request, in microseconds. 0 for a shadow rule.
+        last_refused_ns: when any rule last refused a request.
         last_wait_us: the wait stated in that refusal.
         last_refused_rule: name of the rule that refused.
-        last_held_ns: when something was last held.
-        last_shadowed_ns: when its own rule, a shadow rule, would last have refused a request.
-        rule: for scopes and totals the name of their rule, if it is for them alone.
-        rule_counts: what that rule did; None if nothing, or if its counts are under ``_other``.
-        state: how its queues show as stages; of several the most severe.
-        spooled: messages of it in the spool.
-        waits_since_ns: since when its oldest message has waited, held or in the spool; None if none waits.
+        last_held_ns: when a request was last held.
+        last_shadowed_ns: when its own shadow rule would last have refused a request.
+        rule: for scopes and totals, the name of a rule for them alone.
+        rule_counts: actions of that rule. None if there were none, or if they are counted under ``_other``.
+        state: state of its queues as stages. The most severe one of several.
+        spooled: its messages in the spool.
+        waits_since_ns: since when its oldest message has waited, held or in the spool. None if no message waits.
     """
 
     kind: str

@@ -1,4 +1,4 @@
-"""How long things take on the data path: histograms of plain integers, read at scrape time."""
+"""Duration histograms of the data path, kept as integers and read at scrape time."""
 
 from bisect import bisect_left
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ _BOUNDS_NS: Final = [round(bound_s * 1e9) for bound_s in BUCKETS_S]
 
 
 class Histogram:
-    """Durations by the buckets of ``snapshot.BUCKETS_S``, and one bucket for longer ones."""
+    """The buckets are ``snapshot.BUCKETS_S``, and one for longer durations."""
 
     __slots__ = ("_counts", "_sum_ns")
 
@@ -19,18 +19,16 @@ class Histogram:
         self._sum_ns = 0
 
     def observe(self, duration_ns: int, times: int = 1) -> None:
-        """Count a duration, for one or several requests."""
         self._counts[bisect_left(_BOUNDS_NS, duration_ns)] += times
         self._sum_ns += duration_ns * times
 
     def durations(self) -> Durations:
-        """Return what was counted so far."""
         return Durations(tuple(self._counts), self._sum_ns / 1e9)
 
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """The histograms of a data path; see the metrics of the same names."""
+    """See the metrics of the same names."""
 
     processing: Histogram = field(default_factory=Histogram)
     held: Histogram = field(default_factory=Histogram)

@@ -1,4 +1,4 @@
-//! The broker's answers: stepped over as long as they answer sends, of which only the number matters.
+//! The broker's answers: skipped while they answer sends, of which only the opaque matters.
 
 use crate::opaques::Opaques;
 use crate::plain::{Known, Loose, Plain};
@@ -6,46 +6,44 @@ use crate::prefix::{prefix, PREFIX_BYTES};
 use crate::templates::Templates;
 use crate::{json, scan};
 
-/// Read the header of an answer.
 pub fn read(header: &[u8], loose: Option<&mut Loose>) -> Option<Plain> {
     let json::Header { known, opaque_at, .. } = json::header(header, loose).filter(|_| is_json(header))?;
     known.is_answer().then(|| Plain { known, opaque_at, ..Plain::default() })
 }
 
-/// Python takes the header of a broker for JSON by its first byte, whatever its type.
+/// Like Python, recognize a broker's JSON header by its first byte, whatever its type.
 fn is_json(header: &[u8]) -> bool {
     header.first() == Some(&b'{')
 }
 
-/// Read the numbers of the header of any frame of a broker, which may be a request of its own.
+/// Also of requests.
 pub fn known(header: &[u8]) -> Option<Known> {
     scan::known(header, is_json(header))
 }
 
-/// Whether a broker refuses with a code since it is busy: `SYSTEM_BUSY` or `FLOW_CONTROL`.
+/// Whether a code means that the broker is busy: `SYSTEM_BUSY` or `FLOW_CONTROL`.
 pub fn is_busy(code: i32) -> bool {
     matches!(code, 2 | 215)
 }
 
-/// The answers that were stepped over.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Settled {
-    /// Where the first frame begins that is something else.
+    /// Start of the first other frame.
     pub stop: usize,
     pub frames: usize,
-    /// Of them, those to sends, and those of these that say that the broker is busy.
+    /// Answers to sends, and the busy ones among them.
     pub answers: u64,
     pub busy: u64,
 }
 
-/// Step over whole answers to requests in `owed`, and take these out.
+/// Skip complete answers to requests in `owed`, and remove those requests.
 pub fn settle(chunk: &[u8], position: usize, owed: &mut Opaques, templates: &mut Templates) -> Settled {
     let mut settled = Settled { stop: position, ..Settled::default() };
     while let Some((length, word)) = prefix(chunk, settled.stop) {
         let Some(header) = chunk.get(settled.stop + PREFIX_BYTES..).and_then(|rest| rest.get(..word as usize)) else {
             break;
         };
-        // The word is the header's length alone as long as the type is JSON.
+        // For type JSON, the word is just the header's length.
         if word >= 1 << 24 || i64::from(word) > i64::from(length) - 4 {
             break;
         }

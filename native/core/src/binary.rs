@@ -1,9 +1,9 @@
-//! Binary headers of requests: fixed numbers, then fields of which each says its own length.
+//! Binary headers of requests: fixed numbers, then fields with lengths.
 
 use crate::plain::{Known, Loose, Plain, Span};
 use crate::sends::{self, Values};
 
-/// Headers with more fields are left to Python, which does not read them either.
+/// Headers with more fields are left to Python, which rejects them, too.
 pub const MAX_FIELDS: usize = 128;
 
 const OPAQUE_AT: usize = 5;
@@ -15,13 +15,12 @@ fn chunk<const N: usize>(header: &[u8], at: usize) -> Option<[u8; N]> {
     header.get(at..).and_then(|rest| rest.first_chunk::<N>()).copied()
 }
 
-/// The opaque of a header.
 #[inline]
 pub fn opaque(header: &[u8]) -> Option<i32> {
     chunk(header, OPAQUE_AT).map(i32::from_be_bytes)
 }
 
-/// Read the numbers of any header; its fields are stepped over.
+/// Skips the fields.
 pub fn known(header: &[u8]) -> Option<Known> {
     let fixed: [u8; FIXED_BYTES] = chunk(header, 0)?;
     let remark_bytes = i32::from_be_bytes(chunk(&fixed, 13)?);
@@ -34,11 +33,10 @@ pub fn known(header: &[u8]) -> Option<Known> {
     Some(Known { code, opaque: opaque(header)?, flag })
 }
 
-/// Read the header of a send or send-back.
 pub fn read(header: &[u8], mut loose: Option<&mut Loose>) -> Option<Plain> {
     let known = known(header).filter(|known| sends::layout_of(known.code).is_some())?;
     if let Some(loose) = &mut loose {
-        // Language and version, too.
+        // Language and version are loose, too.
         loose.text.push(Span::new(2, 9));
     }
     let mut values = Values::default();

@@ -1,7 +1,8 @@
-//! The state of a token bucket and its breaker, and the decision that most requests need: all are admitted at once.
+//! The state of a token bucket and its breaker, and the most common decision: all requests are admitted at once.
 //!
-//! It is `limiter.buckets.cell` in Python word for word, which says what the figures mean. `inherit` is that of
-//! `limiter/buckets/limiter.py`; what `is_full` says is `full_at_ns` of `limiter/buckets/bucket.py`. Tests hold both equal.
+//! Equivalent to Python's `limiter.buckets.cell`, which describes the figures. `inherit` is that of
+//! `limiter/buckets/limiter.py`. `is_full` corresponds to `full_at_ns` in `limiter/buckets/bucket.py`. Tests keep both
+//! equivalent.
 
 const UPERMITS_PER_PERMIT: i128 = 1_000_000;
 const NS_PER_S: u128 = 1_000_000_000;
@@ -17,7 +18,6 @@ pub struct Bucket {
     pub open_next_free_ns: Option<i64>,
 }
 
-/// The nearest number that 64 bits hold.
 #[inline]
 #[allow(clippy::cast_possible_truncation)]
 fn clamped(value: i128) -> i64 {
@@ -25,7 +25,6 @@ fn clamped(value: i128) -> i64 {
 }
 
 impl Bucket {
-    /// Bring the balance up to `now_ns` and return it.
     #[inline]
     pub fn refill(&mut self, now_ns: i64) -> i64 {
         if now_ns <= self.at_ns || self.rate_upermits_per_s <= 0 {
@@ -55,7 +54,7 @@ impl Bucket {
         self.stored_upermits
     }
 
-    /// Refill; say whether requests that cost `permits`, all but the last of them `before`, would surely be admitted.
+    /// `before`: cost of all but the last request.
     #[inline]
     pub fn admits(&mut self, now_ns: i64, before: i64, permits: i64) -> bool {
         if self.open_next_free_ns.is_some() {
@@ -66,7 +65,7 @@ impl Bucket {
         left > 0 || stored > i128::from(before) * UPERMITS_PER_PERMIT && left >= -i128::from(self.max_debt_upermits)
     }
 
-    /// Store no more, and owe no less, than another bucket does.
+    /// Store no more, and owe no less, than another bucket.
     pub fn inherit(&mut self, other: &mut Self, now_ns: i64) {
         if other.refill(now_ns) < self.refill(now_ns) {
             self.stored_upermits = other.stored_upermits;
@@ -75,12 +74,10 @@ impl Bucket {
         self.forgiven_upermits = self.forgiven_upermits.max(other.forgiven_upermits);
     }
 
-    /// Whether it is as good as new.
     pub fn is_full(&mut self, now_ns: i64) -> bool {
         self.refill(now_ns) >= self.capacity_upermits && self.forgiven_upermits == 0
     }
 
-    /// Take `permits` off the balance, which may become a debt.
     #[inline]
     pub fn spend(&mut self, permits: i64) {
         self.stored_upermits = clamped(i128::from(self.stored_upermits) - i128::from(permits) * UPERMITS_PER_PERMIT);

@@ -1,21 +1,20 @@
-//! JSON headers, read strictly: one pass over the tokens, no look back, nothing guessed.
+//! A strict parser of JSON headers: one pass over the tokens, without guesses.
 
 use crate::plain::{Known, Loose, Plain, Span};
 use crate::sends::{self, Values};
 
-/// Steps over the tokens of one header. Every method returns None where the header is not plain.
+/// Steps over the tokens of one header. Methods return None if the header is not plain.
 struct Reader<'a> {
     bytes: &'a [u8],
     at: usize,
-    /// Gets the bytes that could be others.
+    /// Receives the spans of loose bytes.
     loose: Option<&'a mut Loose>,
 }
 
-/// A value that was stepped over.
 enum Value {
-    /// A string without escapes.
+    /// Without escapes.
     Text(Span),
-    /// An integer without a sign.
+    /// Without a sign.
     Digits(Span),
     Other,
 }
@@ -26,7 +25,7 @@ impl<'a> Reader<'a> {
         self.bytes.get(self.at).copied()
     }
 
-    /// Step over white space, and return the byte behind it.
+    /// Skip white space, and return the next byte.
     #[inline]
     fn next_mark(&mut self) -> Option<u8> {
         loop {
@@ -46,7 +45,7 @@ impl<'a> Reader<'a> {
         (self.next_mark()? == mark).then(|| self.at += 1)
     }
 
-    /// Step over the mark that follows a member; false at the object's end.
+    /// Skip the mark after a member. False at the end of the object.
     #[inline]
     fn more(&mut self) -> Option<bool> {
         let mark = self.next_mark()?;
@@ -58,7 +57,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Open an object; false if it is empty.
+    /// Open an object. False if it is empty.
     #[inline]
     fn open(&mut self) -> Option<bool> {
         self.expect(b'{')?;
@@ -69,12 +68,11 @@ impl<'a> Reader<'a> {
         Some(true)
     }
 
-    /// Make sure that nothing but white space is left.
     fn end(&mut self) -> Option<()> {
         (self.next_mark().is_none() && self.at == self.bytes.len()).then_some(())
     }
 
-    /// A key without escapes, and the colon behind it.
+    /// Without escapes.
     #[inline]
     fn key(&mut self) -> Option<&'a [u8]> {
         self.expect(b'"')?;
@@ -92,7 +90,7 @@ impl<'a> Reader<'a> {
         Some(key)
     }
 
-    /// A string, behind its first quote.
+    /// After the first quote.
     #[inline]
     fn text(&mut self) -> Option<Value> {
         let start = self.at;
@@ -122,7 +120,7 @@ impl<'a> Reader<'a> {
     fn escape(&mut self) -> Option<()> {
         let rest = self.bytes.get(self.at + 1..)?;
         match *rest.first()? {
-            // Behind a quote no reference may begin.
+            // A quote must not be followed by a reference.
             b'"' if rest.get(1) == Some(&b'$') => return None,
             b'"' | b'\\' | b'/' | b'b' | b'f' | b'n' | b'r' | b't' => self.at += 2,
             b'u' => {
@@ -131,7 +129,7 @@ impl<'a> Reader<'a> {
                 let (first, second) = (hex(digits[0])?, hex(digits[1])?);
                 hex(digits[2])?;
                 hex(digits[3])?;
-                // Halves of characters.
+                // Surrogates.
                 if first == 0xd && second >= 8 {
                     return None;
                 }
@@ -142,7 +140,7 @@ impl<'a> Reader<'a> {
         Some(())
     }
 
-    /// An integer of at most 18 digits, without a leading zero, and where its digits stand.
+    /// An integer of at most 18 digits, without a leading zero, and the span of its digits.
     #[inline]
     fn integer(&mut self) -> Option<(i64, Span)> {
         let negative = self.peek()? == b'-';
@@ -163,7 +161,6 @@ impl<'a> Reader<'a> {
         Some((if negative { -value } else { value }, Span::new(start, self.at)))
     }
 
-    /// An integer where an i32 belongs.
     #[inline]
     fn i32(&mut self) -> Option<(i32, Span)> {
         self.next_mark()?;
@@ -171,7 +168,6 @@ impl<'a> Reader<'a> {
         Some((i32::try_from(value).ok()?, span))
     }
 
-    /// A string, an integer, true, false or null.
     #[inline]
     fn scalar(&mut self) -> Option<Value> {
         match self.next_mark()? {
@@ -208,15 +204,15 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Where, from `at` on, the first quote, backslash or control character stands; the end if there is none.
+/// Index of the first quote, backslash or control character from `at` on, or the end.
 #[inline]
 pub(crate) fn text_end(bytes: &[u8], mut at: usize) -> usize {
     const ONES: u64 = u64::MAX / 255;
     const HIGH: u64 = ONES << 7;
     const QUOTE: u64 = 0x22;
     const BACKSLASH: u64 = 0x5c;
-    // Eight at once. A byte that is looked for has its high bit set in the sum; above the first such byte others may
-    // have it, too.
+    // Eight bytes at once. A matching byte has its high bit set in `found`. Bytes after the first match may have it,
+    // too.
     while let Some(word) = bytes.get(at..).and_then(|rest| rest.first_chunk::<8>()) {
         let word = u64::from_le_bytes(*word);
         let quote = word ^ (ONES * QUOTE);
@@ -235,20 +231,18 @@ pub(crate) fn text_end(bytes: &[u8], mut at: usize) -> usize {
     at.min(bytes.len())
 }
 
-/// Note a top-level value; None if it was there already.
+/// None if it is a duplicate.
 #[inline]
 fn once<T>(place: &mut Option<T>, value: T) -> Option<()> {
     place.replace(value).is_none().then_some(())
 }
 
-/// What the header of any frame says.
 pub struct Header {
     pub known: Known,
     pub opaque_at: Span,
     values: Values,
 }
 
-/// Read the header of any frame.
 pub fn header(bytes: &[u8], loose: Option<&mut Loose>) -> Option<Header> {
     if !bytes.is_ascii() && std::str::from_utf8(bytes).is_err() {
         return None;
@@ -283,13 +277,12 @@ pub fn header(bytes: &[u8], loose: Option<&mut Loose>) -> Option<Header> {
     Some(Header { known: Known { code, opaque, flag }, opaque_at, values: values.unwrap_or_default() })
 }
 
-/// Read the header of a send or send-back.
 pub fn read(bytes: &[u8], loose: Option<&mut Loose>) -> Option<Plain> {
     let Header { known, opaque_at, values } = header(bytes, loose)?;
     values.plain(bytes, known, opaque_at)
 }
 
-/// Read `extFields`. A field that matters is a text without escapes, whatever the frame is.
+/// Read `extFields`. Relevant fields must be strings without escapes, for any kind of frame.
 #[inline]
 fn fields(reader: &mut Reader) -> Option<Values> {
     let mut values = Values::default();

@@ -1,15 +1,14 @@
-//! Numbers for what requests are charged to: each distinct layout, name and producer group has one.
+//! Numbers the keys of requests: each distinct layout, name and producer group has one.
 
 use std::hash::BuildHasher;
 
 use hashbrown::{DefaultHashBuilder, HashTable};
 
-/// One key, and which run of the chunk in hand it has.
 #[derive(Debug)]
 struct Key {
     hash: u64,
     layout: u8,
-    /// The name, and the group behind it: to compare with an empty box takes long.
+    /// The name followed by the group. One box, because comparisons with an empty box are slow.
     text: Box<[u8]>,
     name_bytes: usize,
     chunk: u32,
@@ -24,7 +23,6 @@ impl Key {
     }
 }
 
-/// The keys of one connection, by number.
 #[derive(Debug, Default)]
 pub struct Keys {
     all: Vec<Key>,
@@ -43,7 +41,7 @@ impl Keys {
         self.all.is_empty()
     }
 
-    /// Begin a chunk, with no runs; forget all keys if there are more than `most`.
+    /// Forget all keys if there are more than `most`.
     pub fn begin(&mut self, most: usize) {
         self.chunk = self.chunk.wrapping_add(1);
         if self.all.len() > most || self.chunk == 0 {
@@ -53,7 +51,7 @@ impl Keys {
         }
     }
 
-    /// The number of a key; None if it is new.
+    /// None if it is new.
     #[inline]
     pub fn find(&mut self, layout: u8, name: &[u8], group: &[u8]) -> Option<usize> {
         if !self.all.get(self.last).is_some_and(|key| key.is(layout, name, group)) {
@@ -63,7 +61,6 @@ impl Keys {
         Some(self.last)
     }
 
-    /// Give a new key its number.
     pub fn add(&mut self, layout: u8, name: &[u8], group: &[u8]) -> usize {
         let hash = self.hasher.hash_one((layout, name, group));
         self.last = self.all.len();
@@ -73,7 +70,7 @@ impl Keys {
         self.last
     }
 
-    /// The run that a key has in this chunk; `next` if it has none yet.
+    /// `next` if it has none yet.
     #[inline]
     pub fn run(&mut self, number: usize, next: u32) -> u32 {
         let key = &mut self.all[number];

@@ -1,8 +1,8 @@
-//! Reads frames whose meaning is beyond doubt, and nothing else: the parts of the extension that need no Python.
+//! Reads unambiguous frames: the parts of the extension that need no Python.
 //!
-//! A frame of `RocketMQ` is *plain* if its header is one send or send-back that every JSON library, or every reader of the
-//! binary layout, reads in the same way; of AMQP 0.9.1 see `amqp`, of 1.0 `amqp10`. Whatever is not plain ends a scan and
-//! is read by Python; so nothing here is ever lenient: when in doubt, not plain.
+//! A `RocketMQ` frame is *plain* if its header is one send or send-back that every JSON library, or every reader of the
+//! binary layout, reads in the same way. For AMQP 0.9.1 see `amqp`, for 1.0 `amqp10`. A scan ends at the first frame
+//! that is not plain, which Python then reads. Nothing here is lenient.
 #![forbid(unsafe_code)]
 
 pub mod amqp;

@@ -1,5 +1,5 @@
-//! The id that a client has given its message: `proxy.protocols.rocketmq.wire.message_id` in Python word for word, which
-//! says what that is and why; a test holds both equal.
+//! The client-assigned id of a message. Equivalent to Python's `proxy.protocols.rocketmq.wire.message_id`, which
+//! explains it. A test compares both.
 
 use std::sync::LazyLock;
 
@@ -19,7 +19,6 @@ static BINARY_FIELD: Mark = Mark::new(|| Finder::new(b"\x00\x0boriginMsgId"));
 const LENGTH_BYTES: usize = 4;
 const MAX_BYTES: usize = 255;
 
-/// The id of the message that a send or send-back is about, if it has one.
 pub fn message_id(header: &[u8], header_type: u32) -> Option<&[u8]> {
     let is_json = header_type == HEADER_JSON;
     let (mark, field) = if is_json { (&JSON_MARK, &JSON_FIELD) } else { (&BINARY_MARK, &BINARY_FIELD) };

@@ -1,23 +1,22 @@
-//! A set of the numbers of requests that have no answer yet.
+//! The opaques of requests without an answer.
 
 use hashbrown::HashMap;
 
-/// So many numbers in a row share a block, since most come one after the other.
+/// This many consecutive numbers (as a power of two) share a block, because most are consecutive.
 const BLOCK_BITS: u32 = 5;
-/// An empty set with room for more blocks gives it back: a connection was busy once, and may be idle now.
+/// An empty set with a larger capacity frees it: the connection was busy once and may be idle now.
 const MAX_IDLE_BLOCKS: usize = 1024;
 
-/// A bit for each number: whether it is there, and whether it is a send's.
+/// Of each number: present, and of a send.
 #[derive(Clone, Copy, Debug, Default)]
 struct Block {
     bits: u32,
     sends: u32,
 }
 
-/// A set of i32 with a bound.
 #[derive(Debug)]
 pub struct Opaques {
-    /// Those that are not empty; nobody can choose numbers that collide.
+    /// Non-empty blocks. The hasher is keyed, so clients cannot cause collisions.
     blocks: HashMap<i32, Block>,
     len: usize,
     sends: usize,
@@ -39,7 +38,6 @@ impl Opaques {
         self.len
     }
 
-    /// How many are those of sends.
     pub fn sends(&self) -> usize {
         self.sends
     }
@@ -48,12 +46,11 @@ impl Opaques {
         self.len == 0
     }
 
-    /// Whether a number was ever added that was there already, or for which there was no room.
+    /// Whether a number was added twice, or there was no room for it.
     pub fn ambiguous(&self) -> bool {
         self.ambiguous
     }
 
-    /// All numbers, in no order.
     pub fn iter(&self) -> impl Iterator<Item = i32> + '_ {
         let numbers = |(block, of): (&i32, &Block)| {
             let (first, bits) = (block << BLOCK_BITS, of.bits);
@@ -67,7 +64,7 @@ impl Opaques {
         self.blocks.get(&block).is_some_and(|block| block.bits & bit != 0)
     }
 
-    /// Add a number; without effect when the set is full.
+    /// No effect if the set is full.
     #[inline]
     pub fn add(&mut self, opaque: i32, is_send: bool) {
         if self.len >= self.most {
@@ -79,14 +76,14 @@ impl Opaques {
         let is_new = block.bits & bit == 0;
         let was_send = block.sends & bit != 0;
         block.bits |= bit;
-        // Of two with the same number the later counts.
+        // If a number is added twice, the later request counts.
         block.sends ^= if is_send == was_send { 0 } else { bit };
         self.len += usize::from(is_new);
         self.sends = self.sends - usize::from(was_send) + usize::from(is_send);
         self.ambiguous |= !is_new;
     }
 
-    /// Take a number out; returns whether it is a send's, or None if it was not there.
+    /// Returns whether the number is a send's, or None if it is unknown.
     #[inline]
     pub fn settle(&mut self, opaque: i32) -> Option<bool> {
         let (number, bit) = place(opaque);

@@ -1,19 +1,19 @@
-//! What is to be written of what was read.
+//! Data to be written after reading a chunk.
 
 use std::ops::Range;
 
-/// The peers, by where a chunk came from or whom it goes to.
+/// Indexes of the peers.
 pub const CLIENT: usize = 0;
 pub const BROKER: usize = 1;
 
-/// Bytes of the chunk in hand, or of `Out::own`.
+/// Bytes of the current chunk, or of `Out::own`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Piece {
     Chunk(Range<usize>),
     Own(Range<usize>),
 }
 
-/// What is to be written of one chunk, in order, by the peer that it goes to.
+/// In order, by receiving peer.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Out {
     pub to: [Vec<Piece>; 2],
@@ -21,7 +21,7 @@ pub struct Out {
 }
 
 impl Out {
-    /// Pass bytes of the chunk on; adjacent ones become one piece.
+    /// Adjacent ranges are joined.
     pub fn pass(&mut self, to: usize, bytes: Range<usize>) {
         match self.to[to].last_mut() {
             _ if bytes.is_empty() => (),
@@ -30,14 +30,13 @@ impl Out {
         }
     }
 
-    /// Write bytes that are not of the chunk.
     pub fn add(&mut self, to: usize, bytes: &[u8]) {
         let from = self.own.len();
         self.own.extend_from_slice(bytes);
         self.say(to, from);
     }
 
-    /// Write what was appended to `own` since it had `from` bytes.
+    /// Write the bytes appended to `own` after the first `from`.
     pub fn say(&mut self, to: usize, from: usize) {
         let end = self.own.len();
         match self.to[to].last_mut() {

@@ -1,8 +1,8 @@
-//! What a header says that is beyond doubt, and where in the header it stands.
+//! The unambiguous contents of a header, and their positions.
 
 use crate::prefix::RESPONSE;
 
-/// The places from `start` to before `end`.
+/// Positions from `start` to before `end`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Span {
     pub start: u32,
@@ -16,13 +16,12 @@ impl Span {
         Self { start: start as u32, end: end as u32 }
     }
 
-    /// What stands there; nothing if the header is shorter.
+    /// Empty if the header is shorter.
     pub fn of(self, header: &[u8]) -> &[u8] {
         header.get(self.start as usize..self.end as usize).unwrap_or_default()
     }
 }
 
-/// What a header says of its frame.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Known {
     pub code: i32,
@@ -36,27 +35,26 @@ impl Known {
     }
 }
 
-/// The reading of one plain header.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Plain {
     pub known: Known,
-    /// Of a send.
+    /// Field names of a send.
     pub layout: u8,
-    /// The name as it stands there, `%RETRY%` included.
+    /// Includes `%RETRY%`.
     pub name: Span,
-    /// The producer group; empty if there is none.
+    /// Empty if missing.
     pub group: Span,
-    /// Where the opaque stands: its digits, or its four bytes.
+    /// Its digits, or its four bytes.
     pub opaque_at: Span,
 }
 
-/// Which bytes of a header could be others without a change to how it is read.
+/// Bytes of a header that can differ without a change to how it is read.
 ///
-/// Filled while a header is read, if it is to become a template.
+/// Filled while reading a header that will become a template.
 #[derive(Debug, Default)]
 pub struct Loose {
-    /// Any bytes that are ordinary: see `templates`.
+    /// Any ordinary bytes. See `templates`.
     pub text: Vec<Span>,
-    /// Digits of an integer: any others, the first not zero if there are several.
+    /// Digits of an integer: any digits, without a leading zero if there are several.
     pub digits: Vec<Span>,
 }

@@ -1,14 +1,13 @@
-//! The first eight bytes of a frame of `RocketMQ`.
+//! The first eight bytes of a `RocketMQ` frame.
 
-/// Two words: the frame's length behind the first, and type and length of the header.
+/// Two words: the length of the rest of the frame, and type and length of the header.
 pub const PREFIX_BYTES: usize = 8;
 pub const HEADER_LENGTH: u32 = 0x00ff_ffff;
-/// The type of a header that is JSON.
 pub const HEADER_JSON: u32 = 0;
-/// The bit of `flag` that an answer has and a request has not.
+/// Marks an answer in `flag`.
 pub const RESPONSE: i32 = 1;
 
-/// The two words of the frame at `at`, if they have come.
+/// None if they have not arrived.
 #[inline]
 pub fn prefix(chunk: &[u8], at: usize) -> Option<(i32, u32)> {
     let words = chunk.get(at..)?.first_chunk::<PREFIX_BYTES>()?;

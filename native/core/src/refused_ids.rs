@@ -1,4 +1,4 @@
-//! The ids of what was refused of late: `limiter.counting.repeats` in Python word for word; a test holds both equal.
+//! The ids of recently refused messages. Equivalent to Python's `limiter.counting.repeats`. A test compares both.
 
 use std::hash::BuildHasher;
 
@@ -7,14 +7,13 @@ use hashbrown::{DefaultHashBuilder, HashSet};
 const HALF_NS: i64 = 30_000_000_000;
 const SOON_NS: i64 = 10_000_000_000;
 
-/// The ids of what was refused of late, in two generations.
 pub struct RefusedIds {
     half: usize,
-    /// Hashes of what they are for, and of them.
+    /// Of key and id.
     new: HashSet<u64>,
     old: HashSet<u64>,
     began_ns: i64,
-    /// Of the ids that were forgotten early so many have not been told so far.
+    /// Dropped early and not reported yet.
     unseen: usize,
     hasher: DefaultHashBuilder,
 }
@@ -33,7 +32,7 @@ impl RefusedIds {
         self.len() == 0
     }
 
-    /// Say whether a message comes again, and whether it is refused and a repeat of it will be seen.
+    /// Returns whether a message is a repeat, and whether it is refused and its repeats will be recognized.
     #[inline]
     pub fn see(&mut self, key: i64, message_id: &[u8], now_ns: i64, refused: bool) -> (bool, bool) {
         let number = self.hasher.hash_one((key, message_id));

@@ -1,4 +1,4 @@
-//! Takes the plain frames at the front of a chunk, and says by what they are charged.
+//! Reads the plain frames at the front of a chunk, and finds their keys.
 
 use crate::keys::Keys;
 use crate::opaques::Opaques;
@@ -7,15 +7,14 @@ use crate::prefix::{prefix, HEADER_JSON, HEADER_LENGTH, PREFIX_BYTES};
 use crate::templates::Templates;
 use crate::{binary, json, message_id, sends};
 
-/// The bit of `flag` that a request has that gets no answer.
+/// Marks a request without an answer in `flag`.
 const ONEWAY: i32 = 2;
 
-/// One frame that was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Frame {
     pub run: u32,
     pub start: u32,
-    /// Of the whole frame, which may be longer than the chunk.
+    /// The frame may be longer than the chunk.
     pub size: u32,
     pub opaque: i32,
     pub flag: i32,
@@ -26,7 +25,7 @@ impl Frame {
         self.start as usize + self.size as usize
     }
 
-    /// The id of its message, if it is in `chunk`, which it was read from, and has one.
+    /// `chunk` is the one it was read from.
     pub fn message_id<'a>(&self, chunk: &'a [u8]) -> Option<&'a [u8]> {
         let start = self.start as usize;
         let (_, word) = prefix(chunk, start)?;
@@ -49,7 +48,6 @@ pub struct Run {
     pub bytes: u64,
 }
 
-/// A key that was met for the first time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewKey {
     pub kind: &'static str,
@@ -57,7 +55,6 @@ pub struct NewKey {
     pub group: String,
 }
 
-/// What one scan took.
 #[derive(Debug, Default)]
 pub struct Taken {
     pub stop: usize,
@@ -67,18 +64,16 @@ pub struct Taken {
     pub new: Vec<NewKey>,
 }
 
-/// What a scan is to keep to.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
-    /// The highest length that a frame may name in its first word.
+    /// Maximum value of a frame's length field.
     pub max_length: i64,
-    /// When a scan begins with more keys, all are forgotten.
+    /// With more keys at the start of a scan, the cache is cleared.
     pub most_keys: usize,
-    /// A scan ends when it has so many runs.
     pub most_runs: usize,
 }
 
-/// How headers of requests, of both types, and of answers were read lately.
+/// Templates of recent headers: of requests of both types, and of answers.
 #[derive(Debug, Default)]
 pub struct Headers {
     json: Templates,
@@ -86,7 +81,6 @@ pub struct Headers {
     pub answers: Templates,
 }
 
-/// Read the numbers of any header.
 pub fn known(header: &[u8], is_json: bool) -> Option<Known> {
     if is_json {
         json::header(header, None).map(|header| header.known)
@@ -95,18 +89,16 @@ pub fn known(header: &[u8], is_json: bool) -> Option<Known> {
     }
 }
 
-/// What is remembered of one connection between its chunks.
 #[derive(Debug, Default)]
 pub struct Scanner {
     keys: Keys,
-    /// How many frames the last chunk had.
     expected: usize,
 }
 
 impl Scanner {
-    /// Take the plain frames from `position` on, as long as they come one after the other.
+    /// Read consecutive plain frames from `position` on.
     ///
-    /// A frame is taken when its header has come, and is noted in `owed` unless it is oneway.
+    /// A frame is read once its header has arrived. It is added to `owed` unless it is oneway.
     pub fn scan(
         &mut self,
         chunk: &[u8],
@@ -167,7 +159,6 @@ impl Scanner {
         Some(Frame { run, ..frame })
     }
 
-    /// The number of the run that a frame belongs to.
     #[inline]
     fn run(&mut self, header: &[u8], plain: &Plain, taken: &mut Taken) -> Option<u32> {
         let (name, group) = (plain.name.of(header), plain.group.of(header));
@@ -197,7 +188,6 @@ impl Scanner {
 }
 
 impl Taken {
-    /// The indexes of the frames of every run.
     pub fn by_run(&self) -> Vec<Vec<usize>> {
         let mut by_run: Vec<Vec<usize>> = self.runs.iter().map(|run| Vec::with_capacity(run.frames as usize)).collect();
         for (index, frame) in self.frames.iter().enumerate() {
@@ -208,7 +198,6 @@ impl Taken {
         by_run
     }
 
-    /// Forget the frames from an index on.
     pub fn cut(&mut self, first: usize) {
         self.stop = self.frames.get(first).map_or(self.stop, |frame| frame.start as usize);
         for frame in self.frames.drain(first..) {

@@ -1,15 +1,15 @@
-//! Which requests are limited and by which fields: what Python has in `proxy.protocols.rocketmq.wire.codes`.
+//! Which requests are limited, and by which fields. See Python's `proxy.protocols.rocketmq.wire.codes`.
 
 use crate::plain::{Known, Plain, Span};
 
 /// Longer headers are not plain.
 pub const MAX_HEADER_BYTES: usize = 256 * 1024;
-/// Nor are those with longer names.
+/// Headers with longer names are not plain.
 const MAX_NAME_BYTES: usize = 255;
 const RETRY_PREFIX: &str = "%RETRY%";
 const TOPIC: &str = "topic";
 const RETRY_GROUP: &str = "retry_group";
-/// Sends to these, or to what begins so, are not plain.
+/// Sends to these, or to names with this prefix, are not plain.
 const INTERNAL_PREFIX: &str = "rmq_sys_";
 const INTERNAL_TOPICS: [&str; 8] = [
     "SCHEDULE_TOPIC_XXXX",
@@ -21,21 +21,20 @@ const INTERNAL_TOPICS: [&str; 8] = [
     "OFFSET_MOVED_EVENT",
     "CHECKPOINT_TOPIC",
 ];
-/// What a plain message may be, as it is spelled.
 const PLAIN_SYS_FLAGS: [&[u8]; 10] = [b"0", b"1", b"2", b"3", b"257", b"259", b"513", b"515", b"769", b"771"];
 
-/// How requests spell their fields: sends of both versions, and send-backs.
+/// Field names: sends of both versions, and send-backs.
 const V1: u8 = 0;
 const V2: u8 = 1;
 const BACK: u8 = 2;
-/// What fields say: the name, the producer group, whether the body is a batch, and what the message is.
+/// Name, producer group, whether the body is a batch, and the message's flags.
 const ROLES: usize = 4;
 const NAME: usize = 0;
 const GROUP: usize = 1;
 const BATCH: usize = 2;
 const SYS_FLAG: usize = 3;
 
-/// How a request spells its fields, if it is limited.
+/// None: not limited.
 #[inline]
 pub fn layout_of(code: i32) -> Option<u8> {
     match code {
@@ -46,18 +45,18 @@ pub fn layout_of(code: i32) -> Option<u8> {
     }
 }
 
-/// Whether somebody has to read requests of `code`, of a client or a broker: they are limited, end a transaction or ask
-/// for its end, say who the client is, or are for Sluice.
+/// Whether Python must read requests with `code`: they are limited, end a transaction or ask for its end, identify the
+/// client, or are for Sluice.
 pub fn is_read(code: i32) -> bool {
     layout_of(code).is_some() || matches!(code, 34 | 35 | 37 | 39 | 9002 | 9003)
 }
 
-/// Whether a broker may leave requests of `code` without an answer for long.
+/// Whether a broker may delay the answer to requests with `code`.
 pub fn is_long_poll(code: i32) -> bool {
     matches!(code, 11 | 361 | 200_050 | 200_054 | 200_070)
 }
 
-/// The number of a field in `extFields`, if it matters.
+/// Its number in `extFields`, if it is relevant.
 #[inline]
 pub fn field(name: &[u8]) -> Option<usize> {
     let (layout, role) = match name {
@@ -75,19 +74,19 @@ pub fn field(name: &[u8]) -> Option<usize> {
     Some(usize::from(layout) * ROLES + role)
 }
 
-/// Whether the value of a field decides if a header is plain.
+/// Whether its value decides if the header is plain.
 pub fn tells(field: usize) -> bool {
     field % ROLES >= BATCH
 }
 
-/// Whether the value of a field says what the message is; it may be a number.
+/// Its value may be a number.
 pub fn is_sys_flag(field: usize) -> bool {
     field % ROLES == SYS_FLAG
 }
 
-/// Kind and bare name of what a request is charged to; None where that is not beyond doubt.
+/// None if they are ambiguous.
 pub fn resource(layout: u8, name: &str) -> Option<(&'static str, &str)> {
-    // A replacement character may stand for bytes that are no UTF-8.
+    // A replacement character may stand for invalid UTF-8.
     if name.contains('\u{fffd}') || name.starts_with(INTERNAL_PREFIX) || INTERNAL_TOPICS.contains(&name) {
         return None;
     }
@@ -99,18 +98,18 @@ pub fn resource(layout: u8, name: &str) -> Option<(&'static str, &str)> {
     }
 }
 
-/// The values of the fields that matter, while a header is read; each at most once.
+/// While a header is read. Each at most once.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Values([Option<Span>; 3 * ROLES]);
 
 impl Values {
-    /// Note a field; None if it was there already.
+    /// None if it is a duplicate.
     #[inline]
     pub fn note(&mut self, field: usize, value: Span) -> Option<()> {
         self.0.get_mut(field)?.replace(value).is_none().then_some(())
     }
 
-    /// What a header says that is a send or send-back of one message.
+    /// The contents, if this is a send or send-back of one message.
     #[inline]
     pub fn plain(&self, header: &[u8], known: Known, opaque_at: Span) -> Option<Plain> {
         let layout = layout_of(known.code).filter(|_| !known.is_answer())?;

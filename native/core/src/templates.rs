@@ -1,34 +1,32 @@
-//! Headers that were read before, to which new ones are held: most differ in a few values only.
+//! Templates of headers that were read before, because most headers differ only in a few values.
 //!
-//! A header has the *shape* of a template if it is as long and the same in all bytes but the loose ones: the contents
-//! of strings, and the digits of numbers. It is then read just as the template was, provided that its loose bytes
-//! change no shape themselves. In JSON these are the ordinary ones, without quotes, backslashes and control characters
-//! (and without `$`, so that no `$ref` arises); digits are held to be digits. In a binary header, where lengths say
-//! what is what, they may be any. To compare takes a fraction of the time of reading, in vector registers, and the
-//! same on every machine: the loops below are written so that the compiler makes vectors of them.
+//! A header has the *shape* of a template if it has the same length and the same bytes, except loose ones: the contents
+//! of strings, and the digits of numbers. It is then read like the template, if its loose bytes do not change the
+//! shape. In JSON, they must be ordinary: no quotes, backslashes and control characters (and no `$`, to exclude
+//! `$ref`). Digits must be digits. In a binary header, where lengths determine the structure, loose bytes can have any
+//! value. A comparison takes a fraction of the time of parsing, because the compiler vectorizes the loops below, on
+//! every machine.
 
 use crate::plain::{Known, Loose, Plain, Span};
 
-/// Headers of one length share a bucket, and with them those that are longer by a multiple of this.
+/// Headers share a bucket if their lengths are equal modulo this.
 const BUCKETS: usize = 256;
-/// Shapes that a bucket remembers.
 const WAYS: usize = 4;
-/// Longer headers become no templates.
+/// Longer headers do not become templates.
 const MAX_BYTES: usize = 2048;
-/// After so many misses in a row, a bucket compares and remembers only one header in so many.
+/// After this many consecutive misses, a bucket compares and stores only one of this many headers.
 const PATIENCE: u32 = 16;
-/// Bytes that are compared before a look at the result.
 const LANE: usize = 64;
 
-/// Reads a header, and which bytes of it are loose if that is asked for; None if it is not plain.
+/// Also finds the loose bytes, if asked. None: not plain.
 type Afresh = fn(&[u8], Option<&mut Loose>) -> Option<Plain>;
 
 #[derive(Debug)]
 struct Template {
     bytes: Box<[u8]>,
-    /// 0xff where a byte must be the same, 0 where it is loose.
+    /// 0xff where a byte must be equal, 0 where it is loose.
     fixed: Box<[u8]>,
-    /// Numbers whose digits are loose, but for the opaque.
+    /// Numbers with loose digits, except the opaque.
     numbers: Box<[Span]>,
     plain: Plain,
 }
@@ -39,14 +37,14 @@ struct Bucket {
     misses: u32,
 }
 
-/// What was read lately, by length; shared by all connections, as their headers are much alike.
+/// Recent headers by length, shared by all connections because their headers are much alike.
 ///
-/// At most 7 MiB if somebody sends headers of all lengths that are full of numbers, and some ten KiB with usual clients.
+/// At most 7 MiB, if clients send headers of all lengths that are full of numbers. Usually some 10 KiB.
 #[derive(Debug, Default)]
 pub struct Templates(Vec<Bucket>);
 
 impl Templates {
-    /// Read a header, JSON or binary, that `afresh` reads from scratch; None if it is not plain.
+    /// `afresh` parses a header without a template. None if it is not plain.
     #[inline]
     pub fn read<const JSON: bool>(&mut self, header: &[u8], afresh: Afresh) -> Option<Plain> {
         if header.len() < LANE || header.len() > MAX_BYTES {
@@ -91,9 +89,9 @@ impl Bucket {
     }
 }
 
-/// 0 if a loose byte of a JSON header leaves its shape alone: one of ASCII above `$`, but no backslash; else 0xff.
+/// 0 if a loose byte of a JSON header does not change its shape: ASCII above `$`, except backslash. Otherwise 0xff.
 ///
-/// Spaces, `!` and `#` would, too; without them it takes two comparisons. No branches: it becomes part of a vector.
+/// Spaces, `!` and `#` would not either, but without them two comparisons are enough. No branches: it is vectorized.
 #[inline]
 fn odd(byte: u8) -> u8 {
     // Bytes above ASCII are negative.
@@ -116,7 +114,6 @@ impl Template {
         Self { bytes: header.into(), fixed: fixed.into_boxed_slice(), numbers, plain }
     }
 
-    /// Read a header if it has this shape.
     #[inline]
     fn read<const JSON: bool>(&self, header: &[u8]) -> Option<Plain> {
         if !self.has_shape::<JSON>(header) {
@@ -152,7 +149,6 @@ impl Template {
     }
 }
 
-/// Whether some bytes of a header have not a template's shape.
 #[inline]
 fn differs<const JSON: bool>(header: &[u8], bytes: &[u8], fixed: &[u8]) -> bool {
     let (Some(header), Some(bytes), Some(fixed)) =
@@ -169,7 +165,7 @@ fn differs<const JSON: bool>(header: &[u8], bytes: &[u8], fixed: &[u8]) -> bool 
     bad != 0
 }
 
-/// The number whose digits stand at `span`, with the sign before them; None if it is spelled oddly.
+/// With the sign before it. None if it is not in canonical form.
 #[inline]
 fn number(header: &[u8], span: Span) -> Option<i64> {
     let value = i64::try_from(digits(span.of(header))?).ok()?;
@@ -180,7 +176,7 @@ fn number(header: &[u8], span: Span) -> Option<i64> {
     }
 }
 
-/// The value of 1 to 18 digits without a leading zero; None if they are something else.
+/// 1 to 18 digits without a leading zero.
 #[inline]
 fn digits(text: &[u8]) -> Option<u64> {
     if text.len() > 18 || (text.len() > 1 && text[0] == b'0') || text.is_empty() {

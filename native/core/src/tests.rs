@@ -1,4 +1,4 @@
-//! What can be tested without Python; headers and their readings are tested from Python, against the readings there.
+//! Tests without Python. Headers are tested from Python, against its own parsers.
 
 use crate::opaques::Opaques;
 use crate::plain::{Known, Loose, Span};
@@ -15,7 +15,7 @@ fn frame(header: &[u8]) -> Vec<u8> {
     [&(size + 4).to_be_bytes(), &size.to_be_bytes(), header].concat()
 }
 
-/// Scan headers one after the other, each as a chunk of its own, and return what was read last.
+/// Scan each header as a separate chunk, and return the last result.
 fn scan(known: &mut Headers, headers: &[Vec<u8>]) -> Taken {
     let (mut scanner, mut owed) = (Scanner::default(), Opaques::new(10));
     let bounds = Bounds { max_length: 1 << 24, most_keys: 10, most_runs: 10 };
@@ -48,7 +48,7 @@ fn no_byte_of_a_template_lets_another_header_pass() {
             other[at] = byte;
             let afresh = json::read(&other, None);
             let taken = scan(&mut known, &[header.clone(), other.clone()]);
-            // The name decides as well: whether it is one is found out when it is met.
+            // The name is checked only when it is new.
             assert_eq!(taken.frames.len(), usize::from(afresh.is_some()), "{:?}", String::from_utf8_lossy(&other));
             if let (Some(plain), Some(frame)) = (afresh, taken.frames.first()) {
                 assert_eq!((frame.opaque, frame.flag), (plain.known.opaque, plain.known.flag));

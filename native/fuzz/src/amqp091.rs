@@ -1,6 +1,6 @@
-//! AMQP 0.9.1: chunks of the client's publishes and the broker's confirms in turn, on three channels.
+//! AMQP 0.9.1: alternating chunks of the client's publishes and the broker's confirms, on three channels.
 //!
-//! In front of each chunk stand what else is done (one byte) and its length (two).
+//! Each chunk is preceded by options (one byte) and its length (two bytes).
 
 use sluice_native_core::amqp::{awaits_more, Bounds, Channels, Cut, Deliveries, Taken};
 use sluice_native_core::out::Out;
@@ -34,11 +34,11 @@ fn check(chunk: &[u8], taken: &Taken, bounds: &Bounds) {
     }
 }
 
-/// Try an input.
+/// Run one input.
 ///
 /// # Panics
 ///
-/// If something is wrong.
+/// On any finding.
 pub fn run(data: &[u8]) {
     let mut channels = Channels::new("v/".to_owned());
     for channel in 1..4 {

@@ -1,6 +1,6 @@
-//! AMQP 1.0: chunks of one peer's frames, scanned, with flows written anew and with other numbers.
+//! AMQP 1.0: scans chunks of one peer's frames, and rewrites flows and numbers.
 //!
-//! In front of each chunk stand what else is done (one byte) and its length (two).
+//! Each chunk is preceded by options (one byte) and its length (two bytes).
 
 use sluice_native_core::amqp10::{reflow, renumber, Difference, Links, Numbers, Terms};
 
@@ -8,11 +8,11 @@ fn numbers(sent: Difference, received: Difference) -> Vec<Numbers> {
     (0..3).map(|channel| Numbers { channel, sent, received }).collect()
 }
 
-/// Try an input.
+/// Run one input.
 ///
 /// # Panics
 ///
-/// If something is wrong.
+/// On any finding.
 pub fn run(data: &[u8]) {
     let mut links = Links::new(usize::MAX);
     for channel in 0..3 {
@@ -55,14 +55,14 @@ pub fn run(data: &[u8]) {
         let mut out = Vec::new();
         let stop = renumber(chunk, 0, taken.stop, &numbers(same, same), usize::MAX, &mut out);
         assert!(stop <= taken.stop);
-        // Numbers may be written longer than they must be: then they become shorter, or stay.
+        // Numbers can be longer than necessary. They then become shorter, or stay.
         assert!(out.len() <= 2 * stop + 64);
         let from = Difference { from: Some(3), by: 1 };
         let all = Difference { from: None, by: 250 };
         out.clear();
         let stop = renumber(chunk, 0, taken.stop, &numbers(from, all), usize::MAX, &mut out);
         assert!(stop <= taken.stop && out.len() <= 3 * stop);
-        // No longer frame is written with other numbers.
+        // A frame that would become longer is not written.
         let mut short = Vec::new();
         let stopped = renumber(chunk, 0, taken.stop, &numbers(from, all), 40, &mut short);
         assert!(stopped <= stop && out.starts_with(&short));

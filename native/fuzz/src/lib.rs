@@ -1,6 +1,6 @@
-//! What fuzzing tries with the core, as functions of bytes that panic if something is wrong.
+//! Fuzz targets of the core, as functions of bytes that panic on a finding.
 //!
-//! `fuzz_targets` has libFuzzer call them, with feature `libfuzzer`. Without it, tests try what was found before.
+//! With the feature `libfuzzer`, `fuzz_targets` calls them from libFuzzer. Without it, tests run earlier findings.
 #![forbid(unsafe_code)]
 
 pub mod amqp091;

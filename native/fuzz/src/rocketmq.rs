@@ -1,6 +1,6 @@
-//! A chunk of `RocketMQ` frames: scanned afresh, beside headers like its own, in two pieces; and stepped over as answers.
+//! A chunk of `RocketMQ` frames: scanned without and with known headers, in two pieces, and skipped as answers.
 //!
-//! The first two bytes say where the chunk is cut.
+//! The first two bytes determine where the chunk is cut.
 
 use sluice_native_core::opaques::Opaques;
 use sluice_native_core::prefix::{prefix, HEADER_JSON, PREFIX_BYTES};
@@ -43,17 +43,17 @@ fn check(chunk: &[u8], taken: &Taken, owed: &Opaques) {
     assert!(indexes.into_iter().eq(0..taken.frames.len()));
 }
 
-/// Try an input.
+/// Run one input.
 ///
 /// # Panics
 ///
-/// If something is wrong.
+/// On any finding.
 pub fn run(data: &[u8]) {
     let Some((cut, chunk)) = data.split_first_chunk::<2>() else { return };
     let (mut known, mut owed) = (Headers::default(), Opaques::new(1 << 14));
     let whole = scan(chunk, &mut known, &mut owed);
     check(chunk, &whole, &owed);
-    // Headers that were read before change nothing.
+    // Known headers do not change the result.
     let again = scan(chunk, &mut known, &mut owed);
     assert_eq!(
         (&again.frames, &again.runs, &again.new, again.stop),
@@ -78,7 +78,7 @@ pub fn run(data: &[u8]) {
     settle(chunk);
 }
 
-/// Step over a chunk as over answers to all that any of them could answer.
+/// Skip a chunk as answers to everything that its frames could answer.
 fn settle(chunk: &[u8]) {
     let mut owed = Opaques::new(1 << 14);
     let mut at = 0;
@@ -88,7 +88,7 @@ fn settle(chunk: &[u8]) {
         let header = chunk.get(at + PREFIX_BYTES..).and_then(|rest| rest.get(..word as usize));
         let Some(plain) = header.and_then(|header| answers::read(header, None)) else { break };
         let Some(size) = usize::try_from(length).ok().filter(|size| *size >= 4 + word as usize) else { break };
-        // What answers the same a second time is something else.
+        // A second answer with the same opaque ends the run.
         if owed.contains(plain.known.opaque) {
             break;
         }
@@ -104,7 +104,7 @@ fn settle(chunk: &[u8]) {
     let frames = numbers.len();
     assert_eq!(settled, answers::Settled { stop: at, frames, answers: sends, busy });
     assert!(owed.is_empty());
-    // Behind an answer that nobody waits for, none is stepped over.
+    // An answer without a request ends the run.
     for (missing, stop) in stops.iter().enumerate().take(numbers.len().min(3)) {
         numbers
             .iter()

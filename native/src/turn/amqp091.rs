@@ -13,29 +13,27 @@ use crate::runs::{Asker, Runs};
 use crate::turn::judge::{Counted, Decided, Judge};
 use crate::turn::{Context, Lent, Next, Out, Reading, BROKER, CLIENT};
 
-/// Runs, and publishes, in one scan.
+/// Per scan.
 const MAX_RUNS: usize = 256;
 const MAX_PUBLISHES: usize = 16_384;
-/// When there are more keys, all are forgotten.
+/// With more keys, the cache is cleared.
 const MAX_KEYS: usize = 1024;
-/// Python decides publishes with a longer body.
+/// Publishes with a longer body are left to Python.
 const MAX_BODY_BYTES: u64 = 1 << 31;
 
 const QUEUE: &str = "queue";
 const EXCHANGE: &str = "exchange";
 const ROUTING_KEY: &str = "routing_key";
 
-/// The channels of one connection while it is lent, and the keys of its publishes.
 #[pyclass(module = "sluice_native")]
 pub struct Channels {
     state: amqp::Channels,
-    /// Of the keys, by their numbers.
+    /// By the numbers of the keys.
     askers: Vec<Asker>,
     resources: Py<Resources>,
 }
 
 impl Channels {
-    /// Take the plain publishes from an offset on.
     fn scan(&mut self, py: Python<'_>, chunk: &[u8], at: usize, bounds: &Bounds) -> PyResult<Taken> {
         let taken = self.state.scan(chunk, at, bounds);
         self.askers.truncate(taken.first_new);
@@ -69,7 +67,6 @@ impl Channels {
     }
 }
 
-/// The publishes that one scan took.
 struct Scan<'a> {
     taken: &'a Taken,
     askers: &'a [Asker],
@@ -91,11 +88,11 @@ impl Runs for Scan<'_> {
     }
 }
 
-/// Of one peer: how often it was read, whether it was written to, the bytes still to come of its open contents by channel,
-/// and channel and rest of the body frame in hand.
+/// Per peer: number of reads, whether it was written to, bytes left of its open contents by channel, and the channel
+/// and bytes left of the current body frame.
 type OfPeer = (u64, bool, HashMap<u16, u64>, Option<(u16, usize)>);
-/// The state for the session: both peers, the channels whose open content is refused, whether anything was published,
-/// the timed publish (channel, broker's number, time), refusals that wait, by channel, and the numbers of channels with
+/// The state for the session: both peers, channels whose open content is refused, whether any message was published,
+/// the timed publish (channel, broker's number, time), waiting refusals by channel, and numbers of channels with
 /// confirms.
 type State = ([OfPeer; 2], Vec<u16>, bool, Option<(u16, u64, i64)>, Vec<(u16, Py<PyBytes>)>, Vec<(u16, Numbers)>);
 
@@ -103,7 +100,6 @@ struct Amqp091 {
     judge: Judge,
     channels: Py<Channels>,
     bounds: Bounds,
-    /// No rule limits deliveries.
     contents: bool,
     deliveries: Deliveries,
     cuts: [Option<Cut>; 2],
@@ -118,11 +114,11 @@ struct Amqp091 {
     refused: u64,
 }
 
-/// The indexes of refused publishes. None leaves the whole scan to Python.
+/// Indexes of refused publishes. None leaves the whole scan to Python.
 type Refused = Option<Vec<usize>>;
 
 impl Amqp091 {
-    /// Continue the body frame in hand. Returns where it ends in the chunk; None if its last octet is wrong.
+    /// Returns the end of the current body frame in the chunk. None if its last octet is wrong.
     fn go_on(&mut self, side: usize, chunk: &[u8], out: &mut Out) -> Option<usize> {
         let Some(cut) = self.cuts[side] else { return Some(0) };
         let (stop, left) = cut.go_on(chunk)?;
@@ -140,7 +136,7 @@ impl Amqp091 {
     ) -> PyResult<Next> {
         let Some(mut at) = self.go_on(CLIENT, chunk, out) else { return Ok(Next::Leave(0)) };
         let mut decided = 0;
-        // The channel of the last publish, if that passes and has a number.
+        // Of the last publish, if that passes and has a number.
         let mut last = None;
         let next = loop {
             if at == chunk.len() {
@@ -195,13 +191,12 @@ impl Amqp091 {
         Ok(next)
     }
 
-    /// Decide and count the publishes of a scan.
     fn decide(&self, py: Python<'_>, taken: &Taken, context: &Context<'_>) -> PyResult<Refused> {
         let channels = self.channels.borrow(py);
         let scan = Scan { taken, askers: &channels.askers };
         let mut refused = Vec::new();
         if !taken.runs.iter().all(|run| run.confirms) {
-            // Without confirms a publish can only wait.
+            // Without confirms, a publish can only wait.
             let Some(bypassed) = self.judge.admit_all(py, &scan, context)? else { return Ok(None) };
             for (run, is_bypassed) in bypassed.into_iter().enumerate() {
                 self.judge.count(py, &scan, run, context, is_bypassed)?;
@@ -252,7 +247,6 @@ impl Amqp091 {
         }
     }
 
-    /// Forward the publishes that pass, and answer the others.
     fn refuse(&mut self, taken: &Taken, refused: &[usize], begin: usize, end: usize, out: &mut Out) {
         self.refused += refused.len() as u64;
         let mut is_refused = vec![false; taken.publishes.len()];
@@ -361,7 +355,6 @@ impl Reading for Amqp091 {
     }
 }
 
-/// Lend a connection of AMQP 0.9.1.
 #[pyfunction]
 pub fn lend_amqp091(
     judge: &Bound<'_, PyAny>,

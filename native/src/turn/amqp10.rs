@@ -1,7 +1,7 @@
 //! Reads both streams of an AMQP 1.0 connection: transfers of plain links, dispositions, flows, and empty frames.
 //!
-//! What the session knows of a link or of a session is asked for when the first frame for it comes. What came is summed
-//! here until the session needs to know: for flows that it has to answer, and when the connection leaves.
+//! The state of a link or session is requested from Python at its first frame. Frames are summed until Python needs to
+//! know: for flows that it has to answer, and when the connection leaves.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
@@ -17,21 +17,19 @@ use crate::runs::{Asker, Runs};
 use crate::turn::judge::Judge;
 use crate::turn::{Context, Lent, Next, Out, Reading, BROKER, CLIENT, MAX_KEPT_BYTES};
 
-/// Bounds the lists of what one scan took.
 const MAX_RUNS: usize = 4096;
-/// The widest window of a link.
 const MAX_WINDOW: u32 = 1 << 16;
 
-/// Channel and handle, as the peer counts that uses them.
+/// Channel and handle, as numbered by the peer that uses them.
 type Key = (u16, u32);
 
-/// The credit of a link that is granted at once, if at all: `proxy.protocols.amqp10.credit.PlainCredit`.
+/// Credit that can only be granted at once: `proxy.protocols.amqp10.credit.PlainCredit`.
 #[derive(Clone, Copy, FromPyObject)]
 struct Credit {
     sent: u32,
     granted: u32,
     limit: u32,
-    /// None if nothing limits it.
+    /// None: unlimited.
     window: Option<u32>,
     used: u32,
     untouched: bool,
@@ -49,13 +47,13 @@ impl Credit {
         self.granted.wrapping_sub(self.sent)
     }
 
-    /// How many deliveries may come before more is wanted.
+    /// Deliveries that can arrive before more credit is needed.
     fn plenty(&self) -> u32 {
         let window = self.window.filter(|_| self.granted != self.limit);
         window.map_or(self.unused(), |window| self.unused().saturating_sub(window / 2 + 1))
     }
 
-    /// How many more deliveries are asked for once a flow of the receiver came; None if that is for others.
+    /// Deliveries that a receiver's flow additionally requests. None if Python must decide.
     fn wanted(&self, flow: &Flow) -> Option<u32> {
         let left = flow.limit()?.wrapping_sub(self.granted);
         let unused = self.unused();
@@ -69,8 +67,7 @@ impl Credit {
         })
     }
 
-    /// Take a flow whose `wanted` was granted; returns the delivery-count and the link-credit that the sender is told
-    /// instead, if they differ.
+    /// Apply a flow whose `wanted` was granted. Returns delivery-count and link-credit for the sender, if they differ.
     fn grant(&mut self, flow: &Flow, wanted: u32) -> Option<(u32, u32)> {
         self.granted = self.granted.wrapping_add(wanted);
         self.limit = flow.limit()?;
@@ -90,23 +87,22 @@ impl Credit {
 struct Link {
     /// `proxy.protocols.amqp10.links.Link`.
     python: Py<PyAny>,
-    /// What its messages are counted for, if for anything.
+    /// None: not counted.
     asker: Option<Asker>,
-    /// For how many deliveries its sender is known to have credit.
+    /// Deliveries for which its sender is known to have credit.
     known: u64,
-    /// How many may come before more credit is asked for.
+    /// Deliveries before more credit is requested.
     left: u64,
-    /// How many have come that it was not told of.
+    /// Deliveries that Python was not told of.
     deliveries: u32,
-    /// Its place among those that have something to do, if it has.
+    /// Its index among the links with pending work.
     asks: Option<usize>,
-    /// None: its receiver's flows are for the session.
+    /// None: its receiver's flows go to Python.
     credit: Option<Credit>,
-    /// What it was after the last flow that the session was not told of, and the delivery-count and link-credit of that.
+    /// The state after the last flow that Python was not told of, and that flow's delivery-count and link-credit.
     flowed: Option<(Credit, [Option<u32>; 2])>,
-    /// Of all limits, it asks only those for which requests wait.
     waiting: bool,
-    /// Called with how many deliveries were admitted, if each is decided; false if the link has something to do.
+    /// Called with the number of admitted deliveries, if each is decided. False if the link has pending work.
     admitted: Option<Py<PyAny>>,
 }
 
@@ -116,7 +112,7 @@ impl Link {
         self.credit = credit;
     }
 
-    /// Take a flow of its receiver, of which all that is wanted was granted; returns how it changes.
+    /// Apply a receiver's flow that is fully granted. Returns the changed fields.
     fn grant(&mut self, flow: &Flow, wanted: u32) -> Changes {
         let Some(credit) = &mut self.credit else { return Changes::new() };
         let told = credit.grant(flow, wanted);
@@ -134,7 +130,7 @@ impl Link {
         told.map_or(Changes::new(), |(count, credit)| vec![(5, uint(count)), (6, uint(credit))])
     }
 
-    /// Count deliveries; true if it has something to do then.
+    /// Returns whether it then has pending work.
     fn pass(&mut self, deliveries: u32) -> bool {
         self.deliveries += deliveries;
         self.credit.iter_mut().for_each(|credit| credit.came(deliveries));
@@ -147,27 +143,27 @@ impl Link {
     }
 }
 
-/// How many deliveries `Link.allowance` allows: `known` and `left`; None is any number. And the credit.
+/// From `Link.allowance`: `known` and `left`, None for any number, and the credit.
 type Allowance = (Option<u64>, Option<u64>, Option<Credit>);
-/// The fields of a flow that change, by their numbers.
+/// By field number.
 type Changes = Vec<(usize, Vec<u8>)>;
 
 struct Session {
     /// `proxy.protocols.amqp10.conversation.Conversation`.
     python: Py<PyAny>,
-    /// By which numbers each peer counts deliveries, if not both by the same.
+    /// How each peer numbers deliveries, if they differ.
     numbers: Option<[Numbers; 2]>,
-    /// Transfers of each peer that it was not told of.
+    /// Transfers by peer that Python was not told of.
     transfers: [u32; 2],
-    /// What each peer's last flow said of the session since then: next-incoming-id and window, next-outgoing-id, which
-    /// counts on with transfers, and window.
+    /// Of each peer's last flow since then: next-incoming-id and window, next-outgoing-id, which advances with
+    /// transfers, and window.
     flows: [Option<[Option<u32>; 4]>; 2],
     /// Of the client's deliveries.
     settling: Settling,
 }
 
 impl Session {
-    /// Of which of the client's deliveries a peer says something, as the client counts them.
+    /// The client's deliveries in a disposition, in its own numbers.
     fn ids_of_client(&self, side: usize, disposed: &Disposed) -> Ids {
         let by = if disposed.is_receiver { self.numbers.map_or(0, |of| of[side].received.by) } else { 0 };
         (disposed.ids.0.wrapping_add(by), disposed.ids.1.wrapping_add(by))
@@ -178,7 +174,6 @@ fn is_of_client(side: usize, disposed: &Disposed) -> bool {
     disposed.is_receiver == (side == BROKER)
 }
 
-/// The delivery of the client whose settlement is awaited.
 struct Timed {
     session: Py<PyAny>,
     id: u32,
@@ -190,54 +185,52 @@ struct Amqp10 {
     judge: Judge,
     /// `proxy.protocols.amqp10.lent.LentConnection`.
     python: Py<PyAny>,
-    /// By the peer that sends.
+    /// By sending peer.
     scans: [Links; 2],
     links: [HashMap<Key, Link>; 2],
-    /// By the peer that receives: how the sender calls the link.
+    /// By receiving peer: the sender's key of the link.
     received: [HashMap<Key, Key>; 2],
     sessions: Vec<Session>,
     channels: [HashMap<u16, usize>; 2],
-    /// Links, by sender, and sessions of which something came that they were not told of.
+    /// Links, by sender, and sessions with changes that Python was not told of.
     changed_links: BTreeSet<(usize, Key)>,
     changed_sessions: BTreeSet<usize>,
-    /// Links that have something to do once the chunk is read.
     asking: Vec<Key>,
-    /// The session's own frames for each peer, which come behind all of the chunk.
+    /// Python's frames for each peer, to be written after the chunk.
     own: [Vec<u8>; 2],
     timed: Option<Timed>,
-    /// How many deliveries of the client are not settled; fewer if some from before it was lent are settled twice.
+    /// Too low if earlier ones are settled twice.
     unsettled: u64,
     /// Of the client.
     frames: u64,
     heard: [bool; 2],
     written: [bool; 2],
-    /// Requests that were decided in the chunk in hand.
+    /// In the current chunk.
     decided: u32,
-    /// Something was taken; the first that came was not.
+    /// Whether a frame was read, and whether the first one was not.
     took: bool,
     is_foreign: bool,
 }
 
-/// What `link` returns.
+/// From `link`.
 type KnownLink =
     (Py<PyAny>, Vec<(String, String)>, Allowance, (Option<usize>, bool), Option<Py<PyAny>>, Option<Key>, bool);
-/// What `session` returns: of each peer the channel, and by how much its numbers are higher, from which on, and from
-/// which of the other's numbers on.
+/// From `session`: by peer the channel, and the offset of its numbers, with the first number of either side that it
+/// applies to.
 type KnownSession = (Py<PyAny>, [u16; 2], Option<u32>, Option<[(Option<u32>, Option<u32>, u32); 2]>);
-/// What `came` returns, and `flows`: how many requests for credit were granted; what links are allowed now, by sender;
-/// frames for each peer; and whether the connection stays.
+/// From `came` and `flows`: granted requests for credit, new allowances of links by sender, frames for each peer, and
+/// whether the connection stays.
 type Answered = (u32, Vec<(usize, Key, Allowance)>, [Vec<u8>; 2], bool);
-/// Also the fields that change, by flow; None if they are for Python, and nothing else is to be written.
+/// From `flows`: also the changed fields by flow. None if the flows are for Python, and nothing else is to be written.
 type FlowsAnswered = (Option<Vec<Changes>>, Answered);
-/// What `take` is given, beside the time, whom was heard, and written to: links, their deliveries since the last flow,
-/// when they ask, and what the credit was then, as `Credit.flowed` takes it; sessions, transfers, flows, and what
-/// `Settling::take` returns; and which delivery is timed, since when, and whether it is settled.
+/// For `take`: links, their deliveries since the last flow, when they ask, and their credit then, as for
+/// `Credit.flowed`. Sessions, transfers, flows, and the result of `Settling::take`. The timed delivery, its start, and
+/// whether it is settled.
 type Came = Vec<(Py<PyAny>, u32, Option<usize>, Option<(CreditFigures, [Option<u32>; 2])>)>;
 type CreditFigures = (u32, u32, Option<u32>, u32, bool, bool);
 type Settled = Vec<(Py<PyAny>, [u32; 2], [Option<[Option<u32>; 4]>; 2], [Vec<Ids>; 2], Vec<Ids>, Option<u32>)>;
 type TimedState = Option<(Py<PyAny>, u32, i64, bool)>;
 
-/// The deliveries of one link.
 struct Run<'a> {
     moved: &'a Moved,
     asker: &'a Asker,
@@ -258,12 +251,11 @@ impl Runs for Run<'_> {
 }
 
 impl Amqp10 {
-    /// Whether bytes are at most the beginning of a frame that may be plain.
     fn is_begun(&self, side: usize, bytes: &[u8]) -> bool {
         self.scans[side].is_begun(bytes, MAX_KEPT_BYTES)
     }
 
-    /// Take plain frames from an offset on, of all links and sessions that are known or can be learnt.
+    /// Also learns links and sessions that Python knows.
     fn scan(&mut self, py: Python<'_>, side: usize, chunk: &[u8], at: usize) -> PyResult<Taken> {
         let mut taken = self.scans[side].scan(at);
         loop {
@@ -315,9 +307,9 @@ impl Amqp10 {
         Ok(true)
     }
 
-    /// Whether nothing that was taken exceeds what its links and sessions take.
+    /// Whether links and sessions accept all frames read.
     ///
-    /// Links ask for more credit behind all that is read: here only if nothing else follows.
+    /// Links request more credit after everything that was read, so this is possible here only if nothing else follows.
     fn may_take(&self, side: usize, chunk: &[u8], taken: &Taken) -> bool {
         let is_last = taken.flows.is_empty() && self.is_begun(side, &chunk[taken.stop..]);
         let has_credit = |moved: &Moved| {
@@ -325,7 +317,7 @@ impl Amqp10 {
             deliveries <= link.known && (deliveries <= link.left || is_last)
         };
         let session = |channel| &self.sessions[self.channels[side][&channel]];
-        // Where both count differently, the session leaves out of dispositions what has not come.
+        // If the numbers differ, Python omits deliveries that have not arrived from dispositions.
         let has_come = |disposed: &Disposed| {
             let session = session(disposed.channel);
             session.numbers.is_none() || session.settling.has_come(session.ids_of_client(side, disposed).1)
@@ -335,7 +327,7 @@ impl Amqp10 {
             && taken.disposed.iter().filter(|disposed| is_of_client(side, disposed)).all(has_come)
     }
 
-    /// Take frames up to `stop`: those before the flows. False if they are for Python, and nothing has happened.
+    /// Handle frames up to `stop`: those before the flows. False, without any effect, if they are for Python.
     #[allow(clippy::too_many_arguments)]
     fn take(
         &mut self,
@@ -374,7 +366,7 @@ impl Amqp10 {
         Ok(true)
     }
 
-    /// The numbers of those sessions whose frames are written with others.
+    /// Of sessions whose frames must be renumbered.
     fn numbers(&self, side: usize, taken: &Taken) -> Vec<Numbers> {
         let begun = taken.begun.iter().map(|begun| begun.channel);
         let channels = begun.chain(taken.disposed.iter().map(|disposed| disposed.channel));
@@ -385,19 +377,18 @@ impl Amqp10 {
         numbers
     }
 
-    /// Whether the limits admit all deliveries that are to be decided; then they are charged.
+    /// Charge the deliveries that must be decided, if the limits admit all.
     fn admits(&self, py: Python<'_>, side: usize, taken: &Taken, context: &Context<'_>) -> PyResult<bool> {
         let Some(moved) = taken.moved.first().filter(|_| taken.decides) else { return Ok(true) };
         let link = &self.links[side][&(moved.channel, moved.handle)];
         let Some(asker) = &link.asker else { return Ok(false) };
         match self.judge.admit(py, &Run { moved, asker }, 0, context) {
-            // A limiter that fails does so again, and is bypassed then.
+            // A failing limiter fails again in Python, and is bypassed there.
             Err(error) if !error.is_instance_of::<PyKeyboardInterrupt>(py) => Ok(false),
             admitted => admitted,
         }
     }
 
-    /// Sum the transfers, and what was settled.
     fn settle(&mut self, py: Python<'_>, side: usize, taken: &Taken, context: &mut Context<'_>) {
         for begun in &taken.begun {
             let place = self.channels[side][&begun.channel];
@@ -427,7 +418,7 @@ impl Amqp10 {
             let (first, last) = session.ids_of_client(side, disposed);
             let (settled, before) = session.settling.settle((first, last), disposed.is_receiver);
             self.unsettled = self.unsettled.saturating_sub(settled + before);
-            // Of those before, the session knows which are. A client that settles its own answers nothing.
+            // Python knows the earlier ones. A client that settles its own deliveries answers nothing.
             context.report.answered(if disposed.is_receiver { settled } else { 0 }, 0);
             if let Some(timed) = self.timed.as_mut().filter(|timed| timed.session.is(&session.python)) {
                 timed.is_settled |= timed.id.wrapping_sub(first) <= last.wrapping_sub(first);
@@ -461,7 +452,7 @@ impl Amqp10 {
         Ok(())
     }
 
-    /// Have links ask for more credit; false if the connection leaves.
+    /// Returns whether the connection stays.
     fn ask(&mut self, py: Python<'_>, side: usize, context: &Context<'_>) -> PyResult<bool> {
         if self.asking.is_empty() {
             return Ok(true);
@@ -486,7 +477,7 @@ impl Amqp10 {
         stays
     }
 
-    /// What is wanted of a flow that needs nothing of its session, and on which link, if on one; None if it is another.
+    /// The credit wanted by a flow that does not need Python, and its link, if any. None for other flows.
     fn wanted(&self, side: usize, flow: &Flow) -> Option<(Option<Key>, u32)> {
         if self.sessions[self.channels[side][&flow.channel]].numbers.is_some() {
             return None;
@@ -496,9 +487,9 @@ impl Amqp10 {
         Some((Some(key), self.links[1 - side].get(&key)?.credit?.wanted(flow)?))
     }
 
-    /// Take flows as long as limits grant at once all that they want; returns how they change.
+    /// Handle flows while limits grant everything they want at once. Returns their changed fields.
     fn grant(&mut self, py: Python<'_>, side: usize, flows: &[Flow], at: &Context<'_>) -> PyResult<Vec<Changes>> {
-        // Of several flows of a link each tells what the last one gives.
+        // Several flows of a link would each report the grant of the last one.
         let mut links = HashSet::new();
         let is_first = |found: &(Option<Key>, u32)| found.0.is_none_or(|key| links.insert(key));
         let all: Option<Vec<_>> = flows.iter().map(|flow| self.wanted(side, flow)).collect();
@@ -522,8 +513,8 @@ impl Amqp10 {
         Ok(taken)
     }
 
-    /// Take flows, or have the session answer them, and write them; returns where they end, or where those begin that
-    /// are for Python, and whether the connection stays.
+    /// Handle flows, or let Python answer them, and write them. Returns their end, or the start of those for Python,
+    /// and whether the connection stays.
     #[allow(clippy::too_many_arguments)]
     fn flows(
         &mut self,
@@ -563,7 +554,7 @@ impl Amqp10 {
         Ok((stop, stays))
     }
 
-    /// Tell the session all that came, and what time it is if it is to answer.
+    /// Tell Python everything that was read, with the time if it has to answer.
     fn tell(&mut self, py: Python<'_>, now_ns: Option<i64>) -> PyResult<()> {
         let mut links: Came = Vec::new();
         for (side, key) in std::mem::take(&mut self.changed_links) {
@@ -622,7 +613,7 @@ impl Reading for Amqp10 {
         };
         let next = match next {
             Next::Keep(at) | Next::More(at) if !self.ask(py, side, context)? => Next::Leave(at),
-            // What a connection that leaves has left is read first, by the session.
+            // Python first reads the rest of a connection that leaves.
             next => next,
         };
         for to in [CLIENT, BROKER] {
@@ -630,7 +621,7 @@ impl Reading for Amqp10 {
         }
         self.is_foreign |= !self.took && matches!(next, Next::Leave(_));
         self.written[1 - side] |= !out.to[1 - side].is_empty();
-        // The session looks at it behind the rest of the chunk.
+        // Python looks at it after the rest of the chunk.
         let is_over = !matches!(next, Next::Leave(at) if at < chunk.len());
         if let Some(timed) = self.timed.take_if(|timed| is_over && timed.is_settled) {
             if side == BROKER {
@@ -670,10 +661,6 @@ impl Reading for Amqp10 {
     }
 }
 
-/// Lend a connection of AMQP 1.0.
-///
-/// # Errors
-/// Those of Python.
 #[pyfunction]
 #[allow(clippy::needless_pass_by_value)]
 pub fn lend_amqp10(

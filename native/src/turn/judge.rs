@@ -1,4 +1,4 @@
-//! `Judge`: decides and counts what one connection asks for; Python is asked where it knows more.
+//! `Judge`: decides and counts the requests of one connection, with Python where necessary.
 
 use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::prelude::*;
@@ -10,27 +10,24 @@ use crate::resources::{By, Callers, Moment, Resources, Target};
 use crate::runs::{Asker, Runs};
 use crate::turn::Context;
 
-/// What is decided of some requests of a run, one after the other.
+/// Consecutive requests of a run.
 pub struct Span {
     pub requests: usize,
-    /// Python's `Refuse`; None passes.
+    /// Python's `Refuse`. None: pass.
     pub refuse: Option<Py<PyAny>>,
 }
 
-/// What is counted of them.
 pub struct Counted {
     pub requests: i64,
     pub bytes: i64,
-    /// Of the requests so many get an answer.
     pub answers: i64,
-    /// Of those that were refused before: requests, messages and bytes; and how many will be known again.
+    /// Requests, messages and bytes of repeats, and requests whose repeats will be recognized.
     pub repeats: Option<(u64, u64, u64, u64)>,
 }
 
-/// What a run became.
 pub enum Decided {
     Passed,
-    /// The limiter has failed, so they passed.
+    /// Passed because the limiter has failed.
     Bypassed,
     Spans(Vec<Span>),
 }
@@ -39,23 +36,22 @@ pub struct Judge {
     /// `proxy.deciding.judge.Judge`.
     python: Py<PyAny>,
     pub resources: Py<Resources>,
-    /// The ids of what was refused of late; None if the client gives a message another id each time it sends it.
+    /// None if the client changes a message's id with each send.
     pub ids: Option<Py<RefusedIds>>,
     sender: Py<PyAny>,
-    /// The number of the outcome of what passes, and of what a limiter's failure lets pass.
+    /// Outcome numbers.
     passed: usize,
     bypassed: usize,
     is_exempt: bool,
     callers: Option<Py<Callers>>,
-    /// No rule has requests wait, or is tried without effect.
+    /// No rule delays or shadows.
     only_refuses: bool,
-    /// Some rule limits bytes.
     limits_bytes: bool,
-    /// The rules under which the callers were asked for.
+    /// Of the callers.
     epoch: Option<i64>,
 }
 
-/// What `proxy.deciding.judge.Judge` says of itself.
+/// Attributes of `proxy.deciding.judge.Judge`.
 #[derive(FromPyObject)]
 struct Terms {
     resources: Py<Resources>,
@@ -89,7 +85,7 @@ impl Judge {
         visit.call(&self.python)
     }
 
-    /// Learn the rules in force; false if the connection is Python's under these.
+    /// Load the current rules. False if the connection then belongs to Python.
     #[inline]
     pub fn renew(&mut self, py: Python<'_>) -> PyResult<bool> {
         let epoch = self.resources.borrow(py).epoch();
@@ -103,7 +99,7 @@ impl Judge {
         Ok(stays)
     }
 
-    /// Have Python learn who a new client is from one of its headers; false if the connection is Python's.
+    /// Let Python identify a new client by one of its headers. False if the connection belongs to Python.
     pub fn meet(&mut self, py: Python<'_>, header: &[u8], header_type: u32) -> PyResult<bool> {
         let met = self.python.call_method1(py, "meet", (PyBytes::new(py, header), header_type))?;
         let Some((sender, ids)) = met.extract::<Option<(Py<PyAny>, Option<Py<RefusedIds>>)>>(py)? else {
@@ -113,13 +109,13 @@ impl Judge {
         Ok(true)
     }
 
-    /// The first run that Python has to decide from a batch of its own, if there is one. Nothing is spent.
+    /// The first run that Python must decide in a batch of its own, if any. Spends nothing.
     pub fn first_foreign<R: Runs>(&self, py: Python<'_>, runs: &R, context: &Context<'_>) -> PyResult<Option<usize>> {
         if self.is_exempt || self.only_refuses {
             return Ok(None);
         }
         for run in 0..runs.runs() {
-            // A limiter that fails is bypassed when it decides.
+            // A failing limiter is bypassed when it decides.
             if self.is_plain(py, runs, run, context).unwrap_or(true) {
                 continue;
             }
@@ -133,7 +129,6 @@ impl Judge {
         Ok(None)
     }
 
-    /// Do something with who asks in a run, by whose limits, and when.
     #[inline]
     fn with<T>(
         &self,
@@ -152,8 +147,7 @@ impl Judge {
         self.with(py, asker, context, |callers, at| Target::is_plain(&asker.target, py, &self.resources, callers, at))
     }
 
-    /// Decide a run.
-    /// A limiter that fails is bypassed: the only error is `KeyboardInterrupt`.
+    /// Decide a run. A failing limiter is bypassed, so the only error is `KeyboardInterrupt`.
     pub fn decide<R: Runs>(
         &self,
         py: Python<'_>,
@@ -186,7 +180,6 @@ impl Judge {
         }
     }
 
-    /// Take note that a run passes, since the limiter has failed.
     fn bypass<R: Runs>(&self, py: Python<'_>, runs: &R, run: usize, error: PyErr) -> PyResult<()> {
         if error.is_instance_of::<PyKeyboardInterrupt>(py) {
             return Err(error);
@@ -195,8 +188,8 @@ impl Judge {
         self.python.call_method1(py, "failed", (error, requests)).map(drop)
     }
 
-    /// Admit all runs, and say of each whether the limiter was bypassed; None, and nothing is spent, if one is not.
-    /// A limiter that fails is bypassed: the only error is `KeyboardInterrupt`.
+    /// Admit all runs. Returns for each whether the limiter was bypassed, or None, without spending, if one is not
+    /// admitted. A failing limiter is bypassed, so the only error is `KeyboardInterrupt`.
     pub fn admit_all<R: Runs>(&self, py: Python<'_>, runs: &R, context: &Context<'_>) -> PyResult<Option<Vec<bool>>> {
         let mut bypassed = vec![false; runs.runs()];
         for run in 0..if self.is_exempt { 0 } else { runs.runs() } {
@@ -222,7 +215,6 @@ impl Judge {
         self.with(py, asker, context, |callers, at| Target::refund(&asker.target, py, callers, &costs, at))
     }
 
-    /// Spend what a run costs, if plain limits admit all of it.
     pub fn admit<R: Runs>(&self, py: Python<'_>, runs: &R, run: usize, context: &Context<'_>) -> PyResult<bool> {
         let (asker, costs) = (runs.asker_of(run)?, runs.costs(run));
         self.with(py, asker, context, |callers, at| {
@@ -230,11 +222,8 @@ impl Judge {
         })
     }
 
-    /// Grant permits that `asker` wants, as `Target::grant` does; false if the limiter fails, too. Who consumes is not
-    /// limited as a caller.
-    ///
-    /// # Errors
-    /// Only `KeyboardInterrupt`.
+    /// Grant permits to `asker`. See `Target::grant`. False also if the limiter fails. Limits of callers do not apply
+    /// to consumers. The only error is `KeyboardInterrupt`.
     pub fn grant(
         &self,
         py: Python<'_>,
@@ -248,13 +237,12 @@ impl Judge {
             Target::grant(&asker.target, py, &self.resources, callers, (permits.into(), waiting), at)
         });
         match granted {
-            // It does so again, and is bypassed then.
             Err(error) if !error.is_instance_of::<PyKeyboardInterrupt>(py) => Ok(false),
             granted => granted,
         }
     }
 
-    /// Count a run that passed as a whole; false if it may have messages that were refused before.
+    /// Count a run that passed as a whole. False if it may contain repeats of refused messages.
     pub fn count<R: Runs>(
         &self,
         py: Python<'_>,
@@ -287,7 +275,6 @@ impl Judge {
         })
     }
 
-    /// Have Python count some requests of a run.
     pub fn tell<R: Runs>(
         &self,
         py: Python<'_>,
@@ -314,7 +301,6 @@ impl Judge {
         self.python.call_method1(py, "count", told).map(drop)
     }
 
-    /// Whether something that a run is for was refused of late.
     pub fn looks<R: Runs>(&self, py: Python<'_>, runs: &R, run: usize, context: &Context<'_>) -> PyResult<bool> {
         let asker = runs.asker_of(run)?;
         let row = self.with(py, asker, context, |_, at| Target::row(&asker.target, py, &self.resources, at))?;
@@ -322,7 +308,7 @@ impl Judge {
         Ok(looks)
     }
 
-    /// The key of the ids of what a run is for.
+    /// The key for the message ids of a run.
     pub fn key<R: Runs>(py: Python<'_>, runs: &R, run: usize) -> PyResult<i64> {
         let resource = Target::resource(&runs.asker_of(run)?.target, py)?;
         Ok(resource.bind(py).hash()? as i64)

@@ -1,12 +1,12 @@
-//! `Turn`: serves what is ready of all connections that were lent to it, in one call.
+//! `Turn`: serves all ready connections that were lent to it, in one call.
 //!
-//! A connection has two sockets, which Python keeps, and a `Reading`, which knows the protocol. What a reading does not
-//! take, and every end or failure of a stream, makes the connection *leave*: it is not served any more, and Python gets
-//! what was read and not taken, what was taken and not written, and what the reading knows.
+//! A connection has two sockets, which Python keeps, and a `Reading`, which knows the protocol. A frame that the
+//! reading cannot handle, and every end or failure of a stream, makes the connection *leave*: it is no longer served,
+//! and Python gets the bytes not handled, the data not written, and the state of the reading.
 //!
-//! The kernel tells once when a socket becomes ready (it is edge-triggered), so each waits in a queue of its own rank
-//! until it was read to its end: many brokers first, since their answers are waited for; then some clients; then one of
-//! those whose last read filled its buffer, which are floods as a rule. One read each.
+//! The kernel reports once when a socket becomes ready (edge-triggered), so each socket waits in the queue of its rank
+//! until it was read to its end: many brokers first, because their answers are waited for, then some clients, then one
+//! of those whose last read filled its buffer, which are usually floods. Each is read once per turn.
 
 pub mod amqp091;
 pub mod amqp10;
@@ -33,49 +33,47 @@ pub use sluice_native_core::out::{Out, Piece, BROKER, CLIENT};
 
 use crate::row::Second;
 
-/// What most reads take, and those of a peer whose last read filled its buffer.
+/// Size of most reads, and of reads after one that filled its buffer.
 const CHUNK_BYTES: usize = 256 * 1024;
 const LARGE_CHUNK_BYTES: usize = 2 * 1024 * 1024;
-/// Of one peer so much is kept that is not complete; who has more leaves.
+/// Bytes of an incomplete frame that are kept. A peer with more leaves.
 pub const MAX_KEPT_BYTES: usize = 64 * 1024;
-/// A peer whose unwritten answers have grown to this is not read until they are gone.
+/// A peer is not read while it has more unwritten answers than this.
 pub const MAX_UNWRITTEN_BYTES: usize = 1024 * 1024;
-/// Of each rank so many ends are read before the next one: brokers, clients, floods.
+/// Sockets read per rank before the next: brokers, clients, floods.
 const READ_AT_ONCE: [usize; 3] = [128, 16, 1];
-/// A read of more runs, or of which Python decided so many, is left, and goes on when others had their turn.
+/// A read with more runs, or more runs decided by Python, is continued after the others had their turn.
 const MAX_RUNS_A_READ: usize = 4096;
 const MAX_ASKED_A_READ: usize = 64;
-/// Buffers of connections that are larger are given back when they are empty.
+/// Larger buffers are freed when empty.
 const MAX_IDLE_BYTES: usize = 4096;
 const EVENTS: usize = 256;
-/// Of one scope so many are kept until somebody asks.
+/// Samples kept per scope until the next call.
 const MAX_ROUND_TRIPS: usize = 1024;
-/// Linux takes no more slices at once (`IOV_MAX`).
+/// Linux's maximum per call (`IOV_MAX`).
 const MAX_SLICES: usize = 1024;
 
 /// Where a reading stopped.
 pub enum Next {
-    /// What begins here is incomplete: it comes again with more bytes behind it.
+    /// An incomplete frame starts here. It comes again with more bytes after it.
     Keep(usize),
-    /// What begins here comes again, when others had their turn.
+    /// The rest comes again, after the others had their turn.
     More(usize),
-    /// What begins here is for Python.
+    /// The rest is for Python.
     Leave(usize),
 }
 
-/// What a reading is given beside the chunk.
 pub struct Context<'a> {
     pub now_ns: i64,
     pub second: &'a Py<Second>,
     pub clock: &'a Py<PyAny>,
     pub report: &'a mut Report,
-    /// How many runs this read may still decide, and how many of them Python may be asked about.
+    /// Runs that this read may still decide, and those that Python may be asked about.
     pub runs_left: usize,
     pub asks_left: usize,
 }
 
 impl Context<'_> {
-    /// Whether others should have their turn.
     pub fn took_long(&self) -> bool {
         self.runs_left == 0 || self.asks_left == 0
     }
@@ -84,7 +82,6 @@ impl Context<'_> {
         self.clock.call0(py)?.extract(py)
     }
 
-    /// Report how long it took to decide some requests, if any were.
     pub fn decided(&mut self, py: Python<'_>, requests: usize) -> PyResult<()> {
         if requests > 0 {
             let took_ns = self.clock_ns(py)? - self.now_ns;
@@ -94,26 +91,24 @@ impl Context<'_> {
     }
 }
 
-/// What the brokers of one scope of listeners have shown since it was asked last.
 #[derive(Default)]
 struct Signals {
     answers: u64,
     busy: u64,
-    /// The first of them.
+    /// The first samples.
     round_trips: Vec<i64>,
 }
 
-/// What all connections did since the last report.
 #[derive(Default)]
 pub struct Report {
-    /// By the peer that they came from.
+    /// By sending peer.
     pub frames: [u64; 2],
     bytes: [u64; 2],
-    /// How long it took from reading to deciding, in ns, and for how many requests.
+    /// Time from reading to deciding, in ns, and number of requests.
     pub processing: Vec<(i64, u32)>,
-    /// How long the broker took to answer, in ns.
+    /// Round trips to the broker, in ns.
     round_trips: Vec<i64>,
-    /// By scope, and the scope of the connection in hand.
+    /// By scope, and the scope of the current connection.
     signals: Vec<Signals>,
     scope: usize,
     events: Vec<(usize, u8)>,
@@ -121,7 +116,6 @@ pub struct Report {
 }
 
 impl Report {
-    /// Count answers to messages, and those of them that say that the broker is busy.
     pub fn answered(&mut self, answers: u64, busy: u64) {
         if let Some(signals) = self.signals.get_mut(self.scope) {
             signals.answers += answers;
@@ -138,7 +132,7 @@ impl Report {
     }
 }
 
-/// Why a connection is reported: see `sluice_native.pyi`.
+/// Codes of events. See `sluice_native.pyi`.
 const LEFT: u8 = 0;
 const STALLED: u8 = 1;
 const FLOWS: u8 = 2;
@@ -146,9 +140,8 @@ const ENDS: u8 = 3;
 const ENDED: u8 = 4;
 const BROKEN: u8 = 5;
 
-/// Reads both streams of a connection.
 pub trait Reading: Send + Sync {
-    /// Read a chunk of one peer: all that comes before the offset that is returned is in `out`, or goes nowhere.
+    /// Read a chunk of one peer. Everything before the returned offset is in `out`, or discarded.
     fn read(
         &mut self,
         py: Python<'_>,
@@ -158,29 +151,28 @@ pub trait Reading: Send + Sync {
         out: &mut Out,
     ) -> PyResult<Next>;
 
-    /// Whether the end of the client's stream can be passed on: no peer is within a frame, and nothing is left to say.
+    /// Whether the end of the client's stream can be forwarded: no frame is incomplete, and no own answer waits.
     fn between_frames(&self) -> bool {
         false
     }
 
-    /// Requests, and refused ones, since this was asked last.
+    /// Requests, and refused ones, since the last call.
     fn take_counts(&mut self, py: Python<'_>) -> PyResult<(u64, u64)>;
 
-    /// How many messages have passed and wait for their answer or confirm.
+    /// Forwarded messages without an answer or confirm.
     fn unanswered(&self, py: Python<'_>) -> u64;
 
-    /// What its session has to know to go on; it is not used any more.
+    /// The state for the session. The reading is not used afterwards.
     fn give_back(&mut self, py: Python<'_>) -> PyResult<Py<PyAny>>;
 
-    /// As in `Turn`.
     fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError>;
 }
 
-/// A reading on its way to a turn.
+/// A reading that can be lent to a turn.
 #[pyclass(module = "sluice_native")]
 pub struct Lent {
     reading: Option<Box<dyn Reading>>,
-    /// By peer, what its session has read of an incomplete frame.
+    /// The incomplete frame read by its session.
     kept: [Vec<u8>; 2],
 }
 
@@ -190,12 +182,11 @@ impl Lent {
     }
 }
 
-/// What `feed` returns: see `sluice_native.pyi`.
+/// The result of `feed`. See `sluice_native.pyi`.
 type Fed = ([Vec<Py<PyAny>>; 2], usize, bool, [u64; 2], Vec<(i64, u32)>, Vec<i64>, (u64, u64));
 
 #[pymethods]
 impl Lent {
-    /// Read a chunk of one peer, whose sockets Python serves.
     fn feed(
         &mut self,
         py: Python<'_>,
@@ -211,7 +202,7 @@ impl Lent {
         // Python's chunks are small.
         let (runs_left, asks_left) = (usize::MAX, usize::MAX);
         let mut context = Context { now_ns, second: &second, clock: &clock, report: &mut report, runs_left, asks_left };
-        // A copy, since Python may be called meanwhile.
+        // A copy, because Python may be called in between.
         let bytes = chunk.to_vec(py)?;
         let read = catch_unwind(AssertUnwindSafe(|| reading.read(py, side, &bytes, &mut context, &mut out)));
         let (stop, leaves) = match read.unwrap_or_else(|_| Err(panicked()))? {
@@ -230,12 +221,10 @@ impl Lent {
         Ok((pieces, stop, leaves, report.frames, report.processing, report.round_trips, answers))
     }
 
-    /// By peer, the beginning of a frame that comes before the next bytes.
     fn take_kept(&mut self, py: Python<'_>) -> [Py<PyBytes>; 2] {
         std::mem::take(&mut self.kept).map(|kept| PyBytes::new(py, &kept).unbind())
     }
 
-    /// As `Turn` has it.
     fn take_counts(&mut self, py: Python<'_>) -> PyResult<(u64, u64)> {
         self.reading.as_mut().map_or(Ok((0, 0)), |reading| reading.take_counts(py))
     }
@@ -244,7 +233,6 @@ impl Lent {
         self.reading.as_ref().map_or(0, |reading| reading.unanswered(py))
     }
 
-    /// What the session has to know to go on after all.
     fn give_back(&mut self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         self.reading
             .take()
@@ -256,31 +244,29 @@ impl Lent {
     }
 }
 
-/// One peer of a connection.
 #[allow(clippy::struct_excessive_bools)]
 #[derive(Default)]
 struct End {
     fd: RawFd,
-    /// There may be something to read.
     readable: bool,
-    /// The kernel has said that the stream has ended or failed, so a short read is not the last one.
+    /// The kernel has reported the end or failure of the stream, so a short read is not the last one.
     closing: bool,
     queued: bool,
     /// The last read filled its buffer.
     large: bool,
     kept: Vec<u8>,
-    /// From here on, what was kept is to be read before more is received.
+    /// Kept data from here on is read before more is received.
     goes_on: Option<usize>,
-    /// What the kernel did not take, and how much of that it has by now.
+    /// Data that the kernel did not accept, and the part of it sent since.
     rest: Vec<u8>,
     sent: usize,
     read_bytes: u64,
-    /// What a call said that Python has to hear of, since the kernel says it once.
+    /// For Python, because the kernel reports it only once.
     errno: i32,
 }
 
 impl End {
-    /// `unread` has come behind what is kept, and is read first.
+    /// `unread` follows the kept data, and is read first.
     fn new(fd: RawFd, mut kept: Vec<u8>, unread: &[u8]) -> Self {
         kept.extend_from_slice(unread);
         Self { fd, kept, goes_on: (!unread.is_empty()).then_some(0), ..Self::default() }
@@ -290,7 +276,7 @@ impl End {
         self.rest.len() - self.sent
     }
 
-    /// Have the kernel take some bytes; returns how many it took, and false if the socket has failed.
+    /// Returns the bytes accepted by the kernel, and false if the socket has failed.
     fn send<'a>(&self, parts: impl Iterator<Item = IoSlice<'a>>, report: &mut Report) -> (usize, bool) {
         let mut parts: Vec<IoSlice> = parts.collect();
         let mut left = &mut parts[..];
@@ -309,7 +295,7 @@ impl End {
         (taken, true)
     }
 
-    /// Write more of the rest; false if the socket has failed.
+    /// False if the socket has failed.
     fn write_on(&mut self, report: &mut Report) -> bool {
         let (sent, alive) = self.send([IoSlice::new(&self.rest[self.sent..])].into_iter(), report);
         self.sent += sent;
@@ -319,7 +305,7 @@ impl End {
         alive
     }
 
-    /// Write what is for this peer, or keep what the kernel does not take; false if the socket has failed.
+    /// Send data, and keep the part that the kernel does not accept. False if the socket has failed.
     fn write(&mut self, pieces: &[Piece], chunk: &[u8], own: &[u8], report: &mut Report) -> bool {
         let bytes = |piece: &Piece| match piece {
             Piece::Chunk(range) => IoSlice::new(&chunk[range.clone()]),
@@ -343,18 +329,17 @@ struct Conn {
     /// Of its listener.
     scope: usize,
     read_ns: i64,
-    /// The end of the client's stream is passed on here, and with the end of the broker's the connection is over.
+    /// The end of the client's stream is forwarded here, and the connection is over when the broker's stream ends.
     ends_here: bool,
-    /// The client's stream has ended.
     ended: bool,
     over: bool,
-    /// The broker takes no more for now.
+    /// The broker accepts no more for now.
     stalled: bool,
     left: bool,
 }
 
 impl Conn {
-    /// Whether a peer has something to read, and what comes of it has somewhere to go. Asked again when that is written.
+    /// Whether a peer has data to read that can be written on. Checked again after writes.
     fn may_be_read(&self, side: usize) -> bool {
         let (end, other) = (&self.ends[side], &self.ends[1 - side]);
         let has_some = end.readable || end.goes_on.is_some();
@@ -362,7 +347,7 @@ impl Conn {
     }
 }
 
-/// What is read into, behind room for what was kept.
+/// Room for kept data, then for a read.
 type Buffer = Box<[u8]>;
 
 #[pyclass(module = "sluice_native")]
@@ -371,20 +356,19 @@ pub struct Turn {
     events: Events,
     conns: Vec<Option<Box<Conn>>>,
     free: Vec<usize>,
-    /// Whose client's stream has ended since the last report.
+    /// The client's stream has ended since the last report.
     ending: Vec<usize>,
-    /// Ends that may be read, by rank: brokers, clients, floods.
+    /// By rank: brokers, clients, floods.
     queues: [VecDeque<usize>; 3],
-    /// Whose turn it is, and how many of them are still to be read.
+    /// The current rank, and how many of its sockets are still to be read.
     rank: usize,
     quota: usize,
     buffer: Buffer,
     out: Out,
     report: Report,
     clock: Py<PyAny>,
-    /// Says which second is under way, and when it ends.
     second_at: Py<PyAny>,
-    /// Is told what ends a connection by no fault of its peers.
+    /// Called with errors that are not a peer's fault.
     failed: Py<PyAny>,
 }
 
@@ -396,9 +380,8 @@ fn token(number: usize, side: usize) -> usize {
     number * 2 + side
 }
 
-/// What `serve` returns: see `sluice_native.pyi`.
+/// See `sluice_native.pyi`.
 type Served = (bool, Vec<(usize, u8)>, [u64; 2], [u64; 2], Vec<(i64, u32)>, Vec<i64>);
-/// What `take` returns.
 type Taken = (Py<PyAny>, [Py<PyBytes>; 2], [Py<PyBytes>; 2], [Py<PyBytes>; 2], [i32; 2]);
 
 impl Turn {
@@ -410,12 +393,11 @@ impl Turn {
             return;
         }
         end.queued = true;
-        // A broker's large answers are waited for, so they go before floods, but not before what clients ask.
+        // A broker's large answers are waited for, so they go before floods, but not before clients' requests.
         let rank = usize::from(side == CLIENT) + usize::from(end.large || end.goes_on.is_some());
         self.queues[rank].push_back(token(number, side));
     }
 
-    /// Ask the kernel what became ready.
     fn look(&mut self) -> PyResult<()> {
         let mut events = std::mem::replace(&mut self.events, Events::with_capacity(0));
         self.report.system_calls += 1;
@@ -426,10 +408,10 @@ impl Turn {
                 continue;
             };
             let end = &mut conn.ends[side];
-            // A broker has closed, too, once both streams have ended.
+            // When both streams have ended, the broker has closed as well.
             let is_closed = event.is_write_closed() && !(conn.ended && side == BROKER);
             if event.is_error() || is_closed {
-                // Whoever reads or writes meets the error, and that is Python.
+                // Reading or writing reports the error, and Python does that.
                 self.leave(number, BROKEN);
                 continue;
             }
@@ -460,7 +442,6 @@ impl Turn {
         }
     }
 
-    /// Serve a connection no more, and report that.
     fn leave(&mut self, number: usize, why: u8) {
         let Some(conn) = self.conns[number].as_mut().filter(|conn| !conn.left) else { return };
         conn.left = true;
@@ -472,7 +453,7 @@ impl Turn {
         self.report.events.push((number, why));
     }
 
-    /// Read one peer once, and write what comes of it; returns why the connection leaves, if it does.
+    /// Returns why the connection leaves, if it does.
     fn read(
         &mut self,
         py: Python<'_>,
@@ -491,7 +472,7 @@ impl Turn {
         }
         let (Some((second, _)), Some(mut conn)) = (&*second, self.conns[number].take()) else { return Ok(None) };
         let mut buffer = std::mem::take(&mut self.buffer);
-        // A panic ends one connection, wherever it was.
+        // A panic ends only this connection.
         let read = AssertUnwindSafe(|| self.read_into(py, &mut buffer, number, &mut conn, side, now_ns, second));
         let served = catch_unwind(read).unwrap_or_else(|_| Err(panicked()));
         self.buffer = buffer;
@@ -499,7 +480,6 @@ impl Turn {
         served
     }
 
-    /// As `read`.
     fn read_into(
         &mut self,
         py: Python<'_>,
@@ -599,7 +579,7 @@ impl Turn {
         conn.ok_or_else(|| PyIndexError::new_err("no such connection"))
     }
 
-    /// Serve until nothing is ready; false when the time is over before.
+    /// Serve until no connection is ready. False if the time is over first.
     fn serve_until(&mut self, py: Python<'_>, ends: Instant) -> PyResult<bool> {
         let mut second: Option<(Py<Second>, i64)> = None;
         loop {
@@ -714,7 +694,7 @@ impl Turn {
         } else {
             self.conns.push(Some(conn));
         }
-        // That both become writable tells Python that there is something to serve.
+        // Both become writable, which tells Python to serve them.
         self.queue(number, CLIENT);
         self.queue(number, BROKER);
         Ok(number)
@@ -739,7 +719,7 @@ impl Turn {
         ))
     }
 
-    /// Requests and refused ones, and bytes by peer, since this was asked last, and when a peer was read last.
+    /// See `sluice_native.pyi`.
     fn take_counts(&mut self, py: Python<'_>, number: usize) -> PyResult<(u64, u64, [u64; 2], i64)> {
         let conn = self.conn(number)?;
         let (requests, refused) = conn.reading.take_counts(py)?;
@@ -747,11 +727,10 @@ impl Turn {
         Ok((requests, refused, bytes, conn.read_ns))
     }
 
-    /// Of each scope: answers to messages, busy ones of them, round trips in ns since this was asked last, and how many
-    /// messages have none yet.
+    /// See `sluice_native.pyi`.
     fn take_signals(&mut self, py: Python<'_>) -> Vec<(u64, u64, Vec<i64>, u64)> {
         let mut unanswered = vec![0; self.report.signals.len()];
-        // The answers of a client that does not take them may have come.
+        // The answers of a client that does not read them may have arrived.
         for conn in self.conns.iter().flatten().filter(|conn| conn.ends[CLIENT].unwritten() == 0) {
             unanswered[conn.scope] += conn.reading.unanswered(py);
         }
@@ -759,16 +738,15 @@ impl Turn {
         signals.map(|(of, unanswered)| (of.answers, of.busy, of.round_trips, unanswered)).collect()
     }
 
-    /// Hand a connection out.
     fn take(&mut self, py: Python<'_>, number: usize) -> PyResult<Taken> {
         self.conn(number)?;
         self.leave(number, LEFT);
-        // Nobody need be told. What stays in the queues is nothing to whoever gets its number.
+        // No event is needed. Queue entries that remain are harmless for the next connection with this number.
         self.report.events.retain(|(other, _)| *other != number);
         let Some(mut conn) = self.conns[number].take() else { return Err(PyIndexError::new_err("no such connection")) };
         self.free.push(number);
         let bytes = |bytes: &[u8]| PyBytes::new(py, bytes).unbind();
-        // What nobody has read is read again; else it is the beginning of a frame.
+        // With `goes_on`, the kept data is unread. Otherwise it is an incomplete frame.
         let begun = conn.ends.each_ref().map(|end| bytes(if end.goes_on.is_some() { &[] } else { &end.kept }));
         let unread = conn.ends.each_ref().map(|end| bytes(end.goes_on.map_or(&[], |from| &end.kept[from..])));
         let unwritten = conn.ends.each_ref().map(|end| bytes(&end.rest[end.sent..]));
@@ -778,7 +756,7 @@ impl Turn {
         Ok((state?, begun, unread, unwritten, errnos))
     }
 
-    /// Forget a connection whose sockets are closed, which takes them from the kernel's list.
+    /// Closing the sockets has removed them from the kernel's list.
     fn forget(&mut self, number: usize) -> PyResult<()> {
         self.conn(number)?;
         self.report.events.retain(|(other, _)| *other != number);

@@ -1,4 +1,4 @@
-//! Reads both streams of a `RocketMQ` connection: plain sends, all requests that nothing limits, and their answers.
+//! Reads both streams of a `RocketMQ` connection: plain sends, all unlimited requests, and their answers.
 
 use std::cell::OnceCell;
 
@@ -19,11 +19,10 @@ use crate::turn::{Context, Lent, Next, Out, Reading, BROKER, CLIENT, MAX_KEPT_BY
 const MAX_RUNS: usize = 128;
 const MAX_HEADER_BYTES: usize = MAX_KEPT_BYTES - PREFIX_BYTES;
 const ONEWAY: i32 = 2;
-/// One request at a time is timed, at most this often, and no longer than that.
+/// One request at a time is timed, at most this often, and for at most this long.
 const TIMED_EVERY_NS: i64 = 10_000_000;
 const TIMED_FOR_NS: i64 = 60_000_000_000;
 
-/// What one scan took, with whom its keys stand for.
 struct Scan<'a> {
     taken: &'a Taken,
     askers: &'a [Asker],
@@ -45,40 +44,40 @@ impl Runs for Scan<'_> {
     }
 }
 
-/// What a session has to know: what is left of the frame in hand from the client, and whether that is swallowed; what is
-/// left of the broker's; answers that wait for its end; the numbers of long polls, and whether one of them is ambiguous;
-/// which request is timed, and when that or the last one was forwarded.
+/// For the session: bytes left of the client's current frame, and whether they are discarded. Bytes left of the
+/// broker's frame. Answers that wait for its end. Opaques of long polls, and whether one is ambiguous. The timed
+/// request, and when it or the last one was forwarded.
 type State = ((usize, bool), usize, Py<PyBytes>, (Vec<i32>, bool), (Option<i32>, i64));
 
 struct RocketMq {
     judge: Judge,
     requests: Py<Requests>,
-    /// Makes the two halves of a refusal, around the opaque.
+    /// Returns the two halves of a refusal, before and after the opaque.
     around: Py<PyAny>,
     max_length: i64,
-    /// Bytes still to come of the frame in hand, by peer.
+    /// Bytes left of the current frame, by peer.
     left: [usize; 2],
     swallows: bool,
-    /// Answers of our own that wait for a gap between the broker's frames.
+    /// Own answers that wait for a gap between the broker's frames.
     waiting: Vec<u8>,
     polls: Opaques,
     timed: Option<i32>,
     timed_ns: i64,
     frames: u64,
     refused: u64,
-    /// Nothing is known of the client.
+    /// The client is unknown.
     is_new: bool,
 }
 
-/// The next frame that no scan takes.
+/// The next frame that the scan does not read.
 enum Other {
     Incomplete,
-    /// It ends here.
+    /// The offset is its end.
     Known(Known, usize),
     Foreign,
 }
 
-/// The indexes of frames that are refused, with the numbers of their answers, and the two halves of these.
+/// Refused frames as (index, number of the answer), and the answers in two halves.
 #[derive(Default)]
 struct Refused {
     frames: Vec<(usize, usize)>,
@@ -92,7 +91,7 @@ impl RocketMq {
         let Some(size) = usize::try_from(length).ok().and_then(|length| length.checked_add(4)) else {
             return Other::Foreign;
         };
-        // What is no frame, or has a header that is too long to be kept, need not be complete.
+        // An invalid frame, or one with a header that is too long to be kept, need not be complete.
         let is_odd = word >> 24 > 1 || header_bytes > MAX_HEADER_BYTES;
         if is_odd || size < PREFIX_BYTES + header_bytes || i64::from(length) > self.max_length {
             return Other::Foreign;
@@ -101,7 +100,7 @@ impl RocketMq {
         read(header, word >> 24).map_or(Other::Foreign, |known| Other::Known(known, at + size))
     }
 
-    /// Go on with the frame in hand; returns where it ends in the chunk.
+    /// Returns the end of the current frame in the chunk.
     fn go_on(&mut self, side: usize, chunk: &[u8], out: &mut Out) -> usize {
         let step = self.left[side].min(chunk.len());
         self.left[side] -= step;
@@ -171,7 +170,7 @@ impl RocketMq {
         Ok(next)
     }
 
-    /// Take all up to the end of a frame, as far as that has come; returns where it ends in the chunk.
+    /// Advance to the end of a frame, as far as it has arrived.
     fn come_to(&mut self, side: usize, stop: usize, chunk: &[u8]) -> usize {
         let end = stop.min(chunk.len());
         self.left[side] = stop - end;
@@ -179,7 +178,6 @@ impl RocketMq {
         end
     }
 
-    /// Note a request that expects an answer.
     fn note(&mut self, py: Python<'_>, known: Known) {
         if known.is_answer() || known.flag & ONEWAY != 0 {
             return;
@@ -191,7 +189,7 @@ impl RocketMq {
         }
     }
 
-    /// Leave out what Python has to decide, and all that follows; false if there is something.
+    /// Remove the first run that Python must decide, and everything after it. False if there is one.
     fn cut(&self, py: Python<'_>, taken: &mut Taken, context: &Context<'_>) -> PyResult<bool> {
         let first = {
             let known = self.requests.borrow(py);
@@ -214,7 +212,7 @@ impl RocketMq {
         }
     }
 
-    /// Learn who a new client is from the header at an offset; false if the connection is Python's.
+    /// Identify a new client. False if the connection belongs to Python.
     fn meet(&mut self, py: Python<'_>, chunk: &[u8], at: usize) -> PyResult<bool> {
         let Some((_, word)) = prefix(chunk, at).filter(|_| self.is_new) else { return Ok(true) };
         let header = &chunk[at + PREFIX_BYTES..][..(word & HEADER_LENGTH) as usize];
@@ -222,7 +220,7 @@ impl RocketMq {
         Ok(!self.is_new)
     }
 
-    /// Decide and count what a scan took, and queue what comes of it; returns where that ends.
+    /// Returns the end of the frames.
     fn decide(
         &mut self,
         py: Python<'_>,
@@ -235,7 +233,7 @@ impl RocketMq {
         context.report.frames[CLIENT] += taken.frames.len() as u64;
         self.frames += taken.frames.len() as u64;
         let mut refused = Refused::default();
-        // Of each run, once one of them needs them.
+        // Computed on demand.
         let by_run = OnceCell::new();
         let indexes = |number: usize| &by_run.get_or_init(|| taken.by_run())[number];
         let known = self.requests.borrow(py);
@@ -275,7 +273,6 @@ impl RocketMq {
         Ok(end)
     }
 
-    /// Have Python count some frames of a run.
     fn tell(
         &self,
         py: Python<'_>,
@@ -317,7 +314,6 @@ impl RocketMq {
         self.judge.tell(py, scan, number, context, refuse, is_bypassed, &counted)
     }
 
-    /// Pass on what is not refused, and answer the rest.
     fn refuse(&mut self, py: Python<'_>, taken: &Taken, start: usize, end: usize, refused: &Refused, out: &mut Out) {
         self.refused += refused.frames.len() as u64;
         let owed = &mut self.requests.borrow_mut(py).owed;
@@ -338,12 +334,12 @@ impl RocketMq {
         self.swallows = at > end;
         out.say(CLIENT, from);
         if self.timed.is_some_and(|timed| !owed.contains(timed)) {
-            // The broker's answers do not settle it.
+            // The broker will not answer it.
             self.timed = None;
         }
     }
 
-    /// Time the first request of a chunk, unless it was refused or another is timed.
+    /// Time the first request, unless it was refused or another one is being timed.
     fn time(&mut self, py: Python<'_>, first: Option<i32>, now_ns: i64) {
         let every_ns = if self.timed.is_some() { TIMED_FOR_NS } else { TIMED_EVERY_NS };
         let Some(first) = first.filter(|_| now_ns - self.timed_ns >= every_ns) else { return };
@@ -446,7 +442,7 @@ impl Reading for RocketMq {
     }
 }
 
-/// Write an answer that refuses a request: a frame that is all header, which is `head`, the opaque and `tail`.
+/// A refusal is a frame with only a header: `head`, the opaque and `tail`.
 fn say_busy(out: &mut Vec<u8>, opaque: i32, head: &[u8], tail: &[u8]) {
     let mut digits = itoa::Buffer::new();
     let opaque = digits.format(opaque).as_bytes();
@@ -456,7 +452,7 @@ fn say_busy(out: &mut Vec<u8>, opaque: i32, head: &[u8], tail: &[u8]) {
     }
 }
 
-/// Lend a connection of `RocketMQ`; arguments are named as in `State`.
+/// Arguments are named as in `State`.
 #[pyfunction]
 pub fn lend_rocketmq(
     judge: &Bound<'_, PyAny>,

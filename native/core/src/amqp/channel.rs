@@ -1,19 +1,18 @@
-//! What is known of the channels of one connection.
+//! The state of one connection's channels.
 
 use std::collections::HashMap;
 
 use super::confirms::{Confirms, Numbers};
 use crate::keys::Keys;
 
-/// Where the contents of one channel stand, between two frames.
+/// State of a channel's content between two frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Stage {
-    /// Nothing is begun.
     #[default]
     Idle,
-    /// The method frame has come: the key, its size, and which piece of the chunk it is.
+    /// The method frame was read: its key, its size, and its index in the pieces of the chunk.
     Method { key: usize, bytes: usize, piece: u32 },
-    /// The header has come, too: of which publish of this chunk, if it began there, and how much body is to come.
+    /// The header was read: its publish, if it began in this chunk, and the bytes left of the body.
     Body { publish: Option<u32>, rest: u64 },
 }
 
@@ -21,44 +20,41 @@ pub enum Stage {
 pub struct Channel {
     pub number: u16,
     pub stage: Stage,
-    /// The number of the last publish; of a channel with confirms.
+    /// Number of the last publish, on a channel with confirms.
     pub published: u64,
-    /// What both were when a scan could have ended last, if they have changed since.
+    /// Both at the last possible end of the scan, if they have changed since.
     pub saved: Option<(Stage, u64)>,
-    /// The last scan that changed both, and what they were before it.
+    /// The last scan that changed both, and their values before it.
     pub began: (u64, Stage, u64),
-    /// The last run, and of which scan and key it is.
+    /// Its scan, key and index.
     pub run: (u64, usize, u32),
     pub confirms: Option<Confirms>,
 }
 
-/// What is remembered between chunks.
 #[derive(Debug, Default)]
 pub struct Scan {
     pub(super) before_names: String,
     pub(super) keys: Keys,
     pub(super) routing_keys: bool,
     pub(super) number: u64,
-    /// Of this scan, by key and channel.
+    /// By key and channel.
     pub(super) runs: HashMap<(usize, u16), u32>,
-    /// Places of channels that changed since the scan could have ended, and since it began.
+    /// Indexes of channels changed since the last possible end of the scan, and since its start.
     pub(super) changed: Vec<usize>,
     pub(super) touched: Vec<usize>,
-    /// How many publishes the last chunk had.
     pub(super) expected: usize,
 }
 
-/// The channels of one connection that may be read, by number.
 #[derive(Debug, Default)]
 pub struct Channels {
-    /// By channel, one more than its place in `all`.
+    /// By channel number, its index in `all` plus one.
     places: Vec<u16>,
     pub(super) all: Vec<Channel>,
     pub(super) scan: Scan,
 }
 
 impl Channels {
-    /// `before_names`: how all names begin.
+    /// `before_names`: prefix of all names.
     pub fn new(before_names: String) -> Self {
         Self { scan: Scan { before_names, ..Scan::default() }, ..Self::default() }
     }
@@ -74,7 +70,7 @@ impl Channels {
         self.all.get_mut(place)
     }
 
-    /// Add a channel, with the rest of the body that is open there, and with `numbers` if it has confirms.
+    /// Add a channel. `rest`: bytes left of its open body. `numbers`: if it has confirms.
     pub fn add(&mut self, number: u16, rest: u64, numbers: Option<&Numbers>) {
         let Ok(place) = u16::try_from(self.all.len() + 1) else { return };
         if self.places.len() <= usize::from(number) {
@@ -92,7 +88,7 @@ impl Channels {
         self.all.push(channel);
     }
 
-    /// Forget all channels, but not the keys.
+    /// Keeps the keys.
     pub fn clear(&mut self) {
         self.places.clear();
         self.all.clear();
@@ -100,7 +96,7 @@ impl Channels {
         self.scan.touched.clear();
     }
 
-    /// Channels with an open content, and how many bytes of its body are still to come.
+    /// Channels with an open content, and the bytes left of its body.
     pub fn open(&self) -> Vec<(u16, u64)> {
         let rest = |channel: &Channel| match channel.stage {
             Stage::Body { rest, .. } => Some((channel.number, rest)),
@@ -109,13 +105,12 @@ impl Channels {
         self.all.iter().filter_map(rest).collect()
     }
 
-    /// The numbers of channels with confirms.
     pub fn numbers(&self) -> Vec<(u16, Numbers)> {
         let numbers = |channel: &Channel| Some((channel.number, channel.confirms.as_ref()?.numbers(channel.published)));
         self.all.iter().filter_map(numbers).collect()
     }
 
-    /// Note that a publish goes on to the broker now.
+    /// Record a publish that is now forwarded to the broker.
     #[inline]
     pub fn forward(&mut self, number: u16, publish: u64) {
         if let Some(confirms) = self.get(number).and_then(|channel| channel.confirms.as_mut()) {
@@ -123,7 +118,6 @@ impl Channels {
         }
     }
 
-    /// Whether nothing is begun on a channel.
     pub(super) fn is_idle(&self, number: u16) -> bool {
         self.place(number).is_some_and(|place| self.all[place].stage == Stage::Idle)
     }
@@ -132,17 +126,15 @@ impl Channels {
         self.place(number).and_then(|place| self.all.get(place))?.confirms.as_ref()
     }
 
-    /// How many publishes went on and are not confirmed yet.
     pub fn unconfirmed(&self) -> usize {
         self.all.iter().filter_map(|channel| channel.confirms.as_ref()).map(Confirms::len).sum()
     }
 
-    /// How many publishes of a channel went on.
     pub fn forwarded(&self, number: u16) -> u64 {
         self.confirms(number).map_or(0, Confirms::sent)
     }
 
-    /// Whether the broker has not confirmed the publish to which it gave a number.
+    /// Whether the broker has not confirmed a publish, given by the broker's number.
     pub fn is_open(&self, number: u16, publish: u64) -> bool {
         self.confirms(number).is_some_and(|confirms| confirms.is_open(publish))
     }

@@ -1,25 +1,24 @@
-//! The broker's confirms: its numbers become those of the client.
+//! The broker's confirms, translated to the client's numbers.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::mem;
 
-/// A set that held more is made smaller when it is empty.
+/// Capacity that a set keeps when it is empty.
 const KEPT: usize = 1024;
 
-/// The numbers of one channel, as `Confirms` in Python has them: the client's last; the broker's last; up to which both
-/// count alike, None while they always did; the broker's first open one, and those confirmed behind that; and beyond
-/// what is alike, the client's of each open one.
+/// As in Python's `Confirms`: the client's last number. The broker's last. The last one up to which both are equal,
+/// None if they always were. The broker's first open one. Those confirmed after that. The client's number of each open
+/// one that differs.
 pub type Numbers = (u64, u64, Option<u64>, u64, HashSet<u64>, HashMap<u64, u64>);
 
-/// The publishes of one channel that the broker has not confirmed.
 #[derive(Debug, Default)]
 pub struct Confirms {
-    /// By the broker's number, from behind `before` on, that of the client; 0 is confirmed.
+    /// The client's numbers, indexed by the broker's number after `before`. 0: confirmed.
     waiting: VecDeque<u64>,
-    /// How many there are before the first that waits.
+    /// Number of publishes before the first waiting one.
     before: u64,
     count: usize,
-    /// Up to this number both count alike; None while they always did.
+    /// Up to this number both are equal. None: they always were.
     alike: Option<u64>,
 }
 
@@ -40,12 +39,11 @@ impl Confirms {
         (published, self.sent(), self.alike, self.before + 1, ahead, numbers)
     }
 
-    /// How many the broker is to confirm.
     pub fn len(&self) -> usize {
         self.count
     }
 
-    /// How many went on to the broker, which is its number of the last.
+    /// Publishes forwarded to the broker, which is its number of the last one.
     pub fn sent(&self) -> u64 {
         self.before + self.waiting.len() as u64
     }
@@ -60,26 +58,25 @@ impl Confirms {
         self.count += 1;
     }
 
-    /// Where a broker's number stands in `waiting`.
+    /// Index in `waiting`.
     fn at(&self, number: u64) -> Option<usize> {
         let at = usize::try_from(number.checked_sub(self.before)?.checked_sub(1)?).ok()?;
         (at < self.waiting.len()).then_some(at)
     }
 
-    /// Whether nothing was said yet of a broker's number.
     pub fn is_open(&self, number: u64) -> bool {
         number > self.sent() || self.at(number).is_some_and(|at| self.waiting[at] != 0)
     }
 
-    /// Whether the client may hear a confirm as it is.
+    /// Whether a confirm can be forwarded unchanged.
     #[inline]
     pub(super) fn is_right(&self, number: u64, multiple: bool) -> bool {
-        // Up to there all that the client has sent has gone to the broker.
+        // Up to this number, all of the client's publishes were forwarded.
         (1..=self.alike.unwrap_or(self.sent())).contains(&number)
             && (multiple || self.at(number).is_some_and(|at| self.waiting[at] != 0))
     }
 
-    /// Take out what the broker confirms, or refuses; `each` gets the client's numbers.
+    /// `each` gets the client's numbers.
     #[inline]
     pub(super) fn settle(&mut self, number: u64, multiple: bool, mut each: impl FnMut(u64)) {
         let settled = match self.at(number) {

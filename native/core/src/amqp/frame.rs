@@ -1,4 +1,4 @@
-//! Frames: type, channel and size of the payload, the payload, and an octet that ends it.
+//! Frames: type, channel, size, payload, and an end octet.
 
 pub const METHOD: u8 = 1;
 pub const HEADER: u8 = 2;
@@ -8,10 +8,9 @@ pub const END: u8 = 0xce;
 const BEFORE_BYTES: usize = 7;
 /// Longer methods and headers are not plain.
 pub const MAX_PLAIN_BYTES: usize = 4096;
-/// What a frame has around its payload.
+/// Bytes of a frame without its payload.
 pub const AROUND_BYTES: usize = 8;
 
-/// Class and method, as they stand side by side.
 const fn basic(method: u32) -> u32 {
     60 << 16 | method
 }
@@ -22,19 +21,19 @@ pub const ACK: u32 = basic(80);
 pub const REJECT: u32 = basic(90);
 pub const NACK: u32 = basic(120);
 
-/// A frame of which at least as many bytes have come as any has.
+/// Perhaps incomplete.
 pub struct Frame<'a> {
     pub kind: u8,
     pub channel: u16,
     pub start: usize,
-    /// Behind its last byte, which may be beyond the chunk.
+    /// After its last byte, perhaps beyond the chunk.
     pub stop: usize,
-    /// All of it; None if some is still to come.
+    /// None if it is incomplete.
     pub payload: Option<&'a [u8]>,
 }
 
 impl<'a> Frame<'a> {
-    /// The frame at `start`; None if too little of it has come, or it does not end as it must.
+    /// The frame at `start`. None if it is too short, or its end octet is wrong.
     #[inline]
     pub fn at(chunk: &'a [u8], start: usize) -> Option<Self> {
         let rest = chunk.get(start..)?;
@@ -50,21 +49,20 @@ impl<'a> Frame<'a> {
         Some(Self { kind, channel, start, stop, payload })
     }
 
-    /// Whether a frame is incomplete and may still prove plain.
+    /// Whether a frame is incomplete and can still be plain.
     pub fn is_to_come(chunk: &[u8], start: usize, frame_max: usize) -> bool {
         let rest = chunk.get(start..).unwrap_or_default();
         let Some([kind, _, _, size @ ..]) = rest.first_chunk::<BEFORE_BYTES>() else { return true };
         let bytes = AROUND_BYTES + u32::from_be_bytes(*size) as usize;
         let awaited = match *kind {
             METHOD | HEADER => bytes <= AROUND_BYTES + MAX_PLAIN_BYTES && rest.len() < bytes,
-            // One more byte tells.
+            // One more byte decides.
             BODY | HEARTBEAT => rest.len() < AROUND_BYTES,
             _ => false,
         };
         awaited && bytes <= frame_max
     }
 
-    /// Of the payload.
     pub fn size(&self) -> usize {
         self.stop - self.start - AROUND_BYTES
     }
@@ -77,14 +75,13 @@ pub fn method(payload: &[u8]) -> Option<(u32, &[u8])> {
     Some((u32::from_be_bytes(*number), arguments))
 }
 
-/// A short string, and what comes behind it.
 #[inline]
 pub fn short_string(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let (length, rest) = bytes.split_first()?;
     rest.split_at_checked(usize::from(*length))
 }
 
-/// A confirm of one number, as a whole frame, without a bit set.
+/// Write a confirm of one number as a frame, without bits set.
 pub fn confirm(channel: u16, method: u32, number: u64, out: &mut Vec<u8>) {
     let mut frame = [0; 21];
     frame[0] = METHOD;

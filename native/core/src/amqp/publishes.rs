@@ -1,34 +1,33 @@
-//! Takes the plain publishes at the front of a chunk, and says by what they are charged.
+//! Reads the plain publishes at the front of a chunk, and finds their keys.
 
 use super::channel::{Channel, Channels, Stage};
 use super::frame::{self, Frame, AROUND_BYTES, MAX_PLAIN_BYTES};
 
 const CLASS_BASIC: u16 = 60;
-/// Class, weight, size of the body, and the flags that say what else there is.
+/// Class, weight, body size, and property flags.
 const HEADER_BYTES: usize = 14;
-/// The bits of the flags that another word of them follows, and that there is a table.
+/// Flag bits: another word of flags follows, and headers table.
 const CONTINUED: u16 = 1;
 const TABLE: u16 = 1 << 13;
 const MANDATORY: u8 = 1;
-/// So many frames are looked at while some channel waits for a header.
+/// Maximum frames read ahead while a channel waits for a header.
 const MAX_AHEAD: usize = 64;
 
-/// One publish that was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Publish {
     pub run: u32,
-    /// Its number on its channel, from 1 on; 0 on one without confirms.
+    /// On its channel, from 1. 0 on a channel without confirms.
     pub number: u64,
-    /// With all frames, those that are still to come taken as long as they may be.
+    /// Size of all frames, assuming maximum length for those that have not arrived.
     pub size: u64,
 }
 
-/// Frames of one publish in a row.
+/// Consecutive frames of one publish.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
     pub publish: u32,
     pub start: u32,
-    /// Which may be beyond the chunk.
+    /// May be beyond the chunk.
     pub stop: u32,
 }
 
@@ -44,25 +43,23 @@ pub struct Run {
     pub bytes: u64,
 }
 
-/// A key that was met for the first time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewKey {
     pub is_queue: bool,
     pub name: String,
-    /// The second name of what goes to an exchange.
+    /// For a publish to an exchange.
     pub routing_key: Option<String>,
 }
 
-/// What one scan took.
 #[derive(Debug, Default)]
 pub struct Taken {
     pub stop: usize,
     pub frames: usize,
     pub publishes: Vec<Publish>,
-    /// In the order of the wire.
+    /// In wire order.
     pub pieces: Vec<Piece>,
     pub runs: Vec<Run>,
-    /// Channels and publishes of contents that began here and are not complete.
+    /// Incomplete contents that began here.
     pub open: Vec<(u16, u32)>,
     /// Channel and publish of the frame that ends beyond the chunk.
     pub cut: Option<(u16, Option<u32>)>,
@@ -70,24 +67,19 @@ pub struct Taken {
     pub new: Vec<NewKey>,
 }
 
-/// What a scan is to keep to.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
-    /// The longest frame.
     pub frame_max: usize,
-    /// The longest body.
     pub most_body: u64,
-    /// When a scan begins with more keys, all are forgotten.
+    /// With more keys at the start of a scan, the cache is cleared.
     pub most_keys: usize,
-    /// A scan ends when it had more runs.
     pub most_runs: usize,
-    /// When it has so many publishes, no other begins.
     pub most_publishes: usize,
-    /// What goes to an exchange is for its routing key, too.
+    /// Publishes to an exchange also count for their routing key.
     pub routing_keys: bool,
 }
 
-/// Where a scan could have ended last: how much it had taken.
+/// Progress at the last possible end of the scan.
 struct End {
     stop: usize,
     frames: usize,
@@ -97,9 +89,9 @@ struct End {
 }
 
 impl Channels {
-    /// Take the plain publishes from `position` on, the rest of contents that were taken before, and what may lie between.
+    /// Read the plain publishes from `position` on, the rest of earlier contents, and frames that may interleave.
     ///
-    /// It ends where each publish has its header; of bodies some may be to come.
+    /// Ends where each publish has its header. Bodies may be incomplete.
     pub fn scan(&mut self, chunk: &[u8], position: usize, bounds: &Bounds) -> Taken {
         let scan = &mut self.scan;
         scan.number += 1;
@@ -162,7 +154,7 @@ impl Channels {
         taken
     }
 
-    /// Undo what channels took since the scan could have ended.
+    /// Undo changes since the last possible end of the scan.
     fn go_back(&mut self) {
         for place in self.scan.changed.drain(..) {
             let channel = &mut self.all[place];
@@ -172,7 +164,6 @@ impl Channels {
         }
     }
 
-    /// Undo the last scan.
     pub fn undo(&mut self) {
         for place in self.scan.touched.drain(..) {
             let channel = &mut self.all[place];
@@ -260,7 +251,6 @@ impl Channels {
         Some(())
     }
 
-    /// The run that publishes of a key on a channel belong to.
     #[inline]
     fn run(&mut self, place: usize, key: usize, bounds: &Bounds, taken: &mut Taken) -> Option<u32> {
         let Channel { number: channel, run: (scan, of_key, run), confirms, .. } = &self.all[place];
@@ -300,7 +290,6 @@ impl Channels {
     }
 }
 
-/// Add a frame to those of its publish.
 #[inline]
 fn extend(pieces: &mut Vec<Piece>, publish: u32, start: usize, stop: u32) -> Option<()> {
     let start = u32::try_from(start).ok()?;
@@ -311,7 +300,7 @@ fn extend(pieces: &mut Vec<Piece>, publish: u32, start: usize, stop: u32) -> Opt
     Some(())
 }
 
-/// The size of the body that a header announces; None if the header is not plain.
+/// None if the header is not plain.
 #[inline]
 fn body_size(payload: &[u8]) -> Option<u64> {
     let (fixed, properties) = payload.split_first_chunk::<HEADER_BYTES>()?;
@@ -325,12 +314,12 @@ fn body_size(payload: &[u8]) -> Option<u64> {
     is_plain.then_some(u64::from_be_bytes(size))
 }
 
-/// Whether somewhere in these properties a key of a table may be CC or BCC.
+/// Whether a table in these properties may have the key CC or BCC.
 fn may_copy(properties: &[u8]) -> bool {
     properties.windows(3).any(|three| three == b"\x02CC") || properties.windows(4).any(|four| four == b"\x03BCC")
 }
 
-/// Write a name as rules do; None if that is not beyond doubt.
+/// Write a name as in rules. None if it is ambiguous.
 fn spell(name: &[u8], out: &mut String) -> Option<()> {
     for byte in name {
         match byte {

@@ -1,4 +1,5 @@
-//! Reads both streams of a plain connection. Bodies pass as they come; methods and headers are read as a whole.
+//! Reads the broker's stream of a plain connection, and interleaved frames of the client. Bodies are forwarded as they
+//! arrive.
 
 use std::collections::HashMap;
 
@@ -7,16 +8,15 @@ use super::frame::{self, Frame, AROUND_BYTES, END};
 use crate::out::{Out, CLIENT};
 
 const CLASS_BASIC: &[u8] = &[0, 60];
-/// The arguments of a consumer's ack, nack or reject: a delivery tag and bits.
+/// A delivery tag and bits.
 const SETTLING_BYTES: usize = 9;
 const MULTIPLE: u8 = 1;
-/// The name of the field of a message that is to be restored.
+/// Header field of a message that Python must restore.
 const MARK: &[u8] = b"\x10x-sluice-confirm";
-/// The high byte of the flags that say what properties there are, and the bit of a table in it.
+/// The high byte of the property flags, and its bit for the headers table.
 const FLAGS_AT: usize = 12;
 const TABLE: u8 = 1 << 5;
 
-/// How far one peer's stream was read.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Read {
     /// Beyond the chunk if that ends within a body.
@@ -33,13 +33,12 @@ pub struct Read {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cut {
     pub channel: u16,
-    /// Bytes still to come, the octet that ends it included.
+    /// Includes the end octet.
     pub left: usize,
 }
 
 impl Cut {
-    /// Returns how many bytes of a chunk belong to it, and the rest of it if it continues. None if its last octet is
-    /// wrong.
+    /// Returns the bytes of a chunk that belong to it, and the rest if it continues. None if its end octet is wrong.
     pub fn go_on(self, chunk: &[u8]) -> Option<(usize, Option<Self>)> {
         match chunk.get(self.left.checked_sub(1)?) {
             Some(&END) => Some((self.left, None)),
@@ -50,7 +49,7 @@ impl Cut {
 }
 
 impl Channels {
-    /// Whether a client's frame passes between publishes: a heartbeat, or an ack, nack or reject of its consumers.
+    /// Whether a client's frame may interleave with publishes: a heartbeat, or an ack, nack or reject of its consumers.
     pub(super) fn passes(&self, frame: &Frame) -> bool {
         match (frame.kind, frame.payload) {
             (frame::HEARTBEAT, Some([])) => frame.channel == 0,
@@ -62,8 +61,8 @@ impl Channels {
         }
     }
 
-    /// Read the broker's heartbeats and confirms, and with `contents` its deliveries and returns. A frame of a body may
-    /// have `frame_max` bytes.
+    /// Read the broker's heartbeats and confirms, and with `contents` its deliveries and returns. `frame_max`: maximum
+    /// size of a body frame.
     pub fn relay(
         &mut self,
         deliveries: &mut Deliveries,
@@ -74,7 +73,7 @@ impl Channels {
         out: &mut Out,
     ) -> Read {
         let mut read = Read { stop: position, ..Read::default() };
-        // From here on the chunk is still to be passed on.
+        // The chunk is not forwarded yet from here on.
         let mut from = position;
         while let Some(frame) = Frame::at(chunk, read.stop) {
             let known = match (frame.kind, frame.payload) {
@@ -106,8 +105,7 @@ impl Channels {
         read
     }
 
-    /// Take a confirm, and write it anew unless it is right as it is; None if there is none to take. Returns of how many
-    /// publishes it is.
+    /// Returns the number of publishes, or None if the confirm is not plain.
     #[inline]
     fn confirm(
         &mut self,
@@ -135,7 +133,7 @@ impl Channels {
     }
 }
 
-/// The broker's open contents: by channel, how many bytes of body are still to come.
+/// Bytes left of the broker's open contents, by channel.
 #[derive(Debug, Default)]
 pub struct Deliveries(HashMap<u16, u64>);
 
@@ -152,7 +150,7 @@ impl Deliveries {
         self.0.contains_key(&channel)
     }
 
-    /// Begin the content of a method. Returns where its header ends; None if that is incomplete or not plain.
+    /// Returns the end of the content's header. None if that is incomplete or not plain.
     fn begin(&mut self, chunk: &[u8], method: &Frame) -> Option<usize> {
         let header = Frame::at(chunk, method.stop)?;
         let payload = header.payload.filter(|_| header.kind == frame::HEADER && header.channel == method.channel)?;
@@ -176,7 +174,7 @@ impl Deliveries {
     }
 }
 
-/// Whether a frame may prove plain once more of it, or of the header behind it, has arrived: of a publish, and with
+/// Whether a frame can still be plain once more of it, or of the header after it, has arrived: of a publish, and with
 /// `contents` of a delivery.
 pub fn awaits_more(chunk: &[u8], position: usize, contents: bool, frame_max: usize) -> bool {
     let begun = Frame::at(chunk, position).and_then(|frame| Some((frame.stop, frame::method(frame.payload?)?.0)));
@@ -188,7 +186,6 @@ pub fn awaits_more(chunk: &[u8], position: usize, contents: bool, frame_max: usi
     }
 }
 
-/// Whether a content header may hold a mark.
 fn is_marked(header: &[u8]) -> bool {
     if header.get(FLAGS_AT).is_none_or(|flags| flags & TABLE == 0) {
         return false;
@@ -197,7 +194,6 @@ fn is_marked(header: &[u8]) -> bool {
     begins.into_iter().any(|(at, _)| header[at..].starts_with(MARK))
 }
 
-/// The refusal of a publish, as a whole frame.
 pub fn write_refusal(channel: u16, publish: u64, out: &mut Vec<u8>) {
     frame::confirm(channel, frame::NACK, publish, out);
 }

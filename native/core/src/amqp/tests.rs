@@ -1,4 +1,5 @@
-//! What bytes can do; what scans and confirms come to is tested from Python, against a slow reading there.
+//! Robustness against arbitrary bytes. The results of scans and confirms are tested from Python, against a slow
+//! implementation.
 
 use super::{awaits_more, Bounds, Channels, Cut, Deliveries, Numbers};
 use crate::out::{Out, Piece, CLIENT};

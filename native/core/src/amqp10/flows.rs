@@ -1,26 +1,24 @@
-//! Flows: what they say, and how one is written with other fields.
+//! Flows: parsing, and rewriting with other fields.
 
 use super::frame::{self, Fields, Frame, NotPlain, FLOW};
 
-/// How many fields a flow has.
 const FIELDS: usize = 11;
 
-/// What a flow says of its session, and of one of its links.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flow {
     pub channel: u16,
-    /// Where its frame begins and ends.
+    /// Start and end of its frame.
     pub start: usize,
     pub stop: usize,
-    /// How many frames of its scan come before it.
+    /// Frames of its scan.
     pub before: usize,
-    /// Its first fields, up to link-credit.
+    /// Up to link-credit.
     pub numbers: [Option<u32>; 7],
     pub drain: bool,
 }
 
 impl Flow {
-    /// A flow without properties.
+    /// Without properties.
     #[inline]
     pub(super) fn of(frame: &Frame, start: usize, before: usize, mut fields: Fields) -> Result<Self, NotPlain> {
         let mut numbers = [None; 7];
@@ -39,7 +37,7 @@ impl Flow {
         Ok(Self { channel: frame.channel, start, stop: frame.stop, before, numbers, drain })
     }
 
-    /// The delivery-limit; None if the receiver does not know the delivery-count.
+    /// The delivery-limit. None if the receiver does not know the delivery-count.
     pub fn limit(&self) -> Option<u32> {
         Some(self.numbers[5]?.wrapping_add(self.numbers[6].unwrap_or(0)))
     }
@@ -49,9 +47,9 @@ impl Flow {
     }
 }
 
-/// A flow's frame with other encodings of some fields, by their numbers; nulls at the end are left out.
+/// Rewrite a flow's frame with other encodings of some fields, by number. Omits nulls at the end.
 ///
-/// None if it is no flow as a scan takes it, or if there is no such field.
+/// None if it is not a plain flow, or a field does not exist.
 pub fn reflow(frame: &[u8], changes: &[(usize, &[u8])]) -> Option<Vec<u8>> {
     let whole = Frame::at(frame, 0)?;
     let (code, mut fields, payload) = frame::performative(whole.body).ok()?;

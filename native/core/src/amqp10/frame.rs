@@ -1,14 +1,13 @@
-//! Frames: size, where the body begins, type and channel; a performative, and what follows it.
+//! Frames: size, data offset, type and channel, a performative, and a payload.
 //!
-//! A performative is a described list. Only what is encoded as all clients and brokers do is read: the descriptor as a
-//! small ulong, and of each field the encodings of its type.
+//! A performative is a described list. Only the usual encodings are read: the descriptor as a small ulong, and for each
+//! field the encodings of its type.
 
 use std::ops::Range;
 
 const HEADER_BYTES: usize = 8;
-/// Where in a frame the list of fields begins.
 const LIST_AT: usize = HEADER_BYTES + 3;
-/// In words of four bytes, where the body of a frame without an extended header begins.
+/// In words of four bytes, without an extended header.
 const PLAIN_DOFF: u8 = 2;
 const AMQP: u8 = 0;
 
@@ -37,25 +36,23 @@ const MAP_32: u8 = 0xd1;
 const STRING_8: u8 = 0xa1;
 const STRING_32: u8 = 0xb1;
 
-/// A section of a message.
 const MESSAGE_ANNOTATIONS: u8 = 0x72;
 
-/// What is read is left to Python.
+/// The frame is left to Python.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NotPlain;
 
-/// A whole frame without an extended header.
+/// Without an extended header.
 pub struct Frame<'a> {
     pub channel: u16,
-    /// Behind its last byte.
     pub stop: usize,
     pub size: usize,
-    /// Performative and payload; empty is a heartbeat.
+    /// Performative and payload. Empty: a heartbeat.
     pub body: &'a [u8],
 }
 
 impl<'a> Frame<'a> {
-    /// The frame at `start`; None if it is not whole, or something else than a plain AMQP frame.
+    /// The frame at `start`. None if it is incomplete, or not a plain AMQP frame.
     #[inline]
     pub fn at(chunk: &'a [u8], start: usize) -> Option<Self> {
         let rest = chunk.get(start..)?;
@@ -69,14 +66,14 @@ impl<'a> Frame<'a> {
     }
 }
 
-/// The size of a plain AMQP frame that bytes begin with and that is not whole, as far as is known; None if it is none.
+/// The size, as far as known, of an incomplete plain AMQP frame. None for other bytes.
 pub fn size_of_begun(bytes: &[u8]) -> Option<usize> {
     let Some((head, _)) = bytes.split_first_chunk::<HEADER_BYTES>() else { return Some(HEADER_BYTES) };
     let size = u32::from_be_bytes([head[0], head[1], head[2], head[3]]) as usize;
     (head[4] == PLAIN_DOFF && head[5] == AMQP && size > bytes.len()).then_some(size)
 }
 
-/// The code of a performative, its fields, and what follows it.
+/// The code of a performative, its fields, and the payload.
 #[inline]
 pub fn performative(body: &[u8]) -> Result<(u8, Fields<'_>, &[u8]), NotPlain> {
     let [DESCRIBED, SMALL_ULONG, code, list @ ..] = body else { return Err(NotPlain) };
@@ -84,14 +81,13 @@ pub fn performative(body: &[u8]) -> Result<(u8, Fields<'_>, &[u8]), NotPlain> {
     Ok((*code, fields, payload))
 }
 
-/// A number of four bytes, and what is behind it.
 #[inline]
 fn word(bytes: &[u8]) -> Option<(u32, &[u8])> {
     let (number, behind) = bytes.split_first_chunk()?;
     Some((u32::from_be_bytes(*number), behind))
 }
 
-/// The fields of a list that are not read yet. Those at its end may be left out, which is as null.
+/// Unread ones. Omitted fields at the end of a list are null.
 #[derive(Clone, Copy)]
 pub struct Fields<'a> {
     rest: &'a [u8],
@@ -99,15 +95,13 @@ pub struct Fields<'a> {
 }
 
 impl<'a> Fields<'a> {
-    /// As a field is encoded that is left out.
     pub const LEFT_OUT: &'static [u8] = &[NULL];
 
-    /// The fields of the list that bytes begin with, and what is behind it.
     #[inline]
     fn of(bytes: &'a [u8]) -> Option<(Self, &'a [u8])> {
         let (size, left, rest) = match bytes {
             [LIST_0, rest @ ..] => (0, 0, rest),
-            // The size counts what says how many there are, too.
+            // The size includes the count.
             [LIST_8, size, count, rest @ ..] => (usize::from(size.checked_sub(1)?), u32::from(*count), rest),
             [LIST_32, rest @ ..] => {
                 let (size, rest) = word(rest)?;
@@ -120,7 +114,7 @@ impl<'a> Fields<'a> {
         Some((Self { rest, left }, behind))
     }
 
-    /// The constructor of the next field, null if it is left out.
+    /// The constructor of the next field, null if it is omitted.
     #[inline]
     fn next(&mut self) -> Result<u8, NotPlain> {
         if self.left == 0 {
@@ -201,7 +195,7 @@ impl<'a> Fields<'a> {
         (self.next()? == NULL).then_some(()).ok_or(NotPlain)
     }
 
-    /// Null or a described list, such as the state of a delivery.
+    /// Such as the state of a delivery.
     #[inline]
     pub fn skip_described(&mut self) -> Result<(), NotPlain> {
         match self.next()? {
@@ -215,7 +209,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// The next field as it is encoded, if it is not described; None if there is none.
+    /// The next field as encoded, if it is not described. None at the end.
     #[inline]
     pub fn raw(&mut self) -> Result<Option<&'a [u8]>, NotPlain> {
         if self.left == 0 {
@@ -237,20 +231,19 @@ impl<'a> Fields<'a> {
         Ok(before.get(..before.len() - self.rest.len()))
     }
 
-    /// How many bytes are left, which says where the next field is.
+    /// Bytes left, which gives the position of the next field.
     #[inline]
     pub fn len(&self) -> usize {
         self.rest.len()
     }
 
-    /// Nothing is left.
     #[inline]
     pub fn end(&self) -> Result<(), NotPlain> {
         (self.left == 0 && self.rest.is_empty()).then_some(()).ok_or(NotPlain)
     }
 }
 
-/// Write a uint in as few bytes as can be.
+/// Shortest form.
 pub fn write_uint(number: u32, out: &mut Vec<u8>) {
     match u8::try_from(number) {
         Ok(0) => out.push(UINT_0),
@@ -262,7 +255,7 @@ pub fn write_uint(number: u32, out: &mut Vec<u8>) {
     }
 }
 
-/// Write a whole frame of a performative with other bytes in place of some of its fields.
+/// Replaces the bytes in `gone`.
 pub fn write_changed(frame: &[u8], gone: Range<usize>, instead: &[u8], out: &mut Vec<u8>) -> Result<(), NotPlain> {
     let changed = |size: usize| (size + instead.len()).checked_sub(gone.len());
     let resized = |size: u32| changed(size as usize).and_then(|size| u32::try_from(size).ok()).ok_or(NotPlain);
@@ -288,7 +281,7 @@ pub fn write_changed(frame: &[u8], gone: Range<usize>, instead: &[u8], out: &mut
     Ok(())
 }
 
-/// Write a frame without a payload: a performative of some fields, in its shortest form.
+/// A performative in its shortest form, without a payload.
 pub fn write_frame(channel: u16, code: u8, fields: &[&[u8]], out: &mut Vec<u8>) -> Result<(), NotPlain> {
     let size: usize = fields.iter().map(|field| field.len()).sum();
     let count = u8::try_from(fields.len()).map_err(|_| NotPlain)?;
@@ -312,8 +305,8 @@ pub fn write_frame(channel: u16, code: u8, fields: &[&[u8]], out: &mut Vec<u8>) 
     Ok(())
 }
 
-/// Whether the annotations of a message may hold a key, or it cannot be said, as its sections are not there as a whole or
-/// encoded unusually.
+/// Whether the annotations of a message may contain a key. Also true if its sections are incomplete or unusually
+/// encoded.
 pub fn may_annotate(payload: &[u8], key: &[u8]) -> bool {
     let mut rest = payload;
     while !rest.is_empty() {

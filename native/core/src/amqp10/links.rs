@@ -1,53 +1,50 @@
-//! Steps over the plain frames at the front of a chunk, and says what came on which link.
+//! Reads the plain frames at the front of a chunk, and sums them by link.
 
 use std::collections::BTreeMap;
 
 use super::flows::Flow;
 use super::frame::{self, may_annotate, Fields, Frame, NotPlain};
 
-/// In the annotations of a message: it goes elsewhere, too.
+/// A message with this annotation is copied to other queues.
 const COPIES_KEY: &[u8] = b"x-cc";
-/// Half of all serial numbers: as far as one may be before another (RFC 1982).
+/// Half of all serial numbers: the maximum distance of two of them (RFC 1982).
 pub const HALF: u32 = 1 << 31;
-/// What a flow counts for in `most_runs`: so much more is said of it.
+/// A flow needs more space.
 const RUNS_OF_FLOW: usize = 3;
 
 /// Which transfers of a link are plain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Terms {
-    /// Frames of at most so many bytes; None is any.
+    /// None: unlimited.
     pub most_bytes: Option<usize>,
-    /// Annotations can copy its messages: those are plain that have none with the key that does.
+    /// Annotations can copy its messages. Only messages without the key are plain.
     pub copies: bool,
-    /// Each of its messages is decided: those that are settled cannot be refused.
+    /// Each message is decided. Settled ones cannot be refused.
     pub decides: bool,
 }
 
-/// Deliveries that follow each other, the first and the last.
+/// Consecutive deliveries: the first and the last.
 pub type Ids = (u32, u32);
 
-/// What came on one link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Moved {
     pub channel: u16,
     pub handle: u32,
     pub deliveries: u32,
-    /// Of their frames, and of the last one.
+    /// Of all frames, and of the last one.
     pub bytes: u64,
     pub last_bytes: u64,
 }
 
-/// What came on all links of one session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Begun {
     pub channel: u16,
-    /// All follow each other.
+    /// All are consecutive.
     pub ids: Ids,
-    /// Those that are not settled.
     pub unsettled: Vec<Ids>,
 }
 
-/// Deliveries of which who receives them has said something, or who sent them.
+/// Deliveries in dispositions of their receiver or sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Disposed {
     pub channel: u16,
@@ -56,7 +53,6 @@ pub struct Disposed {
     pub ids: Ids,
 }
 
-/// What a scan came to know nothing of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unknown {
     Session(u16),
@@ -64,35 +60,34 @@ pub enum Unknown {
     Link(u16, u32),
 }
 
-/// What one scan took.
 #[derive(Debug, Default)]
 pub struct Taken {
     pub stop: usize,
     pub frames: usize,
-    /// By link, in the order in which they came first.
+    /// By link, in order of first appearance.
     pub moved: Vec<Moved>,
-    /// They are to be decided, and of one link.
+    /// The transfers must be decided, and belong to one link.
     pub decides: bool,
-    /// By session, likewise.
+    /// By session, in order of first appearance.
     pub begun: Vec<Begun>,
     pub disposed: Vec<Disposed>,
-    /// In order. Behind the first nothing else comes but empty frames.
+    /// In order. After the first, only flows and empty frames follow.
     pub flows: Vec<Flow>,
-    /// The next frame is of this: a scan goes on if it is made known.
+    /// The next frame belongs to this. The scan can continue once it is known.
     pub unknown: Option<Unknown>,
-    /// How many links and sessions there are, and ranges of deliveries.
+    /// Links, sessions and ranges of deliveries.
     runs: usize,
 }
 
 impl Taken {
-    /// Where some flow begins, and how many frames come before it; the end if there is no such flow.
+    /// Start of a flow, and the number of frames before it. The end if there is no such flow.
     #[must_use]
     pub fn until(&self, flow: usize) -> (usize, usize) {
         self.flows.get(flow).map_or((self.stop, self.frames), |flow| (flow.start, flow.before))
     }
 }
 
-/// Where something is in what a scan took, if it is of that scan.
+/// Index in the result of a scan.
 #[derive(Clone, Copy, Debug, Default)]
 struct At {
     scan: u64,
@@ -108,47 +103,43 @@ struct Link {
 #[derive(Debug, Default)]
 struct Session {
     begun: At,
-    /// The last of what who sends has said of deliveries, and who receives, that does not settle them, and that does.
+    /// The last dispositions, by sender and receiver, and by whether they settle.
     disposed: [[At; 2]; 2],
 }
 
-/// What comes from one peer of a connection.
+/// The stream of one peer.
 #[derive(Debug, Default)]
 pub struct Links {
     /// By channel and handle.
     marked: BTreeMap<(u16, u32), Link>,
     sessions: BTreeMap<u16, Session>,
-    /// No frame may be longer.
     pub most_frame_bytes: usize,
-    /// Scans are counted from 1 on.
     scan: u64,
 }
 
 impl Links {
-    /// `most_frame_bytes`: no longer frame is taken.
     pub fn new(most_frame_bytes: usize) -> Self {
         Self { most_frame_bytes, ..Self::default() }
     }
 
-    /// Let scans take dispositions and flows of a session, and transfers of those of its links that are marked.
+    /// Scans then read the session's dispositions and flows, and transfers of its marked links.
     pub fn begin(&mut self, channel: u16) {
         self.sessions.entry(channel).or_default();
     }
 
-    /// Let scans take what is plain of a link on which no delivery is begun.
+    /// Scans then read the link's plain transfers. No delivery may be in progress.
     pub fn mark(&mut self, channel: u16, handle: u32, terms: Terms) {
         self.marked.entry((channel, handle)).or_default().terms = terms;
     }
 
-    /// Begin a scan at `position`.
     pub fn scan(&mut self, position: usize) -> Taken {
         self.scan += 1;
         Taken { stop: position, ..Taken::default() }
     }
 
-    /// Go on with the last scan: take plain frames as long as they come one after the other; of `most_runs` at most.
+    /// Continue the last scan: read consecutive plain frames, of at most `most_runs`.
     ///
-    /// Transfers of a link whose messages are decided are taken apart from those of others.
+    /// Transfers of a link whose messages are decided are separate from those of other links.
     pub fn take(&mut self, chunk: &[u8], taken: &mut Taken, most_runs: usize) {
         taken.unknown = None;
         // A transfer may add a link, a session and a range.
@@ -165,7 +156,7 @@ impl Links {
         }
     }
 
-    /// Whether bytes that a scan did not take are the beginning of a frame of at most `most_bytes` that it could take.
+    /// Whether unread bytes may begin a plain frame of at most `most_bytes`.
     pub fn is_begun(&self, bytes: &[u8], most_bytes: usize) -> bool {
         frame::size_of_begun(bytes).is_some_and(|size| size <= most_bytes.min(self.most_frame_bytes))
     }
@@ -277,7 +268,7 @@ impl Links {
         }
         let at = &mut session.disposed[usize::from(is_receiver)][usize::from(is_settled)];
         let before = if at.scan == self.scan { taken.disposed.get_mut(at.place) } else { None };
-        // What is joined is less than half of all numbers, too.
+        // The joined range is also less than half of all numbers.
         match before.map(|before| &mut before.ids) {
             Some((begin, end)) if end.wrapping_add(1) == first && last.wrapping_sub(*begin) < HALF => *end = last,
             _ => {

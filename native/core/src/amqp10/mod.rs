@@ -1,7 +1,7 @@
 //! AMQP 1.0: the transfers of plain links, dispositions, and flows.
 //!
-//! A link is *plain* if the session said so: what comes on it goes on, and is only counted. What else a frame may be is
-//! left to Python.
+//! A link is *plain* if the session said so: its transfers are forwarded and counted. All other frames are left to
+//! Python.
 
 mod flows;
 mod frame;

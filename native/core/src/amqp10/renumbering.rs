@@ -1,22 +1,21 @@
-//! Writes frames anew with the numbers that the other peer counts deliveries by.
+//! Rewrites frames with the delivery numbers of the other peer.
 
 use super::frame::{self, write_changed, write_uint, Fields, Frame, NotPlain};
 use super::links::HALF;
 
-/// By how much numbers of deliveries differ, for those that are not before one; None is for all.
+/// Offset of delivery numbers, from one number on. None: for all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Difference {
     pub from: Option<u32>,
     pub by: u32,
 }
 
-/// The numbers of one session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Numbers {
     pub channel: u16,
-    /// Of what the peer sends whose frames they are: this is taken off.
+    /// Subtracted from the ids of deliveries that the frames' sender sends.
     pub sent: Difference,
-    /// Of what it receives: this is added.
+    /// Added to the ids of deliveries that it receives.
     pub received: Difference,
 }
 
@@ -38,11 +37,11 @@ impl Numbers {
     }
 }
 
-/// Write the frames from `position` to `stop`: transfers and dispositions of some sessions, whose channels ascend, with
-/// other numbers, and all frames of others as they are.
+/// Write the frames from `position` to `stop`: transfers and dispositions of the given sessions, in ascending order of
+/// channels, with other numbers, and all frames of other sessions unchanged.
 ///
-/// Returns the offset of the first frame that was not written: it is none of these, or its numbers are older, or it would
-/// take more than `most_bytes` with them.
+/// Returns the offset of the first frame that was not written, because it has another type, older numbers, or would
+/// exceed `most_bytes`.
 pub fn renumber(
     chunk: &[u8],
     position: usize,
@@ -106,7 +105,7 @@ fn write(
         _ => return Err(NotPlain),
     };
     if instead.is_empty() {
-        // It goes on with a delivery.
+        // A further transfer of the same delivery.
         out.extend_from_slice(whole);
         return Ok(());
     }

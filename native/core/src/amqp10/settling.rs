@@ -1,20 +1,19 @@
-//! Which deliveries of a session are settled, from a moment on.
+//! Tracks settled deliveries of a session, from a given time on.
 
 use super::links::Ids;
 
-/// More ranges are for others to remember.
+/// With more ranges, Python takes over.
 const MAX_RANGES: usize = 1024;
 
-/// The deliveries that one peer has sent since a moment, and what was settled since then.
 #[derive(Debug, Default)]
 pub struct Settling {
-    /// The id that the first delivery since then has, if that is known.
+    /// The first id since the start, if known.
     first: Option<u32>,
-    /// Behind the last delivery, counted from there.
+    /// After the last delivery, relative to `first`.
     next: i64,
-    /// Those that are not settled, counted from there: ascending ranges with others between them.
+    /// Ascending ranges with gaps, relative to `first`.
     unsettled: Vec<(i64, i64)>,
-    /// What was settled of deliveries before: by their receiver, and by who has sent them.
+    /// Settlements of earlier deliveries: by their receiver, and by their sender.
     before: [Vec<Ids>; 2],
 }
 
@@ -23,7 +22,7 @@ impl Settling {
         Self { first, ..Self::default() }
     }
 
-    /// The number of an id; negative before the moment.
+    /// Relative to `first`. Negative before the start.
     fn number(&self, id: u32) -> i64 {
         let first = self.first.unwrap_or(id);
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_possible_wrap)]
@@ -36,18 +35,17 @@ impl Settling {
         self.first.unwrap_or(0).wrapping_add(number as u32)
     }
 
-    /// Whether deliveries from an id on may be added: they follow all others, and there is room.
+    /// Whether deliveries from an id on follow all others, and there is room.
     pub fn takes(&self, id: u32) -> bool {
         self.number(id) >= self.next
             && self.unsettled.len() + self.before.iter().map(Vec::len).sum::<usize>() < MAX_RANGES
     }
 
-    /// Whether a delivery is known to have come.
     pub fn has_come(&self, id: u32) -> bool {
         self.first.is_some() && self.number(id) < self.next
     }
 
-    /// Add deliveries, of which some ascending ranges are not settled; `takes` has said that they follow.
+    /// `takes` must have confirmed that they follow. The unsettled ranges ascend.
     pub fn add(&mut self, (first, last): Ids, unsettled: &[Ids]) {
         self.first.get_or_insert(first);
         for &(first, last) in unsettled {
@@ -62,8 +60,8 @@ impl Settling {
         self.next = self.number(last) + 1;
     }
 
-    /// Settle deliveries, as far as there are any; less than half of all numbers. Returns how many were not settled, and
-    /// how many there may be before the moment.
+    /// Settle a range of less than half of all numbers. Returns how many were not settled, and how many may be from
+    /// before the start.
     pub fn settle(&mut self, (first, last): Ids, by_receiver: bool) -> (u64, u64) {
         if self.first.is_none() {
             return (0, 0);
@@ -85,8 +83,8 @@ impl Settling {
         (settled, before)
     }
 
-    /// Note what concerns deliveries before the moment; those behind it are left out by who looks there. False if it
-    /// was said before.
+    /// Record a settlement of earlier deliveries. The reader ignores those since the start. False if it was recorded
+    /// before.
     fn settle_before(&mut self, ids: Ids, by_receiver: bool) -> bool {
         let before = &mut self.before[usize::from(!by_receiver)];
         match before.last_mut() {
@@ -97,8 +95,8 @@ impl Settling {
         true
     }
 
-    /// What was settled of deliveries before the moment, what is not settled of those since, and the last of these; None
-    /// if nothing has happened. From here on it is another moment.
+    /// Returns settlements of earlier deliveries, unsettled ones since the start, and the last delivery. None if there
+    /// was no change. A new start begins.
     pub fn take(&mut self) -> Option<([Vec<Ids>; 2], Vec<Ids>, Option<u32>)> {
         if self.next == 0 && self.before.iter().all(Vec::is_empty) {
             return None;
