@@ -1,5 +1,5 @@
-"""What becomes of the rejection log: tables, storms, culprits, recommended limits; by Spark.
+"""Evaluates the rejection log with Spark: tables, storms, culprits, recommended limits.
 
-Only ``sluice report`` imports it: pyspark is an optional extra, and takes its time. Nothing here touches a
-running sidecar.
+Only ``sluice report`` imports it, because pyspark is an optional extra and slow to import. It does not access a running
+sidecar.
 """

@@ -1,11 +1,11 @@
-"""What to do about one limit, and why. ``docs/reports.md`` has the rules.
+"""Recommends a change of one limit, with the reason. The rules are in ``docs/reports.md``.
 
 **Rate.** The need is the 99th percentile of the demand per second without retries, over all observed seconds, times the
 headroom. It is at least the mean of the busiest minute, includes a week's growth if the demand grows steadily, and is
 rounded up to two digits. A limit within a tenth of it stays, unless it refuses.
 
 **Backtest.** A raised limit is the lowest from the need up to three times as much that would have refused at most a
-thousandth of the demand. A lowered one would not have refused more than the limit in force.
+thousandth of the demand. A lowered one would not have refused more than the current limit.
 
 Rates are per second, shares between 0 and 1.
 """
@@ -26,15 +26,15 @@ from limiter.rules.patterns import glob_of
 from limiter.rules.rule import ADAPTIVE_NAME, DEFAULT_MAX_FAIR_KEYS, MAX_RATE_PER_S
 
 LEAST_PER_S: Final = 1.0  # the lowest rate recommended
-SAME: Final = 0.1  # a rate that differs from the limit by less than this share stays
-FEW_CLIENTS_SHARE: Final = 0.8  # one or two clients with this part of the refusals caused them
-FLOOD_TIMES: Final = 3.0  # this many times the usual demand is far above it
+SAME: Final = 0.1  # a smaller relative difference from the limit does not change it
+FEW_CLIENTS_SHARE: Final = 0.8  # one or two clients with this share of the refusals caused them
+FLOOD_TIMES: Final = 3.0  # the factor above the usual demand that makes a flood
 FLOOD_ACTIVE_SHARE: Final = 0.34  # refusals in more than this share of the seconds with demand are demand
 SHORT_SHARE: Final = 0.005  # floods in less than this share of the time do not raise a limit
 LEAST_QUIET_S: Final = 600  # with less calm demand than this, the usual demand is unknown
 NEXT_TO_NOTHING: Final = 0.001  # a limit that refuses at most this share of the demand is large enough
-LEAST_DAYS: Final = 4  # fewer days do not say what comes back
-STEPS: Final = (1.1, 1.25, 1.5, 2.0, FLOOD_TIMES)  # the rates tried in turn, as multiples of the need
+LEAST_DAYS: Final = 4  # fewer days do not show recurrence
+STEPS: Final = (1.1, 1.25, 1.5, 2.0, FLOOD_TIMES)  # the rates to try in order, as multiples of the need
 MAX_GROWTH: Final = 0.5  # more growth in a week is not expected to continue
 MAX_NAME: Final = 60  # characters of a name in evidence
 _LEVELS: Final[tuple[Confidence, ...]] = ("low", "medium", "high")
@@ -44,12 +44,12 @@ class Advice(NamedTuple):
     """A recommendation, and figures in messages per second."""
 
     recommendation: Recommendation
-    need_per_s: float  # that the limit should admit; 0 if the resource may be gone
-    limit_per_s: float | None  # that it admits; None is unlimited
+    need_per_s: float  # messages per second that the limit should admit. 0 if the resource may be gone
+    limit_per_s: float | None  # messages per second that it admits. None is unlimited
 
 
 def advise(demand: Demand, minutes: Minutes, options: Options) -> Advice:
-    """Decide about one resource's limit by its demand; ``minutes`` are replayed."""
+    """Decide about one resource's limit by its demand. ``minutes`` are replayed."""
     case, limit = _Case(demand, minutes, options), demand.limit
     each = demand.messages / demand.requests if limit.count == "requests" and demand.requests else 1.0
     need = 0.0 if limit.rate_per_s == 0 or demand.gone_since_s is not None else case.claim * each
@@ -57,7 +57,7 @@ def advise(demand: Demand, minutes: Minutes, options: Options) -> Advice:
 
 
 def unused(key: Sequence[str], limit: Limit, known: Known) -> Recommendation:
-    """Say that an exact limit had no demand."""
+    """Report that an exact limit had no demand."""
     level = 0 if known.observed_s < DAY_S or known.lost_records else 1 if known.observed_s < 7 * DAY_S else 2
     return Recommendation(
         **_of_limit(key, limit),
@@ -78,8 +78,6 @@ def _of_limit(key: Sequence[str], limit: Limit) -> dict[str, Any]:
 
 
 class _Case:
-    """The decision about one limit."""
-
     def __init__(self, demand: Demand, minutes: Minutes, options: Options) -> None:
         self._demand, self._options = demand, options
         self._backtest = Backtest(minutes, demand.limit, demand.under)
@@ -100,13 +98,13 @@ class _Case:
         self._need = self._all = max(LEAST_PER_S, two_digits(need))
         if self._is_flood:
             self._all = max(LEAST_PER_S, two_digits(max(demand.corrected_top, demand.minute_per_s)))
-        # A single flood, or a demand that takes less than twice the limit, does not need shares.
+        # A single flood, or a demand below twice the limit, does not need shares.
         is_many = self._all >= 2 * (self._now or 0.0) and not (self._is_flood and len(demand.storms.rows) == 1)
         may_share = self._refuses and is_many and demand.limit.fair_by is None and not demand.known.twice
         self._others = others_of(demand, minutes) if may_share else None
         is_much = demand.limit.fair_by is not None or self._all >= FLOOD_TIMES * (self._now or 0.0)
         self._is_held_back = self._refuses and self._top is not None and is_much
-        # What may be a flood takes no more of the broker than its limit.
+        # A possible flood uses no more of the broker than its limit.
         self.claim = min(self._need, self._now or self._need) if self._untold and not self._is_flood else self._need
 
     def recommendation(self) -> Recommendation:
@@ -152,7 +150,7 @@ class _Case:
             return "share", now, [self._about_shares(self._others), takes]
         is_same = abs(need - now) < SAME * now
         if self._is_flood:
-            # If it comes back, the operator may want to let it in.
+            # If it comes back, the operator may want to admit it.
             wanted = need if need > now and not is_same else self._all if self._comes_back else now
             return "raise" if wanted > now else "keep", max(wanted, now), [self._about_flood()]
         if need < now and not is_same:
@@ -176,7 +174,7 @@ class _Case:
         return "raise", chosen, [self._about_top() if self._is_held_back else "", self._about_demand(), near]
 
     def _not_lowered(self, now: float) -> str:
-        """Return why not; empty if it may be lowered."""
+        """Return why not. Empty: it may be lowered."""
         demand, test, (_, kind, name) = self._demand, self._backtest, self._demand.key
         if demand.limit.rule not in {f"{kind}:{name}", f"{kind}:{glob_of(name)}"}:
             return "the limit is of a pattern, which other names may need"
@@ -205,12 +203,12 @@ class _Case:
         )
 
     def _replayed(self, per_s: float | None) -> rec.Replay:
-        """Replay a rate. One that is not above the present limit has the retries, too."""
+        """Replay a rate. One that is not above the current limit includes the retries."""
         is_above = per_s is not None and (self._now is None or per_s > self._now)
         return self._backtest.replay(per_s, wanted=is_above)
 
     def _only_with(self, action: Recommended) -> OnlyWith:
-        """Return the flag without which the advice is not applied: for what can wait, or needs a decision."""
+        """Return the flag that applies the advice, if it can wait or needs a decision."""
         if action == "lower":
             return "lower"
         demand = self._demand
@@ -231,13 +229,13 @@ class _Case:
 
     def _confidence(self) -> Confidence:
         level, demand = self._evidence_level(), self._demand
-        # What happened once may not happen again.
+        # A single occurrence may not recur.
         is_once = demand.days >= LEAST_DAYS and 1 <= demand.refused_days * LEAST_DAYS <= demand.days
         most = 1 if self._is_flood or is_once else 0 if self._untold else 2
         return _LEVELS[min(level, most)]
 
     def _what_if(self, chosen: float | None) -> Iterator[rec.WhatIf]:
-        """Replay the rates that were asked about, and for a limit that refused, rates above the recommended one."""
+        """Replay the requested rates, and for a limit that refused, rates above the recommended one."""
         demand, now = self._demand, self._now
         asked = (each for each in self._options.tries if (each.kind, each.name) == tuple(demand.key[1:]))
         rates = {each.rate_per_s for each in asked}
@@ -252,7 +250,7 @@ class _Case:
                 refused_share_uncorrected=self._backtest.replay(per_s).refused_share,
             )
 
-    # Evidence: the first sentence has two lines at most, all others are details.
+    # Evidence: the first sentence has at most two lines, all others are details.
 
     def _about(self, action: Recommended) -> Iterator[str]:
         demand, storms = self._demand, self._demand.storms
@@ -276,7 +274,6 @@ class _Case:
         yield from _unknowns(demand.known)
 
     def _about_demand(self) -> str:
-        """Say what the demand was, and what the limit did to it."""
         demand, storms, limit = self._demand, self._demand.storms, self._demand.limit
         what = "demand outside storms" if self._is_flood else "demand"
         said = f"p99 of {what} over {duration(demand.observed_s)} is {rate(self._p99, self._unit)}"
@@ -298,7 +295,7 @@ class _Case:
         if limit.bytes_per_s is None:
             return ""
         said = f"p99 of bytes is {rate(demand.bytes_p99, 'bytes')}, their limit {rate(limit.bytes_per_s, 'bytes')}"
-        # Refusals are not known apart for a rate and bytes.
+        # Refusals by rate and by bytes are not recorded separately.
         return f"{said} {self._did(demand.now_refused_messages, demand.now_messages)}" if self._now is None else said
 
     def _did(self, refused: int, messages: int) -> str:
@@ -312,7 +309,6 @@ class _Case:
         return f"rule {_name(rule)} refused {refused} of it: look at that limit"
 
     def _about_flood(self) -> str:
-        """Say whose refusals do not count."""
         demand, storms = self._demand, self._demand.storms
         sent = f"up to {counted(storms.clients, 'client')} sent the refused messages"
         if self._top and self._top.share >= (MAX_SHARE if demand.limit.fair_by else FEW_CLIENTS_SHARE):
@@ -352,7 +348,7 @@ class _Case:
 
 
 def is_flood(demand: Demand) -> bool:
-    """Say whether refusals were exceptions far above the usual demand, either very short or by one or two callers."""
+    """Return whether refusals were far above the usual demand, and very short or by one or two callers."""
     storms, is_short = demand.storms, demand.refused_s <= SHORT_SHARE * demand.observed_s
     is_few = max(storms.top_two_share, storms.top.share if storms.top else 0.0) >= FEW_CLIENTS_SHARE
     is_recurring = demand.days >= LEAST_DAYS and storms.days * 2 >= demand.days
@@ -363,7 +359,7 @@ def is_flood(demand: Demand) -> bool:
 
 
 def untold(demand: Demand) -> str:
-    """Say why the log may have nothing above the limit but a flood, so that the limit stays; empty if it has."""
+    """Return why refusals in the log may all be from a flood, so that the limit stays. Empty: they are not."""
     if not demand.refused_messages or (demand.refused_span_s >= DAY_S and demand.refused_days * 2 >= demand.days):
         return ""
     most = max(demand.corrected_p99, demand.minute_per_s, demand.refusing_per_s)
@@ -397,11 +393,11 @@ def _name(name: str) -> str:
 
 
 def two_digits(value: float, how: Callable[[float], int] = math.ceil) -> float:
-    """Round to two significant digits, up if not said otherwise; a limit cannot have more than the largest rate."""
-    # Less than the least rate is nothing.
+    """Round to two significant digits, by default up, to at most the largest rate of a limit."""
+    # Below the least rate.
     if value < 1e-12:
         return 0.0
     size = math.floor(math.log10(value)) - 1
-    # Equal but for the last bit must not be rounded up.
+    # Values equal except for the last bit must not be rounded up.
     digits = how(round(value / 10.0**size, 9))
     return min(float(MAX_RATE_PER_S), round(digits * 10.0**size, max(0, -size)))

@@ -1,11 +1,11 @@
-"""The demand of one resource: figures for the advice, and the minutes that limits are replayed over.
+"""The demand of one resource: figures for the advice, and the minutes for replays.
 
-Demand is in what the limit counts, messages or requests per second. *Corrected* demand is without the retries of
-refused requests (see ``left_of``). *Calm* demand is outside refusals: in each minute, before the first refusal and
-after the last one. Messages that a shadow limit would have refused count as refused.
+Demand is in the limit's unit, messages or requests per second. *Corrected* demand excludes retries of refused requests
+(see ``left_of``). *Calm* demand is outside refusals: in each minute, before the first refusal and after the last one.
+Messages that a shadow limit would have refused count as refused.
 
-Percentiles are over *all* observed seconds, also those without demand, and are interpolated like SQL's
-``percentile_cont``. They come from histograms, and seconds are kept of the busiest minutes only, so memory is bounded.
+Percentiles are over *all* observed seconds, including those without demand, and are interpolated like SQL's
+``percentile_cont``. They come from histograms, and seconds are kept only of the busiest minutes, so memory is bounded.
 """
 
 import math
@@ -28,15 +28,15 @@ from limiter.rules.rule import DEFAULT_MAX_DELAY_S, FairBy
 
 MAX_REPLAYED: Final = 7 * DAY_S // MINUTE_S  # minutes of a resource kept for replays: those with the busiest seconds
 LEAST_DAY_S: Final = DAY_S // 2  # a day that was observed for less does not count for growth
-LEAST_GROWTH: Final = 0.05  # a week
+LEAST_GROWTH: Final = 0.05  # per week
 LEAST_GROWTH_DAYS: Final = 4
-LEAST_FIT: Final = 0.5  # the share of the variance between days that steady growth explains
+LEAST_FIT: Final = 0.5  # share of the variance between days that steady growth explains
 SILENT_SHARE: Final = 0.01  # a day with less than this share of the busiest day's demand is silent
 GONE_DAYS: Final = 2  # a resource with this many silent days at the end may be gone
 MOST_ASSUMED: Final = 0.2  # if more of the refused requests had no message id, retries count as assumed
-MEASURED_SHARE: Final = 0.95  # with ids on this share of the refused requests of a minute, all count as measured
+MEASURED_SHARE: Final = 0.95  # with ids on this share of a minute's refused requests, all count as measured
 WHO: Final[tuple[FairBy, ...]] = ("client", "user", "producer_group")
-"""Callers that can have fair shares. Clients first: an address cannot be made up."""
+"""Kinds of callers that can have fair shares. Clients first, because addresses cannot be invented."""
 _WHOLE: Final = 10_000  # whole numbers below are kept exactly, all other values with four digits
 _DEMAND: Final = ("admitted", "shadowed", "bypassed", "exempt", "refused", "dropped")
 Values = NDArray[np.float64]
@@ -64,13 +64,13 @@ LIMIT_COLUMNS: Final = tuple(each.name for each in fields(Limit))
 
 
 def limit_of(row: Row) -> Limit:
-    """Return the limit of a row; if it is off, it has no rates."""
+    """Return the limit of a row. One that is off has no rates."""
     limit = Limit(*(row[name] for name in LIMIT_COLUMNS))
     return replace(limit, rate_per_s=None, bytes_per_s=None) if limit.action == "off" else limit
 
 
 class Known(NamedTuple):
-    """What the log has of a sidecar: seconds recorded, in all and by day since 1970, its end, and what is wrong."""
+    """The log's coverage of a sidecar: recorded seconds, in total and by day since 1970, its end, and problems."""
 
     observed_s: int = 0
     lost_records: int = 0
@@ -81,7 +81,7 @@ class Known(NamedTuple):
 
 
 class Caller(NamedTuple):
-    """A caller and its share of the messages that were refused."""
+    """A caller and its share of the refused messages."""
 
     fair_by: FairBy
     name: str
@@ -90,14 +90,14 @@ class Caller(NamedTuple):
 
 @dataclass(frozen=True)
 class Storms:
-    """The refusals of a resource. Shares are of the messages refused."""
+    """The refusals of a resource. Shares are of the refused messages."""
 
-    rows: Sequence[Row] = ()  # as ``rollup.storms`` returns them, in order of time
+    rows: Sequence[Row] = ()  # as in ``rollup.storms``, in order of time
     days: int = 0  # on which a storm began
-    clients: int = 0  # most in one storm
-    top: Caller | None = None  # the largest of the kind of caller where one stands out most
-    top_two_share: float = 0.0  # of the two clients of each storm that were refused most
-    own_share: float = 1.0  # of limits of the resource itself
+    clients: int = 0  # maximum in one storm
+    top: Caller | None = None  # the largest, of the kind of caller where one stands out most
+    top_two_share: float = 0.0  # of the two most refused clients of each storm
+    own_share: float = 1.0  # of the resource's own limits
     other_rule: str = ""  # the other rule that refused most
     other_messages: int = 0  # refused by that rule
 
@@ -106,7 +106,7 @@ class Minutes(NamedTuple):
     """Minutes of one resource in order, as columns: the first six by minute, the others by second with requests."""
 
     minute_s: Ints
-    under: Ints  # the number of the limit in force
+    under: Ints  # the number of the active limit
     refused_messages: Ints
     clients: Ints  # addresses
     seconds: Ints  # of this minute in the columns by second
@@ -115,7 +115,7 @@ class Minutes(NamedTuple):
     messages: Ints
     requests: Ints
     bytes: Ints
-    left: NDArray[np.float32]  # the part that is not retries
+    left: NDArray[np.float32]  # the share without retries
 
     def at(self, flags: Flags) -> "Minutes":
         """Return some of the minutes."""
@@ -129,18 +129,18 @@ _BY_MINUTE: Final = 6
 
 @dataclass(frozen=True, kw_only=True)
 class Demand:
-    """The demand of one resource, in the unit that its limit counts unless the name says otherwise."""
+    """The demand of one resource, in its limit's unit unless the name says otherwise."""
 
     key: Sequence[str]  # instance, kind and name
     known: Known
     observed_s: int
     days: int
-    limit: Limit  # in force at the end
+    limit: Limit  # at the end
     under: int  # its number, as in ``Minutes``
     limit_since_s: int | None  # None if it never changed
     limit_s: int  # observed seconds since then
-    before: Mapping[float | None, tuple[int, int]]  # messages and refused ones under rates before, oldest first
-    now_messages: int  # under the limit in force
+    before: Mapping[float | None, tuple[int, int]]  # messages and refused ones under previous rates, oldest first
+    now_messages: int  # under the current limit
     now_refused_messages: int
     active_s: int  # seconds with demand
     quiet_s: int  # seconds with calm demand
@@ -154,7 +154,7 @@ class Demand:
     refusing_per_s: float  # mean corrected demand in ``refused_s``
     retries: Retries
     last_s: int  # end of the last minute with demand
-    gone_since_s: int | None  # there has been no demand for days, and longer than is usual
+    gone_since_s: int | None  # there has been no demand for days, for longer than usual
     raw_p99: float
     raw_top: float  # the busiest second
     corrected_p99: float
@@ -162,8 +162,8 @@ class Demand:
     calm_p99: float
     bytes_p99: float  # in seconds in which bytes were limited
     minute_per_s: float  # mean of the busiest minute, corrected
-    calm_minute_per_s: float  # the same of minutes without a refusal
-    growth: float  # of the daily demand per week, as a share; 0 if it is not steady or not known
+    calm_minute_per_s: float  # the same for minutes without a refusal
+    growth: float  # of the daily demand per week, as a share. 0: not steady or unknown
     storms: Storms
 
     @property
@@ -173,7 +173,7 @@ class Demand:
 
 
 class Collector:
-    """Adds up the minutes of one resource, given in order; ``limits`` are those in force, one after another."""
+    """Sums up the minutes of one resource, in order. ``limits`` has its limits, one after another."""
 
     def __init__(self, key: Sequence[str], attempts: Mapping[str, int]) -> None:
         self._key, self._attempts = key, attempts
@@ -184,7 +184,7 @@ class Collector:
         self._kept: list[Minutes] = []
 
     def take(self, batch: pa.RecordBatch) -> None:
-        """Take rows of the table ``minutes``."""
+        """Add rows of the table ``minutes``."""
         rows = Rows(batch)
         row, minute_s, second = rows.row, rows["minute_s"], rows.seconds("second")
         of_minute = partial(np.bincount, row, minlength=len(minute_s))
@@ -243,7 +243,7 @@ class Collector:
 
     @property
     def minutes(self) -> Minutes:
-        """The minutes to be replayed."""
+        """The minutes to replay."""
         found = Minutes(*map(np.concatenate, zip(*self._kept, strict=True)))
         if len(found.minute_s) <= MAX_REPLAYED:
             return found
@@ -252,7 +252,7 @@ class Collector:
         return found.at(flags)
 
     def demand(self, known: Known, storms: Iterable[Row]) -> Demand:
-        """Return the demand, once all minutes are taken, with the storms that ``rollup.storms`` has of it."""
+        """Return the demand after all minutes, with its storms from ``rollup.storms``."""
         its = {name: np.concatenate(parts) for name, parts in self._by_minute.items()}
         total = {name: int(values.sum()) for name, values in its.items()}
         minute_s, wanted = its["minute_s"], its["wanted"]
@@ -302,7 +302,7 @@ class Collector:
         )
 
     def _by_rate(self, its: Mapping[str, Ints]) -> dict[float | None, tuple[int, int]]:
-        """Return the messages asked for and refused under each rate, in the order in which they were last in force."""
+        """Return requested and refused messages for each rate, in the order in which the rates were last active."""
         found: dict[float | None, tuple[int, int]] = {}
         messages, refused = (np.bincount(its["under"], its[each]) for each in ("messages", "refused_messages"))
         for limit, asked, missed in zip(self.limits, messages.tolist(), refused.tolist(), strict=True):
@@ -323,7 +323,7 @@ class _Days:
         self.last_s = int(minute_s[-1]) + MINUTE_S
 
     def gone_since_s(self) -> int | None:
-        """Compare the days without demand at the end with those before, such as weekends."""
+        """Compare the days without demand at the end with earlier ones, such as weekends."""
         least = max(1e-9, SILENT_SHARE * max(self._demand.values()))
         places = [place for place, day in enumerate(self._days) if self._demand[day] >= least]
         if not places:
@@ -331,14 +331,14 @@ class _Days:
         silent = len(self._days) - 1 - places[-1]
         usual = max((after - before - 1 for before, after in pairwise(places)), default=0)
         last = self._days[places[-1]]
-        # It may be back on a day that is known in part.
+        # It may be back on a partially known day.
         is_back = any(day > last and demand >= least for day, demand in self._demand.items())
         if silent < max(GONE_DAYS, 1.5 * usual) or is_back:
             return None
         return min(self.last_s, (last + 1) * DAY_S)
 
     def growth(self) -> float:
-        """Return the weekly growth by least squares, as a share; 0 if it is small or a line explains little.
+        """Return the weekly growth by least squares, as a share. 0: it is small or the fit is poor.
 
         Every day must have demand. A first or last day on which it began or ended does not count.
         """
@@ -355,7 +355,7 @@ class _Days:
 
 
 class Rows:
-    """Minutes of a batch as columns. Columns by second are one array for all minutes; ``row`` is the minute of each."""
+    """Minutes of a batch as columns. Columns by second are one array for all minutes. ``row`` has their minute."""
 
     def __init__(self, batch: pa.RecordBatch) -> None:
         self._batch = batch
@@ -368,7 +368,7 @@ class Rows:
         return self._columns[name]
 
     def seconds(self, name: str) -> Ints:
-        """Return a column by second; in minutes where the list is empty all are 0."""
+        """Return a column by second. In minutes with an empty list all are 0."""
         if name not in self._columns:
             lists = self._batch.column(name if name == "second" else f"second_{name}")
             values = lists.flatten().to_numpy()
@@ -387,7 +387,7 @@ class Rows:
         return rows, column.keys.to_pylist()[entries], column.items.field("refused").to_numpy()[entries]
 
     def limits(self) -> Iterator[tuple[int, int, Limit]]:
-        """Return rows in a row under one limit, as begin and end."""
+        """Return consecutive rows with the same limit, as begin and end."""
         columns = self._batch.select(LIMIT_COLUMNS)
         ends = np.unique(np.concatenate([pc.run_end_encode(each).run_ends.to_numpy() for each in columns]))
         for begin, end in pairwise([0, *ends.tolist()]):
@@ -395,17 +395,17 @@ class Rows:
 
 
 def left_of(rows: Rows, attempts: Mapping[str, int]) -> tuple[Values, int, int]:
-    """Return the part of each second that is not retries: the same requests again, since they were refused.
+    """Return the share of each second that is not retries, which repeat a refused request.
 
-    Where messages have ids, the sidecar counts those that had been refused a moment ago and came again (``repeated``),
-    and the refused requests with an id (``identified``). For the others only the language of the client is known, and
-    how many attempts T it makes by default. If each is admitted with the chance p, the admitted share of the second, a
-    request makes on average ``E = 1 + (1-p) + … + (1-p)^(T-1)`` attempts. The demand is what came divided by E, but at
-    least what was admitted. Each language counts by its part of the refused requests, which is its part of all
-    attempts as p is the same for all. Requests refused without an answer (one-way) are not retried.
+    For messages with ids, the sidecar counts those that had been refused a moment ago and came again (``repeated``),
+    and the refused requests with an id (``identified``). For the others only the client's language is known, and its
+    default number of attempts T. If each is admitted with the probability p, the admitted share of the second, a
+    request makes on average ``E = 1 + (1-p) + … + (1-p)^(T-1)`` attempts. The demand is the arrivals divided by E, but
+    at least the admitted ones. Each language counts by its share of the refused requests, which is its share of all
+    attempts because p is the same for all. Requests refused without an answer (one-way) are not retried.
 
     Returns:
-        The parts, and how many refused requests had their retries counted, and assumed.
+        The shares, and how many refused requests had their retries counted, and assumed.
     """
     row, admitted, refused = rows.row, rows.seconds("admitted"), rows.seconds("refused")
     asked = np.maximum(1, admitted + refused)
@@ -425,14 +425,14 @@ def left_of(rows: Rows, attempts: Mapping[str, int]) -> tuple[Values, int, int]:
         part = answered * np.bincount(of, its_refused * (most == tries), len(requests)) / total
         again += part[row] * (1 - 1 / sum(missed**before for before in range(tries)))
         retrying += part
-    # Repeats with an id are counted already; the others are assumed to repeat for their part of the refusals.
+    # Repeats with an id are already counted. The others are assumed to repeat for their share of the refusals.
     again *= (unknown / np.maximum(1, requests))[row]
     left = np.maximum(left - again, np.minimum(left, admitted / asked))
     return left, measured, int(unknown[retrying > 0].sum())
 
 
 def p99(seconds: Mapping[float, int], zeros: int) -> float:
-    """Return the 99th percentile of weighted values and a number of zeros; 0 if there are none."""
+    """Return the 99th percentile of weighted values and a number of zeros. 0 if there are none."""
     values = sorted(seconds)
     ends = np.cumsum([max(0, zeros), *(seconds[value] for value in values)])
     place = 0.99 * max(0, ends[-1] - 1)
@@ -442,7 +442,7 @@ def p99(seconds: Mapping[float, int], zeros: int) -> float:
 
 
 def storms_of(rows: Iterable[Row], kind: str, rules: Collection[str]) -> Storms:
-    """Add up storms of one resource that these rules limit."""
+    """Sum up storms of one resource that these rules limit."""
     found = sorted(rows, key=lambda row: row["start_s"])
     if not found:
         return Storms()
@@ -461,7 +461,7 @@ def storms_of(rows: Iterable[Row], kind: str, rules: Collection[str]) -> Storms:
         rows=found,
         days=len({row["start_s"] // DAY_S for row in found}),
         clients=max(row["client_count"] for row in found),
-        # Of two that were refused as much, the smaller one: one group behind an address, one address of a group.
+        # Of two with equal refusals, the smaller one: one group behind an address, one address of a group.
         top=max(first, key=lambda each: (round(each.share, 1), -each.share), default=None),
         top_two_share=sum(each["messages"] for row in found for each in row["clients"][:2]) / messages,
         own_share=1 - sum(its for _, its in others) / messages,

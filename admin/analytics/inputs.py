@@ -1,8 +1,8 @@
 """The files of the log: from folders, files, patterns and addresses of the command line.
 
-A file that cannot be read is skipped with the reason. As for Spark, names that begin with a dot or an underscore are
-ignored. Of a period, files are left out that were last written more than an hour before it, or that are below the given
-folder in one with a date (``2026-11-21``) more than a day away. Spark lists addresses.
+An unreadable file is skipped with the reason. As in Spark, names that begin with a dot or an underscore are ignored.
+For a period, files are left out that were last written more than an hour before it, or whose folder (below the given
+one) has a date (``2026-11-21``) more than a day away. Spark lists addresses.
 """
 
 import glob
@@ -26,7 +26,7 @@ from admin.common.numbers import LATEST_S
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-ENDINGS: Final = (".jsonl", ".jsonl.gz")  # of log files in folders; files that are named themselves may have any
+ENDINGS: Final = (".jsonl", ".jsonl.gz")  # of log files in folders. Files named directly may have any
 _HIDDEN: Final = (".", "_")
 _ALLOWED_S: Final = 3600  # files that were last written this long before a period may have records of it: clocks differ
 _DATE: Final = re.compile(r"(?<!\d)20\d\d-\d\d-\d\d(?!\d)")
@@ -34,7 +34,7 @@ _CLOCK_S: Final = 600  # clocks that differ by more are named
 
 
 class SetAside(NamedTuple):
-    """A file that was not read, and why; or some of its lines, with the first one."""
+    """A file that was not read, and why. Or unreadable lines of a file, with the first one."""
 
     file: str
     reason: str
@@ -43,7 +43,7 @@ class SetAside(NamedTuple):
 
 
 class File(NamedTuple):
-    """A file of the log: its path or address, size, and when it was last written (seconds since 1970)."""
+    """A file of the log: its path or address, size, and time of last write (seconds since 1970)."""
 
     path: str
     size_bytes: int
@@ -51,7 +51,7 @@ class File(NamedTuple):
 
     @property
     def exists(self) -> bool:
-        """It is at an address, or still there."""
+        """Whether it is at an address, or still exists."""
         return "://" in self.path or Path(self.path).exists()
 
 
@@ -66,7 +66,7 @@ class Found:
 
     @property
     def shown(self) -> list[str]:
-        """The logs as given, but of addresses without user and query, which may be secret."""
+        """The logs as given. Addresses without user and query, which may be secret."""
         return [re.sub(r"://[^/@]*@", "://", log).partition("?")[0] if "://" in log else log for log in self.logs]
 
     @property
@@ -88,17 +88,17 @@ class Found:
         ]
 
     def vanished(self) -> list[SetAside]:
-        """Return the files that do not exist any more: they may have been read in part."""
+        """Return the files that no longer exist, because they may have been read in part."""
         return [SetAside(file.path, "vanished while it was read") for file in self.files if not file.exists]
 
 
 def find(
     logs: Sequence[str], since_s: int | None = None, until_s: int | None = None, session: "SparkSession | None" = None
 ) -> Found:
-    """Find the files of the log, for a period in seconds since 1970. Those at addresses need a session.
+    """Find the files of the log, for a period in seconds since 1970. Addresses need a session.
 
     Raises:
-        StartError: there is nothing to read.
+        StartError: There is nothing to read.
     """
     files: dict[str, File] = {}
     outside: set[str] = set()
@@ -126,7 +126,7 @@ def _listed(logs: Sequence[str], session: "SparkSession | None", skipped: dict[s
                 yield from _at(log, session)
             continue
         path = Path(log).absolute()
-        # As Spark has it, which names the files that it read.
+        # Spelled like Spark's names of the files that it read.
         path = path.resolve() if ".." in path.parts else Path("/", *path.parts[1:])
         named = [path]
         if not os.path.lexists(path):
@@ -151,7 +151,6 @@ def _at(log: str, session: "SparkSession") -> Iterator[tuple[str, File]]:
 
 
 def _is_outside(file: File, root: str, since_s: int | None, until_s: int | None) -> bool:
-    """Tell whether a file cannot have records of the period."""
     if since_s is not None and file.written_s < since_s - _ALLOWED_S:
         return True
     try:
@@ -165,7 +164,7 @@ def _is_outside(file: File, root: str, since_s: int | None, until_s: int | None)
 
 
 def _below(folder: Path, skipped: dict[str, str]) -> Iterator[Path]:
-    """Yield the log files below a folder. Links are followed, each folder is read once."""
+    """Yield the log files below a folder. Links are followed, and each folder is read once."""
     seen: set[str] = set()
     unread = skipped.setdefault
     for directory, folders, files in os.walk(
@@ -180,8 +179,7 @@ def _below(folder: Path, skipped: dict[str, str]) -> Iterator[Path]:
 
 
 def _look(file: Path, skipped: dict[str, str]) -> os.stat_result | None:
-    """Return the size and time of a file that can be read."""
-    # Hadoop reads a colon as the end of a scheme, and names in UTF-8 only.
+    # Hadoop reads a colon as the end of a scheme, and only names in UTF-8.
     if ":" in file.name or str(file).encode(errors="replace") != os.fsencode(file):
         skipped[os.fsdecode(os.fsencode(file)).encode(errors="replace").decode()] = "has a name that Spark cannot read"
         return None
@@ -208,10 +206,10 @@ class _Last(msgspec.Struct):
 
 
 def clocks(files: Sequence[File]) -> list[dict[str, Any]]:
-    """Return sidecars whose clock differs from that of their files. At most 1000 files are looked at.
+    """Return sidecars whose clock differs from that of their files. Checks at most 1000 files.
 
-    A file is written within two minutes of its last record, so a later record was written by a clock that is ahead. An
-    earlier one may be a copy's: that counts only if all files of a sidecar differ by the same amount.
+    A file is written within two minutes of its last record, so a later record means a clock that is ahead. An earlier
+    one may be a copy's, so it counts only if all files of a sidecar differ by the same amount.
     """
     ends = defaultdict[str, list[tuple[int, float]]](list)
     for file in files[:: len(files) // 1000 + 1]:

@@ -1,4 +1,4 @@
-"""The job of ``sluice report``: check what was given, start Spark, make the report."""
+"""The job of ``sluice report``: checks the arguments, starts Spark, makes the report."""
 
 import shutil
 import threading
@@ -33,8 +33,8 @@ Step = Callable[[str], object]  # called with the name of each step, for progres
 class Wish:
     """The report to make."""
 
-    logs: tuple[str, ...]  # as given; none are the logs of this machine
-    out: str  # a directory, or an address of the tables only: the other files are in ``DEFAULT_OUT`` then
+    logs: tuple[str, ...]  # as given. Empty: the logs of this machine
+    out: str  # a directory, or an address for the tables only. Other files are in ``DEFAULT_OUT`` then
     html: Path | None  # the page, if it is not in ``out``
     options: Options
     spark: SparkOptions
@@ -48,7 +48,7 @@ class Wish:
 
     @property
     def page(self) -> Path:
-        """The page."""
+        """The path of the page."""
         return self.html or self.files / "report.html"
 
 
@@ -56,7 +56,7 @@ def report_logs(wish: Wish) -> int:
     """Make a report and print it. Return the exit code.
 
     Raises:
-        OperatorError: it cannot be made.
+        OperatorError: It cannot be made.
     """
     from admin.config.folders import default_logs  # noqa: PLC0415 - takes its time
 
@@ -71,10 +71,10 @@ def report_logs(wish: Wish) -> int:
     log = wish.files.absolute() / "_logs" / "spark.log"
     with locked(wish.files), _progress() as step:
         seen = Seen.read(wish.files, wish.options) if wish.once else None
-        # Of a run that was killed; nobody else writes here.
+        # Left by a killed run. Nothing else writes here.
         for left in wish.files.glob("*/.spark-staging-*"):
             shutil.rmtree(left, ignore_errors=True)
-        # Import while Java starts. PySpark's modules import one another in a circle, which only one thread may do.
+        # Import while Java starts. PySpark's modules have circular imports, which only one thread may do.
         import_module("pyspark.sql")
         threading.Thread(target=import_module, args=("admin.analytics.report",), daemon=True).start()
         # The size at addresses is not known yet.
@@ -84,7 +84,7 @@ def report_logs(wish: Wish) -> int:
             found = inputs.find(logs, *period, session) if has_addresses else found
             results = make_report(session, wish, found, step, seen)
     if wish.json:
-        print(msgspec.json.format(msgspec.json.encode(results)).decode())  # noqa: T201 - what was asked for
+        print(msgspec.json.format(msgspec.json.encode(results)).decode())  # noqa: T201 - the requested output
     else:
         from admin.analytics.summary import summary  # noqa: PLC0415 - takes its time
 
@@ -95,7 +95,7 @@ def report_logs(wish: Wish) -> int:
 def make_report(
     session: "SparkSession", wish: Wish, found: inputs.Found, step: Step, seen: Seen | None = None
 ) -> dict[str, Any]:
-    """Make the tables, the recommendations and the page; return the results."""
+    """Make the tables, the recommendations and the page. Return the results."""
     from admin.analytics import page, report  # noqa: PLC0415 - imported while Java starts
     from admin.analytics.tables import Store  # noqa: PLC0415 - as above
 
@@ -127,7 +127,7 @@ def _log_bytes(found: inputs.Found, seen: Seen | None) -> int:
 
 
 def _recommendations(head: RecommendationsFile, frame: "DataFrame") -> Iterator[bytes]:
-    """Yield the file of recommendations in parts, so that memory is bounded."""
+    """Yield the recommendations file in parts, so that memory is bounded."""
     yield msgspec.json.encode(head).removesuffix(b"]}")
     rows = frame.orderBy("instance", "kind", "name").select("recommendation").toLocalIterator()
     for at, row in enumerate(rows):
@@ -136,10 +136,10 @@ def _recommendations(head: RecommendationsFile, frame: "DataFrame") -> Iterator[
 
 
 def _check(wish: Wish, logs: tuple[str, ...]) -> None:
-    """Check the output places.
+    """Check the output paths. A report must not be read as a log by the next one.
 
     Raises:
-        SettingsError: one is not possible; a report must not be read as a log by the next one.
+        SettingsError: A path is invalid.
     """
     files = wish.files.resolve()
     for log in logs:
@@ -155,7 +155,6 @@ def _check(wish: Wish, logs: tuple[str, ...]) -> None:
 
 @contextmanager
 def _progress() -> Iterator[Step]:
-    """Show each step on a terminal."""
     from rich.console import Console  # noqa: PLC0415 - takes its time
 
     with Console(stderr=True).status("starting Spark") as status:

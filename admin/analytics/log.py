@@ -1,6 +1,6 @@
-"""From files of the rejection log to records: ``admin.rejection_log.records`` says what a line must be.
+"""Reads files of the rejection log into records, as defined by ``admin.rejection_log.records``.
 
-Lines are decoded by the types that the log is written with. Lines that are no records are set aside with a reason.
+Lines are decoded by the types that the log is written with. Invalid lines are set aside with a reason.
 """
 
 import codecs
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _Rows = Iterator[pa.RecordBatch]
-_Lines = Iterable[tuple[bytes | None, str]]  # with the file of each; None is what a damaged file does not say
+_Lines = Iterable[tuple[bytes | None, str]]  # with the file of each. None: the damaged part of a file
 _Parse = Callable[[_Lines], _Rows]
 _TAGS: Final[dict[type[Record], str]] = {type_: type_.__struct_config__.tag for type_ in AnyRecord.__args__}
 _OLDEST_S: Final = 1_577_836_800  # 2020: there was no Sluice before
-_UNPACKED_BYTES: Final = 4 << 20  # of a packed file at a time
-_LONGEST_BYTES: Final = 4 << 20  # of a line in a packed file
+_UNPACKED_BYTES: Final = 4 << 20  # unpacked at a time
+_LONGEST_BYTES: Final = 4 << 20  # maximum length of a line in a packed file
 _AT_ONCE: Final = 20_000  # lines
 
 
@@ -54,7 +54,7 @@ _RECORD: Final = [
     *((tag, pa.struct(_fields_of(type_))) for type_, tag in _TAGS.items()),
 ]
 RECORD: Final = tuple(name for name, _ in _RECORD)
-"""What all records have, with the last second that each is of, and a struct for each type."""
+"""The columns of all records, with the last second of each, and a struct for each type."""
 _LINES: Final = pa.schema(
     [*_RECORD, ("file", _STRING), ("why", _STRING), ("example", _STRING), ("is_file", pa.bool_())]
 )
@@ -62,15 +62,15 @@ _HOURS: Final = pa.schema([("file", _STRING), ("hour_s", _INT)])
 
 
 def read(session: "SparkSession", found: Found, *, in_process: bool) -> "DataFrame":
-    """Return lines: the columns of ``RECORD``, and for lines that are no records their ``file``, ``why``, ``example``.
+    """Return the columns of ``RECORD``, and for invalid lines their ``file``, ``why`` and ``example``.
 
-    With ``in_process``, this process reads files of its machine; otherwise Spark does.
+    With ``in_process``, this process reads local files. Otherwise Spark does.
     """
     return _rows(session, found, partial(_parsed, _latest_s()), _LINES, in_process=in_process)
 
 
 def hours_of(session: "SparkSession", found: Found, *, in_process: bool) -> "DataFrame":
-    """Return each ``file``, and the beginnings of the ``hours`` that its records are of."""
+    """Return each ``file`` with the starts of the ``hours`` of its records."""
     hours = _rows(session, found, partial(_hours, _latest_s()), _HOURS, in_process=in_process)
     return hours.groupBy("file").agg(F.collect_set("hour_s").alias("hours"))
 
@@ -136,14 +136,14 @@ def _in_parts(parse: _Parse, pairs: Iterator[tuple[bytes | None, str]]) -> _Rows
 def _unpacked(content: memoryview) -> Iterator[bytes | None]:
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(content)) as stream:
-            # With ``read``, what comes before damage would be lost.
+            # With ``read``, data before the damage would be lost.
             yield from _split(iter(partial(stream.read1, _UNPACKED_BYTES), b""))
     except (OSError, zlib.error, EOFError):
         yield None
 
 
 def _split(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield lines. Of one that is longer than any record only the begin is kept."""
+    """Yield lines. Of a line longer than any record only the beginning is kept."""
     begun = bytearray()
     is_first = True
     for piece in pieces:
@@ -200,7 +200,6 @@ def _parsed(latest_s: int, pairs: _Lines) -> _Rows:
 
 
 def _why_invalid(record: AnyRecord, latest_s: int) -> str:
-    """Return what is wrong with a record beyond its types."""
     if record.v != VERSION:
         return _other_version(record.v)
     if record.at_s < _OLDEST_S:
@@ -221,7 +220,7 @@ def _why_invalid(record: AnyRecord, latest_s: int) -> str:
 
 
 def _other_version(version: int | None) -> str:
-    # Each is a reason of its own, so there are not too many.
+    # Each is a separate reason, so there are not too many.
     return f"schema version {version}" if version and 1 <= version <= 99 else "no schema version"
 
 
@@ -230,7 +229,7 @@ _NO_OBJECT: Final = "not one JSON object with fields of the right types"
 
 
 def _why_not(line: bytes, error: str) -> str:
-    """Return why a line is no record; nothing if it is blank."""
+    """Return why a line is not a record. Empty: it is blank."""
     if not line.strip():
         return ""
     try:

@@ -1,4 +1,4 @@
-"""The settings of a report that change its tables. Plain data without Spark."""
+"""The options of a report that change its tables. Plain data without Spark."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Try(NamedTuple):
-    """A rate to be replayed for one resource, in what its limit counts."""
+    """A rate to replay for one resource, in its limit's unit."""
 
     kind: str
     name: str
@@ -15,13 +15,13 @@ class Try(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The settings that change the tables."""
+    """The options that change the tables."""
 
-    storm_gap_s: int = 30  # refusals at most this many seconds apart (1 to 3600) are one storm
-    since_s: int | None = None  # seconds since 1970 UTC: earlier records are left out
-    until_s: int | None = None  # and those from this second on
+    storm_gap_s: int = 30  # maximum distance of refusals in one storm, in seconds, 1 to 3600
+    since_s: int | None = None  # seconds since 1970 UTC. Earlier records are left out
+    until_s: int | None = None  # records from this second on are left out
     headroom: float = 0.2  # margin of a recommended limit above the need, as a share
-    attempts: Mapping[str, int] = field(default_factory=dict)  # in all if refused as busy, by language; others try once
+    attempts: Mapping[str, int] = field(default_factory=dict)  # total if refused as busy, by language. Default: 1
     tries: tuple[Try, ...] = ()
 
 

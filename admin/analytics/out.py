@@ -1,8 +1,8 @@
-"""The output directory of a report: its lock, its files, and for ``--once`` the files of the log that were read.
+"""The output directory of a report: its lock, its files, and for ``--once`` the log files that were read.
 
-``OUT/_files.json`` lists them with the hours of their records. The hours of new files are made again from all files
+``OUT/_files.json`` lists them with the hours of their records. The hours of new files are recomputed from all files
 that have records of them. Other hours stay, even if their files are gone. So ``--once`` may run at any interval, files
-may come in any order, and a killed run is repeated. Only if a file arrives for an hour whose other files are gone,
+may arrive in any order, and a killed run is repeated. But if a file arrives for an hour whose other files are gone,
 their records are lost, and the report says so.
 """
 
@@ -31,10 +31,10 @@ VERSION: Final = 2  # of the list, and of how tables are made
 
 
 def locked(out: Path) -> "closing[FileLock]":
-    """Keep other reports out of a directory, which is made if it is missing, until the context ends.
+    """Lock a directory against other reports until the context ends. Creates it if necessary.
 
     Raises:
-        StartError: another report writes there, or it cannot be used.
+        StartError: Another report writes there, or it cannot be used.
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -47,10 +47,10 @@ def locked(out: Path) -> "closing[FileLock]":
 
 
 def write_file(path: Path, pieces: Iterable[bytes]) -> None:
-    """Write a file; readers see the old one or the new one.
+    """Write a file atomically.
 
     Raises:
-        StartError: it cannot be written.
+        StartError: It cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -75,17 +75,17 @@ class _Kept(msgspec.Struct):
 
 @dataclass
 class Seen:
-    """The files that were read, and where their list is."""
+    """The files that were read, and the path of their list."""
 
     path: Path
     kept: _Kept
 
     @classmethod
     def read(cls, out: Path, options: Options) -> Self:
-        """Read the list of a directory; empty if the directory is new.
+        """Read the list of a directory. Empty if the directory is new.
 
         Raises:
-            StartError: the directory was made in another way, or the list is damaged.
+            StartError: The directory was made with other options, or the list is damaged.
         """
         path = out / _FILE
         made_with = msgspec.json.encode((options.storm_gap_s, sorted(options.attempts.items()))).decode()
@@ -104,16 +104,16 @@ class Seen:
 
     @property
     def log_bytes(self) -> int:
-        """Size of the log that the tables are of, about: they stay when its files are deleted."""
+        """Approximate size of the log behind the tables, which remain when its files are deleted."""
         return 30 * sum(file.stat().st_size for file in self.path.parent.glob("minutes/dt=*/*.parquet"))
 
     @staticmethod
     def is_kept(out: Path) -> bool:
-        """Tell whether ``--once`` updates a directory."""
+        """Return whether ``--once`` updates a directory."""
         return (out / _FILE).exists()
 
     def take(self, tools: "Tools", found: Found, options: Options) -> "tuple[Frames, dict[str, Any]]":
-        """Read new files; return the tables, and what was read so far."""
+        """Read new files. Return the tables and a summary of everything read so far."""
         from admin.analytics.report import read_tables  # noqa: PLC0415 - imported while Java starts
 
         files = self.kept.files
@@ -141,7 +141,7 @@ class Seen:
         files, changed = self.kept.files, {file.path for file in new}
         tools.step(f"looking into {counted(len(new), 'new file')}")
         hours_by_file = hours_of(tools, replace(found, files=new))
-        # The earlier hours of a changed file are made again, too.
+        # The previous hours of a changed file are recomputed too.
         hours = {hour for file in new if file.path in files for hour in files[file.path].hours}
         hours.update(*hours_by_file.values())
         if hours and not self.path.exists():
@@ -149,7 +149,7 @@ class Seen:
             self._write()
         for path, size_bytes, written_s in new:
             files[path] = _Read(size_bytes, written_s, sorted(hours_by_file[path]))
-        # Files that are not named now, but still exist, have records of the hours as well.
+        # Files that are not named now, but still exist, also have records of the hours.
         unnamed = sorted(
             path for path in files.keys() - {file.path for file in found.files} if os.access(path, os.R_OK)
         )

@@ -1,11 +1,11 @@
-"""What a limit, or fair shares of it, would have refused of a recorded demand.
+"""Computes the refusals of a limit, or of fair shares of it, for a recorded demand.
 
 The model is the bucket and the breaker of ``limiter.buckets.limiter``, and a test compares the two. The log has one
-figure for each second: within it, requests are assumed to arrive at even distances and to be of one size, or at random
-times where the bucket holds only a few of them. A run of requests that are all admitted or all refused takes one step.
+figure per second. Within a second, requests are assumed to arrive evenly spaced and to be of one size, or at random
+times if the bucket holds only a few of them. A run of requests that are all admitted or all refused takes one step.
 
-Seconds are played only from a full bucket on that may run out. All others are skipped, since what was refused before a
-full bucket no longer matters.
+Seconds are played only from a full bucket that may run empty. All others are skipped, because refusals before a full
+bucket no longer matter.
 
 Not in the model: bursts within a second, which matter if ``burst_s`` is far below a second, warm-up, debts, and other
 limits such as totals and scopes. Action ``delay`` admits requests that would wait up to ``max_delay_s``, like a bucket
@@ -27,18 +27,18 @@ from admin.common.recommendations import Replay
 from limiter.rules.rule import DEFAULT_BREAK_S, DEFAULT_MAX_DEBT_S, MAX_FAIR_KEYS
 
 FEW: Final = 50  # if a bucket holds fewer requests than this, their times within a second matter
-MAX_SHARE: Final = 0.5  # a caller with this part of the refusals has the largest demand
+MAX_SHARE: Final = 0.5  # a caller with this share of the refusals has the largest demand
 LEAST_CALLERS: Final = 3  # with fewer callers there are no others to protect
-MAX_SECONDS: Final = 20_000  # seconds of storms replayed for fair shares, of the largest storms; it bounds the time
+MAX_SECONDS: Final = 20_000  # maximum seconds of storms replayed for fair shares, the largest storms first
 UNEVEN: Final = 1.25  # a share has no room for a caller's busier moments, so it is replayed with this much more
 _BLOCK: Final = 300  # seconds whose levels are computed in one step
-_TIMES: Final = np.random.default_rng(0).random(100_003)  # within a second; the same for all limits, to compare them
+_TIMES: Final = np.random.default_rng(0).random(100_003)  # within a second. The same for all limits, to compare them
 
 
 class Backtest:
-    """What limits would have refused over the same minutes. They differ by their rates from the one in force now.
+    """Replays limits over the same minutes. They differ from the current one in their rates.
 
-    Minutes ``under`` that one have its number.
+    Minutes ``under`` the current one have its number.
     """
 
     def __init__(self, minutes: Minutes, now: Limit, under: int = 0) -> None:
@@ -51,22 +51,21 @@ class Backtest:
         self._is_now: Flags = np.repeat(is_now, minutes.seconds)
         self.messages = int(minutes.messages.sum())
         self.wanted_messages = float((minutes.messages * minutes.left).sum())
-        # While the limit in force was in force: the demand, and the refusals in the log.
+        # While the current limit was active: the demand, and the refusals in the log.
         self.now_messages = int(minutes.messages[self._is_now].sum())
         self.logged_messages = int(minutes.refused_messages[is_now].sum())
 
     def replay(self, per_s: float | None, *, wanted: bool = False) -> Replay:
-        """Return what this rate would have refused; ``wanted`` is the demand without retries."""
+        """Return the refusals at this rate. ``wanted``: of the demand without retries."""
         refused_messages = float(self._played(per_s, wanted=wanted).sum())
         return as_replay(refused_messages, self.wanted_messages if wanted else self.messages)
 
     def error(self) -> int:
-        """Return what the replay refuses beyond the log while the limit in force was in force."""
+        """Return the replay's refusals beyond those in the log, while the current limit was active."""
         played = self._played(self._limit.rate_per_s, wanted=False)
         return round(float(played[self._is_now].sum())) - self.logged_messages
 
     def _played(self, per_s: float | None, *, wanted: bool) -> Values:
-        """Return the messages refused in each second."""
         key = (per_s, wanted and self.wanted_messages < self.messages)
         if key not in self._refused:
             its = self._minutes
@@ -86,7 +85,7 @@ def refused(
 ) -> Values:
     """Return the messages that a limit refuses in each second, which may be fractions.
 
-    Seconds are in order, without those that have no requests; ``size`` is in bytes. The bucket is full at the beginning
+    Seconds are in order, without those that have no requests. ``size`` is in bytes. The bucket is full at the beginning
     unless ``is_empty``.
     """
     delays = limit.action == "delay"
@@ -99,7 +98,7 @@ def refused(
     if any(gate.rate <= 0 for gate in gates):
         return messages * 1.0
     requests = np.maximum(1.0, np.rint(requests))
-    # Each request is refused alone for its size, which opens no breaker.
+    # Each request is refused alone for its size, which does not open the breaker.
     alone = np.any([gate.costs > requests * gate.most for gate in gates], axis=0)
     is_full, is_dry = np.ones(len(at_s), bool), np.zeros(len(at_s), bool)
     for gate in gates:
@@ -134,13 +133,13 @@ class _Gate:
         self.cost = 0.0
 
     def levels(self, at_s: Ints, largest: float) -> Values:
-        """Return what is stored before each second, at least, if all its requests came at its begin.
+        """Return a lower bound of the stored permits before each second, as if its requests came at its start.
 
         The largest debt is the cost of the ``largest`` request.
         """
         found = np.empty(len(at_s))
         stored, last_s = self.stored, at_s[0]
-        # As if none was refused, but for the end of each block.
+        # As if none was refused, except at the end of each block.
         for begin in range(0, len(at_s), _BLOCK):
             block = slice(begin, begin + _BLOCK)
             left = stored - np.cumsum(self.costs[block])
@@ -156,19 +155,19 @@ class _Gate:
         return self.stored
 
     def run(self, gap_s: float, most: int) -> int:
-        """Return how many requests at even distances are admitted before the first that is not."""
+        """Return how many evenly spaced requests are admitted before the first that is not."""
         loss = self.cost - gap_s * self.rate
         return most if self.stored > loss * (most - 1) else max(1, math.ceil(self.stored / loss))
 
     def spend(self, gap_s: float, run: int) -> None:
-        """Take what a run of requests costs. A bucket that fills up meanwhile holds no more than its capacity."""
+        """Spend the cost of a run of requests. A bucket that fills up in between is capped at its capacity."""
         self.stored = min(self.capacity, self.stored - (self.cost - gap_s * self.rate) * (run - 1)) - self.cost
 
 
 def _play(
     gates: Sequence[_Gate], break_s: float, seconds: Iterable[tuple[int, int, bool, tuple[float, ...]]]
 ) -> list[float]:
-    """Play seconds, as begin, requests, whether the buckets are full, and costs; return each one's refused part."""
+    """Play seconds: begin, requests, whether the buckets are full, and costs. Return each one's refused share."""
     last_s, free_s, found = 0.0, -math.inf, []
     for begin_s, requests, is_full, costs in seconds:
         gap_s = 1 / requests
@@ -202,7 +201,7 @@ def _play(
         while at < requests:
             now_s = begin_s + (offsets_s[at] if offsets_s else (at + 0.5) * gap_s)
             if now_s < free_s:
-                # An open breaker refuses everything before it closes.
+                # An open breaker refuses everything until it closes.
                 offset_s = free_s - begin_s
                 after = bisect_left(offsets_s, offset_s) if offsets_s else math.ceil(offset_s * requests - 0.5)
                 at = max(at + 1, after)
@@ -235,27 +234,27 @@ def _play(
 
 
 class Others(NamedTuple):
-    """All callers but the one with the largest demand, in storms."""
+    """All callers except the one with the largest demand, in storms."""
 
-    caller: Caller  # that one
-    keys: int  # how many callers share the limit, at most
-    messages: float  # that the others sent
-    refused_now: float  # the share of it that was refused
-    worst_then: float  # the share that fair shares would refuse to any of them, at most
+    caller: Caller  # the largest caller
+    keys: int  # maximum number of callers that share the limit
+    messages: float  # sent by the others
+    refused_now: float  # the refused share of these
+    worst_then: float  # the maximum share that fair shares would refuse to any of them
 
 
 def others_of(demand: Demand, minutes: Minutes) -> Others | None:
-    """Replay fair shares among the kind of caller where one stands out most; None unless they help all others.
+    """Replay fair shares among the kind of caller where one stands out most. None: they do not help all others.
 
     They must save the others at least half of their refusals, and make none of them worse off.
 
-    The log has the callers of each storm by their part of the refusals. Without fair shares everyone is refused alike,
-    so that part is also their part of the demand. Each caller is replayed by itself in the seconds of the storm,
-    against what ``limiter.buckets.fair`` guarantees it: a bucket with an n-th of the rate, which is empty at the start.
-    What others leave unused comes on top, so the refusals are an upper bound. Nothing is promised for other times.
+    The log has each storm's callers by their share of the refusals. Without fair shares all callers are refused alike,
+    so this is also their share of the demand. Each caller is replayed separately in the seconds of the storm, with the
+    guarantee of ``limiter.buckets.fair``: a bucket with an n-th of the rate, empty at the start. Permits unused by
+    others are added in reality, so the refusals are an upper bound. Other times have no guarantee.
 
-    A caller that comes in bursts is replayed with the larger part that it had while it was refused (``client_then``).
-    Callers without a name in the log are taken to be as large as the smallest one with a name.
+    A bursty caller is replayed with the larger share that it had while it was refused (``client_then``). Callers
+    without a name in the log are assumed to be as large as the smallest one with a name.
     """
     caller = demand.storms.top
     if caller is None or not demand.limit.rate_per_s or not MAX_SHARE <= caller.share < 1.0:
@@ -270,13 +269,13 @@ def others_of(demand: Demand, minutes: Minutes) -> Others | None:
         begin, end = np.searchsorted(minutes.at_s, (storm["start_s"], storm["end_s"])).tolist()
         played = min(end - begin, left)
         if not played:
-            # Its minutes are not there, or the time is up.
+            # Its minutes are missing, or the time is used up.
             continue
         left, refused_messages = left - played, storm["messages"] * played / (end - begin)
         at = slice(begin, begin + played)
         first, last = np.searchsorted(minutes.minute_s, (storm["start_s"] - MINUTE_S, storm["end_s"])).tolist()
         clients = int(minutes.clients[first:last].max(initial=0))
-        # Callers that were not refused have shares as well.
+        # Callers that were not refused also have shares.
         count = max(storm[counted], -(-storm[counted] * clients // max(1, storm["client_count"])))
         keys = max(keys, count)
         total = float(minutes.messages[at].sum())
@@ -295,7 +294,7 @@ def others_of(demand: Demand, minutes: Minutes) -> Others | None:
 
 
 def _parts(storm: Row, named: str, count: int) -> Iterator[tuple[str, float, float]]:
-    """Return callers, their parts of all demand, and of the demand while they asked."""
+    """Return callers, their shares of all demand, and of the demand while they were active."""
     callers = [each for each in storm[named] if each["messages"]]
     for each, then in zip(callers, storm[f"{named.removesuffix('s')}_then"], strict=False):
         yield each["name"], each["share"], min(1.0, max(each["share"], then) * UNEVEN)
@@ -305,13 +304,13 @@ def _parts(storm: Row, named: str, count: int) -> Iterator[tuple[str, float, flo
 
 
 def _refused(limit: Limit, minutes: Minutes, at: slice, part: float, count: int) -> float:
-    """Return how many messages the share of one caller refuses, which has a part of each second."""
+    """Return how many messages the share of one caller, with this part of each second, refuses."""
     share = replace(
         limit,
         rate_per_s=None if limit.rate_per_s is None else limit.rate_per_s / count,
         bytes_per_s=None if limit.bytes_per_s is None else limit.bytes_per_s / count,
     )
-    # In whole messages: a small caller sends in some of the seconds only.
+    # In whole messages, because a small caller sends only in some of the seconds.
     messages = np.diff(np.floor(np.cumsum(minutes.messages[at] * part) + 0.5), prepend=0.0)
     sent = messages > 0
     requests, size = (np.maximum(1.0, each[at] * part)[sent] for each in (minutes.requests, minutes.bytes))

@@ -1,6 +1,6 @@
 """The grouped step in Python: from the minutes of each resource to the advice about its limit.
 
-A resource's rows are sorted by minute. Those without a minute come first: its storms, and its limit as recorded.
+A resource's rows are sorted by minute. Those without a minute come first: its storms, and its recorded limit.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -47,7 +47,7 @@ def advise_each(rows: DataFrame, sidecars: Mapping[str, Known], options: Options
 
 
 def advise_here(rows: DataFrame, sidecars: Mapping[str, Known], options: Options) -> DataFrame:
-    """Do the same in this process: for a small log, starting workers would take longer than everything else."""
+    """As ``advise_each``, in this process: for a small log, starting workers would take longest."""
     table = rows.orderBy(*RESOURCE_KEY, "minute_s").toArrow()
     run = _advise(sidecars, options)
     made: list[pa.RecordBatch] = []
@@ -61,7 +61,7 @@ def advise_here(rows: DataFrame, sidecars: Mapping[str, Known], options: Options
 
 
 def rows_of(minutes: DataFrame, storms: DataFrame, limits: DataFrame) -> DataFrame:
-    """Put what is known of each resource into rows: of its minutes, and of its storms as ``rollup`` returns them."""
+    """Return a resource's minutes, storms (as in ``rollup``) and limit as rows."""
     its_storms = storms.groupBy(*RESOURCE_KEY).agg(
         F.collect_list(F.struct("start_s", "end_s", "messages", "rules", *_OF_CALLERS)).alias("storms")
     )

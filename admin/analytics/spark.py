@@ -1,7 +1,7 @@
 """Spark for reports: the requirements, a quiet session, and its errors in one line.
 
-Java's output goes to a file, and no temporary file stays behind. Under ``spark-submit`` and Spark Connect, the existing
-session is used.
+Java's output goes to a file, and no temporary file is left behind. Under ``spark-submit`` and Spark Connect, the
+existing session is used.
 """
 
 import os
@@ -34,10 +34,10 @@ _PACKAGES: Final = ("pyspark", "pyarrow", "pandas", "numpy", "jinja2")
 
 
 def check_requirements(environ: Mapping[str, str] = os.environ, *, java: bool = True) -> None:
-    """Check the packages, and Java unless Spark runs behind Spark Connect, without starting Spark.
+    """Check the packages, and Java unless Spark Connect is used, without starting Spark.
 
     Raises:
-        StartError: something is missing; says how to install it.
+        StartError: Something is missing. The message says how to install it.
     """
     missing = [name for name in _PACKAGES if find_spec(name) is None]
     if "pyspark" not in missing and not (4, 3) <= tuple(map(int, version("pyspark").split(".")[:2])) < (5,):
@@ -51,7 +51,7 @@ def check_requirements(environ: Mapping[str, str] = os.environ, *, java: bool = 
 
 
 def under_submit(environ: Mapping[str, str] = os.environ) -> bool:
-    """Tell whether ``spark-submit`` started this process, with a Java process of its own."""
+    """Return whether ``spark-submit`` started this process, with its own Java process."""
     return "PYSPARK_GATEWAY_PORT" in environ
 
 
@@ -69,7 +69,7 @@ def _without_java(environ: Mapping[str, str]) -> str:
     return f"{java} is Java {found[1]}" if found and int(found[1]) < OLDEST_JAVA else ""
 
 
-# Errors. A Spark error is pages of Java: those that an operator can act on are recognised by their words.
+# Errors. A Spark error is pages of Java. Those that an operator can act on are recognized by their text.
 
 _ADDRESS: Final = r"[^\n]*?((?:\b\w+:/?)?/[^\s'\"`,()]+)"
 _MEANINGS: Final = {
@@ -90,12 +90,12 @@ _MEANINGS: Final = {
     r"Py4JNetworkError|ConnectionRefusedError|ConnectionResetError|<exception str\(\) failed>":
         "Spark's Java process ended unexpectedly; it may have been killed for lack of memory (--driver-memory)",
 }  # fmt: skip
-"""Patterns of errors and their meanings; the first match counts."""
+"""Patterns of errors and their meanings. The first match counts."""
 
 
 @contextmanager
 def in_words(log: Path) -> Iterator[None]:
-    """Turn errors of Spark into one line; append the whole error to the log.
+    """Turn Spark errors into one line. Append the whole error to the log.
 
     Raises:
         StartError: Spark failed, or a file cannot be read or written.
@@ -117,12 +117,12 @@ def in_words(log: Path) -> Iterator[None]:
 
 
 def meaning(text: str) -> str:
-    """Return one line for the traceback of an error of Spark, or for its log."""
+    """Return one line for the traceback of a Spark error, or for its log."""
     for pattern, said in _MEANINGS.items():
         if found := re.search(pattern, text):
             places = (re.sub(r"^file:/+", "/", each.rstrip(".,;:'\"`")) for each in found.groups() if each)
             return said.format(*places)
-    # Of Java itself ": java.X: Words", and of Spark's Python side "pyspark.errors.X: [CLASS] Words".
+    # Java's errors look like ": java.X: Words", those of Spark's Python side like "pyspark.errors.X: [CLASS] Words".
     patterns = (r"^: (.+)", r"^(?:Exception in .+ )?[\w.]+(?:Exception|Error): (?:\[\S*\] )*(.+)")
     found = next(filter(None, (re.search(pattern, text, re.MULTILINE) for pattern in patterns)), None)
     return f"Spark failed: {found[1][:300].rstrip('.')}" if found else "Spark failed"
@@ -142,17 +142,17 @@ _LARGE_JAVA: Final = (
 )
 """Ten times the defaults: a million records took 185 CPU seconds, and 215 with the defaults."""
 _ALWAYS: Final = {
-    # Otherwise each call is noted with its line of Python, which takes seconds.
+    # Otherwise each call is recorded with its line of Python, which takes seconds.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
     "spark.sql.parquet.compression.codec": "zstd",
     "spark.sql.execution.arrow.maxBytesPerBatch": str(8 * 1024 * 1024),
     "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
     # Small listings need no job.
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "4096",
-    # A sidecar writes a file each minute: otherwise 32 of them would be a task.
+    # A sidecar writes a file each minute. Otherwise 32 of them would be a task.
     "spark.sql.files.openCostInBytes": "65536",
 }
-# With so many columns a stage is one method, too large for Java's second compiler: a million records took 161 CPU
+# With this many columns a stage is one method, too large for Java's second compiler: a million records took 161 CPU
 # seconds, and 133 without.
 _LARGE: Final = {"spark.sql.codegen.wholeStage": "false"}
 _TINY: Final = {**_LARGE, "spark.sql.shuffle.partitions": "1", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
@@ -161,29 +161,29 @@ _UNUSED: Final = re.compile(
     r"spark-(mllib|graphx|streaming|kubernetes|yarn|hive|connect|pipelines|repl)_|kubernetes-|volcano-|vertx-|derby"
     r"|hive-(?!storage-api)|datanucleus-|netty-tcnative-|breeze|spire|algebra|arpack|JTransforms|scala-compiler|jline"
 )
-"""Jars of Spark that a report on this machine does not need: each class is looked for in all jars in turn."""
+"""Spark's jars that a local report does not need. Java searches each class in all jars in turn."""
 
 
 @dataclass(frozen=True)
 class SparkOptions:
-    """How Spark is run."""
+    """The options of the Spark session."""
 
-    # local[2], spark://HOST:PORT, k8s://…, yarn, or sc://HOST:PORT (Spark Connect); empty is the master of
-    # spark-submit, or else all of this machine.
+    # local[2], spark://HOST:PORT, k8s://…, yarn, or sc://HOST:PORT (Spark Connect). Empty: the master of spark-submit,
+    # or all of this machine.
     master: str = ""
-    driver_memory: str = "1g"  # of the Java process here
-    conf: tuple[tuple[str, str], ...] = ()  # Spark's own options, which win
-    log: Path | None = None  # file for Spark's output; None discards it
+    driver_memory: str = "1g"  # of the local Java process
+    conf: tuple[tuple[str, str], ...] = ()  # Spark's own options, which take precedence
+    log: Path | None = None  # file for Spark's output. None discards it
     log_bytes: float = inf  # size of the rejection log, unpacked
 
     @property
     def is_local(self) -> bool:
-        """Only this machine is used."""
+        """Whether only this machine is used."""
         return self.master in {"", "local"} or self.master.startswith("local[")
 
     @property
     def is_connect(self) -> bool:
-        """Spark Connect is used."""
+        """Whether Spark Connect is used."""
         return self.master.startswith("sc://")
 
 
@@ -192,7 +192,7 @@ def open_session(options: SparkOptions) -> Iterator["SparkSession"]:
     """Start Spark, and stop it with the block.
 
     Raises:
-        StartError: it did not start; says why, and where its log is.
+        StartError: It did not start. The message says why, and where its log is.
     """
     log = options.log or Path(os.devnull)
     session = None
@@ -246,7 +246,7 @@ def _start(options: SparkOptions, scratch: Path, log: Path) -> "SparkSession":
 
 
 def _given(options: SparkOptions) -> dict[str, str]:
-    """Return the options that were given to Spark, by ``--conf`` or ``spark-submit``."""
+    """Return the options given to Spark by ``--conf`` or ``spark-submit``."""
     if not under_submit():
         return dict(options.conf)
     from pyspark import SparkConf, SparkContext  # noqa: PLC0415 - as above
@@ -258,11 +258,11 @@ def _given(options: SparkOptions) -> dict[str, str]:
 
 
 def _settings(options: SparkOptions, scratch: Path, given: dict[str, str]) -> dict[str, str]:
-    """Return Spark's options: ours, unless others were given."""
+    """Return Spark's options: ours, unless they were given."""
     is_small = options.log_bytes < SMALL_BYTES
     settings = dict(_ALWAYS)
     if options.log_bytes < inf:
-        # The tasks are known, so Spark need not look for their number while it runs.
+        # The number of tasks is known, so Spark need not determine it at runtime.
         tasks = max(4, int(options.log_bytes) // TASK_BYTES)
         settings |= {"spark.sql.adaptive.enabled": "false", "spark.sql.shuffle.partitions": str(tasks)}
     if options.log_bytes < TINY_BYTES:
@@ -272,7 +272,7 @@ def _settings(options: SparkOptions, scratch: Path, given: dict[str, str]) -> di
     if under_submit() or options.is_connect:
         return settings | given
     its = given.get("spark.driver.extraJavaOptions", "")
-    # Java takes one collector only. This one has a single thread: the others are busy.
+    # Java accepts only one collector. This one has a single thread, because the others are busy.
     collector = "" if re.search(r"-XX:\+Use\w+GC", its) else "-XX:+UseSerialGC"
     java = (
         f"-Djava.io.tmpdir={scratch}",
@@ -297,7 +297,7 @@ def _settings(options: SparkOptions, scratch: Path, given: dict[str, str]) -> di
 
 @contextmanager
 def _signals_deferred() -> Iterator[None]:
-    """Defer the first SIGINT or SIGTERM: Java must have started before it can be stopped."""
+    """Defer the first SIGINT or SIGTERM, because Java must have started before it can be stopped."""
     noted: list[int] = []
 
     def note(number: int, _frame: FrameType | None) -> None:
@@ -318,7 +318,7 @@ def _signals_deferred() -> Iterator[None]:
 
 
 def _link_spark(scratch: Path) -> None:
-    """Link Spark without the jars that are not needed, which take most of a second to load."""
+    """Link Spark without unneeded jars, which take most of a second to load."""
     import pyspark  # noqa: PLC0415 - as above
 
     installed = Path(pyspark.__file__).parent

@@ -1,4 +1,4 @@
-"""What a report says: the sentences and rows that the page has, too, and their layout in the terminal.
+"""The text of a report: sentences and rows, shared with the page, and their layout on the terminal.
 
 A cell is a text, a tuple of a text and notes on it, or a list.
 """
@@ -51,7 +51,7 @@ def lede(of: Row) -> str:
 
 
 def unknowns(of: Row) -> Iterator[str]:
-    """Yield what a report does not know, in sentences."""
+    """Yield the gaps in a report's knowledge, in sentences."""
     inputs, totals = of["inputs"], of["totals"]
     unread = list(dict.fromkeys(each["file"] for each in inputs["set_aside"] if not each["lines"]))
     missing = totals["missing_minutes"]
@@ -86,7 +86,7 @@ def unknowns(of: Row) -> Iterator[str]:
 
 
 def effect(of: Row) -> str:
-    """Say what the changes would do, by the replay; empty without one."""
+    """Describe the effect of the changes, by the replay. Empty without one."""
     tests = [each["backtest"] for each in of["recommendations"] if words.is_default(each)]
     now, then, others_now, others = (
         sum(each[side]["refused_messages"] for each in tests if each[side])
@@ -106,7 +106,7 @@ def located(of: Row, sidecars: int) -> str:
 
 
 def floods(of: Row) -> list[dict[str, Any]]:
-    """Merge the storms that are one flood of a resource at several sidecars; ``peak_per_s`` stays that of one."""
+    """Merge the storms of one flood at several sidecars. ``peak_per_s`` stays that of one."""
     parts = defaultdict[tuple[Any, ...], list[Row]](list)
     for storm in of["storms"]:
         parts[tuple(storm[name] for name in ("shadow", "kind", "name", "flood_s"))].append(storm)
@@ -193,7 +193,7 @@ def recommendation_row(each: Row, sidecars: int) -> Cells:
 
 
 def tried_row(each: Row) -> Cells:
-    """Return the row of a rate that was asked for."""
+    """Return the row of a requested rate."""
     share, uncorrected = (each.get(name) or 0.0 for name in ("refused_share", "refused_share_uncorrected"))
     retried = f"({percent(uncorrected)} if nobody retries)" if share != uncorrected else ""
     return {
@@ -208,7 +208,7 @@ def tried_row(each: Row) -> Cells:
 
 
 def summary(of: Row, html: Path) -> RenderableType:
-    """Lay out the results of a report, see ``report.results``, and where the page is."""
+    """Lay out the results of a report (see ``report.results``), and the path of the page."""
     return Group(*_parts(of, html))
 
 
@@ -241,7 +241,7 @@ def _parts(of: Row, html: Path) -> Iterator[RenderableType]:
 
 
 def _text(cell: str | Sequence[str], *, first: bool) -> str:
-    """Write a cell in short: the page has all of it."""
+    """Write a cell in short. The page has all of it."""
     if isinstance(cell, str):
         return cell
     if isinstance(cell, list):

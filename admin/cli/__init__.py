@@ -1,6 +1,6 @@
 """The command line: the console script ``sluice``.
 
-Every error is a line on stderr that begins with ``sluice:``. ``_EPILOGUE`` says what the exit codes mean.
+Every error is a line on stderr that begins with ``sluice:``. ``_EPILOGUE`` explains the exit codes.
 """
 
 import errno
@@ -62,7 +62,7 @@ app.command(report.app)
 app.command(running.demo, help_epilogue=running.DEMO_EPILOGUE)
 
 _WORDS: Final = {"...": "…", ">= ": "at least ", "into float": "into a number", "into int": "into a whole number"}
-"""What is said in place of cyclopts' words."""
+"""Replacements for cyclopts' words."""
 _COMPLETION_EPILOGUE: Final = (
     "bash: sluice completion bash > ~/.local/share/bash-completion/completions/sluice\n\n"
     "zsh: sluice completion zsh > ~/.zfunc/_sluice, with ~/.zfunc in fpath\n\n"
@@ -78,10 +78,10 @@ def completion(shell: Annotated[Literal["bash", "zsh", "fish"], Parameter(help="
 
 
 def main(tokens: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code; ``tokens`` are those of the process if not given."""
+    """Run one command and return its exit code. ``tokens``: by default the process's arguments."""
     try:
         result = app(sys.argv[1:] if tokens is None else tokens, result_action="return_value")
-        # At the interpreter's end, a failure to write could not be put in words.
+        # At interpreter shutdown, a write error could not be reported in words.
         sys.stdout.flush()
     except CycloptsError as error:
         return _complain([_usage(error)], 2)
@@ -93,7 +93,7 @@ def main(tokens: Sequence[str] | None = None) -> int:
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:
-    """Take apart the groups that nurseries wrap around errors."""
+    """Unwrap the groups that nurseries put around errors."""
     if isinstance(error, BaseExceptionGroup):
         for inner in error.exceptions:
             yield from _leaves(inner)
@@ -102,13 +102,12 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 def _failed(errors: Sequence[BaseException]) -> int:
-    """Print errors and return the exit code."""
     known = [each for each in errors if isinstance(each, OperatorError)]
     if known:
         return _complain([line for each in known for line in each.lines], known[0].exit_code)
     for each in errors:
         if isinstance(each, BrokenPipeError):
-            # The reader of our output has left.
+            # The reader of the output has left.
             _discard_output()
             return 0
         if isinstance(each, OSError) and each.errno == errno.ENOSPC:
@@ -118,7 +117,7 @@ def _failed(errors: Sequence[BaseException]) -> int:
 
 
 def _discard_output() -> None:
-    """Keep Python from writing the rest at its end."""
+    """Keep Python from writing the rest at shutdown."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -132,7 +131,7 @@ def _complain(lines: Sequence[str], exit_code: int) -> int:
 
 
 def _usage(error: CycloptsError) -> str:
-    """Put a parsing error into our form: one line, no full stop, and where the help is."""
+    """Word a parsing error like other errors: one line, no full stop, and where to find help."""
     command = " ".join(["sluice", *(error.command_chain or ())])
     match error:
         case UnusedCliTokensError(unused_tokens=[str() as token, *_]):
@@ -156,7 +155,6 @@ def _usage(error: CycloptsError) -> str:
 
 
 def _describe(error: BaseException) -> str:
-    """Name an error, and where it was raised."""
     traceback = error.__traceback__
     while traceback is not None and traceback.tb_next is not None:
         traceback = traceback.tb_next

@@ -86,7 +86,7 @@ def _switches(now: Mapping[str, Any]) -> Iterator[str]:
 
 @switch.command
 def off(*, kind: SwitchKind = "all", ttl: Ttl = None, write: Write = WRITE, ask: TargetFlags = ASK) -> int:
-    """Let everything pass, or everything of one kind; requests are still counted."""
+    """Let everything pass, or everything of one kind. Requests are still counted."""
     return _switch(kind, ttl, write, ask, limiting=False)
 
 
@@ -126,7 +126,7 @@ def reset(
 
 
 def reload(*, dry_run: DryRun = False, ask: TargetFlags = ASK) -> int:
-    """Reload the configuration, as SIGHUP does; an invalid one changes nothing."""
+    """Reload the configuration, as SIGHUP does. An invalid one changes nothing."""
 
     def lines(report: Mapping[str, Any]) -> Iterator[str]:
         yield from (f"{'would change' if dry_run else 'changed'}: {line}" for line in report["changed"])
@@ -265,7 +265,7 @@ def links(
     all: All = False,  # noqa: A002 - the flag is called so
     ask: TargetFlags = ASK,
 ) -> int:
-    """List the links of connected clients, and their credit; of each client, those that wait first."""
+    """List the links of connected clients, and their credit. Links that wait are first."""
 
     def links_of(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
         more = [{"name": f"and {row['more_links']} more"}] if row.get("more_links") else []
@@ -284,7 +284,7 @@ def close(
     reason: Annotated[str, Parameter(help="why, for the log", metavar="TEXT")] = "",
     ask: TargetFlags = ASK,
 ) -> int:
-    """Close one connection; most clients reconnect by themselves."""
+    """Close one connection. Most clients reconnect by themselves."""
 
     def closed(api: "Api") -> str:
         reply = api.ask("DELETE", "connections", str(connection), params={"reason": reason})
@@ -297,7 +297,7 @@ def close(
 
 
 def flow(*, limit: Most = 100, ask: TargetFlags = ASK) -> int:
-    """Show what waits for what: the bottleneck in words, alarms, and the connections that wait."""
+    """Show back pressure: the bottleneck in words, alarms, and waiting connections."""
     return ask.run(lambda api: api.text(api.get("flow", limit=limit), _flow))
 
 
@@ -318,7 +318,6 @@ def _flow(now: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _part(columns: Iterable[Column], rows: Sequence[Mapping[str, Any]], more: int, what: str) -> Iterator[str]:
-    """Yield a table behind a blank line, and how many rows are missing."""
     yield from ("", listing(columns, rows)) if rows else ()
     yield from ("", f"and {more} {what}{'s' * (more != 1)}; --limit N shows more") if more else ()
 
@@ -361,7 +360,7 @@ def purge(
     yes: Annotated[bool, Parameter(help="do not ask")] = False,
     ask: TargetFlags = ASK,
 ) -> int:
-    """Refuse the spooled messages of one resource; drop those without an answer. This cannot be undone."""
+    """Refuse the spooled messages of one resource. Those without an answer are dropped. This cannot be undone."""
     kind, colon, name = resource.partition(":")
     if not (kind and colon and name):
         raise SettingsError(f"{resource}: must be KIND:NAME, as `sluice spool` lists it")
@@ -379,7 +378,7 @@ def purge(
 
 
 def _confirm(resource: str) -> None:
-    """Ask the operator; raises SettingsError without a yes."""
+    """Ask the operator to confirm. Raises SettingsError without a yes."""
     if not sys.stdin.isatty():
         raise SettingsError(f"purging {resource} cannot be undone: give --yes to purge it without a question")
     question = f"Refuse or drop all spooled messages of {printable(resource)}? This cannot be undone. [y/N] "

@@ -1,6 +1,6 @@
-"""``sluice report``: what was refused, by whom, and what the limits should be, from the rejection log.
+"""``sluice report``: reports refusals, the refused clients, and recommended limits, from the rejection log.
 
-Only this imports ``admin.analytics``, and only when it is run: Spark is an optional extra that takes its time.
+Only this imports ``admin.analytics``, and only when it is run, because Spark is an optional extra and slow to import.
 """
 
 import math
@@ -65,10 +65,10 @@ Time = Annotated[str | None, Parameter(metavar="TIME")]
 Directory = Annotated[FileName, Parameter(metavar="DIRECTORY")]
 File = Annotated[FileName | None, Parameter(metavar="FILE")]
 _MINUTE_S: Final = 60
-"""Traffic is recorded by the minute, so that a part of one would have refusals without a demand."""
+"""Traffic is recorded by the minute, so a partial minute would have refusals without a demand."""
 _LEAST_KIB: Final = 512 << 10
 _LEAST_RATE: Final = 1e-6
-"""Limits have millionths."""
+"""Limits are in millionths."""
 
 
 @app.default
@@ -90,7 +90,7 @@ def report(
     driver_memory: Annotated[str, Parameter(metavar="SIZE")] = "1g",
     conf: Annotated[tuple[str, ...], Parameter(metavar="KEY=VALUE")] = (),
 ) -> int:
-    """Report what was refused, who was refused, and what the limits should be.
+    """Report refusals, the refused clients, and recommended limits.
 
     Args:
         logs: where the rejection log is (this machine's log)
@@ -101,12 +101,12 @@ def report(
         json: print the report as JSON
         storm_gap: refusals further apart than this are two storms (30s)
         headroom: margin above the demand, as a share of it (0.2)
-        once: read only new files, and keep everything else; for timers
-        attempts: how often clients of a language try in all; may be repeated
-        try_: also replay this rate; may be repeated
+        once: read only new files, and keep everything else, for timers
+        attempts: how often clients of a language try in all, may be repeated
+        try_: also replay this rate, may be repeated
         master: where Spark runs: local[2], spark://HOST:PORT, yarn, k8s://… (this machine)
         driver_memory: memory of Spark's driver process (1g)
-        conf: a Spark option; may be repeated
+        conf: a Spark option, may be repeated
     """
     from admin.analytics.options import Options, default_attempts  # noqa: PLC0415 - see the module
     from admin.analytics.spark import SparkOptions, check_requirements  # noqa: PLC0415 - see the module
@@ -173,7 +173,7 @@ def tail(
 
 
 def _own_log() -> list[Path]:
-    """Return the log of the sidecar that other commands ask; nothing if it cannot be asked. Raises SettingsError."""
+    """Return the log of the sidecar that other commands query. Empty: it does not answer. Raises SettingsError."""
     from admin.client.api import Api, ApiError  # noqa: PLC0415 - as in report
 
     try:
@@ -190,12 +190,12 @@ def _own_log() -> list[Path]:
 
 
 def _tell(line: str) -> None:
-    # Not among the records, which may be on their way into a pipe.
+    # Not to stdout, where the records may be piped.
     print(f"sluice: {printable(line)}", file=sys.stderr)  # noqa: T201 - for people
 
 
 def read_time(text: str | None, flag: str, now: datetime) -> int | None:
-    """Read a date or a date and time, in UTC without an offset, or a duration before now; raises SettingsError."""
+    """Parse a time (UTC by default) or a duration before now. Raises SettingsError."""
     if text is None:
         return None
     words = text.strip()
@@ -221,7 +221,7 @@ def _memory(text: str) -> str:
 
 
 def read_conf(words: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
-    """Read options of Spark, ``KEY=VALUE``; raises SettingsError."""
+    """Parse Spark options, ``KEY=VALUE``. Raises SettingsError."""
     found = []
     for word in words:
         key, equals, value = word.partition("=")
@@ -274,7 +274,7 @@ def _try(word: str) -> "Try":
 
 @contextmanager
 def _ended_in_order() -> Iterator[None]:
-    """Let SIGTERM and Ctrl-C leave no Java process and no temporary file, whatever else fails because of them."""
+    """On SIGTERM and Ctrl-C, leave no Java process and no temporary file, whatever fails as a result."""
     noted: list[int] = []
 
     def end(number: int, _frame: FrameType | None) -> NoReturn:

@@ -1,4 +1,4 @@
-"""``sluice run``, ``check`` and ``demo``: what needs no other Sluice that runs."""
+"""``sluice run``, ``check`` and ``demo``: commands that need no running Sluice."""
 
 import os
 from datetime import UTC, datetime
@@ -45,7 +45,7 @@ Addresses = Annotated[list[str] | None, Parameter(metavar="HOST:PORT")]
 File = Annotated[FileName | None, Parameter(metavar="FILE")]
 
 
-def run(  # noqa: D417 - the help of the others is made of words
+def run(  # noqa: D417 - the other options have computed help
     *,
     listen: Addresses = None,
     broker: Addresses = None,
@@ -72,12 +72,12 @@ def run(  # noqa: D417 - the help of the others is made of words
         config: TOML file, like deploy/sluice.toml
         log_level: debug, info, warning or error (info)
         log_format: auto, human or json (auto)
-        state_dir: where live edits are stored, or off; see below
+        state_dir: where live edits are stored, or off (see below)
         admin_token_file: tokens of the admin address, one per line: NAME ROLE TOKEN
         grace_s: time for requests in flight on exit (10)
         take_over: take over from a process with the same state directory, which then ends
     """
-    # Only the commands that need it import settings, event loop, HTTP server and tables, which takes its time.
+    # Settings, event loop, HTTP server and tables are slow to import, so only commands that need them do.
     import trio  # noqa: PLC0415 - see above
 
     from admin.config import logs  # noqa: PLC0415 - see above
@@ -120,7 +120,7 @@ def run(  # noqa: D417 - the help of the others is made of words
 def check(
     config: Annotated[FileName | None, Parameter(help="TOML file to validate (SLUICE_CONFIG)", metavar="FILE")] = None,
 ) -> int:
-    """Validate a configuration and print what it would put in force.
+    """Validate a configuration and print its listeners, rules and settings.
 
     File and environment variables apply as in `sluice run --config FILE`.
     """

@@ -1,1 +1,1 @@
-"""The client of the HTTP API, behind the commands that ask a running sidecar."""
+"""The client of the HTTP API, for the commands that query a running sidecar."""

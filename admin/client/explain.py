@@ -1,4 +1,4 @@
-"""``sluice limits explain --config``: what a configuration file would do."""
+"""``sluice limits explain --config``: explains the limits of a configuration file."""
 
 import os
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from proxy.stats.question import Question, QuestionError
 
 
 def explain_file(file: str, question: Mapping[str, str]) -> dict[str, Any]:
-    """Return what the API would answer with this configuration, without live state; raises SettingsError."""
+    """Return the API's answer for this configuration, without live state. Raises SettingsError."""
     plan = compose(load(file, os.environ, Flags()))
     limits = Limits(plan.rule_set.at(datetime.now(UTC)))
     try:

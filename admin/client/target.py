@@ -1,4 +1,4 @@
-"""Which sidecar to ask, and with which token: from flags, the environment, or a profile.
+"""Finds the sidecar to query and its token: from flags, the environment, or a profile.
 
 ``profiles.toml`` in the user's configuration directory has a table for each sidecar::
 
@@ -7,11 +7,11 @@
     token_file = "/home/me/.config/sluice/orders-1.token"   # or token = "…"
     ca_file = "/etc/ssl/our-ca.pem"
 
-Flags override a profile named by a flag, that the environment, and that the profile in SLUICE_PROFILE, which is ignored
-with its token as soon as --admin or SLUICE_URL names an address.
+The order of precedence is: flags, a profile named by a flag, the environment, and the profile in SLUICE_PROFILE. The
+latter is ignored, including its token, if --admin or SLUICE_URL names an address.
 
-Without variables of its own, a command uses SLUICE_ADMIN and SLUICE_ADMIN_TOKEN of ``sluice run``, as in a shell in the
-sidecar's container. That token goes to no other address.
+Without client variables, a command uses SLUICE_ADMIN and SLUICE_ADMIN_TOKEN of ``sluice run``, as in a shell in the
+sidecar's container. That token is sent to no other address.
 """
 
 import os
@@ -41,13 +41,13 @@ class Given(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A sidecar's admin address, and the access to it.
+    """A sidecar's admin address and the credentials for it.
 
     Attributes:
         url: ``http://host:port`` or ``https://…``, without a path.
-        token: sent with every request; None sends none. In no message and no representation.
-        ca_file: PEM file of the certificate authority; None is the system's.
-        warnings: for the operator, a line each.
+        token: Sent with every request. None: no token. It never appears in messages or representations.
+        ca_file: PEM file of the certificate authority. None: the system's.
+        warnings: For the operator, a line each.
     """
 
     url: str
@@ -57,8 +57,6 @@ class Target:
 
 
 class _Value(NamedTuple):
-    """A value and the name of its source."""
-
     text: str
     source: str
 
@@ -67,7 +65,7 @@ class _Value(NamedTuple):
 
 
 def find_target(given: Given, environ: Mapping[str, str]) -> Target:
-    """Return where to ask; raises SettingsError, which names the flag, the variable, or file and line."""
+    """Return the target. Raises SettingsError, which names the flag, the variable, or file and line."""
 
     def flag(text: str | None, name: str) -> _Value | None:
         return None if text is None else _Value(text, name)
@@ -147,13 +145,13 @@ def _url(admin: _Value, *, encrypted: bool) -> str:
         # It may contain a password.
         raise SettingsError(f"{admin.source if '@' in admin.text else admin}: {error}") from None
     if endpoint.host in WILDCARDS:
-        # A wildcard address is reached on loopback.
+        # A wildcard address is reachable on loopback.
         endpoint = endpoint._replace(host="::1" if endpoint.host == "::" else "127.0.0.1")
     return f"{scheme}://{endpoint}"
 
 
 def _address(text: str, *, encrypted: bool) -> tuple[str, Endpoint]:
-    """Read ``host:port`` or a URL; raises ValueError."""
+    """Parse ``host:port`` or a URL. Raises ValueError."""
     scheme, separator, _ = text.rpartition("://")
     if not separator:
         return "https" if encrypted else "http", parse_endpoint(text)
@@ -171,7 +169,7 @@ def _is_loopback(url: str) -> bool:
 
 
 def _token_in(file: _Value, warnings: list[str]) -> _Value:
-    """Read the token in a file; the last word of a line NAME ROLE TOKEN, as a sidecar's token file has them."""
+    """Read the token in a file: the last word of NAME ROLE TOKEN, as in a sidecar's token file."""
     try:
         with Path(file.text).open(encoding="utf-8") as opened:
             mode = os.fstat(opened.fileno()).st_mode
@@ -192,7 +190,7 @@ def _token_in(file: _Value, warnings: list[str]) -> _Value:
 
 
 def _check(token: _Value) -> None:
-    """Refuse what cannot be a token, without repeating it; raises SettingsError."""
+    """Reject an invalid token without repeating it. Raises SettingsError."""
     text = token.text.strip()
     if text.startswith("sha256:"):
         raise SettingsError(f"{token.source}: has the digest of a token, which is not accepted; name the token itself")

@@ -1,6 +1,6 @@
-"""``sluice top``: limits, rates and refusals live on a terminal. Without one it prints one table and ends.
+"""``sluice top``: limits, rates and refusals live on a terminal. Without a terminal it prints one table.
 
-One loop: ask for the rows that fit, draw them, wait up to a second for keys.
+It is one loop: request the rows that fit, draw them, wait up to a second for keys.
 """
 
 import os
@@ -35,7 +35,7 @@ _FILTERS: Final = ("", *FILTERS)
 _REFRESH_S: Final = 1.0
 _TIMEOUT_S: Final = 5.0
 _CHROME_LINES: Final = 8
-"""Lines of the screen that are not rows of the table."""
+"""Lines of the screen that are not table rows."""
 _WIDE: Final = 110
 """Narrower terminals show fewer columns, so that names have room."""
 _NARROW: Final = frozenset({"kind", "name", "limit", "passed", "refused", "used"})
@@ -64,13 +64,13 @@ _KEY: Final = re.compile(r"\x1b(?:\[[0-9;]*[@-~]|O.)?|[^\x1b]", re.DOTALL)
 
 @dataclass(slots=True)
 class View:
-    """What is shown.
+    """The state of the screen.
 
     Attributes:
-        backwards: against the usual order of the column.
-        top: number of rows above the first one on the screen.
-        total: number of rows at the sidecar.
-        typed: the text in the search; None while it is closed.
+        backwards: Against the usual order of the column.
+        top: Number of rows above the first one on the screen.
+        total: Number of rows at the sidecar.
+        typed: The text in the search field. None: it is closed.
     """
 
     kind: str = ""
@@ -89,11 +89,11 @@ class View:
         return {**wanted, "offset": self.top, "limit": rows, "history": "0"}
 
     def scroll(self, lines: int, rows: int) -> None:
-        """Scroll down, or up, on a screen of this many rows."""
+        """Scroll down or up, on a screen with this many rows."""
         self.top = max(0, min(self.top + lines, self.total - rows))
 
     def press(self, key: str, rows: int) -> bool:
-        """Do what a key says; return whether to continue."""
+        """Handle a key. Return whether to continue."""
         if self.typed is not None:
             self._type(key)
             return True
@@ -137,7 +137,7 @@ def _next(words: Sequence[str], word: str) -> str:
 
 
 def show(target: Target, view: View, *, once: bool, json: bool) -> int:
-    """Show the sidecar live, or once without a terminal; return the exit code. Raises OperatorError."""
+    """Show the sidecar live, or once without a terminal. Return the exit code. Raises OperatorError."""
     console = Console(highlight=False)
     with Api(target, _TIMEOUT_S) as api, ExitStack() as stack:
         if once or json or not console.is_terminal or console.is_dumb_terminal:
@@ -162,7 +162,7 @@ def _once(api: Api, view: View, *, json: bool) -> str:
 
 
 def _watch(api: Api, view: View, screen: Live, typed: Callable[[float], Sequence[str]]) -> None:
-    """Draw until a key ends it; raises ApiError if the sidecar cannot be asked at first, or refuses."""
+    """Draw until a key ends it. Raises ApiError if the first request fails or a request is rejected."""
     page: dict[str, Any] = {}
     state: dict[str, Any] = {}
     lost = ""
@@ -177,7 +177,7 @@ def _watch(api: Api, view: View, screen: Live, typed: Callable[[float], Sequence
                 raise
             lost = error.lines[0]
         view.total = page["total"]
-        # Rows may have gone.
+        # There may be fewer rows now.
         view.scroll(0, rows)
         drawn = draw(view, state, api.url, page, lost=lost, width=screen.console.width)
         screen.update(drawn, refresh=True)
@@ -192,7 +192,7 @@ def _watch(api: Api, view: View, screen: Live, typed: Callable[[float], Sequence
 def draw(
     view: View, state: Mapping[str, Any], url: str, page: Mapping[str, Any], *, lost: str = "", width: int = 120
 ) -> RenderableType:
-    """Lay out the screen; ``lost`` says why there is no news."""
+    """Lay out the screen. ``lost`` says why there is no current data."""
     keys = Text("q quit   s sort   r reverse   / search   f filter   Esc all   ↑ ↓ PgUp PgDn scroll", style="dim")
     if view.typed is not None:
         keys = Text.assemble(("search: ", "bold"), printable(view.typed), "▏   Enter searches, Esc leaves it")
@@ -200,7 +200,6 @@ def draw(
 
 
 def _head(view: View, now: Mapping[str, Any], url: str, page: Mapping[str, Any], lost: str) -> Iterator[Text]:
-    """Yield the lines above the table."""
     count, begin = len(page["rows"]), page.get("offset", 0)
     shown = str(count) if count >= page["total"] or not count else f"{begin + 1} to {begin + count}"
     order = f"by {view.sort}{' (reversed)' if view.backwards else ''}"
@@ -269,7 +268,7 @@ def _table(rows: Sequence[Mapping[str, Any]], width: int) -> Table:
 
 @contextmanager
 def _keyboard() -> Iterator[Callable[[float], Sequence[str]]]:
-    """Yield a function that waits some seconds for keys, without Enter; the terminal is restored at the end."""
+    """Yield a function that waits some seconds for keys, without Enter. The terminal is restored at the end."""
     descriptors = [sys.stdin.fileno()] if sys.stdin.isatty() else []
 
     def read(seconds: float) -> Sequence[str]:
@@ -289,6 +288,6 @@ def _keyboard() -> Iterator[Callable[[float], Sequence[str]]]:
 
 
 def keys(text: str) -> list[str]:
-    """Name the typed keys: characters are themselves, unknown keys are left out."""
+    """Return the names of typed keys. Characters are themselves, unknown keys are left out."""
     named = (_KEYS.get(each, each) for each in _KEY.findall(text))
     return [key for key in named if key.isprintable()]

@@ -1,1 +1,1 @@
-"""What all of the admin side uses: files on disk, errors for people, tables and numbers."""
+"""Code shared by the whole admin side: files on disk, errors for people, tables and numbers."""

@@ -1,7 +1,7 @@
-"""The columns of every table that the page and the command line show: a new column is a row here.
+"""The columns of every table on the page and on the command line. A new column is a row here.
 
-The page gets them as ``COLUMNS`` of ``parts.js``, the commands import them. The API takes the names of columns with
-an order as its ``sort`` words.
+The page gets them as ``COLUMNS`` of ``parts.js``, the commands import them. The names of sortable columns are the API's
+``sort`` words.
 """
 
 from collections.abc import Mapping
@@ -34,17 +34,17 @@ class Column(msgspec.Struct, frozen=True):
     """One column of a table.
 
     Attributes:
-        name: unique in its table; the API's ``sort`` word if the column has an order.
-        title: heading, as the page shows it; the command line shows it in lower case.
-        field: path of the field of the row, with dots. A mapping is shown as the sum of its values.
-        format: how the value is written. ``name`` is the row's kind and name, ``list`` values with commas, ``client``
-            and ``links`` the fields of a connection, ``history`` a small chart, ``age`` a time as how long ago it was.
-        unit: of the value, in words; empty if its format says it or there is none.
-        order: order of the first click; None if the table cannot be sorted by it.
-        help: explanation, shown on hover.
-        optional: shown only if a row has a value that is neither empty nor 0.
-        page: the page has such a column; otherwise it shows the value within another one, or not at all.
-        cli: the command line has such a column.
+        name: Unique in its table. Also the API's ``sort`` word if the column is sortable.
+        title: Heading on the page. The command line shows it in lower case.
+        field: Path of the row's field, with dots. A mapping is shown as the sum of its values.
+        format: How the value is written. ``name`` is the row's kind and name, ``list`` values with commas, ``client``
+            and ``links`` the fields of a connection, ``history`` a small chart, ``age`` the time since then.
+        unit: The value's unit in words. Empty if its format says it or there is none.
+        order: Order of the first click. None: not sortable.
+        help: Explanation, shown on hover.
+        optional: Shown only if a row has a value that is neither empty nor 0.
+        page: The page has such a column. Otherwise it shows the value in another one, or not at all.
+        cli: The command line has such a column.
     """
 
     name: str
@@ -68,7 +68,7 @@ def _rate(name: str, title: str, field: str, what: str, *, optional: bool = Fals
 
 
 def _live(name: str, title: str, field: str, format_: Format, what: str) -> Column:
-    """Make a column of the command line that is shown only if a row has a value."""
+    """Make a command line column that is shown only if a row has a value."""
     return Column(name, title, f"live.{field}", format_, help=what, optional=True, page=False)
 
 
@@ -238,7 +238,7 @@ FILTERS: Final[Mapping[str, str]] = {
 
 
 def sort_words(columns: tuple[Column, ...]) -> tuple[str, ...]:
-    """Return the names of the columns that a table can be sorted by."""
+    """Return the names of the sortable columns."""
     return tuple(column.name for column in columns if column.order is not None)
 
 

@@ -1,4 +1,4 @@
-"""Locks, permissions and durable replacement of files, and errors of the disk in plain words. Everything blocks."""
+"""Locks, permissions and durable replacement of files, and disk errors in plain words. All calls block."""
 
 import errno
 import fcntl
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-#: Reasons and names of clients are private.
+#: Files contain reasons and clients' names, which are private.
 _MODE: Final = 0o600
 _MAX_READ_BYTES: Final = 64 << 20
 
@@ -26,16 +26,16 @@ _WORDS: Final = {
 
 
 class LockedError(Exception):
-    """Another process has the directory."""
+    """Another process has the lock."""
 
 
 def words_for(error: OSError) -> str:
-    """Say in plain words why a file or directory cannot be written."""
+    """Return in plain words why a file or directory cannot be written."""
     return _WORDS.get(error.errno or 0) or (error.strerror or str(error)).lower()
 
 
 def open_to_read(path: Path) -> int:
-    """Open a regular file and return its descriptor; raises OSError. Opening a pipe would wait for a writer."""
+    """Open a regular file and return its descriptor. Raises OSError, also for pipes, which would block."""
     mode = path.stat().st_mode
     if stat.S_ISDIR(mode):
         raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
@@ -45,7 +45,7 @@ def open_to_read(path: Path) -> int:
 
 
 def read_file(path: str) -> bytes:
-    """Read a file that an operator has named; raises OSError, also for more than 64 MiB, as of ``/dev/zero``."""
+    """Read a file named by an operator. Raises OSError, also above 64 MiB, as for ``/dev/zero``."""
     with Path(path).open("rb") as file:
         content = file.read(_MAX_READ_BYTES + 1)
     if len(content) > _MAX_READ_BYTES:
@@ -54,9 +54,9 @@ def read_file(path: str) -> bytes:
 
 
 def exposed_to(directory: Path) -> str | None:
-    """Say who besides this user and root can write in a directory, and what to do; None if nobody can.
+    """Return who else can write in a directory, apart from root, and what to do. None: no other user.
 
-    They can replace files there, whatever the files' modes. A sticky bit (as of /tmp) does not help against new files.
+    They can replace files there, whatever the files' modes. A sticky bit (as on /tmp) does not prevent new files.
     """
     found = directory.stat()
     mode = stat.S_IMODE(found.st_mode)
@@ -70,10 +70,10 @@ def exposed_to(directory: Path) -> str | None:
 
 
 def replace_durably(path: Path, pieces: Iterable[bytes]) -> None:
-    """Replace a file's content at once, durably; raises OSError and leaves it as it was."""
+    """Replace a file's content atomically and durably. Raises OSError and leaves it as it was."""
     beside = path.with_name(path.name + ".new")
     try:
-        # Of a process that was killed; a link there must not be written through.
+        # Left by a killed process. If it is a link, it must not be followed.
         beside.unlink(missing_ok=True)
         with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _MODE), "wb") as file:
             file.writelines(pieces)
@@ -87,7 +87,7 @@ def replace_durably(path: Path, pieces: Iterable[bytes]) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Make the names in a directory durable."""
+    """Make the file names in a directory durable."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -96,7 +96,7 @@ def sync_directory(directory: Path) -> None:
 
 
 def fresh_name(directory: Path, name: str) -> Path:
-    """Return a path of that name, with a number behind it if there is such a file already."""
+    """Return a path of that name, with a number appended if it exists already."""
     path, number = directory / name, 1
     while path.exists():
         number += 1
@@ -110,8 +110,8 @@ class FileLock:
     ``inherited`` is the descriptor of a process that has the lock and shares it.
 
     Raises:
-        LockedError: another process has it.
-        OSError: the file cannot be made.
+        LockedError: Another process has it.
+        OSError: The file cannot be created.
     """
 
     def __init__(self, path: Path, *, inherited: int | None = None) -> None:
@@ -127,9 +127,9 @@ class FileLock:
             raise
 
     def fileno(self) -> int:
-        """Return the descriptor. A process that it is passed to has the lock, too, until all have closed it."""
+        """Return the descriptor. A process that gets it shares the lock, until all have closed it."""
         return self._descriptor
 
     def close(self) -> None:
-        """Let others in."""
+        """Release the lock."""
         os.close(self._descriptor)

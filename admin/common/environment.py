@@ -1,8 +1,8 @@
-"""The environment variables of those who ask a sidecar; ``sluice run`` leaves them alone."""
+"""The environment variables of client commands. ``sluice run`` ignores them."""
 
 from typing import Final
 
 ENV_URL, ENV_TOKEN, ENV_TOKEN_FILE = "SLUICE_URL", "SLUICE_TOKEN", "SLUICE_TOKEN_FILE"
 ENV_CA_FILE, ENV_PROFILE = "SLUICE_CA_FILE", "SLUICE_PROFILE"
 CLIENT_VARIABLES: Final = (ENV_URL, ENV_TOKEN, ENV_TOKEN_FILE, ENV_CA_FILE, ENV_PROFILE)
-"""What the environment says to the commands that ask a sidecar; to ``sluice run`` it says nothing."""
+"""Variables of the commands that query a sidecar."""

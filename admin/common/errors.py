@@ -10,12 +10,7 @@ from admin.common.tables import printable
 
 
 class OperatorError(Exception):
-    """One or more things an operator must change.
-
-    Attributes:
-        lines: one for each thing.
-        exit_code: what the process ends with.
-    """
+    """One or more things that an operator must change, with a line for each."""
 
     exit_code = 1
 
@@ -25,17 +20,17 @@ class OperatorError(Exception):
 
 
 class SettingsError(OperatorError):
-    """The command line, the environment or the configuration file is wrong."""
+    """The command line, the environment or the configuration file is invalid."""
 
     exit_code = 2
 
 
 class StartError(OperatorError):
-    """The settings are right, but the machine does not let Sluice run with them."""
+    """The settings are valid, but Sluice cannot run with them on this machine."""
 
 
 def listen_error(what: str, address: str, error: OSError, *, hint: str = "") -> StartError:
-    """Say why ``what`` cannot listen on an address, and what to do; ``hint`` is for an address in use."""
+    """Explain why ``what`` cannot listen on an address. ``hint`` is for an address in use."""
     why = {
         errno.EADDRINUSE: "; ".join(
             filter(None, ("it is in use", hint, "stop what listens there or choose another address"))

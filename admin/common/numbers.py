@@ -1,22 +1,20 @@
-"""How figures are written for people, everywhere on the command line and in the demo; without their units."""
+"""Formats figures for people, on the command line and in the demo. Without units."""
 
 import math
 from typing import Final
 
 LATEST_S: Final = 253_402_214_400
-"""The last day of the year 9999, as far as dates go, in seconds since 1970."""
-#: Larger and smaller figures are written with an exponent.
+"""The last day of the year 9999, the maximum of datetime, in seconds since 1970."""
+#: Figures outside of these are written with an exponent.
 _MOST: Final = 1e15
 _LEAST: Final = 1e-9
 
 
 def number(value: float, decimals: int = 3, *, grouped: bool = False) -> str:
-    """Write a figure without needless decimals, such that only 0 reads as 0.
+    """Format a figure without needless decimals. Only 0 is written as 0.
 
-    Args:
-        value: the figure.
-        decimals: at most; below 1 it is the number of significant digits.
-        grouped: with commas between thousands.
+    ``decimals`` is their maximum number, below 1 that of significant digits. ``grouped``: with commas between
+    thousands.
     """
     size = abs(value)
     if not math.isfinite(value) or size >= _MOST or 0 < size < _LEAST:
@@ -28,22 +26,22 @@ def number(value: float, decimals: int = 3, *, grouped: bool = False) -> str:
 
 
 def limit(rate: float) -> str:
-    """Write the rate of a limit, which is in millionths."""
+    """Format the rate of a limit, which is in millionths."""
     return number(rate, 6)
 
 
 def measured(value: float) -> str:
-    """Write what was measured, to a thousandth: what is less is nothing."""
+    """Format a measured value, rounded to thousandths."""
     return number(round(value, 3))
 
 
 def per_second(rate: float) -> str:
-    """Write a rate that was measured, which is known to a tenth at most."""
+    """Format a measured rate, which is known to a tenth at most."""
     return number(rate, 1)
 
 
 def percent(share: float) -> str:
-    """Write a share; what is more than nothing and less than all is never written as these."""
+    """Format a share. Only an exact 0 or 1 is written as 0% or 100%."""
     if share <= 0:
         return "0%"
     if share < 0.001:
@@ -54,7 +52,7 @@ def percent(share: float) -> str:
 
 
 def span(seconds: float) -> str:
-    """Write a length of time in one or two units."""
+    """Format a duration in one or two units."""
     whole = round(seconds)
     for unit, size, smaller, small in (("d", 86_400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
         if whole >= size:
@@ -64,5 +62,5 @@ def span(seconds: float) -> str:
 
 
 def short_span(seconds: float) -> str:
-    """Write a length of time that is mostly short, with tenths of a second."""
+    """Format a mostly short duration, with tenths of a second."""
     return span(seconds) if seconds >= 60 else f"{seconds:.1f} s"

@@ -1,7 +1,7 @@
 """Tables for people: plain text in files and pipes, laid out by rich on a terminal.
 
 A table that is too wide for the terminal is written row by row with headings. rich takes seconds for thousands of rows,
-so files and pipes go without it.
+so files and pipes do not use it.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 _GAP: Final = "   "
 _MAX_LAID_OUT: Final = 500
-"""Rows that rich lays out on a terminal."""
+"""Maximum number of rows that rich lays out on a terminal."""
 
 
 class Rows:
-    """A table of text. ``columns`` are the headings, if any; ``right`` the indexes of right-aligned columns."""
+    """A table of text. ``columns`` are optional headings. ``right`` has the indexes of right-aligned columns."""
 
     def __init__(self, columns: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = ()) -> None:
         self.columns = tuple(columns)
@@ -25,7 +25,7 @@ class Rows:
         self.right = frozenset(right)
 
     def used(self) -> "Rows":
-        """Return the table without the columns that are empty in every row."""
+        """Return the table without columns that are empty in every row."""
         kept = [at for at in range(len(self.columns)) if any(row[at] for row in self.rows)]
         return Rows(
             [self.columns[at] for at in kept],
@@ -34,7 +34,7 @@ class Rows:
         )
 
     def lines(self) -> Iterator[str]:
-        """Yield the lines, headings first; none ends in blanks."""
+        """Yield the lines, headings first, without trailing blanks."""
         rows = [self.columns, *self.rows] if self.columns else self.rows
         if not rows:
             return
@@ -49,9 +49,8 @@ class Rows:
         return blanks + cell if at in self.right else cell + blanks
 
     def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "RenderResult":
-        """Lay the table out for rich."""
         if console.is_terminal and len(self.rows) <= _MAX_LAID_OUT:
-            from rich.table import Table  # noqa: PLC0415 - takes its time, and most output goes without
+            from rich.table import Table  # noqa: PLC0415 - slow to import, and most output does not need it
             from rich.text import Text  # noqa: PLC0415 - as above
 
             if self.columns and self._width() > options.max_width:
@@ -84,7 +83,6 @@ class Rows:
         return sum(max(map(_width, cells)) + len(_GAP) for cells in zip(*rows, strict=True)) - len(_GAP)
 
     def _blocks(self) -> "Iterator[RenderableType]":
-        """Yield each row as its first cell, with the others and their headings below it."""
         from rich.padding import Padding  # noqa: PLC0415 - as above
         from rich.text import Text  # noqa: PLC0415 - as above
 
@@ -98,14 +96,12 @@ class Rows:
             yield Padding(rest, (0, 0, 0, len(_GAP)))
 
     def __rich_measure__(self, console: "Console", options: "ConsoleOptions") -> "Measurement":
-        """Ask for the whole width."""
         from rich.measure import Measurement  # noqa: PLC0415 - as above
 
         return Measurement(1, options.max_width)
 
 
 def _folded(line: str, width: int) -> Iterable[str]:
-    """Break a line that is too long, which rich would cut."""
     if _width(line) <= width:
         return (line,)
     from rich.cells import chop_cells  # noqa: PLC0415 - as above
@@ -114,7 +110,7 @@ def _folded(line: str, width: int) -> Iterable[str]:
 
 
 def printable(text: str) -> str:
-    """Escape unprintable characters: a name must not control a terminal or break a line."""
+    """Escape unprintable characters, because a name must not control a terminal or break a line."""
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)

@@ -1,4 +1,4 @@
-"""Which version of Sluice this is."""
+"""The version of Sluice."""
 
 from importlib.metadata import version
 from typing import Final

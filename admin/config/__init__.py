@@ -1,1 +1,1 @@
-"""The configuration: its keys, where they come from, what is wrong with them."""
+"""The configuration: its keys, their sources, and error messages."""

@@ -1,4 +1,4 @@
-"""TCP addresses as operators write them, ``host:port``, and whether two of them are the same. Nothing is looked up.
+"""TCP addresses as operators write them, ``host:port``, and comparisons of them. No name is looked up.
 
 ``reaches`` is about connecting: ``localhost`` is this machine in either family. ``collides`` is about listening:
 127.0.0.1 and ::1 differ, and port 0 is always free.
@@ -21,15 +21,14 @@ class Endpoint(NamedTuple):
     port: int
 
     def __str__(self) -> str:
-        """Return the spelling that ``parse_endpoint`` reads."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 def parse_endpoint(value: object) -> Endpoint:
-    """Read ``host:port``.
+    """Parse ``host:port``.
 
     Raises:
-        ValueError: with what is allowed.
+        ValueError: It is malformed. The message has the allowed forms.
     """
     if isinstance(value, Endpoint):
         return value
@@ -51,7 +50,7 @@ def parse_endpoint(value: object) -> Endpoint:
 
 
 class RedisAddress(NamedTuple):
-    """Where Redis or Valkey is; see ``parse_redis_url``."""
+    """The address of Redis or Valkey. See ``parse_redis_url``."""
 
     kind: Literal["server", "sentinel", "cluster"]
     is_tls: bool
@@ -71,12 +70,12 @@ _REDIS_SCHEMES: Final[dict[str, tuple[Literal["server", "sentinel", "cluster"], 
 
 
 def parse_redis_url(url: str) -> RedisAddress:
-    """Read ``redis://HOST:PORT/DATABASE``, ``sentinel://HOST,HOST/SERVICE`` or ``cluster://HOST,HOST``.
+    """Parse ``redis://HOST:PORT/DATABASE``, ``sentinel://HOST,HOST/SERVICE`` or ``cluster://HOST,HOST``.
 
-    TLS is ``rediss://``, ``sentinel+tls://`` or ``cluster+tls://``. Ports may be left out.
+    TLS is ``rediss://``, ``sentinel+tls://`` or ``cluster+tls://``. Ports are optional.
 
     Raises:
-        ValueError: with what is allowed.
+        ValueError: It is malformed. The message has the allowed forms.
     """
     examples = '"redis://127.0.0.1:6379", "sentinel://10.0.0.1,10.0.0.2/SERVICE" or "cluster://10.0.0.1,10.0.0.2"'
     scheme, _, rest = url.strip().partition("://")
@@ -109,7 +108,7 @@ _IPV6_LOOPBACK: Final = "::1"
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine reaches this address; what a name stands for is not looked up."""
+    """Return whether an address is reachable from this machine only. Names are not looked up."""
     return host in {_LOCALHOST, _IPV6_LOOPBACK} or (host.startswith("127.") and _version(host) == 4)
 
 
@@ -124,7 +123,7 @@ def reaches(broker: Endpoint, listen: Endpoint) -> bool:
 
 
 def collides(first: Endpoint, second: Endpoint) -> bool:
-    """Return whether one of two addresses is the other, or contains it. A name is only itself."""
+    """Return whether two addresses overlap. A name equals only itself."""
     if first.port != second.port or first.port == 0:
         return False
     hosts = {_canonical(first.host), _canonical(second.host)}
@@ -135,7 +134,7 @@ def collides(first: Endpoint, second: Endpoint) -> bool:
 
 
 def leaves_ipv4(listen: Endpoint, others: Iterable[Endpoint]) -> bool:
-    """Return whether a listener on ``[::]`` must leave IPv4 to another address with its port."""
+    """Return whether a listener on ``[::]`` must leave IPv4 to another address with the same port."""
     return any(each.port == listen.port != 0 and _version(_canonical(each.host)) != 6 for each in others)
 
 

@@ -1,12 +1,12 @@
-"""Reads tables of TOML or JSON into declared types, and words what is wrong: place, key, value and what is allowed.
+"""Reads TOML or JSON tables into declared types, and words errors: place, key, value and allowed values.
 
-A table's type is a msgspec struct or a dataclass. Besides bounds and a description, the ``extra`` of a field's
+A table's type is a msgspec struct or a dataclass. Apart from bounds and a description, the ``extra`` of a field's
 ``msgspec.Meta`` can have:
 
-- ``read``: a function that makes the value, or raises ValueError with what is allowed;
-- ``check``: a function that gets the read value, and returns it or raises ValueError;
-- ``table``: a struct; the value is the dict of those of its keys that are given;
-- ``meant``: for words that are not values, the value that was probably meant.
+- ``read``: a function that makes the value, or raises ValueError with the allowed values.
+- ``check``: a function that gets the read value, and returns it or raises ValueError.
+- ``table``: a struct. The value is a dict of its given keys.
+- ``meant``: the value that was probably meant, by invalid word.
 """
 
 import dataclasses
@@ -26,12 +26,12 @@ from admin.config.addresses import Endpoint
 from admin.config.toml_lines import Path as Place
 from admin.config.toml_lines import line_of
 
-#: How alike two names must be, from 0 to 1, to suggest one for the other.
+#: Minimum similarity of two names, from 0 to 1, to suggest one for the other.
 _CLOSE = 0.7
 _MAX_SHOWN: Final = 60
-#: TOML's integers; the compiled part takes no larger ones.
+#: TOML's integers. The compiled part accepts no larger ones.
 _MAX_INTEGER: Final = (1 << 63) - 1
-#: Unknown keys of one table that are told: finding out what each was meant to be takes time.
+#: Maximum number of unknown keys reported per table, because finding suggestions takes time.
 _MAX_UNKNOWN: Final = 20
 _ARRAY: Final = "must be an array, for example [1, 2]; tables of an array have double brackets, like [[limits]]"
 _NAMES: Final[Mapping[Any, str]] = {
@@ -43,17 +43,17 @@ _NAMES: Final[Mapping[Any, str]] = {
 _BOUNDS: Final = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
 
 SECRET_KEYS: Final = frozenset({"token", "read_token", "password", "url"})
-"""Keys whose values are never shown; a URL may have a password where none is allowed."""
+"""Keys whose values are never shown. A URL may contain a forbidden password."""
 
 
 class FromText(str):
-    """A value that came as text, from a variable or a query: ``5`` is a number."""
+    """A value given as text, from a variable or a query, where ``5`` is a number."""
 
     __slots__ = ()
 
 
 class Fault(NamedTuple):
-    """One fault; a value of None is not shown."""
+    """One error. A value of None is not shown."""
 
     place: Place
     what: str
@@ -61,12 +61,12 @@ class Fault(NamedTuple):
 
     @property
     def told(self) -> str:
-        """The fault with its value, where the place is told apart."""
+        """The error with its value, without its place."""
         return self.what if self.value is None else f"{self.what}; found {show(self.value)}"
 
 
 class FaultsError(Exception):
-    """What was read is not of its type."""
+    """The value does not match its type."""
 
     def __init__(self, faults: Iterable[Fault]) -> None:
         self.faults = tuple(faults)
@@ -78,9 +78,9 @@ class Key:
 
     Attributes:
         default: ``msgspec.NODEFAULT`` if the key is required.
-        plain: the type without its metadata, and without None.
-        optional: None is a value.
-        item: the type of its values, of a list or a table.
+        plain: The type without its metadata and without None.
+        optional: None is allowed.
+        item: The type of the values of a list or a table.
     """
 
     def __init__(self, type_: Any, default: Any = NODEFAULT) -> None:
@@ -112,11 +112,7 @@ def is_table(type_: Any) -> bool:
 
 
 def read(type_: Any, value: object) -> Any:
-    """Read a value into a type.
-
-    Raises:
-        FaultsError: with all faults.
-    """
+    """Read a value into a type. Raises FaultsError with all errors."""
     reader = _Reader()
     found = reader.value(Key(type_), value, ())
     if reader.faults:
@@ -165,7 +161,7 @@ class _Reader:
         if get_origin(of.plain) is dict:
             return {key: self.value(of.item, each, (*place, key)) for key, each in _dict(value).items()}
         if not isinstance(value, list):
-            raise ValueError(_ARRAY)  # noqa: TRY004 - what is wrong with a value is a ValueError
+            raise ValueError(_ARRAY)  # noqa: TRY004 - errors of values are ValueErrors
         for meta in of.metas:
             if meta.min_length is not None and len(value) < meta.min_length:
                 raise ValueError("must not be empty")
@@ -239,25 +235,25 @@ def _allowed(of: Key, value: object, *, strict: bool) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Origins:
-    """Where each value came from: the lines of a file by place, and variables and flags by place."""
+    """The source of each value: lines of a file by place, and variables and flags by place."""
 
     file: str | None
     lines: Mapping[Place, int]
     named: Mapping[Place, str]
 
     def of(self, place: Place) -> str:
-        """Name where a table came from: a flag, a variable, ``file:line``, or ``built-in``."""
+        """Return the source of a value: a flag, a variable, ``file:line``, or ``built-in``."""
         return self._named(place) or self._line(place) or "built-in"
 
     def name(self, place: Place, value: object) -> str:
-        """Write one value with its place, for a message about another one."""
+        """Return a value with its place, for a message about another one."""
         if (name := self.named.get(place)) is not None:
             return given(name, value)
         line = self._line(place)
         return f"{spell(place)} = {show(value)}" + (f" ({line})" if line else "")
 
     def problem(self, place: Place, what: str, value: object = None) -> str:
-        """Return the line for one fault; a value of None is not shown."""
+        """Return the line for one error. A value of None is not shown."""
         if (name := self._named(place)) is not None:
             return f"{given(name, value)}: {what}"
         where = self._line(place) or self.file
@@ -265,7 +261,7 @@ class Origins:
         return (f"{where}: " if where else "") + f"{spell(place)}{shown}: {what}"
 
     def problems(self, error: FaultsError, prefix: Place = ()) -> list[str]:
-        """Return a line for each fault of a table that has the place ``prefix``."""
+        """Return a line for each error of a table whose place is ``prefix``."""
         return [self.problem((*prefix, *each.place), each.what, each.value) for each in error.faults]
 
     def _named(self, place: Place) -> str | None:
@@ -277,7 +273,7 @@ class Origins:
 
 
 def unknown_key(key: str, allowed: Iterable[str], *, prefix: str = "") -> str:
-    """Say that a key or name is unknown, and suggest the closest; all that is allowed begins with ``prefix``."""
+    """Report an unknown key or name, and suggest the closest. All allowed ones begin with ``prefix``."""
     names = sorted(allowed)
     bare = [name.removeprefix(prefix) for name in names]
     if close := difflib.get_close_matches(key.removeprefix(prefix), bare, n=1, cutoff=_CLOSE):
@@ -286,12 +282,12 @@ def unknown_key(key: str, allowed: Iterable[str], *, prefix: str = "") -> str:
 
 
 def spell(place: Place) -> str:
-    """Write a place as one string, ``listeners[0].options.x``."""
+    """Return a place as one string, ``listeners[0].options.x``."""
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).removeprefix(".")
 
 
 def given(name: str, value: object = None) -> str:
-    """Write a flag or a variable with its value as on a command line."""
+    """Return a flag or a variable with its value as on a command line."""
     if value is None:
         return name
     shown = show(value)
@@ -302,13 +298,13 @@ def given(name: str, value: object = None) -> str:
 
 
 def show(value: object) -> str:
-    """Write a value as in TOML, cut to fit a line."""
+    """Return a value as in TOML, cut to fit a line."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     try:
         text = json.dumps(_plain_text(value), ensure_ascii=False, default=str)
     except ValueError:
-        # A number of thousands of digits.
+        # A number with thousands of digits.
         text = type(value).__name__
     return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 3] + "..."
 

@@ -1,4 +1,4 @@
-"""The folders that a sidecar writes: its state directory and, by default in there, its rejection log and its spool."""
+"""The folders that a sidecar writes to: its state directory and, by default in it, rejection log and spool."""
 
 import errno
 import os
@@ -14,7 +14,7 @@ from admin.config.settings import OFF, RejectionLogSettings, Settings, SpoolSett
 
 REJECTIONS: Final = "rejections"
 SPOOL: Final = "spool"
-"""In the state directory."""
+"""Names within the state directory."""
 
 SPOOL_HINT: Final = 'make it writable for this user, choose another folder, or "off" to hold in memory only'
 _LOG_HINT: Final = 'make it writable for this user, choose another folder, or "off"'
@@ -24,12 +24,12 @@ _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 class Folder(NamedTuple):
-    """A folder as configured.
+    """A configured or default folder.
 
     Attributes:
-        path: None if there is none.
-        given: it was configured, or switched off. Otherwise it is the default one.
-        why: why there is none, or what is wrong with it; empty if it was switched off or nothing is.
+        path: None: there is no folder.
+        given: It was configured, or switched off. Otherwise it is the default.
+        why: Why there is none, or what is wrong with it. Empty: it was switched off, or nothing is wrong.
     """
 
     path: Path | None
@@ -37,12 +37,11 @@ class Folder(NamedTuple):
     why: str = ""
 
     def __str__(self) -> str:
-        """Write it, or why there is none, for people."""
         return str(self.path or OFF) + (f" ({self.why})" if self.why else "")
 
 
 def state_dir(settings: Settings, environ: Mapping[str, str]) -> Folder:
-    """Return the state directory, by default named after the first listener: sidecars must not share one."""
+    """Return the state directory, by default named after the first listener, so that sidecars do not share one."""
     if settings.state_dir is not None:
         return _given(settings.state_dir)
     listen = settings.listeners[0].listen if settings.listeners else None
@@ -53,40 +52,36 @@ def state_dir(settings: Settings, environ: Mapping[str, str]) -> Folder:
 
 
 def rejections(settings: RejectionLogSettings, state: Path | None) -> Folder:
-    """Return the folder of the rejection log; ``state`` is the state directory."""
+    """Return the folder of the rejection log. ``state`` is the state directory."""
     return _below(settings.dir, "rejection_log.dir", state, REJECTIONS)
 
 
 def spool(settings: SpoolSettings, state: Path | None) -> Folder:
-    """Return the folder of the spool; ``state`` is the state directory."""
+    """Return the folder of the spool. ``state`` is the state directory."""
     return _below(settings.dir, "spool.dir", state, SPOOL)
 
 
 def make_rejections(folder: Folder) -> Folder:
-    """Make the folder of the rejection log; on a full disk that is tried again while traffic flows.
+    """Create the folder of the rejection log. On a full disk this is retried later.
 
     Raises:
-        StartError: it was configured and cannot be used.
+        StartError: It was configured and cannot be used.
     """
     return _make(folder, "rejection_log.dir", _LOG_HINT, 0o750)
 
 
 def make_spool(folder: Folder) -> Folder:
-    """Make the folder of the spool; on a full disk there is no spool.
+    """Create the folder of the spool. On a full disk there is no spool.
 
     Raises:
-        StartError: it was configured and cannot be used.
+        StartError: It was configured and cannot be used.
     """
     made = _make(folder, "spool.dir", SPOOL_HINT, 0o700)
     return made._replace(path=None) if made.why else made
 
 
 def default_logs(environ: Mapping[str, str] = os.environ) -> list[Path]:
-    """Return the default folders with rejection logs of this machine and user, sorted.
-
-    Raises:
-        SettingsError: there is none.
-    """
+    """Return the default folders with rejection logs of this machine and user, sorted. Raises SettingsError."""
     base = _base(environ)
     try:
         found = sorted(path for path in base.glob(f"*/{REJECTIONS}") if path.is_dir())

@@ -1,4 +1,4 @@
-"""Structured logs to stderr: readable text on a terminal, otherwise one JSON object a line."""
+"""Structured logs to stderr: readable text on a terminal, otherwise one JSON object per line."""
 
 import atexit
 import logging
@@ -24,7 +24,7 @@ class LogWriter:
     ``write`` neither blocks nor raises. Lines that cannot be queued or written are dropped and counted.
 
     Attributes:
-        dropped_lines: lines lost so far.
+        dropped_lines: Lines lost so far.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -65,13 +65,13 @@ class LogWriter:
                 self._stream.write(text)
                 self._stream.flush()
             except (OSError, ValueError):
-                # ValueError: the stream was closed on our side.
+                # ValueError: this process closed the stream.
                 self.dropped_lines += 1
             finally:
                 self._lines.task_done()
 
 
-#: How long the process waits at its end for the last lines to be written.
+#: How long the process waits for its last lines to be written when it ends.
 _LAST_LINES_S: Final = 1.0
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
@@ -98,7 +98,7 @@ def dropped_lines() -> int:
 
 
 def configure(settings: LogSettings, stream: TextIO | LogWriter | None = None) -> None:
-    """Set up structlog, also for what libraries log. The stream is stderr by default."""
+    """Set up structlog, also for libraries' logs. The stream is stderr by default."""
     stream = stream or sys.stderr
     text = cast("TextIO", stream)
     human = settings.format == "human" or (settings.format == "auto" and stream.isatty())

@@ -1,4 +1,4 @@
-"""One rule and its written fields: reads and checks those of the file and of live edits, and writes them back."""
+"""One rule and its written fields: parses and checks those of the file and of live edits, and writes them back."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -25,32 +25,32 @@ SCOPE_KINDS: Final = (
     Kind(VHOST, "all that is sent in a virtual host"),
     Kind(LISTENER, "all that is sent through the listeners of a scope; the scope's name"),
 )
-"""The kinds of scopes, in the order in which they are asked."""
+"""The kinds of scopes, in the order in which their limits are applied."""
 
-#: Attributes of Rule that have another name than their key.
+#: Rule attributes whose key has another name.
 _ATTRIBUTES: Final = {"rate": "rate_per_s", "name": "pattern", "floor": "floor_per_s", "ceiling": "ceiling_per_s"}
 _KEYS: Final = {attribute: key for key, attribute in _ATTRIBUTES.items()}
-#: Attributes by the keys of the fields that they are given as.
+#: Rule attributes by the keys of their fields.
 _GIVEN: Final = {
     each.key: attribute
     for each in FIELDS
     if each.key != "rate" and (attribute := _ATTRIBUTES.get(each.key, each.key)) in Rule.__dataclass_fields__
 }
-#: Kinds that may be meant by other words, with any protocol.
+#: Kinds that other words may mean, with any protocol.
 _KINDS_MEANT: Final = dict.fromkeys(("address", "ip", "host", "network", "client_address"), (CLIENT,))
-#: Characters of a glob that need brackets to be literal.
+#: Glob characters that need brackets to be literal.
 _SPECIAL: Final = frozenset("*?[")
 _LIMIT: Final = Annotated[dict[str, Any], Meta(extra={"table": Limit})]
-#: Keys of ``[[limits]]`` that the address of an edit has.
+#: Keys of ``[[limits]]`` that an edit has in its address.
 _OF_ADDRESS: Final = frozenset({"kind", "name", "shared"})
 
 
 class Target(NamedTuple):
-    """What a limit is for, as edits address it: rules with hours of one name share it.
+    """The target of a limit, as edits address it. Rules with hours share the target of their name.
 
     Attributes:
-        kind: a kind, or ``total``.
-        name: the exact name or pattern, normalized; of a total ``KIND:PATTERN``.
+        kind: A kind, or ``total``.
+        name: The exact name or pattern, normalized. For a total ``KIND:PATTERN``.
     """
 
     kind: str
@@ -58,7 +58,7 @@ class Target(NamedTuple):
 
 
 class FieldError(Exception):
-    """The written fields do not make a rule: each field with its problem; an empty field is the rule as a whole."""
+    """The written fields do not make a rule. Lists problems by field, where an empty field is the whole rule."""
 
     def __init__(self, problems: Iterable[tuple[str, str]]) -> None:
         self.problems = tuple(problems)
@@ -66,7 +66,7 @@ class FieldError(Exception):
 
 
 def scope_kinds_of(protocols: Iterable[Protocol]) -> tuple[Kind, ...]:
-    """Return the kinds of scopes that some protocol has, in the order in which they are asked.
+    """Return the kinds of scopes of the protocols, in the order in which their limits are applied.
 
     They delay by default if all kinds of sent messages do. Otherwise they reject, except on connections of protocols
     that delay by default.
@@ -93,8 +93,8 @@ def _grants(protocol: Protocol) -> bool:
 def longest_delay_s(kind: Kind, *, action: str, spool: bool | None) -> float:
     """Return the default of ``max_delay_s``.
 
-    Spooled messages have room to wait. But if clients give up soon and send again, the spool would only fill with
-    messages that no client waits for.
+    Spooled messages have room to wait. But if clients give up early and resend, the spool would only fill with messages
+    that no client waits for.
     """
     put_aside = spool and action == "delay" and not kind.consumes and kind.patience_s is None
     return float(MAX_TIME_S) if put_aside else kind.max_delay_s
@@ -104,8 +104,7 @@ class RuleReader:
     """Makes rules from written fields.
 
     Attributes:
-        protocols: as given.
-        kinds: all kinds, scopes included, by name.
+        kinds: All kinds, including scopes, by name.
     """
 
     def __init__(self, protocols: Sequence[Protocol], scopes: Iterable[str], *, has_fleet: bool = True) -> None:
@@ -120,7 +119,7 @@ class RuleReader:
             self._meant[word] = tuple(dict.fromkeys((*meant, *self._meant.get(word, ()))))
 
     def unknown(self, kind: str, allowed: Collection[str] = ()) -> str:
-        """Say that a kind is unknown, and which one may have been meant. Without ``allowed`` all kinds are allowed."""
+        """Report an unknown kind, and suggest another. Without ``allowed`` all kinds are allowed."""
         allowed = allowed or self.kinds
         if not allowed:
             return f"unknown; {' and '.join(each.name for each in self.protocols)} can limit nothing"
@@ -137,25 +136,18 @@ class RuleReader:
         return unknown_key(kind, allowed)
 
     def no_kind(self, kind: str, allowed: Collection[str] = ()) -> str:
-        """Say the same as a sentence."""
+        """Return the text of ``unknown`` as a sentence."""
         what = self.unknown(kind, allowed).removeprefix("unknown; ").replace("allowed here: ", "there are ", 1)
         return f'no kind "{kind}"; {what}'
 
     def rule(self, kind: str, pattern: str, limit: Mapping[str, Any], source: str, *, shared: bool = False) -> Rule:
-        """Return the checked rule of a limit.
-
-        Args:
-            kind: one of ``kinds``.
-            pattern: as written.
-            limit: the given fields, each of them valid.
-            source: where it was written.
-            shared: one limit for all matching names together.
+        """Return the checked rule of a limit, given its valid fields.
 
         Raises:
-            RuleError: values contradict each other, a protocol cannot follow it, or no listener has the scope.
+            RuleError: Values contradict each other, a protocol does not support it, or no listener has the scope.
         """
         of = self.kinds[kind]
-        # confirm = "broker" counts, too: it is what is left of a limit whose after_consume is taken back.
+        # confirm = "broker" counts too: it remains of a limit whose after_consume is removed.
         given = limit.keys() & {"rate", "bytes_per_s", "confirm", "weight"}
         adaptive = limit.get("adaptive", False)
         if not given and limit.get("action") != OFF and not limit.get("exempt") and not adaptive:
@@ -171,7 +163,7 @@ class RuleReader:
             if each.key in _GIVEN
         }
         if adaptive:
-            # What waits at a broker that is short makes it shorter.
+            # Requests waiting at an overloaded broker would add to the load.
             fields["action"] = limit.get("action", "reject")
         if "max_delay_s" not in limit:
             fields["max_delay_s"] = longest_delay_s(of, action=fields["action"], spool=limit.get("spool"))
@@ -189,10 +181,10 @@ class RuleReader:
         return self.check(rule)
 
     def check(self, rule: Rule) -> Rule:
-        """Return the rule if every protocol concerned can follow it.
+        """Return the rule if all protocols concerned support it.
 
         Raises:
-            RuleError: one of them cannot, or no listener has the scope.
+            RuleError: One of them does not, or no listener has the scope.
         """
         concerned = [protocol for protocol in self.protocols if protocol.has(rule.kind)]
         for protocol in concerned:
@@ -216,24 +208,14 @@ class RuleReader:
         return rule
 
     def target(self, kind: str, name: str) -> Target:
-        """Return the normalized target.
-
-        Raises:
-            FieldError: unknown kind, or invalid name.
-        """
+        """Return the normalized target. Raises FieldError for an unknown kind or an invalid name."""
         return target_of(self._unlimited(kind, name))
 
     def read(self, kind: str, name: str, fields: Mapping[str, Any], source: str) -> Rule:
-        """Return the checked rule of a live edit.
-
-        Args:
-            kind: a kind, or ``total``.
-            name: exact name or pattern; of a total ``KIND:PATTERN``.
-            fields: keys and values as in the file.
-            source: the rule's source.
+        """Return the checked rule of a live edit. ``fields`` has keys and values as in the file.
 
         Raises:
-            FieldError: with all faults of single fields, or else the first one of the rule.
+            FieldError: With all errors of single fields, or else the first one of the rule.
         """
         named = self._unlimited(kind, name)
         try:
@@ -269,7 +251,6 @@ class RuleReader:
 
 
 def _check_confirmed(rule: Rule, protocols: Sequence[Protocol]) -> None:
-    """Refuse ``after_consume`` for a kind without it in all protocols."""
     able = dict.fromkeys(kind.name for each in protocols for kind in each.kinds if kind.after_consume)
     if rule.kind not in able:
         names = " and ".join(protocol.name for protocol in protocols)
@@ -288,7 +269,7 @@ def target_of(rule: Rule) -> Target:
 
 
 def fields_of(rule: Rule) -> dict[str, Any]:
-    """Return all fields of a rule as they would be written, with defaults filled in."""
+    """Return all fields of a rule as they would be written, including defaults."""
     hours = rule.hours
     whole_day = hours is not None and (hours.from_minute, hours.to_minute) == (0, 24 * 60)
     otherwise = {
@@ -309,10 +290,10 @@ def written(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def patched(fields: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a limit after a merge patch; None removes a field.
+    """Return the fields of a limit after a merge patch. None removes a field.
 
-    Fields that no longer go with another field are dropped unless the patch names them. So is ``max_delay_s`` if
-    ``spool`` changes, because its default changes.
+    Fields that no longer fit another field are dropped unless the patch names them. So is ``max_delay_s`` if ``spool``
+    changes, because its default changes.
     """
     found = {key: value for key, value in {**fields, **patch}.items() if value is not None}
     gone: set[str] = set()
@@ -330,7 +311,7 @@ def patched(fields: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, An
 
 
 def key_of(error: RuleError) -> str:
-    """Return the key that an error is about; empty if it is about several."""
+    """Return the key that an error is about. Empty: several."""
     return _KEYS.get(error.attribute or "", error.attribute or "")
 
 

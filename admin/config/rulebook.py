@@ -1,6 +1,6 @@
-"""The rules of a configuration: read from file, environment and flags, checked, and laid over each other.
+"""The rules of a configuration: read from file, environment and flags, checked, and layered.
 
-Which rule wins is decided by ``limiter.rules.rule_set``.
+``limiter.rules.rule_set`` decides which rule applies.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,22 +22,17 @@ BUILT_IN: Final = "built-in"
 
 
 class Rulebook:
-    """The configured rules, and how live edits are laid over them.
+    """The configured rules, over which live edits are layered.
 
-    A protocol's own rates apply only if the configuration says nothing about limits. Edits do not change that:
-    otherwise the first edit of one topic would free all others, and the end of the last edit would limit them again.
-
-    Attributes:
-        reader: reads the rules of edits.
-        configured: the rules of the configuration.
-        enabled: whether limiting is on.
+    A protocol's own rates apply only if the configuration has no limits. Edits do not change that: otherwise the first
+    edit of one topic would unlimit all others, and the end of the last edit would limit them again.
     """
 
     def __init__(self, reader: RuleReader, layers: Sequence[Sequence[Rule]], *, enabled: bool) -> None:
-        """Lay the rules of each source over each other, the weakest first, beginning with the protocols' own.
+        """Layer the rules of all sources, the weakest first, beginning with the protocols' own.
 
         Raises:
-            RuleError: two rules of one source share kind, pattern and hours.
+            RuleError: Two rules of one source share kind, pattern and hours.
         """
         self.reader = reader
         self.enabled = enabled
@@ -46,7 +41,7 @@ class Rulebook:
     def rules(self, edits: Iterable[Rule] = ()) -> tuple[Rule, ...]:
         """Return the rules with edits as their strongest source, the most important first.
 
-        With thousands of edits, which never share a key, this is much quicker than ``layer_rules``.
+        With thousands of edits, which never share a key, this is much faster than ``layer_rules``.
         """
         edits = tuple(edits)
         edited = {rule.key for rule in edits}
@@ -54,16 +49,12 @@ class Rulebook:
         return (*edits, *kept)
 
     def rule_set(self) -> RuleSet:
-        """Return the rules without any edit."""
+        """Return the rules without edits."""
         return RuleSet(rules=self.rules(), enabled=self.enabled)
 
 
 def build(configuration: Configuration, protocols: Sequence[Protocol], scopes: Iterable[str]) -> Rulebook:
-    """Lay the operator's rules over the protocols' own.
-
-    Raises:
-        SettingsError: with a line for each faulty rule.
-    """
+    """Layer the operator's rules over the protocols' own. Raises SettingsError."""
     reader = RuleReader(protocols, scopes, has_fleet=configuration.settings.fleet is not None)
     problems: list[str] = []
     layers = [

@@ -1,7 +1,7 @@
 """Every key of the configuration: its meaning, type, default and bounds.
 
-These structs are the only definition of a key; those of a limit are in ``admin.config.limit_fields``. Where values come
-from is ``admin.config.sources``.
+These structs are the only definition of a key, except for limits (``admin.config.limit_fields``). For the sources of
+values see ``admin.config.sources``.
 """
 
 from ipaddress import IPv4Network, IPv6Network
@@ -23,11 +23,11 @@ DEFAULT_SCOPE = "default"
 OFF: Literal["off"] = "off"
 
 Written = dict[str, Any]
-"""The given fields of a limit, checked one by one; those of ``[[limits]]`` with its kind, name and shared."""
+"""The given fields of a limit, checked one by one, for ``[[limits]]`` including kind, name and shared."""
 
 
 class Secret(str):
-    """Text that is not shown by ``repr``."""
+    """Text that ``repr`` hides."""
 
     __slots__ = ()
 
@@ -124,40 +124,40 @@ class ListenerSettings(Table, frozen=True, kw_only=True):
     """One address that clients connect to, and the broker behind it.
 
     Attributes:
-        name: name in logs and metrics; default: its address.
-        listen: address that clients connect to; [::] is all addresses, or only IPv6 if another one listens on the port
+        name: name in logs and metrics. Default: its address.
+        listen: address that clients connect to. [::] is all addresses, or only IPv6 if another one listens on the port
             with IPv4.
         broker: address of the broker behind it.
-        backup_brokers: further addresses of the broker: while ``broker`` does not answer, the first that does is used.
+        backup_brokers: further addresses of the broker. While ``broker`` does not answer, the first that does is used.
         protocol: protocol of the clients.
-        scope: name that limits of kind listener use; listeners of one scope share these limits.
+        scope: name that limits of kind listener use. Listeners of one scope share these limits.
         exempt: addresses and networks of clients that are never limited.
-        max_connections_per_client: open connections from one address to all listeners of the scope; default: no bound.
-        new_connections_per_s: connections accepted per second; default: no bound.
-        proxy_protocol_from: addresses and networks of load balancers; connections from there must begin with a PROXY
+        max_connections_per_client: open connections from one address to all listeners of the scope. Default: no bound.
+        new_connections_per_s: connections accepted per second. Default: no bound.
+        proxy_protocol_from: addresses and networks of load balancers. Connections from there must begin with a PROXY
             header, v1 or v2, which names the client.
-        send_proxy_protocol: version of the PROXY header sent to the broker, which must expect it; default: none.
+        send_proxy_protocol: version of the PROXY header sent to the broker, which must expect it. Default: none.
         handshake_timeout_s: seconds for a client's PROXY header and TLS handshake to arrive, and then for its first
             bytes.
         frame_timeout_s: seconds (up to twice as many) for a client to complete a frame, if it sends less than 1 KiB/s.
-        idle_timeout_s: seconds without a byte from client or broker that end a connection; default: no bound.
-        write_timeout_s: seconds after which a client that reads nothing is disconnected; default: no bound.
+        idle_timeout_s: seconds without a byte from client or broker that end a connection. Default: no bound.
+        write_timeout_s: seconds after which a client that reads nothing is disconnected. Default: no bound.
         tls: clients that begin with TLS: refuse closes the connection (the default), pass relays it unread and without
             limits, accept ends TLS here, require does so and refuses clients without TLS.
         tls_certificate_file: PEM file of Sluice's certificate for clients, with its chain.
         tls_key_file: PEM file of the certificate's key.
-        tls_client_ca_file: PEM file of the CAs of clients' certificates; with it, clients are asked for a certificate.
+        tls_client_ca_file: PEM file of the CAs of clients' certificates. With it, clients are asked for a certificate.
         tls_client_certificate: with tls_client_ca_file: require refuses clients without a certificate (the default),
             accept serves them.
         tls_minimum_version: oldest version of TLS that clients may use.
-        tls_ciphers: ciphers of TLS 1.2 (not of 1.3), as for ``openssl ciphers``; default: OpenSSL's own.
+        tls_ciphers: ciphers of TLS 1.2 (not of 1.3), as for ``openssl ciphers``. Default: OpenSSL's own.
         broker_tls: true: Sluice speaks TLS to the broker.
-        broker_tls_ca_file: PEM file of the CAs of the broker's certificate; default: the system's.
+        broker_tls_ca_file: PEM file of the CAs of the broker's certificate. Default: the system's.
         broker_tls_certificate_file: PEM file of Sluice's certificate for the broker, with its chain.
         broker_tls_key_file: PEM file of that certificate's key.
-        broker_tls_server_name: name in the broker's certificate; default: the host of ``broker``.
-        broker_tls_verify: false: the broker's certificate is not checked, so anyone in between can read along; default:
-            true.
+        broker_tls_server_name: name in the broker's certificate. Default: the host of ``broker``.
+        broker_tls_verify: false: the broker's certificate is not checked, so anyone in between can read the traffic.
+            Default: true.
         options: the protocol's own options.
     """
 
@@ -202,10 +202,10 @@ class HandlerSettings(Table, frozen=True, kw_only=True):
 
     Attributes:
         name: name of an installed handler.
-        lane: where the handler runs; default: its own choice.
-        lanes: number of lanes; each connection uses one.
-        capacity: batches that may wait on a lane; further ones bypass the handler.
-        deadline_ms: milliseconds that a batch waits for its verdict; after that it bypasses the handler.
+        lane: where the handler runs. Default: its own choice.
+        lanes: number of lanes. Each connection uses one.
+        capacity: batches that may wait on a lane. Further ones bypass the handler.
+        deadline_ms: milliseconds that a batch waits for its verdict. After that it bypasses the handler.
         options: the handler's own options.
     """
 
@@ -218,17 +218,17 @@ class HandlerSettings(Table, frozen=True, kw_only=True):
 
 
 class AdminSettings(Table, frozen=True, kw_only=True):
-    """The HTTP address of page, API, metrics and health checks, and who may use it.
+    """The HTTP address of page, API, metrics and health checks, and access to it.
 
     Attributes:
-        listen: address of page, API, /metrics, /healthz and /readyz; "off" disables all of them.
-        token_file: file of tokens, one per line: NAME ROLE TOKEN; the role is read or write.
-        token: one token that may read and write; prefer the variable.
-        read_token: one token that may only read; prefer the variable.
-        allow_anyone: true: allow an address that other machines reach without any token; they can then change limits.
+        listen: address of page, API, /metrics, /healthz and /readyz. "off" disables all of them.
+        token_file: file of tokens, one per line: NAME ROLE TOKEN. The role is read or write.
+        token: one token that may read and write. Prefer the variable.
+        read_token: one token that may only read. Prefer the variable.
+        allow_anyone: true: allow an address that other machines reach without any token. They can then change limits.
         allowed_hosts: host names of the address, in addition to localhost and IP addresses.
         public_metrics: true: /metrics needs no token.
-        tls_certificate_file: PEM file; certificate and key together enable HTTPS.
+        tls_certificate_file: PEM file. Certificate and key together enable HTTPS.
         tls_key_file: PEM file of the certificate's key.
     """
 
@@ -259,13 +259,13 @@ class RejectionLogSettings(Table, frozen=True, kw_only=True):
     """The log of refusals and of traffic, for `sluice report`.
 
     Attributes:
-        dir: folder of the files; "off" disables the log; default: ``rejections`` in the state directory.
-        instance: name of this sidecar in the log; default: host name and port of the first listener.
+        dir: folder of the files. "off" disables the log. Default: ``rejections`` in the state directory.
+        instance: name of this sidecar in the log. Default: host name and port of the first listener.
         max_file_bytes: size at which a file is finished.
         max_file_age_s: seconds after which a file with refusals or traffic is finished.
-        max_total_bytes: size of all files together; above it the oldest are deleted.
-        max_keys_per_s: refusals told apart per second; the others are counted as _other.
-        max_resources: resources told apart per minute; the others are counted as _other.
+        max_total_bytes: size of all files together. Above it the oldest are deleted.
+        max_keys_per_s: refusals told apart per second. The others are counted as _other.
+        max_resources: resources told apart per minute. The others are counted as _other.
     """
 
     dir: Name | None = None
@@ -278,10 +278,10 @@ class RejectionLogSettings(Table, frozen=True, kw_only=True):
 
 
 class ReportSettings(Table, frozen=True, kw_only=True):
-    """The report whose advice the page shows.
+    """The report whose recommendations the page shows.
 
     Attributes:
-        recommendations: its ``recommendations.json``, or "off"; default: ``report/recommendations.json`` in the state
+        recommendations: its ``recommendations.json``, or "off". Default: ``report/recommendations.json`` in the state
             directory, which ``sluice report --out STATE_DIR/report`` writes.
     """
 
@@ -289,16 +289,16 @@ class ReportSettings(Table, frozen=True, kw_only=True):
 
 
 class SpoolSettings(Table, frozen=True, kw_only=True):
-    """Where requests wait that are over a limit with ``spool``: in memory and on disk.
+    """Memory and disk for waiting requests over a limit with ``spool``.
 
     Attributes:
-        dir: folder of its files; "off": requests wait in memory only; default: ``spool`` in the state directory.
-        memory_bytes: memory that it may use; from half of it on, messages beyond target_s go to disk.
-        max_disk_bytes: size of all its files; when full, messages wait in memory, and then clients are no longer read.
-        max_age_s: seconds after which a message is refused, or sent if it cannot be refused; 0: never.
+        dir: folder of its files. "off": requests wait in memory only. Default: ``spool`` in the state directory.
+        memory_bytes: memory that it may use. From half of it on, messages beyond target_s go to disk.
+        max_disk_bytes: size of all its files. When full, messages wait in memory, and then clients are no longer read.
+        max_age_s: seconds after which a message is refused, or sent if it cannot be refused. 0: never.
         target_s: seconds of its traffic that a queue keeps in memory while memory is short.
         recover: true: after a restart or a crash, messages on disk whose senders expect no answer are sent, marked as
-            possible duplicates; false: they are counted and dropped.
+            possible duplicates. false: they are counted and dropped.
     """
 
     dir: Name | None = None
@@ -314,7 +314,7 @@ class AlarmSettings(Table, frozen=True, kw_only=True):
 
     Attributes:
         memory_high_watermark: share of the memory of the container or machine, above which publishers are stopped.
-        disk_free_bytes: free bytes on the spool's disk, below which publishers are stopped; 0: never.
+        disk_free_bytes: free bytes on the spool's disk, below which publishers are stopped. 0: never.
     """
 
     memory_high_watermark: Annotated[float, Meta(gt=0, le=1)] = 0.6
@@ -325,18 +325,18 @@ class FleetSettings(Table, frozen=True, kw_only=True):
     """The fleet whose members share limits that have ``fleet = true``, by Redis 6 or newer, or Valkey.
 
     Attributes:
-        url: redis://HOST:PORT/DATABASE, sentinel://HOST,HOST/SERVICE or cluster://HOST,HOST; with TLS rediss://,
+        url: redis://HOST:PORT/DATABASE, sentinel://HOST,HOST/SERVICE or cluster://HOST,HOST. With TLS: rediss://,
             sentinel+tls:// or cluster+tls://.
-        name: name of the fleet; processes with the same name share limits.
-        member: name of this process for operators; default: host name and process id.
-        user: user of Redis; default: Redis's default user.
-        password_file: file of the user's password; read for each new connection.
-        password: the user's password; prefer the variable.
-        ca_file: with TLS: PEM file of the CAs of Redis's certificate; default: the system's.
+        name: name of the fleet. Processes with the same name share limits.
+        member: name of this process for operators. Default: host name and process id.
+        user: user of Redis. Default: Redis's default user.
+        password_file: file of the user's password, read for each new connection.
+        password: the user's password. Prefer the variable.
+        ca_file: with TLS: PEM file of the CAs of Redis's certificate. Default: the system's.
         certificate_file: with TLS: PEM file of Sluice's certificate for Redis, with its chain.
         key_file: PEM file of that certificate's key.
-        when_away: while Redis does not answer, each member has: last, its last share; equal, an equal share; unlimited,
-            no limit; refuse, only the permits that it holds.
+        when_away: while Redis does not answer, each member has: its last share (last), an equal share (equal), no limit
+            (unlimited), or only the permits that it holds (refuse).
     """
 
     url: Annotated[str, Meta(min_length=1, max_length=4096, extra={"check": _check_redis_url})]
@@ -352,13 +352,13 @@ class FleetSettings(Table, frozen=True, kw_only=True):
 
 
 class BoundsSettings(Table, frozen=True, kw_only=True):
-    """Upper bounds of what Sluice uses.
+    """Upper bounds of resource usage.
 
     Attributes:
-        max_connections: open client connections; further ones are closed at once.
-        max_live_limiters: limiters in memory; further names share one limiter per rule.
-        max_resource_labels: resources with their own metrics; the others are counted as _other.
-        buffer_budget_bytes: bytes of all read buffers; above it reads get smaller.
+        max_connections: open client connections. Further ones are closed at once.
+        max_live_limiters: limiters in memory. Further names share one limiter per rule.
+        max_resource_labels: resources with their own metrics. The others are counted as _other.
+        buffer_budget_bytes: bytes of all read buffers. Above it reads get smaller.
     """
 
     max_connections: AtLeastOne = 10_000
@@ -372,10 +372,10 @@ class Settings(Table, frozen=True, kw_only=True):
 
     Attributes:
         limiting: false: everything passes, and is still counted.
-        state_dir: directory of live edits; "off": they last until the restart; default: see ``sluice run --help``.
+        state_dir: directory of live edits. "off": they last until the restart. Default: see ``sluice run --help``.
         grace_s: seconds that requests in flight have to finish on SIGTERM.
         take_over: true: take over listeners, edits and limits from a process with the same state directory, which then
-            ends; false: do not start beside it.
+            ends. false: do not start beside it.
         reload_on_change: true: reload when the configuration or its files change, as on SIGHUP.
         defaults: by kind: the limit of each name that no other limit matches.
     """

@@ -1,13 +1,13 @@
-"""Where settings come from: a TOML file, the environment and flags. Each overrides the one before.
+"""Sources of settings: a TOML file, the environment and flags. Each overrides the one before.
 
-Reads, merges and validates them, and remembers the place of every value. What the keys mean is
+Reads, merges and validates them, and remembers the place of every value. For the meaning of keys see
 ``admin.config.settings``.
 
-``SLUICE_LISTEN``, ``SLUICE_BROKER`` and ``SLUICE_LIMIT`` take what the flags of these names take: several values
-separated by white space, limits also by commas. ``SLUICE_PROTOCOL`` and ``SLUICE_CONFIG`` take one value. Every other
-key has a variable named after its place: ``bounds.max_connections`` is ``SLUICE_BOUNDS_MAX_CONNECTIONS``. Other
-variables that begin with ``SLUICE_`` are errors, except those that Kubernetes makes for a service called ``sluice`` and
-those of other commands (``SLUICE_URL``, ``SLUICE_TOKEN``...).
+``SLUICE_LISTEN``, ``SLUICE_BROKER`` and ``SLUICE_LIMIT`` accept the values of the flags with these names, separated by
+white space, limits also by commas. ``SLUICE_PROTOCOL`` and ``SLUICE_CONFIG`` have one value. Every other key has a
+variable named after its place: ``bounds.max_connections`` is ``SLUICE_BOUNDS_MAX_CONNECTIONS``. Other variables that
+begin with ``SLUICE_`` are errors, except those that Kubernetes sets for a service called ``sluice`` and those of other
+commands (``SLUICE_URL``, ``SLUICE_TOKEN``...).
 
 In the file's addresses (``listen`` and ``broker`` of listeners, ``admin.listen``) ``${NAME}`` is the value of a
 variable, because a container learns its address only when it starts.
@@ -51,7 +51,7 @@ _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _KUBERNETES = re.compile(
     r"SLUICE_([A-Z0-9_]+_)?(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
 )
-#: How a text begins that is not TOML, after comments.
+#: Beginnings of texts in other languages, after comments.
 _OTHER_LANGUAGES: Final = {
     "JSON": re.compile(r"\s*(\{|\[\s*\{)"),
     "YAML": re.compile(r"(\s*#.*\n|\s*\n)*(---|%YAML|\s*(- +)?[\w.\"'-]+:(\s|$))"),
@@ -61,14 +61,12 @@ _TOML_LINE = re.compile(r" \(at line (\d+), column \d+\)")
 
 @dataclass(frozen=True, slots=True)
 class Flags:
-    """What the command line gave; None and empty: nothing.
+    """The values of the command line. None and empty: not given.
 
     Attributes:
-        listen: addresses, each with the broker at the same index.
-        broker: see ``listen``.
-        protocol: of all these pairs.
-        limits: as written, ``KIND:NAME=RATE/s``.
-        values: other keys by their place, with the flag's name: ``{("log", "level"): ("--log-level", "debug")}``.
+        listen: Addresses, each with the broker at the same index.
+        protocol: For all these pairs.
+        values: Other keys by their place, with the flag's name: ``{("log", "level"): ("--log-level", "debug")}``.
     """
 
     listen: Sequence[str] = ()
@@ -80,7 +78,7 @@ class Flags:
 
 @dataclass(frozen=True, slots=True)
 class LimitText:
-    """A limit written ``KIND:NAME=RATE/s``, and where it was written."""
+    """A limit written ``KIND:NAME=RATE/s``, and its source."""
 
     text: str
     source: str
@@ -88,10 +86,10 @@ class LimitText:
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """The merged settings, the limits from outside the file, weakest first, and where each value came from.
+    """The merged settings, the limits from outside the file (weakest first), and the source of each value.
 
     Attributes:
-        replaced: values of the file that the environment overrides, a line each.
+        replaced: Values of the file that the environment overrides, a line for each.
     """
 
     settings: Settings
@@ -105,7 +103,7 @@ def load(file: str | None, environ: Mapping[str, str], flags: Flags) -> Configur
     """Read, merge and validate the configuration.
 
     Raises:
-        SettingsError: with a line for each fault of the first step that finds one: reading, merging or validating.
+        SettingsError: With a line for each error of the first failing step: reading, merging or validating.
     """
     name = "" if file else f"{ENV_CONFIG}="
     file = file or environ.get(ENV_CONFIG) or None
@@ -130,12 +128,9 @@ def load(file: str | None, environ: Mapping[str, str], flags: Flags) -> Configur
 
 
 def load_limits(file: str) -> tuple[dict[str, Any], Origins]:
-    """Return the tables ``limits`` and ``defaults`` of a file, as written, and their places.
+    """Return the tables ``limits`` and ``defaults`` of a file, as written, and their places. Raises SettingsError.
 
     Other tables of a configuration are ignored.
-
-    Raises:
-        SettingsError: with a line for each fault.
     """
     data, lines = read_toml(file)
     origins = Origins(file, lines, {})
@@ -168,14 +163,10 @@ def _environment_names(model: Any, parent: Place) -> Iterable[tuple[str, Place]]
 
 
 def read_toml(file: str, name: str = "") -> tuple[dict[str, Any], Mapping[Place, int]]:
-    """Read a file, and the line of each key; ``name`` is the variable that named it, if one did.
-
-    Raises:
-        SettingsError: with file and line.
-    """
+    """Read a file, with the line of each key. Raises SettingsError. ``name``: the variable that named the file."""
     where = f"{name}{file}"
     try:
-        # Editors on Windows put a byte-order mark in front.
+        # Windows editors write a byte-order mark.
         text = read_file(file).decode("utf-8-sig").replace("\r\n", "\n")
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
@@ -190,7 +181,7 @@ def read_toml(file: str, name: str = "") -> tuple[dict[str, Any], Mapping[Place,
     except tomllib.TOMLDecodeError as error:
         raise SettingsError(_not_toml(file, text, str(error))) from None
     except (RecursionError, ValueError):
-        # ValueError: an integer of thousands of digits.
+        # ValueError: an integer with thousands of digits.
         raise SettingsError(f"{where}: nested too deeply, or a number in it is too long; write less") from None
     return data, find_lines(text)
 
@@ -208,7 +199,7 @@ def _not_toml(file: str, text: str, message: str) -> str:
 
 
 def _expand_addresses(data: dict[str, Any], environ: Mapping[str, str], origins: Origins) -> list[str]:
-    """Put the values of variables into the file's addresses; return what is wrong."""
+    """Replace variables in the file's addresses. Return the errors."""
     listeners = data.get("listeners")
     places: list[tuple[Any, Place]] = [(data.get("admin"), ("admin",))]
     places += [(each, ("listeners", at)) for at, each in enumerate(listeners if isinstance(listeners, list) else [])]
@@ -229,7 +220,7 @@ def _expand_addresses(data: dict[str, Any], environ: Mapping[str, str], origins:
 def _merge_environment(
     data: dict[str, Any], named: dict[Place, str], environ: Mapping[str, str], origins: Origins
 ) -> tuple[list[str], list[str]]:
-    """Put in the values of variables; return what is wrong with them, and what of the file they replace."""
+    """Merge the values of variables. Return the errors, and the values of the file that they replace."""
     problems = []
     replaced = []
     variables = environment_names()
@@ -260,7 +251,7 @@ def _get(data: dict[str, Any], place: Place) -> object:
 
 
 def _put(data: dict[str, Any], place: Place, value: object) -> None:
-    """Set one value in nested tables; validation refuses what should be a table and is not."""
+    """Set one value in nested tables. Validation rejects a value in place of a table."""
     table: Any = data
     for key in place[:-1]:
         table = table.setdefault(key, {})
@@ -272,7 +263,7 @@ def _put(data: dict[str, Any], place: Place, value: object) -> None:
 def _merge_listeners(
     data: dict[str, Any], named: dict[Place, str], environ: Mapping[str, str], flags: Flags
 ) -> list[str]:
-    """Let pairs of listen and broker addresses replace the file's listeners; return what is wrong."""
+    """Replace the file's listeners by pairs of listen and broker addresses. Return the errors."""
     listen, listen_name = _pair_half(flags.listen, "--listen", environ, ENV_LISTEN)
     broker, broker_name = _pair_half(flags.broker, "--broker", environ, ENV_BROKER)
     protocol, protocol_name = flags.protocol, "--protocol"

@@ -1,7 +1,7 @@
-"""Finds the line of each table and key of a TOML text, which ``tomllib`` does not tell.
+"""Finds the line of each table and key of a TOML text, which ``tomllib`` does not provide.
 
-It sees tables and keys that begin a line. For what is inside an inline table, ask for its nearest parent. It is not a
-parser: ``tomllib`` must have accepted the text.
+It finds tables and keys at the start of a line. For the content of an inline table, ask for its nearest parent. It is
+not a parser: ``tomllib`` must have accepted the text.
 """
 
 import re
@@ -55,7 +55,7 @@ def line_of(path: Path, lines: Mapping[Path, int]) -> int | None:
 
 @lru_cache(maxsize=1024)
 def _split(dotted: str) -> tuple[str, ...]:
-    """Split a dotted key; empty if it only looks like one, inside a multi-line string."""
+    """Split a dotted key. Empty if it only looks like one, inside a multi-line string."""
     keys = []
     try:
         value: object = tomllib.loads(f"{dotted} = 0")

@@ -1,6 +1,6 @@
 """An embedded RocketMQ broker with its name server, for producers: the upstream of the demo and of fast tests.
 
-Unchanged Java, C++/Python and Node producers can send to it. It counts messages and keeps none, so nothing can be
+Unchanged Java, C++/Python and Node producers can send to it. It counts messages without storing them, so they cannot be
 consumed. It is not a broker for production.
 """
 
@@ -33,12 +33,12 @@ _TICK_S: Final = 0.1
 #: RocketMQ 5.5.0.
 VERSION: Final = 513
 LANGUAGE: Final = "JAVA"
-#: Producers ask for the route of this topic before they send to one that does not exist.
+#: Producers request the route of this topic before they send to one that does not exist.
 TEMPLATE_TOPIC: Final = "TBW102"
 DEFAULT_QUEUES: Final = 8
 _LEGAL_NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]{1,127}")
 _MAX_REMARK: Final = 500
-#: From 4.9.4 on clients read JSON; older ones need unquoted numeric keys.
+#: Clients from 4.9.4 on read JSON. Older ones need unquoted numeric keys.
 _STANDARD_JSON_VERSION: Final = 401
 _BROKER_NAME: Final = "loopback"
 _READ_AND_WRITE: Final = 6
@@ -64,8 +64,8 @@ _SENDS: Final = (
 )
 
 
-class Refused(Exception):  # noqa: N818 - an answer, not a failure of ours
-    """The request is answered with another code than success."""
+class Refused(Exception):  # noqa: N818 - an answer, not an internal failure
+    """The request gets another response code than success."""
 
     def __init__(self, code: int, remark: str) -> None:
         super().__init__(remark)
@@ -73,13 +73,7 @@ class Refused(Exception):  # noqa: N818 - an answer, not a failure of ours
 
 
 class Channel:
-    """A connection without its socket.
-
-    Attributes:
-        host: the peer's address.
-        port: the peer's port.
-        wake: set when there is something to write.
-    """
+    """A connection without its socket. ``wake`` is set when there is something to write."""
 
     def __init__(self, host: str, port: int) -> None:
         self.host, self.port = host, port
@@ -92,13 +86,13 @@ class Channel:
         self.wake.set()
 
     def take(self) -> bytes:
-        """Return what is queued, once."""
+        """Return the queued frames, once."""
         waiting, self._outbox = self._outbox, []
         return b"".join(waiting)
 
 
 class Topic:
-    """A topic: the next offset of each queue, and how many messages it was sent."""
+    """A topic: the next offset of each queue, and the number of messages sent to it."""
 
     def __init__(self, name: str, queues: int) -> None:
         self.name = name
@@ -107,16 +101,15 @@ class Topic:
 
 
 Handler = Callable[[Channel, RemotingCommand], bytes | None]
-"""Answers a request, or returns None if it is answered later; may raise Refused."""
+"""Answers a request, or returns None to answer later. May raise Refused."""
 
 
 class Broker:
     """Name server and broker without sockets: requests of each connection in, answers out.
 
     Attributes:
-        topics: by name.
         advertised: ``host:port`` in routes.
-        handlers: by request code.
+        handlers: By request code.
     """
 
     def __init__(self) -> None:
@@ -132,10 +125,10 @@ class Broker:
         self.create_topic(TEMPLATE_TOPIC, DEFAULT_QUEUES)
 
     def receive(self, channel: Channel, data: bytearray) -> None:
-        """Take the complete requests off ``data`` and carry them out.
+        """Take the complete requests off ``data`` and execute them.
 
         Raises:
-            RemoteProtocolError: the connection has to be closed.
+            RemoteProtocolError: The connection must be closed.
         """
         for request in cut(data):
             if request.flag & FLAG_RESPONSE:
@@ -148,30 +141,30 @@ class Broker:
                 channel.send(frame)
 
     def tick(self, now_s: float) -> None:
-        """Do what is due; called a few times a second. Nothing is, here."""
+        """Called a few times a second, for subclasses."""
 
     def disconnected(self, channel: Channel) -> None:
-        """Forget a connection. There is nothing to forget, here."""
+        """Called when a connection has ended, for subclasses."""
 
     def create_topic(self, name: str, queues: int = 4) -> Topic:
-        """Return a topic, which is made if it does not exist.
+        """Return a topic, creating it if necessary.
 
         Raises:
-            Refused: the name is illegal.
+            Refused: The name is illegal.
         """
         if not _LEGAL_NAME.fullmatch(name):
             raise Refused(ResponseCode.SYSTEM_ERROR, "a topic's name is 1 to 127 of A-Z a-z 0-9 % | - _")
         return self.topics.setdefault(name, Topic(name, queues))
 
     def stored(self, topic: str) -> int:
-        """Return how many messages a topic was sent."""
+        """Return how many messages were sent to a topic."""
         found = self.topics.get(topic)
         return found.stored if found else 0
 
     def keep(
         self, channel: Channel, topic: Topic, queue_id: int, message: BatchMessage, fields: Mapping[str, str]
     ) -> str:
-        """Count a message and return its id; ``fields`` are those of the send in version 2."""
+        """Count a message and return its id. ``fields`` are those of version 2 of the send."""
         del channel, fields
         host, _, port = self.advertised.rpartition(":")
         message_id = pack_host(host, int(port)) + self._bytes.to_bytes(8, "big")
@@ -237,13 +230,7 @@ class Broker:
 
 
 class Loopback:
-    """A running embedded broker.
-
-    Attributes:
-        broker: everything but the sockets.
-        broker_address: ``host:port`` of the broker.
-        name_server_address: ``host:port`` of the name server.
-    """
+    """A running embedded broker. Addresses are ``host:port``."""
 
     def __init__(self, broker: Broker, broker_address: str, name_server_address: str) -> None:
         self.broker = broker
@@ -287,7 +274,7 @@ async def serve_broker(
     """Run the embedded broker and name server on 127.0.0.1 until cancelled. Port 0 is a free one.
 
     Raises:
-        OSError: a port is taken.
+        OSError: A port is taken.
     """
     listeners = [
         *await trio.open_tcp_listeners(broker_port, host=_HOST),
@@ -320,7 +307,7 @@ def cut(data: bytearray) -> Iterator[RemotingCommand]:
     """Take the complete frames off the front of ``data`` and yield them decoded.
 
     Raises:
-        RemoteProtocolError: framing or a header is broken.
+        RemoteProtocolError: Framing or a header is broken.
     """
     at = 0
     try:
@@ -377,7 +364,7 @@ def number(fields: Mapping[str, str], name: str, default: int | None = None) -> 
 
 
 def property_of(properties: str, name: str) -> str:
-    """Return the value of a message's property, or nothing; the last one wins, as in the clients."""
+    """Return the value of a message's property, or nothing. The last one wins, as in the clients."""
     pairs = (pair.partition("\x01") for pair in properties.split("\x02"))
     return {key: value for key, _, value in pairs}.get(name, "")
 

@@ -24,7 +24,7 @@ from admin.run.check import show
 from admin.run.composition import compose
 
 LIMIT_PER_S: Final = 200.0
-#: One topic goes ten times over the limit, the others stay below it.
+#: One topic exceeds its limit tenfold, the others stay below it.
 LOADS: Final = (
     TopicLoad("runaway", 2000, runaway=True),
     TopicLoad("orders", 150),
@@ -40,10 +40,10 @@ async def perform(*, seconds: float | None) -> int:
     """Run the demo until Ctrl-C, or for some seconds.
 
     Returns:
-        0 if all checks hold, 1 if not, 128 + N if a second signal N cut it short.
+        0 if all checks pass, 1 if not, 128 + N if a second signal N interrupted it.
 
     Raises:
-        StartError: broker or sidecar cannot be started.
+        StartError: Broker or sidecar cannot be started.
     """
     exit_code = [1]
     with (
@@ -80,7 +80,7 @@ async def perform(*, seconds: float | None) -> int:
 
 
 def heading(listen: Endpoint, loopback: Loopback, admin_url: str, notes: Sequence[str]) -> RenderableType:
-    """Say what runs where."""
+    """Return the lines that describe the setup."""
     limit = number(LIMIT_PER_S)
     sluice = (f"sluice {listen}", "bold")
     rows = (
@@ -103,14 +103,14 @@ async def _start_broker(nursery: trio.Nursery) -> Loopback:
 
 
 async def _start_sidecar(nursery: trio.Nursery, loopback: Loopback, state_dir: str) -> tuple[sidecar.Sidecar, Endpoint]:
-    """Start a sidecar as ``sluice run`` would, on free ports if the usual ones are taken."""
+    """Start a sidecar like ``sluice run``, on free ports if the usual ones are taken."""
     flags = Flags(
         listen=[str(_free(_LISTEN))],
         broker=[loopback.broker_address],
         limits=[f"topic:*={LIMIT_PER_S:g}/s"],
         values={
             ("admin", "listen"): ("--admin", str(_free(parse_endpoint(DEFAULT_ADMIN)))),
-            # Removed at the end, so that edits of one demo are not in the next one.
+            # Removed at the end, so that edits do not persist to the next demo.
             ("state_dir",): ("--state-dir", state_dir),
             ("rejection_log", "instance"): ("--instance", "demo"),
             # Routine lines would break the table.
@@ -121,7 +121,7 @@ async def _start_sidecar(nursery: trio.Nursery, loopback: Loopback, state_dir: s
     logs.configure(plan.settings.log)
     running: sidecar.Sidecar = await nursery.start(sidecar.run, plan)
     (address,) = running.listen.values()
-    # Real clients that ask the name server are sent through the sidecar.
+    # Real clients that use the name server are sent through the sidecar.
     loopback.broker.advertised = address
     return running, parse_endpoint(address)
 
@@ -138,7 +138,6 @@ def _free(wanted: Endpoint) -> Endpoint:
 
 
 def _note(what: str, wanted: Endpoint, got: Endpoint | None) -> str:
-    """Return what the heading says of a port that was taken."""
     if got is None or wanted.port in {0, got.port}:
         return ""
     return f"port {wanted.port} is taken, so {what} has {got.port}"

@@ -1,4 +1,4 @@
-"""What the demos' clients saw, and whether it agrees with what the broker stored and the limit allows."""
+"""Counts of the demos' clients, compared with the broker's counts and with the limit."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -8,12 +8,12 @@ from typing import Final
 from admin.common.numbers import number
 
 WINDOW_S: Final = 5.0
-"""Over how many seconds rates are averaged."""
+"""Seconds over which rates are averaged."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicLoad:
-    """How one topic is sent to, in messages per second, and whether it is meant to exceed the limit."""
+    """The load on one topic, in messages per second, and whether it is meant to exceed the limit."""
 
     topic: str
     rate_per_s: float
@@ -22,14 +22,14 @@ class TopicLoad:
 
 @dataclass(slots=True)
 class Counts:
-    """What one topic's client saw.
+    """Counts of one topic's client.
 
     Attributes:
-        sent: requests written.
-        passed: answered with success.
-        refused: refused by Sluice.
-        failed: answered with anything else.
-        stray: answers that no request waited for.
+        sent: Requests written.
+        passed: Answered with success.
+        refused: Refused by Sluice.
+        failed: Answered with anything else.
+        stray: Answers without a waiting request.
     """
 
     sent: int = 0
@@ -49,10 +49,8 @@ class Ledger:
     """All topics' counts, with enough history for rates.
 
     Attributes:
-        loads: the topics, in the order they are shown.
-        kind: their kind, as limits call it.
-        counts: by topic.
-        edited: limits were changed during the run, so the limit is not checked.
+        kind: Their kind, as in limits.
+        edited: Limits were changed during the run, so the limit is not checked.
     """
 
     loads: Sequence[TopicLoad]
@@ -91,13 +89,9 @@ EDITED: Final = Check(holds=True, text="limits were changed during the run, so t
 
 
 def check(ledger: Ledger, stored: Mapping[str, int], limit_per_s: float, elapsed_s: float) -> list[Check]:
-    """Compare what the clients saw with what the broker stored and the limit allows.
+    """Compare the clients' counts with the broker's messages (``stored``) and with the limit of each topic.
 
-    Args:
-        ledger: what the clients saw.
-        stored: messages in the broker, by topic.
-        limit_per_s: the limit of each topic, with a burst of one second.
-        elapsed_s: seconds from the first message to the last.
+    The limit has a burst of one second. ``elapsed_s`` is the time from the first message to the last.
     """
     counts = ledger.counts
     checks = [EDITED] if ledger.edited else [_quiet(ledger, stored)]
@@ -116,7 +110,7 @@ def check(ledger: Ledger, stored: Mapping[str, int], limit_per_s: float, elapsed
 
 
 def held(topic: str, counts: Counts, stored: int, allowed: int, bound: str) -> Check:
-    """Check that a runaway topic was held to its limit, unless it never reached that."""
+    """Check that a runaway topic was held to its limit, unless it never reached it."""
     text = f"{topic} was held to its limit: {stored:,} stored, {allowed:,} allowed ({bound})"
     return Check(stored <= allowed and (counts.sent <= allowed or counts.refused > 0), text)
 

@@ -1,6 +1,6 @@
-"""Clients of the demos: they send at a steady rate, whatever the answers, and count these.
+"""Clients of the demos: they send at a steady rate and count the answers.
 
-A client does not slow down or retry when it is refused, as a runaway would not.
+A client does not slow down or retry when it is refused, like a runaway.
 """
 
 from abc import ABC, abstractmethod
@@ -16,13 +16,13 @@ from admin.demo.ledger import Counts, TopicLoad
 from proxy.protocols.rocketmq.wire.codes import RequestCode, ResponseCode
 from proxy.protocols.rocketmq.wire.command import RemotingCommand, encode
 
-#: Messages that are due are written together this often.
+#: Due messages are written together this often.
 _TICK_S: Final = 0.02
 _MAX_CATCH_UP_S: Final = 0.5
 _CONNECT_FOR_S: Final = 5.0
 _READ_BYTES: Final = 64 * 1024
 _BODY: Final = b"sluice demo " * 8
-#: Of RocketMQ's SendMessageRequestHeaderV2, besides topic, queue and body.
+#: Fields of RocketMQ's SendMessageRequestHeaderV2 other than topic, queue and body.
 _FIELDS: Final = {
     "a": "sluice-demo",
     "c": "TBW102",
@@ -41,16 +41,10 @@ Outcome = Literal["passed", "refused", "failed"]
 
 
 class Client(ABC):
-    """The client of one topic or queue, on one connection.
-
-    Args:
-        load: what it sends.
-        counts: where it counts.
-        observe: called with the seconds that each answer took.
+    """The client of one topic or queue, on one connection. ``observe`` is called with each latency in seconds.
 
     Attributes:
-        topic: where it sends.
-        lost: why the connection ended too early, or None.
+        lost: Why the connection ended too early, or None.
     """
 
     def __init__(self, load: TopicLoad, counts: Counts, observe: Callable[[float], None] | None = None) -> None:
@@ -65,18 +59,18 @@ class Client(ABC):
 
     @abstractmethod
     def message(self, number: int) -> bytes:
-        """Return a message; numbers count from 1."""
+        """Return a message. Numbers count from 1."""
 
     @abstractmethod
     def answers(self, data: bytearray) -> Iterable[tuple[int, Outcome]]:
-        """Take whole answers off the front of ``data``; return message numbers and outcomes."""
+        """Take whole answers off the front of ``data``. Return message numbers and outcomes."""
 
     async def greet(self, stream: trio.SocketStream) -> None:
-        """Do what comes before messages."""
+        """Do the protocol's handshake before messages."""
         del stream
 
     async def run(self, endpoint: Endpoint) -> None:
-        """Connect and send until ``stop``, then read until every request has its answer."""
+        """Connect and send until ``stop``, then read until every request is answered."""
         try:
             async with await _connect(endpoint) as stream, trio.open_nursery() as nursery:
                 await self.greet(stream)
@@ -103,7 +97,7 @@ class Client(ABC):
         started_s = trio.current_time()
         rate, sent = self._load.rate_per_s, 0
         while not self._stopping.is_set():
-            # After a long stall the rest is skipped: all at once would be a flood.
+            # After a long stall the rest is skipped, because sending it at once would be a flood.
             started_s = max(started_s, trio.current_time() - _MAX_CATCH_UP_S - sent / rate)
             due = int((trio.current_time() - started_s) * rate) - sent
             if due > 0:
@@ -161,7 +155,7 @@ def _outcome(answer: RemotingCommand) -> Outcome:
 
 
 async def _connect(endpoint: Endpoint) -> trio.SocketStream:
-    """Connect, and try again for a while: Sluice does not listen while its broker does not answer."""
+    """Connect with retries, because Sluice does not listen while its broker does not answer."""
     with trio.move_on_after(_CONNECT_FOR_S):
         while True:
             with suppress(OSError):

@@ -1,4 +1,4 @@
-"""What all demos do: clients send while the figures are shown, and signals end it."""
+"""Common part of all demos: clients send while the figures are shown, until a signal."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import nullcontext
@@ -16,7 +16,7 @@ from admin.demo.producer import Client
 from admin.run.check import show
 
 LAST_ANSWERS_S = 5.0
-"""How long answers may take after the last message."""
+"""How long answers may take after the last message, in seconds."""
 
 
 async def obey(
@@ -26,7 +26,7 @@ async def obey(
     everything: trio.CancelScope,
     exit_code: list[int],
 ) -> None:
-    """End the sending at the first signal; end everything at the second one, or before sending has started."""
+    """Stop sending at the first signal. At the second, or before sending has started, end everything."""
     number = await anext(signals)
     if started.is_set():
         stopping.set()
@@ -48,18 +48,10 @@ async def send(
 ) -> tuple[float, list[str]]:
     """Run the clients and show the figures: a live table on a terminal, otherwise a line a second.
 
-    Args:
-        clients: the clients.
-        ledger: where they count.
-        address: where they send to.
-        seconds: for how long; None is until ``stopping``.
-        stopping: ends it early.
-        refresh_s: seconds between two looks on a terminal.
-        look: called before each look with the seconds since the start, and whether it is the last.
-        last_answers_s: how long answers may take after the last message.
+    ``look`` is called before each update with the seconds since the start, and whether it is the last.
 
     Returns:
-        For how many seconds they sent, and which lost their connection, a line each.
+        For how many seconds they sent, and a line for each lost connection.
     """
     console = Console(highlight=False)
     live = Live(console=console, auto_refresh=False) if console.is_terminal else None

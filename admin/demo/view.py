@@ -1,4 +1,4 @@
-"""How the demos look: a live table on a terminal, otherwise a line a second, and a summary at the end."""
+"""The demos' output: a live table on a terminal, otherwise a line a second, and a summary at the end."""
 
 from collections.abc import Mapping, Sequence
 from math import inf
@@ -13,7 +13,7 @@ from admin.common.numbers import number
 from admin.demo.ledger import EDITED, WINDOW_S, Check, Ledger, TopicLoad
 
 _BAR_CELLS = 6
-#: So close that the figures of ten minutes fit into 80 columns.
+#: Narrow, so that the figures of ten minutes fit into 80 columns.
 _PADDING = (0, 1, 0, 0)
 _UNBOUNDED_COLUMNS = 1000
 
@@ -21,14 +21,7 @@ _UNBOUNDED_COLUMNS = 1000
 def heading(
     title: str, admin_url: str, rows: Sequence[tuple[str, str | Text]], notes: Sequence[str] = ()
 ) -> RenderableType:
-    """Say what runs where.
-
-    Args:
-        title: of the demo.
-        admin_url: of Sluice's page; empty without Sluice.
-        rows: further lines, each with its first word.
-        notes: differences from the usual.
-    """
+    """Return the lines that describe the setup. ``rows`` are further lines, each with its first word."""
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
@@ -40,7 +33,7 @@ def heading(
 
 
 def live(ledger: Ledger, elapsed_s: float, seconds: float | None) -> RenderableType:
-    """Show rates and totals; a narrow terminal gets only the rates."""
+    """Return the table of rates and totals. A narrow terminal gets only the rates."""
     rows = []
     for load in ledger.loads:
         counts = ledger.counts[load.topic]
@@ -71,7 +64,7 @@ def summary(
     *,
     burst_s: float = 1.0,
 ) -> RenderableType:
-    """Show what clients saw, what the broker stored, and the checks.
+    """Return the clients' counts, the broker's counts, and the checks.
 
     ``other`` are requests with another answer or none.
     """
@@ -98,7 +91,7 @@ def summary(
         _FirstThatFits(_table(ledger.kind, columns, rows), narrow),
     ]
     if EDITED not in checks and elapsed_s and limit_per_s < inf:
-        # In a short run the burst is a large part of what was stored.
+        # In a short run the burst is a large part of the stored messages.
         burst = limit_per_s * burst_s
         most = number(limit_per_s + burst / elapsed_s, 1, grouped=True)
         may = f"{number(limit_per_s, grouped=True)}/s and one burst of {number(burst, grouped=True)}"
@@ -109,7 +102,7 @@ def summary(
 
 
 class _FirstThatFits:
-    """The first table that the terminal has room for, or the last one. Figures are never cut short."""
+    """The first table that fits the terminal, or the last one. Figures are never cut."""
 
     def __init__(self, *tables: Table) -> None:
         self._tables = tables
@@ -149,6 +142,6 @@ def _bar(passed: float, refused: float) -> Text:
     answered = passed + refused
     if not answered:
         return Text()
-    # A single refusal must show.
+    # A single refusal must be visible.
     refused_cells = min(_BAR_CELLS, max(1 if refused else 0, round(_BAR_CELLS * refused / answered)))
     return Text.assemble(("■" * (_BAR_CELLS - refused_cells), "green"), ("□" * refused_cells, "red"))

@@ -1,1 +1,1 @@
-"""What operators change while Sluice runs: edits of limits, switches, and the record of who changed what."""
+"""Operators' changes while Sluice runs: edits of limits, switches, and the audit trail."""

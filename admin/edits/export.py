@@ -1,4 +1,4 @@
-"""The limits in force as a configuration file, which ``sluice check`` and ``sluice limits apply`` read."""
+"""Writes the current limits as a configuration file, for ``sluice check`` and ``sluice limits apply``."""
 
 from collections.abc import Iterator, Sequence
 from json import dumps
@@ -13,7 +13,7 @@ from limiter.rules.patterns import DEFAULT_PATTERN
 from limiter.rules.rule import Rule
 
 _NO_RULE: Final = "default"
-"""Source of a kind's default that nobody wrote: unlimited."""
+"""Source of a kind's implicit default: unlimited."""
 _BY_KEY: Final = {each.key: each for each in FIELDS}
 
 
@@ -25,14 +25,14 @@ def export(
     heading: str = "",
     edits_only: bool = False,
 ) -> str:
-    """Return the TOML text, which names the author and the reason of each edit in a comment.
+    """Return the TOML text. A comment has the author and the reason of each edit.
 
     Args:
-        rules: the rules in force, and those whose hours have not come.
-        limits: all limits with a rule of their own.
-        switches: all switches.
-        heading: the first line.
-        edits_only: only limits with an active edit.
+        rules: The current rules, including those outside of their hours.
+        limits: All limits with their own rule.
+        switches: All switches.
+        heading: The first line.
+        edits_only: Only limits with an active edit.
     """
     edits = {(entry.kind, entry.name): entry.edit for entry in limits if entry.edit is not None}
     off = [each.kind for each in switches if not each.limiting]
@@ -54,12 +54,12 @@ def toml(value: object) -> str:
         return f"{value:.0f}" if value == int(value) and abs(value) < 1e15 else repr(value)
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(toml, value))}]"
-    # TOML's strings are JSON's, but for DEL.
+    # TOML's strings are JSON's, except for DEL.
     return dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _is_written(rule: Rule) -> bool:
-    """Whether to write a rule: of built-in ones only the default rates of kinds, which end with the first limit."""
+    """Whether to write a rule. Of the built-in ones only kinds' default rates, which end with the first limit."""
     if rule.source == _NO_RULE:
         return False
     return not rule.source.startswith(BUILT_IN) or rule.pattern == DEFAULT_PATTERN

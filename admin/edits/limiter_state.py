@@ -1,6 +1,6 @@
-"""The limiter state as bytes, for a process that takes over or for the next start: a restart forgets no debt.
+"""Serializes the limiter state for a take-over or the next start, so that a restart forgets no debt.
 
-Times are of the monotonic clock, so state from another boot or time namespace is not used: limiters begin full.
+Times are of the monotonic clock, so state from another boot or time namespace is not used: limiters start full.
 """
 
 import os
@@ -25,18 +25,18 @@ class _State(_Head, frozen=True):
 
 
 def encode(limits: SavedLimits) -> bytes:
-    """Return the state as bytes; raises OverflowError if a figure has more than 64 bits."""
+    """Return the state as bytes. Raises OverflowError if a figure has more than 64 bits."""
     return msgspec.msgpack.encode(_State(_VERSION, clock(), limits))
 
 
 def decode(data: bytes) -> SavedLimits:
-    """Return the state of ``encode``.
+    """Return the state from ``encode``.
 
     Raises:
-        ValueError: it is damaged, another version's or another clock's.
+        ValueError: It is damaged, or from another version or clock.
     """
     try:
-        # The rest may be another version's.
+        # The rest may have another version's format.
         head = msgspec.msgpack.decode(data, type=_Head)
         if head.version != _VERSION:
             raise ValueError(f"written by another version of Sluice ({head.version}, this one writes {_VERSION})")
@@ -48,7 +48,7 @@ def decode(data: bytes) -> SavedLimits:
 
 
 def clock() -> str:
-    """Name this machine's monotonic clock: processes with the same name read the same time."""
+    """Return the name of this machine's monotonic clock. Processes with the same name read the same time."""
     boot, namespace = _CLOCK
     try:
         return f"{boot.read_text(encoding='ascii').strip()} {namespace.readlink()}"

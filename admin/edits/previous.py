@@ -1,4 +1,4 @@
-"""Reads the active edits of versions before ``state.db``, for the import at the first start."""
+"""Reads the active edits of versions before ``state.db``, to import them at the first start."""
 
 from pathlib import Path
 from typing import Final
@@ -26,8 +26,8 @@ def read_edits(directory: Path) -> tuple[dict[str, ActiveEdit], int]:
     """Return the active edits by path, and the highest id of a change.
 
     Raises:
-        FileNotFoundError: there is no journal.
-        ValueError: it is damaged.
+        FileNotFoundError: There is no journal.
+        ValueError: It is damaged.
     """
     data = (directory / JOURNAL).read_bytes()
     if not data.startswith(_HEADER):

@@ -1,1 +1,1 @@
-"""The admin address: HTTP connections, who may ask, and the API."""
+"""The admin address: HTTP connections, access, and the API."""

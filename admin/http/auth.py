@@ -1,6 +1,6 @@
-"""Who may use the admin address: tokens with a name and a role.
+"""Access to the admin address: tokens with a name and a role.
 
-Tokens come from ``admin.token_file``, one ``NAME ROLE TOKEN`` a line, and from ``admin.token`` and
+Tokens come from ``admin.token_file``, one ``NAME ROLE TOKEN`` per line, and from ``admin.token`` and
 ``admin.read_token``. Only their SHA-256 is kept, so that neither a log line nor a debugger can show one.
 """
 
@@ -21,18 +21,18 @@ from admin.config.settings import OFF, AdminSettings
 Role = Literal["read", "write"]
 
 MIN_TOKEN_LENGTH: Final = 24
-"""As hexadecimal digits these are 96 bits."""
+"""96 bits as hexadecimal digits."""
 
 TOKEN, READ_TOKEN = "token", "read_token"
 LOCAL: Final = "local"
-"""The author's name where no tokens are configured."""
+"""The author's name if no tokens are configured."""
 
 _RESERVED: Final = frozenset({LOCAL, "remote", "sluice"})
 _HOW: Final = "make one with `openssl rand -hex 24`"
 _DIGEST_PREFIX: Final = "sha256:"
 _LINE: Final = "must be NAME ROLE TOKEN, for example: alice write, and what `openssl rand -hex 24` prints"
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
-#: What RFC 6750 allows behind "Bearer".
+#: Allowed after "Bearer" by RFC 6750.
 _TOKEN: Final = re.compile(r"[A-Za-z0-9._~+/-]+=*")
 _DIGEST: Final = re.compile(r"[0-9a-fA-F]{64}")
 _MAX_FILE_BYTES: Final = 1024 * 1024
@@ -40,7 +40,7 @@ _MAX_FILE_BYTES: Final = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One token: its owner's name, its role (write includes read), the SHA-256 of its text, where it is configured."""
+    """One token: its owner's name, its role (write includes read), the SHA-256 of its text, and its source."""
 
     name: str
     role: Role
@@ -50,13 +50,13 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Who may use the admin address: with a token, or everybody if there are none."""
+    """The tokens of the admin address. Without tokens, everyone has access."""
 
     tokens: tuple[Token, ...] = ()
     warnings: tuple[str, ...] = ()
 
     def find(self, text: bytes) -> Token | None:
-        """Return the token with this text; in constant time, so that a wrong token takes as long as a right one."""
+        """Return the token with this text. Takes the same time for wrong tokens."""
         digest = hashlib.sha256(text).digest()
         found = None
         for token in self.tokens:
@@ -75,14 +75,14 @@ class Keyring:
         self.access = access
 
     def replace(self, access: Access) -> list[str]:
-        """Replace the access from the next request on, if it differs; returns what changed, as ``compare`` does."""
+        """Replace the access from the next request on, if it differs. Returns the changes, as ``compare``."""
         changed = self.compare(access)
         if changed:
             self.access = access
         return changed
 
     def compare(self, access: Access) -> list[str]:
-        """Return what would change with another access, one line each, by names only."""
+        """Return the changes that another access would make, one line each, by names only."""
         old = {token.name: token for token in self.access.tokens}
         new = {token.name: token for token in access.tokens}
         changed = [f"token {name}: removed" for name in old if name not in new]
@@ -97,10 +97,10 @@ class Keyring:
 
 
 def read_access(settings: AdminSettings, origins: Origins) -> Access:
-    """Read the tokens, and check that there are some where others can reach the address.
+    """Read the tokens, and check that there are some if other machines can reach the address.
 
     Raises:
-        SettingsError: with a line for each fault; none of them shows a token.
+        SettingsError: With a line for each error. None of them shows a token.
     """
     if settings.listen == OFF:
         return ANYONE
@@ -197,7 +197,7 @@ def _read_line(line: bytes, where: str) -> Token | None:
         raise ValueError(f"has {len(words)} {'word' if len(words) == 1 else 'words'}; {_LINE}")
     name, role, text = words
     if not _NAME.fullmatch(name):
-        # The words may stand in the wrong order: what is taken for the name may be the token.
+        # If the words are in the wrong order, the supposed name may be the token.
         raise ValueError("the name must be of at most 64 letters, digits and . _ @ -")
     if role not in ("read", "write"):
         raise ValueError("the second word, the role, must be read or write")

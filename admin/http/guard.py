@@ -1,4 +1,4 @@
-"""The guard: ASGI middleware that authenticates each request to the admin address, and refuses what is not allowed.
+"""ASGI middleware that authenticates each request to the admin address and rejects requests that are not allowed.
 
 It checks in this order: the path, the Host (against DNS rebinding), Origin and Sec-Fetch-Site (against scripts of other
 pages), the token, its role, the content type, the body. A request that passes has its author in
@@ -46,7 +46,7 @@ SECURITY_HEADERS: Final = {
 """The page loads nothing from elsewhere, runs no scripts but its own files, and cannot be put in a frame."""
 
 _BATCH: Final = f"{BASE}/limits:batch"
-#: Batches in memory at once: each can be large.
+#: Maximum number of batches in memory, because each can be large.
 _MAX_BATCHES: Final = 4
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _BEARER: Final = re.compile(r"bearer +([!-~]+) *", re.IGNORECASE)
@@ -60,13 +60,13 @@ _log = structlog.get_logger(__name__)
 
 
 class RefusedError(Exception):
-    """The guard refuses a request.
+    """The guard rejects a request.
 
     Attributes:
-        reason: label of the metric.
-        status: of HTTP.
-        field: the header at fault, ``name`` or ``body``; empty is none.
-        challenge: for WWW-Authenticate; empty is none.
+        reason: Label of the metric.
+        status: HTTP status.
+        field: The header at fault, ``name`` or ``body``. Empty: none.
+        challenge: For WWW-Authenticate. Empty: none.
     """
 
     def __init__(self, reason: Reason, status: int, detail: str, field: str = "", challenge: str | None = None) -> None:
@@ -75,13 +75,12 @@ class RefusedError(Exception):
 
 
 class Guard:
-    """The middleware. The application raises HTTPException for what it does not have.
+    """The middleware. The application raises HTTPException for unknown paths and methods.
 
     Args:
-        pages: paths without a token to which a link from another site may lead.
-        probes: further paths without a token.
-        allowed_hosts: names of the address besides localhost and IP addresses.
-        refusals: counts by reason.
+        pages: Paths without a token that other sites may link to.
+        probes: Further paths without a token.
+        allowed_hosts: Host names of the address, in addition to localhost and IP addresses.
     """
 
     def __init__(
@@ -101,11 +100,11 @@ class Guard:
         self._batches = trio.CapacityLimiter(_MAX_BATCHES)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, or refuse it."""
+        """Answer or reject one request."""
         access = self._keyring.access
 
         def is_allowed() -> bool:
-            # A stream ends when tokens change, and its client comes back with its own.
+            # A stream ends when tokens change. Its client reconnects with its own.
             return self._keyring.access is access or scope["path"] in self._public
 
         answer = _Answer(scope, send, is_allowed)
@@ -113,7 +112,7 @@ class Guard:
         try:
             self._check(scope, headers)
             role, author = self._authenticate(scope, headers, access)
-            # Only of those who may change something: others must not take their turns.
+            # After authentication, so that only writers can use up the batches.
             async with self._batches if _is_batch(scope) else nullcontext():
                 body = await _body(scope, headers, receive)
                 # None: the client left before the end of its body.
@@ -146,7 +145,7 @@ class Guard:
         if not path.startswith("/") or not _is_utf8(scope):
             raise RefusedError("path", 400, "the request's target must be a path in UTF-8, percent-encoded")
         if _CONTROL.search(path):
-            # Here and not in the API: no route matches a path with a line feed.
+            # Checked here, because no route matches a path with a line feed.
             raise RefusedError("path", 400, "no name has control characters, and this path has one", "name")
         host = _only(headers, "host", "host", 400)
         name = _HOST.fullmatch(host)
@@ -175,7 +174,7 @@ class Guard:
             what = "a token is wanted: Authorization: Bearer TOKEN"
             raise RefusedError("no_token", 401, what, "authorization", challenge)
         bearer = _BEARER.fullmatch(values[0]) if len(values) == 1 else None
-        # Always compare something, so that the time taken does not reveal what was wrong.
+        # Always compare something, so that the time taken does not reveal the error.
         token = access.find(bearer[1].encode() if bearer else b"")
         if token is None or bearer is None:
             what = "no such token" if bearer else "must be one header: Authorization: Bearer TOKEN"
@@ -186,7 +185,6 @@ class Guard:
         return token.role, Author(token.name, peer)
 
     def _log_refusal(self, refused: RefusedError, peer: str) -> None:
-        """Log a failed authentication, at a bounded rate."""
         if refused.status not in (401, 403):
             return
         if (more := self._log_rate.take(refused.reason, trio.current_time())) is not None:
@@ -194,7 +192,7 @@ class Guard:
 
 
 class _Answer:
-    """Sends an answer with the headers that every answer has, and nothing after its end."""
+    """Sends an answer with the common headers, and nothing after its end."""
 
     def __init__(self, scope: Scope, send: Send, is_allowed: Callable[[], bool]) -> None:
         self._scope, self._send, self._is_allowed = scope, send, is_allowed
@@ -219,7 +217,7 @@ class _Answer:
             self._has_ended = not message.get("more_body", False)
         await self._send(message)
         if is_cut:
-            # A stream would go on, and the connection would answer no further request.
+            # A stream would continue, and block further requests of the connection.
             self.scope.cancel()
 
     @property
@@ -228,12 +226,12 @@ class _Answer:
 
 
 async def _body(scope: Scope, headers: Headers, receive: Receive) -> bytes | None:
-    """Read the whole body; None if the client left."""
+    """Read the whole body. None: the client left."""
     most = MAX_BATCH_BYTES if _is_batch(scope) else MAX_BODY_BYTES
     too_large = RefusedError("body_size", 413, f"a body has at most {most} bytes", "body")
     length = _only(headers, "content-length", "body_size", 400)
     if length and "transfer-encoding" in headers:
-        # A proxy in front may go by the other one, and send what follows as another client's request.
+        # A proxy in front may use the other header, and forward the rest as another client's request.
         what = "Content-Length and Transfer-Encoding exclude each other"
         raise RefusedError("body_size", 400, what, "transfer-encoding")
     if length.isascii() and length.isdigit() and (len(length) > 9 or int(length) > most):
@@ -256,7 +254,7 @@ async def _body(scope: Scope, headers: Headers, receive: Receive) -> bytes | Non
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """Give the application the body; after that it is told when the client leaves."""
+    """Give the application the body, and after that the client's disconnect."""
     messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def again() -> Message:
@@ -266,7 +264,7 @@ def _replay(body: bytes, receive: Receive) -> Receive:
 
 
 def _only(headers: Headers, name: str, reason: Reason, status: int) -> str:
-    """Return the one header of that name, empty if there is none; a proxy in front may read another of several."""
+    """Return the only header of that name, or empty. A proxy in front may use another one of several."""
     values = headers.getlist(name)
     if len(values) > 1:
         raise RefusedError(reason, status, f"there must be one header {name}", name)

@@ -1,10 +1,10 @@
-"""HTTP/1.1 for an ASGI application on trio, with h11, and bounds on connections, on slow clients and on memory.
+"""HTTP/1.1 for an ASGI application on trio, with h11, and bounds on connections, slow clients and memory.
 
 Connections and unsent bytes have a bound. Above it, the connection without progress for the longest time is closed, one
 without a request first, so that a new connection always gets an answer.
 
-Each turn of the event loop accepts and reads a few requests and begins one, so that a flood cannot hold up the data
-path. Probes begin as soon as they are read: they do not queue behind requests that cost more.
+Each turn of the event loop accepts and reads a few requests and begins one, so that a flood cannot delay the data path.
+Probes begin as soon as they are read, without queueing behind more expensive requests.
 
 HTTP/2, WebSocket and upgrades are not supported.
 """
@@ -41,13 +41,13 @@ _HEAD_FAULTS: Final = {
     431: f"the request's head has more than {MAX_HEAD_BYTES} bytes",
     501: "this transfer encoding is not supported; chunked is",
 }
-#: After the last answer, what the client still sends is read for this long: a reset would discard the answer.
+#: How long the client's data is read after the last answer. A reset would discard the answer.
 _LINGER_S: Final = 1.0
 _READ_BYTES: Final = 16 * 1024
 _WRITE_BYTES: Final = 64 * 1024
 #: Connections accepted, and requests read, in one turn of the event loop.
 _MOST_A_TURN: Final = 8
-#: After accepting has failed, for example for want of descriptors.
+#: After a failed accept, for example because of missing descriptors.
 _PAUSE_S: Final = 0.1
 _GONE: Final = (OSError, trio.BrokenResourceError, trio.ClosedResourceError)
 
@@ -80,7 +80,7 @@ class Http1Server:
     async def serve(
         self, sock: socket.socket, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        """Accept and answer until cancelled, and close the socket."""
+        """Accept and answer until cancelled, then close the socket."""
         sock.setblocking(False)
         async with trio.open_nursery() as nursery:
             with sock:
@@ -103,7 +103,7 @@ class Http1Server:
         nursery.start_soon(self._run, connection)
 
     async def read(self) -> None:
-        """Wait until something that was received may be read."""
+        """Wait until received data may be read."""
         async with self._reads:
             pass
 
@@ -114,7 +114,7 @@ class Http1Server:
                 pass
 
     def progressed(self, connection: "_Connection") -> None:
-        """Bytes went to or came from this connection."""
+        """Note that the connection sent or received bytes."""
         if connection in self._open:
             del self._open[connection]
             self._open[connection] = None
@@ -135,7 +135,7 @@ class Http1Server:
     async def _run(self, connection: "_Connection") -> None:
         try:
             await connection.run()
-        except Exception as error:  # noqa: BLE001 - the fault of one connection must not end the others
+        except Exception as error:  # noqa: BLE001 - one connection's error must not end the others
             if (more := self._log_rate.take("connection", trio.current_time())) is not None:
                 _log.warning("admin connection failed", error=repr(error), more=more)
         finally:
@@ -146,9 +146,8 @@ class _Connection:
     """One connection, from its first byte to its last.
 
     Attributes:
-        scope: its cancellation closes the connection.
-        busy: a request is under way.
-        unsent: bytes of an answer that the client has not read.
+        scope: Cancel it to close the connection.
+        unsent: Bytes of an answer that the client has not read.
     """
 
     def __init__(self, server: Http1Server, transport: trio.SocketStream) -> None:
@@ -221,7 +220,7 @@ class _Connection:
         await self._linger()
 
     async def _next_request(self, timeout_s: float) -> h11.Request | None:
-        """Return the head of the next request; None if there is none, or if it was refused."""
+        """Return the head of the next request. None: there is none, or it was rejected."""
         begun = False
         with trio.move_on_after(timeout_s) as patience:
             try:
@@ -235,7 +234,7 @@ class _Connection:
                 await self._refuse(status, _HEAD_FAULTS.get(status, "this is not HTTP/1.1"))
                 return None
             if not begun:
-                # It came in one piece with the request before it.
+                # It arrived together with the previous request.
                 await self._server.read()
             return event if isinstance(event, h11.Request) else None
         if begun or timeout_s == HEAD_TIMEOUT_S:
@@ -299,7 +298,7 @@ class _Connection:
             await self._write(response, h11.Data(data=bytes(refused.body)), h11.EndOfMessage())
 
     async def _write(self, *events: h11.Event) -> None:
-        # Passed through and not copied: a body can be large.
+        # Not copied, because a body can be large.
         parts = [part for event in events for part in self._http.send_with_data_passthrough(event) or ()]
         self.unsent = sum(map(len, parts))
         if self.unsent <= _WRITE_BYTES:
@@ -323,7 +322,7 @@ class _Connection:
 
     async def _linger(self) -> None:
         if self._server.tls is None:
-            # TLS cannot end one side alone. There the client knows from the length that the answer is complete.
+            # TLS cannot close one direction alone. There the length shows the client that the answer is complete.
             with suppress(OSError):
                 self._transport.socket.shutdown(trio.socket.SHUT_WR)
         with trio.move_on_after(_LINGER_S):

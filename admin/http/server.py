@@ -29,7 +29,7 @@ from proxy.net.sockets import Inherited
 PROBES: Final = frozenset({"/healthz", "/readyz"})
 METRICS: Final = "/metrics"
 
-#: Connections that arrive while the process is busy wait here, instead of for a retry by the client's system.
+#: Connections wait here while the process is busy. Beyond that, clients must retry.
 _BACKLOG: Final = 1024
 
 
@@ -43,7 +43,7 @@ def application(
     refusals: Refusals | None = None,
     extra: Callable[[], Iterable[Family]] = tuple,
 ) -> ASGIApp:
-    """Make the ASGI application; ``api`` is served below ``/api/v1``, ``extra`` makes further metrics."""
+    """Make the ASGI application. ``api`` is served below ``/api/v1``, and ``extra`` makes further metrics."""
     settings = settings or AdminSettings()
     counted = Refusals() if refusals is None else refusals
     page = web.routes()
@@ -55,7 +55,7 @@ def application(
         return StreamingResponse(_each(pieces), headers={"content-type": content_type, "content-length": length})
 
     async def healthz(_: Request) -> Response:
-        # Getting here proves that the event loop runs, which is all that being alive means.
+        # Being alive means only that the event loop runs, which this proves.
         return JSONResponse({"alive": True})
 
     async def readyz(_: Request) -> Response:
@@ -95,13 +95,13 @@ class _Scrapes:
             self._begun += 1
             self._made = None
             made = await self._make(accept)
-            # It is large, and kept only for the requests that wait now.
+            # It is large, so it is kept only for requests that are waiting now.
             self._made = (accept, made) if self._lock.statistics().tasks_waiting else None
             return made
 
 
 def refused_family(refusals: Refusals) -> Family:
-    """Return what the admin address refused, as a metric."""
+    """Return the rejections of the admin address as a metric."""
     return counter(
         "sluice_admin_refused",
         "Requests and connections that the admin address refused, by reason.",
@@ -123,17 +123,12 @@ def bind(
     hint: str = "",
     v6only: bool = False,
 ) -> socket.socket:
-    """Bind the admin address and listen on it.
+    """Bind the admin address and listen on it. ``anyone``: other machines may reach it.
 
-    Args:
-        endpoint: the address.
-        anyone: whether other machines may reach it.
-        inherited: sockets that are bound already.
-        hint: appended to the error if the address is in use.
-        v6only: ``::`` does not serve IPv4.
+    ``hint`` is appended to the error if the address is in use. ``v6only``: ``::`` does not serve IPv4.
 
     Raises:
-        StartError: the address cannot be had, or others would reach it without a token.
+        StartError: The address is not available, or others would reach it without a token.
     """
     family = socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET
     with ExitStack() as failing:
@@ -160,7 +155,7 @@ def bind(
 
 
 def bound_endpoint(sock: socket.socket) -> Endpoint:
-    """Return the address a socket is bound to, with the port the system chose for port 0."""
+    """Return the address that a socket is bound to, with the actual port."""
     host, port = sock.getsockname()[:2]
     return Endpoint(host, port)
 
@@ -174,7 +169,7 @@ async def run(
     max_connections: int = MAX_CONNECTIONS,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve on a socket from ``bind`` until cancelled, and close it."""
+    """Serve on a socket from ``bind`` until cancelled, then close it."""
     http = Http1Server(
         app,
         probes=PROBES,

@@ -1,6 +1,6 @@
 """The rejection log on disk: JSON lines in one growing file per process, rotated by size or age, bounded in total.
 
-Records that the disk does not take are dropped and counted.
+Records that cannot be written are dropped and counted.
 """
 
 import errno
@@ -32,12 +32,12 @@ _UNFIT: Final = re.compile(r"[^A-Za-z0-9._]+")
 _SLUG_CHARACTERS: Final = 100
 _RUN_BYTES: Final = 6
 _FILE_MODE: Final = 0o640
-"""Log shippers may read the files as members of the group."""
+"""Group members, such as log shippers, may read the files."""
 _FOLDER_MODE: Final = 0o750
 _QUIET_AGE_S: Final = 3600.0
-"""Age at which a file with nothing but heartbeats is finished."""
+"""Age at which a file with only heartbeats is finished."""
 _PIECE_BYTES: Final = 256 * 1024
-"""What is written, or lost, at a time."""
+"""Size of one write, and so of one loss."""
 _LAST_BYTES: Final = 64 * 1024
 _REASONS: Final = {
     errno.ENOSPC: "no_space",
@@ -114,7 +114,7 @@ class FileName(NamedTuple):
 
 
 def file_name(name: str) -> FileName | None:
-    """Read the name of a log file, compressed or not; None for other files."""
+    """Parse the name of a log file, compressed or not. None for other files."""
     found = _NAME.fullmatch(name)
     return None if found is None else FileName(found["slug"], found["run"], int(found["number"]))
 
@@ -125,14 +125,14 @@ def new_run() -> str:
 
 
 def make_folder(directory: Path) -> None:
-    """Make a folder and its missing parents, or raise OSError."""
+    """Create a folder and its missing parents. Raises OSError."""
     for each in [*reversed(directory.parents), directory]:
         if each == directory or not each.exists():
             each.mkdir(_FOLDER_MODE, exist_ok=True)
 
 
 class Bounds(NamedTuple):
-    """Size and age at which a file is finished, and the size of all files together."""
+    """Maximum size and age of a file, and the maximum size of all files."""
 
     max_file_bytes: int
     max_file_age_s: float
@@ -152,14 +152,14 @@ class LogFiles:
     """Appends the records of one run.
 
     Args:
-        directory: folder of the log, made if it is missing, and again if it is removed.
-        instance: name of the sidecar, part of the files' names.
-        run: name of the run, part of the files' names.
-        bounds: on sizes and age.
-        clock_s: the monotonic clock, in seconds.
+        directory: Folder of the log. It is created if it is missing or removed.
+        instance: Name of the sidecar, part of the file names.
+        run: Name of the run, part of the file names.
+        bounds: Bounds on sizes and age.
+        clock_s: The monotonic clock, in seconds.
 
     Attributes:
-        error: why nothing is written now, for people; None if all is well.
+        error: Why nothing can be written now, for people. None: no error.
     """
 
     def __init__(
@@ -170,7 +170,7 @@ class LogFiles:
         self.error: str | None = None
         slug = _UNFIT.sub("-", instance)[:_SLUG_CHARACTERS].strip("-.") or "sluice"
         self._name = FileName(slug, run, 0)
-        # One file alone must not be all that is kept.
+        # The log must not consist of one file.
         self._max_file_bytes = min(bounds.max_file_bytes, bounds.max_total_bytes // 4)
         self._bounds, self._clock_s = bounds, clock_s
         self._lock = threading.Lock()
@@ -183,16 +183,16 @@ class LogFiles:
 
     @property
     def waits_s(self) -> float:
-        """For how long the disk has been busy with one thing, in seconds."""
+        """How long the disk has been busy with one operation, in seconds."""
         since_s = self._busy_since_s
         return 0.0 if since_s is None else self._clock_s() - since_s
 
     def hand_in(self, lines: Lines) -> None:
-        """Take records to be written. Unlike the other methods it does not block."""
+        """Queue records to be written. Unlike the other methods it does not block."""
         self._handed_in.append(lines)
 
     def write(self) -> None:
-        """Write the records that were handed in."""
+        """Write the queued records."""
         with self._lock:
             while self._handed_in:
                 self._busy_since_s = self._clock_s()
@@ -260,7 +260,7 @@ class LogFiles:
             try:
                 os.ftruncate(descriptor, self._size)
             except OSError:
-                # Half a line ends the file, and readers leave it out.
+                # The file ends with half a line, which readers leave out.
                 self._close()
             raise
         self._size += len(data)
@@ -274,7 +274,7 @@ class LogFiles:
         return self._size + more_bytes > self._max_file_bytes or self._clock_s() - self._began_s >= max_age_s
 
     def _is_gone(self) -> bool:
-        """Say whether the file was removed or replaced, perhaps with its folder."""
+        """Return whether the file was removed or replaced, perhaps with its folder."""
         assert self._descriptor is not None  # noqa: S101 - asked of an open file
         try:
             return not os.path.samestat((self.directory / str(self._name)).stat(), os.fstat(self._descriptor))
@@ -317,7 +317,7 @@ class LogFiles:
                 yield status.st_mtime_ns, status.st_size, name, entry.path
 
     def _delete_oldest(self, room_bytes: int) -> None:
-        """Delete the oldest files until there is room for another one within the bound, or raise OSError."""
+        """Delete the oldest files until another one fits within the bound, or raise OSError."""
         files = sorted(self._files())
         total = room_bytes + sum(size for _, size, _, _ in files)
         for _, size, _, path in files:

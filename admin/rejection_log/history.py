@@ -1,6 +1,7 @@
 """The last hour of one resource, read from the sidecar's own rejection log, on a thread and within bounds.
 
-One reader at a time reads a bounded number of bytes for a bounded time. Lines are decoded only if the name is in them.
+One reader at a time reads a bounded number of bytes for a bounded time. Only lines with the resource's name are
+decoded.
 """
 
 import math
@@ -36,14 +37,14 @@ from limiter.rules.rule import Count
 from proxy.common.clock import write_time
 
 MAX_SECONDS: Final = 3600
-"""The longest time that can be asked for."""
+"""The longest period, in seconds."""
 MAX_BYTES: Final = 64 * 1024 * 1024
-"""Read for one answer, the latest first."""
+"""Maximum bytes read for one answer, the latest first."""
 MAX_S: Final = 2.0
-"""Spent reading for one answer."""
+"""Maximum time spent reading for one answer."""
 SHOWN_CLIENTS: Final = 100
 MAX_CLIENTS: Final = 10_000
-"""Clients counted by name in one answer; the others are together under ``_other``."""
+"""Clients counted by name in one answer. The others are combined as ``_other``."""
 
 _PATIENCE_S: Final = 15.0
 _MAX_STEPS: Final = 900
@@ -56,13 +57,7 @@ _decoder: Final[msgspec.json.Decoder[AnyRecord]] = msgspec.json.Decoder(AnyRecor
 
 
 class HistoryReader:
-    """Reads the history of resources, one at a time.
-
-    Args:
-        directory: folder of the log; None if there is none.
-        why: why there is none; empty if it is off.
-        wall_s: the wall clock, in seconds since 1970.
-    """
+    """Reads the history of resources, one at a time. ``why``: why there is no folder, empty if the log is off."""
 
     def __init__(
         self, directory: Path | None = None, why: str = "", *, wall_s: Callable[[], float] = time.time
@@ -72,7 +67,7 @@ class HistoryReader:
         self._limiter = trio.CapacityLimiter(1)
 
     async def of(self, resource: Resource, seconds: int) -> ResourceHistory:
-        """Return the last seconds of a resource; ``problem`` says what could not be read."""
+        """Return the last seconds of a resource. ``problem`` has the errors."""
         until_s = int(self._wall_s())
         found: ResourceHistory | str = self._why
         if self._directory is not None:
@@ -82,7 +77,7 @@ class HistoryReader:
 
 
 async def read_patiently(work: Callable[[], _Found], path: Path, limiter: trio.CapacityLimiter) -> _Found | str:
-    """Read on a thread; return an error text if the disk hangs. Its thread keeps its place in the limiter."""
+    """Read on a thread. Returns an error text if the disk hangs, while its thread keeps its place in the limiter."""
     with trio.move_on_after(_PATIENCE_S):
         return await trio.to_thread.run_sync(work, limiter=limiter, abandon_on_cancel=True)
     return f"{path}: the disk has not answered for {_PATIENCE_S:.0f} s"
@@ -105,7 +100,7 @@ def read(
                 if (needle in line or _HEARTBEAT in line) and (record := decoded(line)) is not None:
                     history.add(record)
         except FileNotFoundError:
-            # The oldest are deleted at any time.
+            # The oldest files may be deleted at any time.
             continue
         except OSError as error:
             problems.append(f"{path}: {words_for(error)}")
@@ -147,7 +142,7 @@ class _History:
         self._others_together = False
 
     def add(self, record: AnyRecord) -> None:
-        """Add a record. Those of other times are left out: the clock may have been set."""
+        """Add a record. Those of other times are left out, because the clock may have been set."""
         if record.v != VERSION or not self.begin_s - MINUTE_S < record.at_s <= self.until_s:
             return
         match record:
@@ -165,7 +160,7 @@ class _History:
 
     def _add_traffic(self, record: TrafficRecord) -> None:
         first = record.at_s - self.begin_s
-        # Of these a record has only the sum: it is put on its seconds, or on the minute if it names none.
+        # A record has only the sum of these. It is put on the record's seconds, or on the minute if it has none.
         dropped = record.dropped.messages
         held_in = record.second or range(MINUTE_S)
         for offset, passed, stopped in zip(record.second, record.second_admitted, record.second_refused, strict=False):
@@ -191,7 +186,7 @@ class _History:
         client.last_s = max(client.last_s, record.at_s)
 
     def answer(self, reading: "_Reading", problem: str | None = None) -> ResourceHistory:
-        """Return it in steps of a few seconds."""
+        """Return the history in steps of a few seconds."""
         step_s = math.ceil(self._seconds / _MAX_STEPS)
         unknown_s = min(max(0, reading.whole_from_s - self.begin_s), self._seconds)
         self._known[:unknown_s] = bytes(unknown_s)
@@ -243,7 +238,7 @@ class _History:
         )
 
     def _limits_by_step(self, step_s: int) -> tuple[tuple[float | None, ...], Count]:
-        """Return the rate at each step, from the last record that has begun by its end, and what a rate counts.
+        """Return the rate at each step, from the last record that has begun by its end, and the rate's unit.
 
         A change appears with the record that ends after it, up to ten seconds early.
         """
@@ -263,12 +258,12 @@ def _first_second(record: TrafficRecord) -> int:
 
 
 class _Reading:
-    """How much may be read, and how much was.
+    """A bounded read.
 
     Attributes:
-        read_bytes: number of bytes read so far.
-        cut: there was more.
-        whole_from_s: everything from this time on was read, in seconds since 1970.
+        read_bytes: Number of bytes read so far.
+        cut: There was more.
+        whole_from_s: Everything from this time on was read, in seconds since 1970.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -277,7 +272,7 @@ class _Reading:
         self._max_bytes, self._deadline_s = max_bytes, time.monotonic() + MAX_S
 
     def lines(self, path: Path) -> Iterator[bytes]:
-        """Yield the lines of a file; only the last ones if it is too large."""
+        """Yield the lines of a file. Only the last ones if it is too large."""
         with os.fdopen(open_to_read(path), "rb") as file:
             size = os.fstat(file.fileno()).st_size
             room_bytes = max(0, self._max_bytes - self.read_bytes)
@@ -289,7 +284,7 @@ class _Reading:
                 begin = file.tell()
                 first = decoded(file.readline(_MAX_LINE_BYTES))
                 file.seek(begin)
-                # There may be records of its minute before it.
+                # Records of its minute may precede it.
                 self.whole_from_s = minute_of(first.at_s) + MINUTE_S if first is not None else 0
             while line := file.readline(_MAX_LINE_BYTES):
                 if self.read_bytes + len(line) > self._max_bytes or time.monotonic() > self._deadline_s:
@@ -314,12 +309,12 @@ def _files(directory: Path, since_s: int) -> list[Path]:
 
 
 def needle_of(resource: Resource) -> bytes:
-    """Return the kind and name of a resource as each line about it has them."""
+    """Return the kind and name of a resource as they appear in each line about it."""
     return b'"kind":%b,"name":%b' % (msgspec.json.encode(resource.kind), msgspec.json.encode(resource.name))
 
 
 def decoded(line: bytes) -> AnyRecord | None:
-    """Return the record of a line; None if it is not one."""
+    """Return the record of a line. None: it is not one."""
     try:
         return _decoder.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -1,6 +1,6 @@
-"""``sluice report tail``: the latest records of a rejection log for people, and new ones while they look.
+"""``sluice report tail``: prints the latest records of a rejection log for people, and follows new ones.
 
-It reads all log files, compressed or not. Lines that it cannot read are counted.
+It reads all log files, compressed or not. Unreadable lines are counted.
 """
 
 import errno
@@ -26,12 +26,12 @@ from limiter.rules.rule import ADAPTIVE_NAME
 
 _LOOK_S: Final = 0.5
 _LINE_BYTES: Final = 4 * 1024 * 1024
-"""No record is so long."""
+"""Longer than any record."""
 _MAX_LINES: Final = 1_000_000
 _GZIP: Final = ".gz"
 _ENDINGS: Final = (".jsonl", f".jsonl{_GZIP}")
 _LEFT_OUT: Final = frozenset({"v", "run", "n", "at_s", "type", "kind", "name", "languages", "second"})
-"""Fields that are not shown, or at the begin of the line. The lists by second are left out, too."""
+"""Fields that are not shown, or are at the beginning of the line. Lists by second are also left out."""
 _COLOURS: Final = {"rejection": "\x1b[31m", "limit": "\x1b[2m", "heartbeat": "\x1b[2m"}
 _NO_COLOUR: Final = "\x1b[0m"
 
@@ -42,15 +42,15 @@ def tail(paths: Sequence[Path], lines: int = 10, follow: bool = False) -> int:  
     """Print the last records of files, and of all files below folders, in order of time.
 
     Args:
-        paths: files and folders.
-        lines: number of records.
-        follow: print new records until Ctrl-C.
+        paths: Files and folders.
+        lines: Number of records.
+        follow: Print new records until Ctrl-C.
 
     Returns:
         The exit code: 0, or 1 if a file could not be read.
 
     Raises:
-        StartError: a path is not there, or there is nothing to read.
+        StartError: A path does not exist, or there is nothing to read.
     """
     for path in paths:
         try:
@@ -81,7 +81,7 @@ _Found = tuple[Path, os.stat_result]
 
 
 class _Reader:
-    """Reads files, remembers how far, and counts the lines that it cannot read."""
+    """Reads files, remembers positions, and counts unreadable lines."""
 
     def __init__(self) -> None:
         self.problems: dict[Path, str] = {}
@@ -90,7 +90,7 @@ class _Reader:
         self._read_to: dict[Path, int] = {}
 
     def find(self, paths: Sequence[Path]) -> list[_Found]:
-        """Return all log files below some paths with their status, the latest written first."""
+        """Return all log files below some paths with their status, the latest first."""
         found: dict[Path, os.stat_result] = {}
         for path in self._files(paths):
             try:
@@ -105,7 +105,7 @@ class _Reader:
         """Return the last records of all files, each once, in order."""
         best: dict[tuple[str, int], AnyRecord] = {}
         for path, status in files:
-            # A file written last before the oldest of these has no later record.
+            # A file last written before the oldest of these has no later record.
             if len(best) >= count and (not best or status.st_mtime < min(map(order, best.values()))[0]):
                 self._read_to[path] = status.st_size
                 continue
@@ -114,13 +114,12 @@ class _Reader:
         return sorted(best.values(), key=order)
 
     def added(self, files: Sequence[_Found]) -> list[AnyRecord]:
-        """Return the records that were added to files, or are in new ones, in order."""
+        """Return new records of known and new files, in order."""
         # A compressed file was read before it was compressed.
         growing = (path for path, _ in files if path.suffix != _GZIP)
         return sorted((record for path in growing for record in self.records(self._new_lines(path))), key=order)
 
     def records(self, lines: Iterable[bytes]) -> Iterator[AnyRecord]:
-        """Yield the records among lines."""
         for line in lines:
             try:
                 record = _decoder.decode(line)
@@ -133,7 +132,6 @@ class _Reader:
                 self._unreadable_lines += 1
 
     def print_problems(self) -> None:
-        """Print what could not be read."""
         found = [f"{printable(str(path))}: {words}" for path, words in self.problems.items()]
         if self._unreadable_lines:
             found.append(f"lines that could not be read, or are of another version: {self._unreadable_lines}")
@@ -154,10 +152,9 @@ class _Reader:
                 )
 
     def _new_lines(self, path: Path) -> Iterator[bytes]:
-        """Yield the whole lines that were not read before."""
         try:
             with os.fdopen(open_to_read(path), "rb") as file:
-                # The sidecar cuts off what a full disk did not take.
+                # The sidecar truncates partial lines that a full disk leaves.
                 file.seek(min(self._read_to.get(path, 0), os.fstat(file.fileno()).st_size))
                 with gzip.open(file) if path.suffix == _GZIP else file as unpacked:
                     while line := unpacked.readline(_LINE_BYTES):
@@ -177,7 +174,7 @@ class _Reader:
 
 
 def order(record: AnyRecord) -> tuple[int, str, int]:
-    """Return the key that records are sorted by: about when they were written."""
+    """Return the sort key of a record: about when it was written."""
     at_s = record.at_s
     if isinstance(record, TrafficRecord):
         at_s += record.second[-1] + 1 if record.second else MINUTE_S

@@ -1,4 +1,4 @@
-"""What ``sluice check`` prints: everything that a configuration would put in force, and where it came from."""
+"""Output of ``sluice check``: everything that a configuration would activate, and where it came from."""
 
 import io
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ from admin.wire.sentences import promise
 from limiter.rules.rule import Rule
 from proxy.protocols.base import Kind
 
-#: Off a terminal nothing is wrapped or cut: the output is read by scripts and by diff.
+#: Outside a terminal nothing is wrapped or cut, because scripts and diff read the output.
 _WIDE_COLUMNS: Final = 1000
 _MAX_EDITS_SHOWN: Final = 5
 #: Fields of a rule with a column of their own.
@@ -37,7 +37,7 @@ _LISTENER_COLUMNS: Final = ("listen", "broker", "protocol", "name", "scope")
 
 
 def show(renderable: RenderableType, stream: TextIO | None = None) -> None:
-    """Print to a stream, stdout if not given; off a terminal without colours, wrapping or trailing blanks."""
+    """Print to a stream, by default stdout. Outside a terminal without colours, wrapping or trailing blanks."""
     console = Console(file=stream, highlight=False)
     if console.is_terminal:
         console.print(renderable)
@@ -50,13 +50,7 @@ def show(renderable: RenderableType, stream: TextIO | None = None) -> None:
 
 
 def report(plan: Plan, now: datetime, place: Folder | None = None) -> RenderableType:
-    """Lay out a plan.
-
-    Args:
-        plan: what would be in force.
-        now: the moment at which rules with hours are looked at.
-        place: where live edits are stored; None shows nothing of them.
-    """
+    """Lay out a plan, with rules at the moment ``now``. ``place``: where live edits are stored. None hides them."""
     sections: dict[str, RenderableType | None] = {
         "Listeners": _listeners(plan),
         "Handlers, in the order in which they decide": _handlers(plan),
@@ -76,7 +70,7 @@ def report(plan: Plan, now: datetime, place: Folder | None = None) -> Renderable
 
 
 def _edits(plan: Plan, place: Folder, now: datetime) -> Text | None:
-    """Show stored edits that are still active; nothing of the usual place if it has none."""
+    """Show stored edits that are still active. Without any, the default folder is not mentioned."""
     active, problem = active_in(place)
     active = {path: each for path, each in active.items() if not is_over(each, now)}
     if not (place.given or active or problem):
@@ -161,7 +155,7 @@ def _above(rule: Rule, kind: Kind) -> str:
 
 
 def _confirms(rules: Sequence[Rule], kinds: Mapping[str, Kind]) -> Iterator[str]:
-    """Say what rules promise to publishers whose messages consumers confirm, a line for each promise."""
+    """Return the promises of rules with ``after_consume``, a line for each."""
     promises: dict[str, list[str]] = {}
     for rule in rules:
         queues = kinds[rule.kind].queues or rule.confirm_queues
@@ -215,7 +209,6 @@ def _rest(plan: Plan, place: Folder | None) -> Iterator[tuple[str, str]]:
 
 
 def _changed(values: Any, hidden: Sequence[str] = ()) -> str:
-    """Write the fields of a struct or a dataclass that do not have their default."""
     of: Any = type(values)
     found = {key: getattr(values, key) for key in keys(of) if key not in hidden}
     return _pairs({key: value for key, value in found.items() if value != keys(of)[key].default})

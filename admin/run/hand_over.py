@@ -7,7 +7,7 @@ HAProxy does with ``expose-fd listeners``. The new one, started with ``take_over
     reads its configuration
     hello                                             →
                                                       ←  offer, with the listening sockets and the state directory's
-                                                         lock; it makes no edits from here on
+                                                         lock. It makes no edits from here on
     reads the edits, binds new sockets: this can fail
     ready                                             →
                                                          accepts no connections and requests, closes the spool
@@ -20,8 +20,8 @@ HAProxy does with ``expose-fd listeners``. The new one, started with ``take_over
 
 Clients that connect in between wait in the sockets' backlog. If the connection breaks before "serves", the old process
 continues: until "ready" nothing has changed there, and afterwards it accepts again. The first message of each side
-keeps its form in all versions; the limiter state has a version of its own. The socket is for the service's user only,
-as anyone who can connect gets everything.
+keeps its form in all versions. The limiter state has its own version. The socket is for the service's user only,
+because anyone who can connect gets everything.
 """
 
 import array
@@ -46,7 +46,7 @@ from proxy.control import DataPath
 _log = structlog.get_logger(__name__)
 
 NAME: Final = "hand-over.socket"
-"""In the state directory."""
+"""The socket's name in the state directory."""
 
 _VERSION: Final = 1
 _LENGTH_BYTES: Final = 8
@@ -69,7 +69,7 @@ class _Hello(msgspec.Struct, frozen=True):
 
 
 class _Offer(msgspec.Struct, frozen=True):
-    """Comes with the descriptors of the lock and then of the sockets."""
+    """Sent with the descriptors of the lock and then of the sockets."""
 
     version: int
     pid: int
@@ -96,7 +96,7 @@ class _BrokenError(Exception):
 
 
 class _Channel:
-    """Messages between the two processes, and descriptors along with them. All methods raise _BrokenError."""
+    """Messages with descriptors between the two processes. All methods raise _BrokenError."""
 
     def __init__(self, sock: trio.socket.SocketType) -> None:
         self._sock = sock
@@ -145,14 +145,14 @@ class _Channel:
 
 
 class Predecessor:
-    """The old process, in the new one. Both have ``lock``, the state directory's, and its listening ``sockets``."""
+    """The old process, seen from the new one. Both have the state directory's ``lock`` and the ``sockets``."""
 
     def __init__(self, channel: _Channel, pid: int, lock: int, sockets: list[socket.socket]) -> None:
         self.pid, self.lock, self.sockets, self._channel = pid, lock, sockets, channel
         self.close = channel.close
 
     async def take(self) -> SavedLimits | None:
-        """Have it stop accepting; return its limiter state, None if it cannot be used here; raises StartError."""
+        """Have it stop accepting. Return its limiter state, None if it is unusable here. Raises StartError."""
         try:
             with trio.fail_after(_LEFT_S):
                 await self._channel.send(_Ready())
@@ -166,7 +166,7 @@ class Predecessor:
             return None
 
     async def serve(self) -> None:
-        """Tell it that this process accepts clients; raises StartError."""
+        """Tell it that this process accepts clients. Raises StartError."""
         try:
             await self._channel.send(_Serves())
         except _BrokenError as error:
@@ -174,7 +174,7 @@ class Predecessor:
         _log.info("took over from the old process, which is draining", pid=self.pid)
 
     async def settle(self, data_path: DataPath) -> None:
-        """Wait until it ends, and debit the limits by what it spent meanwhile."""
+        """Wait until it ends, and debit the limits by the permits it spent in between."""
         try:
             since, _ = await self._channel.receive(_SpentSince)
         except _BrokenError:
@@ -189,7 +189,7 @@ class Predecessor:
 
 
 async def reach(directory: Path) -> Predecessor | None:
-    """Connect to the process that runs in a state directory, None if there is none; raises StartError."""
+    """Connect to the process of a state directory. None if there is none. Raises StartError."""
     sock = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     channel = _Channel(sock)
     try:
@@ -212,7 +212,7 @@ async def reach(directory: Path) -> Predecessor | None:
 
 
 class HandOver:
-    """Hands everything over to a new process, in the old one. ``handed_over`` is set once the new one serves."""
+    """Hands over to a new process, in the old one. ``handed_over`` is set once the new one serves."""
 
     def __init__(  # noqa: PLR0917 - one for each part that is handed over
         self,
@@ -255,7 +255,7 @@ class HandOver:
                     channel.close()
 
     async def finish(self) -> None:
-        """Tell the new process what was spent since, after the drain."""
+        """Tell the new process the permits spent since, after the drain."""
         if self._successor is not None:
             channel, saved = self._successor
             with suppress(_BrokenError), trio.move_on_after(1):
@@ -306,7 +306,7 @@ def _close(descriptors: Iterable[int]) -> None:
 
 @contextmanager
 def _in_directory(directory: Path) -> Iterator[str]:
-    """Return a short address of the socket, as its path may be longer than the 107 bytes allowed."""
+    """Return a short address of the socket, because its path may exceed the maximum of 107 bytes."""
     descriptor = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{descriptor}/{NAME}"

@@ -1,6 +1,6 @@
 """Limit commands: clients view limits and change rates in the broker's own protocol.
 
-The listener decides which clients may. A change is an edit like any other; its author is ``remote``.
+The listener decides which clients may. A change is a normal edit whose author is ``remote``.
 """
 
 import time
@@ -26,7 +26,7 @@ _log = structlog.get_logger(__name__)
 NAME: Final = "remote"
 """The author of such changes."""
 
-#: The data path counts names past its bound under this one.
+#: The data path counts names beyond its bound as this one.
 _OTHERS: Final = "_other"
 _NS_PER_MS: Final = 1_000_000
 _NS_PER_S: Final = 1_000_000_000
@@ -40,7 +40,7 @@ async def answer(
     wall_ns: Callable[[], int] = time.time_ns,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Answer commands until cancelled, in the order in which they came."""
+    """Answer commands until cancelled, in order."""
     log_rate = LogRate()
     async with data_path.limit_commands() as commands:
         task_status.started()
@@ -65,9 +65,9 @@ async def answer(
 
 
 async def view(data_path: DataPath, edits: EditService, now_ns: int, since_1970_ns: int) -> LimitCommandReply:
-    """Return the limits of all resources of kinds that commands show, if they have their own limit or were used.
+    """Return the limits of all resources that have their own limit or were used, of kinds that commands show.
 
-    ``now_ns`` is the monotonic clock; with ``since_1970_ns`` it gives nanoseconds since 1970.
+    ``now_ns`` is the monotonic clock. Added to ``since_1970_ns`` it gives nanoseconds since 1970.
     """
     # Rules with hours apply by the wall clock.
     rules = edits.rule_set.at(datetime.fromtimestamp((now_ns + since_1970_ns) / _NS_PER_S, UTC))
@@ -96,7 +96,7 @@ def _view(
 
 
 async def update(edits: EditService, command: LimitCommand) -> LimitCommandReply:
-    """Change the rate of one limit, and keep the other fields of the limit in force."""
+    """Change the rate of one limit, and keep its other fields."""
     edit = PatchLimit(
         kind=command.kind,
         name=command.name,

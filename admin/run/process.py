@@ -1,4 +1,4 @@
-"""What the sidecar asks of its own process: file descriptors, and short pauses for garbage collection."""
+"""The sidecar's own process: file descriptors, and short pauses for garbage collection."""
 
 import gc
 import resource
@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 from admin.common.errors import StartError
 from admin.http.http1 import MAX_CONNECTIONS
 
-#: The sockets of a listener, and one to try the broker with.
+#: The sockets of a listener, and one to probe the broker.
 _PER_LISTENER: Final = 3
 #: For logs, configuration and name look-ups, and the listening admin address.
 _RESERVE: Final = 16
@@ -20,16 +20,16 @@ _ADMIN_SHARE: Final = 1 / 4
 _LEAST_ADMIN: Final = 4
 
 
-#: The oldest generation; its collection is a full one.
+#: The oldest generation. Its collection is a full one.
 _FULL: Final = 2
 _SWITCH_S: Final = 0.0005
-"""How long a thread may keep the event loop from running, in seconds; Python's default is 0.005."""
+"""How long a thread may block the event loop, in seconds. Python's default is 0.005."""
 MIN_FROZEN: Final = 200_000
-"""Objects that may be frozen before all are looked at again: some dozen megabytes."""
+"""Minimum number of frozen objects before a full collection looks at all of them: some dozen megabytes."""
 
 
 class Descriptors(NamedTuple):
-    """How many open files the system allows, and how many connections of clients and to the admin address fit in."""
+    """Allowed open files, and how many client and admin connections fit in."""
 
     open_files: int
     clients: int
@@ -37,10 +37,10 @@ class Descriptors(NamedTuple):
 
 
 def share_descriptors(max_connections: int, listeners: int) -> Descriptors:
-    """Raise the limit of open files as far as needed and allowed, and share them out.
+    """Raise the limit of open files as far as needed and allowed, and divide them.
 
     Raises:
-        StartError: the system allows too few for a single client.
+        StartError: The limit is too low for a single client.
     """
     others = _in_use() + _RESERVE + _PER_LISTENER * listeners
     needed = 2 * max_connections + MAX_CONNECTIONS + others
@@ -64,17 +64,17 @@ def share_descriptors(max_connections: int, listeners: int) -> Descriptors:
 
 
 def _in_use() -> int:
-    # One of them is the directory that is read here.
+    # One of them is the directory that is being read.
     return len(list(Path("/proc/self/fd").iterdir())) - 1
 
 
 @contextmanager
 def short_pauses() -> Iterator[None]:
-    """Keep pauses of the event loop short from now on: those for other threads, and those of the garbage collector.
+    """Keep pauses of the event loop short, both for other threads and for the garbage collector.
 
     A full collection looks at every object: with ten thousand live limits that stops traffic for a tenth of a second.
-    So objects that survive one are frozen, and the next looks at new objects only. All are looked at again when as many
-    have been frozen as there were at the last such look, so that garbage in cycles at most doubles the memory.
+    So surviving objects are frozen, and the next collection looks at new objects only. All are looked at again when as
+    many have been frozen as there were at the last such look, so that garbage in cycles at most doubles the memory.
     """
     sys.setswitchinterval(_SWITCH_S)
     gc.collect()
@@ -90,7 +90,7 @@ def short_pauses() -> Iterator[None]:
         if look_at_all:
             at_last_look, frozen_since, look_at_all = gc.get_freeze_count(), 0, False
         elif frozen_since >= max(at_last_look, MIN_FROZEN):
-            # Many have gone again since, without cycles. Counting takes milliseconds, so it is done only now.
+            # Many have been freed since, without cycles. Counting takes milliseconds, so it is done only now.
             frozen_since = max(gc.get_freeze_count() - at_last_look, 0)
             if frozen_since >= max(at_last_look, MIN_FROZEN):
                 look_at_all = True

@@ -1,6 +1,6 @@
-"""Reads the configuration again on demand, on SIGHUP, or when its files change.
+"""Reloads the configuration on demand, on SIGHUP, or when its files change.
 
-If anything in it is wrong, nothing changes. Flags and environment are those of the start.
+If anything in it is invalid, nothing changes. Flags and environment are those of the start.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
@@ -30,18 +30,18 @@ _log = structlog.get_logger(__name__)
 
 LOOK_EVERY_S: Final = 1.0
 
-#: Keys and prefixes of keys that take effect at once; changed limits and defaults are reported as rules.
+#: Keys and key prefixes that take effect at once. Changed limits and defaults are reported as rules.
 _AT_ONCE: Final = ("limiting", "log.level", "limits", "defaults")
 #: Keys whose changes the keyring reports, without the secrets.
 _OF_TOKENS: Final = frozenset({"admin.token", "admin.read_token"})
 
 
 class Reloader:
-    """Puts the present configuration in force; it is the ``reloader`` of an ``EditService``.
+    """Reloads the configuration. It is the ``reloader`` of an ``EditService``.
 
     Attributes:
-        plan: the configuration in force, apart from what needs a restart.
-        failed: why the last reload failed; None if it did not.
+        plan: The current configuration, except for changes that need a restart.
+        failed: Why the last reload failed. None: it did not.
     """
 
     def __init__(self, load: Callable[[], Plan], plan: Plan, edits: EditService, keyring: Keyring) -> None:
@@ -54,16 +54,16 @@ class Reloader:
         self._one_at_a_time = trio.Lock()
 
     async def __call__(self, author: Author, dry_run: bool) -> ReloadReport:  # noqa: FBT001 - EditService's one call
-        """Read the configuration again.
+        """Reload the configuration.
 
         Raises:
-            ReloadError: it is wrong; nothing was changed.
+            ReloadError: It is invalid. Nothing was changed.
         """
         async with self._one_at_a_time:
             try:
                 new = await trio.to_thread.run_sync(self._load)
                 old = self.plan
-                # All are read before the first is put in force.
+                # All are read before the first is replaced.
                 read = [await trio.to_thread.run_sync(listener.tls.read) for listener in old.listeners]
                 certificates = [line for each in read for line in each.changed]
                 if old.certificate is not None and new.certificate is not None:
@@ -97,7 +97,7 @@ class Reloader:
 
             change = None
             if report.changed or tokens:
-                # In one step, as the caller may be cancelled.
+                # In one step, because the caller may be cancelled.
                 change = await self._edits.put_rulebook(new.rulebook, author, details, switch_over)
             else:
                 switch_over()
@@ -106,7 +106,7 @@ class Reloader:
             return done
 
     def _compare(self, old: Plan, new: Plan, certificates: Sequence[str]) -> ReloadReport:
-        """Say what a reload changes; it takes seconds for 50 000 limits, so call it on a thread."""
+        """Compare two configurations. It takes seconds for 50 000 limits, so call it on a thread."""
         rules = _changed_rules(old, new)
         return ReloadReport(
             change=None,
@@ -127,7 +127,7 @@ class Reloader:
 
 
 def families(reloader: Reloader | None) -> Iterator[Family]:
-    """Yield the metrics of reloads; none if there is nothing to reload."""
+    """Yield the metrics of reloads. None if there is nothing to reload."""
     if reloader is not None:
         yield gauge(
             "sluice_reload_ok",
@@ -149,7 +149,7 @@ def certificate_families(plan: Plan) -> Iterator[Family]:
 
 
 async def reload_unattended(edits: EditService, author: Author) -> None:
-    """Read the configuration again; the log has the result."""
+    """Reload the configuration. The log has the result."""
     try:
         await edits.reload(author)
     except ReloadError:
@@ -165,10 +165,10 @@ async def reload_on_change(
     sleep: Callable[[float], Awaitable[None]] = trio.sleep,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Look at files until cancelled, and reload when one has changed and has not changed again since the last look.
+    """Watch files until cancelled. Reload when one has changed and then stayed the same until the next look.
 
-    This is for Kubernetes, which changes mounted ConfigMaps and Secrets without a signal. The second look avoids half
-    written files.
+    This is for Kubernetes, which changes mounted ConfigMaps and Secrets without a signal. The second look avoids
+    half-written files.
     """
     look = partial(trio.to_thread.run_sync, partial(_look, tuple(files)))
     read = before = await look()
@@ -183,7 +183,7 @@ async def reload_on_change(
 
 
 def _look(files: tuple[str, ...]) -> list[tuple[int, int, int, int] | None]:
-    """Return the files' identities. Links are followed: Kubernetes changes their targets."""
+    """Return the files' identities. Links are followed, because Kubernetes changes their targets."""
     return [_identity(Path(file)) for file in files]
 
 

@@ -15,18 +15,18 @@ from proxy.control import DataPath
 _log = structlog.get_logger(__name__)
 
 _FIRST_DESCRIPTOR: Final = 3
-#: A watchdog message that cannot be sent is logged again after this time.
+#: A failed watchdog message is logged again after this time.
 _SAY_AGAIN_S: Final = 60.0
-#: Watchdog messages in the time that the manager allows; systemd recommends two.
+#: Watchdog messages per timeout. systemd recommends two.
 _BEATS: Final = 3
 _NOT_TOLD: Final = "cannot notify the service manager"
 
 
 def listening_sockets(environ: MutableMapping[str, str]) -> list[socket.socket]:
-    """Return the TCP sockets that were passed to this process, and take LISTEN_PID and LISTEN_FDS out of ``environ``.
+    """Return the TCP sockets passed to this process. Removes LISTEN_PID and LISTEN_FDS from ``environ``.
 
     Raises:
-        StartError: a descriptor is not a socket.
+        StartError: A descriptor is not a socket.
     """
     pid, count = environ.pop("LISTEN_PID", ""), environ.pop("LISTEN_FDS", "")
     environ.pop("LISTEN_FDNAMES", None)
@@ -52,7 +52,7 @@ def listening_sockets(environ: MutableMapping[str, str]) -> list[socket.socket]:
 
 
 class Manager:
-    """The service manager that ``environ`` names by NOTIFY_SOCKET and WATCHDOG_USEC. Without one nothing is done."""
+    """The service manager that ``environ`` names by NOTIFY_SOCKET and WATCHDOG_USEC. Without one it does nothing."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._address = environ.get("NOTIFY_SOCKET", "")
@@ -65,7 +65,7 @@ class Manager:
         self._tell("READY=1", f"STATUS={status}")
 
     def reloading(self) -> None:
-        """Report that the configuration is being read; ``ready`` follows."""
+        """Report that the configuration is being read. ``ready`` follows."""
         self._tell("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
     def stopping(self, status: str) -> None:
@@ -96,7 +96,6 @@ class Manager:
             _log.warning(_NOT_TOLD, lines=list(lines), error=error)
 
     def _send(self, *lines: str) -> str | None:
-        """Send a message; return what was wrong, if anything was."""
         if not self._address:
             return None
         address = "\0" + self._address[1:] if self._address.startswith("@") else self._address

@@ -1,4 +1,4 @@
-"""Restarts tasks of the admin side that fail. Traffic and the other tasks continue."""
+"""Restarts failed tasks of the admin side. Traffic and the other tasks continue."""
 
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -14,7 +14,7 @@ _LONGEST_PAUSE_S: Final = 60.0
 
 
 class Supervisor:
-    """Knows which tasks failed, and how often."""
+    """Counts the failures of each task."""
 
     def __init__(self) -> None:
         self._failures: Counter[str] = Counter()
@@ -26,7 +26,7 @@ class Supervisor:
         *,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Run a task, which can be run again, until cancelled; raises its exception before its first start."""
+        """Run a restartable task until cancelled. An exception before its first start is raised."""
         status = _FirstStart(task_status)
         pause_s = _FIRST_PAUSE_S
         while True:

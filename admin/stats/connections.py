@@ -1,4 +1,4 @@
-"""How fast each open connection is: the difference of two samples, some seconds apart, while a client watches."""
+"""Rates of each open connection: the difference of two samples, some seconds apart, while a client watches."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Final
@@ -16,22 +16,22 @@ from proxy.flow.credit import STATES
 from proxy.stats.snapshot import ConnectionState
 
 SAMPLE_NS: Final = 5 * NS_PER_S
-#: Samples further apart say nothing about now.
+#: Samples further apart are useless for current rates.
 _TOO_OLD_NS: Final = 6 * SAMPLE_NS
 #: Sampling continues for this long after a client has asked.
 _WATCHED_NS: Final = 12 * SAMPLE_NS
 
 
 class ConnectionQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Which connections, and in which order; empty texts leave nothing out.
+    """Which connections, in which order. Empty texts match all.
 
     Attributes:
         search: part of the peer, client id, user, certificate, listener, a resource or link.
-        resource: only connections with exactly this resource, as ``kind:name``; empty: all.
+        resource: only connections with exactly this resource, as ``kind:name``. Empty: all.
         sort: the column to sort by.
         order: smallest first, or largest first.
         offset: rows to skip.
-        limit: most rows.
+        limit: maximum number of rows.
     """
 
     search: Annotated[str, msgspec.Meta(max_length=255)] = ""
@@ -43,12 +43,7 @@ class ConnectionQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ConnectionStats:
-    """The open connections, as they were a few seconds ago at most.
-
-    Args:
-        data_path: is sampled.
-        clock: tells the time.
-    """
+    """The open connections, at most a few seconds old."""
 
     def __init__(self, data_path: DataPath, clock: Clock) -> None:
         self._data_path, self._clock = data_path, clock
@@ -58,7 +53,7 @@ class ConnectionStats:
         self._asked_ns: int | None = None
 
     async def page(self, query: ConnectionQuery) -> ConnectionPage:
-        """Return some of the connections."""
+        """Return a page of the connections."""
         self._asked_ns = self._clock.now_ns()
         await self._refresh()
         return await on_thread(self._page, list(self._states.values()), query)
@@ -79,7 +74,7 @@ class ConnectionStats:
         )
 
     def forget(self, connection_id: int) -> None:
-        """Leave out a connection that was closed."""
+        """Remove a connection that was closed."""
         self._states.pop(connection_id, None)
 
     async def keep_sampling(self) -> None:
@@ -147,4 +142,4 @@ KEYS: Final[Mapping[str, Callable[[ConnectionState], Any]]] = {
     "state": lambda state: STATES.index(state.stage.state),
     "spooled": lambda state: state.spooled,
 }
-"""What each column of ``columns.CONNECTIONS`` that has an order sorts by."""
+"""The sort key of each sortable column of ``columns.CONNECTIONS``."""

@@ -8,11 +8,11 @@ from proxy.control import DataPath
 from proxy.stats.snapshot import ListenerState
 
 PROBE_EVERY_S: Final = 1.0
-"""Brokers are not probed again within this time, however often it is asked for."""
+"""Minimum time between two probes of a broker, in seconds."""
 
 
 class BrokerReadiness(TypedDict):
-    """Whether one listener's broker accepted the last probe, and why not."""
+    """Whether one listener's broker accepted the last probe, and the error if not."""
 
     broker: str
     reachable: bool
@@ -23,11 +23,11 @@ class Readiness(TypedDict):
     """The body of ``/readyz``.
 
     Attributes:
-        ready: all of the following are as they should be.
-        listening: clients can connect to every listener.
-        draining: a shutdown has begun.
-        brokers: by listener.
-        alarms: raised alarms with their reasons. Sluice stays ready, as a RabbitMQ node does: only publishers are
+        ready: All of the following are as they should be.
+        listening: Clients can connect to every listener.
+        draining: A shutdown has begun.
+        brokers: By listener.
+        alarms: Raised alarms with their reasons. Sluice stays ready, as a RabbitMQ node does: only publishers are
             stopped, and consumers make room.
     """
 
@@ -39,11 +39,7 @@ class Readiness(TypedDict):
 
 
 class Health:
-    """Readiness of one data path that has been started.
-
-    Args:
-        data_path: is probed.
-    """
+    """Readiness of a started data path."""
 
     def __init__(self, data_path: DataPath) -> None:
         self._data_path = data_path
@@ -52,7 +48,7 @@ class Health:
         self._probed_s = float("-inf")
 
     async def listeners(self) -> tuple[ListenerState, ...]:
-        """Return the listeners as they were after a probe of their brokers, at most PROBE_EVERY_S seconds ago."""
+        """Return the listeners after a probe of their brokers, at most PROBE_EVERY_S seconds ago."""
         async with self._lock:
             if trio.current_time() - self._probed_s >= PROBE_EVERY_S:
                 self._listeners = await self._data_path.probe_brokers()
@@ -60,7 +56,7 @@ class Health:
             return self._listeners
 
     async def readiness(self) -> Readiness:
-        """Return the answer of ``/readyz``."""
+        """Return the body of ``/readyz``."""
         await self.listeners()
         snapshot = await self._data_path.snapshot(whole=False)
         listening = bool(snapshot.listeners) and all(each.listening for each in snapshot.listeners)

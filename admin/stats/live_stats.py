@@ -1,4 +1,4 @@
-"""Live statistics: samples the data path, joins the samples with the limits, and answers queries from the last sample.
+"""Live statistics: samples the data path, joins the samples with the limits, and answers queries from the last one.
 
 A sample is taken every second while a client watches, and otherwise every five, for the history. Edits show at once.
 """
@@ -40,43 +40,34 @@ _log = structlog.get_logger(__name__)
 _TICK_S: Final = 1.0
 _TICK_NS: Final = NS_PER_S
 _IDLE_NS: Final = 5 * NS_PER_S
-#: A client watches if it has asked for something within this time.
+#: A client counts as watching for this long after a request.
 _WATCHED_NS: Final = 10 * NS_PER_S
 _WINDOW_NS: Final = WINDOW_S * NS_PER_S
 _MINUTE_NS: Final = 60 * NS_PER_S
-#: Usage is summed by seconds of the monotonic clock, so samples are taken right after one has ended.
+#: Usage is summed by seconds of the monotonic clock, so samples are taken right after a second ends.
 _AFTER_NS: Final = NS_PER_S // 200
-#: A sample covers what was asked for since the last one and within the window, as the window's usage still changes.
-#: Every ten seconds it covers the last minute, whose usage changes, too, and every ten minutes everything: then rows
-#: go that the data path has forgotten.
+#: A sample covers all activity since the last one and within the window, because the window's usage still changes.
+#: Every ten seconds it covers the last minute, whose usage also changes, and every ten minutes everything, to remove
+#: rows that the data path has forgotten.
 _MARGIN_NS: Final = _WINDOW_NS + NS_PER_S
 _MINUTE_EVERY_NS: Final = 10 * NS_PER_S
 _ALL_EVERY_NS: Final = 600 * NS_PER_S
 _MAX_PAGES: Final = 64
 _MAX_CHANGES: Final = 256
 _PROBE_S: Final = 5.0
-#: Samples are not punctual; that must not delay a step of the history or prolong the window.
+#: Samples are not punctual. That must not delay a step of the history or extend the window.
 _HALF_TICK_NS: Final = _TICK_NS // 2
 _EVER: Final = datetime.max.replace(tzinfo=UTC)
 
 
 class _Reading(NamedTuple):
-    """Counters at one moment."""
-
     at_ns: int
     bypassed: int
     bytes: Mapping[Direction, int]
 
 
 class LiveStats:
-    """What every limit and every connection does.
-
-    Args:
-        data_path: is sampled.
-        edits: has the limits in force.
-        health: probes brokers.
-        clock: tells the time.
-    """
+    """The state of every limit and every connection."""
 
     def __init__(self, data_path: DataPath, edits: EditService, health: Health, clock: Clock | None = None) -> None:
         self._data_path, self._edits, self._health = data_path, edits, health
@@ -87,17 +78,17 @@ class LiveStats:
         self.steps = Steps()
         self._snapshot: Snapshot | None = None
         self._readings: deque[_Reading] = deque()
-        #: The rules as written, as they are in force, and until when.
+        #: The rules as written, the rules that apply now, and until when.
         self._in_force: tuple[RuleSet, RuleSet, datetime] | None = None
         self._point_ns = 0
         self._rows: dict[tuple[str, str], RowStats] = {}
-        #: The same in the order of names.
+        #: The rows sorted by name.
         self._by_name: list[RowStats] = []
         self._joined: Sequence[LimitEntry] | None = None
-        #: What was answered since the last sample, and by which ETag of the limits.
+        #: Answers since the last sample, by query and the limits' ETag.
         self._pages: dict[tuple[Query, str], LimitPage] = {}
         self._totals: Mapping[str, int] = {}
-        # Its holder may touch the rows, also on a thread.
+        # Guards the rows, also on threads.
         self._lock = trio.Lock()
         self._sampled_ns = self._minute_ns = self._all_ns = 0
         self._window = Window(0, 0)
@@ -108,7 +99,7 @@ class LiveStats:
         """Changes since the start."""
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Sample until cancelled; started after the first sample."""
+        """Sample until cancelled. Started after the first sample."""
         await self._try_sample()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._follow_changes)
@@ -122,21 +113,21 @@ class LiveStats:
                 ticked.set()
 
     async def next_tick(self) -> None:
-        """Wait for the next sample; counts as watching."""
+        """Wait for the next sample. The caller counts as watching."""
         self._watched_ns = self.clock.now_ns()
         await self._ticked.wait()
 
     def changes_since(self, seen: int) -> Sequence[Change]:
-        """Return the changes after the first ``seen`` ones, of the last few hundred."""
+        """Return the changes after the first ``seen`` ones, from the last few hundred."""
         new = min(self.changed - seen, len(self._changes))
         return list(self._changes)[-new:] if new > 0 else []
 
     async def fresh(self) -> Snapshot:
-        """Take a sample unless the last one is recent; return its snapshot."""
+        """Take a sample unless the last one is recent. Return its snapshot."""
         self._watched_ns = self.clock.now_ns()
         if self._is_stale:
             async with self._lock:
-                # Whoever had the lock has probably done it.
+                # The previous holder of the lock has probably sampled.
                 if self._is_stale:
                     await self._sample()
         if self._snapshot is None:
@@ -148,7 +139,7 @@ class LiveStats:
         return self._snapshot is None or self.clock.now_ns() - self._sampled_ns > _TICK_NS + _HALF_TICK_NS
 
     async def query(self, query: Query) -> LimitPage:
-        """Return some rows of the table; equal queries of one sample share a page."""
+        """Return some rows of the table. Equal queries on one sample share a page."""
         await self.fresh()
         async with self._lock:
             await self._join()
@@ -191,7 +182,7 @@ class LiveStats:
         try:
             return self._edits.limit(row.kind, row.name)
         except MissingError:
-            # Counted under a name that no limit can have, or of a kind that is no more.
+            # Counted under a name that no limit can have, or of a kind that no longer exists.
             return LimitEntry(
                 kind=row.kind,
                 name=row.name,
@@ -221,7 +212,7 @@ class LiveStats:
         )
 
     def bypassed(self, snapshot: Snapshot) -> Bypassed:
-        """Return what passed because a handler was skipped."""
+        """Return the requests that passed because a handler was skipped."""
         counts = snapshot.bypassed.items()
         by = tuple(BypassCount(handler, reason, count) for (handler, reason), count in counts if count)
         first, last = self._readings[0], self._readings[-1]
@@ -237,7 +228,7 @@ class LiveStats:
     async def _sample(self) -> None:
         now_ns, first = self.clock.now_ns(), self._snapshot is None
         readings = self._readings
-        # From the last reading before the window; it is longer rather than shorter.
+        # From the last reading before the window, so that it is rather too long than too short.
         before = [each.at_ns for each in readings if now_ns - each.at_ns > _WINDOW_NS - _HALF_TICK_NS]
         window = Window(before[-1] if before else readings[0].at_ns if readings else now_ns, now_ns)
         snapshot = await self._data_path.snapshot(whole=False)
@@ -259,7 +250,7 @@ class LiveStats:
         await self.connections.keep_sampling()
 
     def _since_ns(self, now_ns: int) -> int:
-        """Return since when what was asked for is looked at; 0 is everything."""
+        """Return since when activity is sampled. 0 is everything."""
         if not self._all_ns or now_ns - self._all_ns >= _ALL_EVERY_NS:
             self._all_ns = self._minute_ns = now_ns
             return 0
@@ -289,7 +280,7 @@ class LiveStats:
         self._point_ns = now_ns
 
     def _rules_in_force(self) -> RuleSet:
-        """Return the rules in force now: the same object while they are the same."""
+        """Return the rules that apply now. It is the same object while they are the same."""
         rules, now = self._edits.rule_set, self.clock.utc()
         if self._in_force is None or self._in_force[0] is not rules or now >= self._in_force[2]:
             self._in_force = (rules, rules.at(now), rules.next_change(now) or _EVER)
@@ -305,7 +296,7 @@ class LiveStats:
         del self._by_name[bisect_left(self._by_name, in_alphabet(row), key=in_alphabet)]
 
     async def _join(self) -> None:
-        """Take over the limits that have rules of their own; with the lock."""
+        """Join the limits that have their own rules. The caller has the lock."""
         entries = self._edits.limits()
         if entries is not self._joined:
             await on_thread(self._join_rows, entries)
@@ -344,7 +335,6 @@ class LiveStats:
                 self.changed += 1
 
     async def _probe(self) -> None:
-        """Have brokers tried while a client watches."""
         while True:
             if self._is_watched:
                 await self._health.listeners()

@@ -1,8 +1,8 @@
-"""Prometheus metrics, written from a Snapshot at scrape time; the data path itself keeps only plain integers.
+"""Prometheus metrics, written from a Snapshot at scrape time. The data path itself keeps only plain integers.
 
-Name, labels and meaning of a metric stand beside its field. The data path bounds the number of resource labels
-(``bounds.max_resource_labels``); further resources arrive as ``_other``. Other parts of the admin side hand in their
-metrics with each scrape, made by ``families_of``, ``counter`` and ``gauge``.
+Name, labels and meaning of a metric are next to its field. The data path bounds the number of resource labels
+(``bounds.max_resource_labels``): further resources are ``_other``. Other parts of the admin side add their metrics to
+each scrape, made by ``families_of``, ``counter`` and ``gauge``.
 """
 
 import platform
@@ -27,24 +27,24 @@ from proxy.control import DataPath
 from proxy.stats.snapshot import BUCKETS_S, Durations, Snapshot
 
 _PIECE_BYTES: Final = 64 * 1024
-"""What is sent at a time: copying all of it at once would take milliseconds."""
+"""Size of the pieces sent. Copying everything at once would take milliseconds."""
 _EXPONENT_FROM: Final = 1_000_000
-"""Below this, Prometheus writes numbers as Python does."""
+"""Below this, Prometheus writes numbers like Python."""
 _OPENMETRICS: Final = "application/openmetrics-text"
 
 LabeledValue = tuple[tuple[str, ...], float]
-"""The values of a family's labels, and its value there."""
+"""A family's label values, and the value."""
 
 
 class Family(NamedTuple):
-    """One metric as it will be written.
+    """One metric to be written.
 
     Attributes:
-        name: of its samples; a counter's ends in ``_total``, an info's in ``_info``.
+        name: Name of its samples, ending in ``_total`` for a counter, ``_info`` for an info.
         type: ``counter``, ``gauge``, ``histogram`` or ``info``.
-        help: what it is.
-        labels: in alphabetical order.
-        lines: its samples, some lines at a time, made as they are needed; the same in all formats.
+        help: Its meaning.
+        labels: In alphabetical order.
+        lines: Its samples, some lines at a time, generated as needed. The same in all formats.
     """
 
     name: str
@@ -55,19 +55,15 @@ class Family(NamedTuple):
 
 
 def counter(name: str, help_text: str, labels: Sequence[str], values: Iterable[LabeledValue]) -> Family:
-    """Make a counter.
+    """Make a counter, whose name gets ``_total``.
 
-    Args:
-        name: without ``_total``, which is added.
-        help_text: what it counts.
-        labels: their names, in alphabetical order.
-        values: the values of the labels, and the count.
+    ``labels`` are sorted. ``values`` are the labels' values, and the count.
     """
     return _family(f"{name}_total", help_text, labels, _one_by_one(values))
 
 
 def gauge(name: str, help_text: str, labels: Sequence[str], values: Iterable[LabeledValue]) -> Family:
-    """Make a gauge; the arguments are those of ``counter``."""
+    """Make a gauge. The arguments are those of ``counter``."""
     return _family(name, help_text, labels, _one_by_one(values))
 
 
@@ -85,7 +81,6 @@ def _histogram(name: str, help_text: str, durations: Durations) -> Family:
 
 
 def _of_library(metric: Metric) -> Family:
-    """Take over a metric of Prometheus' library."""
     suffix = "_total" if metric.type == "counter" else ""
     samples = metric.samples
     lines = (line for each in samples for line in _lines(each.name, (), [((), [("", each.value)])]))
@@ -98,9 +93,9 @@ def _one_by_one(values: Iterable[LabeledValue]) -> Samples:
 
 
 def _lines(name: str, labels: Sequence[str], samples: Samples) -> Iterator[str]:
-    """Write samples as the library would, which takes ten times as long.
+    """Write samples as the library would, ten times as fast.
 
-    What all samples of a resource have in common is written once for each resource.
+    The common part of a resource's samples is written once per resource.
     """
     if not labels:
         for _, ((_, value),) in samples:
@@ -117,9 +112,9 @@ def _label(begin: str, value: str) -> str:
 
 
 def _escaped(label: str) -> str:
-    """Write the value of a label. Names come from clients, and one bad name must not cost the whole scrape.
+    """Return a label's value, escaped. Names come from clients, and a bad one must not break the scrape.
 
-    Unprintable characters become escapes in the value, and a backslash becomes two, so that no two names look alike.
+    Unprintable characters become escapes and a backslash is doubled, so that no two names look alike.
     """
     if label.isalnum() and label.isascii():
         return label
@@ -162,12 +157,12 @@ async def scrape(data_path: DataPath, accept: str, extra: Iterable[Family] = ())
     """Take a snapshot and write it, on a thread.
 
     Args:
-        data_path: whose counters.
-        accept: the request's Accept header; chooses between OpenMetrics and Prometheus' text format.
-        extra: other metrics; their samples must not change any more.
+        data_path: The data path.
+        accept: The request's Accept header, which chooses between OpenMetrics and Prometheus' text format.
+        extra: Other metrics. Their samples must not change any more.
 
     Returns:
-        The body, in pieces that may be sent one after the other, and its content type.
+        The body, in pieces to be sent in order, and its content type.
     """
     return await on_thread(_write, await data_path.snapshot(), accept, extra)
 
@@ -188,7 +183,7 @@ def _write(snapshot: Snapshot, accept: str, extra: Iterable[Family]) -> tuple[li
                 piece.clear()
     for table in (snapshot.resources, snapshot.usage, snapshot.rules, snapshot.limits):
         while isinstance(table, dict) and table:
-            # To free ten thousand entries at once takes milliseconds, in which no other thread runs.
+            # Freeing ten thousand entries at once blocks other threads for milliseconds.
             table.popitem()
     if is_openmetrics:
         piece += b"# EOF\n"

@@ -1,4 +1,4 @@
-"""Rows of the table of limits: what a resource, scope, total or pattern did and does, and how rows are sorted."""
+"""Rows of the table of limits, each with the state of a resource, scope, total or pattern, and their sorting."""
 
 import math
 from array import array
@@ -22,14 +22,16 @@ from proxy.stats.snapshot import ENDINGS, ResourceCounts, ResourceState, RuleCou
 
 NS_PER_S: Final = 1_000_000_000
 POINTS: Final = 60
-"""Steps of a history."""
+"""Number of steps in a history."""
 POINT_S: Final = 5
-"""Seconds of each."""
+"""Length of a step in seconds."""
 WINDOW_S: Final = 10
-"""Seconds that rates and states cover. Less would jump: a limit with a breaker refuses everything for a second, then
-admits a second's worth at once."""
+"""Seconds that rates and states cover.
+
+With less they would jump: a limit with a breaker refuses everything for a second, then admits a second's traffic.
+"""
 _NEAR: Final = 0.8
-#: Usage that was sampled this long ago is over: it covers a minute.
+#: Sampled usage is outdated after this time, because it covers a minute.
 _STALE_NS: Final = 62 * NS_PER_S
 _MAX_POINT: Final = 2**32 - 1
 
@@ -50,16 +52,9 @@ T = TypeVar("T")
 def part_in_order(
     items: Sequence[T], key: Callable[[T], Any] | None, offset: int, limit: int, *, descending: bool
 ) -> Sequence[T]:
-    """Return a part of the items in order; equal ones keep their order.
+    """Return a part of the items in order. Equal items keep their order. Without a key the order is kept.
 
-    Only the first ones are sorted: sorting many thousands would stop all other threads for milliseconds.
-
-    Args:
-        items: the items.
-        key: what to sort by; None keeps the order.
-        offset: of the first item that is returned.
-        limit: maximum number of items.
-        descending: the largest first.
+    Only the first ones are sorted, because sorting many thousands would block all threads for milliseconds.
     """
     end = min(offset + limit, len(items))
     if key is None:
@@ -68,7 +63,7 @@ def part_in_order(
 
 
 class Window(NamedTuple):
-    """The time between two samples that figures cover, in monotonic nanoseconds."""
+    """The time between two samples, in monotonic nanoseconds."""
 
     start_ns: int
     end_ns: int
@@ -79,33 +74,33 @@ class Window(NamedTuple):
         return max((self.end_ns - self.start_ns) / NS_PER_S, 0.001)
 
     def has(self, at_ns: int | None) -> bool:
-        """Return whether a moment is in it."""
+        """Return whether the window includes a moment."""
         return bool(at_ns) and (at_ns or 0) >= self.start_ns
 
 
 class Steps:
-    """The steps that all histories have in common, from one reading of the counters to the next.
+    """The common steps of all histories, from one reading of the counters to the next.
 
     Attributes:
-        written: how many there were since the start.
-        until: when the last one ended; ISO 8601.
+        written: Number of steps since the start.
+        until: When the last one ended, in ISO 8601.
     """
 
     def __init__(self, until: str = "") -> None:
         self.written, self.until = 0, until
         self._seconds: deque[float] = deque(maxlen=POINTS)
-        #: The rules at the end of each.
+        #: The rules at the end of each step.
         self._rules: deque[RuleSet] = deque(maxlen=POINTS)
 
     def add(self, seconds: float, rules: RuleSet, until: str) -> None:
-        """Add the next step: its length, and the rules at its end, which is ``until``."""
+        """Add the next step: its length, the rules at its end, and its end in ISO 8601."""
         self._seconds.append(round(seconds, 3))
         self._rules.append(rules)
         self.written += 1
         self.until = until
 
     def history(self, ring: "Sequence[array[int]] | None", totals: Ends, resource: Resource | None = None) -> History:
-        """Return a history, with the limits of a resource if it is for one; ``totals`` are those at its end."""
+        """Return a history, with the limits of ``resource`` if given. ``totals`` are those at its end."""
         if ring is None:
             ring = _new_ring()
         start = 0 if self.written < POINTS else self.written % POINTS
@@ -132,7 +127,7 @@ class Steps:
 
 
 def _rate_of(rules: RuleSet, resource: Resource) -> float | None:
-    """Return the messages per second that a resource may have; None if nothing limits them."""
+    """Return a resource's limit in messages per second. None: unlimited."""
     rule = rules.match(resource)
     limits = rules.limiting(resource) and rule.count == "messages" and not rule.exempt and rule.action != "off"
     return rule.rate_per_s if limits else None
@@ -154,13 +149,13 @@ def _counts(counts: ResourceCounts | RuleCounts | None) -> Counts:
 
 
 class RowStats:
-    """What is known of one limit and what it limits; also of all traffic together.
+    """The state of one limit and its traffic, or of all traffic.
 
     Attributes:
         key: ``KIND/NAME``.
-        lower: the name in lower case.
-        entry: the limit, if it has a rule of its own.
-        state: as last sampled; None if it never was.
+        lower: The name in lower case.
+        entry: The limit, if it has its own rule.
+        state: The last sample. None: there was none.
     """
 
     __slots__ = ("_point", "_records", "_ring", "_seen_ns", "entry", "key", "kind", "lower", "name", "state")
@@ -171,18 +166,18 @@ class RowStats:
         self.entry: LimitEntry | None = None
         self.state: ResourceState | None = None
         self._seen_ns = 0
-        #: The counts at the beginning of the window and after each change since: when, and the counts.
+        #: Counts at the start of the window and after each change since: the time, then the counts.
         self._records: list[array[int]] = []
         #: Messages in each step of the history, by how they ended, and their counts at the last step.
         self._ring: list[array[int]] | None = None
         self._point: Ends = (0, 0, 0)
 
     def sample(self, state: ResourceState, window: Window, *, is_new: bool) -> None:
-        """Take over what the data path says at the window's end; ``is_new``: its counts began within the window."""
+        """Add the sample at the window's end. ``is_new``: its counts began within the window."""
         before, self.state, self._seen_ns = self.state, state, window.end_ns
         counts = _counts(state.rule_counts if state.counts is None else state.counts)
         records = self._records
-        # Counts of another rule, or that began again, have nothing to do with those before.
+        # Counts of another rule, or restarted ones, cannot be compared with those before.
         if before is not None and (before.rule != state.rule or any(map(int.__gt__, records[-1][1:], counts))):
             records.clear()
             self._point = _ends(counts)
@@ -201,7 +196,6 @@ class RowStats:
             del records[0]
 
     def _moved(self, window: Window) -> tuple[Counts, Counts]:
-        """Return the counts at the window's start and at its end."""
         if not self._records:
             return _NOTHING, _NOTHING
         start = self._records[0]
@@ -211,7 +205,7 @@ class RowStats:
         return start[1:], self._records[-1][1:]
 
     def moved(self, column: str, window: Window) -> int:
-        """Return the messages with an outcome, a field of ``Verdicts``, in the window."""
+        """Return the messages in the window with an outcome, a field of ``Verdicts``."""
         (before, now), index = self._moved(window), _COLUMNS.index(column)
         return now[index] - before[index]
 
@@ -231,7 +225,7 @@ class RowStats:
         return Verdicts(*per_s[: len(_COLUMNS)]), Verdicts(*per_s[len(_COLUMNS) :])
 
     def write_point(self, point: int) -> None:
-        """Write the next step of the history; all histories had ``point`` steps before."""
+        """Write the next step of the history. All histories had ``point`` steps before."""
         if self.state is None or self.state.counts is None:
             return
         before, now = self._point, _ends(self._records[-1][1:])
@@ -245,19 +239,19 @@ class RowStats:
             self._ring = None
 
     def history(self, steps: Steps) -> History | None:
-        """Return what it did in the last minutes, if anything."""
+        """Return the history of the last minutes, if any."""
         return None if self._ring is None else steps.history(self._ring, self._point, Resource(self.kind, self.name))
 
     def all_history(self, steps: Steps) -> History:
-        """Return what all traffic together did in the last minutes."""
+        """Return the history of all traffic."""
         return steps.history(self._ring, self._point)
 
     def used(self, window: Window) -> Mapping[Dimension, Usage]:
-        """Return how much of the limit was used, by dimension."""
+        """Return the used share of the limit, by dimension."""
         return {} if self.state is None or window.end_ns - self._seen_ns > _STALE_NS else self.state.usage
 
     def used_ratio(self, window: Window) -> float | None:
-        """Return the largest share used in the last ten seconds; None while nothing limits it."""
+        """Return the largest share used in the last ten seconds. None while nothing limits it."""
         idle = None if self.state is None or self.state.stored_permits is None else 0.0
         return max((usage.last_10s for usage in self.used(window).values()), default=idle)
 
@@ -280,7 +274,7 @@ class RowStats:
         )
 
     def is_near(self, window: Window) -> bool:
-        """Return whether most of the limit is used."""
+        """Return whether at least 80 % of the limit is used."""
         return (self.used_ratio(window) or 0) >= _NEAR
 
     def is_edited(self, _: Window) -> bool:
@@ -289,11 +283,11 @@ class RowStats:
 
     @property
     def is_internal(self) -> bool:
-        """Whether it is Sluice's own rule, and nothing was ever asked for it."""
+        """Whether it is Sluice's own rule and was never used."""
         return self.entry is not None and self.entry.source == BUILT_IN and self.counted()[0] == Verdicts()
 
     def figures(self, clock: Clock, window: Window, rule: str) -> LiveFigures | None:
-        """Return what it does, or None if it was never asked for; ``rule`` is the name of the limit's own rule."""
+        """Return the live figures, or None if it was never used. ``rule``: name of the limit's own rule."""
         state = self.state
         if state is None:
             return None
@@ -327,7 +321,7 @@ class RowStats:
         )
 
     def row(self, entry: LimitEntry, live: LiveFigures | None, history: History | None) -> Row:
-        """Return the row as it is shown."""
+        """Return the row of the answer."""
         own = self.entry is not None
         return Row(key=self.key, own=own, live=live, history=history, **msgspec.structs.asdict(entry))
 
@@ -337,16 +331,16 @@ def _ends(counts: Counts) -> Ends:
 
 
 class Query(msgspec.Struct, frozen=True, kw_only=True):
-    """Which rows are asked for.
+    """Which rows, and how many.
 
     Attributes:
-        kind: only this kind, for example ``topic``; empty: all kinds.
-        name: only the row of exactly this name; empty: all names.
+        kind: only this kind, for example ``topic``. Empty: all kinds.
+        name: only the row of exactly this name. Empty: all names.
         search: part of the name, case-insensitive.
         sort: the column to sort by.
         order: smallest first, or largest first.
         offset: rows to skip.
-        limit: most rows.
+        limit: maximum number of rows.
         history: include the messages of the last minutes.
     """
 
@@ -363,7 +357,7 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     history: bool = True
 
     def wants(self, row: RowStats, window: Window) -> bool:
-        """Return whether a row is among those asked for."""
+        """Return whether a row matches."""
         return (
             (not self.kind or row.kind == self.kind)
             and (not self.name or row.name == self.name)
@@ -372,9 +366,9 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def key(self, rules: RuleSet, window: Window) -> Callable[[RowStats], Any] | None:
-        """Return what to sort by; None is the order of names.
+        """Return the sort key. None: sorted by name.
 
-        Of equal rows those that were asked for come first, and Sluice's own rules last, whatever the order.
+        Equal rows are ordered with used ones first and Sluice's own rules last, in either direction.
         """
         key = SORTED_BY[self.sort]
         if key is None:
@@ -393,7 +387,7 @@ FILTERED: Final[Mapping[str, Callable[[RowStats, Window], bool]]] = {
 
 
 def in_alphabet(row: RowStats) -> tuple[str, str, str]:
-    """Return the key of the order of names."""
+    """Return the sort key by name."""
     return row.lower, row.kind, row.name
 
 
@@ -419,7 +413,7 @@ def _edited(row: RowStats, *_: object) -> str:
 
 def _expires(row: RowStats, *_: object) -> str:
     edit = row.entry.edit if row.entry is not None else None
-    # After every moment that is ever written.
+    # Sorts after every timestamp.
     return (edit and edit.expires_at) or "~"
 
 
@@ -445,4 +439,4 @@ SORTED_BY: Final[Mapping[str, Callable[[RowStats, RuleSet, Window], Any] | None]
     "edited": _edited,
     "expires": _expires,
 }
-"""What each column of ``columns.LIMITS`` that has an order sorts by; None is the order of names."""
+"""The sort key of each sortable column of ``columns.LIMITS``. None: by name."""

@@ -1,6 +1,7 @@
-"""Serves the page: static files without a build step, with the fields of limits and the columns of tables filled in.
+"""Serves the page: static files without a build step, with limit fields and table columns filled in.
 
-The files are read at the start and served from memory, to everybody: figures need a token, which the API checks.
+The files are read at the start and served from memory without authentication. Figures need a token, which the API
+checks.
 """
 
 import hashlib
@@ -29,7 +30,7 @@ _TYPES: Final = {
 }
 #: The page's own files, and libraries.
 _FOLDERS: Final = ("", "vendor/")
-#: A file keeps its name from one version to the next, so each use asks whether it is still the same.
+#: A file keeps its name between versions, so each use revalidates it.
 _CACHE_CONTROL: Final = "no-cache"
 _INPUTS: Final[Mapping[Any, str]] = {bool: "check", str: "text"}
 
@@ -47,7 +48,7 @@ def _sentence(text: str) -> str:
 
 
 def _field(of: LimitField) -> dict[str, Any]:
-    """Write a field as ``fields.js`` has it."""
+    """Return a field as in ``fields.js``."""
     words = {**of.words, **{word: word for word in of.values if word not in of.words}}
     return {
         "key": of.key,
@@ -68,7 +69,7 @@ def _field(of: LimitField) -> dict[str, Any]:
 
 
 _FORM: Final = sorted((each for each in FIELDS if each.label), key=lambda each: each.place)
-#: Constants of the files that are filled in when they are served.
+#: Constants in the files that are filled in when they are served.
 _FILLED_IN: Final = {
     b"export const FIELDS = [];": b"export const FIELDS = %s;" % json.dumps([_field(each) for each in _FORM]).encode(),
     b"export const COLUMNS = {};": b"export const COLUMNS = %s;" % msgspec.json.encode(COLUMNS),

@@ -1,7 +1,7 @@
 """Data types of the HTTP API that its server and its clients share: paths, answers and problems.
 
-Here are answers that the operator's side makes. What the data path tells is in ``proxy.stats`` and is sent as it is;
-limits and changes are in ``admin.edits.model``. Times are ISO 8601 in UTC.
+These are answers made by the admin side. Data from the data path is in ``proxy.stats`` and sent as it is. Limits and
+changes are in ``admin.edits.model``. Times are ISO 8601 in UTC.
 """
 
 from collections.abc import Mapping
@@ -47,12 +47,12 @@ PROBLEM: Final = "application/problem+json"
 EVENT_STREAM: Final = "text/event-stream"
 
 MAX_PAGE: Final = 500
-"""Most rows of one page."""
+"""Maximum number of rows of a page."""
 DEFAULT_PAGE: Final = 100
 Offset = Annotated[int, msgspec.Meta(ge=0)]
 MostRows = Annotated[int, msgspec.Meta(ge=0, le=MAX_PAGE)]
 MAX_EDITS: Final = 10_000
-"""Most edits of one batch."""
+"""Maximum number of edits of a batch."""
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,15 +75,14 @@ class History(msgspec.Struct, frozen=True):
     Each step lies between two readings of the counters. A rate times its ``seconds``, rounded, is the exact count.
 
     Attributes:
-        step_s: seconds that a step should last.
-        passed: reached the broker, mean of each step.
-        refused: refused over a limit, mean of each step.
+        step_s: nominal length of a step, in seconds.
+        passed: messages that reached the broker, mean of each step.
+        refused: messages refused over a limit, mean of each step.
         until: when the last step ended.
-        seconds: how long each step lasted; longer than ``step_s`` if Sluice was busy.
-        dropped: dropped because their client left before they were decided, mean of each step.
-        limit: the rate in force at the end of each step; None for unlimited, a limit of requests, and limiting that is
-            off.
-        totals: messages that passed, were refused and were dropped from the start until ``until``.
+        seconds: actual length of each step. Longer than ``step_s`` if Sluice was busy.
+        dropped: messages dropped because their client left before they were decided, mean of each step.
+        limit: the rate at the end of each step. None: unlimited, a limit of requests, or limiting is off.
+        totals: messages that passed, were refused and were dropped, from the start until ``until``.
     """
 
     step_s: float = 0
@@ -97,37 +96,37 @@ class History(msgspec.Struct, frozen=True):
 
 
 class LiveFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """What a limit does. Rates, ``used_ratio`` and states cover the last ten seconds, as do the sort orders by them.
+    """The state of a limit. Rates, ``used_ratio`` and states cover the last ten seconds, as do the sort orders by them.
 
-    A rate can exceed the limit, and ``used_ratio`` 1, since permits stored during a pause are admitted at once.
+    A rate can exceed the limit, and ``used_ratio`` 1, because permits stored during a pause are admitted at once.
 
     Attributes:
-        messages_total: messages by outcome since the start; None for scopes and totals, whose messages count for the
+        messages_total: messages by outcome since the start. None for scopes and totals, whose messages count for the
             resource.
-        messages_per_s: messages by outcome per second; None for scopes and totals.
-        requests_per_s: requests by outcome per second; None for scopes and totals.
-        used: the share of the limit that was used, by dimension; 1.0 is all of it.
-        used_ratio: the largest share used; None while nothing limits it.
-        passed_per_s: messages per second that reached the broker, bypassed and exempt ones too; None for scopes and
-            totals.
-        refused_per_s: refused messages per second, of a scope or total by its own rule; None if they are not counted.
-        shadowed_per_s: messages per second that a shadow rule would have refused; None if they are not counted.
+        messages_per_s: messages by outcome per second. None for scopes and totals.
+        requests_per_s: requests by outcome per second. None for scopes and totals.
+        used: used share of the limit, by dimension. 1.0 is all of it.
+        used_ratio: the largest used share. None while nothing limits it.
+        passed_per_s: messages per second that reached the broker, including bypassed and exempt ones. None for scopes
+            and totals.
+        refused_per_s: refused messages per second, for a scope or total by its own rule. None if they are not counted.
+        shadowed_per_s: messages per second that a shadow rule would have refused. None if they are not counted.
         limited: something was refused or held, by any rule.
         holding: something was held.
         would_refuse: a shadow rule would have refused something.
         near: at least 80 % of the limit is used.
-        open: the breaker refuses everything now; never true for a shadow rule.
+        open: the breaker refuses everything now. Never true for a shadow rule.
         wait_s: seconds that a request would have to wait now.
-        stored_permits: permits available; negative is a debt; None while nothing limits it.
-        last_refused_at: when a request was last refused; None if none was.
-        last_limited_at: when something was last refused or held; None if nothing was.
+        stored_permits: available permits. Negative is a debt. None while nothing limits it.
+        last_refused_at: when a request was last refused. None: never.
+        last_limited_at: when something was last refused or held. None: never.
         last_wait_s: the wait stated in the last refusal, in seconds.
         refused_by: the rule of that refusal, if it was not the limit's own but that of a total, client, producer group
             or listener.
-        state: ``running``, or what its queues wait for: ``throttled`` for a limit, ``flow`` for a later stage,
+        state: ``running``, or the reason that its queues wait: ``throttled`` by a limit, ``flow`` for a later stage,
             ``blocked`` by an alarm.
-        spooled: messages of it in the spool.
-        oldest_wait_s: how long its oldest message has waited, held or in the spool; None if none waits.
+        spooled: number of its messages in the spool.
+        oldest_wait_s: how long its oldest message has waited, held or in the spool. None if none waits.
     """
 
     messages_total: Verdicts | None = None
@@ -155,13 +154,13 @@ class LiveFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Row(LimitEntry, frozen=True, kw_only=True):
-    """One row of the table of limits: a limit, and what it does.
+    """One row of the table of limits: a limit and its state.
 
     Attributes:
         key: key of the row: kind, slash, name.
-        own: it has a rule of its own, configured or edited; otherwise that of a pattern, a default, or none.
-        live: what it does now; None if it was never used.
-        history: what it did in the last minutes; None if it was not used then, or without ``history=1``.
+        own: it has its own rule, configured or edited. Otherwise that of a pattern, a default, or none.
+        live: its current state. None if it was never used.
+        history: its last minutes. None if it was not used then, or without ``history=1``.
     """
 
     key: str
@@ -175,10 +174,10 @@ class LimitPage(Page, frozen=True, kw_only=True):
 
     Attributes:
         rows: the rows, in the requested order.
-        totals: numbers of rows whatever is searched for: ``rows`` is all of them, the others are those of each filter.
+        totals: numbers of rows regardless of the search: ``rows`` is all of them, the others are those of each filter.
         kinds: all kinds.
         sampled_at: when the live figures were taken.
-        rule_set_version: version of the rules in force.
+        rule_set_version: version of the current rules.
         etag: ETag of all limits and switches together.
     """
 
@@ -191,19 +190,19 @@ class LimitPage(Page, frozen=True, kw_only=True):
 
 
 class RefusedClient(msgspec.Struct, frozen=True, kw_only=True):
-    """What rules did to one client's requests for a resource.
+    """The effect of rules on one client's requests for a resource.
 
     Attributes:
-        client: its address; ``_other`` for those beyond a bound.
-        user: its login; may be empty.
-        product: what it says it is, with its version; may be empty.
-        producer_group: of the requests; may be empty.
+        client: its address. ``_other`` for clients beyond a bound.
+        user: its login. May be empty.
+        product: name and version of its library. May be empty.
+        producer_group: producer group of the requests. May be empty.
         rules: names of the rules that refused, held or shadowed them.
         requests: requests that were refused, held or shadowed.
         messages_refused: messages that were refused.
         messages_shadowed: messages that passed, although a shadow rule would have refused them.
         messages_held: messages that were held back.
-        last_at: when it happened last.
+        last_at: when it last happened.
         share: share of all refused messages.
     """
 
@@ -221,29 +220,29 @@ class RefusedClient(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResourceHistory(msgspec.Struct, frozen=True, kw_only=True):
-    """What happened to one resource recently, from the rejection log.
+    """The recent history of one resource, from the rejection log.
 
-    Rates are messages per second, one for each step, the oldest first; None where nothing is known, because Sluice did
-    not run, or no log was written or read. A rate times its ``seconds``, rounded, is the exact count.
+    Rates are messages per second, one for each step, the oldest first. None: unknown, because Sluice did not run, or no
+    log was written or read. A rate times its ``seconds``, rounded, is the exact count.
 
     Attributes:
         begin_at: when the first step begins.
-        step_s: seconds of each step.
-        seconds: how many of them are known, for each step.
-        passed: reached the broker.
-        refused: were refused.
-        dropped: were dropped because their client left before they were decided.
-        held: were held back, the mean of each minute; these pass or are refused later.
-        limit: the rate in force; None for unlimited, and while limiting is off.
-        limit_count: what the rate counts.
-        known_from: when the known part begins; None if nothing is known.
-        clients: whose requests were refused, held or shadowed, those with most refused messages first.
-        more_clients: number of further ones.
+        step_s: length of a step, in seconds.
+        seconds: known seconds of each step.
+        passed: messages that reached the broker.
+        refused: refused messages.
+        dropped: messages dropped because their client left before they were decided.
+        held: messages that were held back, the mean of each minute. These pass or are refused later.
+        limit: the rate. None for unlimited, and while limiting is off.
+        limit_count: the unit of the rate.
+        known_from: when the known part begins. None if nothing is known.
+        clients: clients with refused, held or shadowed requests, those with most refused messages first.
+        more_clients: number of further clients.
         messages_refused: refused messages of all of them.
-        others_together: resources beyond a bound were counted together, as ``_other``; this one may be among them.
-        bytes_read: of the log.
-        cut: there was more to read than is read for one answer; the oldest is left out.
-        problem: what could not be read, and why; None if all could.
+        others_together: resources beyond a bound were counted together, as ``_other``, perhaps this one too.
+        bytes_read: bytes of the log that were read.
+        cut: the log has more than is read for one answer. The oldest part is left out.
+        problem: the parts that could not be read, and why. None: there were none.
     """
 
     kind: str
@@ -268,18 +267,18 @@ class ResourceHistory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResourceAdvice(msgspec.Struct, frozen=True, kw_only=True):
-    """What the newest report recommends for one resource of this Sluice.
+    """The newest report's recommendation for one resource of this Sluice.
 
     Attributes:
-        path: the report's ``recommendations.json``; None if none is configured.
-        problem: why there is no recommendation, and what to do; None if nothing is wrong.
+        path: the report's ``recommendations.json``. None if none is configured.
+        problem: why there is no recommendation, and what to do. None if nothing is wrong.
         made_at: when the report was made.
         age_s: seconds since then.
         from_at: when the report's records begin.
         until_at: when they end.
-        recommendation: for this resource; None if the report has none.
-        edit: body of the PATCH that puts it in force; None if there is nothing to put in force.
-        why_not: why there is nothing to put in force; empty if there is.
+        recommendation: for this resource. None if the report has none.
+        edit: body of the PATCH that applies it. None if there is nothing to apply.
+        why_not: why there is nothing to apply. Empty if there is.
     """
 
     path: str | None = None
@@ -294,7 +293,7 @@ class ResourceAdvice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Changes(msgspec.Struct, frozen=True):
-    """What a batch did: one change for each edit, in their order."""
+    """The result of a batch: one change per edit, in their order."""
 
     changes: tuple[Change, ...]
 
@@ -303,7 +302,7 @@ class AuditPage(msgspec.Struct, frozen=True):
     """One page of the audit trail, the latest change first.
 
     Attributes:
-        next: value of ``before`` for the next page; None on the last one.
+        next: value of ``before`` for the next page. None on the last one.
     """
 
     changes: tuple[Change, ...]
@@ -317,19 +316,19 @@ class Defaults(msgspec.Struct, frozen=True):
 
 
 class RuleRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A rule in force.
+    """An active rule.
 
     Attributes:
         position: place in the order in which rules are tried, from 0.
-        kind: kind of what it limits.
+        kind: kind of resource.
         pattern: exact name or pattern.
-        shared: it limits everything that matches together.
+        shared: all matching resources share the limit.
         rule: name of the rule.
         limit: all fields of its limit.
         limit_text: the limit in short.
-        action: what happens above the limit; ``default`` is what the protocol of each connection does by itself, where
-            these differ: it refuses, or, with AMQP 1.0, gives no credit.
-        hours: when it applies; None is always.
+        action: the action above the limit. ``default``, where protocols differ: requests are refused, or, with
+            AMQP 1.0, get no credit.
+        hours: when it applies. None is always.
         source: where it comes from.
         holds: whether it applies now.
     """
@@ -348,14 +347,14 @@ class RuleRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RulePage(Page, frozen=True, kw_only=True):
-    """One page of the rules in force, in the order in which they are tried."""
+    """One page of the active rules, in the order in which they are tried."""
 
     rows: tuple[RuleRow, ...]
     rule_set_version: int = 0
 
 
 class Export(msgspec.Struct, frozen=True):
-    """The limits in force as a configuration file, in TOML."""
+    """The current limits as a configuration file, in TOML."""
 
     text: str
 
@@ -380,11 +379,11 @@ class ClosedConnection(msgspec.Struct, frozen=True):
 
 
 class FolderState(msgspec.Struct, frozen=True):
-    """A folder that Sluice writes.
+    """A folder that Sluice writes to.
 
     Attributes:
-        directory: its path; None if there is none.
-        error: why nothing is written there now; None if it is, or if it is off.
+        directory: its path. None if there is none.
+        error: why it cannot be written now. None if it can, or if it is off.
     """
 
     directory: str | None = None
@@ -395,8 +394,8 @@ class Spool(msgspec.Struct, frozen=True):
     """The spool.
 
     Attributes:
-        holds: its content; None if there is no spool.
-        sentences: how much there is and what is wrong, in words.
+        holds: its content. None if there is no spool.
+        sentences: its content and problems, in words.
         details: memory, disk and counts, in words.
     """
 
@@ -407,7 +406,7 @@ class Spool(msgspec.Struct, frozen=True):
 
 
 class PurgedSpool(Purged, frozen=True, kw_only=True):
-    """What was purged from the spool.
+    """The result of purging the spool.
 
     Attributes:
         change: id of the change in the audit trail.
@@ -419,13 +418,13 @@ class PurgedSpool(Purged, frozen=True, kw_only=True):
 
 
 class Switches(msgspec.Struct, frozen=True):
-    """All switches: the switch for all, then that of each kind."""
+    """All switches: the switch for everything, then that of each kind."""
 
     switches: tuple[SwitchEntry, ...]
 
 
 class Drift(Page, frozen=True, kw_only=True):
-    """Differences between the limits in force and the configuration.
+    """Differences between the current limits and the configuration.
 
     Attributes:
         limits: limits with an active edit.
@@ -439,10 +438,10 @@ class Drift(Page, frozen=True, kw_only=True):
 
 
 class WhoAmI(msgspec.Struct, frozen=True):
-    """Who makes this request.
+    """The caller of this request.
 
     Attributes:
-        name: name of the token; ``local`` where no token is needed.
+        name: name of the token. ``local`` if no token is needed.
         role: ``write`` may change limits.
         address: where the request came from.
         authentication: whether a token is needed.
@@ -460,14 +459,14 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         messages: messages by outcome.
         requests: requests by outcome.
-        connections: connections accepted.
-        connections_open: connections open now.
+        connections: accepted connections.
+        connections_open: open connections.
         bytes: bytes read, by the peer that sent them.
         frames: frames read, by the peer that sent them.
-        closed: connections closed, by reason.
+        closed: closed connections, by reason.
         undecodable: headers that the strict parser refused, by parser.
-        lost_messages: messages lost as their connection ended, though their client assumes them delivered.
-        lost_bytes: bytes of these, and of what clients had sent that left before it was read.
+        lost_messages: messages lost with their connection, although their client assumes them delivered.
+        lost_bytes: bytes of these, and of unread data of departed clients.
     """
 
     messages: Verdicts = Verdicts()
@@ -491,7 +490,7 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BypassCount(msgspec.Struct, frozen=True):
-    """Requests that passed because one handler was skipped for one reason, since the start."""
+    """Requests that bypassed one handler for one reason, since the start."""
 
     handler: str
     reason: str
@@ -513,7 +512,7 @@ class Bypassed(msgspec.Struct, frozen=True):
 
 
 class Expiring(msgspec.Struct, frozen=True):
-    """A temporary edit; its target as in ``Change``."""
+    """A temporary edit, with its target as in ``Change``."""
 
     target: str
     expires_at: str
@@ -524,7 +523,7 @@ class Edits(msgspec.Struct, frozen=True):
 
     Attributes:
         standing: number of active edits of limits and switches.
-        expiring_next: the one that expires next; None if none expires.
+        expiring_next: the next edit to expire. None if none expires.
     """
 
     standing: int = 0
@@ -535,7 +534,7 @@ class Adaptive(AdaptiveState, frozen=True, kw_only=True):
     """The adaptive limit of one listener.
 
     Attributes:
-        text: the limit and how soon the broker answers, in words.
+        text: the limit and the broker's latency, in words.
     """
 
     text: str = ""
@@ -548,10 +547,10 @@ class AdaptiveLimits(msgspec.Struct, frozen=True):
 
 
 class FleetShare(FleetLimit, frozen=True, kw_only=True):
-    """A limit of the fleet, as this member has it.
+    """A fleet limit and this member's share of it.
 
     Attributes:
-        may_per_s: this member's part of the rate; None: it admits everything, as Redis is away.
+        may_per_s: this member's part of the rate. None: it admits everything, because Redis is unreachable.
         text: the rate, the number of members and this member's part, in words.
     """
 
@@ -563,7 +562,7 @@ class Fleet(FleetState, frozen=True, kw_only=True):
     """The fleet that this sidecar is a member of, as it knows it.
 
     Attributes:
-        limits: those that are asked for most first, at most 100.
+        limits: those in most demand first, at most 100.
         text: the number of members, and whether Redis answers, in words.
     """
 
@@ -597,14 +596,14 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
         rates: means of the last ten seconds.
         history: messages over the last minutes.
         lanes: the queues of handlers.
-        persistence: where edits are kept.
+        persistence: where edits are saved.
         rejection_log: where refusals and traffic are recorded.
-        adaptive: the adaptive limits, without names and history, which ``GET adaptive`` has.
-        fleet: the fleet without members and limits, which ``GET fleet`` has; None if it is not in one.
-        alarms: of memory and disk; while one is raised, publishers are stopped.
-        failed_reload: why the last reload failed; None if it did not.
-        warnings: valid settings that are probably a mistake, and what else needs attention.
-        rule_set_version: version of the rules in force.
+        adaptive: the adaptive limits, without names and history. See ``GET adaptive``.
+        fleet: the fleet without members and limits. See ``GET fleet``. None if it is not in one.
+        alarms: alarms of memory and disk. While one is raised, publishers are stopped.
+        failed_reload: why the last reload failed. None if it did not.
+        warnings: valid settings that are probably a mistake, and other problems.
+        rule_set_version: version of the current rules.
         etag: ETag of all limits and switches together.
     """
 
@@ -642,7 +641,7 @@ PROBLEMS: Final = "urn:sluice:problem:"
 
 
 class ProblemType(msgspec.Struct, frozen=True):
-    """A type of problem that an answer can name.
+    """A type of problem in an answer.
 
     Attributes:
         type: the URI of this entry, which never changes.
@@ -694,7 +693,7 @@ _USUAL: Final = {each.status: each for each in reversed(_TYPES)}
 
 
 def usual_type(status: int) -> ProblemType:
-    """Return the type that a status of this API usually has."""
+    """Return the usual problem type of a status."""
     return _USUAL[status]
 
 
@@ -706,7 +705,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
         title: the status in words.
         status: the HTTP status.
         detail: what is wrong and what to do, for people.
-        errors: the faults of single fields, if there are any.
+        errors: the errors of single fields, if any.
         etag: for a stale write, the current ETag.
     """
 

@@ -1,6 +1,6 @@
-"""Whether a recommendation of a report goes with the limit in force, and which edit puts it there.
+"""Compares recommendations of a report with the current limits, and makes the edits that apply them.
 
-``sluice limits apply`` and the page ask here, so that both do and say the same.
+``sluice limits apply`` and the page both use this, so their results and texts are the same.
 """
 
 from typing import Any, Final
@@ -14,7 +14,7 @@ _TOLERANCE: Final = 1e-6
 
 
 def nothing_to_do(each: Recommendation) -> str:
-    """Say why a recommendation changes nothing, whatever is in force; empty if it does."""
+    """Return why a recommendation changes nothing, whatever the current limit is. Empty: it does."""
     if each.action not in TO_DO:
         return "no change is recommended" if each.action == "keep" else "never used: unset it if nobody needs it"
     if (each.recommended_rate_per_s == 0 and each.rate_per_s != 0) or (
@@ -29,7 +29,7 @@ def nothing_to_do(each: Recommendation) -> str:
 
 
 def beside_the_point(each: Recommendation, entry: LimitEntry) -> str:
-    """Say why a recommendation has nothing to do at the limit in force; empty if it has."""
+    """Return why a recommendation does not apply to the current limit. Empty: it does."""
     limit = entry.limit
     if limit.get("exempt"):
         return "exempt: it is never limited"
@@ -44,7 +44,7 @@ def beside_the_point(each: Recommendation, entry: LimitEntry) -> str:
 
 
 def changed_since(each: Recommendation, entry: LimitEntry) -> str:
-    """Say how the limit in force is another one than that which a recommendation was made for; empty if it is not."""
+    """Return how the current limit differs from the one that the recommendation was made for. Empty: it does not."""
     now, then, counts = (
         _in_force(entry.limit),
         (each.rate_per_s, each.bytes_per_s),
@@ -58,12 +58,12 @@ def changed_since(each: Recommendation, entry: LimitEntry) -> str:
 
 
 def change_of(each: Recommendation) -> str:
-    """Say which rates become which others."""
+    """Return the change of rates in words."""
     return f"{_text(each.rate_per_s, each.bytes_per_s)} → {_text(*_recommended(each))}"
 
 
 def fields_of(each: Recommendation, entry: LimitEntry) -> dict[str, Any]:
-    """Return what a recommendation changes of the limit in force: values by key, None for what goes."""
+    """Return the fields that a recommendation changes: values by key, None to remove one."""
     fields: dict[str, Any] = {}
     if each.recommended_rate_per_s is not None:
         fields |= {"rate": each.recommended_rate_per_s, "count": each.count}
@@ -74,20 +74,20 @@ def fields_of(each: Recommendation, entry: LimitEntry) -> dict[str, Any]:
         if each.max_fair_keys is not None:
             fields["max_fair_keys"] = each.max_fair_keys
     if entry.limit.get("action") == "off":
-        # What is recommended is a limit that holds.
+        # A recommendation is for an active limit.
         fields["action"] = None
     return fields
 
 
 def reason_of(each: Recommendation, before: str = "") -> str:
-    """Return why a recommendation is put in force, for the audit trail: its evidence, and what is to stand before."""
+    """Return the reason for the audit trail: ``before`` and the evidence."""
     evidence = f"{each.evidence} Confidence: {each.confidence}."
     reason = f"{before}: {evidence}" if before else evidence
     return reason if len(reason) <= MAX_REASON else reason[: MAX_REASON - 1] + "…"
 
 
 def _recommended(each: Recommendation) -> _Rates:
-    """Return what is in force afterwards: what is not recommended stays as it is."""
+    """Return the rates after the change. Rates without a recommendation stay."""
     rate = each.rate_per_s if each.recommended_rate_per_s is None else each.recommended_rate_per_s
     size = each.bytes_per_s if each.recommended_bytes_per_s is None else each.recommended_bytes_per_s
     return rate, size

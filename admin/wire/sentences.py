@@ -1,7 +1,7 @@
-"""Sentences of ``explain``, ``adaptive``, ``fleet``, ``flow`` and ``spool``; page and commands only print them.
+"""Sentences of ``explain``, ``adaptive``, ``fleet``, ``flow`` and ``spool``, for the page and the commands to print.
 
 Each function returns its argument with the texts filled in. ``sluice limits explain --config`` calls ``explained``
-itself, as no server is asked.
+itself, without a server.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -61,12 +61,12 @@ _AWAY: Final[Mapping[str, str]] = {
     "unlimited": "the fleet's limits admit everything",
     "refuse": "the fleet's limits refuse everything",
 }
-"""What a member does without Redis, by ``FleetState.when_away``."""
+"""How a member behaves without Redis, by ``FleetState.when_away``."""
 _STATES: Final = ("blocked", "flow", "throttled", "running")
 
 
 def state_word(state: str) -> str:
-    """Write the state of a stage."""
+    """Return the word for the state of a stage."""
     return "in flow" if state == "flow" else state
 
 
@@ -79,15 +79,15 @@ def explained(
     """Fill in the texts of an explanation.
 
     Args:
-        explanation: without texts.
-        live: it is of now, so a limit without a state was never used.
-        adaptive: the adaptive limits now.
-        fleet: the fleet now; None if there is none.
+        explanation: Without texts.
+        live: It describes the present, so a limit without a state was never used.
+        adaptive: The current adaptive limits.
+        fleet: The current state of the fleet. None: there is none.
     """
     now = {each.listener: each for each in adaptive}
     leased = None if fleet is None else of_fleet(fleet)
     confirm = explanation.confirm
-    # The rule of the confirms has its own place.
+    # The rule of the confirms is shown separately.
     confirming = None if confirm is None else confirm.rule
     return replace(
         explanation,
@@ -246,19 +246,19 @@ def _stored(limit: AppliedLimit, state: LimitState | ShareView) -> str:
         owed = f", {measured(-state.stored_permits)} {unit} owed" if state.stored_permits < 0 else ""
         return f"{admits} again in {measured(state.wait_s)} s{owed}"
     if state.stored_permits < 0:
-        # Only a share: what keeps it going is not its own.
+        # A share only: its traffic is admitted from the other shares' permits.
         return f"{measured(-state.stored_permits)} {unit} owed, {admits} what others leave over"
     return f"{measured(state.stored_permits)} {unit} in store"
 
 
 def promise(*, below_bytes: int, within_s: float, queues: int, fallback: str) -> str:
-    """Say in a sentence what a rule with ``after_consume`` promises to publishers.
+    """Return the promise of a rule with ``after_consume`` to publishers, as a sentence.
 
     Args:
-        below_bytes: smaller messages are confirmed by consumers, in bytes.
-        within_s: how long they have, in seconds.
-        queues: to how many queues each message goes.
-        fallback: what becomes of a message that they do not confirm.
+        below_bytes: Consumers confirm messages smaller than this.
+        within_s: How long consumers have, in seconds.
+        queues: The number of queues that each message goes to.
+        fallback: What happens to a message that they do not confirm.
     """
     by = "its consumers have acknowledged it" if queues == 1 else f"consumers of {queues} queues have acknowledged it"
     unless = "published again for the broker to confirm" if fallback == "persist" else "refused"
@@ -319,14 +319,14 @@ def adaptive(states: Iterable[AdaptiveState]) -> tuple[Adaptive, ...]:
 
 
 def _may_per_s(state: AdaptiveState, name: AdaptiveName) -> float | None:
-    """Return a name's share: it can be more than the limit while little is asked for, but no more passes."""
+    """Return a name's share. It can exceed the limit while demand is low, but no more than the limit passes."""
     if name.may_per_s is None or state.limit_per_s is None:
         return name.may_per_s
     return min(name.may_per_s, state.limit_per_s)
 
 
 def _adaptive_now(state: AdaptiveState) -> str:
-    """Write ``adaptive: 1840/s now; the broker's p90 is 85 ms, usually 12 ms``."""
+    """Write, for example, ``adaptive: 1840/s now; the broker's p90 is 85 ms, usually 12 ms``."""
     limit = "no limit now" if state.limit_per_s is None else f"{per_second(state.limit_per_s)}/s now"
     if state.action == "shadow":
         limit += " (shadow: nothing is refused)"
@@ -337,7 +337,7 @@ def _adaptive_now(state: AdaptiveState) -> str:
 
 
 def _share(state: AdaptiveState, question: Question) -> Iterator[str]:
-    """Say what one name may use of an adaptive limit, if the limit has seen it."""
+    """Return the share of a name in an adaptive limit, if the limit has seen it."""
     own = f"{question.kind}:{question.name}"
     asking = {own, question.client, question.producer_group, question.certificate, question.user}
     for each in state.names:
@@ -355,13 +355,13 @@ def _ms(seconds: float) -> str:
 
 
 def of_fleet(state: FleetState) -> Fleet:
-    """Fill in the texts of a fleet, and this member's parts of its limits."""
+    """Fill in the texts of a fleet and this member's shares."""
     limits = tuple(_fleet_share(state, each) for each in state.limits)
     return Fleet(**msgspec.structs.asdict(state) | {"limits": limits, "text": _fleet_now(state)})
 
 
 def _fleet_now(state: FleetState) -> str:
-    """Write ``4 members; Redis answered 0.1 s ago``."""
+    """Write, for example, ``4 members; Redis answered 0.1 s ago``."""
     if state.away_s is None:
         last = state.last_contact_s_ago
         answered = "has not answered yet" if last is None else f"answered {short_span(last)} ago"
@@ -399,7 +399,7 @@ def _of_fleet(limit: AppliedLimit, now: Fleet) -> str:
 
 
 def flow(now: Flow) -> Flow:
-    """Fill in the texts of what waits for what."""
+    """Fill in the texts of stages and their bottlenecks."""
     connections = tuple(
         replace(each, connection=stage(each.connection), others=tuple(map(stage, each.others)))
         for each in now.connections
@@ -429,7 +429,7 @@ def _flow_details(now: Flow) -> Iterator[Detail]:
 
 
 def stage(each: StageState) -> StageState:
-    """Fill in how often and for how long a stage was stopped."""
+    """Fill in how often and how long a stage was stopped."""
     counted = (
         ("in flow", each.flow_total, each.flow_s),
         ("throttled", each.throttled_total, each.throttled_s),

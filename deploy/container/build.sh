@@ -1,19 +1,19 @@
 #!/bin/sh
-# The image's first stage, on a bare Debian: build.sh SOURCE [yes|no] makes /opt/sluice, a virtual environment
-# with the wheels of SOURCE and the pinned versions of all that they need, and nothing else: no pip and no compiler get
-# into the image. The second word says whether it gets the compiled part.
+# The image's first stage, on a bare Debian: build.sh SOURCE [yes|no] makes /opt/sluice, a virtual environment with the
+# wheels of SOURCE and their pinned dependencies, without pip or a compiler. The second word says whether it gets the
+# compiled part.
 set -eu
 
 source=$1
 native=${2:-yes}
 export DEBIAN_FRONTEND=noninteractive PIP_ROOT_USER_ACTION=ignore PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
 packages() {
-    # dpkg says much that is of no use here; if it fails, all of it is.
+    # dpkg's output is shown only if it fails.
     apt-get update -qq && apt-get install -y -qq --no-install-recommends "$@" >/tmp/apt.log 2>&1 || { cat /tmp/apt.log >&2; exit 1; }
     rm /tmp/apt.log
 }
 case $native in
-    # Debian 12's Rust that is new enough is the one its browsers are built with.
+    # In Debian 12 only the Rust for its browsers is new enough.
     yes) rust=$(apt-get update -qq && apt-cache show cargo-web >/dev/null 2>&1 && echo cargo-web || echo cargo) ;;
     no) rust= ;;
     *) echo "build.sh: the compiled part is wanted, yes or no, not $native" >&2; exit 1 ;;
@@ -22,7 +22,7 @@ esac
 packages python3-venv ca-certificates ${rust:+$rust gcc libc6-dev}
 
 python3 -m venv /tmp/tools
-# What builds the wheel is pinned, too; older versions of pip know the first variable, newer ones the second.
+# Build requirements are pinned, too. Older versions of pip know the first variable, newer ones the second.
 export PIP_CONSTRAINT="$source/constraints.txt" PIP_BUILD_CONSTRAINT="$source/constraints.txt"
 /tmp/tools/bin/pip wheel --quiet --no-deps --wheel-dir /tmp/wheel "$source"
 if [ "$native" = yes ]; then
@@ -32,7 +32,7 @@ fi
 python3 -m venv --without-pip /opt/sluice
 /tmp/tools/bin/pip --python /opt/sluice/bin/python install --quiet --compile /tmp/wheel/*.whl
 
-# The bill of materials is made by what looks at the environment from outside.
+# The tool for the bill of materials is not in the environment that it describes.
 unset PIP_CONSTRAINT PIP_BUILD_CONSTRAINT
 /tmp/tools/bin/pip install --quiet -r "$source/deploy/container/tools.txt"
 mkdir -p /opt/sluice/share/sluice

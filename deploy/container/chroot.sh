@@ -1,8 +1,8 @@
 #!/bin/sh
-# Makes the image without an image: runs its stages as scripts in clean Debian trees, then starts the result as its
-# user, with a read-only root and without capabilities. Root is needed, for debootstrap, chroot and mounts; all mounts
-# are in a namespace of their own and go with this script.
-#   sh deploy/container/chroot.sh DIRECTORY      the trees are made below DIRECTORY: base, build, runtime, clean
+# Tests the image's stages without an image: runs them as scripts in clean Debian trees, then starts the result as its
+# user, with a read-only root and without capabilities. Needs root for debootstrap, chroot and mounts. All mounts are in
+# a separate namespace and end with this script.
+#   sh deploy/container/chroot.sh DIRECTORY      makes the trees below DIRECTORY: base, build, runtime, clean
 set -eu
 
 [ "$(id -u)" -eq 0 ] || { echo "chroot.sh: needs root: debootstrap, chroot and mount do" >&2; exit 1; }
@@ -21,7 +21,7 @@ unset SLUICE_CHROOT_INSIDE
 say() { printf '\n== %s\n' "$*"; }
 seconds() { date +%s; }
 
-# A copy of the bare tree, with what building needs of the network: names, and whom this machine trusts.
+# A copy of the bare tree, with this machine's name servers and trusted CAs for the build.
 tree() {
     rm -rf "${work:?}/$1"
     cp -a "$work/base" "$work/$1"
@@ -32,14 +32,14 @@ tree() {
         install -D -m 0644 "$PIP_CERT" "$work/$1/tmp/trusted.pem"
     fi
 }
-# within TREE COMMAND…: with nothing of this machine's environment.
+# within TREE COMMAND…: without this machine's environment.
 within() {
     inside=$1
     shift
     if [ -e "$work/$inside/tmp/trusted.pem" ]; then set -- PIP_CERT=/tmp/trusted.pem CARGO_HTTP_CAINFO=/tmp/trusted.pem "$@"; fi
     env -i HOME=/root PATH=/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C.UTF-8 chroot "$work/$inside" /usr/bin/env "$@"
 }
-# The source as a clone would be: what git knows, and what is new; where there is no git, all but what is made here.
+# The source as in a clone: files that git knows, and new ones. Without git, everything except build products.
 copy_source() {
     mkdir -p "$work/$1/src"
     if git -C "$source" rev-parse --git-dir >/dev/null 2>&1; then
@@ -91,7 +91,7 @@ for device in null urandom; do
     mount --bind "/dev/$device" "$root/dev/$device"
 done
 mount -t tmpfs -o size=64m,uid=10001,gid=10001,mode=0700 state "$root/var/lib/sluice"
-# In place of the shell that calls it: in the background, its process is the one that is signalled.
+# exec replaces the calling shell, so that signals to the background process reach it.
 contained() {
     exec env -i PATH=/usr/sbin:/usr/bin:/bin chroot "$root" \
         setpriv --reuid 10001 --regid 10001 --clear-groups --bounding-set=-all --inh-caps=-all --no-new-privs \

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Builds the Containerfile without a registry: its base is the bare Debian that chroot.sh has made. Any user may run it
-# who may make user namespaces; it needs buildah (Debian's package), and the tree's archive, which chroot.sh leaves.
-#   sh deploy/container/image.sh DIRECTORY [STORAGE]     DIRECTORY as for chroot.sh; STORAGE is for images, below it
+# Builds the Containerfile without a registry, on the bare Debian of chroot.sh. Needs user namespaces, buildah (Debian's
+# package), and the tree's archive that chroot.sh leaves.
+#   sh deploy/container/image.sh DIRECTORY [STORAGE]     DIRECTORY as for chroot.sh, STORAGE below it for images
 set -eu
 
 command -v buildah >/dev/null || {
@@ -13,14 +13,14 @@ base=$(cd "$1" && pwd)/base.tar
 storage=${2:-$(cd "$1" && pwd)/storage}
 mkdir -p "$storage"
 cd "$(dirname "$0")/../.."
-# Neither overlays nor a container runtime: these two work where nothing else is allowed.
+# Without overlays and a container runtime, this works in restricted environments.
 export STORAGE_DRIVER=vfs BUILDAH_ISOLATION=chroot
 images() { buildah --root "$storage/images" --runroot "$storage/run" "$@"; }
 
 made=$(images from scratch)
 images add --quiet "$made" "$base" / >/dev/null
 if [ -n "${PIP_CERT:-}" ]; then
-    # Whom this machine trusts, for pip and cargo.
+    # This machine's trusted CAs, for pip and cargo.
     images add --quiet "$made" "$PIP_CERT" /etc/trusted.pem >/dev/null
     images config --env PIP_CERT=/etc/trusted.pem --env CARGO_HTTP_CAINFO=/etc/trusted.pem "$made"
 fi

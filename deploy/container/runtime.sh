@@ -5,7 +5,7 @@ set -eu
 
 export DEBIAN_FRONTEND=noninteractive
 packages() {
-    # dpkg says much that is of no use here; if it fails, all of it is.
+    # dpkg's output is shown only if it fails.
     apt-get update -qq && apt-get install -y -qq --no-install-recommends "$@" >/tmp/apt.log 2>&1 || { cat /tmp/apt.log >&2; exit 1; }
     rm /tmp/apt.log
 }

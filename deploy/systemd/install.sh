@@ -1,10 +1,9 @@
 #!/bin/sh
-# Lays out what systemd needs, as a Debian package would; /opt/sluice itself is made by pip. What is configured already
-# is left alone.
+# Installs the files for systemd, as a Debian package would. pip installs /opt/sluice. Existing configuration is kept.
 #   sudo sh deploy/systemd/install.sh          here
 #   sh deploy/systemd/install.sh DIRECTORY     below a directory, for packages and images
 #
-#   /usr/lib/systemd/system/sluice.service    /usr/lib/systemd/system/sluice.socket, which is enabled by itself
+#   /usr/lib/systemd/system/sluice.service    /usr/lib/systemd/system/sluice.socket, which is enabled separately
 #   /usr/lib/sysusers.d/sluice.conf    /usr/lib/tmpfiles.d/sluice.conf
 #   /etc/sluice/sluice.toml  configuration    /etc/default/sluice  variables     /var/lib/sluice  state, made at the start
 set -eu
@@ -33,7 +32,7 @@ if [ -z "$root" ]; then
     systemd-sysusers /usr/lib/sysusers.d/sluice.conf
     systemd-tmpfiles --create /usr/lib/tmpfiles.d/sluice.conf
     systemctl daemon-reload
-    # As the user that it will run as: root can read every key.
+    # As the service's user, because root can read every key.
     check="runuser -u sluice -- /opt/sluice/bin/sluice check /etc/sluice/sluice.toml"
     echo "edit /etc/sluice/sluice.toml, then: $check && systemctl enable --now sluice"
 fi

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Boots a Debian with a real systemd in a container (systemd-nspawn), installs Sluice there as install.sh does, and tries
-# the unit: hardening, state, reload, a wrong file, restart, stop. Needs root and what chroot.sh has made.
+# Boots a Debian with a real systemd in a container (systemd-nspawn), installs Sluice there with install.sh, and tests
+# the unit: hardening, state, reload, a wrong file, restart, stop. Needs root and the trees of chroot.sh.
 #   sh deploy/systemd/nspawn.sh DIRECTORY      as for chroot.sh
 set -eu
 

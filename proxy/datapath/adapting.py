@@ -1,6 +1,6 @@
-"""Follows what brokers can take: every step, moves adaptive limits by what their brokers show, and keeps what it did.
+"""Adaptive limits: adjusts each one at every step to the load signals of its broker, and keeps their history.
 
-It fails open: after a fault the listener has no adaptive limit until its controller, a new one, finds one again.
+It fails open: after an error the listener has no adaptive limit until its new controller finds one.
 """
 
 from collections import deque
@@ -46,14 +46,10 @@ class Adapting:
     """The adaptive limits of a data path.
 
     Args:
-        limits: which listeners have one.
-        scopes: the names of listeners, as rules match them.
-        take_seen: returns what brokers have shown since its last call, by scope.
-        now_ns: monotonic nanoseconds.
-        wall_ns: nanoseconds since 1970.
-
-    Attributes:
-        faults: faults of the control since the start.
+        scopes: Names of listeners, as rules match them.
+        take_seen: Returns the load signals of brokers since its last call, by scope.
+        now_ns: Monotonic nanoseconds.
+        wall_ns: Nanoseconds since 1970.
     """
 
     def __init__(
@@ -76,7 +72,7 @@ class Adapting:
         self._rules_changed.set()
 
     async def run(self) -> None:
-        """Take steps until cancelled, for as long as some rule in force is adaptive."""
+        """Take steps until cancelled, while an active rule is adaptive."""
         while True:
             self._rules_changed = trio.Event()
             if self._step():
@@ -104,7 +100,7 @@ class Adapting:
         followed, bounds = self._followed.get(scope), _bounds(limiter.rule)
         passed, is_holding = limiter.took()
         if followed is None or followed.limiter is not limiter:
-            # What was seen until now is of no known time.
+            # It is unknown how long the signals so far took to collect.
             self._followed[scope] = _Followed(limiter, Controller(*bounds, now_ns), bounds, now_ns)
             return
         if followed.bounds != bounds:
@@ -141,7 +137,7 @@ class Adapting:
     def _log_move(self, scope: str, followed: _Followed, before: float | None, now_ns: int) -> None:
         controller, limit = followed.controller, followed.limiter.limit_per_s
         if before is None or limit is None:
-            # Apart, so that the end of a limit is told as well, though it has just begun.
+            # Separately, so that the end of a limit that has just begun is also logged.
             is_due = self._log_rate.take((scope, limit is None), now_ns / _NS) is not None
         else:
             is_due = now_ns - followed.logged_ns >= _LOG_EVERY_NS
@@ -178,7 +174,7 @@ class Adapting:
         followed.point_ns, followed.passed = now_ns, 0
 
     def states(self, *, whole: bool = True) -> tuple[AdaptiveState, ...]:
-        """Return the limits in force, by listener; with ``whole`` their names and history, too."""
+        """Return the current limits, by listener. With ``whole``, including names and history."""
         return tuple(self._state(scope, followed, whole=whole) for scope, followed in self._followed.items())
 
     def _state(self, scope: str, followed: _Followed, *, whole: bool) -> AdaptiveState:

@@ -1,4 +1,4 @@
-"""Checks once a second whether memory or disk runs short; what follows is up to the data path."""
+"""Checks once a second whether memory or disk runs short. The data path reacts."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from proxy.flow import machine
 from proxy.flow.alarms import LEAST_FREE_BYTES, WATERMARK, Alarm, AlarmChange, DiskAlarm, MemoryAlarm
 
 _LOOK_S: Final = 1.0
-#: What may be used seldom changes, and it takes a millisecond to find out.
+#: The limit seldom changes, and reading it takes a millisecond.
 _LOOKS_PER_LIMIT: Final = 10
 
 
@@ -19,19 +19,19 @@ _LOOKS_PER_LIMIT: Final = 10
 class AlarmConfig:
     """Thresholds of the alarms."""
 
-    memory_watermark: float = WATERMARK  # share of the available memory; above 0, at most 1
+    memory_watermark: float = WATERMARK  # share of the available memory, above 0 and at most 1
     disk_free_bytes: int = LEAST_FREE_BYTES  # where the spool is
 
 
 class AlarmWatch:
-    """Both alarms, and the checks.
+    """Both alarms and their checks.
 
     Args:
-        folder: the spool's; None: there is no spool, and no alarm of the disk.
-        changed: called with each change; the next check follows it.
+        folder: The spool's folder. None: there is no spool, and no disk alarm.
+        changed: Awaited with each change, before the next check.
 
     Raises:
-        ValueError: as the alarms' own.
+        ValueError: A threshold is out of range.
     """
 
     def __init__(
@@ -55,11 +55,11 @@ class AlarmWatch:
         return (self.memory,) if self.disk is None else (self.memory, self.disk)
 
     def forget_disk(self) -> None:
-        """Drop the alarm of the disk, as there is no spool after all; before ``run``."""
+        """Drop the disk alarm, because there is no spool after all. Call before ``run``."""
         self.disk = None
 
     async def run(self) -> None:
-        """Check until cancelled. A disk that hangs does not delay the checks of memory."""
+        """Check until cancelled. A hanging disk does not delay the memory checks."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch_memory)
             if self.disk is not None and self._folder is not None:
@@ -86,6 +86,6 @@ class AlarmWatch:
 
     async def _tell(self, change: AlarmChange | None) -> None:
         if change is not None:
-            # In order, so that the last call has the last state.
+            # In order, so that the last call has the latest state.
             async with self._turn:
                 await self._changed(change)

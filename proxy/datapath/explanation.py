@@ -1,6 +1,6 @@
-"""Explains what would limit a request: which limits, in which order, why, and their state.
+"""Explains which limits apply to a request, in which order, why, and their state.
 
-For a running data path as well as for a configuration file. It changes nothing and creates no limiter.
+Works for a running data path and for a configuration file. It changes nothing and creates no limiter.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -37,7 +37,7 @@ from proxy.stats.snapshot import ConfirmState
 
 _US_PER_S: Final = 1e6
 _NS_PER_S: Final = 1e9
-#: Moments that every time zone has, with the days around them.
+#: Every time zone covers these years, with the days around them.
 _FIRST_YEAR, _LAST_YEAR = 1970, 9998
 
 
@@ -50,17 +50,17 @@ def explain(
     *,
     confirms: Mapping[Resource, ConfirmState] = MappingProxyType({}),
 ) -> Explanation:
-    """Say what would limit a request.
+    """Return which limits apply to a request.
 
     Raises:
-        QuestionError: the question makes no sense.
+        QuestionError: The question is invalid.
     """
     protocols = tuple(protocols)
     through = _through(question.listener, listeners)
     spoken = {listener.protocol.name for listener in through}
     in_turn = sorted(protocols, key=lambda protocol: protocol.name not in spoken)
     kinds_by_name = {kind.name: kind for kind in kinds_of(in_turn)}
-    # Of the protocols behind other listeners only what these do not know themselves.
+    # From the protocols of other listeners, only the kinds that these lack.
     kinds_by_name |= {kind.name: kind for kind in kinds_of(each for each in protocols if each.name in spoken)}
     named = [scope for scope in SCOPES if getattr(question, scope)]
     scopes = [scope for scope in SCOPES if any(protocol.has(scope) for protocol in protocols)]
@@ -71,7 +71,7 @@ def explain(
         limits = Limits(limits.rule_set.at(_moment(question.at)))
     resource = Resource(question.kind, question.name)
     kind = kinds_by_name.get(question.kind)
-    # A scope that is asked about by itself is not asked for by anybody in particular.
+    # A question about a scope itself has no particular caller.
     caller = Caller("", "", "") if kind is None else _caller(question, kind)
     rule_set = limits.rule_set
     applied = limits.explain(now_ns, (resource,), caller)
@@ -81,7 +81,7 @@ def explain(
     unapplied = {
         (each.resource, id(each.rule)): each
         for each in applied
-        # What no rule matches is given one that nobody wrote.
+        # A name that no rule matches gets an implicit rule.
         if not each.limits and rule_set.rule(each.rule.key) is each.rule
     }
     if exempt_on and len(exempt_on) == len(through):
@@ -120,7 +120,7 @@ def _confirm(
     *,
     exempt: bool,
 ) -> ConfirmView | None:
-    """Return what a rule with ``after_consume`` means here, if one of the listeners' protocols has it."""
+    """Return how a rule with ``after_consume`` applies, if a listener's protocol supports it."""
     kinds = (kind for listener in through for kind in listener.protocol.kinds if kind.name == resource.kind)
     kind = next((kind for kind in kinds if kind.after_consume), None)
     rule = rule_set.match(resource)

@@ -1,7 +1,7 @@
-"""What an operator sees of a data path: counts, limits, resources, connections.
+"""The operator's view of a data path: counts, limits, resources, connections.
 
-All methods are for a thread of ``proxy.common.threads``; the event loop hands over live objects in pieces. Each item is
-of one moment, not all of the same one.
+All methods are for a thread of ``proxy.common.threads``. The event loop hands over live objects in pieces, so items are
+of slightly different moments.
 """
 
 import math
@@ -36,12 +36,12 @@ from proxy.stats.snapshot import (
 )
 
 _ORIGINS: Final[dict[str, Origin]] = {"live": "edit", "built-in": "built-in", "default": "built-in"}
-"""By what the source of a rule begins with."""
+"""By the first word of a rule's source."""
 _ENDINGS: Final = tuple((ending.verdict, OUTCOMES.index(ending.outcome)) for ending in ENDINGS)
 
 
 def direction(side: Side) -> Direction:
-    """Return the word for the peer that something comes from."""
+    """Return the word for the sending peer."""
     return "client" if side is Side.CLIENT else "broker"
 
 
@@ -63,7 +63,7 @@ class Overview:
         self._now_ns, self._iso = now_ns, iso
 
     def many(self, max_labels: int) -> dict[str, Any]:
-        """Return the fields of a ``Snapshot`` that have an entry for each resource, rule or limit."""
+        """Return the ``Snapshot`` fields with an entry per resource, rule or limit."""
         return {
             "resources": self.counts(),
             "rules": self.rules(),
@@ -73,7 +73,7 @@ class Overview:
         }
 
     def counts(self) -> dict[tuple[str, str], ResourceCounts]:
-        """Return what became of the requests of each resource, by (kind, name)."""
+        """Return the results of each resource's requests, by (kind, name)."""
         found = (each for each in from_loop(self._accounts.each()) if each is not None)
         return {(resource.kind, resource.name): _counts(amounts) for resource, amounts in found}
 
@@ -91,10 +91,10 @@ class Overview:
         return totals
 
     def usage(self, max_others: int) -> dict[tuple[str, str, Dimension], Usage]:
-        """Return the usage of limits asked in the last minute: all with a rule of their own, the most used others."""
+        """Return the usage of limits active in the last minute: all with their own rule, and the most used others."""
         rule_set = self._limits.rule_set
         usage: dict[tuple[str, str, Dimension], Usage] = {}
-        # The least used first; of equal ones the latest.
+        # The least used first. Of equal ones the latest.
         others: list[tuple[float, int, tuple[str, str, Dimension], Usage]] = []
         for number, (resource, usages) in enumerate(from_loop(self._limits.usages(self._now_ns()))):
             for dimension, used in usages.items():
@@ -111,9 +111,9 @@ class Overview:
         return usage
 
     def configured(self, max_limits: int) -> dict[tuple[str, str, Dimension], LimitInForce]:
-        """Return the limits in force, with those of exact names last; rules that are off or exempt limit nothing.
+        """Return the active limits, those of exact names last. Rules that are off or exempt are left out.
 
-        The limit of an adaptive rule is a metric of its own.
+        The limit of an adaptive rule is a separate metric.
         """
         limits = dict[tuple[str, str, Dimension], LimitInForce]()
         for rule in self._limits.rule_set.in_force:
@@ -122,7 +122,7 @@ class Overview:
             if rule.action != "off" and not rule.exempt and not rule.adaptive:
                 kind, name = (TOTAL, f"{rule.kind}:{rule.pattern}") if rule.shared else (rule.kind, rule.pattern)
                 origin = _ORIGINS.get(rule.source.split(" ")[0], "configuration")
-                # Rules with hours come before those without that they replace.
+                # Rules with hours come before the rules that they override.
                 per_s = math.inf if rule.rate_per_s is None else rule.rate_per_s
                 limits.setdefault((kind, name, "messages"), LimitInForce(per_s, origin))
                 if rule.bytes_per_s is not None:
@@ -130,7 +130,7 @@ class Overview:
         return limits
 
     def oldest_waiting(self, max_names: int) -> dict[tuple[str, str], float]:
-        """Return for how many seconds the oldest message of each resource waits; beyond the cap as ``_other``."""
+        """Return the age in seconds of each resource's oldest waiting message. Beyond the cap: ``_other``."""
         now_ns, ages = self._now_ns(), dict[tuple[str, str], float]()
         oldest = sorted(trio.from_thread.run(self._pressure.waiting).oldest_ns.items(), key=itemgetter(1))
         for number, ((kind, name), since_ns) in enumerate(oldest):
@@ -138,14 +138,14 @@ class Overview:
         return ages
 
     def resources(self, since_ns: int) -> Iterator[ResourceState]:
-        """Go through what was asked for since then: resources as they are counted, then scopes and totals."""
+        """Yield everything active since then: counted resources first, then scopes and totals."""
         waiting = trio.from_thread.run(self._pressure.waiting)
         yield from filter(None, from_loop(self._states(since_ns, waiting)))
 
     def _states(self, since_ns: int, waiting: Waiting) -> Iterator[ResourceState | None]:
         held = {key.resource for key in self._limits.holding.lines}
         for kind, name in waiting.oldest_ns:
-            # Resources with waiting messages are of interest however long ago these came.
+            # Resources with waiting messages are shown however old these are.
             self._accounts.row(Resource(kind, name), self._now_ns()).seen_ns = self._now_ns()
             yield None
         for found in self._accounts.each(since_ns):
@@ -166,7 +166,7 @@ class Overview:
         ]
         shadowed_ns = None
         if rule.action == "shadow":
-            # It stops nothing.
+            # A shadow rule stops nothing.
             shadowed_ns = max((at_ns for at_ns, _, _ in refusals), default=None)
             states, refusals = [], []
         last_refused_ns, last_wait_us, refused_by = max(refusals) if refusals else (None, 0, "")
@@ -222,7 +222,7 @@ def _rule_counts(sums: RuleSums) -> RuleCounts:
 def _connection(
     connection: Connection, waiting: Waiting, now_ns: int, iso: Callable[[int], str], *, several: bool
 ) -> ConnectionState:
-    """Return how a connection is; ``several`` brokers are behind its listener."""
+    """Return a connection's state. ``several``: its listener has several brokers."""
     info, session = connection.info, connection.session
     connection.count_lent()
     described = session.describe(now_ns)

@@ -1,6 +1,6 @@
-"""What an operator sees of back pressure: stages that wait, alarms, the spool, and confirms by consumers.
+"""The operator's view of back pressure: waiting stages, alarms, the spool, and consumers' confirms.
 
-It is gathered on the event loop, in pieces.
+It is collected on the event loop, in pieces.
 """
 
 from collections import Counter
@@ -28,20 +28,19 @@ from proxy.stats.flow import MAX_STAGES_SHOWN, ConnectionFlow, Flow, Purged, Sta
 from proxy.stats.snapshot import AlarmState, ConfirmState
 
 _NS: Final = 1_000_000_000
-#: A connection that was out of credit for less of the last minute is no finding: it only had to wait for its turn.
+#: A connection that was out of credit for less of the last minute is not reported: it only waited for its turn.
 LEAST_SHARE: Final = 0.2
 _SHOWN_FIRST: Final[tuple[State, ...]] = ("flow", "blocked", "throttled")
 
 
 def worse(one: State, other: State) -> State:
-    """Return the more far-reaching of two states."""
     return max(one, other, key=STATES.index)
 
 
 def stages_beside(connection: Connection, now_ns: int) -> tuple[StageState, ...]:
-    """Return what else of a connection is not running: its writer, its channels, its resources with a queue.
+    """Return a connection's other stages that are not running: writer, channels, and resources with a queue.
 
-    The first MAX_STAGES_SHOWN of them: a client may have many thousands.
+    At most MAX_STAGES_SHOWN, because a client may have many thousands.
     """
     stages = chain((connection.writer,), connection.session.stages())
     shown = islice((stage for stage in stages if stage.state(now_ns) != "running"), MAX_STAGES_SHOWN)
@@ -49,7 +48,7 @@ def stages_beside(connection: Connection, now_ns: int) -> tuple[StageState, ...]
 
 
 class Surveyed(NamedTuple):
-    """How all stages show."""
+    """The state of all stages."""
 
     findings: tuple[FlowFinding, ...]  # the bottlenecks, first that which most connections wait for
     counts: dict[tuple[Kind, State], int]  # how many stages of each kind show each state
@@ -57,7 +56,7 @@ class Surveyed(NamedTuple):
 
 
 class Waiting(NamedTuple):
-    """Messages that wait in the spool or are held; ``states`` are those of resources, as ``kind:name``."""
+    """Messages that wait in the spool or are held. ``states`` has the states of resources by ``kind:name``."""
 
     by_stage: dict[Stage, int]  # in the spool, by the stage of their queue
     by_resource: Counter[tuple[str, str]]  # in the spool
@@ -67,11 +66,11 @@ class Waiting(NamedTuple):
 
 
 class Pressure:
-    """Looks over the stages, the alarms and the spool of a data path.
+    """Collects the state of the stages, the alarms and the spool of a data path.
 
     Args:
-        busy_ratio: says which share of the last second the event loop was working.
-        saturated: when it had no time to spare.
+        busy_ratio: Returns the share of the last second that the event loop was working.
+        saturated: Periods in which the event loop was saturated.
     """
 
     def __init__(
@@ -91,7 +90,7 @@ class Pressure:
         self._busy_ratio = busy_ratio
         self._saturated = saturated
         self._now_ns, self._iso = now_ns, iso
-        #: What was shown last: nothing falls because a connection ends while it is added up.
+        #: The last values shown: none may fall because a connection ends while they are added up.
         self._waited_ns = Counter[State]()
 
     # --- Stages -----------------------------------------------------------------------------------
@@ -125,7 +124,7 @@ class Pressure:
         waiting = [connection for state in _SHOWN_FIRST for connection in surveyed.waiting[state]]
         shown = await in_pieces(self._connection_flows(waiting[:most_connections]))
         confirms = by_destination(self._server.confirm_states())
-        # Destinations where the broker confirms all the same come first.
+        # Destinations that fall back to the broker's confirms come first.
         confirms.sort(key=lambda each: (each.mode != "broker", -each.pending, each.kind, each.name))
         spool = self._spooling.spool
         return Flow(
@@ -151,7 +150,7 @@ class Pressure:
         return tuple(shown)
 
     async def seconds(self) -> dict[State, float]:
-        """Return for how long connections showed a state that is not running, all together; it never falls."""
+        """Return how long connections showed each state other than running, in total. It never falls."""
         return await in_pieces(self._add_seconds())
 
     def _add_seconds(self) -> Generator[None, None, dict[State, float]]:
@@ -197,7 +196,6 @@ class Pressure:
         return None if spool is None else await in_pieces(_add_queues(spool, most_resources))
 
     async def waiting(self) -> Waiting:
-        """Return what waits in the spool or is held."""
         return await in_pieces(self._add_waiting())
 
     def _add_waiting(self) -> Generator[None, None, Waiting]:
@@ -227,10 +225,10 @@ class Pressure:
         return Waiting(by_stage, by_resource, states, oldest_ns)
 
     async def purge(self, resource: Resource) -> Purged:
-        """Purge what the spool holds of a resource, as ``DataPath.purge`` says.
+        """Purge a resource's spooled messages. See ``DataPath.purge``.
 
         Raises:
-            ValueError: there is no spool.
+            ValueError: There is no spool.
         """
         spool = self._spooling.spool
         if spool is None:
@@ -250,7 +248,7 @@ class Pressure:
 
 
 def by_destination(states: Iterable[ConfirmState]) -> list[ConfirmState]:
-    """Return one state for each destination, in the order in which they first come: two brokers may have the same."""
+    """Return one state per destination, in order of appearance. Two brokers may have the same destination."""
     found: dict[tuple[str, str], ConfirmState] = {}
     for state in states:
         other = found.get((state.kind, state.name))
@@ -259,7 +257,7 @@ def by_destination(states: Iterable[ConfirmState]) -> list[ConfirmState]:
 
 
 def labelled_confirms(states: Iterable[ConfirmState], most: int) -> tuple[ConfirmState, ...]:
-    """Return the first states, and those beyond ``most`` as one of the name ``_other`` for each kind."""
+    """Return the first ``most`` states. The others are combined per kind, with the name ``_other``."""
     return tuple(
         by_destination(
             state if number < most else msgspec.structs.replace(state, name=OTHER)

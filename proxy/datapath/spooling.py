@@ -1,4 +1,4 @@
-"""The spool of a data path: opens it before clients connect, ticks it, closes it, and logs what its disk does."""
+"""The spool of a data path: opens it before clients connect, ticks and closes it, and logs disk events."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,23 +18,21 @@ from proxy.spool.spool import Hooks, QueueName, Recovered, Spool, SpoolSettings
 _log = structlog.get_logger(__name__)
 
 _TICK_S: Final = 0.1
-#: A disk that hangs must not keep the process from ending.
+#: A hanging disk must not keep the process from ending.
 _CLOSE_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class SpoolConfig:
-    """Where waiting messages are spooled."""
-
-    folder: Path  # created if it is missing; of this data path only
+    folder: Path
     settings: SpoolSettings = field(default_factory=SpoolSettings)
-    # Send what an earlier process left and no client sends again; otherwise it is counted and dropped.
+    # created if missing, and used by this data path only
     recover: bool = True
-    required: bool = True  # a folder that cannot be used is an error; otherwise a log line, and there is no spool
+    required: bool = True  # an unusable folder is an error. Otherwise it is logged, and there is no spool
 
 
 class SpoolError(Exception):
-    """The spool's folder cannot be used; the message says which and why."""
+    """The spool's folder cannot be used. The message says which and why."""
 
     def __init__(self, folder: Path, error: OSError) -> None:
         if isinstance(error, BlockingIOError):
@@ -46,7 +44,7 @@ class SpoolError(Exception):
 
 
 class Spooling:
-    """Opens, ticks and closes the spool; without a config there is none. ``now_ns`` is called from any thread."""
+    """Opens, ticks and closes the spool, if configured. ``now_ns`` is called from any thread."""
 
     def __init__(
         self,
@@ -64,10 +62,10 @@ class Spooling:
         self._log_rate = LogRate()
 
     async def open(self) -> Spool | None:
-        """Open it, on a thread: what an earlier process left may take a while to read.
+        """Open the spool on a thread, because recovery may take a while.
 
         Raises:
-            SpoolError: its folder cannot be used, and is required.
+            SpoolError: The folder cannot be used and is required.
         """
         config = self.config
         if config is None:
@@ -102,7 +100,7 @@ class Spooling:
         return self.spool is not None and not self.spool.is_idle
 
     async def run(self) -> None:
-        """Tick it until cancelled, while it is in use; it may be closed and opened again in between."""
+        """Tick the spool until cancelled, while it is in use. It may be closed and reopened in between."""
         while True:
             if self.spool is None or self.spool.is_idle:
                 self._wanted = trio.Event()
@@ -112,12 +110,12 @@ class Spooling:
             await trio.sleep(_TICK_S)
 
     def keep(self) -> None:
-        """Keep on disk what can be recovered: all connections are about to end."""
+        """Keep recoverable messages on disk, because all connections are about to end."""
         if self.spool is not None:
             self.spool.keep()
 
     async def close(self) -> None:
-        """Write everything, and close it; also when cancelled."""
+        """Write everything and close the spool, even when cancelled."""
         spool = self.spool
         if spool is not None:
             with trio.CancelScope(shield=True), trio.move_on_after(_CLOSE_S) as scope:
@@ -130,7 +128,7 @@ class Spooling:
         return self.config.folder if self.config is not None else None
 
     def _wanted_again(self) -> None:
-        # While it is being opened, that is said in another thread.
+        # While it is being opened, this is called in another thread.
         if self.spool is not None:
             self._wanted.set()
 
@@ -171,7 +169,7 @@ class Spooling:
 
 
 def _guarded(call: Callable[[], object]) -> None:
-    """Make a call for the store's thread; a fault in it must not end the data path."""
+    """Make a call for the store's thread. An error in it must not end the data path."""
     try:
         call()
     except Exception:  # noqa: BLE001 - whatever it is

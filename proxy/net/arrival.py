@@ -1,14 +1,11 @@
-"""What comes before the protocol: from accept until it is known who the client is.
+"""The start of a connection, before the protocol: PROXY header, then TLS.
 
-A load balancer in front says so in a PROXY header. It is read only from peers that are trusted to tell the truth; the
-bytes of everybody else are the protocol's. Nothing is read beyond the header: whoever is next finds what follows in
-the socket.
+The PROXY header is read only from trusted peers, and nothing is read beyond it. TLS follows if Sluice terminates it.
+Where it is optional, the first byte decides: no protocol here begins like a handshake. Rejections come before the
+handshake, which costs much more.
 
-Then TLS with the client begins, if it ends here. Where clients may also do without, the first byte tells them apart: no
-protocol here begins as a handshake does. A handshake costs much more than turning somebody away, which is done before.
-
-Each part is a generator, which yields the event that it waits for, and may put another wire over the one that it was
-given. Whether a client that has arrived is served is ``server``'s.
+Each part is a generator. It yields the event that it waits for and may wrap the wire. ``server`` decides whether a
+client is served.
 """
 
 from collections.abc import Callable, Generator
@@ -22,30 +19,24 @@ from proxy.net.sockets import Wire
 from proxy.net.tls import ClientTls, TlsError
 from proxy.protocols.base import Close
 
-#: What a TLS record with a handshake begins with.
+#: The first byte of a TLS handshake record.
 _HANDSHAKE: Final = b"\x16"
 
 _Waits = Generator[int, None, None]
-"""Steps of something that waits for its socket: each yields EPOLLIN or EPOLLOUT."""
 
 
 class Arrival(Watched):
-    """One client that arrives.
+    """One arriving client.
 
     Args:
-        reactor: watches its socket.
-        wire: its socket.
-        peer: who is at the other end of the socket, for people.
-        timeout_s: how long it may take.
-        expects_header: the peer has to begin with a PROXY header.
-        tls: what ends the client's TLS, if that is done here.
-        on_identified: called with the PROXY header, if there is one, before anything else is done for the client; it
-            raises Close for one that is not to be served.
-        on_arrived: called with the client's wire when it has arrived.
-        on_failed: called with what went wrong: Close, OSError if the socket failed, or a fault of ours.
-
-    Attributes:
-        wire: how the client is spoken to from now on; a part may put another one over it.
+        peer: The address of the socket's peer, for messages.
+        timeout_s: How long the arrival may take.
+        expects_header: The peer must begin with a PROXY header.
+        tls: Terminates the client's TLS, if Sluice does that.
+        on_identified: Called with the PROXY header, if any, before anything else happens. Raises Close to reject the
+            client.
+        on_arrived: Called with the client's wire when the arrival is complete.
+        on_failed: Called with Close, OSError if the socket failed, or an internal error.
     """
 
     __slots__ = (
@@ -67,7 +58,7 @@ class Arrival(Watched):
         on_failed: Callable[[Exception], None],
     ) -> None:
         super().__init__(reactor, wire.fileno())
-        # A step of a handshake does, and open connections go before it.
+        # A handshake step takes long, and open connections go first.
         self.takes_long = tls is not None
         self.wire = wire
         self._peer = peer
@@ -77,20 +68,20 @@ class Arrival(Watched):
         self._on_identified = on_identified
         self._on_arrived = on_arrived
         self._on_failed = on_failed
-        #: What the client is waited for, for people.
+        #: The missing part, for the timeout's message.
         self._waits_for = ""
         self._steps = self._arrive()
         self._timer = reactor.after(timeout_s, self._timed_out)
 
     def start(self) -> None:
-        """Begin; it may be over when this returns."""
+        """Begin. The arrival may be over when this returns."""
         try:
             self._go_on()
         except Exception as error:  # noqa: BLE001 - as the reactor does
             self.failed(error)
 
     def let_go(self) -> None:
-        """Wait for nothing any more; the socket stays open."""
+        """Stop waiting. The socket stays open."""
         self._timer.cancel()
         self.unwatch()
         self._steps.close()
@@ -156,7 +147,7 @@ class Arrival(Watched):
             if not peeked:
                 if seen:
                     raise Close("proxy_header_invalid", self._advise(f"it ends after {len(seen)} bytes"))
-                # What a load balancer that only looks whether there is somebody does.
+                # A load balancer's TCP health check does this.
                 raise Close("client_closed", "closed before it sent anything")
             try:
                 header = proxy_protocol.parse(seen + peeked)
@@ -166,7 +157,7 @@ class Arrival(Watched):
             if header is not None:
                 self.wire.skip(header.size_bytes - len(seen))
                 return header
-            # All of it belongs to the header. Left in the socket, that would count as readable for ever.
+            # All of it belongs to the header. Left in the socket, it would keep the socket readable.
             self.wire.skip(len(peeked))
             seen += peeked
 

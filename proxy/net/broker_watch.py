@@ -1,27 +1,23 @@
-"""Whether the broker behind one listener takes connections: the listener listens only while one of them does.
+"""Checks the broker behind one listener. The listener listens only while its broker accepts connections.
 
-A client whose connection is refused tries another broker, or this one again later. One that is accepted and closed
-again takes it for a connection that broke. There are clients that open the next one at once, and keep several to one
-broker when it is back, of which they use any for anything, and what needs to know its own connection suffers for
-minutes.
-So Sluice answers a connect as its broker would:
+A client whose connection is refused tries another broker, or the same one later. To a client, a connection that is
+accepted and then closed is broken. Some clients reopen it at once, end up with several connections to one broker and
+use any of them, so operations that depend on their own connection fail for minutes. So Sluice answers a connect as its
+broker would:
 
-- The broker **refuses**, cannot be routed to, or its name does not resolve: Sluice does not listen, so clients are
-  refused, too. What waits in the backlog is reset.
-- A client's connection to the broker **times out** (``connect_timeout_s``): the same. Directly the client would wait
-  as long for nothing; accepted here it would send what nobody gets. A refusal tells it at once.
-- The broker's system takes connections and the broker **hangs**: Sluice listens. Directly, clients would be connected
-  and wait for their answers, too; whether and when an answer is due is the client's to know. Those who are connected
-  stay so, and lose nothing when it goes on. When the broker's backlog is full connects time out, as above.
-- **TLS** to the broker fails: the same as one that refuses, as nobody could be served.
-- **One of several** brokers: each listener goes by the address behind it alone. Clients know of their brokers by
-  themselves, from a name server or their configuration, and go on with the others.
-- **With backups**: the first that answers is the one that clients are connected to, in the order of the configuration.
-  While that is a backup, those before it are tried every second. Who is connected to it stays there.
+- The broker **refuses**, is unreachable, or its name does not resolve: Sluice does not listen, so clients are refused.
+  Connections in the backlog are reset. **TLS** to the broker fails: the same.
+- A client's connection to the broker **times out** (``connect_timeout_s``): the same. If Sluice accepted the client,
+  its data would go nowhere.
+- The broker's kernel accepts connections and the broker **hangs**: Sluice listens, because only the client knows when
+  an answer is due. Connected clients lose nothing when the broker recovers. When its backlog is full, connects time
+  out, as above.
+- **One of several** brokers: each listener depends only on its own broker. Clients know the others.
+- **With backups**: clients are connected to the first broker that answers, in the configured order. While that is a
+  backup, those before it are tried every second. Existing connections stay with the backup.
 
-While it waits it tries to connect often at first, then once a second, and listens as soon as that succeeds. While it
-listens it asks only when there is a reason: at the start, when somebody wants to know, and when the broker has ended
-a connection, before the client of that connection hears of it and comes again.
+While the broker is away, it is tried often at first, then once a second. While it answers, it is tried only on request
+and when it has closed a connection, before that connection's client is told and reconnects.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,29 +35,27 @@ from proxy.net.tls import BrokerTls
 
 _log = structlog.get_logger(__name__)
 
-#: How long one try may take; also what a probe of the broker's health waits at most.
+#: Time limit of one try, and so of a health probe.
 _TRY_S: Final = 1.0
-#: A broker that has been away for 3 s is tried every 0.1 s, one that has for 30 s or longer every second.
+#: A broker that has been away for 3 s is tried every 0.1 s. After 30 s it is tried every second.
 _SHORTEST_WAIT_S: Final = 0.1
 _LONGEST_WAIT_S: Final = 1.0
 _WAIT_SHARE: Final = 1 / 30
-#: A broker that ends may close its connections before it stops listening: one was seen to do so up to 50 ms before,
-#: most often less than 10. It is tried after so long, and before the client hears of it.
+#: A broker that shuts down may close its connections up to 50 ms before it stops listening. It is tried after this
+#: time, before the client is told.
 SETTLE_S: Final = 0.05
-#: So long the end of a client's connection waits for that try.
+#: How long the end of a client's connection waits for that try.
 _HOLD_BACK_S: Final = 0.2
 
 
 class BrokerWatch:
-    """Opens and closes one listener's sockets to clients.
+    """Opens and closes the listening sockets of one listener.
 
     Args:
-        listener: its name, for the log.
-        brokers: the address behind it, and those of its backups.
-        connect_timeout_s: what a connection to the broker may take.
-        listening: the listener's sockets, bound.
-        proxy_protocol: version of the PROXY header that the broker expects, if it does.
-        tls: what TLS is spoken to the broker by, if it is.
+        brokers: The broker's address, followed by its backups.
+        connect_timeout_s: Time limit of a connection to the broker.
+        listening: The listener's bound sockets.
+        proxy_protocol: Version of the PROXY header that the broker expects, if any.
     """
 
     def __init__(
@@ -76,12 +70,12 @@ class BrokerWatch:
     ) -> None:
         self.sockets = listening
         self.error: str | None = "not tried yet"
-        """What happened at the last try; None when the broker took the connection."""
+        """The error of the last try. None if the broker accepted the connection."""
         self.listening = False
         self.broker = brokers[0]
-        """The one that clients are connected to."""
+        """The broker that clients are connected to."""
         self.passed_over: tuple[str, ...] = ()
-        """The brokers before it, each with what was wrong when it was last tried."""
+        """The brokers before it, each with the error of its last try."""
         self._brokers = brokers
         self._proxy_protocol = proxy_protocol
         self._tls = tls
@@ -92,7 +86,6 @@ class BrokerWatch:
             "broker": ", ".join(map(format_address, brokers)),
         }
         self._closed = False
-        #: A client could not be connected since the last try.
         self._lost = False
         self._away_since_s: float | None = None
         self._wanted = trio.Event()
@@ -100,7 +93,7 @@ class BrokerWatch:
         self._log_rate = LogRate()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Follow the broker until cancelled; started once it has been tried for the first time."""
+        """Follow the broker until cancelled. Started once the first try is over."""
         await self._try()
         task_status.started()
         while True:
@@ -110,78 +103,80 @@ class BrokerWatch:
 
     @property
     def backup(self) -> int:
-        """The number of the backup that clients are connected to; 0 is the broker itself."""
+        """The number of the backup in use. 0 is the primary broker."""
         return self._brokers.index(self.broker)
 
     @property
     def backups(self) -> int:
-        """How many there are."""
         return len(self._brokers) - 1
 
     def in_order(self) -> list[Address]:
-        """Return where to connect a client: the broker, and what may be tried if that refuses."""
+        """Return the addresses to connect a client to: the broker in use, then the alternatives."""
         return [self.broker, *(each for each in self._brokers if each != self.broker)]
 
     def greet(self, wire: Wire, broker: Address, client: tuple[Address, Address] | None = None) -> Wire:
-        """Begin a connection to a broker as that expects it; return the wire to go on by, with ``handshake`` first.
+        """Begin a connection to a broker with a PROXY header and TLS, as configured.
 
         Args:
-            wire: connected to it.
-            broker: its address, as configured.
-            client: for whom it is: the client's address, and the one that it has connected to; None is Sluice itself.
+            wire: A wire connected to the broker.
+            broker: The broker's configured address.
+            client: The client's address and the address it connected to. None: the connection is Sluice's own.
+
+        Returns:
+            The wire to use. Its ``handshake`` comes first.
 
         Raises:
-            TlsError: TLS cannot be begun.
-            OSError: the broker has left already.
+            TlsError: TLS cannot be started.
+            OSError: The broker has closed the connection.
         """
         if self._proxy_protocol is not None:
-            # In Sluice's own name, too: RabbitMQ 3.10 crashes on a header without addresses.
+            # Also for Sluice's own connections: RabbitMQ 3.10 crashes on a header without addresses.
             source, destination = client or (wire.local_address(), wire.remote_address())
             left = wire.send_now([make(self._proxy_protocol, source, destination)])
-            # That little a new socket always takes.
+            # A new socket always has room for the header.
             assert not left  # noqa: S101 - as above
         return wire if self._tls is None else self._tls.over(wire, broker[0])
 
     async def reach(self) -> str | None:
-        """Try the broker, unless it is known to be away, and return what is wrong with it."""
+        """Try the broker, unless it is known to be away, and return the error."""
         if self._away_since_s is None:
             self._wanted.set()
             await self._tried.wait()
         return self.error
 
     async def broker_left(self) -> None:
-        """Try the broker, because it has ended a connection; returns when that is done or takes too long."""
+        """Try the broker after it closed a connection. Returns when that is done or takes too long."""
         if self.listening:
             await trio.sleep(SETTLE_S)
             with trio.move_on_after(_HOLD_BACK_S):
                 await self.reach()
 
     def lost(self, error: str) -> None:
-        """Stop listening, because the broker could not be connected to for a client; or look for a backup first."""
+        """Handle a failed connect for a client: stop listening, or try the backups first."""
         if len(self._brokers) == 1:
             self._away(error)
         self._lost = True
         self._wanted.set()
 
     def connected(self, broker: Address) -> None:
-        """Take note of which broker a client was connected to; if that is another one, the others are looked at."""
+        """Note the broker that a client was connected to. If it is not the one in use, try them all."""
         if broker != self.broker:
             self._wanted.set()
 
     def hold(self) -> None:
-        """Accept nobody and leave the sockets as they are, since another process is about to have them."""
+        """Stop accepting but leave the sockets alone, because another process is about to take them."""
         self._closed = True
         self.listening = False
         for each in self.sockets:
             each.hold()
 
     def go_on(self) -> None:
-        """Take ``hold`` back: no other process has the sockets."""
+        """Undo ``hold``: no other process has the sockets."""
         self._closed = False
         self._wanted.set()
 
     def close(self) -> None:
-        """Stop listening for good; the broker may still be asked about."""
+        """Stop listening permanently. ``reach`` still works."""
         self._closed = True
         self.listening = False
         for each in self.sockets:
@@ -194,10 +189,10 @@ class BrokerWatch:
         return min(max(away_s * _WAIT_SHARE, _SHORTEST_WAIT_S), _LONGEST_WAIT_S)
 
     async def _try(self, *, better: bool = False) -> None:
-        """Try the brokers in turn, or only those that come before the one that clients are connected to."""
+        """Try the brokers in order, or only those before the one in use."""
         lost = False
         if not better:
-            # Before the try: whoever wants one while it is under way gets another one.
+            # Set before the try, so a request during it leads to another try.
             self._wanted = trio.Event()
             lost, self._lost = self._lost, False
         errors: dict[Address, str] = {}
@@ -206,7 +201,7 @@ class BrokerWatch:
             try:
                 await self._reach(broker)
             except sockets.NoRoomError as error:
-                # It says nothing of the broker, but that it has to be tried again.
+                # This tells nothing about the broker. It must be tried again.
                 errors[broker], away = f"no socket left to try it: {error.strerror}", False
             except OSError as error:
                 errors[broker] = error.strerror or str(error)
@@ -227,11 +222,11 @@ class BrokerWatch:
             self._tried = trio.Event()
 
     async def _reach(self, broker: Address) -> None:
-        """Connect to a broker, by TLS if it is spoken to so, and part from it.
+        """Connect to a broker, with TLS if configured, and disconnect.
 
         Raises:
-            OSError: it takes no connection, or is not to be trusted.
-            trio.TooSlowError: nor does it refuse one.
+            OSError: It does not accept the connection, or its certificate is not trusted.
+            trio.TooSlowError: It does not answer.
         """
         with trio.fail_after(self._try_s):
             wire = await sockets.connect(*broker)
@@ -243,7 +238,7 @@ class BrokerWatch:
                 if self._tls is not None:
                     wire.end()
             except OSError:
-                # Without TLS it is enough that it took the connection.
+                # Without TLS it is enough that the broker accepted the connection.
                 if self._tls is not None:
                     raise
             finally:
@@ -260,7 +255,6 @@ class BrokerWatch:
         _log.warning("broker unreachable; not listening until it answers", **self._about, error=error)
 
     def _answers(self, broker: Address, before: Mapping[Address, str]) -> None:
-        """Have clients connected to a broker; ``before`` it others were tried, in vain."""
         self.error = None
         self.passed_over = tuple(_named(before))
         if broker != self.broker:
@@ -282,7 +276,7 @@ class BrokerWatch:
             _log.info("broker answers; listening", **self._about)
 
     def _give_way(self, error: OSError) -> None:
-        """Try again later: somebody else took the address while nobody listened there."""
+        """Try again later: another process took the address while nothing listened there."""
         for each in self.sockets:
             each.pause()
         if self._away_since_s is None:
@@ -294,5 +288,4 @@ class BrokerWatch:
 
 
 def _named(errors: Mapping[Address, str]) -> Iterator[str]:
-    """Say of brokers what is wrong with each."""
     return (f"{format_address(broker)}: {error}" for broker, error in errors.items())

@@ -1,17 +1,13 @@
 """One proxied connection: drives a sans-IO session between two sockets.
 
-Each direction is a ``Peer``, and the end of the connection is ``Ending``. What is written to one peer goes through that
-peer's one writer, whoever queued it. There is a task only while something is waited for that is no socket, and for
-sessions that tick.
+Each direction is a ``Peer``, and the end of the connection is ``Ending``. Each peer has one writer, whoever queued the
+data. A task exists only to wait for something other than a socket, and for sessions that tick.
 
-The connection's stage shows why its client is not read: it is out of credit if what the session queues has nowhere to
-go, and while the client's direction waits, it is stalled by what that waits for: the broker's writer, the stage that
-stands for decoding, or the limiter's.
+The connection's stage shows why its client is not read: out of credit if the session's queued data has nowhere to go,
+or stalled by the broker's writer, decoding, or the limiter.
 
-A request that is held belongs to its ticket: when that is resolved, the session is told and what it queues is written,
-whatever else the connection does. When its peer's stream has ended, or the connection ends, the ticket is dropped.
-
-Whatever a call from outside raises comes to ``Connection.failed``, which ends this connection and no other.
+A held request belongs to its ticket. When that is resolved, the session is told and its output is written. When its
+peer's stream or the connection ends, the ticket is dropped. An error in a call from outside ends only this connection.
 """
 
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
@@ -38,39 +34,33 @@ from proxy.protocols.base import Buffer, Close, CommandRequest, CommandStatus, S
 if TYPE_CHECKING:
     from sluice_native import Lent
 
-#: A client whose unwritten answers have grown to this is not read until they are gone.
+#: A client with more unwritten answers than this is not read until they are written.
 OUTBOX_BYTES: Final = 1024 * 1024
 _STALLED_NS: Final = round(LONGEST_STALL_S * 1e9)
 _MOST_APART: Final = 63
-"""The most chunks for which a connection stays with Python that was lent in vain: 1 at first, then 3, 7 and so on."""
+"""Maximum number of chunks for which Python keeps a connection lent in vain: 1 at first, then 3, 7 and so on."""
 
 
 class Connection:
     """Two sockets and the session between them.
 
     Args:
-        open_session: makes the session, which may have ``wake``, ``ask``, ``hear_of_writes``, ``end_client`` and
-            ``client_silent`` called, as ``SessionContext`` says.
-        broker_left: called when the broker has ended the connection of itself, before the client hears of it.
-        on_over: called once the connection is over and has let go of everything but the sockets, with the reason, one
-            word for the metric, and a sentence for the log.
-        half_closes: as the protocol says.
-        broker_name: the broker's ``address:port``, for people.
-        opened_ns: since when it is open, if not since now.
-        lent: its number with the compiled part, which has served it so far; ``start`` takes it back.
+        broker_left: Called when the broker has closed the connection by itself, before the client is told.
+        on_over: Called once the connection has released everything but the sockets, with the reason: one word for the
+            metric, and a sentence for the log.
+        broker_name: The broker's ``address:port``, for people.
+        opened_ns: When it was opened. None: now.
+        lent: Its number with the compiled part, which has served it so far. ``start`` takes it back.
 
     Attributes:
-        ending: how it ends, and whether it does.
-        tickets: of its held requests.
-        read_ns: when bytes of either peer were read last; 0 if none were.
-        stage: of what its session queues.
-        writer: of what goes to the broker.
-        reading: reads what both peers say, while it is lent but Python serves its sockets.
-        draining: no further requests are read.
-        open_batches: how many are being decided.
+        read_ns: When bytes of either peer were last read. 0: never.
+        stage: Stage of the session's queue.
+        writer: Stage of the writes to the broker.
+        reading: The compiled reader, while the connection is lent but Python serves its sockets.
+        draining: No further requests are read.
     """
 
-    #: A dict of so many attributes takes half a KiB more.
+    #: A dict with this many attributes takes half a KiB more.
     __slots__ = (
         *("__weakref__", "_apart", "_apart_left", "_fed", "_hears_of_writes", "_judge", "_lent", "_long_stall"),
         *("_looks", "_on_over", "_scopes", "_services", "_stalled_by", "_stalled_ns", "_woken"),
@@ -112,22 +102,20 @@ class Connection:
         self._services = services
         self._on_over = on_over
         self._looks = Looks(self, timeouts, services)
-        #: Of the tasks that wait for something; an empty set would take more.
+        #: Scopes of the tasks that wait. An empty set would take more memory.
         self._scopes: dict[trio.CancelScope, None] = {}
-        #: Ends the wait of its ticks, once it has any.
         self._woken: trio.Event | None = None
         self.open_batches = 0
-        #: Who stalls it: what the client's direction waits for.
+        #: The stage that the client's direction waits for.
         self._stalled_by: Stage | None = None
         self._stalled_ns = 0
         self._hears_of_writes = False
-        #: Its number with the compiled part, while it is lent; what decides for it there; and what ends a long stall.
         self._lent = lent
         self.reading: Lent | None = None
         self._fed: dict[Side, list[Buffer]] = {}
         self._judge: Judge | None = None
         self._long_stall: Timer | None = None
-        #: For how many chunks it stays with Python since it was lent in vain, and how many of these are left.
+        #: For how many chunks it stays with Python after it was lent in vain, and how many of these are left.
         self._apart = self._apart_left = 0
         self.peers: dict[Side, Peer] = {}
         self.session = open_session(self)
@@ -140,9 +128,9 @@ class Connection:
             peer.opposite = self.peers[side.other]
 
     def start(self, handshake: Timer | None = None) -> None:
-        """Relay until both directions have ended, or something ends the connection.
+        """Relay until both directions have ended or the connection is ended.
 
-        ``handshake`` is the timer of a connection that has waited for its client before.
+        ``handshake`` is the timer of a connection that has already waited for its client.
         """
         if self.session.ticks:
             self._begin_ticks()
@@ -150,7 +138,6 @@ class Connection:
         self.guard(self.progressed)
 
     def guard(self, step: Callable[..., None], *args: object) -> None:
-        """Do something of which no error may reach another connection."""
         try:
             self.recall()
             step(*args)
@@ -158,18 +145,15 @@ class Connection:
             self.failed(error)
 
     def failed(self, error: Exception) -> None:
-        """Do what a session's Close says, or end the connection for a fault."""
         if isinstance(error, Close):
             self.ending.part(error.reason, error.detail)
         elif isinstance(error, PeerError):
             self.ending.broker_failed(error)
         else:
-            # A fault of ours ends this connection, and no other.
             self._services.log_failed(self.info, error)
             self.ending.finish("internal_error", repr(error))
 
     def start_soon(self, task: Callable[..., Awaitable[None]], *args: object) -> None:
-        """Run something that waits, for as long as the connection is not over."""
         scope = trio.CancelScope()
         if self.ending.over:
             scope.cancel()
@@ -192,7 +176,7 @@ class Connection:
     # --- Whether the peers are read ---------------------------------------------------------------
 
     def progressed(self) -> None:
-        """Look again at what had to wait for a write or for the session."""
+        """Check again whatever waited for a write or for the session."""
         if self._lent is not None:
             return
         for peer in self.peers.values():
@@ -216,7 +200,7 @@ class Connection:
         return False
 
     def stall(self, follower: Stage | None) -> None:
-        """Have the connection show that a later stage takes no more for now, or with None that all do again."""
+        """Show that a later stage is not accepting data. None: all of them are again."""
         before, self._stalled_by = self._stalled_by, follower
         if before is not follower:
             now_ns = self._stalled_ns = self._services.now_ns()
@@ -226,20 +210,19 @@ class Connection:
                 self.stage.stall(before, now_ns, on=False)
 
     def is_stalled(self, now_ns: int) -> bool:
-        """Return whether the broker's socket has taken nothing for a while, though there is something for it."""
+        """Return whether the broker's socket has accepted nothing for a while, with data waiting."""
         return self._stalled_by is self.writer and now_ns - self._stalled_ns >= _STALLED_NS
 
     def broker_takes(self) -> None:
-        """Take note that the broker's socket takes bytes again, though perhaps not all."""
         self._stalled_ns = self._services.now_ns()
 
     def _on_credit(self) -> None:
-        """Read the client on, once what gives credit is done; a direction that is busy looks by itself."""
+        """Resume reading the client after the credit callbacks. A busy direction checks by itself."""
         if self.peers and self.peers[Side.CLIENT].doing is Doing.READING:
             self._services.reactor.soon(self._read_on)
 
     def _read_on(self) -> None:
-        # Without recalling it: the compiled part need not hear of this.
+        # Without a recall, because the compiled part does not depend on this.
         try:
             self.progressed()
         except Exception as error:  # noqa: BLE001 - as in guard
@@ -248,7 +231,7 @@ class Connection:
     # --- Lending to the compiled part -------------------------------------------------------------
 
     def lend(self) -> None:
-        """Let the compiled part serve both peers, if nothing is under way and it reads all that they say."""
+        """Let the compiled part serve both peers, if the connection is quiet."""
         lending, judge = self._services.lending, self._judge
         if (
             lending is None
@@ -266,7 +249,7 @@ class Connection:
             self._apart_left -= 1
             return
         if not self.tickets.sender.language:
-            # What it has sent until now was not counted.
+            # The data sent until now was not counted.
             self._know_sender(self.info)
         judge.connection, judge.sender = self.info, self.tickets.sender
         lent = self.session.lend(judge)
@@ -278,7 +261,7 @@ class Connection:
             try:
                 self._lent = lending.lend(self, client, broker, lent, self.info.scope, unread=unread)
             except OSError as error:
-                # The kernel has no room to watch it there.
+                # The kernel could not watch the sockets there.
                 self._services.log_failed(self.info, error)
                 for peer, data in zip(self.peers.values(), unread, strict=True):
                     peer.put_back(data)
@@ -305,7 +288,7 @@ class Connection:
                 peer.let_session_have_kept()
                 peer.flush()
             if number is not None:
-                # Not before: a drain waits for the end of a frame, but for no other.
+                # Not earlier: a drain waits for the end of the current frame only.
                 for peer in self.peers.values():
                     peer.go_on_reading()
         except Exception as error:  # noqa: BLE001 - as in guard
@@ -331,7 +314,6 @@ class Connection:
                 peer.put_back(not_taken, errno)
 
     def count_lent(self) -> None:
-        """Count what the compiled part has done for the connection so far."""
         try:
             if self.reading is not None:
                 self.session.count_lent(*self.reading.take_counts())
@@ -345,9 +327,9 @@ class Connection:
             self._services.log_failed(self.info, error)
 
     def unanswered(self) -> int:
-        """Return as ``Session.unanswered``, without what ``Lending.take_signals`` counts."""
+        """Return ``Session.unanswered``, without the messages that ``Lending.take_signals`` counts."""
         if self.peers and self.peers[Side.CLIENT].busy:
-            # Its client does not take answers, so some may have come.
+            # The client does not read its answers, so some may have arrived.
             return 0
         if self._lent is not None:
             return self.session.unanswered_further()
@@ -366,16 +348,15 @@ class Connection:
         return [*self._fed.pop(side), *self.session.take(side)]
 
     def left(self, *, broken: bool = False) -> None:
-        """Go on with what the compiled part does not serve; with a broken stream it would leave again and again."""
+        """Continue where the compiled part stops. A broken stream would make it stop again and again."""
         if broken:
             self._judge = None
         self.guard(self.progressed)
 
     def ends(self, *, over: bool) -> None:
-        """Is not asked for."""
+        """Not used."""
 
     def stalled(self, *, on: bool) -> None:
-        """Take note that the broker takes no more of what the compiled part writes, or that it does again."""
         self.stall(self.writer if on else None)
         if self._long_stall is not None:
             self._long_stall.cancel()
@@ -384,9 +365,9 @@ class Connection:
     # --- Deciding ---------------------------------------------------------------------------------
 
     def begin(self, batch: Batch) -> Coroutine[Any, Any, None] | None:
-        """Have the handlers decide one batch; returns what is to be awaited for that, if a lane is to be waited for."""
+        """Have the handlers decide one batch. Returns a coroutine to await if a lane must be waited for."""
         rest = None
-        # From now on, since a handler may resolve tickets while it decides, and a drain then looks whether it may part.
+        # Counted from now on: a handler may resolve tickets while it decides, and a drain then checks whether to close.
         self.open_batches += 1
         try:
             rest = self._services.pipeline.decide_now(batch)
@@ -401,11 +382,11 @@ class Connection:
         finally:
             self.open_batches -= 1
         if self.ending.over:
-            # It ended when the verdicts were there and nobody had taken them.
+            # It ended after the verdicts were made and before they were used.
             drop_tickets(batch.verdicts)
 
     def decided(self, batch: Batch) -> int:
-        """Count a batch that the handlers have decided, and tell the session; return how many are not held."""
+        """Count a decided batch and tell the session. Return how many requests are not held."""
         services, session, sender = self._services, self.session, self.tickets.sender
         if (
             batch.connection is not self.info
@@ -425,60 +406,56 @@ class Connection:
         return len(batch.requests) - len(tickets) - undecided
 
     def _know_sender(self, info: ConnectionInfo) -> None:
-        """Count for whom the session knows by now."""
         self.info, session = info, self.session
         user = next((scope.name for scope in info.scopes if scope.kind == USER), "")
         self.tickets.sender = self._services.tally.sender(info.address, session.language, user, session.product)
 
     def _on_resolved(self, request: Request, held_ns: int, ticket: Ticket) -> None:
-        """Tell the session what becomes of a request that was held since then; called by who resolved its ticket."""
         if self.tickets.claim(request):
             now_ns = self._services.now_ns()
             self._services.timings.held.observe(now_ns - held_ns)
             self.guard(self._resolved, request, ticket, now_ns)
 
     def _resolved(self, request: Request, ticket: Ticket, now_ns: int) -> None:
-        # Whoever resolved it cannot refuse what nobody can.
+        # A ticket cannot refuse a request that is impossible to refuse.
         refuse = None if request.refusal == "impossible" else ticket.refuse
         self._services.tally.resolved(request, refuse or ticket.shadow, now_ns, self.tickets.sender)
         self.session.resolved(request, refuse, now_ns)
         self.flush()
 
     def flush(self) -> None:
-        """Write what the session has for either peer, outside of a chunk."""
         for peer in self.peers.values():
             peer.flush()
         self.progressed()
 
     def waits_for_client(self) -> bool:
-        """Whether it is up to the client that nothing more of it is read."""
+        """Whether nothing is read only because the client sends nothing."""
         return self.peers[Side.CLIENT].doing is Doing.READING and not self.must_wait(Side.CLIENT)
 
-    # --- What others say, above all the session ---------------------------------------------------
+    # --- Calls from outside, above all from the session ------------------------------------------------
 
     def drain(self) -> None:
-        """Read no further requests, and part once every request in flight has its answer."""
+        """Read no further requests, and close once every request in flight is answered."""
         self.draining = True
         self.guard(self.ending.look_at_drain)
 
     @property
     def deciding(self) -> bool:
-        """Whether something that its client sent is on its way to be decided."""
         ending = self.ending
         return not ending.over and ending.parting is None and self.peers[Side.CLIENT].is_deciding
 
     def alarm(self, reason: str) -> None:
-        """Tell the session that Sluice runs short of something, or with an empty reason that it does no more."""
+        """Tell the session that Sluice runs short of a resource. Empty: it no longer does."""
         if self.ending.parting is None and not self.ending.over and not self.info.exempt:
             self.guard(self._alarm, reason)
 
     def waiting(self) -> Iterator[tuple[Resource, int]]:
-        """Yield the resource of each message that waits in memory, and since when; at least the oldest of each."""
+        """Yield the resource of messages that wait in memory, and since when: at least the oldest of each."""
         yield from self.tickets.waiting()
         yield from self.session.waiting()
 
     def purge(self, resource: Resource) -> tuple[int, int]:
-        """Have the session refuse or drop some of what it has put aside of a resource; return how many of either."""
+        """Refuse or drop held messages of a resource. Return the number of each."""
         if self.ending.parting is not None or self.ending.over:
             return 0, 0
         try:
@@ -497,7 +474,7 @@ class Connection:
             self.stage.block(now_ns, on=False)
         client = self.peers[Side.CLIENT]
         if client.doing is Doing.READING and self.must_wait(Side.CLIENT):
-            # Not read from now on, so what it has sent is read ahead before it is told.
+            # It is not read from now on, so read ahead before it is told.
             client.leave_unread()
         self.flush()
 
@@ -505,7 +482,6 @@ class Connection:
         return self._services.commands.ask(self.info, ask, self._on_replied)
 
     def _on_replied(self, ask: CommandRequest, reply: LimitCommandReply) -> None:
-        """Tell the session what is answered to its client; called by whoever answers."""
         if self.ending.parting is None:
             self.guard(self._replied, ask, reply)
 
@@ -533,12 +509,10 @@ class Connection:
         self._services.reactor.soon(partial(self.guard, self.ending.client_silent))
 
     def written(self, side: Side) -> None:
-        """Tell the session that all that was taken for a peer is with the kernel."""
         if self._hears_of_writes and not self.ending.over:
             self.session.written(side, self._services.now_ns())
 
     async def _tick(self, session: Session, woken: trio.Event) -> None:
-        """Call the session when its timer is due or someone woke it."""
         services = self._services
         while True:
             due_ns = session.next_tick_ns()
@@ -567,12 +541,11 @@ class Connection:
         self.guard(self.session.farewell, detail, self._services.now_ns())
 
     def dismisses_client(self, detail: str) -> bool:
-        """Have the session say goodbye to the client of a draining connection; return whether it has."""
         return self.session.dismisses_client(detail, self._services.now_ns())
 
     def end(self) -> None:
         if not self.peers:
-            # Let go of meanwhile, as the server ends.
+            # Already released, because the server is closing.
             return
         try:
             self._settle()
@@ -583,7 +556,7 @@ class Connection:
         self._on_over(*self.ending.parting)
 
     def _settle(self) -> None:
-        """Charge and count what the session has not yet: it is over for the limits as well."""
+        """Charge and count what the session has not yet, because the connection no longer counts for the limits."""
         services = self._services
         batch = self.session.settle(services.now_ns())
         if batch is not None:
@@ -593,7 +566,7 @@ class Connection:
                 services.reactor.start_soon(lambda: rest)
 
     def let_go(self) -> None:
-        """Let go of everything but the sockets; nothing of the connection is under way, and nothing is begun."""
+        """Release everything but the sockets."""
         if not self.ending.over:
             self.recall()
         unread_bytes = self.ending.left_unread
@@ -605,7 +578,7 @@ class Connection:
         tickets, services = self.tickets, self._services
         tickets.ends = True
         tickets.drop()
-        # What is put aside then is on disk, for the next process.
+        # Messages spooled then are on disk for the next process.
         tickets.ends = services.spool is None or not services.spool.keeps
         try:
             self.session.close()
@@ -618,6 +591,6 @@ class Connection:
         services.waited_ns.update(self.stage.waited_ns(now_ns))
         for stage in (self.stage, self.writer):
             stage.close(now_ns)
-        # The session, and what judges for it, call the connection back.
+        # The session and its judge refer back to the connection.
         self._judge = None
         del self.session

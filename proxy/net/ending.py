@@ -1,13 +1,12 @@
-"""The end of a connection. Whatever ends it, a peer, Sluice or a fault, it takes this way.
+"""The end of a connection, whether caused by a peer, by Sluice or by a fault.
 
-When one peer ends its stream, the other may go on for a while if the protocol has half-closes. What a client that has
-gone takes for delivered is kept and forwarded. A client's reset ends its stream, as a FIN does: what it had sent before
-is read to its end. If the broker's socket failed, what it had sent before still goes to the client.
+When one peer ends its stream, the other may continue for a while if the protocol has half-closes. Messages that a
+departed client assumes delivered are kept and forwarded. A client's reset ends its stream like a FIN: everything it
+sent before is read. If the broker's socket fails, data that it sent before still goes to the client.
 
-A connection that Sluice ends is parted from in order: what is queued is written, both peers are sent the end of the
-stream, once they have answered the protocol's goodbye if it has one, and what they still send is read and dropped for a
-moment. Closing with unread bytes would make the kernel send a reset, and a reset can destroy answers that the client
-has not read yet.
+Sluice closes in order: queued data is written, both peers get the end of the stream once they have answered the
+protocol's goodbye, if it has one, and data that still arrives is read and dropped for a moment. A socket closed with
+unread bytes would send a reset, which can destroy answers that the client has not read yet.
 """
 
 from select import EPOLLIN
@@ -20,14 +19,14 @@ from proxy.net.reactor import Reactor, Timer
 if TYPE_CHECKING:
     from proxy.net.connection import Connection
 
-#: How long one direction may stay silent after the other has ended, where a peer may do that and wait.
+#: How long one direction may stay silent after the other has ended, if the protocol allows half-closes.
 HALF_CLOSED_S: Final = 60.0
-#: How long the broker's connection may outlive a client that left something which it takes for delivered. Directly,
-#: that would be stored at once; but who waits for a limit that admits next to nothing would keep sockets for ever.
+#: How long the broker's connection may outlive a client that left messages it assumes delivered. Without Sluice they
+#: would be stored at once. The bound is for limits so low that sockets would stay open forever.
 KEPT_S: Final = 600.0
-#: After so many halves of a heartbeat without a byte a client has left. RabbitMQ waits for two to three heartbeats.
+#: After this many half heartbeat intervals without a byte, a client has left. RabbitMQ waits for two to three
+#: heartbeats.
 MAX_SILENT: Final = 6
-#: How long parting may take.
 PARTING_S: Final = 1.0
 
 
@@ -35,9 +34,8 @@ class Ending:
     """The end of one connection.
 
     Attributes:
-        parting: why the connection ends, once it does: one word for the metric, and a sentence for the log.
-        over: nothing is done any more.
-        first: whose stream was the first to end.
+        parting: Why the connection is closing, or None: one word for the metric, and a sentence for the log.
+        first: The side whose stream ended first.
     """
 
     __slots__ = (
@@ -52,15 +50,14 @@ class Ending:
         self._connection = connection
         self._reactor = reactor
         self._half_closes = half_closes
-        #: How long the peer that has not ended may be silent.
         self._half_closed_s = HALF_CLOSED_S
         self._timer: Timer | None = None
-        #: What became of the broker's socket, while what it had sent is still read; and of the client's.
+        #: Failures of the broker's socket, whose earlier data is still read, and of the client's.
         self._broker_failed: PeerError | None = None
         self._client_failed: PeerError | None = None
-        #: The client had gone before the broker's socket failed, which many a broker answers it with.
+        #: The client had left before the broker's socket failed, which many brokers do in response.
         self._had_gone = False
-        #: How often in a row nothing had come of the client, and how much had come before.
+        #: How many checks in a row found nothing from the client, and the bytes received before.
         self._silent = self._came_bytes = 0
 
     # --- A peer ends its stream -------------------------------------------------------------------
@@ -75,16 +72,16 @@ class Ending:
             self.goes_on()
 
     def goes_on(self) -> None:
-        """Let a peer that goes on after the other has ended do so for longer."""
+        """Extend the time of a peer that continues after the other has ended."""
         if self.first is not None and self.parting is None and self._broker_failed is None:
             self._end_in(self._half_closed_s)
 
     def keeps(self, side: Side) -> bool:
-        """Say whether what a peer that has gone takes for delivered can still go on."""
+        """Return whether messages that a departed client assumes delivered can still be forwarded."""
         return self._broker_failed is None and self._connection.session.keeps(side)
 
     def keep(self) -> None:
-        """Give up what is held of a client that has gone, but for what it takes for delivered: that for a while."""
+        """Drop a departed client's held requests, except those it assumes delivered: keep those for a while."""
         if self._connection.session.closing is not Side.CLIENT:
             self._connection.tickets.drop(Side.CLIENT, refusable=True)
         self._half_closed_s = KEPT_S
@@ -93,16 +90,16 @@ class Ending:
     def end_passed_on(self) -> None:
         """End the connection if both streams have ended, or soon.
 
-        Where the protocol knows no half-close, or the client was reset, nobody waits for what the other peer still has
-        to say. It may hang, so both sides end soon, once all that came before the end is written.
+        Without half-closes, or after the client's reset, the other peer's remaining data is not needed. It may hang, so
+        both sides end soon, once everything received before the end is written.
         """
         peers = self._connection.peers
         is_reset = self._client_failed is not None and peers[Side.CLIENT].doing is Doing.ENDED
-        # What is kept for a client that has gone is nothing to a broker that has.
+        # Messages kept for a departed client are useless if the broker has gone too.
         if all(peer.is_past for peer in peers.values()):
             self.finish(*self._why())
         elif self._broker_failed is not None and self.parting is None:
-            # What it had sent is with the client; what that still sends is read and dropped.
+            # The client has everything from the broker. Data that it still sends is read and dropped.
             self.parting = self._why()
             self._connection.progressed()
         elif (is_reset or not self._half_closes) and self.parting is None:
@@ -110,18 +107,17 @@ class Ending:
             self._end_in(PARTING_S)
 
     def client_closed(self) -> None:
-        """End the stream to a client that has closed the connection, and bound how long what it sent may take."""
         if not self.over and self.parting is None:
             self.keep()
             self._connection.peers[Side.CLIENT].end()
 
     def client_silent(self) -> None:
-        """Take a client that has sent nothing for too long for one that has left."""
+        """Count a silent half of a heartbeat. After MAX_SILENT in a row, the client counts as departed."""
         if self.over or self.parting is not None:
             return
         client = self._connection.peers[Side.CLIENT]
         if not client.events & EPOLLIN and client.read_ahead() is None and not client.wire.ended:
-            # There is no room for what it may have sent.
+            # There was no room to read what it may have sent.
             return
         unread_bytes = client.wire.unread_bytes()
         came_bytes = self._connection.bytes_read[Side.CLIENT] + unread_bytes
@@ -136,26 +132,25 @@ class Ending:
             self.client_left()
 
     def client_left(self) -> None:
-        """Read all that is left of a client that has gone, however much waits: until then it has what it consumes."""
+        """Read all remaining data of a departed client, because until then it counts as a consumer."""
         self._connection.session.client_left = True
         self._connection.progressed()
 
     # --- A socket fails ---------------------------------------------------------------------------
 
     def client_failed(self, error: PeerError) -> None:
-        """Write nothing to the client any more, as its socket has failed; what it has sent is still read."""
         client = self._connection.peers[Side.CLIENT]
         client.stop_writing()
         if self._client_failed is None and self.parting is None:
             self._client_failed = error
             if client.doing is Doing.ENDED:
-                # It waited for the broker's last words, and does so no more.
+                # It only waited for the broker's last data, which it can no longer get.
                 self.end_passed_on()
 
     def broker_failed(self, error: PeerError) -> None:
-        """Read what the broker has sent before its socket failed: it may have said why. Then end the connection."""
+        """Read what the broker sent before its socket failed, which may say why. Then end the connection."""
         if self.parting is not None or self.over:
-            # Who is parted from may be gone already; the other peer is still written what waits for it.
+            # When closing, a peer may already be gone. The other peer still gets its data.
             return
         connection = self._connection
         broker = connection.peers[Side.BROKER]
@@ -174,7 +169,7 @@ class Ending:
 
     @property
     def left_unread(self) -> int:
-        """How many bytes of a client that has left were not read. One that is alive knows that they are lost."""
+        """How many unread bytes of a departed client are lost. A client that is alive knows of the loss."""
         client = self._connection.peers[Side.CLIENT]
         left = client.wire.ended or self._client_failed is not None
         return client.unread_bytes if left and client.doing is not Doing.ENDED else 0
@@ -182,7 +177,7 @@ class Ending:
     # --- Sluice ends the connection ---------------------------------------------------------------
 
     def part(self, reason: str, detail: str) -> None:
-        """End the connection in order, as the module's docstring says; what is read from here on is dropped."""
+        """Close the connection in order, as described in the module. Data read from here on is dropped."""
         if self.parting is not None:
             return
         connection = self._connection
@@ -198,14 +193,13 @@ class Ending:
         connection.progressed()
 
     def dismiss(self, reason: str, detail: str) -> None:
-        """Say goodbye to both peers, and end the connection at once."""
         if self.parting is None and not self.over:
             self._connection.farewell(detail)
             self._connection.guard(self._connection.flush)
         self.finish(reason, detail)
 
     def finish(self, reason: str, detail: str) -> None:
-        """End the connection at once, whatever is under way; the first reason given is the one that counts."""
+        """End the connection at once. The first reason given counts."""
         connection = self._connection
         connection.recall()
         if self.parting is None:
@@ -218,7 +212,6 @@ class Ending:
             self._reactor.soon(connection.end)
 
     def look_at_drain(self) -> None:
-        """Part from a connection that is drained, once nothing is in flight."""
         connection = self._connection
         client = connection.peers[Side.CLIENT]
         if self.parting is not None or connection.open_batches:
@@ -230,7 +223,7 @@ class Ending:
         elif (
             self.first is None
             and not client.ended
-            # Who waits for no answer would go on sending, into a socket that nobody reads.
+            # A client that expects no answer would keep sending to a socket that is not read.
             and connection.dismisses_client("Sluice is shutting down, and reads no more")
         ):
             client.end()
@@ -242,7 +235,6 @@ class Ending:
         del self._connection
 
     def _end_in(self, delay_s: float) -> None:
-        """Be over after so long; what was said before counts no more."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self._reactor.after(delay_s, self._time_is_over)
@@ -255,7 +247,7 @@ class Ending:
         self.finish(reason, detail)
 
     def _why(self) -> tuple[str, str]:
-        """Return the reason and the sentence for the end of a connection whose peer's stream or socket has ended."""
+        """Return the reason and the sentence for a connection whose peer's stream or socket has ended."""
         error = self._client_failed if self._broker_failed is None or self._had_gone else self._broker_failed
         closing = self._connection.session.closing or (None if error is not None else self.first or Side.CLIENT)
         if closing is None:

@@ -1,7 +1,6 @@
-"""What clients ask of Sluice itself, from the session that read it until the answer is back there.
+"""Commands of clients to Sluice itself, from the session that read one until its answer.
 
-It is kept here which questions are open and whose they are. What they mean, and who may ask, is the sessions'
-business; the answers come from the admin side, through ``proxy.control``.
+Sessions know the commands' meaning and permissions. Answers come from the admin side, through ``proxy.control``.
 """
 
 from collections import Counter
@@ -17,9 +16,9 @@ from proxy.deciding.batch import ConnectionInfo
 from proxy.protocols.base import CommandRequest, CommandStatus
 
 MAX_OPEN: Final = 256
-"""Commands open at a time, of all connections together."""
+"""Maximum number of open commands, of all connections."""
 MAX_OPEN_OF_CLIENT: Final = 16
-"""Those of all connections of one client, by its address or, of IPv6, its /64, so that it leaves room for others."""
+"""The same per client address (IPv6: per /64), so that one client leaves room for others."""
 _NOBODY: Final = LimitCommandReply(error="nobody answers such requests any more; try again later")
 
 
@@ -30,13 +29,9 @@ class _Open(NamedTuple):
 
 
 class LimitCommands:
-    """The open commands of a data path."""
-
     def __init__(self) -> None:
         self._open: dict[int, _Open] = {}
-        #: How many of these are whose, by the client's address.
         self._open_of: Counter[str] = Counter()
-        #: Those of the open ones that nobody has taken yet.
         self._waiting: dict[int, LimitCommand] = {}
         self._asked = trio.lowlevel.ParkingLot()
         self._taken = False
@@ -44,19 +39,18 @@ class LimitCommands:
 
     @property
     def open(self) -> int:
-        """How many are without an answer."""
         return len(self._open)
 
     def ask(
         self, info: ConnectionInfo, ask: CommandRequest, answer: Callable[[CommandRequest, LimitCommandReply], None]
     ) -> CommandStatus:
-        """Hand a command on, if somebody takes it and there is room for one more.
+        """Submit a command, if they are being taken and there is room.
 
         Args:
-            info: whose it is.
-            ask: what a client asks.
-            answer: called once with it and its answer, but not before this returns; never, if the connection's
-                commands are forgotten before.
+            info: The client's connection.
+            ask: The command.
+            answer: Called once with the command and its answer, after this returns. Never called if the connection's
+                commands are forgotten first.
         """
         if not self._taken:
             return "nobody"
@@ -73,13 +67,12 @@ class LimitCommands:
         return "taken"
 
     def reply(self, command_id: int, reply: LimitCommandReply) -> None:
-        """Answer a command; one whose client has left is forgotten."""
+        """Answer a command. If its client has left, the answer is dropped."""
         asked = self._close(command_id)
         if asked is not None:
             asked.answer(asked.ask, reply)
 
     def forget(self, connection_id: int) -> None:
-        """Drop the commands of a connection that has ended."""
         for command_id in [each for each, asked in self._open.items() if asked.info.id == connection_id]:
             self._close(command_id)
 
@@ -95,10 +88,10 @@ class LimitCommands:
 
     @asynccontextmanager
     async def take(self) -> AsyncIterator[AsyncIterator[LimitCommand]]:
-        """Take commands from now on; those without an answer in the end are told so.
+        """Take commands from now on. In the end, commands without an answer get an error.
 
         Raises:
-            RuntimeError: somebody takes them already.
+            RuntimeError: They are already being taken.
         """
         if self._taken:
             raise RuntimeError("limit commands have a taker already")

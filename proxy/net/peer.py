@@ -1,25 +1,25 @@
-"""One peer of a connection: reads it and relays what it sends, and writes to it, by plain calls in one go.
+"""One peer of a connection: reads it, relays its data and writes to it, all in plain calls.
 
     ======== ================================================= ============================================
-    Doing    what the direction waits for                      who goes on with it
+    Doing    the direction waits for                           continued by
     ======== ================================================= ============================================
     READING  bytes of its peer, or its turn if there are some  the reactor, while the peer may be read
     RELAYING nothing: it runs                                  itself
     DECIDING the verdicts of a lane                            a task
-    WRITING  the other peer's socket takes no more             that peer's writer, when all is with the kernel
-    KEEPING  its session: the client has gone, but not all     whatever has the session let the last of it go
-             that it takes for delivered
-    LEAVING  the broker watch, as the broker ended its stream  a task
-    ENDING   the end of its stream is behind unwritten bytes   the other peer's writer, likewise
-    ENDED    nothing any more                                  nobody
+    WRITING  the other peer's socket to accept more            that peer's writer, when all is written
+    KEEPING  its session: the client has left, but messages    whatever makes the session release the last
+             that it assumes delivered remain
+    LEAVING  the broker watch: the broker ended its stream     a task
+    ENDING   unwritten bytes ahead of the end of its stream    the other peer's writer, when all is written
+    ENDED    nothing                                           nothing
     ======== ================================================= ============================================
 
-Bytes are read only in READING, so TCP carries the back pressure. They come from the chunk in hand, if the session left
-some of it, then from what was read ahead, then from the kernel. A peer has one writer: what the kernel does not take at
-once is written when the socket is writable again.
+Bytes are read only in READING, so TCP carries the back pressure. They come from the rest of the current chunk, then
+from read-ahead, then from the kernel. A peer has one writer: data that the kernel does not accept is written when the
+socket is writable again.
 
-A client that leaves more than the receive window holds keeps the rest in its own kernel, which forgets it as soon as
-something is written to it. So before anything is written to a client that is not read, what it has sent is read ahead
+When a client leaves with more unsent data than the receive window, the rest is in its own kernel, which discards it
+when anything is written to it. So before a write to a client that is not read, its data is read ahead
 (``Peer.must_read_first``).
 """
 
@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 
     from proxy.net.connection import Connection
 
-#: A client that is unread for no longer than this, as the broker takes no more or a decision is awaited, is written to
-#: as by a broker that is busy for a moment.
+#: A client that is unread for no longer than this is written to without reading ahead, as by a broker that is briefly
+#: busy.
 BRIEF_NS: Final = 100_000_000
-#: How long a write to an unread client waits for what its kernel still sends: until nothing has come for LOOK_S, which
-#: is more than a round trip, and at most MAX_LOOKS times as long.
+#: How long a write to an unread client waits for data that its kernel still sends: until nothing arrives for LOOK_S,
+#: which is more than a round trip, and at most MAX_LOOKS times as long.
 LOOK_S: Final = 0.05
 MAX_LOOKS: Final = 4
 #: How often a client that is not read is read ahead a little.
@@ -62,7 +62,7 @@ class PeerError(Exception):
 
 
 class Doing(Enum):
-    """What one direction does; the module's docstring says what it waits for."""
+    """See the table in the module's docstring."""
 
     READING = "reading"
     RELAYING = "relaying"
@@ -75,14 +75,12 @@ class Doing(Enum):
 
 
 class Peer(Watched):
-    """One of the two peers of a connection: the direction that comes from it, and the writer of what goes to it.
+    """One peer of a connection: the direction that comes from it, and the writer of data for it.
 
     Attributes:
-        doing: what the direction does.
-        opposite: the other peer.
-        counted_bytes: of those that are to be read, how many were counted before the compiled part has left them.
-        busy: something is taken to be written to it, and not yet with the kernel.
-        ended: the end of the stream was sent. What the session queues for this peer later is dropped.
+        counted_bytes: How many of the bytes to be read were already counted before the compiled part returned them.
+        busy: Data has been taken for the peer and is not yet written to the kernel.
+        ended: The end of the stream was sent. Data that the session queues later is dropped.
     """
 
     __slots__ = (
@@ -102,24 +100,22 @@ class Peer(Watched):
         self._services = services
         self._session = session
         self._observed = side is Side.BROKER and services.pipeline.wants_responses
-        #: What was read into, and what of it is to be relayed, until that is with the kernel.
+        #: The read buffer, and the part of it to be relayed, until that is written.
         self._buffer: memoryview | None = None
         self._chunk = _NOTHING
-        #: The beginning of a frame of which the compiled part has to see more.
+        #: The beginning of a frame that is incomplete for the compiled part.
         self._kept = b""
         self.doing = Doing.READING
         self.counted_bytes = 0
-        #: What was taken to be written.
         self._rest: Sequence[Buffer] = ()
-        #: The end of the stream is to be sent behind that.
+        #: The end of the stream follows it.
         self._ends = False
         self.busy = self.ended = False
-        #: Since when it has not been read, though there may be something.
+        #: Since when it has not been read, though there may be data.
         self._unread_ns = 0
-        #: While a write waits for what is read ahead: when to look again, how often, and what has come since.
+        #: While a write waits for read-ahead: the timer, the checks left, and the bytes received since the last one.
         self._look: Timer | None = None
         self._looks_left = self._came_bytes = 0
-        #: Looks after a client that is not read.
         self._keeps_open: Timer | None = None
 
     # --- Reading and relaying ---------------------------------------------------------------------
@@ -132,16 +128,15 @@ class Peer(Watched):
             self.reactor.count_readable(self)
 
     def readable(self) -> None:
-        """Read the peer and relay what it sent, if its direction waits for that."""
         if self._look is not None:
             if self.read_ahead() is None:
                 self._end_look()
             return
         if self.doing is Doing.READING and self._chunk:
-            # Before anything asks whether the client may be read.
+            # First, because other calls check whether the client may be read.
             self._show_stall(None)
         if self.doing is not Doing.READING or self._ending.over or self._connection.must_wait(self.side):
-            # Not looked at before: mostly a direction is back before there is more to read.
+            # Only checked now: usually a direction is back before there is more to read.
             self.leave_unread()
             return
         self.doing = Doing.RELAYING
@@ -151,16 +146,16 @@ class Peer(Watched):
             self._relay()
 
     def _read(self) -> bool:
-        """Read a chunk; return whether there is one."""
+        """Read a chunk. Return whether there is one."""
         session, side = self._session, self.side
         buffer = self._buffer = self._services.buffers.borrow()
         if len(self._kept) >= len(buffer):
-            # There is no room to read behind it.
+            # The buffer has no room behind it.
             self._connection.recall()
         kept = len(self._kept)
         most = session.most_bytes(side)
         if self._connection.draining and side is Side.CLIENT:
-            # No more than the frame in hand.
+            # No further than the current frame.
             most = min(most, session.missing_bytes(side))
         count = self._receive_into(buffer[kept : kept + most])
         if count:
@@ -190,7 +185,6 @@ class Peer(Watched):
         self._services.bytes_read[self.side] += new
 
     def _relay(self) -> None:
-        """Have the session read what it will of the chunk, and the handlers decide it."""
         connection = self._connection
         read_ns = connection.read_ns = self._services.now_ns()
         if connection.reading is not None and self._is_fed(connection.reading, read_ns):
@@ -199,7 +193,7 @@ class Peer(Watched):
         batch = self._session.receive(self.side, self._chunk, read_ns)
         if batch is not None:
             if not batch.requests:
-                # It only charges, or counts: what the session queued need not wait for that.
+                # It only charges or counts, so the session's output need not wait for it.
                 self.opposite.flush()
             rest = connection.begin(batch)
             if rest is not None:
@@ -210,24 +204,23 @@ class Peer(Watched):
         self._decided(batch, read_ns)
 
     def _decided(self, batch: Batch | None, read_ns: int) -> None:
-        """Write what comes of the chunk, for either peer."""
         services = self._services
         if batch is not None:
             requests = self._connection.decided(batch)
             if requests:
-                # Before the write, which lasts for as long as the broker does not read.
+                # Before the write, which takes as long as the broker does not read.
                 services.timings.processing.observe(services.now_ns() - read_ns, requests)
         if self._observed:
             responses = self._session.take_responses()
             if responses:
                 services.pipeline.observe(self._connection.info, responses)
-        # Before the other peer's, which may have to wait: refusals need not wait for a slow broker.
+        # Before the other peer, which may have to wait: refusals need not wait for a slow broker.
         self.flush()
         self.opposite.flush()
         self._written()
 
     def _written(self) -> None:
-        """Read on once what came of the chunk is with the kernel; until then nothing else is read into its buffer."""
+        """Read on once the chunk's results are written. Until then its buffer is in use."""
         if self._ending.over:
             return
         if self.opposite.busy:
@@ -242,7 +235,6 @@ class Peer(Watched):
         self._connection.lend()
 
     def _end_chunk(self, *, keeps: bool = False, is_over: bool = False) -> None:
-        """Wait for more, or for the turn of what is left of the chunk."""
         if not keeps:
             self._give_back()
         if is_over:
@@ -254,7 +246,6 @@ class Peer(Watched):
         self._connection.progressed()
 
     def _hear_out(self) -> None:
-        """Drop what the peer sends as it is parted from."""
         self._give_back()
         buffer = self._buffer = self._services.buffers.borrow()
         count = self._receive_into(buffer)
@@ -263,7 +254,7 @@ class Peer(Watched):
         self._end_chunk(is_over=count == 0)
 
     def hear(self, chunk: memoryview = _NOTHING) -> None:
-        """Take what the peer sends as it is parted from, and end the stream to it once nothing is waited for."""
+        """Handle data that arrives while closing. End the stream to the peer once nothing more is expected."""
         if not self.ended and self._session.heard_out(self.side, chunk):
             self.end()
 
@@ -274,12 +265,10 @@ class Peer(Watched):
 
     @property
     def unread_bytes(self) -> int:
-        """How many bytes have come that the session has not read."""
         left = len(self._chunk) if self.doing is Doing.READING else 0
         return left + self.wire.unread_bytes()
 
     def end_stream(self) -> None:
-        """Take note that the peer sends nothing more, and all of it was read."""
         self._connection.recall()
         ending, session = self._ending, self._session
         if ending.parting is not None or ending.first is not None:
@@ -291,13 +280,12 @@ class Peer(Watched):
             self.stop_writing()
             self.unwatch()
             ending.keep()
-            # What waited to be written is dropped, so the broker is read on.
+            # Data that waited to be written is dropped, so the broker can be read on.
             self.opposite.go_on()
         else:
             self._pass_end_on()
 
     def _pass_end_on(self) -> None:
-        """Carry the end of the stream to the other peer; its direction goes on for as long as it is used."""
         self.doing = Doing.ENDING
         self._ending.stream_ended(self.side)
         if self._ending.parting is None:
@@ -324,7 +312,7 @@ class Peer(Watched):
             then = partial(self.failed, error)
         if self._ending.over:
             return
-        # Before anything asks whether the client may be read.
+        # First, because other calls check whether the client may be read.
         self._show_stall(None)
         self.doing = Doing.RELAYING
         try:
@@ -333,7 +321,7 @@ class Peer(Watched):
             self.failed(error)
 
     def go_on(self) -> None:
-        """Go on if the direction waits for the other peer's writer, or failed on its way."""
+        """Continue if the direction waits for the other peer's writer, or failed midway."""
         if self._ending.over:
             return
         if self.doing is Doing.WRITING or self.doing is Doing.RELAYING:
@@ -352,14 +340,14 @@ class Peer(Watched):
 
     @property
     def is_deciding(self) -> bool:
-        """Whether requests may be in the chunk in hand that nobody has decided."""
+        """Whether the current chunk may have undecided requests."""
         if self.doing is Doing.READING:
             return bool(self._chunk and self.events & EPOLLIN)
         return self.doing is Doing.RELAYING or self.doing is Doing.DECIDING or self.doing is Doing.WRITING
 
     @property
     def is_past(self) -> bool:
-        """Whether the peer's stream has ended, and nothing of it is on its way any more but what is kept."""
+        """Whether the peer's stream has ended, with nothing left of it but messages that are kept."""
         return self.doing is Doing.ENDED or self.doing is Doing.KEEPING
 
     def _show_stall(self, follower: Stage | None) -> None:
@@ -369,22 +357,22 @@ class Peer(Watched):
     # --- Writing ----------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Write all that waits for this peer, as far as the kernel takes it.
+        """Write all data waiting for this peer, as far as the kernel accepts it.
 
         Raises:
-            PeerError: the broker's socket failed; what waits for it is dropped.
+            PeerError: The broker's socket failed. Data waiting for it is dropped.
         """
         if not self.busy:
             buffers = self._connection.take(self.side)
             if buffers and not self.ended:
-                # Not asked of a peer whose kernel held nothing more a moment ago: it is asked for each write.
+                # Skipped if the peer's kernel was empty a moment ago, because this runs at each write.
                 if (self.takes_long or not self.events & EPOLLIN) and self.must_read_first():
                     self._rest, self.busy = buffers, True
                 else:
                     self._send(buffers)
 
     def writable(self) -> None:
-        """Write more to the peer, then the end of the stream if that waits, and go on with what waits for that."""
+        """Write more to the peer, then the end of the stream if due, and continue the waiting direction."""
         if self._ending.over:
             self.unwatch()
             return
@@ -393,7 +381,7 @@ class Peer(Watched):
             if self.side is Side.BROKER:
                 self._connection.broker_takes()
             self._send(self._rest)
-            # A peer that takes more is there, so nothing has to be read first.
+            # A peer that accepts more is alive, so nothing has to be read first.
             buffers = () if self.busy else self._connection.take(self.side)
             if buffers and not self.ended:
                 self._send(buffers)
@@ -406,7 +394,6 @@ class Peer(Watched):
             self._connection.progressed()
 
     def write_later(self, data: bytes) -> None:
-        """Write what the compiled part has not."""
         if data:
             self._rest, self.busy = (memoryview(data),), True
             self.want(EPOLLOUT)
@@ -426,10 +413,10 @@ class Peer(Watched):
             self._connection.written(self.side)
 
     def end(self) -> None:
-        """Write all that waits for this peer, then the end of the stream.
+        """Write all data waiting for this peer, then the end of the stream.
 
         Raises:
-            PeerError: as ``flush`` does.
+            PeerError: The broker's socket failed.
         """
         self._ends = True
         self.flush()
@@ -441,24 +428,23 @@ class Peer(Watched):
                 self._write_failed(PeerError(self.side, error))
 
     def stop_writing(self) -> None:
-        """Write nothing any more, but read on: the peer takes nothing."""
         self.ended, self.busy, self._rest = True, False, ()
         self.want_no_more(EPOLLOUT)
 
     def failed(self, error: Exception) -> None:
-        """End the connection for a fault. One that is parted from goes on with that."""
+        """End the connection for a fault. If it is closing already, that continues."""
         connection = self._connection
         connection.failed(error)
-        # Twice, since what is left of a chunk may itself end the connection.
+        # Twice, because the rest of a chunk may itself end the connection.
         for peer in 2 * (self, self.opposite):
             connection.guard(peer.go_on)
 
     def _write_failed(self, error: PeerError) -> None:
-        """Write nothing more to a client that does not take it, and read on; a broker's failure ends the connection."""
+        """Stop writing to a client whose socket failed, but read on. A broker's failure ends the connection."""
         if self.side is Side.BROKER:
             raise error
         if self.wire.ended:
-            # It has left, and all that it sent is here.
+            # It has left, and everything it sent is here.
             self.stop_writing()
         else:
             self._ending.client_failed(error)
@@ -466,10 +452,10 @@ class Peer(Watched):
     # --- A client that is not read ----------------------------------------------------------------
 
     def must_read_first(self) -> bool:
-        """Say whether a write waits, for a moment, since the client may have left unnoticed.
+        """Return whether a write must wait for a moment, because the client may have left unnoticed.
 
-        Nothing waits that needs it: a client whose kernel has nothing left is written to at once, and so is one that
-        has sent all that may be read ahead, as only a client that is alive does.
+        A client whose kernel has nothing left is written to at once. So is one that has sent as much as may be read
+        ahead, because only a client that is alive does that.
         """
         connection = self._connection
         if self.side is Side.BROKER or self._ending.parting is not None or connection.draining:
@@ -478,7 +464,7 @@ class Peer(Watched):
             if not self._session.paused(Side.CLIENT):
                 is_read = self.events & EPOLLIN or self.doing is Doing.READING or self.doing is Doing.RELAYING
                 if is_read and not connection.must_wait(Side.CLIENT):
-                    # It is read, or will be in a moment.
+                    # It is being read, or will be in a moment.
                     return False
                 if self._services.now_ns() - self._unread_ns < BRIEF_NS:
                     return False
@@ -486,26 +472,25 @@ class Peer(Watched):
                 return False
             self._looks_left, self._came_bytes = MAX_LOOKS, 0
             self._look = self.reactor.after(LOOK_S, self._look_again)
-            # What the client still has comes as it is read.
+            # Reading makes the client's kernel send the rest.
             self.want(EPOLLIN)
         return True
 
     def leave_unread(self) -> None:
-        """Read nothing more for now, though there may be something."""
         if self.events & EPOLLIN:
             self._unread_ns = self._services.now_ns()
         self.want_no_more(EPOLLIN)
         if self.doing is Doing.READING and self._chunk:
-            # It does not wait for its turn any more.
+            # It no longer waits for its turn.
             self._show_stall(None)
         if self.side is Side.CLIENT and self._keeps_open is None and not self._ending.over:
             self._keeps_open = self.reactor.after(KEEP_OPEN_S, self._keep_open)
 
     def _keep_open(self) -> None:
-        """Open the receive window of a client that is not read: its kernel gives a shut one up, and what it has.
+        """Open an unread client's receive window a little: its kernel gives up on a closed window and its data.
 
-        It does so after TCP_USER_TIMEOUT, which py-amqp, and so Celery, sets to one second; of a client that has left,
-        after some minutes in any case.
+        It does so after TCP_USER_TIMEOUT, which py-amqp, and so Celery, sets to one second. If the client has left, it
+        does so after some minutes in any case.
         """
         self._keeps_open = None
         if self.events & EPOLLIN or self._ending.over or self._connection.draining:
@@ -520,7 +505,7 @@ class Peer(Watched):
             self._keeps_open = self.reactor.after(KEEP_OPEN_S, self._keep_open)
 
     def read_ahead(self, *, a_little: bool = False) -> int | None:
-        """Read a client on that its session does not want to read; return as ``Wire.read_ahead`` does."""
+        """Read ahead from a client that its session does not want to read. Return as ``Wire.read_ahead`` does."""
         try:
             count = self.wire.read_ahead(self._services.ahead, a_little=a_little)
         except OSError as error:
@@ -542,7 +527,7 @@ class Peer(Watched):
         if self._look is not None:
             self._look.cancel()
             self._look = None
-        # Whoever reads it next asks for that, and is then given what was read ahead.
+        # The next read asks for it, and gets the read-ahead bytes.
         self.leave_unread()
         self.writable()
 
@@ -550,9 +535,9 @@ class Peer(Watched):
 
     @property
     def is_quiet(self) -> bool:
-        """Whether the direction waits for bytes, and nothing is on its way to the peer.
+        """Whether the direction waits for bytes and nothing is on its way to the peer.
 
-        What was received and not read goes along, if the compiled part serves the socket as well.
+        Received but unread bytes go along, if the compiled part also serves the socket.
         """
         return (
             self.doing is Doing.READING
@@ -563,7 +548,7 @@ class Peer(Watched):
         )
 
     def _is_fed(self, reading: "Lent", read_ns: int) -> bool:
-        """Have the compiled part read the chunk; False if the session has to read on in it."""
+        """Have the compiled part read the chunk. Return False if the session has to read the rest of it."""
         connection, chunk = self._connection, self._chunk
         assert self._services.lending is not None  # noqa: S101 - else nothing is lent
         signals = self._services.signals[connection.info.scope]
@@ -585,7 +570,7 @@ class Peer(Watched):
             self._session.put_back(self.side, kept, self._services.now_ns())
 
     def lend(self) -> bytes:
-        """Leave the peer to the compiled part; returns what was received and not read."""
+        """Hand the peer to the compiled part. Returns received but unread bytes."""
         self.unwatch()
         ahead = self.wire.take_ahead()
         self._count(len(ahead))
@@ -597,24 +582,23 @@ class Peer(Watched):
         return unread
 
     def put_back(self, unread: bytes, errno: int = 0) -> None:
-        """Have bytes that were received, and counted, read here; then what they met is raised, if anything."""
+        """Take back bytes that were received and counted. After them, the error in ``errno`` is raised, if any."""
         self.wire.put_back(unread, errno, self._services.ahead)
         self.counted_bytes = len(unread)
 
     def go_on_reading(self) -> None:
-        # If it must wait, it is left unread once there is something: how long that lasts counts from then on.
+        # If it must wait, it is left unread once there is data. The unread time counts from then.
         self.read_on()
         if self.opposite.busy:
             self.doing = Doing.WRITING
             self._show_stall(self._connection.writer)
 
     def let_go(self) -> None:
-        """Be done; nothing is called any more."""
         for timer in (self._look, self._keeps_open):
             if timer is not None:
                 timer.cancel()
         self.unwatch()
         self._give_back()
-        # The two know each other. What a session remembers of unanswered requests can be a megabyte, and the garbage
-        # collector seldom looks at what lives as long as a connection.
+        # The peers refer to each other. A session's unanswered requests can take a megabyte, and the garbage collector
+        # seldom checks objects as old as a connection.
         del self._session, self.opposite

@@ -1,6 +1,6 @@
-"""The PROXY protocol, versions 1 and 2: a header at the start of a connection that says who the client really is.
+"""The PROXY protocol, versions 1 and 2: a header at the start of a connection that names the real client.
 
-No I/O: bytes in, header out, and the other way round. Who may send one is ``arrival``'s.
+No I/O: converts between bytes and headers. ``arrival`` decides who may send one.
 
 Source: HAProxy's doc/proxy-protocol.txt, sections 2.1 (text) and 2.2 (binary).
 """
@@ -14,10 +14,10 @@ Address = tuple[str, int]
 Version = Literal["v1", "v2"]
 
 MAX_HEADER_BYTES: Final = 16 * 1024
-"""The longest header that is read. The format allows 64 KiB; HAProxy has room for as much as here."""
+"""Maximum header size. The format allows 64 KiB. HAProxy's maximum is the same as here."""
 
 _V1_SIGNATURE: Final = b"PROXY "
-#: With its CRLF. Section 2.1 has worked it out.
+#: Includes the CRLF (section 2.1).
 _V1_LINE_BYTES: Final = 107
 _V2_SIGNATURE: Final = b"\r\n\r\n\0\r\nQUIT\n"
 _V2_START: Final = Struct("!12sBBH")
@@ -25,20 +25,19 @@ _V2_INET: Final = Struct("!4s4sHH")
 _V2_INET6: Final = Struct("!16s16sHH")
 _LOCAL, _PROXY = 0x20, 0x21
 _TCP4, _TCP6 = 0x11, 0x21
-#: The address block of each family: of IPv4, IPv6 and AF_UNIX.
+#: For IPv4, IPv6 and AF_UNIX.
 _ADDRESS_BYTES: Final = {0x1: _V2_INET.size, 0x2: _V2_INET6.size, 0x3: 216}
 _PORT = re.compile(rb"0|[1-9][0-9]{0,4}")
 _TEXT_ADDRESS: Final = {b"TCP4": re.compile(rb"[0-9.]{7,15}"), b"TCP6": re.compile(rb"[0-9A-Fa-f:.]{2,39}")}
 
 
 class Header(NamedTuple):
-    """What a header says.
+    """A parsed header.
 
     Attributes:
-        source: address and port of the client. None if the connection is the sender's own, or of a kind that has no
-            IP address: then the connection's own addresses hold.
-        destination: address and port that the client connected to, or None likewise.
-        size_bytes: length of the header.
+        source: Address and port of the client. None if the connection is the sender's own or has no IP address: use the
+            socket's addresses.
+        destination: Address and port that the client connected to, or None as above.
     """
 
     source: Address | None
@@ -47,10 +46,10 @@ class Header(NamedTuple):
 
 
 class HeaderError(Exception):
-    """What came is no PROXY header; the message says what is wrong with it.
+    """The bytes are not a valid PROXY header. The message says why.
 
     Attributes:
-        missing: it does not even begin like one.
+        missing: They do not even begin like one.
     """
 
     def __init__(self, message: str, *, missing: bool = False) -> None:
@@ -59,10 +58,10 @@ class HeaderError(Exception):
 
 
 def parse(data: bytes) -> Header | None:
-    """Read the header that bytes begin with; returns None while its end is missing.
+    """Parse the header at the start of ``data``. Returns None while it is incomplete.
 
     Raises:
-        HeaderError: they begin with no header, or with one that is broken.
+        HeaderError: There is no header, or it is invalid.
     """
     if data.startswith(_V2_SIGNATURE[: len(data)]):
         return _parse_v2(data)
@@ -72,17 +71,10 @@ def parse(data: bytes) -> Header | None:
 
 
 def make(version: Version, source: Address, destination: Address) -> bytes:
-    """Return the header for a client's connection.
-
-    Args:
-        version: that of the protocol.
-        source: the client.
-        destination: what the client connected to.
-    """
     (from_, from_port), (to, to_port) = source, destination
     ends = [ip_address(from_), ip_address(to)]
     if len({end.version for end in ends}) > 1:
-        # Both ends have to be of one family (RFC 4291, section 2.5.5.2).
+        # Both addresses must be of the same family (RFC 4291, section 2.5.5.2).
         ends = [end if isinstance(end, IPv6Address) else IPv6Address(0xFFFF << 32 | int(end)) for end in ends]
     is_inet = isinstance(ends[0], IPv4Address)
     if version == "v1":
@@ -95,7 +87,7 @@ def make(version: Version, source: Address, destination: Address) -> bytes:
 def _text(address: IPv4Address | IPv6Address) -> str:
     if isinstance(address, IPv4Address):
         return str(address)
-    # Not as str() has it, which writes the end of some addresses with dots: the text format has none.
+    # str() writes the end of some addresses with dots, which the text format does not allow.
     return ":".join(f"{int(address) >> shift & 0xFFFF:x}" for shift in range(112, -1, -16))
 
 
@@ -108,7 +100,7 @@ def _parse_v1(data: bytes) -> Header | None:
     size_bytes = end + 2
     _, family, *fields = data[:end].split(b" ")
     if family == b"UNKNOWN":
-        # Whatever else stands there is to be ignored.
+        # The rest of the line must be ignored.
         return Header(None, None, size_bytes)
     if family not in _TEXT_ADDRESS:
         raise HeaderError(f"unknown family {family.decode('latin-1')!r}")
@@ -123,7 +115,7 @@ def _parse_v1(data: bytes) -> Header | None:
 
 
 def _v1_address(family: bytes, text: bytes) -> str:
-    # ip_address takes zones, too.
+    # ip_address also accepts zones.
     if _TEXT_ADDRESS[family].fullmatch(text):
         try:
             address = ip_address(text.decode())
@@ -158,7 +150,6 @@ def _parse_v2(data: bytes) -> Header | None:
     if len(data) < size_bytes:
         return None
     if command == _LOCAL or not family >> 4 or not family & 0xF:
-        # Whatever else stands there is to be ignored.
         return Header(None, None, size_bytes)
     start = _V2_START.size
     if family not in {_TCP4, _TCP6}:

@@ -1,11 +1,11 @@
 """The reactor: waits for all sockets and timers of the data path.
 
-The kernel is told once which sockets matter, and ready ones are served by plain calls. Trio stays in charge: an epoll
-descriptor can itself be waited for, so this is a task among others, which have their turn at least every ``ROUND_NS``.
-What has to wait for anything but a socket is a task of its own.
+Sockets are registered with the kernel once, and ready ones are served by plain calls. Trio stays in charge: it waits
+for the epoll descriptor in one task, and other tasks have their turn at least every ``ROUND_NS``. Anything that waits
+for something other than a socket is a task of its own.
 
-In each round brokers are served before clients, as their answers are waited for. Of those that take long, one is served
-after all others.
+Each round serves brokers before clients, because clients wait for their answers. Of the sockets that take long, one is
+served after all others.
 """
 
 import select
@@ -24,7 +24,6 @@ _log = structlog.get_logger(__name__)
 
 BROKER: Final = 0
 CLIENT: Final = 1
-#: Sockets taken from the kernel at a time.
 _MAX_READY: Final = 64
 ROUND_NS: Final = 1_000_000
 """How long sockets are served before all other tasks have their turn."""
@@ -32,14 +31,13 @@ _FAILED: Final = EPOLLERR | EPOLLHUP
 
 
 class Watched(ABC):
-    """One socket in the reactor, which is told when it is ready for what is wanted of it.
+    """One socket in the reactor, which is called when it is ready.
 
-    A socket that failed counts as ready for whatever is wanted of it: who reads or writes then meets the error.
+    A failed socket counts as ready for every wanted event, so the next read or write meets the error.
 
     Attributes:
-        events: what is wanted, as epoll names it.
-        rank: BROKER or CLIENT.
-        takes_long: it is served after others; in each round one such socket is.
+        events: The wanted epoll events.
+        takes_long: It is served after the others, one such socket per round.
     """
 
     __slots__ = ("_fd", "events", "rank", "reactor", "takes_long")
@@ -53,35 +51,33 @@ class Watched(ABC):
 
     @abstractmethod
     def readable(self) -> None:
-        """Read bytes, an end of stream or an error. It need not be so: then there is nothing to read."""
+        """Read bytes, an end of stream or an error. It may be called with nothing to read."""
 
     @abstractmethod
     def writable(self) -> None:
-        """Write, as the kernel takes bytes again. It need not be so: then it takes none."""
+        """Write, because the kernel may accept bytes again."""
 
     @abstractmethod
     def failed(self, error: Exception) -> None:
-        """Take what ``readable`` or ``writable`` raised, so that it reaches no other socket. It raises nothing."""
+        """Handle an error of ``readable`` or ``writable``, so that no other socket is affected. Does not raise."""
 
     def want(self, event: int) -> None:
-        """Be told of EPOLLIN or EPOLLOUT from now on."""
         if not self.events & event:
             self._change(self.events | event)
 
     def want_no_more(self, event: int) -> None:
-        """Be told of EPOLLIN or EPOLLOUT no more."""
         if self.events & event:
             self._change(self.events & ~event)
 
     def unwatch(self) -> None:
-        """Want nothing any more; comes before the socket is closed."""
+        """Stop all events. Call this before the socket is closed."""
         if self.events:
             self._change(0)
 
     def _change(self, events: int) -> None:
         epoll, watched = self.reactor.epoll, self.reactor.watched
         if not events:
-            # The kernel would report errors all the same.
+            # With no events, the kernel would still report errors.
             epoll.unregister(self._fd)
             del watched[self._fd]
         elif self.events:
@@ -93,8 +89,6 @@ class Watched(ABC):
 
 
 class Timer:
-    """What is to be done at some time, unless it is cancelled before."""
-
     __slots__ = ("_among", "call", "due_s")
 
     def __init__(self, due_s: float, call: Callable[[], None], among: "OrderedDict[Timer, None]") -> None:
@@ -104,39 +98,29 @@ class Timer:
         among[self] = None
 
     def cancel(self) -> None:
-        """Do nothing then; also when it is done already."""
         self._among.pop(self, None)
 
 
 class Reactor:
-    """Serves the sockets of a data path.
-
-    Attributes:
-        epoll: of all sockets.
-        watched: those of which something is wanted, by descriptor.
-    """
-
     def __init__(self) -> None:
         self.epoll = select.epoll()
         self.watched: dict[int, Watched] = {}
-        #: Readable in the next round, whatever the kernel says.
+        #: Readable in the next round, whatever the kernel reports.
         self._readable: dict[Watched, int] = {}
-        #: Ready and waiting for their turn, with what they are ready for.
         self._take_long: OrderedDict[Watched, int] = OrderedDict()
         self._soon: deque[Callable[[], None]] = deque()
-        #: By how long they wait. Those that wait equally long are due in the order in which they were set.
+        #: By delay. Timers with the same delay are due in the order they were set.
         self._timers: dict[float, OrderedDict[Timer, None]] = {}
-        #: None of the timers is due before.
+        #: No timer is due before this time.
         self._due_s = float("inf")
         self._sleep: trio.CancelScope | None = None
         self._woken = trio.Event()
         self._serving = False
-        #: When all other tasks have their turn.
         self._ends_ns = 0
         self._tasks: trio.Nursery | None = None
 
     def after(self, delay_s: float, call: Callable[[], None]) -> Timer:
-        """Have something done after so long; there are few different delays. It raises nothing."""
+        """Schedule a call that must not raise. There should be few different delays."""
         timers = self._timers.get(delay_s)
         if timers is None:
             timers = self._timers[delay_s] = OrderedDict()
@@ -148,16 +132,16 @@ class Reactor:
         return timer
 
     def soon(self, call: Callable[[], None]) -> None:
-        """Have something done as soon as whatever is under way is over. It raises nothing."""
+        """Call as soon as the current step is over. The call must not raise."""
         self._soon.append(call)
         self._wake()
 
     def end_round(self) -> None:
-        """Give all other tasks their turn as soon as whatever is under way is over."""
+        """Give all other tasks their turn as soon as the current step is over."""
         self._ends_ns = 0
 
     def count_readable(self, watched: Watched) -> None:
-        """Serve one as readable soon, as there are bytes that the kernel has handed out already."""
+        """Treat a socket as readable soon, because some of its bytes have already left the kernel."""
         self._readable[watched] = EPOLLIN
         self._wake()
 
@@ -166,7 +150,7 @@ class Reactor:
             self._woken.set()
 
     def start_soon(self, task: Callable[..., Awaitable[None]], *args: object) -> None:
-        """Run a task for what has to wait; it raises nothing."""
+        """Run a task for something that waits. The task must not raise."""
         assert self._tasks is not None  # noqa: S101 - nothing is ready before the reactor runs
         self._tasks.start_soon(task, *args)
 
@@ -185,7 +169,7 @@ class Reactor:
             await self._serve()
 
     async def _serve(self) -> None:
-        """Do all that is to be done now; nothing if the other task is at it."""
+        """Do everything that is due. Returns at once if the other task is doing so."""
         if self._serving:
             return
         self._serving, is_idle = True, False
@@ -201,7 +185,6 @@ class Reactor:
         self._serving = False
 
     def _round(self) -> Iterator[Callable[[], None]]:
-        """Yield what is to be done now."""
         ready = [(self.watched[fd], events) for fd, events in self.epoll.poll(0, _MAX_READY)]
         ready += self._readable.items()
         self._readable.clear()
@@ -213,7 +196,7 @@ class Reactor:
                 yield partial(_tell, watched, events)
         if self._take_long:
             yield partial(_tell, *self._take_long.popitem(last=False))
-        # What is asked for meanwhile is done in the next round.
+        # Calls added from here on are made in the next round.
         for _ in range(len(self._soon)):
             yield self._soon.popleft()
         now_s = trio.current_time()
@@ -231,13 +214,12 @@ class Reactor:
 
 
 def _tell(watched: Watched, events: int) -> None:
-    """Tell one what it is ready for, if that is still wanted: another may have ended it in the same round."""
+    """Report ready events that are still wanted, because an earlier step of the round may have ended the socket."""
     if events & _FAILED:
         events |= EPOLLIN | EPOLLOUT
     try:
         if events & watched.events & EPOLLOUT:
             watched.writable()
-        # The first may have ended the second.
         if events & watched.events & EPOLLIN:
             watched.readable()
     except Exception as error:  # noqa: BLE001 - whatever it is, it is one connection's
@@ -245,7 +227,7 @@ def _tell(watched: Watched, events: int) -> None:
 
 
 def _do(step: Callable[[], None]) -> None:
-    """Do something that should raise nothing; if it does all the same, no other step suffers."""
+    """Run a step that should not raise. If it does, other steps are unaffected."""
     try:
         step()
     except Exception:  # noqa: BLE001 - whatever it is

@@ -1,7 +1,7 @@
-"""Listeners: accept clients, connect each to its broker, and part from all of them in order.
+"""Listeners: accept clients, connect each to its broker, and close all of them in order.
 
-A listener belongs to a data path; connections belong to a listener. What a connection does is in
-``connection``, when a listener listens in ``broker_watch``, every socket call in ``sockets``.
+See ``connection`` for what a connection does, ``broker_watch`` for when a listener listens, and ``sockets`` for every
+socket call.
 """
 
 from collections import Counter
@@ -39,7 +39,8 @@ from proxy.stats.snapshot import ConfirmState
 _log = structlog.get_logger(__name__)
 
 _BACKLOG: Final = 4096
-#: What was read before a hand-over is mostly decided within a few milliseconds; a broker that does not read stops it.
+#: Requests read before a hand-over are mostly decided within a few milliseconds. A broker that does not read prevents
+#: it.
 _SETTLE_S: Final = 0.1
 _LOOK_AGAIN_S: Final = 0.001
 
@@ -49,30 +50,30 @@ class ListenerConfig:
     """One address that clients connect to, and the broker behind it.
 
     Attributes:
-        name: unique among the listeners; in logs and metrics.
-        protocol: what is spoken there.
-        options: an instance of ``protocol.options``.
-        listen: host and port to bind; port 0 takes a free one.
-        v6only: ``::`` does not serve IPv4, as another address has the port there.
-        broker: host and port of the broker.
-        backup_brokers: brokers that clients are connected to while it cannot be reached: the first that can. All are
-            taken for one broker, by the first's address.
-        scope: listeners of one scope share what is limited per listener; empty means the listener's own name.
-        connect_timeout_s: how long the broker may take to accept.
-        exempt: networks whose clients are not limited, neither in what they send nor in how they connect.
-        max_connections_per_client: connections that one client may have to the listeners of the scope; a client
-            that has so many is closed at once. None is any number.
-        new_connections_per_s: connections taken each second; what comes faster is closed at once. None is any number.
-        proxy_protocol_from: networks whose connections begin with a PROXY header, which says who the client is.
-        send_proxy_protocol: the broker's connections begin with a PROXY header of this version; None is without one.
-        handshake_timeout_s: how long a client may take to arrive, with its PROXY header and its TLS handshake, and then
-            to say something.
-        frame_timeout_s: a client's frame that is not complete after so long, or twice as long, ends its connection if
-            less than MIN_FRAME_BYTES_PER_S came of it.
-        idle_timeout_s: how long neither peer of a connection may say anything. None is for ever.
-        write_timeout_s: how long a client may take nothing of what is written to it. None is for ever.
-        client_tls: what ends the clients' TLS; None leaves it to the protocol.
-        broker_tls: what TLS is spoken to the broker by; None is without.
+        name: Unique among the listeners. Used in logs and metrics.
+        protocol: The protocol.
+        options: An instance of ``protocol.options``.
+        listen: Host and port to bind. Port 0 takes a free one.
+        v6only: ``::`` does not serve IPv4, because another address has the port there.
+        broker: Host and port of the broker.
+        backup_brokers: Brokers to connect clients to while it is unreachable: the first that is reachable. All of them
+            count as one broker, under the first one's address.
+        scope: Listeners with the same scope share limits that apply per listener. Empty: the listener's own name.
+        connect_timeout_s: How long the broker may take to accept.
+        exempt: Networks whose clients are not limited, neither their requests nor their connections.
+        max_connections_per_client: Maximum number of connections that a client may have to the listeners of the scope.
+            Further ones are closed at once. None: no limit.
+        new_connections_per_s: Connections accepted per second. Further ones are closed at once. None: no limit.
+        proxy_protocol_from: Networks whose connections begin with a PROXY header that names the client.
+        send_proxy_protocol: Version of the PROXY header sent to the broker. None: no header.
+        handshake_timeout_s: Time limit of a client's arrival (PROXY header and TLS handshake), and again for its first
+            bytes.
+        frame_timeout_s: A client's frame that is incomplete after this time, or twice this time, ends its connection if
+            it arrives slower than MIN_FRAME_BYTES_PER_S.
+        idle_timeout_s: How long both peers may be silent. None: forever.
+        write_timeout_s: How long a client may accept none of the data written to it. None: forever.
+        client_tls: Terminates the clients' TLS. None: left to the protocol.
+        broker_tls: TLS to the broker. None: without.
     """
 
     name: str
@@ -98,23 +99,16 @@ class ListenerConfig:
 
     @property
     def scope_name(self) -> str:
-        """What its limits are shared under."""
         return self.scope or self.name
 
     @property
     def brokers(self) -> tuple[Address, ...]:
-        """The broker and its backups, in their order."""
         return self.broker, *self.backup_brokers
 
 
 @dataclass(slots=True)
 class ServerCounters:
-    """What happened to connections; plain integers.
-
-    Attributes:
-        accepted: connections accepted since the start, by listener.
-        closed: connections ended, by listener and reason.
-    """
+    """Connections accepted, by listener, and closed, by listener and reason."""
 
     accepted: Counter[str]
     closed: Counter[tuple[str, str]]
@@ -124,17 +118,14 @@ class Server:
     """All listeners of one data path and their connections.
 
     Args:
-        listeners: what to bind.
-        services: shared by all connections.
-        wire_counters: shared by all sessions.
-        max_connections: clients beyond it are closed as soon as they are accepted.
-        room: clients that there are file descriptors for; likewise. None is any number.
-        before_end: called before connections that are still open are ended, as the server ends.
+        max_connections: Clients beyond this are closed as soon as they are accepted.
+        room: The same, for the clients that file descriptors suffice for. None: no limit.
+        before_end: Called before the remaining connections are ended, when the server ends.
 
     Attributes:
-        alarm: of what Sluice runs short, in words for clients; empty if of nothing.
-        connections: those of which Python knows all, by their ids; see ``each_connection``.
-        new: clients that the compiled part serves without a session, by the ids of their connections.
+        alarm: What Sluice runs short of, in words for clients. Empty: nothing.
+        connections: The connections that have a session in Python, by id. See ``each_connection``.
+        new: Clients that the compiled part serves without a session, by connection id.
     """
 
     def __init__(
@@ -156,7 +147,7 @@ class Server:
         self.draining = False
         self.services = services
         for lost in (services.lost_messages, services.lost_bytes):
-            # A counter that begins with its first loss shows no increase then.
+            # A counter created by its first loss would not show an increase then.
             lost.update({config.name: 0 for config in listeners})
         self._wire_counters = wire_counters
         self._max_connections = max_connections
@@ -178,7 +169,7 @@ class Server:
         self._places: dict[tuple[str, Address], dict[sockets.Found, Address] | None] = {}
         self._log = _log.bind()
         by_broker: dict[tuple[str, Address], Any] = {}
-        #: What the sessions of one broker share, by listener.
+        #: State shared by the sessions of one broker, by listener.
         self._hubs: dict[str, Any] = {}
         for config in listeners:
             broker = (config.protocol.name, main_address(config, listeners))
@@ -188,25 +179,23 @@ class Server:
         self._protocols = {config.name: config.protocol for config in listeners}
 
     def bound(self, name: str) -> Address:
-        """Return the address that a listener is bound to; port 0 was replaced by the one it got."""
         return self.watches[name].sockets[0].address
 
     async def reach(self, name: str) -> str | None:
-        """Try a listener's broker, unless it is known to be away; returns what is wrong with it, if anything is."""
+        """Try a listener's broker, unless it is known to be away. Returns the error, if any."""
         return await self.watches[name].reach()
 
     def open_connections(self, name: str) -> int:
-        """Return how many connections of a listener are open."""
         return self._open[name]
 
     async def bind(self, inherited: Inherited | None = None) -> None:
         """Bind all listeners, or none.
 
         Args:
-            inherited: sockets that are bound already.
+            inherited: Sockets that are already bound.
 
         Raises:
-            ListenError: one of the addresses can't be had.
+            ListenError: An address is not available.
         """
         for config in self.listeners:
             try:
@@ -223,12 +212,11 @@ class Server:
             )
 
     def close(self) -> None:
-        """Stop listening."""
         for watch in self.watches.values():
             watch.close()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serve until cancelled; ``bind`` comes first. Started once each broker has been tried."""
+        """Serve until cancelled. ``bind`` comes first. Started once each broker has been tried."""
         try:
             async with trio.open_nursery() as nursery:
                 async with trio.open_nursery() as trying:
@@ -243,21 +231,21 @@ class Server:
                 client.let_go()
 
     def each_connection(self, *, new: bool = True) -> Iterator[Connection]:
-        """Yield the open connections, which may end between two steps; or only those in ``connections``."""
+        """Yield the open connections, which may end between two steps. Without ``new``: only ``connections``."""
         for number in [*self.connections, *(self.new if new else ())]:
             connection = self.connection(number)
             if connection is not None:
                 yield connection
 
     def connection(self, number: int) -> Connection | None:
-        """Return a connection by its id; from now on Python serves it."""
+        """Return a connection by its id. From now on Python serves it."""
         client = self.new.get(number)
         if client is not None:
             client.left()
         return self.connections.get(number)
 
     def take_seen(self) -> dict[str, BrokerSeen]:
-        """Return what brokers have shown of their load since the last call, by the scope of their listeners."""
+        """Return the load signals of brokers since the last call, by the scope of their listeners."""
         services, now_ns = self.services, self.services.now_ns()
         unanswered = Counter[str]()
         if services.lending is not None:
@@ -274,30 +262,26 @@ class Server:
         }
 
     def held_bytes(self) -> int:
-        """Return what the sessions of all brokers say that they hold in memory."""
         return sum(protocol.held_bytes(hub) for protocol, hub in self._by_hub())
 
     def confirm_states(self) -> Iterator[ConfirmState]:
-        """Yield what the sessions of all brokers say of the confirms that consumers give."""
         now_ns = self.services.now_ns()
         for protocol, hub in self._by_hub():
             yield from protocol.confirm_states(hub, now_ns)
 
     def _by_hub(self) -> Iterable[tuple[Protocol, Any]]:
-        """Return what the sessions of each broker share, with the protocol that knows what it is."""
         return {id(hub): (self._protocols[name], hub) for name, hub in self._hubs.items()}.values()
 
     def descriptors(self) -> list[int]:
-        """Return the listening sockets, for another process."""
         return [each.fileno() for watch in self.watches.values() for each in watch.sockets]
 
     async def hold(self, *, at_once: str = "") -> None:
-        """Accept nobody, and take no further requests; who connects waits for another process that has the sockets.
+        """Stop accepting and read no further requests. New clients wait for the process that takes the sockets.
 
-        Returns once nothing is being decided any more, or some of it takes long.
+        Returns once nothing is being decided, or after a short time.
 
         Args:
-            at_once: end all connections for this reason, in words for clients, instead of waiting for answers.
+            at_once: Instead of waiting for answers, end all connections for this reason, in words for clients.
         """
         self.draining = True
         for watch in self.watches.values():
@@ -311,19 +295,18 @@ class Server:
                 connection.drain()
         with trio.move_on_after(_SETTLE_S):
             while at_once and self.connections:
-                # They let go of what they have put aside.
                 await self._nothing_open.park()
             while any(each.deciding for each in self.connections.values()):  # noqa: ASYNC110 - many places end it
                 await trio.sleep(_LOOK_AGAIN_S)
 
     def go_on(self) -> None:
-        """Accept again, since no other process took the sockets; connections that are drained end all the same."""
+        """Accept again, because no other process took the sockets. Draining connections still end."""
         self.draining = False
         for watch in self.watches.values():
             watch.go_on()
 
     async def drain(self, grace_s: float) -> None:
-        """Stop accepting, let what is in flight finish, and end what is left after ``grace_s`` seconds."""
+        """Stop accepting, let requests in flight finish, and end what is left after ``grace_s`` seconds."""
         self.draining = True
         self.close()
         for connection in self.each_connection():
@@ -336,7 +319,6 @@ class Server:
             connection.ending.dismiss("grace_over", f"Sluice is shutting down, and has waited for {grace_s:g} s")
 
     def _cannot_accept(self, config: ListenerConfig, error: Exception) -> None:
-        """Write down that there is no room for a client, at a bounded rate."""
         number = error.errno if isinstance(error, OSError) else type(error)
         not_logged = self._log_rate.take((config.name, number), trio.current_time())
         if not_logged is not None:
@@ -344,7 +326,6 @@ class Server:
             _log.error("cannot accept a connection", listener=config.name, error=told, not_logged=not_logged)
 
     def _enter(self, config: ListenerConfig, wire: Wire, peer: Address, local: Address) -> None:
-        """Serve a client that has just been accepted, or close it at once."""
         self.counters.accepted[config.name] += 1
         self._next_id += 1
         info = self.info(config, self._next_id, peer, local[0])
@@ -359,7 +340,6 @@ class Server:
         client.arrive()
 
     def info(self, config: ListenerConfig, number: int, source: Address, local: str) -> ConnectionInfo:
-        """Return who a client is that comes from an address, and has connected to a host of this end."""
         address = client_address(source[0])
         return ConnectionInfo(
             number,
@@ -373,34 +353,28 @@ class Server:
         )
 
     def _no_place(self) -> tuple[str, str] | None:
-        """Return why nobody can be served, if that is so: the reason and its detail."""
         open_now = sum(self._open.values())
         if open_now >= self._max_connections:
             return "too_many_connections", f"{self._max_connections} are open"
         if self._room is not None and open_now >= self._room:
-            # Taken one by one until none is left, the admin address would have none to answer with.
+            # If clients took every descriptor, the admin address could not answer.
             return "no_descriptors", f"{self._room} are open; the limit of open files has no room for more (ulimit -n)"
         return None
 
     def admit(self, config: ListenerConfig, info: ConnectionInfo) -> None:
-        """Count a client that has arrived as one of its connections.
-
-        Raises:
-            Close: it is not to be served.
-        """
+        """Count a client that has arrived. Raises Close to reject it."""
         if info.exempt:
             return
         most = config.max_connections_per_client
         if most is not None and self._clients[info.scope, info.address] >= most:
             raise Close("too_many_connections_of_client", f"{info.address} has {most} open")
         rate = self._connection_rates.get(config.name)
-        # Last, so that whoever is turned away for something else takes nothing of the rate.
+        # Last, so that clients rejected for another reason do not use up the rate.
         if rate is not None and not rate.take(self.services.now_ns()):
             raise Close("connection_rate", f"more than {config.new_connections_per_s:g} new connections per second")
         self._clients[info.scope, info.address] += 1
 
     def left(self, client: "_Client", info: ConnectionInfo, *, admitted: bool) -> None:
-        """Take note that a client that was accepted is closed, and perhaps admitted before."""
         self._served.discard(client)
         self._open[info.listener] -= 1
         if admitted and not info.exempt:
@@ -414,7 +388,6 @@ class Server:
             self._nothing_open.unpark_all()
 
     def closed(self, info: ConnectionInfo, reason: str, detail: str) -> None:
-        """Count and log why a client is closed."""
         self.counters.closed[info.listener, reason] += 1
         # An unreachable broker has had a line of its own.
         if reason.endswith("_closed") or reason in {"drained", "broker_unreachable"}:
@@ -438,13 +411,12 @@ class Server:
         )
 
     def _warn(self, info: ConnectionInfo, about: str, detail: str) -> None:
-        """Write down what a session warns of, at a bounded rate."""
         not_logged = self._log_rate.take((info.listener, about), trio.current_time())
         if not_logged is not None:
             _log.warning(about, listener=info.listener, peer=info.peer, detail=detail, not_logged=not_logged)
 
     def places(self, config: ListenerConfig) -> dict[sockets.Found, Address] | None:
-        """Return where to connect a client; None if that has to be asked each time, as a broker's address is a name."""
+        """Return where to connect a client. None: a broker's address is a name, to be resolved each time."""
         key = config.name, self.watches[config.name].broker
         if key not in self._places:
             known = {broker: sockets.resolved(*broker) for broker in self.watches[config.name].in_order()}
@@ -452,7 +424,6 @@ class Server:
         return self._places[key]
 
     def connect(self, client: "_Client", wires: tuple[Wire, Wire], broker: Address, lent: int | None) -> None:
-        """Relay between a client and its broker, which is connected to; ``lent`` is for ``Connection``."""
         services, config, info = self.services, client.config, client.info
         self.new.pop(info.id, None)
 
@@ -510,7 +481,6 @@ class Server:
 
 
 def _log_replayed(info: ConnectionInfo, replayed: Replayed) -> None:
-    """Write down what became of a queue that an earlier process left; there is one line for each at most."""
     log = _log.warning if replayed.dropped else _log.info
     log(
         "replayed what an earlier process left in the spool",
@@ -527,7 +497,7 @@ def _log_replayed(info: ConnectionInfo, replayed: Replayed) -> None:
 
 
 def _places(found: Mapping[Address, Iterable[sockets.Found] | None]) -> dict[sockets.Found, Address]:
-    """Return what to try in turn, and whose each is: what two brokers' names stand for is the first one's."""
+    """Return the addresses to try in order, each with its broker. The first broker owns a shared address."""
     places: dict[sockets.Found, Address] = {}
     for broker, its_places in found.items():
         for place in its_places or ():
@@ -536,14 +506,12 @@ def _places(found: Mapping[Address, Iterable[sockets.Found] | None]) -> dict[soc
 
 
 class _Client(Watched):
-    """One client from accept to close; what is watched is the broker's socket until it is connected.
+    """One client from accept to close. Watches the broker's socket until it is connected.
 
     Attributes:
-        config: its listener.
-        info: who it is.
-        begun: for its session, if the compiled part serves it without one at first.
-        opened_ns: since when it does.
-        handshake: bounds how long the client may say nothing then.
+        begun: State for its session, if the compiled part serves it without one at first.
+        opened_ns: When the compiled part began to serve it so.
+        handshake: Bounds how long the client may then be silent.
     """
 
     __slots__ = (
@@ -559,7 +527,7 @@ class _Client(Watched):
         self.config = config
         self.info = info
         self._wire = wire
-        #: Who it is, and what it has connected to.
+        #: The client's address, and the one it connected to.
         self._ends = ends
         self._arrival: Arrival | None = None
         self._admitted = False
@@ -576,7 +544,6 @@ class _Client(Watched):
         self._closed = False
 
     def arrive(self) -> None:
-        """Find out who the client is, then serve it."""
         config = self.config
         if config.write_timeout_s is not None:
             self._wire.bound_writes(config.write_timeout_s)
@@ -600,7 +567,6 @@ class _Client(Watched):
         self._arrival.start()
 
     def _identified(self, header: Header | None) -> None:
-        """Count the client as one of its address, if it is to be served."""
         if header is not None and header.source is not None:
             source, destination = self._ends = header.source, header.destination or self._ends[1]
             self.info = self._server.info(self.config, self.info.id, source, destination[0])
@@ -608,7 +574,6 @@ class _Client(Watched):
         self._admitted = True
 
     def _arrived(self, wire: Wire) -> None:
-        """Serve the client."""
         self._arrival, self._wire = None, wire
         if isinstance(wire, TlsWire):
             name = wire.certificate
@@ -626,9 +591,8 @@ class _Client(Watched):
             self._close("internal_error", repr(error))
 
     def serve(self) -> None:
-        """Connect to the broker."""
         if self._wire.has_left(half_closes=self.config.protocol.half_closes):
-            # A flood of connections that are closed at once must not become one of the broker's.
+            # A flood of connections that are closed at once must not reach the broker.
             self._close("client_closed", "the client left before it was served")
             return
         places = self._server.places(self.config)
@@ -653,7 +617,7 @@ class _Client(Watched):
 
     def _connect(self, places: dict[sockets.Found, Address]) -> None:
         if self._closed:
-            # It timed out as the address was found.
+            # It timed out just as the address was resolved.
             return
         self._places = places
         self._connecting = Connecting(self.config.broker[0], places)
@@ -663,11 +627,10 @@ class _Client(Watched):
             self.failed(error)
 
     def writable(self) -> None:
-        """Look whether the broker is connected to, or go on with TLS to it."""
         if self._broker is not None:
             self.readable()
             return
-        assert self._connecting is not None  # noqa: S101 - there is nothing to be written before
+        assert self._connecting is not None  # noqa: S101 - nothing is written before
         self.unwatch()
         try:
             self._broker = self._connecting.go_on()
@@ -691,7 +654,6 @@ class _Client(Watched):
         self.readable()
 
     def readable(self) -> None:
-        """Go on with TLS to the broker."""
         assert self._broker is not None  # noqa: S101 - it is connected to
         try:
             event = self._broker.handshake()
@@ -720,7 +682,7 @@ class _Client(Watched):
         lending, resources, spool = services.lending, services.resources, services.spool
         if lending is None or resources is None or server.draining or server.alarm:
             return False
-        # A session may have to replay what an earlier process has left.
+        # A session may have to replay the spool of an earlier process.
         replays = spool is not None and spool.has_recovered(lambda _: True)
         if replays or not (self._wire.is_plain and self._broker.is_plain):
             return False
@@ -734,7 +696,7 @@ class _Client(Watched):
         try:
             self._lent = lending.lend(self, *wires, lent, info.scope, ends_here=not protocol.half_closes)
         except OSError as error:
-            # The kernel has no room to watch it there.
+            # The kernel could not watch the sockets there.
             services.log_failed(info, error)
             return False
         self.begun, self.opened_ns = for_session, services.now_ns()
@@ -745,11 +707,11 @@ class _Client(Watched):
         return True
 
     def left(self, *, broken: bool = False) -> None:
-        """Make a connection of it."""
+        """Turn the client into a connection with a session."""
         del broken
         assert self._broker is not None  # noqa: S101 - it is connected to
         lent, self._lent = self._lent, None
-        # The compiled part has passed the end of the client's stream on: ``ends`` has cancelled the timer.
+        # The compiled part has forwarded the end of the client's stream: ``ends`` has cancelled the timer.
         has_ended = lent is not None and self.handshake is None
         if self._timer is not None:
             self._timer.cancel()
@@ -762,17 +724,15 @@ class _Client(Watched):
         except Exception as error:  # noqa: BLE001 - as the reactor does
             lending = self._server.services.lending
             if lent is not None and lending is not None and lending.lent.get(lent) is self:
-                # Else its descriptors would be read when others have them.
+                # Otherwise its descriptors would still be read after they are reused.
                 lending.take(lent)
             self.failed(error)
 
     def stalled(self, *, on: bool) -> None:
-        """Make a connection of it, which shows that its broker takes no more."""
         if on:
             self.left()
 
     def ends(self, *, over: bool) -> None:
-        """Close the client once the broker has ended its stream as well, or soon."""
         self._cancel_timers()
         if over:
             self._ended()
@@ -783,7 +743,7 @@ class _Client(Watched):
         for timer in (self._timer, self.handshake):
             if timer is not None:
                 timer.cancel()
-        # They know each other.
+        # The timers refer back to the client.
         self._timer = self.handshake = None
 
     def _ended(self) -> None:
@@ -797,12 +757,11 @@ class _Client(Watched):
 
     @property
     def _address(self) -> Address:
-        """The address of the broker that is connected to."""
         assert self._connecting is not None  # noqa: S101 - it is connected to
         return self._places[self._connecting.place]
 
     def failed(self, error: Exception) -> None:
-        """Close the client, for a fault of ours or of a plug-in's."""
+        """Close the client because of an internal error or a plug-in's."""
         if isinstance(error, OSError) and self._connecting is None:
             self._unreachable(error)
             return
@@ -810,7 +769,6 @@ class _Client(Watched):
         self._close("internal_error", repr(error))
 
     def over(self, reason: str, detail: str) -> None:
-        """Close both sockets, since the connection is over."""
         assert self._broker is not None  # noqa: S101 - there is no connection without
         self._server.connections.pop(self.info.id, None)
         self._broker.close()
@@ -825,15 +783,15 @@ class _Client(Watched):
 
     def _unreachable(self, error: OSError) -> None:
         if isinstance(error, sockets.NoRoomError):
-            # Ours, not the broker's: it must not be looked for there.
+            # A local problem, which must not be blamed on the broker.
             self._close("no_descriptors", f"no socket left for the broker connection: {error.strerror}")
         else:
             self._lost(error.strerror or str(error))
 
     def _refused(self, error: OSError) -> None:
-        """Close the client, once it was tried whether the broker refuses everybody.
+        """Close the client after trying whether the broker refuses all connections.
 
-        It may be this one that is not served: with ``send_proxy_protocol`` the broker knows who it is.
+        It may refuse only this client: with ``send_proxy_protocol`` it knows the client's address.
         """
         assert self._broker is not None  # noqa: S101 - it is connected to
         self.unwatch()
@@ -849,7 +807,6 @@ class _Client(Watched):
         self._lost(f"no answer within {self.config.connect_timeout_s:g} s")
 
     def _lost(self, error: str) -> None:
-        """Have nobody else accepted, and close the client."""
         if self._closed:
             return
         self._server.watches[self.config.name].lost(error)
@@ -861,7 +818,6 @@ class _Client(Watched):
             self._server.closed(self.info, reason, detail)
 
     def let_go(self) -> None:
-        """Close everything at once; that is done once."""
         if self._closed:
             return
         self._closed = True
@@ -886,10 +842,10 @@ class _Client(Watched):
 
 
 async def _resolved(broker: Address, others: Sequence[Address]) -> list[sockets.Found]:
-    """Return what a broker's address stands for; nothing if that is not known but there are others.
+    """Resolve a broker's address. Without a result, but with other brokers: an empty list.
 
     Raises:
-        OSError: it is not known, and there are none.
+        OSError: It cannot be resolved and there are no others.
     """
     try:
         return await sockets.resolve(*broker)
@@ -900,14 +856,14 @@ async def _resolved(broker: Address, others: Sequence[Address]) -> list[sockets.
 
 
 def main_address(config: ListenerConfig, listeners: Iterable[ListenerConfig]) -> Address:
-    """Return the main address of a listener's broker: the one behind it, or the one whose second port that is."""
+    """Return the main address of a listener's broker, also if the listener has its second port."""
     host, port = config.broker
     main = (host, port - config.protocol.second_port_offset)
     return main if any(each.broker == main for each in listeners) else config.broker
 
 
 class ListenError(Exception):
-    """A listener's address can't be had; the message says which and why."""
+    """A listener's address is not available. The message says which and why."""
 
     def __init__(self, config: ListenerConfig, error: OSError) -> None:
         where = format_address(config.listen)

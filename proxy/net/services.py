@@ -1,4 +1,4 @@
-"""What all connections of a data path share."""
+"""Objects shared by all connections of a data path."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection
@@ -31,19 +31,18 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class Services:
-    """What all connections of a data path share.
+    """Objects shared by all connections of a data path.
 
     Attributes:
-        spool: where what waits is put aside, if there is one; it is there before the first connection.
-        credit: what stages give to those that send to them, all but the store.
-        decoding: stands for what is done in turns, since it takes long.
-        limiter: stands for the handlers' lanes.
-        ahead: what was read ahead of all connections.
-        lending: serves connections of which all is plain; None without the compiled part.
-        terms, tightest, after_consume, rules_version: as SessionContext has them.
-        waited_ns: for how long connections that are over showed a state that is not running, all together.
-        signals: what brokers show of their load, by the scope of their listeners.
-        lost_messages, lost_bytes: what was lost of clients that assume it delivered, by listener.
+        spool: Set before the first connection. None: there is no spool.
+        credit: Credit that stages grant to their senders, for all stages but the store.
+        decoding: Stage of work that is done in turns because it takes long.
+        limiter: Stage of the handlers' lanes.
+        lending: Serves connections with the compiled part. None: it is not installed.
+        terms, tightest, after_consume, rules_version: As in SessionContext.
+        waited_ns: How long ended connections showed each state other than running, in total.
+        signals: Load signals of brokers, by the scope of their listeners.
+        lost_messages, lost_bytes: Lost messages of clients that assume them delivered, by listener.
     """
 
     pipeline: Pipeline
@@ -74,7 +73,7 @@ class Services:
     lost_bytes: Counter[str] = field(default_factory=Counter)
 
     def count_lost(self, info: ConnectionInfo, messages: int, size_bytes: int, unread_bytes: int) -> None:
-        """Count what a connection's end has lost of its client, and warn of it, at a bounded rate."""
+        """Count a connection's lost messages and log a warning, at a bounded rate."""
         self.lost_messages[info.listener] += messages
         self.lost_bytes[info.listener] += size_bytes + unread_bytes
         not_logged = self.log_rate.take((info.listener, "lost"), trio.current_time())
@@ -90,7 +89,7 @@ class Services:
             )
 
     def log_failed(self, info: ConnectionInfo, error: Exception) -> None:
-        """Log which fault of ours or of a plug-in's ends a connection, at a bounded rate."""
+        """Log an internal or plug-in error that ends a connection, at a bounded rate."""
         not_logged = self.log_rate.take((info.listener, type(error)), trio.current_time())
         if not_logged is not None:
             _log.error(

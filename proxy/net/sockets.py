@@ -1,8 +1,7 @@
-"""All socket calls of the data path, and nothing else.
+"""All socket calls of the data path.
 
-Plain non-blocking sockets, which the reactor watches, instead of trio's own streams: a write that the kernel takes
-at once costs no turn of the event loop, a read needs no buffer before there is something to read, and many slices go
-out in one ``sendmsg``.
+Plain non-blocking sockets watched by the reactor, instead of trio's streams: a write that the kernel accepts at once
+costs no turn of the event loop, a read needs no buffer until there is data, and many slices go out in one ``sendmsg``.
 """
 
 import errno
@@ -21,9 +20,9 @@ import trio
 from proxy.net.reactor import Reactor, Watched
 from proxy.protocols.base import Buffer
 
-#: Slices per ``sendmsg``; Linux refuses more than 1024 (IOV_MAX).
+#: Slices per ``sendmsg``. Linux rejects more than 1024 (IOV_MAX).
 _MAX_SLICES = 1024
-#: accept(2) says to treat these as belonging to the one connection that failed, not to the listener.
+#: According to accept(2), these errors belong to the connection that failed, not to the listener.
 _ACCEPT_PASSING = frozenset(
     {
         errno.ECONNABORTED,
@@ -38,27 +37,25 @@ _ACCEPT_PASSING = frozenset(
     }
 )
 
-#: When a peer is asked whether it is still there, in seconds: after so long without a byte, then so often, and so many
-#: times without an answer until it counts as gone. Linux asks after two hours by itself.
+#: TCP keepalive: seconds of silence before the first probe, seconds between probes, and unanswered probes until the
+#: peer counts as gone. Linux's default is a first probe after two hours.
 _KEEPALIVE: Final = {socket.TCP_KEEPIDLE: 60, socket.TCP_KEEPINTVL: 10, socket.TCP_KEEPCNT: 6}
 
-#: What the system says when the process or the machine has no room for another connection.
 _NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
 
-#: How long to wait before accepting again when the process or the machine has no room for another socket.
 _NO_ROOM_PAUSE_S: Final = 0.1
-#: Accepted without giving other sockets a turn, at the most.
+#: Other sockets have a turn after this many accepts.
 _ACCEPTS_A_TURN: Final = 8
 
 Address = tuple[str, int]
 
 
 class NoRoomError(OSError):
-    """This process or machine has no descriptor, memory or port left for a connection; whom it was to is no matter."""
+    """No descriptor, memory or port is left here for a connection, whatever its destination."""
 
 
 def plain_address(address: Sequence[Any]) -> Address:
-    """Return host and port of a socket's address; an IPv4 one that came over IPv6 as IPv4."""
+    """Return host and port of a socket's address. IPv4-mapped addresses are returned as IPv4."""
     host, port = address[:2]
     return host.removeprefix("::ffff:") if "." in host else host, port
 
@@ -70,13 +67,11 @@ def format_address(address: Address) -> str:
 
 
 class ReadAhead:
-    """What was read ahead of the sessions of all connections, in memory; see ``Wire.read_ahead``."""
+    """Bytes in memory that were read ahead of the sessions, for all connections. See ``Wire.read_ahead``."""
 
-    #: Of one connection: what the kernels of both ends hold of a client that has left, with Linux's own settings.
+    #: Per connection: the amount that both kernels hold for a departed client, with Linux's default settings.
     MAX_BYTES: Final = 16 * 1024 * 1024
-    #: Of all connections.
     MAX_BYTES_IN_ALL: Final = 128 * 1024 * 1024
-    #: What one read takes.
     CHUNK_BYTES: Final = 256 * 1024
 
     def __init__(self) -> None:
@@ -84,7 +79,7 @@ class ReadAhead:
 
 
 def _set_options(sock: socket.socket) -> None:
-    """Set what all sockets have; Linux hands it down from a listening socket to those that it accepts."""
+    """Set the common options. On Linux, accepted sockets inherit them from the listening socket."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _KEEPALIVE.items():
@@ -92,21 +87,16 @@ def _set_options(sock: socket.socket) -> None:
 
 
 class Wire:
-    """One connected, non-blocking TCP socket. Errors of the peer come as OSError.
-
-    Args:
-        sock: the socket.
-        inherits: it has the options of the listening socket that accepted it.
+    """One connected, non-blocking TCP socket. Errors of the peer are raised as OSError.
 
     Attributes:
         ended: ``read_ahead`` has found the end of the stream, so the peer's kernel has nothing left to send.
     """
 
     ended = False
-    #: What was read ahead, and where that is counted.
     _ahead: bytes | bytearray = b""
     _ahead_of_all = ReadAhead()
-    # What the kernel has said of the socket, behind what was read ahead: it says it once.
+    # The socket's error, after the bytes read ahead. The kernel reports it only once.
     _errno = 0
 
     def __init__(self, sock: socket.socket, *, inherits: bool = False) -> None:
@@ -120,43 +110,42 @@ class Wire:
         return self._sock.fileno()
 
     def bound_writes(self, timeout_s: float) -> None:
-        """Have the system give the connection up when the peer has taken nothing of what is written for so long.
+        """Have the kernel abort the connection when the peer has not acknowledged written data for this long.
 
-        So it does whether the peer is gone or only reads nothing (TCP_USER_TIMEOUT; seen with Linux 6.18).
+        This covers a peer that is gone and one that does not read (TCP_USER_TIMEOUT, observed with Linux 6.18).
         """
         self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1, round(timeout_s * 1000)))
 
     def local_address(self) -> Address:
-        """Return the address at this end; for a client's socket, what it has connected to."""
+        """Return the local address. For a client's socket, that is the address it connected to."""
         return plain_address(self._sock.getsockname())
 
     def remote_address(self) -> Address:
         return plain_address(self._sock.getpeername())
 
     def peek(self, size_bytes: int) -> bytes | None:
-        """Return what is there, at most so much, and leave it; empty at the end of the stream, None if nothing."""
+        """Return up to this many bytes without consuming them. Empty: the stream has ended. None: no data."""
         try:
             return self._sock.recv(size_bytes, socket.MSG_PEEK)
         except (BlockingIOError, InterruptedError):
             return None
 
     def skip(self, size_bytes: int) -> None:
-        """Drop bytes that ``peek`` has returned."""
         self._sock.recv(size_bytes)
 
     def handshake(self) -> int:
-        """Go on with what comes before the first byte; return the event that it waits for, and 0 once it is done."""
+        """Continue the handshake. Return the event that it waits for, or 0 once it is done."""
         return 0
 
     def hand_over(self) -> socket.socket:
-        """Return the socket, for a wire that goes over this one; this one is not used any more."""
+        """Return the socket, for a wire that wraps this one. This one must not be used any more."""
         return self._sock
 
     def has_left(self, *, half_closes: bool) -> bool:
-        """Return whether nobody is there any more and nothing is left to read.
+        """Return whether the peer has gone and nothing is left to read.
 
         Args:
-            half_closes: a peer that has ended its stream may still want to hear something.
+            half_closes: A peer that has ended its stream may still expect data.
         """
         try:
             return not self._sock.recv(1, socket.MSG_PEEK) and not half_closes
@@ -166,7 +155,7 @@ class Wire:
             return True
 
     def receive_into(self, buffer: memoryview) -> int | None:
-        """Read what is there; returns the number of bytes, 0 at the end of the stream, None when nothing is there."""
+        """Read available bytes. Returns their number, 0 at the end of the stream, None if there are none."""
         if self._ahead:
             return self._take_ahead(buffer)
         if self._errno:
@@ -177,22 +166,21 @@ class Wire:
             return None
 
     def read_ahead(self, of_all: ReadAhead, *, a_little: bool = False) -> int | None:
-        """Move what the kernel holds to memory; ``receive_into`` returns it before all that comes later.
+        """Move data from the kernel to memory. ``receive_into`` returns it before all later data.
 
-        A peer that sends more than the receive window holds, and leaves, leaves the rest and its end in its own kernel,
-        which forgets both as soon as something is written to it. So this comes before a write to a peer that is not
-        read.
+        This comes before a write to a peer that is not read. When a peer leaves with more unsent data than the receive
+        window, the rest and the end of its stream are in its own kernel, which discards both when anything is written
+        to it.
 
         Args:
-            of_all: where it is counted.
-            a_little: read no more than opens the receive window, and leave half of the room for what comes before a
-                write.
+            of_all: Where it is counted.
+            a_little: Read only enough to open the receive window, and leave half of the room for reads before a write.
 
         Returns:
-            How many bytes were read; None if nothing more will be, as the stream has ended or there is no room.
+            The number of bytes read. None: nothing more will be read, because the stream has ended or there is no room.
 
         Raises:
-            OSError: as ``receive_into`` does; what was read before stays.
+            OSError: As ``receive_into``. Bytes read before stay.
         """
         began = len(self._ahead)
         ahead = self._ahead = self._ahead or bytearray()
@@ -216,16 +204,16 @@ class Wire:
 
     @property
     def has_unread(self) -> bool:
-        """Whether there is something to receive of which the kernel knows nothing any more."""
+        """Whether there is data to receive that the kernel no longer reports."""
         return bool(self._ahead)
 
     @property
     def is_plain(self) -> bool:
-        """Whether the kernel's bytes are the peer's."""
+        """Whether the kernel's bytes are the peer's, without encryption."""
         return type(self) is Wire
 
     def put_back(self, data: bytes, errno: int, of_all: ReadAhead) -> None:
-        """Have ``receive_into`` return bytes that somebody else has read, and then raise what they met, if anything."""
+        """Have ``receive_into`` return bytes that were read elsewhere, then raise ``errno`` if it is not 0."""
         self._errno = errno
         if data:
             self._ahead, self._ahead_of_all = bytearray(data), of_all
@@ -241,23 +229,22 @@ class Wire:
         return count
 
     def take_ahead(self) -> bytes:
-        """Return all that was read ahead; it counts as received."""
         ahead, self._ahead = bytes(self._ahead), b""
         self._ahead_of_all.taken_bytes -= len(ahead)
         return ahead
 
     def unread_bytes(self) -> int:
-        """Return how many bytes have come that nobody has received."""
+        """Return how many bytes have arrived and were not received."""
         (in_kernel,) = struct.unpack("i", fcntl.ioctl(self._sock, termios.FIONREAD, bytes(4)))
         return len(self._ahead) + int(in_kernel)
 
     def send_now(self, buffers: Sequence[Buffer]) -> Sequence[Buffer]:
-        """Write as much as the kernel takes without waiting; returns what is left, in order."""
+        """Write as much as the kernel accepts without waiting. Returns the rest, in order."""
         first = 0
         while first < len(buffers):
             slices = buffers[first : first + _MAX_SLICES]
             try:
-                # send is a little cheaper than sendmsg, and one slice is what unrefused traffic is.
+                # send is slightly cheaper than sendmsg, and traffic without refusals is one slice.
                 sent = self._sock.send(slices[0]) if len(slices) == 1 else self._sock.sendmsg(slices)
             except (BlockingIOError, InterruptedError):
                 return buffers[first:]
@@ -270,11 +257,11 @@ class Wire:
         return ()
 
     def end(self) -> None:
-        """Send the end of the stream; reading goes on."""
+        """Send the end of the stream. Reading continues."""
         try:
             self._sock.shutdown(socket.SHUT_WR)
         except OSError as error:
-            # The peer is gone already: its reader reports that.
+            # The peer has already gone, which its reader reports.
             if error.errno != errno.ENOTCONN:
                 raise
 
@@ -287,21 +274,17 @@ Found = tuple[int, int, int, Any]
 
 
 async def resolve(host: str, port: int, flags: int = 0) -> list[Found]:
-    """Return what a name stands for, for ``Connecting``.
-
-    Raises:
-        OSError: nothing that is known.
-    """
+    """Resolve a name, for ``Connecting``. Raises OSError."""
     try:
         found = await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
     except UnicodeError:
-        # What cannot be a host name at all, e.g. with an empty label.
+        # For example a host name with an empty label.
         raise socket.gaierror(socket.EAI_NONAME, f"{host!r} is not a host name") from None
     return [(family, kind, protocol, address) for family, kind, protocol, _, address in found]
 
 
 def resolved(host: str, port: int) -> list[Found] | None:
-    """Return what ``resolve`` would, if that is an IP address and not a name."""
+    """Return the result of ``resolve`` for an IP address, and None for a name."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
     except (OSError, UnicodeError):
@@ -310,15 +293,7 @@ def resolved(host: str, port: int) -> list[Found] | None:
 
 
 class Connecting:
-    """An attempt to connect to a broker, at all its addresses in turn.
-
-    Args:
-        host: its name, for the error.
-        found: what the name stands for.
-
-    Attributes:
-        place: the one of them that is tried.
-    """
+    """An attempt to connect to a broker, at all its addresses in turn. ``place`` is the one being tried."""
 
     place: Found
 
@@ -329,16 +304,15 @@ class Connecting:
         self._last: OSError | None = None
 
     def fileno(self) -> int:
-        """Return the descriptor of the socket that is being connected; another one after each ``go_on``."""
         assert self._sock is not None  # noqa: S101 - go_on comes first
         return self._sock.fileno()
 
     def go_on(self) -> Wire | None:
-        """Return the connection if it is there; if not, it is to be called again when the socket can be written.
+        """Return the connection, or None: call again when the socket is writable.
 
         Raises:
-            NoRoomError: there is no room for a connection here.
-            OSError: none of the addresses accepted.
+            NoRoomError: There is no room for a connection here.
+            OSError: None of the addresses accepted.
         """
         while self._sock is not None or self._left:
             try:
@@ -348,7 +322,7 @@ class Connecting:
                     self._sock = socket.socket(family, kind | socket.SOCK_NONBLOCK, protocol)
                 code = self._sock.connect_ex(self.place[-1])
                 if code == errno.EINPROGRESS:
-                    # On one machine it is over by now; to ask once more is cheaper than to be told.
+                    # On the same machine it is connected by now. Asking again is cheaper than waiting for the event.
                     code = self._sock.connect_ex(self.place[-1])
                 if code == errno.EALREADY:
                     return None
@@ -369,12 +343,7 @@ class Connecting:
 
 
 async def connect(host: str, port: int) -> Wire:
-    """Connect to a broker, trying all its addresses in turn.
-
-    Raises:
-        NoRoomError: there is no room for a connection here.
-        OSError: none of them accepted, or the name does not resolve.
-    """
+    """Connect to a broker, trying all its addresses in turn. Raises as ``Connecting.go_on`` and ``resolve``."""
     connecting = Connecting(host, await resolve(host, port))
     try:
         while (wire := connecting.go_on()) is None:
@@ -386,17 +355,13 @@ async def connect(host: str, port: int) -> Wire:
 
 
 class Inherited:
-    """Bound TCP sockets that this process was given: by who started it, or by the one whose place it takes.
-
-    Args:
-        given: the sockets.
-    """
+    """Bound TCP sockets that this process inherited from its parent or from its predecessor."""
 
     def __init__(self, given: Iterable[socket.socket] = ()) -> None:
         self._given = list(given)
 
     def take(self, family: int, address: Address) -> socket.socket | None:
-        """Return the one that is bound to an address, once; None if there is none."""
+        """Return the socket that is bound to an address, once."""
         for sock in self._given:
             if sock.family == family and sock.getsockname()[:2] == address[:2]:
                 self._given.remove(sock)
@@ -405,7 +370,6 @@ class Inherited:
         return None
 
     def close(self) -> list[str]:
-        """Close those that nobody took, and return their addresses."""
         left = [format_address(sock.getsockname()) for sock in self._given]
         for sock in self._given:
             sock.close()
@@ -414,18 +378,14 @@ class Inherited:
 
 
 class ListeningSocket(Watched):
-    """One bound TCP socket, which listens from ``start`` on, until ``pause``. The address stays its own meanwhile.
+    """One bound TCP socket, which listens from ``start`` to ``pause``. It stays bound all the time.
 
     Args:
-        reactor: tells it when clients wait.
-        enter: called with each client that is accepted, its address, and what it has connected to.
-        no_room: called with the error when the process or the machine has no room for one; for a moment nobody is
-            accepted then.
-        backlog: how many clients may wait.
-        sock: bound.
+        enter: Called with each accepted client, its address, and the address it connected to.
+        no_room: Called with the error when there is no room for a client. Accepting then pauses briefly.
 
     Attributes:
-        is_given: somebody else has it, too, and keeps it when this process has ended; it may be listening already.
+        is_given: Another process also has it and keeps it when this one ends. It may be listening already.
     """
 
     def __init__(
@@ -448,24 +408,20 @@ class ListeningSocket(Watched):
         self._is_wildcard = host in {"0.0.0.0", "::"}
 
     def start(self) -> None:
-        """Listen.
-
-        Raises:
-            OSError: somebody else, who was allowed to bind the address, too, listens there now.
-        """
+        """Listen. Raises OSError if another process that was allowed to bind the address too is listening there."""
         self._sock.listen(self._backlog)
         self._started, self._paused = True, False
         self.want(EPOLLIN)
 
     def hold(self) -> None:
-        """Accept nobody any more; who connects waits in the backlog, for another process that has the socket."""
+        """Stop accepting. New clients wait in the backlog, for another process that has the socket."""
         self._started = self._paused = False
         self.unwatch()
 
     def pause(self) -> None:
-        """Stop listening: who connects is refused, and who waits in the backlog is reset.
+        """Stop listening: new clients are refused, and clients in the backlog are reset.
 
-        So does Linux (tcp(7) does not say it; HAProxy pauses its listeners in this way, too).
+        This is Linux's behavior, which tcp(7) does not mention. HAProxy also pauses its listeners in this way.
         """
         if self._started or (self.is_given and self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)):
             self._started, self._paused = False, True
@@ -476,21 +432,20 @@ class ListeningSocket(Watched):
         return self._sock.fileno()
 
     def readable(self) -> None:
-        """Accept some of the clients that wait."""
         for _ in range(_ACCEPTS_A_TURN):
             accepted = self.accept()
             if accepted is None:
                 return
             wire, peer = accepted
             self._enter(wire, peer, wire.local_address() if self._is_wildcard else self.address)
-        # Connections that the compiled part serves wait for a turn of its task.
+        # Connections of the compiled part wait for a turn of its task.
         self.reactor.end_round()
 
     def writable(self) -> None:
-        """Never happens."""
+        """Never called."""
 
     def failed(self, error: Exception) -> None:
-        """Accept nobody for a moment: the socket stays ready while there is no room for who waits."""
+        """Stop accepting for a moment: without room for the waiting clients, the socket would stay ready."""
         self.unwatch()
         self.reactor.after(_NO_ROOM_PAUSE_S, self._go_on)
         self._no_room(error)
@@ -500,10 +455,10 @@ class ListeningSocket(Watched):
             self.want(EPOLLIN)
 
     def accept(self) -> tuple[Wire, Address] | None:
-        """Return the next client that waits, if one does.
+        """Return the next waiting client, if any.
 
         Raises:
-            OSError: the process or the machine has no room for it (EMFILE, ENFILE, ENOBUFS, ENOMEM).
+            OSError: The process or the machine has no room for it (EMFILE, ENFILE, ENOBUFS, ENOMEM).
         """
         while self._started:
             try:
@@ -515,20 +470,19 @@ class ListeningSocket(Watched):
                     raise
             else:
                 try:
-                    # Who waited at a given socket may have come before it had the options.
+                    # Clients in the backlog of an inherited socket may have connected before it had the options.
                     return Wire(sock, inherits=not self.is_given), plain_address(address)
                 except OSError:
-                    # Gone between accept and the first option: nobody to serve.
+                    # The client left between accept and the first option.
                     sock.close()
         return None
 
     def close(self) -> None:
-        """Stop listening; connections that wait in the backlog are reset by the kernel, unless others have it, too."""
+        """Stop listening. The kernel resets connections in the backlog, unless another process has the socket."""
         self._started = False
         self.unwatch()
         if self.is_given and self._paused:
-            # systemd gives up a socket that does not listen any more, and who connects now is to wait for whoever
-            # has it next.
+            # systemd gives up a socket that does not listen. New clients wait for the next process that has it.
             with suppress(OSError):
                 self._sock.listen(self._backlog)
         self._sock.close()
@@ -542,13 +496,13 @@ async def bind(
     *,
     v6only: bool = False,
 ) -> list[ListeningSocket]:
-    """Bind every address of ``host``, and do not listen yet; port 0 takes a free one for each. ``make`` takes the rest.
+    """Bind every address of ``host`` without listening yet. Port 0 takes a free port for each.
 
-    An address of which there is an inherited socket has that one, which may be listening already. ``::`` serves IPv4,
-    too, unless ``v6only``: something else has the port there.
+    An inherited socket is used if one has the address. It may be listening already. ``::`` serves IPv4 too, unless
+    ``v6only`` says that the port is in use there. ``make`` gets each socket.
 
     Raises:
-        OSError: an address is taken, foreign to this machine, or not permitted.
+        OSError: An address is taken, not local, or not permitted.
     """
     found = await resolve(host, port, socket.AI_PASSIVE)
     bound: list[ListeningSocket] = []
@@ -561,14 +515,14 @@ async def bind(
                 bound.append(make(given))
                 bound[-1].is_given = True
                 if both and given.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY):
-                    # That cannot be changed any more.
+                    # This cannot be changed after the bind.
                     found.append((socket.AF_INET, kind, protocol, ("0.0.0.0", port)))
                 continue
             with ExitStack() as failing:
                 sock = _bind(family, kind, protocol, address, failing, both=both)
                 if port == 0:
-                    # Of a port that it chose itself Linux lets go in a pause. One that two sockets have is nobody
-                    # else's, and then the first of them is not needed any more.
+                    # Linux releases a port that it chose itself when the socket stops listening. A second socket bound
+                    # to it prevents that, and then the first is not needed.
                     chosen, sock = sock, _bind(family, kind, protocol, sock.getsockname(), failing, both=both)
                     chosen.close()
                 failing.pop_all()

@@ -1,7 +1,4 @@
-"""The held requests of one connection, by their tickets: whose they are, until they are resolved or dropped.
-
-What becomes of their bytes is the session's business; when they are resolved is their handler's.
-"""
+"""The held requests of one connection, until they are resolved or dropped."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -18,16 +15,10 @@ _log = structlog.get_logger(__name__)
 class Tickets:
     """The tickets that one connection waits for.
 
-    Args:
-        tally: where requests that are dropped are counted.
-        now_ns: the data path's clock.
-        sender: whose requests they are.
-
     Attributes:
-        sender: as given; it may be another one as soon as the client has said more of itself.
-        ends: the connection ends, or the client's stream has: what is dropped from now on that expects no answer, as
-            the client assumes it delivered, is lost.
-        lost_messages, lost_bytes: what was lost.
+        sender: Replaced as soon as the client has identified itself further.
+        ends: The connection or the client's stream ends. From now on, a dropped request that expects no answer is lost,
+            because the client assumes it delivered.
     """
 
     def __init__(self, tally: Tally, now_ns: Callable[[], int], sender: Sender = NOBODY) -> None:
@@ -36,12 +27,10 @@ class Tickets:
         self.sender = sender
         self.ends = False
         self.lost_messages = self.lost_bytes = 0
-        #: By the peer that the requests came from, in the order of the wire; by the request itself, as objects differ.
-        #: With the time since which it is held.
+        #: By the peer that sent them, in wire order. Keyed by the request's id, with the time since which it is held.
         self._held: dict[Side, dict[int, tuple[Ticket, Request, int]]] = {}
 
     def take(self, batch: Batch) -> dict[Ticket, Request]:
-        """Wait for the held requests of a batch that was decided and counted; returns them."""
         taken = {
             verdict.ticket: batch.requests[index]
             for index, verdict in sorted(batch.verdicts.items())
@@ -53,39 +42,39 @@ class Tickets:
         return taken
 
     def waiting(self) -> Iterator[tuple[Resource, int]]:
-        """Yield the resource of each held message, and since when it is held; credit and pulls hold no message."""
+        """Yield the resource of each held message, and since when. Credit and pulls are not messages."""
         for held in self._held.values():
             for _, request, since_ns in held.values():
                 if not request.most and not request.by_answer:
                     yield request.resources[0], since_ns
 
     def claim(self, request: Request) -> bool:
-        """Wait for a request no longer, since its ticket was resolved; False if nobody waited any more."""
+        """Stop waiting for a request whose ticket was resolved. False: it was not held any more."""
         return bool(self._claim_all((request,)))
 
     def give_up(self, requests: Iterable[Request]) -> None:
-        """Drop the tickets of some held requests, the last first, as ``drop`` does; others have none."""
+        """Drop the tickets of held requests, the last first, as ``drop``. Other requests are ignored."""
         self._drop(self._claim_all(requests))
 
     def pass_on(self, requests: Iterable[Request]) -> None:
-        """Drop the tickets of some held requests, likewise, that go on all the same, and are counted so.
+        """Drop the tickets of held requests that are forwarded anyway, and count them as such.
 
-        What they cost is not counted here: the session charges it.
+        Their cost is not counted here, because the session charges it.
         """
         for ticket, request, _ in reversed(self._claim_all(requests)):
             self._tally.passed_on(request, self._now_ns(), self.sender)
             _drop(ticket)
 
     def lose(self, requests: Iterable[Request]) -> None:
-        """Count requests that waited for a held one, and that are not decided any more."""
+        """Count requests that waited for a held one and are no longer decided."""
         self._tally.lost(requests, self._now_ns(), self.sender)
         self._count_lost(requests)
 
     def drop(self, *sides: Side, refusable: bool = False) -> None:
-        """Give up the held requests of these peers, or of both; with ``refusable`` only those that expect an answer.
+        """Drop the held requests of these peers, or of both. ``refusable``: only those that expect an answer.
 
-        Credit is of use to both, so it is given up with either. The last goes first, so that no handler passes on to a
-        request what the one before it leaves.
+        Credit is useful to both peers, so it is dropped with either. The last request goes first, because a handler
+        gives the permits of a dropped request to the next one.
         """
         for side, held in self._held.items():
             ends = not sides or side in sides

@@ -1,20 +1,19 @@
-"""TLS over a wire: the same calls with plaintext, while ciphertext goes through the socket.
+"""TLS over a wire: the same calls with plaintext, with ciphertext on the socket.
 
-Python's own socket for TLS blocks, or says what it waits for by raising; and trio's takes a task for each direction.
-So the session lies between two buffers in memory here, and what it wants to read or has to send goes the way of all
-other bytes. Where certificates come from, and that they are read again, is the configuration's.
+Python's own TLS socket blocks or raises, and trio's needs a task for each direction. So the TLS session works on two
+buffers in memory, and its reads and writes use the socket like all other bytes.
 
-Two things are as a plain socket does not have them:
+Two differences from a plain socket:
 
-- What was read from the socket may be more than its reader had room for. The kernel does not report that again, so its
-  reader asks for it (``Wire.has_unread``). It is little: no more is read than there is room for, but for what belongs
-  to records. A read also ends early where decrypting takes long: records may be tiny, or hold nothing but messages of
-  TLS itself (key updates), of which 256 KiB took 0.2 s.
-- What was taken for writing may still lie here as ciphertext. Then ``send_now`` returns at least an empty buffer, so
-  whoever writes comes again.
+- More data may have been read from the socket than the reader had room for. The kernel does not report it again, so the
+  reader asks for it (``Wire.has_unread``). It is little: no more is read than there is room for, except to complete a
+  record. A read also ends early if decrypting takes long, because records may be tiny or hold only key updates: 256 KiB
+  of these took 0.2 s.
+- Data accepted for writing may remain here as ciphertext. ``send_now`` then returns at least an empty buffer, so that
+  it is called again.
 
-Memory: a connection that waits keeps two small buffers of OpenSSL's, some 20 KiB each once they were used. Ciphertext
-that the kernel does not take is at most ``_AHEAD_BYTES`` and a record.
+Memory: a waiting connection keeps two OpenSSL buffers of some 20 KiB each once they were used. Ciphertext that the
+kernel does not accept is at most ``_AHEAD_BYTES`` and a record.
 """
 
 import errno
@@ -30,27 +29,27 @@ from proxy.net.reactor import ROUND_NS
 from proxy.net.sockets import Wire
 from proxy.protocols.base import Buffer
 
-#: What one record holds, as RFC 8446, 5.1 has it, and by how much it may be longer on the wire.
+#: Size of one record (RFC 8446, 5.1), and its maximum overhead on the wire.
 _RECORD_BYTES: Final = 16 * 1024
 _OVERHEAD_BYTES: Final = 256
-#: What one call reads from the socket. Used up within the call, so all connections share it.
+#: Buffer of one read from the socket. All connections share it, because it is empty after each call.
 _SCRATCH: Final = memoryview(bytearray(64 * 1024))
-#: So much of it is decrypted at a time: OpenSSL's buffers grow to that and never shrink.
+#: Ciphertext decrypted at a time. OpenSSL's buffers grow to this size and never shrink.
 _PIECE_BYTES: Final = _RECORD_BYTES + _OVERHEAD_BYTES
-#: And so much of a peer of which that takes long: 40 key updates, or as many tiny records.
+#: The same for a peer whose data is slow to decrypt: 40 key updates, or as many tiny records.
 _SMALL_PIECE_BYTES: Final = 1024
-#: So much is encrypted for one write to the socket.
+#: Plaintext encrypted for one write to the socket.
 _AHEAD_BYTES: Final = 128 * 1024
-#: Messages of TLS itself (key updates) that the peer has caused and does not read.
+#: Maximum number of unsent TLS messages (key updates) that the peer has caused and does not read.
 _MAX_ANSWERS: Final = 64
-#: What may lie here with them; what is written is at most half of it.
+#: Maximum size of unsent data including these. Written data is at most half of it.
 _MAX_UNSENT_BYTES: Final = 2 * (_AHEAD_BYTES + _RECORD_BYTES)
-#: A name that is longer is cut, as the names of all scopes are.
+#: Longer names are cut, like the names of all scopes.
 _NAME_CHARS: Final = 255
 _UNREAD: Final = "<unsupported>"
-"""What Python has in place of an alternative name that it cannot read."""
+"""Python's text for an alternative name that it cannot read."""
 
-#: What OpenSSL says of a client, and what that means to an operator.
+#: OpenSSL's errors for a client, and what they mean to an operator.
 _OF_CLIENTS: Final = {
     "HTTP_REQUEST": "it began with HTTP, and not with a TLS handshake",
     "NO_SHARED_CIPHER": "it offers no cipher that the listener takes (tls_ciphers)",
@@ -62,7 +61,7 @@ _OF_CLIENTS: Final = {
 _OF_BROKERS: Final = {
     "WRONG_VERSION_NUMBER": "it speaks no TLS at this port; name its TLS port, or remove broker_tls",
 }
-#: Alerts by which a peer says that it does not take the certificate that it was shown (RFC 8446, 6.2).
+#: Alerts that reject the certificate that the peer was shown (RFC 8446, 6.2).
 _DISTRUST: Final = (
     "UNKNOWN_CA",
     "BAD_CERTIFICATE",
@@ -73,26 +72,18 @@ _DISTRUST: Final = (
 
 
 class TlsError(OSError):
-    """TLS with a peer failed; ``strerror`` is for people."""
+    """TLS with a peer failed. ``strerror`` is for people."""
 
     def __init__(self, what: str) -> None:
         super().__init__(errno.EPROTO, f"TLS: {what}")
 
 
 class ClientTls:
-    """TLS with the clients of a listener.
-
-    Args:
-        context: for handshakes to come; a reload puts another one there.
-        required: clients without it are not served.
-    """
-
     def __init__(self, context: ssl.SSLContext, *, required: bool) -> None:
         self.context = context
         self.required = required
 
     def over(self, wire: Wire) -> "TlsWire":
-        """Return the wire to speak to the client by; the handshake is still to come."""
         return TlsWire(wire, self.context, _OF_CLIENTS)
 
 
@@ -100,8 +91,8 @@ class BrokerTls:
     """TLS with a broker.
 
     Args:
-        context: for handshakes to come; a reload puts another one there. It says whether the name is verified.
-        server_name: what the broker's certificate has to be for, a host name or an IP address; empty is its own host.
+        context: For new handshakes. A reload replaces it. It also decides whether the name is verified.
+        server_name: The host name or IP address that the broker's certificate must be for. Empty: the broker's host.
     """
 
     def __init__(self, context: ssl.SSLContext, server_name: str = "") -> None:
@@ -109,26 +100,17 @@ class BrokerTls:
         self.server_name = server_name
 
     def over(self, wire: Wire, host: str) -> "TlsWire":
-        """Return the wire to speak to the broker by; the handshake is still to come.
-
-        Args:
-            wire: to the broker.
-            host: of the broker that is connected to.
-
-        Raises:
-            TlsError: the server name is none.
-        """
+        """Return the wire to the broker, connected to ``host``. Raises TlsError if the server name is invalid."""
         return TlsWire(wire, self.context, _OF_BROKERS, self.server_name or host)
 
 
 class TlsWire(Wire):
-    """One connected socket with TLS over it. Errors of the peer come as OSError.
+    """One connected socket with TLS over it. Errors of the peer are raised as OSError.
 
     Args:
-        plain: connected; not used by anybody else any more.
-        context: what to shake hands by.
-        meanings: what OpenSSL's words for a failed handshake mean, for people.
-        server_name: of the server, if that is what the peer is.
+        plain: The connected wire. It must not be used any more.
+        meanings: Texts for people, by OpenSSL's reason for a failed handshake.
+        server_name: The server's name, if the peer is the server.
     """
 
     def __init__(
@@ -138,7 +120,7 @@ class TlsWire(Wire):
         meanings: Mapping[str, str],
         server_name: str | None = None,
     ) -> None:
-        # It has its options already.
+        # The socket already has its options.
         self._sock = plain.hand_over()
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         try:
@@ -147,30 +129,29 @@ class TlsWire(Wire):
             )
         except ValueError as error:
             raise TlsError(f"{server_name!r} is no name of a server: {error}") from None
-        #: Into a buffer it returns how many bytes it has read; typeshed knows it without.
+        #: With a buffer it returns the number of bytes read, which typeshed's type lacks.
         self._read: Callable[[int, memoryview], int] = self._tls.read  # type: ignore[assignment] # as said
         self._meanings = meanings
-        #: It is up to this side to say the first word of the handshake, and that is over.
+        #: This side sends the first handshake message, and whether the handshake is done.
         self._begins, self._shaken = server_name is not None, False
-        #: Ciphertext that the kernel has not taken yet.
         self._unsent: Sequence[Buffer] = ()
         #: There may be plaintext that needs nothing more from the socket.
         self._left = False
-        #: Ciphertext that was read from the socket and that there was no time for; and how much is decrypted at a time.
+        #: Ciphertext left over for lack of time, and how much is decrypted at a time.
         self._undecrypted = b""
         self._piece_bytes = _PIECE_BYTES
-        #: Plaintext that had to be read before its reader asked for it.
+        #: Plaintext that was decrypted before its reader asked for it.
         self._aside = b""
         #: The stream has ended, with an error or in order.
         self._over: OSError | None = None
         self._in_order = False
 
     def handshake(self) -> int:
-        """Go on with the handshake; return what that waits for, EPOLLIN or EPOLLOUT, and 0 once it is done.
+        """Continue the handshake. Return EPOLLIN or EPOLLOUT to wait for, or 0 once it is done.
 
         Raises:
-            TlsError: the two cannot agree, or one does not trust the other.
-            OSError: the socket failed, or the peer has left.
+            TlsError: The peers cannot agree, or one does not trust the other.
+            OSError: The socket failed, or the peer has left.
         """
         if self._unsent:
             self._unsent = super().send_now(self._unsent)
@@ -202,7 +183,7 @@ class TlsWire(Wire):
         except (ssl.SSLError, ssl.CertificateError) as error:
             failed = TlsError(_said(error, self._meanings))
         if said := self._outgoing.read():
-            # Of a failure, too, or the peer does not know why it is left.
+            # Also after a failure, or the peer would not know the reason.
             with suppress(*((OSError,) if failed else ())):
                 self._unsent = super().send_now([said])
         if failed is not None:
@@ -210,29 +191,27 @@ class TlsWire(Wire):
 
     @property
     def version(self) -> str:
-        """The version that was agreed on, such as ``TLSv1.3``."""
         return self._tls.version() or ""
 
     @property
     def certificate(self) -> str:
-        """The name in the certificate that the peer has shown, as ``name_in`` says; empty without a verified one."""
+        """The name in the peer's certificate, as in ``name_in``. Empty without a verified certificate."""
         certificate = self._tls.getpeercert()
         return name_in(certificate, self._tls.getpeercert(binary_form=True) or b"") if certificate else ""
 
     @property
     def has_unread(self) -> bool:
-        """Whether there is something to receive, or the stream's end, of which the kernel knows nothing any more."""
+        """Whether there is data to receive, or the end of the stream, that the kernel no longer reports."""
         return bool(self._left or self._undecrypted or self._aside or self._ahead) or self._is_over
 
     def has_left(self, *, half_closes: bool) -> bool:
-        """Return whether nobody is there any more and nothing is left to read, as ``Wire`` does."""
         return not self._left and not self._undecrypted and super().has_left(half_closes=half_closes)
 
     def receive_into(self, buffer: memoryview) -> int | None:
-        """Read what is there; returns the number of bytes, 0 at the end of the stream, None when nothing is there.
+        """Read available bytes. Returns their number, 0 at the end of the stream, None if there are none.
 
-        A stream that ends without a word of TLS ends all the same: what is cut off in the middle is for the protocol
-        above to notice, as it is without TLS.
+        A stream without TLS's closing message still ends in order, because truncation is for the protocol above to
+        notice.
         """
         count = len(self._aside[: len(buffer)])
         buffer[:count], self._aside = self._aside[:count], self._aside[count:]
@@ -269,9 +248,9 @@ class TlsWire(Wire):
         return 0 if self._in_order else None
 
     def send_now(self, buffers: Sequence[Buffer]) -> Sequence[Buffer]:
-        """Write as much as the kernel takes without waiting; returns what is left, in order.
+        """Write as much as the kernel accepts without waiting. Returns the rest, in order.
 
-        That is an empty buffer where all is encrypted and the kernel has not taken all of that.
+        The rest is an empty buffer if everything is encrypted but not all of it is written.
         """
         if self._unsent:
             self._unsent = super().send_now(self._unsent)
@@ -280,7 +259,7 @@ class TlsWire(Wire):
         left = memoryview(b"".join(buffers))
         while left:
             ahead, left = left[:_AHEAD_BYTES], left[_AHEAD_BYTES:]
-            # Record by record, as OpenSSL's buffers grow and never shrink.
+            # Record by record, because OpenSSL's buffers grow and never shrink.
             records = [ahead[at : at + _RECORD_BYTES] for at in range(0, len(ahead), _RECORD_BYTES)]
             self._unsent = super().send_now([self._encrypted(record) for record in records])
             if self._unsent:
@@ -288,14 +267,14 @@ class TlsWire(Wire):
         return ()
 
     def end(self) -> None:
-        """Send the end of the stream; reading goes on."""
+        """Send the end of the stream. Reading continues."""
         if self._left:
-            # OpenSSL looks for the peer's own end as it says ours, and would drop what it finds instead.
+            # OpenSSL looks for the peer's close while it sends ours, and would drop data that it finds instead.
             self._put_aside()
-        # The first is usual: the peer has not said its end yet. After a failure nothing is said any more.
+        # Usually the peer has not sent its close yet. After a failure nothing is sent.
         with suppress(ssl.SSLError):
             self._tls.unwrap()
-        # Who is gone already is told nothing; the reader reports that.
+        # The peer may have gone, which the reader reports.
         with suppress(OSError):
             super().send_now([*self._unsent, self._outgoing.read()])
         super().end()
@@ -305,7 +284,7 @@ class TlsWire(Wire):
         return self._in_order or self._over is not None
 
     def _decrypt_all(self, ciphertext: memoryview, buffer: memoryview, count: int, ends_ns: int) -> int:
-        """Decrypt as ``_decrypt`` does, in pieces; keep what there is no time for."""
+        """Decrypt in pieces, as ``_decrypt``. Keep the rest when time is up."""
         at = 0
         while at < len(ciphertext) and not self._is_over:
             began_ns = perf_counter_ns()
@@ -315,13 +294,13 @@ class TlsWire(Wire):
             piece = ciphertext[at : at + self._piece_bytes]
             at += self._incoming.write(piece)
             count = self._decrypt(buffer, count)
-            # Who was slow once may be fast again.
+            # A slow peer may become fast again.
             is_slow = perf_counter_ns() - began_ns >= ROUND_NS
             self._piece_bytes = _SMALL_PIECE_BYTES if is_slow else min(2 * self._piece_bytes, _PIECE_BYTES)
         return count
 
     def _decrypt(self, buffer: memoryview, count: int) -> int:
-        """Decrypt into a buffer behind what is in it; returns how much is in it then."""
+        """Decrypt into a buffer after its first ``count`` bytes. Returns the new count."""
         self._left = False
         while count < len(buffer):
             try:
@@ -338,7 +317,7 @@ class TlsWire(Wire):
                 return count
             count += read
             if count < len(buffer) and not self._incoming.pending:
-                # Nothing whole is left: to be told so would cost as much as a small record.
+                # No complete record is left. Trying again would cost as much as a small record.
                 return count
         self._left = True
         return count
@@ -356,7 +335,7 @@ class TlsWire(Wire):
         return self._outgoing.read()
 
     def _answer(self) -> None:
-        """Send what TLS itself has to say, if that can go at once; if not, it goes with what is written next."""
+        """Send TLS's own messages if possible now. Otherwise they go with the next write."""
         self._unsent = [*self._unsent, self._outgoing.read()]
         with suppress(OSError):
             self._unsent = super().send_now(self._unsent)
@@ -365,25 +344,24 @@ class TlsWire(Wire):
 
 
 def name_in(certificate: Mapping[str, Any], encoded: bytes = b"") -> str:
-    """Return the name of a certificate: its common name, first alternative name, whole subject, or fingerprint.
+    """Return a certificate's name: common name, first alternative name, whole subject, or fingerprint.
 
-    No certificate is without a name, because it would escape a limit for ``certificate:*``.
+    Every certificate has a name, because one without would escape a limit for ``certificate:*``.
 
     Args:
-        certificate: as ``ssl.SSLSocket.getpeercert`` returns it.
-        encoded: the same, in DER; only for the fingerprint.
+        certificate: As returned by ``ssl.SSLSocket.getpeercert``.
+        encoded: The same in DER, for the fingerprint.
     """
     subject = [pair for names in certificate.get("subject", ()) for pair in names]
     common = [value for key, value in subject if key == "commonName"]
     others = [value for _, value in certificate.get("subjectAltName", ()) if isinstance(value, str)]
-    # Of several common names the last is the most specific one (RFC 6125, 2.3.1).
+    # Of several common names the last is the most specific (RFC 6125, 2.3.1).
     names = [*reversed(common), *(each for each in others if each != _UNREAD), ",".join(map("=".join, subject))]
     name = next((each for each in names if each), f"sha256:{sha256(encoded).hexdigest()}" if encoded else "")
     return "".join(each if each.isprintable() else "?" for each in name[:_NAME_CHARS])
 
 
 def _said(error: ssl.SSLError | ssl.CertificateError, meanings: Mapping[str, str]) -> str:
-    """Say for people what OpenSSL says for programs."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not accepted: {error.verify_message.rstrip('.')}"
     reason = getattr(error, "reason", None) or "connection lost"

@@ -1,10 +1,10 @@
-"""Serves, by the compiled part, the connections of which everything is plain.
+"""Serves connections with the compiled part, without Python, as far as possible.
 
-A connection is *lent* while all that its peers say is read, decided and written without Python; see ``Session.lend``.
-It leaves at the first thing that is not, at the end of a stream, or when Python recalls it. Bytes that were not written
-wait for its writer. Bytes that were not taken count as read ahead; the beginning of a frame goes to its session.
+A connection is *lent* while everything its peers send can be read, decided and written there. See ``Session.lend``. It
+returns when something needs Python, at the end of a stream, or when Python recalls it. Unwritten bytes then wait for
+its writer, unread bytes count as read ahead, and the beginning of a frame goes to its session.
 
-Where a socket speaks TLS, Python receives and sends, and the compiled part only reads: see ``Lending.feed``.
+With TLS, Python receives and sends, and the compiled part only reads. See ``Lending.feed``.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,39 +29,33 @@ _FLOWS: Final = 2
 _ENDS: Final = 3
 _ENDED: Final = 4
 _BROKEN: Final = 5
-#: A connection whose broker takes nothing for so long returns: Python looks after its client then.
+#: A connection whose broker accepts nothing for this long returns, so that Python looks after its client.
 LONGEST_STALL_S: Final = 0.1
 
 
 Pieces = tuple[list[bytes | tuple[int, int]], list[bytes | tuple[int, int]]]
-"""What goes to the client and to the broker: bytes, or where they begin and end in the chunk in hand."""
+"""Output for the client and the broker: bytes, or start and end in the current chunk."""
 
 Returned = tuple[Any, tuple[bytes, bytes], tuple[bytes, bytes], tuple[bytes, bytes], tuple[int, int]]
-"""What a connection returns with, as ``Turn.take`` has it."""
+"""The state that a connection returns with, as in ``Turn.take``."""
 
 
 class Borrowed(Protocol):
-    """A connection that is lent."""
-
     def left(self, *, broken: bool) -> None:
-        """Go on with what the compiled part does not serve; it serves nothing more if a stream has ended or failed."""
+        """Continue where the compiled part stops. It serves nothing more if a stream has ended or failed."""
 
     def stalled(self, *, on: bool) -> None:
-        """Take note that the broker takes no more for now, or that it does again."""
+        """Note that the broker accepts no data for now, or does again."""
 
     def ends(self, *, over: bool) -> None:
-        """Take note that the client's stream has ended, or both; only if that was asked for."""
+        """Note that the client's stream has ended, or both (``over``). Only called if requested."""
 
 
 class Lending:
     """The connections that the compiled part serves.
 
-    Args:
-        accounts: where it counts.
-        frames, bytes_read: of all connections, by the peer that they came from.
-
     Attributes:
-        lent: the connections by their numbers.
+        lent: The lent connections by number.
     """
 
     def __init__(
@@ -72,7 +66,6 @@ class Lending:
         frames: dict[Side, int],
         bytes_read: dict[Side, int],
     ) -> None:
-        #: Met in the middle of ``serve``, by the number of their connection.
         self._faults: dict[int, Exception] = {}
         assert COMPILED is not None  # noqa: S101 - who makes one has looked
         self._turn: Turn = COMPILED.Turn(now_ns, accounts.moment, self._faults.__setitem__)
@@ -82,7 +75,7 @@ class Lending:
         self._frames = frames
         self._bytes_read = bytes_read
         self.lent: dict[int, Borrowed] = {}
-        #: By the names of listeners' scopes, their numbers with the compiled part: 0, 1 and so on.
+        #: Numbers of listener scopes in the compiled part: 0, 1 and so on.
         self._scopes: dict[str, int] = {}
 
     def lend(
@@ -96,12 +89,12 @@ class Lending:
         ends_here: bool = False,
         unread: tuple[bytes, bytes] = (b"", b""),
     ) -> int:
-        """Have a connection served, and with ``ends_here`` its orderly end as well; returns its number.
+        """Lend a connection. Returns its number. ``ends_here``: its orderly end is handled there too.
 
-        ``scope`` is its listener's. ``unread`` is what was received of client and broker, and not read.
+        ``scope`` is its listener's. ``unread`` has received but unread bytes of client and broker.
 
         Raises:
-            OSError: the kernel has no room to watch it.
+            OSError: The kernel has no room to watch it.
         """
         place = self._scopes.setdefault(scope, len(self._scopes))
         number = self._turn.lend(client_fd, broker_fd, lent, ends_here, unread, place)
@@ -111,7 +104,7 @@ class Lending:
     def feed(
         self, lent: "Lent", side: Side, chunk: memoryview, now_ns: int, signals: BrokerSignals
     ) -> tuple[Pieces, int, bool]:
-        """Have a chunk of a connection read whose sockets Python serves; return as ``Lent.feed`` does."""
+        """Have the compiled part read a chunk from a socket that Python serves. Returns as ``Lent.feed``."""
         number = 0 if side is Side.CLIENT else 1
         second = self._accounts.at(now_ns)
         fed = lent.feed(number, chunk, now_ns, self._now_ns, second)
@@ -123,11 +116,7 @@ class Lending:
         return pieces, stop, leaves
 
     def take(self, number: int) -> Returned:
-        """Take a connection back.
-
-        Raises:
-            Exception: what the compiled part failed with, so that bytes of the connection are lost.
-        """
+        """Take a connection back. Raises the exception that the compiled part failed with: bytes of it are lost."""
         del self.lent[number]
         returned = self._turn.take(number)
         fault = self._faults.pop(number, None)
@@ -136,13 +125,12 @@ class Lending:
         return returned
 
     def forget(self, number: int) -> None:
-        """Forget a connection whose sockets are closed."""
         del self.lent[number]
         self._faults.pop(number, None)
         self._turn.forget(number)
 
     def take_signals(self, signals: Mapping[str, BrokerSignals]) -> dict[str, int]:
-        """Add what brokers have shown to the signals of their scopes; return how many messages have no answer yet."""
+        """Add brokers' load signals to their scopes. Return how many messages are unanswered, by scope."""
         unanswered: dict[str, int] = {}
         for scope, (answers, busy, round_trips_ns, waiting) in zip(
             self._scopes, self._turn.take_signals(), strict=False
@@ -155,7 +143,7 @@ class Lending:
         return unanswered
 
     def take_counts(self, number: int) -> tuple[int, int, tuple[int, int], int]:
-        """Return requests, refused ones, bytes of either peer since the last call, and when one was read last."""
+        """Return requests, refused ones, bytes of either peer since the last call, and the time of the last read."""
         return self._turn.take_counts(number)
 
     def _count(
@@ -169,7 +157,6 @@ class Lending:
             self._timings.round_trip.observe(took_ns)
 
     async def run(self) -> None:
-        """Serve until cancelled."""
         fd = self._turn.fileno()
         while True:
             await trio.lowlevel.wait_readable(fd)
@@ -177,7 +164,7 @@ class Lending:
                 await trio.lowlevel.checkpoint()
 
     def _serve(self) -> bool:
-        """Serve what is ready, for no longer than others can wait; return whether that is all."""
+        """Serve ready sockets for a bounded time. Return whether none is left."""
         is_idle, events, frames, bytes_read, processing, round_trips = self._turn.serve(ROUND_NS)
         self._count(frames, processing, round_trips)
         for side, of_bytes in zip(_SIDES, bytes_read, strict=True):
@@ -185,7 +172,6 @@ class Lending:
         for number, event in events:
             borrowed = self.lent.get(number)
             if borrowed is None:
-                # It has returned since.
                 continue
             if event in {_ENDS, _ENDED}:
                 borrowed.ends(over=event == _ENDED)

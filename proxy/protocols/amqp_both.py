@@ -1,4 +1,4 @@
-"""Both versions of AMQP on one port, told apart by the client's protocol header, as in RabbitMQ."""
+"""Both versions of AMQP on one port, selected by the client's protocol header, as in RabbitMQ."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,18 +20,18 @@ _HEADER_BYTES: Final = len(SASL_HEADER)
 
 @dataclass(frozen=True, slots=True)
 class AMQPOptions(AMQP091Options):
-    """Options of a listener of both versions. The bounds on waiting messages are those of AMQP 0.9.1 alone."""
+    """Options for listeners of both versions. The bounds on waiting messages apply to AMQP 0.9.1 only."""
 
 
 @dataclass
 class BothHub(Hub):
-    """The sessions' shared state, of either version."""
+    """State shared by all sessions of one broker, of either version."""
 
-    clients: UnpaidOfClients = field(default_factory=UnpaidOfClients)  # what AMQP 1.0 remembers of clients
+    clients: UnpaidOfClients = field(default_factory=UnpaidOfClients)  # AMQP 1.0 clients
 
 
 class AMQPSession(Session):
-    """A session that becomes that of one version with the client's first bytes: AMQP 1.0 only by its header.
+    """Becomes a session of one version at the client's first bytes: AMQP 1.0 only if they are its header.
 
     The context's options are AMQPOptions, its hub is a BothHub.
     """
@@ -52,7 +52,7 @@ class AMQPSession(Session):
                 return None
             self._become(AMQP10Session if header in _HEADERS else AMQP091Session, now_ns)
         else:
-            # A broker that speaks first answers nothing.
+            # The broker sends something first.
             self._begin_with_nothing(now_ns)
         return self.receive(side, chunk, now_ns)
 
@@ -67,7 +67,7 @@ class AMQPSession(Session):
             self.receive(Side.CLIENT, begun, now_ns)
 
     def _become(self, version: type[AMQP091Session | AMQP10Session], now_ns: int) -> None:
-        """Become a session of one version. The driver need not know, and no call takes longer."""
+        """Change the class of this object, so that the driver need not know and no call gets slower."""
         context, alarm = self._first, self._alarm
         self.__dict__.clear()
         self.__class__ = version  # type: ignore[assignment] # which is all that is to change
@@ -82,7 +82,7 @@ class AMQPSession(Session):
         self._alarm = reason
 
     def take(self, side: Side) -> Sequence[Buffer]:
-        """Return nothing before the header. Writers keep this bound method, so it leads to the new class afterwards."""
+        """Return nothing before the header. Writers keep this bound method, so it then delegates to the new class."""
         return () if type(self) is AMQPSession else self.take(side)
 
     def decided(self, batch: Batch, now_ns: int) -> None: ...

@@ -1,4 +1,4 @@
-"""Options that listeners of several protocols share: about TLS, and what reads their frames."""
+"""Options shared by listeners of several protocols: TLS, and the frame reader."""
 
 from typing import Annotated, Final, Literal
 
@@ -11,15 +11,15 @@ Tls = Literal["refuse", "pass"]
 ScanName = Literal["auto", "compiled", "python"]
 
 _TLS_HANDSHAKE: Final = 0x16
-#: First bytes of PROXY protocol version 1 and 2.
+#: First bytes of PROXY protocol versions 1 and 2.
 _PROXY_PROTOCOL: Final = b"P\r"
 
 
 def relays_unread(first: int, tls: Tls) -> bool:
-    """Return whether a connection is relayed unread, by the client's first byte, which tells protocols apart.
+    """Return whether to relay a connection unread, judging by the client's first byte.
 
     Raises:
-        Close: it is a handshake that the listener refuses, or a PROXY protocol header.
+        Close: It is a TLS handshake that the listener refuses, or a PROXY protocol header.
     """
     if first == _TLS_HANDSHAKE:
         if tls == "refuse":
@@ -43,7 +43,7 @@ def scans(name: ScanName) -> bool:
 
 
 def read_by(name: ScanName, unusable: str = UNUSABLE) -> str:
-    """Return what reads the frames, for people; ``unusable`` says why the compiled part does not."""
+    """Describe the frame reader for people. ``unusable``: why the compiled part is not used."""
     if scans(name):
         return f"the compiled part {VERSION}"
     return f"Python, frame by frame; {unusable}" if unusable and name == "auto" else "Python, frame by frame"
@@ -56,4 +56,4 @@ def _installed(name: ScanName) -> ScanName:
 
 
 Scan = Annotated[ScanName, Meta(extra={"check": _installed})]
-"""What reads frames; one that is not here is an error."""
+"""The frame reader. One that is not installed is an error."""

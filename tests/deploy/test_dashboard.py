@@ -25,7 +25,7 @@ from proxy.stats.snapshot import RequestVerdict
 DASHBOARD: Final = json.loads((ROOT / "deploy" / "grafana" / "sluice.json").read_text(encoding="utf-8"))
 PANELS: Final = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 #: Their metrics are there while a broker is short, or in a fleet.
-NOT_HERE: Final = {"Adaptive limits", "Latency by which adaptive limits go", "Fleet", "Round trips of the fleet"}
+NOT_HERE: Final = {"Adaptive limits", "Latency measured by adaptive limits", "Fleet", "Round trips of the fleet"}
 QUERIES: Final = [
     *((panel["title"], target["expr"]) for panel in PANELS for target in panel["targets"]),
     *((each["name"], each["expr"]) for each in DASHBOARD["annotations"]["list"]),
@@ -200,7 +200,7 @@ def test_what_is_recorded_has_data(scraped: Scraped, record: str) -> None:
 def test_verdicts_that_have_a_colour_are_those_that_there_are(scraped: Scraped) -> None:
     coloured = {override["matcher"]["options"] for panel in PANELS for override in panel["fieldConfig"]["overrides"]}
     assert coloured == set(get_args(RequestVerdict))
-    (seen,) = (query for title, query in QUERIES if title == "Requests by what became of them")
+    (seen,) = (query for title, query in QUERIES if title == "Requests by verdict")
     shown = {dict(labels)["verdict"] for labels in scraped.vector(filled_in(seen))}
     assert {"pass", "refuse", "shadow", "bypass"} <= shown <= coloured
 

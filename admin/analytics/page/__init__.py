@@ -1,7 +1,7 @@
-"""The report as one self-contained HTML file: template, charts and the data that they draw.
+"""The report as one self-contained HTML file: template, charts and their data.
 
-A content security policy allows the inlined scripts and styles, and nothing else. Names come from clients: Jinja
-escapes them, and ``printable`` makes unprintable characters visible.
+A content security policy allows only the inlined scripts and styles. Names come from clients: Jinja escapes them, and
+``printable`` makes unprintable characters visible.
 """
 
 import base64
@@ -24,8 +24,8 @@ from admin.common.tables import printable
 _HERE: Final = files("admin.analytics.page")
 _WEB: Final = files("admin.web") / "files"
 _WHOLE: Final = 20  # words of up to this many characters are not broken
-_PARTS: Final = re.compile(r"[^-._:/@]{1,20}[-._:/@]?|[-._:/@]+")  # of a longer word
-_LEAST_S: Final = 60  # shortest time that is drawn, and shortest margin around a storm
+_PARTS: Final = re.compile(r"[^-._:/@]{1,20}[-._:/@]?|[-._:/@]+")  # the parts of a longer word
+_LEAST_S: Final = 60  # minimum time shown, and minimum margin around a storm
 
 
 def render(results: Row) -> str:
@@ -75,7 +75,7 @@ def _word(word: str) -> Markup:
 
 
 def lines(cell: str | Sequence[str]) -> Markup:
-    """Return a cell of ``summary``; what is below a text is muted."""
+    """Return a cell of ``summary``. Lines below a text are muted."""
     if isinstance(cell, str | Markup):
         return cell if isinstance(cell, Markup) else broken(cell)
     below = Markup("{}") if isinstance(cell, list) else Markup('<span class="muted">{}</span>')
@@ -94,7 +94,7 @@ def period(results: Row) -> tuple[int, int]:
 
 
 def _around(flood: Row, results: Row, whole: tuple[int, int]) -> tuple[int, int]:
-    """Return the time in which a flood is shown: with a margin before and after."""
+    """Return the period shown for a flood, with a margin before and after."""
     steps = [
         each["step_s"] for each in results["curves"] if (each["kind"], each["name"]) == (flood["kind"], flood["name"])
     ]
@@ -103,7 +103,7 @@ def _around(flood: Row, results: Row, whole: tuple[int, int]) -> tuple[int, int]
 
 
 def _curve(curve: Row) -> dict[str, list[Any]]:
-    """Return the demand of a resource in columns. A row is valid until the next one; gaps are zeros."""
+    """Return a resource's demand in columns. A row is valid until the next one. Gaps are zeros."""
     rows: list[tuple[Any, ...]] = []
     points = curve["points"]
     for at, point in enumerate(points):

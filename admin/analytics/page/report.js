@@ -11,7 +11,7 @@
   const probe = document.body.appendChild(document.createElement("i"));
   probe.hidden = true;
 
-  // A canvas takes no variables.
+  // A canvas does not support variables.
   const colour = (name) => () => {
     probe.style.color = `var(${name})`;
     return getComputedStyle(probe).color;
@@ -45,7 +45,7 @@
 
   let choosing = false;
 
-  // A selection is synchronised to all charts; only the first one sets the range.
+  // A selection is synchronized to all charts, but only the first one sets the range.
   function chosen(chart) {
     const { left, width } = chart.select;
     if (width > 0 && !choosing) {
@@ -62,7 +62,7 @@
     grid: { stroke: colour("--line"), width: 1 },
     ticks: { stroke: colour("--line"), width: 1, size: 4 },
   };
-  // Smallest increment, format, and what is added where the year or day changes: see uPlot's axes.
+  // Smallest increment, format, and the additions where the year or day changes. See uPlot's axes.
   const TIMES = [
     [86400, "{MMM} {D}", "\n{YYYY}", null, null, null, null, null, 1],
     [60, "{HH}:{mm}", "\n{MMM} {D}", null, "\n{MMM} {D}", null, null, null, 1],

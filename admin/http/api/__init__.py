@@ -1,7 +1,7 @@
-"""The HTTP API under ``/api/v1``: what the data path and the limits are and do, and the way to change them.
+"""The HTTP API under ``/api/v1``: the state of the data path and the limits, and changes to them.
 
-It decides nothing itself: limits are changed by ``admin.edits``, figures come from ``admin.stats`` and from the data
-path's one interface. Who may ask is settled before a request comes here, by ``admin.http.guard``.
+It makes no decisions: ``admin.edits`` changes limits, figures come from ``admin.stats`` and from the data path's
+interface, and ``admin.http.guard`` checks access first.
 """
 
 from admin.http.api.endpoints import application

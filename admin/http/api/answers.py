@@ -1,4 +1,4 @@
-"""Answers: bodies as JSON, entity tags, and problems in place of errors."""
+"""Answers: bodies as JSON, entity tags, and errors as problems."""
 
 from collections.abc import Collection, Iterable
 from typing import Final, Generic, NamedTuple, TypeVar
@@ -25,8 +25,8 @@ class Tagged(NamedTuple, Generic[T]):
     """A body with its entity tag.
 
     Attributes:
-        body: a struct.
-        etag: without quotes; None if another write has changed it already.
+        body: A struct.
+        etag: Without quotes. None: another write has already changed it.
     """
 
     body: T
@@ -34,7 +34,7 @@ class Tagged(NamedTuple, Generic[T]):
 
 
 async def encode(body: msgspec.Struct) -> bytes:
-    """Encode as JSON, a long list row by row on a thread: one call would hold the interpreter's lock all the time."""
+    """Encode as JSON. Long lists are encoded row by row on a thread, to release the interpreter's lock."""
     fields = body.__struct_fields__
     long = [name for name in fields if isinstance(getattr(body, name), tuple) and len(getattr(body, name)) > _LONG]
     return await on_thread(_encode_rows, body, long) if long else _encoder.encode(body)
@@ -48,7 +48,7 @@ def _encode_rows(body: msgspec.Struct, long: Collection[str]) -> bytes:
 
 
 async def answer(body: msgspec.Struct, *, etag: str | None = None, store: bool = False) -> Response:
-    """Answer with JSON. With ``store``, the client may keep it and ask whether the entity tag has changed."""
+    """Answer with JSON. ``store``: the client may cache it and revalidate by its entity tag."""
     headers = {"cache-control": "no-cache"} if store else dict(NO_STORE)
     if etag is not None:
         headers["etag"] = f'"{etag}"'
@@ -61,7 +61,7 @@ def unchanged(etag: str) -> Response:
 
 
 def refused(error: EditError | QuestionError, *, batch: bool = False) -> Response:
-    """Answer with the problem of an error; in a batch, fields name the edit."""
+    """Answer with the problem of an error. In a batch, fields name the edit."""
     if isinstance(error, QuestionError):
         return problem(400, error.detail, [FieldProblem(error.parameter, error.detail)])
     fields = [_field(each, batch=batch) for each in error.problems]

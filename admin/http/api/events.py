@@ -1,6 +1,7 @@
-"""``events``: the table and the state as they change, as server-sent events.
+"""``events``: the changing table and state, as server-sent events.
 
-A stream sends the changes since its last event, and looks again once that was read. It queues nothing for slow readers.
+A stream sends the changes since its last event, and checks again once that was read. It queues nothing for slow
+readers.
 """
 
 from collections.abc import AsyncIterator
@@ -22,16 +23,12 @@ HEARTBEAT_S: Final = 10.0
 
 
 class Events:
-    """All streams.
-
-    Attributes:
-        open: how many there are.
-    """
+    """All streams. ``open`` is their number."""
 
     def __init__(self, services: Services, status: Status) -> None:
         self._stats, self._status = services.stats, status
         self.open = 0
-        #: All streams wake at the same moment, and must not hold up the data path together.
+        #: All streams wake at the same moment, and must not delay the data path together.
         self._turns = trio.StrictFIFOLock()
 
     def follow(self, query: Query) -> Response:
@@ -96,5 +93,5 @@ def _timeless(state: wire.State) -> wire.State:
 
 
 def event(name: str, data: bytes) -> bytes:
-    """Write one event."""
+    """Return one server-sent event."""
     return b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"

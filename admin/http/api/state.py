@@ -1,4 +1,4 @@
-"""The services that the endpoints use, and the answer of ``GET state``."""
+"""The services of the endpoints, and the answer of ``GET state``."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +26,7 @@ def _none() -> Sequence[str]:
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What the endpoints use; ``edits`` and ``stats`` must be running."""
+    """The services of the endpoints. ``edits`` and ``stats`` must be running."""
 
     data_path: DataPath
     edits: EditService
@@ -41,7 +41,7 @@ class Services:
 
 
 class Status:
-    """Puts the state of Sluice together."""
+    """Builds the answer of ``GET state``."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -52,7 +52,7 @@ class Status:
         self._edits: tuple[Sequence[LimitEntry], str, Edits] | None = None
 
     async def state(self) -> State:
-        """Return the state; its figures are at most a second old."""
+        """Return the state. Its figures are at most a second old."""
         services, stats = self._services, self._services.stats
         snapshot = await stats.fresh()
         switches = services.edits.switches()

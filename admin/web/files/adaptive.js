@@ -1,4 +1,4 @@
-/** The adaptive limits: what brokers can take now, how soon they answer, and who has to share. */
+/** The adaptive limits: the broker's current capacity and latency, and the names that share it. */
 
 import { get } from "./api.js";
 import { useAnswer } from "./app.js";
@@ -40,7 +40,7 @@ const columns = (isShadow) => [
 ];
 const COLUMNS = { reject: columns(false), shadow: columns(true) };
 
-/** A panel for each adaptive limit; nothing while there is none. */
+/** A panel for each adaptive limit. Nothing while there is none. */
 export function AdaptiveLimits() {
   const [answer] = useAnswer(() => get("adaptive"), [], EVERY_MS);
   return answer?.limits.map((each) => html`<${Adaptive} key=${each.listener} of=${each} />`);

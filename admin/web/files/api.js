@@ -1,4 +1,4 @@
-/** Talks to the API: the token, conditional writes, problems as errors, and the stream of events. */
+/** The client of the API: the token, conditional writes, problems as errors, and the event stream. */
 
 const BASE = "/api/v1/";
 const TOKEN_KEY = "sluice.token";
@@ -7,7 +7,7 @@ const MAX_PAUSE_MS = 15_000;
 /** The server sends at least a comment every ten seconds. */
 const MAX_SILENCE_MS = 25_000;
 
-/** A refusal by the API; `status` 0: there was no answer. */
+/** A rejection by the API. `status` 0: there was no answer. */
 export class ApiError extends Error {
   constructor(status, problem) {
     super(problem.detail || problem.title || `HTTP ${status}`);
@@ -19,7 +19,7 @@ export class ApiError extends Error {
 
 let signInNeeded = () => {};
 
-/** Call `listener` whenever the API wants a token, or another one. */
+/** Call `listener` whenever the API requires a token, or another one. */
 export function onSignInNeeded(listener) {
   signInNeeded = listener;
 }
@@ -75,8 +75,8 @@ export function get(path, query) {
 }
 
 /**
- * Follow the stream of events by fetch, as EventSource cannot send a token. Reconnects with growing pauses.
- * `begin()`: a new connection, whose first rows are complete; `event(name, data)`;
+ * Follow the event stream by fetch, because EventSource cannot send a token. Reconnects with growing pauses.
+ * `begin()`: a new connection, whose first rows are complete. `event(name, data)`: an event.
  * `status("live" | "reconnecting" | "offline")`. Returns a function that opens the stream with a query.
  */
 export function openStream({ begin, event, status }) {

@@ -1,4 +1,4 @@
-/** Shared by all views: the user, the newest figures, the address, questions to the API, messages and dialogs. */
+/** Shared by all views: the user, the latest figures, the address, API requests, messages and dialogs. */
 
 import { ApiError, get } from "./api.js";
 import { useEffect, useRef, useState } from "./html.js";
@@ -16,7 +16,7 @@ export const app = {
   status: "connecting",
   /** Milliseconds since 1970 of the last figures. */
   figuresAt: 0,
-  /** The rows that the view has asked the stream for, and their totals. */
+  /** The rows that the view has requested from the stream, and their totals. */
   rows: { byKey: new Map(), order: [], total: 0, totals: null, kinds: [], isKnown: false },
   /** Number of changes of limits and switches so far. */
   changes: 0,
@@ -31,12 +31,12 @@ export const app = {
 let draw = () => {};
 let isDue = false;
 
-/** Draw by this function from now on. */
+/** Set the function that draws the page. */
 export function startDrawing(render) {
   draw = render;
 }
 
-/** Draw the page, once for all that changes at the same time. */
+/** Draw the page, once for simultaneous changes. */
 export function redraw() {
   if (isDue) return;
   isDue = true;
@@ -55,14 +55,14 @@ export function canWrite() {
   return app.whoami?.role === "write";
 }
 
-/** Attributes of a control that changes something: disabled for tokens that only read. */
+/** Attributes of a control that changes something: disabled for read-only tokens. */
 export function writing() {
   return canWrite() ? {} : { disabled: true, title: "Your token may only read." };
 }
 
 // --- the address
 
-/** What the address says: `#/audit?target=…`. */
+/** The parts of the address: `#/audit?target=…`. */
 export function place() {
   const [path, query = ""] = location.hash.replace(/^#\/?/, "").split("?", 2);
   return { view: path || "overview", params: new URLSearchParams(query) };
@@ -73,30 +73,30 @@ export function link(view, params = {}) {
   return `#/${view}${query ? `?${query}` : ""}`;
 }
 
-/** Change parameters of the view; an empty one is removed. */
+/** Change parameters of the view. An empty one is removed. */
 export function go(changes) {
   const { view, params } = place();
   const next = link(view, { ...Object.fromEntries(params), ...changes });
   if (next === location.hash) return;
-  // Typing a search is one step of the history, not one for each letter.
+  // Typing a search is one step of the history, not one per letter.
   if ("search" in changes) {
     history.replaceState(null, "", next);
     window.dispatchEvent(new HashChangeEvent("hashchange"));
   } else location.hash = next;
 }
 
-/** The pattern that matches this name alone. */
+/** The pattern that matches only this name. */
 export function globOf(name) {
   return name.replace(/[*?[]/g, "[$&]");
 }
 
-/** The one name that a pattern matches; empty if it may match several. */
+/** The one name that a pattern matches. Empty: it may match several. */
 export function nameOf(pattern) {
   const isPattern = /[*?[]/.test(pattern.replace(/\[[*?[]\]/g, ""));
   return isPattern ? "" : pattern.replace(/\[([*?[])\]/g, "$1");
 }
 
-/** The address of a resource's page; null if it has none. */
+/** The address of a resource's page. Null: it has none. */
 export function pageOf(kind, name) {
   return name && !NO_RESOURCES.includes(kind) ? link("resource", { kind, name }) : null;
 }
@@ -107,23 +107,23 @@ export function pageOfTarget(target) {
   return pageOf(kind, what === "limits" ? nameOf(rest) : rest);
 }
 
-// --- questions
+// --- requests
 
-/** Do something that the API may refuse. A refusal is shown, and the result is undefined. */
+/** Do something that the API may reject. A rejection is shown, and the result is undefined. */
 export async function attempt(act) {
   try {
     return await act();
   } catch (error) {
     if (!(error instanceof ApiError)) throw error;
-    // A missing token is the sign-in form's affair.
+    // The sign-in form handles a missing token.
     if (error.status !== 401) toast(error.message, null, "error");
     return undefined;
   }
 }
 
 /**
- * Ask at the beginning, when a key changes, after each change of limits, and every so often.
- * Returns the newest answer (null at first) and a function that asks again.
+ * Request something at the beginning, when a key changes, after each change of limits, and periodically.
+ * Returns the latest answer (null at first) and a function that requests it again.
  */
 export function useAnswer(load, keys, everyMs = 0) {
   const [answer, setAnswer] = useState(null);
@@ -163,7 +163,7 @@ export async function switches() {
 
 let ids = 0;
 
-/** Show a message in the corner; an error stays until it is closed. `offer`: `{label, action}`. */
+/** Show a message in the corner. An error stays until it is closed. `offer`: `{label, action}`. */
 export function toast(text, offer = null, manner = "info") {
   const shown = { id: (ids += 1), text, offer, manner };
   app.toasts = [...app.toasts, shown];

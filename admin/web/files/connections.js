@@ -1,4 +1,4 @@
-/** The open connections: who they are, what they send to, how much; and the way to close one. */
+/** The open connections: clients, resources and rates, and a way to close one. */
 
 import { call, get } from "./api.js";
 import { toast, useAnswer } from "./app.js";

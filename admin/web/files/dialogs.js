@@ -1,4 +1,4 @@
-/** Native dialogs, and what forms are made of. */
+/** Native dialogs, and the parts of forms. */
 
 import { ApiError } from "./api.js";
 import { openDialog } from "./app.js";
@@ -18,12 +18,12 @@ const TEXT = { type: "text", autocomplete: "off", spellcheck: "false" };
 /** Attributes of the input that gets the focus when a dialog opens. */
 export const FOCUS = { "data-focus": true };
 
-/** For `ref`: takes the focus when it appears. */
+/** For `ref`: focuses the element when it appears. */
 export function takeFocus(element) {
   element?.focus();
 }
 
-/** A dialog that is open as long as it is drawn. `close` is called when the user closes it, unless it `isFixed`. */
+/** A dialog that is open while it is drawn. `close` is called when the user closes it, unless it `isFixed`. */
 export function Dialog({ title, close, drawer = false, isFixed = false, onescape, children }) {
   const id = useId();
   const element = useRef();
@@ -54,7 +54,7 @@ export function Dialog({ title, close, drawer = false, isFixed = false, onescape
   </dialog>`;
 }
 
-/** A form; `isCareful`: Enter in a field does not send it. */
+/** A form. `isCareful`: Enter in a field does not submit it. */
 export function Form({ onsend, isCareful = false, formRef, children, ...attributes }) {
   const pressed = (event) => {
     if (isCareful && event.key === "Enter" && !(event.target instanceof HTMLButtonElement)) event.preventDefault();
@@ -68,7 +68,7 @@ export function Form({ onsend, isCareful = false, formRef, children, ...attribut
 
 /**
  * A labelled control: a checkbox if the value is a boolean, a choice if there are `options` (values and names), else a
- * line of text. `input`: further attributes of the control; `more` is shown below it.
+ * line of text. `input`: further attributes of the control. `more` is shown below it.
  */
 export function Field({ label, help = "", error = "", value, onvalue, options, input, more }) {
   const id = useId();
@@ -96,7 +96,7 @@ export function ReasonField({ label = "Reason", input, ...how }) {
   return html`<${Field} label=${label} input=${{ maxlength: 500, ...input }} ...${how} />`;
 }
 
-/** How long a limit or a switch applies: `value` is `{choice, minutes}`; `kept` describes the choice of no change. */
+/** How long a limit or a switch applies. `value` is `{choice, minutes}`. `kept` describes the choice of no change. */
 export function TtlField({ value, onvalue, kept, error, help = "Then the limit before it applies again." }) {
   const minutes = html`<input
     ...${TEXT}
@@ -120,7 +120,9 @@ export function TtlField({ value, onvalue, kept, error, help = "Then the limit b
   return html`<${Field} ...${how} />`;
 }
 
-/** The seconds of a TtlField: null without an end, undefined for no change, NaN for a wrong number; and the problem. */
+/**
+ * The seconds of a TtlField (null without an end, undefined for no change, NaN for a wrong number), and the problem.
+ */
 export function readTtl({ choice, minutes }) {
   if (choice === "keep") return { seconds: undefined, problem: "" };
   if (!choice) return { seconds: null, problem: "" };
@@ -141,7 +143,7 @@ export function Actions({ label, manner = "primary", cancel, cancelLabel = "Canc
 }
 
 /**
- * A write: `act(volatile)`. `problem` is the API's refusal. If it cannot be saved, `offer` is a button that does it
+ * A write: `act(volatile)`. `problem` is the API's rejection. If it cannot be saved, `offer` is a button that does it
  * until the restart.
  */
 export function useAct(label, act, onrefused = () => {}) {
@@ -161,7 +163,7 @@ export function useAct(label, act, onrefused = () => {}) {
   return { ...state, offer, run: () => run() };
 }
 
-/** Ask for a reason, then act, and close. `words`: `{label, manner, reasonLabel}`; `act(reason, volatile)`. */
+/** Ask for a reason, then act, and close. `words`: `{label, manner, reasonLabel}`. `act(reason, volatile)` does it. */
 export function askReason(title, content, words, act) {
   openDialog(ReasonDialog, { title, content, words, act });
 }

@@ -3,8 +3,8 @@
 import { readNumber } from "./format.js";
 
 /**
- * In order; filled in from ``admin.config.limit_fields``. `input` is number, choice, boolean (which may be unset),
- * check, text or days; `otherwise` is the value if it is left out. `onlyWith`, `notWith`, `beside`, `notOf`, `onlyOf`,
+ * In order. Filled in from ``admin.config.limit_fields``. `input` is number, choice, boolean (which may be unset),
+ * check, text or days. `otherwise` is the value if it is left out. `onlyWith`, `notWith`, `beside`, `notOf`, `onlyOf`,
  * `wordsNotOf`, `named` and `telling` are those of `LimitField`.
  */
 export const FIELDS = [];
@@ -16,7 +16,7 @@ export function matters({ onlyWith, notWith, beside }, limit) {
   return !beside?.length || beside.some((key) => (limit[key] ?? null) !== null);
 }
 
-/** The fields that a limit of this kind and name may have; values that it already has stay. */
+/** The fields that a limit of this kind and name may have. Existing values stay. */
 export function fieldsOf(kind, name, limit) {
   const of = kind === "total" ? name.split(":")[0] : kind;
   const isOffered = (field) => {
@@ -29,7 +29,7 @@ export function fieldsOf(kind, name, limit) {
   return FIELDS.filter(isOffered).map((field) => ({ ...field, options: optionsOf(field) }));
 }
 
-/** A text of the API, which names fields by their keys, with the labels of the form. */
+/** A text of the API, with field keys replaced by the labels of the form. */
 export function inWords(text) {
   const fieldOf = (key) => FIELDS.find((each) => each.key === key && each.label);
   const said = text.replace(/\b([a-z_]+) = "?([\w.]+)"?/g, (whole, key, value) => {
@@ -46,7 +46,7 @@ export function shownValue({ key, otherwise, input }, limit) {
   return Array.isArray(value) ? value.join(", ") : String(value ?? "");
 }
 
-/** The value that a control stands for: undefined for the default, NaN for what is not a number. */
+/** The value of a control: undefined for the default, NaN if it is not a number. */
 export function readValue({ key, input, otherwise }, shown) {
   if (input === "check") return shown || undefined;
   const text = shown.trim();

@@ -8,7 +8,7 @@ import { Dot, Panel, Table, Tag, cell } from "./parts.js";
 
 const EVERY_MS = 2000;
 
-/** The panel; nothing where there is no fleet. */
+/** The panel. Nothing without a fleet. */
 export function Fleet() {
   return app.state?.fleet && html`<${FleetPanel} />`;
 }

@@ -1,4 +1,4 @@
-/** What waits for what: the bottleneck in words, who waits, alarms, and the spool. */
+/** Back pressure: the bottleneck in words, waiting connections, alarms, and the spool. */
 
 import { call, get, pathOf } from "./api.js";
 import { app, toast, useAnswer } from "./app.js";
@@ -11,7 +11,7 @@ const EVERY_MS = 2000;
 const SHOWN = 50;
 /** The share of a gauge that is nearly full. */
 const NEAR = 0.8;
-/** Where the spool keeps messages, in the order in which they fill. */
+/** Where the spool keeps messages, in the order in which it fills. */
 const PLACES = [
   { name: "alpha", about: "all in memory" },
   { name: "beta", about: "index in memory, content on disk" },
@@ -77,7 +77,7 @@ function waitingCells({ listener, kind, name }) {
   return { name: listener === null ? html`<${ResourceOf} text="${kind} ${name}" />` : own };
 }
 
-/** A broker that confirms in place of the consumers stands out. */
+/** A broker that confirms in place of the consumers is highlighted. */
 function confirmCells({ mode, by }) {
   return { by: mode === "after_consume" ? by : html`<${Tag} manner="warn wide">${by}<//>` };
 }

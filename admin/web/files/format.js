@@ -1,14 +1,14 @@
-/** Figures, times and limits as people read them. */
+/** Formats figures, times and limits for people. */
 
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const tenths = new Intl.NumberFormat("en", { maximumFractionDigits: 1, minimumFractionDigits: 1 });
-/** Without separators, so that it may be typed as it is shown; limits are in millionths. */
+/** Without separators, so that it may be typed as shown. Limits are in millionths. */
 const exactNumber = new Intl.NumberFormat("en", { maximumFractionDigits: 6, useGrouping: false });
-// In 24 hours, as logs have it.
+// In 24 hours, as in logs.
 const when = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium", hourCycle: "h23" });
 const clock = new Intl.DateTimeFormat(undefined, { timeStyle: "medium", hourCycle: "h23" });
 
-/** How far this machine's clock is behind the server's, in milliseconds. */
+/** The offset of this machine's clock behind the server's, in milliseconds. */
 let behindMs = 0;
 
 export function setServerTime(iso) {
@@ -55,7 +55,7 @@ export function wait(seconds) {
   return seconds < 1 ? `${whole.format(seconds * 1000)} ms` : `${tenths.format(seconds)} s`;
 }
 
-/** A length of time in its two largest units. */
+/** A duration in its two largest units. */
 export function duration(seconds) {
   const total = Math.max(0, Math.round(seconds));
   const parts = [
@@ -100,7 +100,7 @@ export function fieldValue(value) {
   return Array.isArray(value) ? value.join(", ") : String(value);
 }
 
-/** A limit, or a switch, in short. */
+/** A limit or a switch in short. */
 export function limitText(limit) {
   if (!limit) return "unlimited";
   if ("limiting" in limit) return limit.limiting ? "limiting on" : "limiting off";
@@ -119,21 +119,21 @@ export function limitText(limit) {
   return parts.filter(Boolean).join(" · ") || "unlimited";
 }
 
-/** The limit of a row, whose action has a place of its own. */
+/** The limit of a row, whose action is shown separately. */
 export function shortLimit({ limit, limit_text: text }) {
   return limit ? limitText({ ...limit, action: null }) : text || "–";
 }
 
-/** Read a number that a person typed: `{value, problem}`, of which value is NaN if there is a problem. */
+/** Parse a typed number: `{value, problem}`. The value is NaN if there is a problem. */
 export function readNumber(text, key = "") {
   const isPerSecond = ["rate", "bytes_per_s"].includes(key);
   const bare = isPerSecond ? text.trim().replace(/\s*\/\s*s$/i, "") : text.trim();
-  // A comma separates thousands here and decimals there: what could be misread is refused.
+  // A comma separates thousands in some countries and decimals in others, so ambiguous input is rejected.
   if (/^-?(\d+(\.\d+)?|\.\d+)$/.test(bare)) return { value: Number(bare), problem: "" };
   return { value: NaN, problem: "must be digits with at most one point, like 1000 or 2.5" };
 }
 
-/** What reached the broker, of counts or rates by outcome. */
+/** The count or rate that reached the broker, from counts or rates by outcome. */
 export function reached(verdicts) {
   return verdicts.passed + verdicts.bypassed + verdicts.exempt;
 }

@@ -1,4 +1,4 @@
-/** Above every view: banners, the views, the figures of the whole sidecar, and the emergency switch. */
+/** The header of every view: banners, the views, the figures of the whole sidecar, and the emergency switch. */
 
 import { setToken, token } from "./api.js";
 import { app, redraw, switches, useAnswer, useMedia } from "./app.js";
@@ -123,7 +123,7 @@ function Strip() {
   const { state } = app;
   if (!state) return html`<dl class="strip" id="strip"></dl>`;
   const { refused, shadowed } = state.rates.messages_per_s;
-  // It stays, so that the header does not jump.
+  // It stays, so that the header does not move.
   isWouldSeen.current ||= shadowed > 0;
   const help = "messages per second, all resources, mean of the last 10 s";
   const sinceS = (serverNow() - Date.parse(state.started_at)) / 1000;
@@ -147,7 +147,7 @@ function dotted(text, manner) {
   return html`<${Dot} manner=${manner} /><span>${text}</span>`;
 }
 
-/** The text and the dot of the health; green is a sidecar that limits as it should. */
+/** The text and the dot of the health. Green: the sidecar limits as configured. */
 function healthOf({ draining, listeners, off, bypassed }) {
   if (draining) return ["draining", "warn"];
   if (listeners.some((each) => each.reachable === false)) return ["not ready", "bad"];
@@ -172,7 +172,7 @@ function brokerLine(listener) {
 // --- banners
 
 function Banner({ of: { manner = "warn", title, text } }) {
-  // Its figures change all the time and are not read out.
+  // Its figures change constantly and are not read out.
   return html`<div class="banner ${manner}" role="status">
     <p><strong>${title}</strong> <span aria-live="off">${text}</span></p>
   </div>`;
@@ -200,7 +200,7 @@ function OffBy({ edit }) {
     <span title=${exact(end)} aria-live="off"> ${until}</span>`;
 }
 
-/** What is wrong now, apart from limiting that is off: `{manner, title, text}`. */
+/** Current problems, apart from limiting that is off: `{manner, title, text}`. */
 export function alarms() {
   const { state, status } = app;
   const title = STATUS[status][2];
@@ -260,7 +260,7 @@ function* stateAlarms(state) {
   if (log.error) yield { title: "Refusals are not recorded:", text: log.error };
 }
 
-/** What may be scrolled out of sight. */
+/** The part that may be scrolled out of sight. */
 function* warnings(persistence) {
   const { error, directory, set_aside: aside } = persistence ?? { error: "unknown" };
   if (error) return;

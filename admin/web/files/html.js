@@ -1,4 +1,4 @@
-/** Preact with htm: `html` makes elements without a build step. What the server sends is text, never markup. */
+/** Preact with htm: `html` makes elements without a build step. Data from the server is text, never markup. */
 
 import { useState } from "./vendor/hooks.js";
 import htm from "./vendor/htm.js";
@@ -9,7 +9,7 @@ export { render };
 
 export const html = htm.bind(h);
 
-// Names come from clients: what shows nothing, or turns the rest around, is written as an escape.
+// Names come from clients: invisible characters and those that reverse the text are escaped.
 const UNPRINTABLE = /[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/gu;
 
 options.vnode = (node) => {
@@ -24,7 +24,7 @@ function escaped(character) {
 
 let ids = 0;
 
-/** An id that no other element has. Preact's own begin anew with each drawing of the whole page. */
+/** A unique id. Preact's own ids restart each time the whole page is drawn. */
 export function useId() {
   const [id] = useState(() => `n${(ids += 1)}`);
   return id;

@@ -24,9 +24,9 @@ import { count, duration, exact, left, limitText, percent, rate, shortLimit, wai
 import { html, useEffect, useRef, useState } from "./html.js";
 
 const PAGE = 50;
-/** The share at the full width of the bar, so that one above the limit shows by how much. */
+/** The share at the full width of the bar, so that an excess over the limit is visible. */
 const BAR_SHARE = 1.5;
-/** All figures of a row are of this time. */
+/** The time of all figures in a row. */
 export const WINDOW = "the last 10 s";
 /** `key` in the address and in the API. A rare one is shown only if there are any. */
 export const FILTERS = [
@@ -91,7 +91,7 @@ export function LimitsView({ params }) {
   `;
 }
 
-/** The keys of the rows in their order, which does not change under the pointer or the focus. */
+/** The keys of the rows in their order, which stays while the pointer or the focus is in the table. */
 function useOrder(body) {
   const shown = useRef({ order: [], address: "" }).current;
   const { order } = app.rows;
@@ -103,7 +103,7 @@ function useOrder(body) {
   return shown.order;
 }
 
-/** Up and down go from name to name. */
+/** Up and down move from name to name. */
 function moveByArrows(event) {
   const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
   const row = event.target.closest("tr");
@@ -195,7 +195,7 @@ function Name({ row }) {
   `;
 }
 
-/** A row's state in the window, and whether a limit in shadow would refuse some of its messages. */
+/** A row's state in the window, and whether a shadow limit would refuse some of its messages. */
 export function Flags({ row }) {
   if (!row.live || isOff(row)) return null;
   const [words, manner, meaning] = stateOf(row);
@@ -206,7 +206,7 @@ export function Flags({ row }) {
   `;
 }
 
-/** How long its oldest message has waited, if one waits. */
+/** How long its oldest message has waited, if any. */
 export function OldestWaiting({ live, before = "" }) {
   if ((live.oldest_wait_s ?? null) === null) return null;
   const help = "How long its oldest message has waited, held in memory or in the spool.";
@@ -253,7 +253,7 @@ function Rule({ row: { edit, limit, rule, source } }) {
   </div>`;
 }
 
-/** Whether limiting of a row is switched off, of everything or of what would limit it. */
+/** Whether limiting of a row is switched off, for everything or for its limits. */
 export function isOff(row) {
   const off = app.state?.off ?? [];
   return off.includes("all") || (off.includes(row.kind) && !row.live?.refused_by);
@@ -269,7 +269,7 @@ function stateOf({ live }) {
     const now = waitS ? ` A new one would wait ${wait(waitS)}.` : "";
     return ["holding", "warn", `Requests had to wait in ${WINDOW}.${now}`];
   }
-  // Totals and scopes do not count what passes.
+  // Totals and scopes do not count passed messages.
   if (refused && live.passed_per_s === 0) return ["refusing all", "bad", `Nothing passed in ${WINDOW}.`];
   return ["refusing", "bad", `Some messages were refused in ${WINDOW}.`];
 }

@@ -1,4 +1,4 @@
-/** Starts the page: who is asking, the stream of figures, and the view that the address names. */
+/** Starts the page: the user, the stream of figures, and the view in the address. */
 
 import { ApiError, get, onSignInNeeded, openStream } from "./api.js";
 import { announce, app, closeToast, hurry, link, nameOf, pageOf, place, redraw, startDrawing, toast } from "./app.js";
@@ -18,7 +18,7 @@ import { StateView } from "./state.js";
 
 const TOLD_AFTER_MS = 1500;
 const AGAIN_AFTER_MS = 3000;
-/** For views without rows: the API sends at least one. */
+/** For views without rows. The API sends at least one. */
 const STATE_ONLY = { limit: 1, history: 0 };
 const VIEWS = {
   overview: { title: "Overview", view: OverviewView, query: () => OVERVIEW_QUERY },
@@ -49,7 +49,7 @@ const follow = openStream({
     else if (name === "state") app.state = data;
     else if (name === "change") {
       app.changes += 1;
-      // The answer to a change of one's own may come after this event.
+      // The answer to the user's own change may come after this event.
       setTimeout(() => {
         if (!app.ownChanges.has(data.id)) toast(`${data.by}: ${changeLine(data)}`, offerOf(data));
       }, TOLD_AFTER_MS);
@@ -58,7 +58,7 @@ const follow = openStream({
   },
 });
 
-/** Take rows of the stream: all of them, or those that have changed. */
+/** Handle rows of the stream: all of them, or the changed ones. */
 function takeRows(data) {
   const { rows } = app;
   setServerTime(data.sampled_at);
@@ -74,14 +74,14 @@ function takeRows(data) {
   isWhole = false;
 }
 
-/** The way to a resource that somebody else has changed. */
+/** A link to a resource that another user has changed. */
 function offerOf(change) {
   const [, kind, pattern = ""] = /^limits\/([^/]+)\/(.*)$/su.exec(change.target) ?? [];
   const name = nameOf(pattern);
   return pageOf(kind, name) && { label: "Show", action: () => (location.hash = link("resource", { kind, name })) };
 }
 
-/** The view that the address names, and its title. */
+/** The view in the address, and its title. */
 function shown() {
   const { view, params } = place();
   const name = view in VIEWS ? view : "overview";
@@ -147,7 +147,7 @@ function Toast({ of }) {
   </div>`;
 }
 
-/** Find out who is asking, and begin; or ask for a token. */
+/** Identify the user and begin, or ask for a token. */
 async function begin() {
   try {
     app.whoami = await get("whoami");
@@ -162,7 +162,7 @@ async function begin() {
   route();
 }
 
-/** `/` leads to the search. */
+/** `/` focuses the search. */
 function searchByKey(event) {
   const isTyping = event.target instanceof HTMLElement && event.target.closest("input, select, textarea, dialog");
   if (event.key !== "/" || isTyping || event.ctrlKey || event.metaKey || event.altKey) return;

@@ -1,4 +1,4 @@
-/** All rules in one table: the operator's, the default of each kind, and folded those built into Sluice. */
+/** All rules in one table: the operator's, the default of each kind, and, folded, Sluice's own. */
 
 import { get } from "./api.js";
 import { attempt, nameOf, openDialog, useAnswer } from "./app.js";
@@ -21,7 +21,7 @@ import {
 } from "./parts.js";
 
 const PAGE = 100;
-/** Sources of rules: those of Sluice itself, and the missing default of a kind. */
+/** Sources of rules: Sluice's own, and the missing default of a kind. */
 const BUILT_IN = "built-in";
 const UNWRITTEN = "default";
 const COLUMNS = [
@@ -114,7 +114,7 @@ function Edited({ entry: { edit, configured } }) {
   `;
 }
 
-/** Save the limits in force as a configuration file. */
+/** Save the current limits as a configuration file. */
 function exportLimits() {
   return attempt(async () => {
     const { text } = await get("export");

@@ -1,4 +1,4 @@
-/** The sidecar's own state: listeners, totals, lanes, switches, where edits are saved; and the reload. */
+/** The sidecar's own state: listeners, totals, lanes, switches, where edits are saved, and the reload. */
 
 import { ApiError, call } from "./api.js";
 import { app, attempt, canWrite, openDialog, switches, toast, useAnswer } from "./app.js";
@@ -72,7 +72,7 @@ function messageFacts({ totals, rates: { messages_per_s: perS } }) {
     end,
     `${count(amount)} · ${rate(perS[end])}/s`,
   ]);
-  // What was never read has no resource, and is counted in bytes.
+  // Data that was never read has no resource, and is counted in bytes.
   const lost = `${count(totals.lost_messages)}, and with those never read ${bytes(totals.lost_bytes)}`;
   return totals.lost_bytes ? [...facts, ["lost", lost]] : facts;
 }

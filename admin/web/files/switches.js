@@ -1,4 +1,4 @@
-/** The emergency switch: limiting off, of everything or of one kind, and back on. */
+/** The emergency switch: turns limiting off, for everything or for one kind, and on again. */
 
 import { call, get, pathOf } from "./api.js";
 import { attempt, openDialog, switches } from "./app.js";
@@ -36,7 +36,7 @@ export function switchOff(kind) {
   return attempt(async () => openDialog(SwitchOff, { entries: await switches(), preset: kind }));
 }
 
-/** Ask what to switch off, why and for how long, and say what that does. */
+/** Ask what to switch off, why and for how long, and describe the effect. */
 function SwitchOff({ entries, preset, close }) {
   const [kind, setKind] = useState(preset);
   const [reason, setReason] = useState("");
@@ -92,7 +92,7 @@ function moment(seconds) {
   return seconds < HALF_A_DAY_S ? timeOfDay(at) : exact(new Date(at).toISOString());
 }
 
-/** What is refused now, and will go to the broker. */
+/** Currently refused requests, which will go to the broker. */
 async function limitedText(kind) {
   const query = { kind: kind === "all" ? null : kind, filter: "limited", sort: "refused", order: "desc", limit: SHOWN };
   const { rows, total } = await get("limits", query);

@@ -1,1 +1,1 @@
-"""What AMQP 0.9.1 and AMQP 1.0 share."""
+"""Code shared by AMQP 0.9.1 and AMQP 1.0."""

@@ -1,4 +1,4 @@
-"""What the protocols of both versions of AMQP have in common: kinds of resources, and checks of rules for them."""
+"""Kinds of resources of both AMQP versions, and checks of rules for them."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -31,7 +31,7 @@ _IN_VHOST: Final = "the name of a vhost other than / stands in front, as in tena
 def kinds(
     action: Action, waits: str, *, credit_waits: str = "", by_credit: bool = False, after_consume: bool = False
 ) -> tuple[Kind, ...]:
-    """Return the kinds of one protocol. All arguments are those of ``Kind``, for publishes."""
+    """Return the kinds of one protocol. The arguments are those of ``Kind``, for publishes."""
     published = partial(Kind, action=action, credit_waits=credit_waits, waits=waits, by_credit=by_credit)
     confirmed = partial(published, after_consume=after_consume)
     return (
@@ -55,10 +55,10 @@ def kinds(
 
 
 def check_rule(rule: Rule) -> None:
-    """Refuse a rule that AMQP cannot follow, or that can never match.
+    """Reject a rule that AMQP cannot follow or that can never match.
 
     Raises:
-        RuleError: as the text says.
+        RuleError: The rule is one of these.
     """
     if rule.busy_code is not None:
         raise RuleError(
@@ -88,7 +88,7 @@ def check_rule(rule: Rule) -> None:
 
 
 def _meant(rule: Rule) -> str:
-    """Return the ``kind:name`` that an address leads to."""
+    """Return the ``kind:name`` that an address refers to."""
     _, node, *rest = rule.pattern.split("/", 2)
     name = rest[0] if rest else ""
     queue = DELIVERY if rule.kind == DELIVERY else QUEUE

@@ -1,7 +1,7 @@
-"""The resources that a publish or a delivery is charged to: exchanges, queues and routing keys.
+"""The resources that publishes and deliveries are charged to: exchanges, queues and routing keys.
 
-In vhost ``/`` names are bare, as ``orders`` or ``events/eu.created``. In another one its name comes first, as
-``tenant1/orders``. Each part is percent-encoded where it has ``/``, ``%``, unprintable characters or invalid UTF-8.
+Names in vhost ``/`` are bare, as ``orders`` or ``events/eu.created``. Others begin with the vhost, as
+``tenant1/orders``. In each part ``/``, ``%``, unprintable characters and invalid UTF-8 are percent-encoded.
 """
 
 from collections.abc import Iterable
@@ -19,13 +19,12 @@ ROUTING_KEY: Final = "routing_key"
 DELIVERY: Final = "delivery"
 
 DEFAULT_VHOST: Final = b"/"
-#: Names remembered per connection and direction. Beyond, all are forgotten.
+#: Names remembered per connection and direction. Beyond that, all are forgotten.
 MAX_NAMES: Final = 1024
 MAX_NAME_BYTES: Final = 255  # the longest name in AMQP 0.9.1, and of queues and exchanges in RabbitMQ
 
 
 def encoded(part: bytes) -> str:
-    """Write one part of a name."""
     text = part.decode(errors="surrogateescape")
     if text.isprintable() and "/" not in text and "%" not in text:
         return text
@@ -40,18 +39,14 @@ def _character(each: str) -> str:
 
 
 class Target(msgspec.Struct, gc=False):
-    """The target of publishes with the same exchange and routing key."""
-
     exchange: bytes
     routing_key: bytes
     resources: tuple[Resource, ...]  # charged, without CC and BCC
 
 
 class Names:
-    """The names of one connection."""
-
     def __init__(self) -> None:
-        self.with_keys = False  # publishes to an exchange are charged to their routing key as well
+        self.with_keys = False  # publishes to an exchange are also charged to their routing key
         self._vhost = ""
         self._targets: tuple[dict[tuple[bytes, bytes], Target], dict[tuple[bytes, bytes], Target]] = ({}, {})
         self._queues: dict[bytes, tuple[Resource, ...]] = {}
@@ -65,7 +60,7 @@ class Names:
         self._vhost = "" if vhost == DEFAULT_VHOST else encoded(vhost[:MAX_NAME_BYTES]) + "/"
 
     def target(self, exchange: bytes, routing_key: bytes) -> Target:
-        """Return the target of a publish. Names are cut to the maximum."""
+        """Return the target of a publish. Names are cut to MAX_NAME_BYTES."""
         exchange, routing_key = exchange[:MAX_NAME_BYTES], routing_key[:MAX_NAME_BYTES]
         known = self._targets[self.with_keys]
         target = known.get((exchange, routing_key))
@@ -105,7 +100,7 @@ class Names:
             known.clear()
 
     def shown(self, scanned: Iterable[Resource] = ()) -> tuple[tuple[str, ...], int]:
-        """Return the first MAX_RESOURCES_SHOWN as ``kind:name``, with those of scans, and how many others there are."""
+        """Return the first MAX_RESOURCES_SHOWN as ``kind:name``, including ``scanned``, and how many more there are."""
         resources = dict.fromkeys(
             each
             for known in (*self._targets[::-1], self._queues)

@@ -1,4 +1,4 @@
-"""AMQP 0.9.1, as RabbitMQ speaks it: limits per queue, exchange, routing key, and for what consumers are given."""
+"""AMQP 0.9.1 as spoken by RabbitMQ: limits per queue, exchange and routing key, and for deliveries to consumers."""
 
 from operator import attrgetter
 

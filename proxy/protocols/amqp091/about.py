@@ -1,4 +1,4 @@
-"""What the client says of itself, and what it and the broker agree on while the connection opens."""
+"""The client's identity, and the terms negotiated while the connection opens."""
 
 from typing import Final
 
@@ -8,27 +8,25 @@ from proxy.protocols.amqp.names import encoded
 from proxy.protocols.amqp091 import wire
 from proxy.protocols.amqp091.wire import Malformed, Reader, read_texts, reads_true
 
-_LEAST_CHANNELS: Final = 2  # below this, no channel is withheld
+_LEAST_CHANNELS: Final = 2
 
 
 class AboutClient(Identity):
-    """What is known of one client and agreed with it."""
-
     def __init__(self) -> None:
         super().__init__(b"")
-        # As agreed, 0 before. No heartbeat is 0, too.
+        # As negotiated, 0 until then. A heartbeat of 0 s means none.
         self.tuned_bytes = self.channel_max = self.heartbeat_s = 0
-        self.own_channel = 0  # the number of Sluice's own channel, which the client was not offered; 0 for none
-        self.opened = False  # connection.open-ok was seen
+        self.own_channel = 0  # Sluice's own channel, which was not offered to the client; 0: none
+        self.opened = False
         self.hears_blocked = False  # the client has the capability connection.blocked
-        # The peer that closed the connection. For the client once the broker has agreed; for the broker at once, since
-        # it may not wait for close-ok when it shuts down.
+        # The client: set once the broker has agreed to its close. The broker: set at once, because it may not wait for
+        # close-ok at its shutdown.
         self.closed_by: Side | None = None
         self._client_closes = self._withheld = False
         self._offered_channels = 0
 
     def take(self, method: int, arguments: Reader) -> bool:
-        """Take a method of the client. Return whether it is tune-ok. The broker refuses a repeated one."""
+        """Handle a method of the client. Return whether it is the first tune-ok. The broker refuses a second one."""
         if self.opened:
             self._take_close(Side.CLIENT, method)
         elif method == wire.CONNECTION_START_OK:
@@ -52,7 +50,7 @@ class AboutClient(Identity):
         return False
 
     def withhold(self, offer: bytes) -> bytes:
-        """Return a tune for the client that offers one channel less; ``offer`` is the payload of the broker's."""
+        """Return a tune payload for the client with one channel less than the broker's ``offer``."""
         offered = Reader(offer, 4, len(offer)).short() or wire.MAX_CHANNEL
         if offered < _LEAST_CHANNELS or self.tuned_bytes:
             return offer
@@ -60,7 +58,7 @@ class AboutClient(Identity):
         return offer[:4] + (offered - 1).to_bytes(2, "big") + offer[6:]
 
     def agree(self, agreement: bytes) -> bytes:
-        """Return the payload of a tune-ok for the broker, with the withheld channel added to the client's."""
+        """Return a tune-ok payload for the broker with the withheld channel added."""
         channels = Reader(agreement, 4, len(agreement)).short()
         if not self._withheld or not 0 < channels <= self._offered_channels:
             return agreement
@@ -100,5 +98,5 @@ class AboutClient(Identity):
             _, _, signed = arguments.long_string().partition(b"\0")
             self.user = signed.partition(b"\0")[0][: wire.MAX_SHORT_BYTES]
         elif mechanism == b"AMQPLAIN":
-            # The string holds a table without its length.
+            # The string contains a table without its length.
             self.user = read_texts(arguments, b"LOGIN").get(b"LOGIN", b"")[: wire.MAX_SHORT_BYTES]

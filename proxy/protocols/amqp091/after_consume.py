@@ -1,10 +1,10 @@
-"""Publishes that their consumers' acks confirm: which ones wait, and which destinations do without for now.
+"""Publishes confirmed by their consumers' acks: which ones wait, and which destinations do without for now.
 
-A message waits until the consumers of as many queues as it goes to have acknowledged it. Then its publisher's session
-answers it. If that fails or takes too long, the message *falls back*: the session publishes it again unmarked and
-leaves the confirm to the broker, or refuses it.
+A message waits until consumers of all the queues that it goes to have acknowledged it. Then its publisher's session
+confirms it. If that fails or takes too long, the message *falls back*: the session republishes it unmarked and leaves
+the confirm to the broker, or refuses it.
 
-A destination is in one of these states. The first that is true applies, from ``no_consumer`` downwards:
+A destination is in one of these states. From ``no_consumer`` downwards, the first one that applies counts:
 
 =============  ===================================================  ================================================
 state          begins when                                          ends when
@@ -12,19 +12,18 @@ state          begins when                                          ends when
 after_consume  no other state applies                               another state begins
 no_consumer    the queue has no consumer here                       it has one
 auto_ack       a consumer of the queue here does not acknowledge    the last such consumer has ended
-behind         the oldest message waits longer than a fifth of its  nothing waits; after a timeout, 1 s later, the
+behind         the oldest message waits longer than a fifth of its  nothing waits, or after a timeout: 1 s later, the
                time                                                 next time 2 s, up to 60 s
 falls_back     a message falls back because of a consumer           1 s later, the next time 2 s, up to 60 s
 no_gain        the broker would confirm nearly as soon              1 s later, the next time 2 s, up to 60 s
 memory         waiting messages use all the memory allowed          they use less
 =============  ===================================================  ================================================
 
-The consumers of an exchange are unknown. In all states but the first, and beyond the window, messages are forwarded as
-they came. The window doubles each time it has been consumed soon once, and is reset by every other state but
-``memory``.
+The consumers of an exchange are unknown. Messages wait only in the first state and within the window. The window
+doubles after that many messages were consumed soon, and every other state but ``memory`` resets it.
 
-The broker's own latency is sampled: a few messages are forwarded unmarked after the first that were consumed, then one
-per second. Consumers have to be faster by a fifth, otherwise the rule is not worth its CPU time.
+The broker's own latency is sampled by messages that do not wait: a few at first, then one per second. Consumers have to
+be a fifth faster, otherwise the rule is not worth its CPU time.
 """
 
 from collections import OrderedDict, deque
@@ -40,24 +39,24 @@ from proxy.stats.snapshot import ConfirmState
 
 State = Literal["after_consume", "no_consumer", "auto_ack", "behind", "falls_back", "no_gain", "memory"]
 Outcome = Literal["consumed", "late", "undone", "parted"]
-"""Why a message stops waiting: acknowledged; timed out; an ack can no longer be expected; or nobody is left to wait
-for, without a fault of the destination."""
+"""A message stops waiting when it is acknowledged, times out, cannot be acknowledged any more, or its consumers or its
+publisher leave without a fault of the destination.
+"""
 
-#: How many messages of a destination may wait at first, and at most.
+#: Messages of a destination that may wait, at first and at most.
 FIRST_WINDOW: Final = 16
 MAX_WINDOW: Final = 10_000
-_SOON: Final = 5  # a message is soon if it waits for less than this part of its time
-#: One sample of the broker per so many consumed messages, for the first few samples, later by time.
+_SOON: Final = 5  # soon: within this part of the time allowed
+#: Messages consumed per sample of the broker, for the first samples. Later ones are timed.
 _BETWEEN_SAMPLES: Final = 4
 _FIRST_SAMPLES: Final = 4
 _SAMPLE_EACH_NS: Final = 1_000_000_000
-#: How many values a running mean covers.
 _MEAN_OF_SAMPLES: Final = 4
 _MEAN_OF_CONSUMED: Final = 16
 _FIRST_PAUSE_NS: Final = 1_000_000_000
 _MAX_PAUSE_NS: Final = 60 * _FIRST_PAUSE_NS
-_OBJECT_BYTES: Final = 1536  # memory of a waiting message in addition to its bytes, about
-#: Destinations remembered. Beyond, idle ones are forgotten with their totals, of so many looked at.
+_OBJECT_BYTES: Final = 1536
+#: Beyond that, idle ones are forgotten with their totals, of this many examined.
 MAX_DESTINATIONS: Final = 4096
 _LOOKED_AT: Final = 64
 _MS: Final = 1_000_000
@@ -66,30 +65,25 @@ _BITS: Final = 64
 
 @dataclass(eq=False, slots=True)
 class Consumers:
-    """The connected consumers of one queue."""
-
-    acknowledging: int = 0  # how many acknowledge
-    automatic: int = 0  # how many do not
-    destination: "Destination | None" = None  # of publishes straight to the queue, if there were any
+    acknowledging: int = 0
+    automatic: int = 0  # without acks
+    destination: "Destination | None" = None  # of publishes straight to the queue
 
 
 @dataclass(eq=False, slots=True)
 class Waiting:
-    """One message that waits for its consumers."""
-
-    number: int  # unique in this process, and random: nobody can guess it
+    number: int  # random, so that it cannot be guessed
     destination: "Destination"
     inbox: "Inbox"
     channel: Channel
-    sequence: int  # the client's number in the channel
+    sequence: int  # the client's
     tag: int  # the broker's
-    frames: bytes  # as the client sent them
-    since_ns: int  # when it was forwarded
+    frames: bytes
+    since_ns: int
     within_ns: int
-    persists: bool  # it is published again if it falls back, otherwise refused
-    missing: int  # how many queues' consumers are to acknowledge it
-    acked: set[bytes] = field(default_factory=set)  # the queues whose consumers have
-    # Where it is at a consumer, with the delivery tag.
+    persists: bool  # republished if it falls back, otherwise refused
+    missing: int  # how many queues' consumers must acknowledge it
+    acked: set[bytes] = field(default_factory=set)
     deliveries: list[tuple[Deliveries, int]] = field(default_factory=list)
     ended: bool = False
 
@@ -99,19 +93,19 @@ class Waiting:
 
 @dataclass(eq=False, slots=True)
 class Destination:
-    """A queue or exchange that is published to; ``consumers`` are those of a queue."""
+    """A queue or an exchange. Only a queue has ``consumers``."""
 
     resource: Resource
     consumers: Consumers | None
-    waiting: OrderedDict[int, Waiting] = field(default_factory=OrderedDict)  # by number, the oldest first
-    window: int = FIRST_WINDOW  # how many may wait
+    waiting: OrderedDict[int, Waiting] = field(default_factory=OrderedDict)  # by number, oldest first
+    window: int = FIRST_WINDOW
     after_consume_total: int = 0
     broker_total: int = 0
     persisted_total: int = 0
     nacked_total: int = 0
-    _soon: int = 0  # consumed soon since the window has its width
-    # Since messages wait again: consumed ones and their mean latency; samples of the broker, when the last one began,
-    # how many have ended, and their mean latency; and whether consumers were seen to be faster.
+    _soon: int = 0  # since the window last changed
+    # Since messages wait again: messages consumed and their mean latency. Samples of the broker, start of the last one,
+    # complete ones, and their mean latency. Whether consumers were faster.
     _consumed: int = 0
     _consumers_ns: int = 0
     _samples: int = 0
@@ -120,7 +114,6 @@ class Destination:
     _broker_ns: int = 0
     _gains: bool = False
     _is_behind: bool = False
-    # The current or last pause.
     paused_until_ns: int = 0
     _paused_as: State = "behind"
     _pause_ns: int = 0
@@ -165,7 +158,7 @@ class Destination:
                 self._pause_ns = 0
 
     def begins_sample(self, now_ns: int) -> bool:
-        """Say whether the next message is to be forwarded unmarked, as a sample of the broker."""
+        """Return whether the next message is forwarded unmarked, to sample the broker."""
         if self._samples < _FIRST_SAMPLES:
             due = self._consumed >= _BETWEEN_SAMPLES * (self._samples + 1)
         else:
@@ -191,25 +184,24 @@ class Destination:
 
 
 def _mean(mean_ns: int, value_ns: int, count: int, most: int) -> int:
-    """Return the running mean of about the latest ``most`` of ``count`` values."""
+    """The mean of about the latest ``most`` of ``count`` values."""
     return mean_ns + (value_ns - mean_ns) // min(count, most)
 
 
 class Inbox:
-    """The waiting publishes of one session; ``ended`` has those that it is to answer, in order."""
+    """The waiting publishes of one session. ``ended`` has those to answer, in order."""
 
     __slots__ = ("_waiting", "_wake", "ended")
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
         self.ended: deque[tuple[Waiting, Outcome]] = deque()
-        self._waiting: dict[int, OrderedDict[int, Waiting]] = {}  # by how long they may wait, the oldest first
+        self._waiting: dict[int, OrderedDict[int, Waiting]] = {}  # by time allowed, oldest first
 
     def add(self, message: Waiting) -> None:
         of_time = self._waiting.get(message.within_ns)
         if of_time is None:
             of_time = self._waiting[message.within_ns] = OrderedDict()
-            # The next tick has to be scheduled.
             self._wake()
         of_time[message.number] = message
 
@@ -240,8 +232,6 @@ class Inbox:
 
 
 class AfterConsume:
-    """All waiting messages of one broker, their destinations and consumers."""
-
     def __init__(self) -> None:
         self._random = SystemRandom()
         self.maker = self._random.getrandbits(_BITS)  # identifies this process in marks
@@ -252,7 +242,6 @@ class AfterConsume:
         self._consumers: dict[str, Consumers] = {}
 
     def destination(self, resource: Resource, *, is_queue: bool) -> Destination:
-        """Return a destination; ``is_queue`` means that its name is that of a queue."""
         destination = self._destinations.get(resource)
         if destination is None:
             if len(self._destinations) >= MAX_DESTINATIONS:
@@ -297,7 +286,7 @@ class AfterConsume:
         return self.waiting_bytes >= self.most_bytes
 
     def takes(self, destination: Destination, now_ns: int) -> int:
-        """Return the number for a message that is to wait; 0 if none may wait now."""
+        """Return a number for a message that is to wait, 0 if none may wait now."""
         state = destination.look(now_ns, is_full=self._is_full())
         if state != "after_consume" or len(destination.waiting) >= destination.window:
             return 0
@@ -325,7 +314,6 @@ class AfterConsume:
         message.deliveries.clear()
 
     def fall_back(self, message: Waiting, outcome: Outcome, now_ns: int) -> None:
-        """End the wait of a message without its consumers' confirmation."""
         if message.ended:
             return
         destination = message.destination
@@ -355,7 +343,7 @@ class AfterConsume:
         consumers.acknowledging += not automatic
 
     def remove_consumer(self, queue: str, now_ns: int, *, automatic: bool) -> None:
-        """Remove a consumer. After the last one, messages fall back unless they are still at a consumer."""
+        """After the last consumer, messages without a delivery fall back."""
         consumers = self._consumers_of(queue)
         consumers.automatic -= automatic
         consumers.acknowledging -= not automatic
@@ -365,7 +353,7 @@ class AfterConsume:
         self._forget_unused(queue)
 
     def find(self, maker: int, number: int) -> Waiting | None:
-        """Return the waiting message that a mark names; None if it does not wait, or not in this process."""
+        """Return the waiting message that a mark names, None if it does not wait in this process."""
         return self._waiting.get(number) if maker == self.maker else None
 
     def delivered(self, message: Waiting, deliveries: Deliveries, tag: int, queue: bytes) -> None:
@@ -383,10 +371,9 @@ class AfterConsume:
     def acknowledged(self, deliveries: Deliveries, tags: Iterable[int], now_ns: int) -> None:
         for tag in tags:
             if tag not in deliveries.by_tag:
-                # The same message was delivered twice.
                 continue
             message, queue = self._take_back(deliveries, tag)
-            # The broker may redeliver to a queue's consumers before it has heard of the ack.
+            # The broker may redeliver to a queue's consumers before it has seen the ack.
             message.acked.add(queue)
             if len(message.acked) < message.missing:
                 continue
@@ -396,13 +383,11 @@ class AfterConsume:
             message.inbox.tell(message, "consumed")
 
     def rejected(self, deliveries: Deliveries, tags: Iterable[int], now_ns: int) -> None:
-        """Take deliveries that a consumer discarded."""
         for tag in tags:
             if tag in deliveries.by_tag:
                 self.fall_back(self._waiting[deliveries.by_tag[tag].number], "undone", now_ns)
 
     def given_back(self, deliveries: Deliveries, tags: Iterable[int], now_ns: int) -> None:
-        """Take deliveries that are requeued."""
         for tag in tags:
             message, _ = self._take_back(deliveries, tag)
             consumers = message.destination.consumers
@@ -412,9 +397,9 @@ class AfterConsume:
 
 @dataclass(slots=True)
 class Hub(SharedMemory):
-    """What all sessions of one broker share."""
+    """State shared by all sessions of one broker."""
 
-    # How many connections the broker closed over a replayed queue, by its number.
+    # Connections that the broker closed over a replayed queue, by the queue's number.
     failures: dict[int, int] = field(default_factory=dict)
     after_consume: AfterConsume = field(default_factory=AfterConsume)
 

@@ -1,4 +1,4 @@
-"""Broker to client: confirms get the client's numbers, deliveries are limited, and everything else passes."""
+"""Broker to client: translates confirm numbers and limits deliveries. Everything else passes."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -23,38 +23,33 @@ from proxy.protocols.amqp091.memory import Memory
 from proxy.protocols.amqp091.stream import Owner, Shared, Stream
 from proxy.protocols.amqp091.wire import Malformed, Reader
 
-#: Methods that must not overtake waiting deliveries.
 _BEHIND_DELIVERIES: Final = frozenset((wire.BASIC_CANCEL, wire.BASIC_CANCEL_OK, wire.BASIC_RECOVER_OK))
-_STREAM_FIELD: Final = b"\x0fx-stream-offset"  # the header field of a message from a stream
-_UNSENT: Final = frozenset((NEW, WAITING))  # the fate of deliveries that the client has not been sent
-#: Bytes of headers before a mark that count as one step: about a field.
+_STREAM_FIELD: Final = b"\x0fx-stream-offset"
+_UNSENT: Final = frozenset((NEW, WAITING))  # not sent to the client yet
+#: About a field.
 _BYTES_OF_STEP: Final = 8
 
 
 @dataclass(eq=False, slots=True)
 class _Delivery(Content):
-    """A message for the client."""
-
     is_answer: bool = False  # to a basic.get
-    tag: int = 0  # if those of the channel are tracked; otherwise 0
-    automatic: bool = True  # the client does not acknowledge it, or its tag is unknown
-    consumer: bytes = b""  # the consumer's tag, if deliveries are limited
+    tag: int = 0  # 0 unless the channel's tags are tracked
+    automatic: bool = True  # without acks, or with an unknown tag
+    consumer: bytes = b""
 
 
 class Answers(Stream):
-    """The broker's stream."""
-
     side = Side.BROKER
 
     def __init__(self, memory: Memory, shared: Shared, owner: Owner) -> None:
         super().__init__(memory, shared, owner)
         self._signals = shared.context.signals
-        self.limited = False  # some rule limits deliveries
-        self.reason = b""  # why Sluice blocks the client (connection.blocked); sent at the next boundary
-        self.brokers_reason: bytes | None = None  # why the broker blocks the client
-        self.silent = False  # the connection is being closed, so the client hears no more of this
-        self._told = b""  # the reason that the client was told
-        #: Channels that the client has left and that are open at the broker.
+        self.limited = False
+        self.reason = b""  # why Sluice blocks the client (connection.blocked)
+        self.brokers_reason: bytes | None = None  # why the broker blocks it
+        self.silent = False  # the connection is closing: no more connection.blocked
+        self._told = b""  # the last reason sent to the client
+        #: Left by the client, open at the broker.
         self.left_channels: set[Channel] = set()
 
     def _take_method(self, method: int, frame: bytes, number: int) -> None:
@@ -92,12 +87,10 @@ class Answers(Stream):
             self.unblocked()
             self._stages.block(on=False)
             if self._told:
-                # Sluice still blocks it.
                 frame = wire.connection_blocked(self._told)
         self._pass(frame)
 
     def unblocked(self) -> None:
-        """Take note that the broker does not block the client any more, or the connection ends."""
         self._signals.blocked -= self.brokers_reason is not None
         self.brokers_reason = None
 
@@ -122,7 +115,7 @@ class Answers(Stream):
         refused = method == wire.BASIC_NACK
         before = channel.confirms.unanswered()
         numbers = channel.confirms.answered(tag, multiple=multiple, refused=refused)
-        # Nacks do not say that the broker is busy: RabbitMQ refuses so what exceeds a queue's own length limit.
+        # RabbitMQ also nacks publishes beyond a queue's length limit, so nacks do not count as busy.
         self._signals.answers += before - channel.confirms.unanswered()
         if numbers is None:
             self._pass(frame)
@@ -139,7 +132,7 @@ class Answers(Stream):
         self._open_content(content, frame)
         if method == wire.BASIC_RETURN or channel.left:
             return
-        # One key for the channel, whatever the consumer: the client may acknowledge all up to a tag.
+        # One key per channel: the client may acknowledge all deliveries up to a tag.
         content.key = channel.number
         if method == wire.BASIC_DELIVER and not self.limited and channel.tags is None:
             return
@@ -149,7 +142,7 @@ class Answers(Stream):
             consumers = channel.consumers.get(tag)
             queue, automatic = (channel.latest, False) if consumers is None else consumers[0]
             if consumers is not None and len(consumers) > 1:
-                # The broker may have ended the former one already.
+                # The broker may have ended the earlier consumer already.
                 automatic = automatic or consumers[-1].automatic
                 content.resources = self._names.delivery(channel.resolve(consumers[-1].queue))
         else:
@@ -162,7 +155,6 @@ class Answers(Stream):
                 content.resources = charged_to + content.resources
 
     def _number(self, channel: Channel, content: _Delivery, number: int, *, automatic: bool) -> None:
-        """Track a delivery tag. One without acks counts as settled."""
         tags = channel.tags
         if tags is None:
             tags = channel.tags = Tags(number - 1)
@@ -172,7 +164,7 @@ class Answers(Stream):
             tags.settle(number)
 
     def shown(self, channel: Channel) -> tuple[int, bool]:
-        """Return the last tag sent to the client, and whether more wait, those of the current chunk included."""
+        """Return the last tag sent to the client, and whether deliveries wait, including the current chunk."""
         first = next(self._waiting_of(channel), None)
         return (self._latest(channel), False) if first is None else (first.tag - 1, True)
 
@@ -188,7 +180,7 @@ class Answers(Stream):
                 yield content
 
     def _recovered(self, channel: Channel) -> None:
-        """Forget waiting deliveries that the broker took back and sends again. The client still waits for a get-ok."""
+        """Forget waiting deliveries that the broker will resend. The client still waits for a get-ok."""
         channel.recovered = self._latest(channel)
         if channel.tags is not None:
             channel.tags.settle(channel.recovered, multiple=True)
@@ -200,7 +192,6 @@ class Answers(Stream):
             self._advance(line)
 
     def _fate(self, content: Content) -> int:
-        """Drop a delivery that would have to wait and that the broker has taken back."""
         fate = super()._fate(content)
         if fate != WAITING or not isinstance(content, _Delivery) or content.is_answer:
             return fate
@@ -237,7 +228,6 @@ class Answers(Stream):
             self._owner.channel_closes(channel.number)
 
     def _hears(self, method: int, channel: Channel, frame: bytes) -> bool:
-        """Take a recover-ok, or the end of a consumer. Return whether the client is to hear of it."""
         if method == wire.BASIC_RECOVER_OK:
             self._recovered(channel)
             return not channel.recovering or channel.recovering.popleft()
@@ -272,7 +262,7 @@ class Answers(Stream):
             self._owner.channel_closes(channel.number)
 
     def _goes(self, method: Method) -> bool:
-        """Let the end of a consumer overtake deliveries, except in a transaction, where nothing can be requeued."""
+        """Let the end of a consumer overtake deliveries, except in a transaction, where requeuing is impossible."""
         lane, frame = method.lane, method.frame
         ends = wire.method_of(frame) == wire.BASIC_CANCEL_OK
         if not ends or not lane.lines or lane.after or lane.channel.transacts:
@@ -284,8 +274,7 @@ class Answers(Stream):
     def _end_deliveries(self, lane: Lane, consumer: bytes) -> None:
         """Requeue the waiting deliveries of a consumer that has ended.
 
-        A stream keeps its messages and takes none back. A delivery without acks would be lost, so it is forwarded at
-        once and charged.
+        A stream does not requeue. A delivery without acks would be lost, so it is forwarded at once and charged.
         """
         passed: list[Request] = []
         for line in list(lane.lines.values()):
@@ -308,7 +297,6 @@ class Answers(Stream):
             self._context.wake()
 
     def _unmarked(self, content: Content, frame: bytes) -> bytes:
-        """Restore the header of a marked message, and take note of its consumer."""
         header = wire.payload(frame)
         at = header.find(wire.CONFIRM_FIELD)
         if at < 0:
@@ -317,7 +305,7 @@ class Answers(Stream):
         try:
             mark = wire.read_mark(header)
         except Malformed:
-            # The publisher wrote that. Its consumers must not lose their connections over it.
+            # The publisher wrote this field. Its consumers must not lose their connections over it.
             return frame
         if mark is None:
             return frame

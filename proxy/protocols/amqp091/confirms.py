@@ -1,29 +1,29 @@
-"""Confirm numbers of one channel: the client's and the broker's.
+"""Confirm numbers of one channel: maps the broker's numbers to the client's.
 
-Both count from 1 since confirm.select. They differ once a publish was refused, which the broker never saw, or was
-overtaken. From then on an answer of the broker to several publishes becomes one answer each, since a multiple one would
-cover refused publishes, too. Answers to some publishes are withheld, since Sluice answers those itself.
+Both count from 1 after confirm.select. They differ once a publish was refused, which the broker never sees, or was
+overtaken. From then on multiple answers are split, because they would also cover refused publishes. Answers to
+publishes that Sluice answers itself are withheld.
 """
 
 from collections.abc import Sequence
 
 Numbers = tuple[int, int, int | None, int, set[int], dict[int, int]]
-"""All that ``Confirms`` knows while nothing is withheld, for the compiled part and back."""
+"""The state of ``Confirms`` while nothing is withheld, as exchanged with the compiled part."""
 
 
 class Confirms:
-    """The publishes of one channel; ``numbered`` is the client's latest number."""
+    """``numbered`` is the client's latest number."""
 
     __slots__ = ("_ahead", "_alike", "_first_open", "_numbers", "_sent", "_withheld", "numbered")
 
     def __init__(self, numbers: Numbers | None = None) -> None:
-        #: How many were forwarded. Up to which number both are equal; None while they always were. Of the broker's
-        #: numbers, the first open one, and those answered beyond it. Beyond what is equal, the client's number by the
-        #: broker's: negative if withheld, 0 if Sluice has answered it.
+        #: After ``numbered``: publishes forwarded. The last number that is the same for both peers (None: all). The
+        #: broker's first unanswered number, and numbers answered beyond it. The client's number by the broker's, where
+        #: they may differ: negative if withheld, 0 if Sluice has answered it.
         self.numbered, self._sent, self._alike, self._first_open, self._ahead, self._numbers = (
             (0, 0, None, 1, set(), {}) if numbers is None else numbers
         )
-        self._withheld = 0  # how many of ``_numbers`` are not positive
+        self._withheld = 0  # values of ``_numbers`` that are not positive
 
     def numbers(self) -> Numbers:
         return self.numbered, self._sent, self._alike, self._first_open, self._ahead, self._numbers
@@ -37,7 +37,6 @@ class Confirms:
         return self.numbered
 
     def sent(self, number: int) -> None:
-        """Take note that the publish with that client's number is forwarded."""
         self._sent += 1
         if self._alike is None:
             if number == self._sent:
@@ -46,7 +45,7 @@ class Confirms:
         self._numbers[self._sent] = number
 
     def withhold(self) -> int:
-        """Withhold the broker's ack, not its nack, of the latest publish. Return the broker's number."""
+        """Withhold the broker's ack (not its nack) of the latest publish. Return the broker's number."""
         if self._alike is None:
             self._alike = self._sent - 1
             self._numbers[self._sent] = self._sent
@@ -60,18 +59,17 @@ class Confirms:
             self._numbers[tag] = 0
 
     def release(self, tag: int) -> None:
-        """Forward the broker's answer to a publish that was withheld."""
         number = self._numbers.get(tag, 0)
         if number < 0:
             self._numbers[tag] = -number
             self._withheld -= 1
 
     def unanswered(self) -> int:
-        """Return how many forwarded publishes the broker has not answered."""
+        """Return the number of forwarded publishes without an answer of the broker."""
         return self._sent - self._first_open + 1 - len(self._ahead)
 
     def outstanding(self) -> int:
-        """Return how many forwarded publishes are unanswered, withheld ones excluded."""
+        """Return the same without withheld publishes."""
         return self._sent - self._first_open + 1 - len(self._ahead) - self._withheld
 
     def latest(self) -> int:
@@ -79,14 +77,13 @@ class Confirms:
         return self._sent
 
     def is_open(self, tag: int) -> bool:
-        """Say whether the publish with that broker's number is unanswered."""
         return tag >= self._first_open and tag not in self._ahead
 
     def answered(self, tag: int, *, multiple: bool, refused: bool = False) -> Sequence[int] | None:
-        """Take an ack or nack (``refused``) of the broker. With ``multiple``, tag 0 means all.
+        """Handle an ack or nack (``refused``) of the broker. With ``multiple``, tag 0 means all.
 
         Returns:
-            The client's numbers that it is for, or None if it can be forwarded as it is.
+            The client's numbers to answer, None if the frame can be forwarded unchanged.
         """
         alike = self._sent if self._alike is None else self._alike
         first, ahead = self._first_open, self._ahead
@@ -100,7 +97,7 @@ class Confirms:
             self._step()
             return None if tag <= alike else self._heard([tag], refused=refused)
         upto = min(tag, self._sent) if tag else self._sent
-        # All that the client has sent up to there was forwarded.
+        # The client's publishes up to there were all forwarded.
         as_it_is = 0 < tag <= alike
         answered = [] if as_it_is else [each for each in range(first, upto + 1) if each not in ahead]
         if ahead:
@@ -114,7 +111,6 @@ class Confirms:
         )
 
     def _heard(self, tags: Sequence[int], *, refused: bool) -> list[int]:
-        """Return the client's numbers of answered tags, as far as the client is to hear of them."""
         numbers = [self._numbers.pop(tag) for tag in tags]
         if not self._withheld:
             return numbers

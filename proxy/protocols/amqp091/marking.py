@@ -1,7 +1,7 @@
-"""Confirms by consumers in one connection: its publishes that wait for them, and the acks of its own consumers.
+"""Confirms by consumers on one connection: its waiting publishes, and its consumers' acks.
 
-A publish that waits is forwarded as transient, with a mark that is removed when it is delivered. The broker's ack for
-it is withheld from the client; its nack is not.
+A waiting publish is forwarded as transient with a mark, which is removed on delivery. The broker's ack for it is
+withheld from the client, a nack is not.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,29 +18,26 @@ from proxy.protocols.amqp091.wire import Malformed, Mark
 from proxy.protocols.base import SessionContext
 
 #: A client with this many unconfirmed publishes in a channel does not wait for each fsync: the broker batches them, and
-#: confirms by consumers gain little. Its publishes are forwarded as they come.
+#: confirms by consumers gain little. They are forwarded unmarked.
 MAX_UNCONFIRMED: Final = 16
-#: For how long such a channel's publishes are forwarded as they come, and those for a paused destination.
+#: How long publishes of such a channel, or for a paused destination, are forwarded unmarked.
 _AHEAD_NS: Final = 1_000_000_000
-MAX_ANSWERED: Final = 512  # messages answered or published again in one call: some milliseconds
+MAX_ANSWERED: Final = 512  # messages answered or republished per call: a few milliseconds
 
-#: The pseudo queue of direct replies. A request that names it is a fault without a consumer of it.
+#: The pseudo queue of direct replies. Naming it without a consumer of it is a channel error.
 REPLIES: Final = b"amq.rabbitmq.reply-to"
-#: A consumer's methods that settle deliveries.
 SETTLES: Final = frozenset(
     (wire.BASIC_ACK, wire.BASIC_NACK, wire.BASIC_REJECT, wire.BASIC_RECOVER, wire.BASIC_RECOVER_ASYNC)
 )
 
 
 class Marking:
-    """The publishes of one connection that wait for consumers."""
-
     def __init__(self, context: SessionContext, who: Callable[[], ConnectionInfo], hub: AfterConsume) -> None:
         self._context = context
         self._who = who
         self._hub = hub
         self._inbox = Inbox(context.wake)
-        #: By channel, the publish that samples the broker's latency: its tag, when it was forwarded, and where to.
+        #: By channel, the publish that samples the broker's latency: tag, time of forwarding, destination.
         self._samples: dict[Channel, tuple[int, int, Destination]] = {}
         self._ends = False  # no new message waits, and waiting ones fall back
 
@@ -50,18 +47,15 @@ class Marking:
 
     @property
     def active(self) -> bool:
-        """Whether some rule asks for confirms by consumers."""
         return self._context.after_consume()
 
     def is_idle(self) -> bool:
-        """Say whether no publish waits, or may wait, for consumers."""
         return not self.active and not self._samples and self._inbox.due_ns() is None
 
     def _rule(self, target: Target) -> Confirming | None:
         return self._context.terms(self._who(), target.resources[:1], False).confirm
 
     def may_wait(self, channel: Channel, target: Target, now_ns: int) -> bool:
-        """Say whether a publish that begins to arrive may wait."""
         if not self._can_wait(channel, target, self._rule(target)) or self._runs_ahead(channel, now_ns):
             return False
         until_ns = self._destination(target).paused_until_ns
@@ -85,14 +79,13 @@ class Marking:
         return self._hub.destination(target.resources[0], is_queue=not target.exchange)
 
     def is_small(self, target: Target, body_bytes: int) -> bool:
-        """Say whether a body is below the rule's ``below_bytes``."""
         rule = self._rule(target)
         return rule is not None and body_bytes < rule.below_bytes
 
     def mark(self, content: Content, frames: bytes, most_payload_bytes: int, now_ns: int) -> bytes:
-        """Return the marked frames to forward if a publish is to wait, otherwise empty.
+        """Return the marked frames of a publish that is to wait, otherwise an empty string.
 
-        ``frames`` has all of it, or is empty if it cannot wait.
+        ``frames`` is the whole publish, or empty if it cannot wait.
         """
         channel, target, sequence = content.lane.channel, content.target, content.number
         confirms, rule = channel.confirms, self._rule(target)
@@ -127,7 +120,6 @@ class Marking:
                 destination.sampled(now_ns - since_ns, now_ns)
 
     def nacked(self, channel: Channel, sequences: Sequence[int]) -> None:
-        """Take the broker's nacks, which the client hears."""
         for sequence in sequences:
             self._hub.forget(self._hub.get(channel.waiting.pop(sequence, 0)))
 
@@ -144,7 +136,7 @@ class Marking:
         return self._inbox.due_ns()
 
     def answer(self, now_ns: int) -> tuple[dict[Channel, list[bytes]], list[Waiting]]:
-        """Return the client's answers by channel, and the messages to publish again. At most MAX_ANSWERED per call."""
+        """Return the client's answers by channel, and messages to republish, at most MAX_ANSWERED in total."""
         inbox = self._inbox
         late = inbox.all() if self._ends else inbox.due(now_ns)
         for message in list(islice(late, MAX_ANSWERED)):
@@ -169,13 +161,13 @@ class Marking:
         return answers, again
 
     def end(self) -> None:
-        """Let waiting messages fall back soon, since the connection is about to end."""
+        """Let waiting messages fall back soon: the connection is about to end."""
         if not self._ends:
             self._ends = True
             self._context.wake()
 
     def forget_all(self) -> None:
-        """Forget all waiting messages: nothing was promised to a client that has gone."""
+        """Nothing was promised to a client that has left."""
         self._ends = True
         for message in list(self._inbox.all()):
             message.channel.waiting.pop(message.sequence, None)
@@ -192,8 +184,6 @@ class Marking:
 
 
 class ConsumerAcks:
-    """The consumers of one connection, and their acks of messages that wait for them."""
-
     def __init__(self, names: Names, hub: AfterConsume) -> None:
         self._names = names
         self._hub = hub
@@ -208,7 +198,7 @@ class ConsumerAcks:
         self._hub.add_consumer(self._name(queue), automatic=automatic)
 
     def end(self, channel: Channel, tag: bytes, now_ns: int) -> None:
-        """Take the end of the consumer with that tag that began first."""
+        """Handle the end of the oldest consumer with that tag."""
         consumers = channel.consumers.get(tag)
         if consumers:
             self._remove(consumers.pop(0), now_ns)
@@ -219,7 +209,6 @@ class ConsumerAcks:
         self._hub.remove_consumer(self._name(consumer.queue), now_ns, automatic=consumer.automatic)
 
     def close(self, channel: Channel, now_ns: int) -> None:
-        """End the consumers of a channel. The broker requeues their deliveries."""
         for consumers in channel.consumers.values():
             for each in consumers:
                 self._remove(each, now_ns)
@@ -230,7 +219,7 @@ class ConsumerAcks:
         self._hub.given_back(channel.deliveries, list(channel.deliveries.by_tag), now_ns)
 
     def delivered(self, channel: Channel, mark: Mark, consumer: bytes | None, tag: int, now_ns: int) -> None:
-        """Take the delivery of a marked message; ``consumer`` is None for a basic.get."""
+        """``consumer`` is None for a basic.get."""
         message = self._hub.find(mark.maker, mark.number)
         if message is None:
             return
@@ -241,7 +230,7 @@ class ConsumerAcks:
             self._hub.delivered(message, channel.deliveries, tag, consumers[0].queue)
 
     def transact(self, channel: Channel, now_ns: int) -> None:
-        """Give up waiting for acks that count only once they are committed."""
+        """Stop waiting for acks that count only once they are committed."""
         self._hub.rejected(channel.deliveries, list(channel.deliveries.by_tag), now_ns)
 
     def settled(self, method: int, channel: Channel, tag: int, bits: int, now_ns: int) -> None:
@@ -261,12 +250,11 @@ class ConsumerAcks:
 
 
 def _queues(target: Target, rule: Confirming) -> int:
-    """Return how many queues a publish goes to; 0 if unknown."""
+    """Return how many queues a publish goes to, 0 if unknown."""
     return rule.queues or 0 if target.exchange else 1
 
 
 def _marked(frames: bytes, maker: int, number: int, most_payload_bytes: int) -> bytes:
-    """Return the frames of a marked publish. Empty if it cannot be marked."""
     try:
         start, stop = wire.content_header_at(frames)
         header = wire.mark_header(frames[start:stop], maker, number)

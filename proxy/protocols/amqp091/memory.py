@@ -1,24 +1,22 @@
-"""Memory for copies of what waits: bounds per direction of a connection, and for all connections to a broker."""
+"""Bounds on memory for waiting data: per direction of a connection, and for all connections to a broker."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-#: Beyond twice the bound plus this, a direction is not read even if what waits can then never be forwarded.
+#: Beyond twice the bound plus this, a direction is not read even if its waiting data can then never be forwarded.
 _SLACK_BYTES: Final = 1024 * 1024
 
 
 @dataclass(slots=True)
 class SharedMemory:
-    """What copies of all connections to a broker take."""
-
     waiting_bytes: int = 0
-    holders: int = 0  # how many directions of connections hold copies
-    wakers: dict[Callable[[], None], None] = field(default_factory=dict)  # of sessions that wait for memory
+    holders: int = 0
+    wakers: dict[Callable[[], None], None] = field(default_factory=dict)  # sessions that wait for memory
 
 
 class Memory:
-    """The copies of one direction; ``wake`` is called once there is room again."""
+    """The copies of one direction. ``wake`` is called once there is room again."""
 
     __slots__ = ("_hub", "_most_bytes", "_most_bytes_in_all", "_wake", "taken_bytes")
 
@@ -43,10 +41,10 @@ class Memory:
                 wake()
 
     def is_full(self, *, alone: bool = True) -> bool:
-        """Say whether reading should stop. Unless ``alone``, only the total counts.
+        """Return whether reading should stop. Unless ``alone``, only the total counts.
 
-        Once the total is used up, only directions with more than an equal share stop, so that one with little waits for
-        no other one. The total then stays below twice its bound.
+        Above the total bound, only directions with more than an equal share stop, so that the others are not blocked.
+        The total then stays below twice its bound.
         """
         taken, hub = self.taken_bytes, self._hub
         if alone and taken > self._most_bytes:
@@ -57,7 +55,6 @@ class Memory:
         return False
 
     def is_overfull(self) -> bool:
-        """Say whether reading must stop in any case."""
         taken = self.taken_bytes - _SLACK_BYTES
         hub, most_in_all = self._hub, 2 * self._most_bytes_in_all
         return taken > 2 * self._most_bytes or hub.waiting_bytes > most_in_all < taken * hub.holders

@@ -1,6 +1,6 @@
-"""Client to broker: publishes are limited, and other methods do not overtake those that wait.
+"""Client to broker: limits publishes and keeps other methods behind those that wait.
 
-A refused publish with confirms is answered with basic.nack. One without confirms can only wait.
+A refused publish with confirms is answered with basic.nack. Without confirms it can only wait.
 """
 
 from collections import deque
@@ -18,39 +18,35 @@ from proxy.protocols.amqp091.stream import Owner, Shared, Stream
 from proxy.protocols.amqp091.wire import Malformed
 from proxy.protocols.base import Buffer
 
-#: Methods that are forwarded while publishes of their channel wait, besides those that settle deliveries.
+#: Forwarded while publishes of their channel wait.
 _GOES_ON: Final = SETTLES | {wire.BASIC_QOS, wire.BASIC_CONSUME, wire.BASIC_CANCEL}
 #: Classes whose effect outlasts the channel: exchange and queue.
 _LASTING: Final = frozenset((40, 50))
 _IN_TRANSACTION: Final = _LASTING | {wire.TX}
-_RESERVED: Final = b"amq."  # only brokers make queues with this prefix
-#: Exclusive queues remembered per connection, and the longest declaration. All others end only with the connection to
-#: the broker.
+_RESERVED: Final = b"amq."
+#: Remembered per connection, and the longest declaration. Others end only with the connection.
 _MAX_EXCLUSIVE: Final = 10_000
 _MAX_DECLARE_BYTES: Final = 1024
 _RECOVERS: Final = frozenset((wire.BASIC_RECOVER, wire.BASIC_RECOVER_ASYNC))
-_KEY_BITS: Final = (1 << 62) - 1  # keeps order keys within 62 bits
+_KEY_BITS: Final = (1 << 62) - 1
 _NS: Final = 1_000_000_000
 
 
 class Publishes(Stream):
-    """The client's stream."""
-
     side = Side.CLIENT
 
     def __init__(self, memory: Memory, shared: Shared, owner: Owner) -> None:
         super().__init__(memory, shared, owner)
         spool = self._spool = shared.context.spool
         self._most_age_ns = 0 if spool is None else round(spool.settings.most_age_s * _NS)
-        self.exclusive: dict[bytes, bytes] = {}  # the client's exclusive queues, with the frames that declared them
-        # Those that are being deleted since the client has left, by the channel in which that is done.
+        self.exclusive: dict[bytes, bytes] = {}  # with the frames that declared them
+        # Exclusive queues of a client that has left, by the channel that deletes them.
         self.deleting: dict[int, dict[bytes, bytes]] = {}
         self.published = False
-        #: Until connection.open-ok the client may use channel 0 only.
         self.last_channel = 0
         self.most_body_bytes = shared.context.options.max_message_bytes
         self._last_words = b""  # the client's connection.close, which waits for its publishes
-        self._completes = False  # incomplete contents are forgotten since
+        self._completes = False
 
     def _take_method(self, method: int, frame: bytes, number: int) -> None:
         lane = self._lanes.get(number)
@@ -60,7 +56,6 @@ class Publishes(Stream):
             if lane is not None and method == wire.BASIC_PUBLISH:
                 self._open_content(Content(lane), frame)
         elif lane is None:
-            # The broker refuses a channel too many.
             if method == wire.CHANNEL_OPEN and len(self._channels) < self._about.channel_max:
                 self._owner.channel_opens(Channel(number))
             self._pass(frame)
@@ -73,7 +68,7 @@ class Publishes(Stream):
         elif method == wire.CHANNEL_FLOW_OK:
             self._pass(frame)
         elif method == wire.CHANNEL_CLOSE_OK:
-            # The broker has ignored what came before, except for a close.
+            # The broker has ignored all earlier frames except a close.
             if lane.channel.dead:
                 for each in [item for item in lane.ready if isinstance(item, bytes)]:
                     self._pass(each)
@@ -124,7 +119,7 @@ class Publishes(Stream):
                 self._marking.forget_all()
             self.finished = True
         elif self.finished:
-            # Behind either peer's close only close-ok counts. It stays behind the client's own close.
+            # After either peer's close only close-ok counts. It stays behind the client's own close.
             if method == wire.CONNECTION_CLOSE_OK and self._about.closed_by is Side.BROKER:
                 if self._last_words:
                     self._last_words += frame
@@ -159,7 +154,7 @@ class Publishes(Stream):
             self.declared(queue, frame)
 
     def _take_consumer(self, method: int, channel: Channel, frame: bytes) -> bytes:
-        """Take a consume or a cancel. Return it as one that the broker answers."""
+        """Return a consume or a cancel as one that the broker answers."""
         arguments = wire.arguments(frame)
         begins = method == wire.BASIC_CONSUME
         no_wait = wire.CONSUME_NO_WAIT if begins else wire.CANCEL_NO_WAIT
@@ -185,16 +180,14 @@ class Publishes(Stream):
         return frame[:bits_at] + bytes((bits & ~no_wait,)) + frame[bits_at + 1 :]
 
     def _take_settling(self, method: int, channel: Channel, frame: bytes) -> bytes:
-        """Take an ack, nack, reject or recover, which must not settle deliveries that the client has not seen.
+        """Return what to forward of an ack, nack, reject or recover.
 
-        Returns:
-            What to forward; empty for nothing.
+        It must not settle deliveries that the client has not seen.
         """
         if channel.dead or channel.closes:
             return frame
         now_ns = self._stages.now_ns
         if method in _RECOVERS:
-            # The answer tells which deliveries were requeued.
             self._check_unanswered(len(channel.recovering))
             channel.recovering.append(method == wire.BASIC_RECOVER)
             self._consumers.give_back(channel, now_ns)
@@ -207,7 +200,7 @@ class Publishes(Stream):
         is_all = multiple and not tag
         assert tags is not None  # noqa: S101 - the caller has checked
         if channel.recovering:
-            # All that the client was sent is being requeued.
+            # All deliveries seen by the client are being requeued.
             return b"" if is_all else frame
         shown, waits = self._owner.shown(channel)
         if is_all:
@@ -220,7 +213,7 @@ class Publishes(Stream):
                 self._consumers.give_back(channel, now_ns)
             if not waits or tag <= shown or (tag <= tags.latest and not tags.is_open(tag)):
                 return frame
-            # Tag 0, which the broker refuses as it would refuse this one if nothing waited here.
+            # The broker refuses tag 0 as it would refuse this tag if nothing waited here.
             return wire.settling(method, channel.number, 0, bits ^ multiple)
         tags.settle(tag, multiple=multiple)
         if channel.deliveries.by_tag and not channel.doomed:
@@ -228,13 +221,11 @@ class Publishes(Stream):
         return wire.settling(method, channel.number, tag, bits) if is_all and waits else frame
 
     def _take_successor(self, method: int, former: Channel, frame: bytes) -> None:
-        """Let the open of a channel wait while its number is in use at the broker."""
         if method != wire.CHANNEL_OPEN:
             raise self._stop(wire.CHANNEL_ERROR, f"a method on channel {former.number}, which it has closed")
         former.successor = channel = Channel(former.number)
         lane = channel.to_broker
         lane.shut = True
-        # The client's frames no longer reach the former lane there.
         self._lanes[-former.number] = former.to_broker
         self._lanes[former.number] = lane
         self._set_aside(Method(lane, frame, barrier=True))
@@ -249,9 +240,9 @@ class Publishes(Stream):
     def leave(self, channel: Channel, consumers: Iterable[bytes]) -> None:
         """Close a channel that its client has left, so that the broker requeues its deliveries.
 
-        If publishes wait, the channel is opened again for them and closed behind them. Waiting methods that affect only
-        the client's channel are dropped, and so is what was not committed. Where a commit waits, the broker has the
-        rest of the transaction: the channel stays open until then, and only its ``consumers`` are cancelled.
+        If publishes wait, it is opened again for them and closed after them. Uncommitted publishes are dropped, and so
+        are waiting methods that affect only the client's channel. If a commit waits, the broker has the first part of
+        the transaction: the channel stays open until the commit, and only its ``consumers`` are cancelled.
         """
         lane = channel.to_broker
         if channel.left or channel.dead:
@@ -316,7 +307,6 @@ class Publishes(Stream):
         self.flush()
 
     def cannot_leave(self) -> bool:
-        """Say whether a channel with consumers cannot be closed, since it is within a content."""
         return any(lane.channel.latest and lane.is_within_content() for lane in self._lanes.values())
 
     def forget_exclusive(self) -> None:
@@ -344,13 +334,13 @@ class Publishes(Stream):
     def delete_exclusive(self) -> None:
         """Delete the client's exclusive queues, as the broker does at the end of a connection.
 
-        Each is declared again first, which fails if the name belongs to another client by now.
+        Each is declared first, which fails if the name belongs to another client by now.
         """
         queues, self.exclusive = self.exclusive, {}
         self._delete([queues] if queues else [])
 
     def delete_apart(self, number: int) -> None:
-        """Delete queues one by one after the broker closed their channel because one belonged to another client."""
+        """Delete queues one by one after the broker closed their channel over one of another client."""
         queues = self.deleting.pop(number, {})
         if len(queues) > 1:
             self._delete([{queue: declares} for queue, declares in queues.items()])
@@ -376,7 +366,6 @@ class Publishes(Stream):
 
     def feed(self, chunk: memoryview) -> Sequence[Request]:
         if not self.last_channel and self._about.opened:
-            # Before, the client was not authenticated.
             self.last_channel = self._about.own_channel - 1 if self._about.own_channel else wire.MAX_CHANNEL
             if self._about.tuned_bytes:
                 self.most_payload_bytes = self._about.tuned_bytes - wire.FRAME_BYTES
@@ -424,7 +413,6 @@ class Publishes(Stream):
         return self._marking.is_small(content.target, content.left_bytes)
 
     def _begin_writing(self, content: Content, frames: Buffer) -> Buffer:
-        """Number a publish with confirms, and mark it if it is to wait for consumers."""
         channel, marking = content.lane.channel, self._marking
         if not content.number or channel.confirms is None:
             return frames
@@ -452,7 +440,6 @@ class Publishes(Stream):
             self._last_words = b""
 
     def awaits_answers(self) -> bool:
-        """Say whether the client waits for a confirm, or for the answer to a waiting method."""
         return any(
             lane.after
             or lane.channel.waiting
@@ -475,7 +462,6 @@ def _has(item: Content | Method, method: int) -> bool:
 
 
 def _queue_of(frame: bytes) -> tuple[bytes, int, int]:
-    """Return the queue name, the bits behind it, and where these are."""
     arguments = wire.arguments(frame)
     arguments.short()
     queue, bits_at = arguments.short_string(), arguments.position

@@ -1,13 +1,13 @@
-"""Replays the publishes of an earlier process from the spool: those without confirms, which no client sends again.
+"""Replays unconfirmed publishes that an earlier process left in the spool: no client sends those again.
 
-The next connection with the same user, vhost and listener does it, since Sluice has no credentials of its own. It has a
-channel of its own there, whose number the client was not offered (``about``) and of which it sees nothing. Messages get
-a header, as they may have been sent before, and wait for limits. An entry leaves the spool when it is written, so what
-is left when a connection ends stays for the next one.
+Sluice has no credentials, so this is done on the next connection with the same user, vhost and listener. It uses a
+channel that the client does not see and whose number was not offered to it (``about``). Messages get a header field,
+because they may be duplicates, and wait for limits. An entry leaves the spool when it is written. The rest stays for
+another connection if this one ends.
 
-A broker closes the channel for a message that it refuses, without saying which. So all queues are asked about at once,
-but only one, the owner of the channel, sends at a time: before the next one does, the broker has to agree to a close of
-the channel. The rest of a queue for which it closed the channel itself is dropped.
+A broker closes the channel for a message that it refuses, without saying which one. So all queues are asked about, but
+only one of them, the owner of the channel, sends at a time. Before the next one sends, the broker has to confirm a
+close of the channel. If the broker closes the channel itself, the rest of the owner's queue is dropped.
 
 ========== ======================================= =============================================================
 channel    waits for                               then
@@ -36,21 +36,19 @@ from proxy.protocols.base import Replayed, SessionContext
 from proxy.spool.queue import Queue
 from proxy.spool.spool import QueueName, Spool
 
-#: Queues asked about at once. Each may have one message in memory.
+#: Queues asked about at once, with one message each in memory.
 _MAX_AT_ONCE: Final = 8
-_MAX_IN_TURN: Final = 256  # messages of one queue before another gets its turn
-_MAX_UNWRITTEN_BYTES: Final = 256 * 1024  # bytes on their way to the broker's socket
-_MAX_DROPPED: Final = 1024  # expired or unreadable messages dropped at a time
-_AGAIN_NS: Final = 10_000_000  # when to ask again after a handler answered Later
-_FORCED: Final = wire.CONNECTION_FORCED  # the code with which a broker closes a connection that did no wrong
-#: After this many connections closed over a queue, it is dropped.
+_MAX_IN_TURN: Final = 256  # of one queue
+_MAX_UNWRITTEN_BYTES: Final = 256 * 1024  # not in the broker's socket yet
+_MAX_DROPPED: Final = 1024
+_AGAIN_NS: Final = 10_000_000  # before asking again after Later
+_FORCED: Final = wire.CONNECTION_FORCED  # a close without a fault of the connection
+#: A queue is dropped after the broker closed this many connections over it.
 _MAX_FAILURES: Final = 3
 _KEY_BITS: Final = (1 << 62) - 1
 
 
 class _Head(Enum):
-    """The state of a queue's first message."""
-
     UNKNOWN = 1
     READING = 2
     ASKED = 3
@@ -59,22 +57,18 @@ class _Head(Enum):
 
 
 class _Line:
-    """One queue."""
-
     __slots__ = ("dropped", "expired", "frames", "head", "name", "queue", "request", "sent")
 
     def __init__(self, queue: Queue) -> None:
         self.queue = queue
         self.name = QueueName.read(queue.name)
         self.head = _Head.UNKNOWN
-        self.request: Request | None = None  # for the first message, while it is ASKED or HELD
-        self.frames = b""  # of the first message, to be sent
+        self.request: Request | None = None  # while the first message is ASKED or HELD
+        self.frames = b""
         self.sent = self.expired = self.dropped = 0
 
 
 class _Channel(Enum):
-    """See the module's docstring."""
-
     SHUT = 1
     OPENING = 2
     OPEN = 3
@@ -82,12 +76,12 @@ class _Channel(Enum):
 
 
 class Replay:
-    """What one connection replays of ``queues`` taken from the spool.
+    """Replays ``queues`` taken from the spool on one connection.
 
     Args:
-        send: writes frames to the broker if that is possible now; returns whether it was.
-        listen: has ``written`` called from now on, or no more.
-        failures: how many connections the broker closed over a queue, by its number; of all sessions.
+        send: Writes frames to the broker and returns True if that is possible now.
+        listen: Turns calls of ``written`` on or off.
+        failures: Connections that the broker closed over a queue, by its number, of all sessions.
     """
 
     side = Side.CLIENT
@@ -106,21 +100,19 @@ class Replay:
     ) -> None:
         assert context.spool is not None  # noqa: S101 - where the queues are from
         self.number = number
-        self.again_ns: int | None = None  # when to call ``ask`` without being woken
-        self.charges: list[Charge] = []  # always empty, unlike those of a stream
+        self.again_ns: int | None = None
+        self.charges: list[Charge] = []  # always empty, unlike a stream's
         self._spool: Spool = context.spool
         self._wake, self._give_up, self._report = context.wake, context.give_up, context.replayed
         self._names, self._most_payload_bytes = names, most_payload_bytes
         self._send, self._listen, self._failures = send, listen, failures
         self._channel = _Channel.SHUT
-        #: Queues to come, and those being asked about in the order of their turns.
         self._later = deque(_Line(queue) for queue in queues)
         self._lines: deque[_Line] = deque()
-        #: Whose messages the broker may still be looking at, and how many were sent in this turn.
+        #: The queue whose messages the broker may still be checking, and the messages sent in this turn.
         self._owner: _Line | None = None
         self._turn = 0
         self._unwritten_bytes = 0
-        #: To be sent before anything else.
         self._answer = b""
         self._is_stopped = False
         self._begin_some()
@@ -140,12 +132,11 @@ class Replay:
         return requests
 
     def _next(self, line: _Line, now_ns: int) -> Request | None:
-        """Return the request for the first message of a queue that can be sent."""
         queue = line.queue
         for _ in range(_MAX_DROPPED):
             entry = queue.head()
             if entry is None:
-                line.head = _Head.READING  # the queue is empty, or its head is on disk
+                line.head = _Head.READING  # empty, or its head is on disk
                 return None
             if queue.ending(now_ns) == "expired":
                 queue.pop("expired")
@@ -186,7 +177,6 @@ class Replay:
             if not isinstance(line, _Line):
                 continue
             if line.request is not request:
-                # Its queue was dropped or returned.
                 if isinstance(verdict, Hold):
                     self._give_up((request,))
             elif isinstance(verdict, Hold):
@@ -199,7 +189,7 @@ class Replay:
         self.go_on()
 
     def resolved(self, request: Request) -> bool:
-        """Send a held message. Return whether it is one of these."""
+        """Send a held message. Return whether it belongs to the replay."""
         line = request.handle
         if not isinstance(line, _Line):
             return False
@@ -213,7 +203,7 @@ class Replay:
             pass
 
     def _step(self) -> bool:
-        """Send one thing if possible. Return whether more may follow."""
+        """Return whether more may be sent."""
         if self._answer and not self._send(self._answer):
             return False
         self._answer = b""
@@ -249,7 +239,6 @@ class Replay:
         self._listen(count > 0)
 
     def _granted(self, but: _Line | None = None) -> _Line | None:
-        """Return a queue that may send, after finishing empty ones."""
         for line in list(self._lines):
             if not line.queue.count and line is not self._owner:
                 self._finish(line)
@@ -273,13 +262,12 @@ class Replay:
         elif (method, self._channel) == (wire.CHANNEL_OPEN_OK, _Channel.OPENING):
             self._channel = _Channel.OPEN
         elif (method, self._channel) == (wire.CHANNEL_CLOSE_OK, _Channel.CLOSING) and owner is not None:
-            # The others first.
             self._channel, self._owner = _Channel.SHUT, None
             self._lines.remove(owner)
             self._lines.append(owner)
 
     def stop(self, code: int = _FORCED, text: str = "") -> None:
-        """Leave the rest to another connection; ``code`` and ``text`` are the broker's if it closed this one."""
+        """Leave the rest to another connection. ``code`` and ``text``: the broker's, if it closed this one."""
         self._is_stopped = True
         suspect = self._owner
         if code != _FORCED and suspect is not None:
@@ -318,7 +306,6 @@ class Replay:
         self._finish(line, dropped, reason)
 
     def _finish(self, line: _Line, dropped: int = 0, reason: str = "") -> None:
-        """Finish a queue, and begin with another one."""
         self._lines.remove(line)
         self._end(line, dropped, reason)
         self._begin_some()
@@ -353,4 +340,4 @@ class Replay:
 
 
 def _nobody(_: Queue) -> None:
-    """Stands in for the callback of a closed queue, to cut a reference cycle."""
+    """Replaces the callback of a closed queue, to cut a reference cycle."""

@@ -1,4 +1,4 @@
-"""One AMQP 0.9.1 connection, sans-IO: the protocol header, the two streams, heartbeats, alarms, and how it ends."""
+"""One AMQP 0.9.1 connection, sans-IO: protocol header, the two streams, heartbeats, alarms and closing."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -33,38 +33,37 @@ if TYPE_CHECKING:
 
     from proxy.deciding.judge import Judge
 
-#: The first byte of a broker's answer to an unsupported version, after which it closes (spec section 2.2.4).
+#: First byte of a broker's answer to an unsupported version, after which it closes (2.2.4).
 _OTHER_VERSION: Final = wire.PROTOCOL_HEADERS[0][0]
 _HEADER_BYTES: Final = wire.PROTOCOL_HEADER_BYTES
-#: The protocol headers of AMQP 1.0, with SASL and without.
 _AMQP_1_0: Final = (b"AMQP\x03\x01\x00\x00", b"AMQP\x00\x01\x00\x00")
 #: Frames. Lending costs as much as reading some chunks.
 _FEW_READS: Final = 4
 _NS: Final = 1_000_000_000
-#: More channels stay with Python: the numbers of each are copied when the compiled part takes a connection.
+#: More channels stay with Python: lending copies the numbers of each.
 _MAX_LENT_CHANNELS: Final = 1024
 _MIB = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class AMQP091Options:
-    """What can be set for an AMQP 0.9.1 listener.
+    """Options of an AMQP 0.9.1 listener.
 
     Attributes:
-        tls: for clients that begin with a TLS handshake, where that does not end at the listener: ``refuse`` closes
-            the connection, ``pass`` relays it unread, without limits.
-        max_waiting_bytes: what may wait of one connection in each direction, with what it takes in memory; over it
-            that side is not read until some of it has gone on.
-        max_waiting_bytes_in_all: likewise of all connections to a broker; over it no side is read of which more
-            waits than an equal part.
-        max_message_bytes: a publish that announces a longer body counts as one message without a body, since the broker
-            refuses it and none of it may ever come. It should be no less than the broker's own ``max_message_size``:
-            128 MiB in RabbitMQ 3, 16 MiB in RabbitMQ 4, unless it is set there.
-        max_pending_bytes: what messages may take in memory, of all connections to a broker, that wait for the acks of
-            their consumers because of a rule with ``confirm = "after_consume"``; over it messages go as they came.
-        scan: what reads plain publishes, and confirms: ``compiled`` is the compiled part (the package sluice_native),
-            ``python`` reads frame by frame and is always available, ``auto`` takes the compiled part if it is
-            installed.
+        tls: What to do with a TLS handshake that the listener does not terminate. ``refuse`` closes the connection,
+            ``pass`` relays it unread, without limits.
+        max_waiting_bytes: Memory for waiting messages, per connection and direction. Above it that side is not read
+            until some have been forwarded.
+        max_waiting_bytes_in_all: Memory for waiting messages of all connections to a broker. Above it a side with more
+            than an equal share is not read.
+        max_message_bytes: A publish that announces a longer body counts as one message without a body: the broker
+            refuses it, and the body may never arrive. It should be at least the broker's own ``max_message_size``, by
+            default 128 MiB in RabbitMQ 3 and 16 MiB in RabbitMQ 4.
+        max_pending_bytes: Memory, for all connections to a broker, for messages that wait for consumer acks because of
+            a rule with ``confirm = "after_consume"``. Above it the broker confirms as usual.
+        scan: Which code reads plain publishes and confirms. ``compiled`` is the compiled part (the package
+            sluice_native), ``python`` reads frame by frame and is always available, ``auto`` uses the compiled part if
+            it is installed.
     """
 
     tls: Tls = "refuse"
@@ -76,7 +75,7 @@ class AMQP091Options:
 
 
 class AMQP091Session(Session):
-    """The session of one client's connection. The context's options are AMQP091Options, its hub a ``memory.Hub``."""
+    """The session of one client connection, with AMQP091Options and a ``memory.Hub``."""
 
     ticks = True
     lends = COMPILED is not None
@@ -95,11 +94,10 @@ class AMQP091Session(Session):
         after_consume.most_bytes = options.max_pending_bytes
         self._marking = Marking(context, self._who, after_consume)
         self._consumers = ConsumerAcks(names, after_consume)
-        #: If the compiled part may read, where it finds limits; what it knows of the channels, from the first time on.
+        #: None if the compiled part may not read. Its state of the channels, from the first lend on.
         self._resources = context.resources if scans(options.scan) else None
         self._compiled: Channels | None = None
         self._is_lent = False
-        #: Who is to be called after writes.
         self._listeners: set[str] = set()
         self._stages = Stages(context.stage, context.writer, partial(self._listen, "stages"), context.wake)
         shared = Shared(context, self._consumers, self._marking, self._stages, names)
@@ -108,32 +106,29 @@ class AMQP091Session(Session):
         self._publishes = Publishes(self._memory[Side.CLIENT], shared, self)
         self._streams: dict[Side, Stream] = {Side.CLIENT: self._publishes, Side.BROKER: self._answers}
         self._replay: Replay | None = None
-        #: The open batch of ``tick`` and its source, and whose turn it was to ask.
+        #: The open batch of ``tick`` and its source.
         self._asked: tuple[Batch, Stream | Replay] | None = None
         self._turn = 0
-        #: The protocol header so far. Then frames are decoded or relayed unread, or the broker is to answer an unknown
-        #: version.
+        #: The protocol header. Then frames are decoded, or relayed unread, or the broker rejects the version.
         self._header = b""
         self._unread = False
         self._foreign = False
         self._broker_begun = False
-        #: connection.open-ok was seen, and spooled messages of an earlier process were looked for.
         self._begun = False
         self._ended: set[Side] = set()
-        #: The client has gone or has closed the connection while its publishes wait, and Sluice is to send close-ok.
+        #: The client has left while publishes wait. Sluice has to send close-ok.
         self._gone = self._agrees = False
-        #: Since the last heartbeat: who was heard, and who was written to.
+        #: Since the last heartbeat.
         self._heard: set[Side] = set()
         self._written: set[Side] = set()
         self._heartbeat_ns: int | None = None
-        #: The publish that is timed: its channel, the broker's number, and when it was forwarded.
+        #: The timed publish: channel, the broker's number, time of forwarding.
         self._timed: tuple[Channel, int, int] | None = None
-        #: The reason of the current alarm. The client is not read because of it.
         self._alarm = b""
         self._blocked = self._waits_for_spool = False
-        #: Contents that had begun then, which are read to their ends; None while a frame is incomplete.
+        #: Contents that had begun at the block: they are read to their ends. None while a frame is incomplete.
         self._to_finish: list[Content] | None = None
-        #: Sluice has sent connection.close to the broker. The last bytes received since.
+        #: Sluice has sent connection.close to the broker. The last bytes since.
         self._closes = False
         self._last_heard = b""
 
@@ -143,7 +138,6 @@ class AMQP091Session(Session):
         self._answers.open_lane(channel.number, channel.to_client)
 
     def _end_consumers(self, channel: Channel) -> None:
-        """End the client's side of a channel: nothing more is delivered or confirmed to it."""
         self._marking.forget(channel)
         self._consumers.close(channel, self._stages.now_ns)
         self._answers.give_up(channel.to_client)
@@ -151,13 +145,12 @@ class AMQP091Session(Session):
             self._timed = None
 
     def channel_dies(self, channel: Channel) -> None:
-        """Take the broker's close of a channel. The broker still answers a close of the client's."""
+        """Handle the broker's close. The broker still answers a close from the client."""
         channel.dead = True
         self._end_consumers(channel)
         self._publishes.give_up(channel.to_broker, methods=False)
 
     def channel_closes(self, number: int) -> None:
-        """Forget a channel that both peers have closed."""
         channel = self._channels.pop(number, None)
         if channel is not None:
             channel.dead = True
@@ -185,7 +178,6 @@ class AMQP091Session(Session):
             self._answers.left_channels.add(channel)
 
     def client_leaves(self) -> None:
-        """End the client's side of the connection while its publishes are still to be forwarded."""
         self._gone = True
         answers, publishes = self._answers, self._publishes
         answers.finished = answers.silent = True
@@ -201,10 +193,8 @@ class AMQP091Session(Session):
         self._context.wake()
 
     def hear_left(self, channel: Channel, method: int) -> None:
-        """Take a method of the broker on a channel that the client has left."""
         if method == wire.CHANNEL_CLOSE:
             channel.dead = True
-            # A close of it has been sent, or is sent now.
             lane = channel.to_broker
             own = [item for item in lane.ready if isinstance(item, bytes)] if lane.shut else []
             self._publishes.give_up(lane, methods=lane.shut)
@@ -221,7 +211,6 @@ class AMQP091Session(Session):
             self._publishes.delete_exclusive()
 
     def requeue(self, channel: Channel, tag: int) -> None:
-        """Requeue a delivery that the client has not seen."""
         if channel.tags is not None:
             channel.tags.settle(tag)
         self._consumers.settled(wire.BASIC_NACK, channel, tag, wire.NACK_REQUEUE, self._stages.now_ns)
@@ -231,7 +220,7 @@ class AMQP091Session(Session):
     def broker_ends(self, arguments: Reader) -> None:
         if self._replay is not None:
             code, text = arguments.short(), arguments.short_string().decode(errors="replace")
-            # Replays only publish: a close over another method is the client's fault.
+            # Replays only publish. A close over another method is the client's fault.
             over = arguments.short() << 16 | arguments.short()
             self._replay.stop(*((code, text) if over in {0, wire.BASIC_PUBLISH} else ()))
         self._publishes.finished = True
@@ -293,7 +282,6 @@ class AMQP091Session(Session):
         return None
 
     def _begin(self, chunk: memoryview) -> memoryview:
-        """Take the protocol header. Return the rest of the chunk."""
         if self._foreign:
             return chunk[:0]
         if not self._header:
@@ -306,7 +294,7 @@ class AMQP091Session(Session):
         if len(self._header) == _HEADER_BYTES:
             self._publishes.out.append(self._header)
             if self._header not in wire.PROTOCOL_HEADERS:
-                self._foreign = True  # the broker answers with its version
+                self._foreign = True
                 return chunk[:0]
         return chunk[missing:]
 
@@ -318,7 +306,6 @@ class AMQP091Session(Session):
         return "which is not AMQP 0.9.1"
 
     def _who(self) -> ConnectionInfo:
-        """Return the connection, with the scopes of user and vhost once they are known."""
         if self._about.vhost and not self._signed_in:
             self._signed_in = True
             self._connection = replace(self._connection, scopes=(*self._connection.scopes, *self._about.scopes()))
@@ -356,10 +343,10 @@ class AMQP091Session(Session):
             raise stream.close
 
     def _flush(self) -> None:
-        # What one stream reads may unblock the other.
+        # One stream may unblock the other.
         for stream in self._streams.values():
             stream.flush()
-        # After the close-ok the client may connect again and declare the same queues.
+        # After close-ok the client may reconnect and declare the same queues.
         if self._agrees and not self._publishes.deleting and self._answers.insert(None, wire.CLOSE_OK_FRAME):
             self._agrees = False
             self._about.closed_by = Side.CLIENT
@@ -404,7 +391,6 @@ class AMQP091Session(Session):
         publishes = self._publishes
         if publishes.old_ns is not None and publishes.old_ns <= now_ns:
             publishes.again_ns = None
-        # Not before the time at which it is to ask again.
         sources = [source for source in sources if source.again_ns is None or source.again_ns <= now_ns]
         batch = None
         for source in sources:
@@ -420,7 +406,6 @@ class AMQP091Session(Session):
         return batch
 
     def _answer_waiting(self, now_ns: int) -> None:
-        """Answer publishes that waited for consumers, or publish them again."""
         answers, again = self._marking.answer(now_ns)
         for message in again:
             self._publishes.publish_again(message)
@@ -458,9 +443,9 @@ class AMQP091Session(Session):
         return self._stages.all()
 
     def _beat(self) -> None:
-        """Send a heartbeat to a peer that heard nothing, if the other one is alive."""
+        """Send a heartbeat to each peer that was not written to, if the other one is alive."""
         if Side.CLIENT not in self._heard and not self._gone:
-            # The broker does not notice, since it receives what was held.
+            # A broker that receives held messages does not notice a silent client.
             self._context.client_silent()
         for side, stream in self._streams.items():
             there = side in self._heard or (self._gone and side is Side.CLIENT) or self.paused(side)
@@ -470,14 +455,13 @@ class AMQP091Session(Session):
         self._written.clear()
 
     def withholds(self) -> bool:
-        """Say whether a channel may be needed for a replay. An exempt connection would replay without limits."""
+        """Return whether a replay may need a channel. An exempt connection would replay without limits."""
         spool, connection = self._context.spool, self._connection
         if spool is None or connection.exempt:
             return False
         return spool.has_recovered(lambda name: name.listener == connection.listener)
 
     def _begin_replay(self) -> None:
-        """Replay what was spooled for the same listener, user and vhost."""
         spool, about, listener = self._context.spool, self._about, self._connection.listener
         if spool is None or self._publishes.finished or self._connection.exempt:
             return
@@ -507,7 +491,7 @@ class AMQP091Session(Session):
             self._replay.go_on()
 
     def alarm(self, reason: str, now_ns: int) -> None:
-        """Block a client that publishes, with everything that it sends, as RabbitMQ does."""
+        """Block a publishing client with everything that it sends, as RabbitMQ does."""
         if not self._connection.exempt:
             self._alarm = reason.encode()
             self._look_at_alarm(now_ns)
@@ -523,13 +507,12 @@ class AMQP091Session(Session):
         self._context.stage.block(now_ns, on=self._blocked)
 
     def _stop_waits(self) -> None:
-        """Stop what an end of any kind ends: the replay, and waits for consumers."""
         self._marking.forget_all()
         if self._replay is not None:
             self._replay.stop()
 
     def dismisses_client(self, detail: str, now_ns: int) -> bool:
-        """Close the client's side if only what it assumes delivered is in flight."""
+        """Close the client's side if it waits for no answer. It assumes its messages in flight delivered."""
         del now_ns
         self._marking.end()
         if not self._about.opened or self._publishes.finished or self._about.closed_by is not None:
@@ -540,7 +523,6 @@ class AMQP091Session(Session):
         return self._answers.silent
 
     def farewell(self, detail: str, now_ns: int) -> None:
-        """Queue a connection.close for each peer that has not sent or received one."""
         del now_ns
         self._stop_waits()
         if self._publishes.finished or self._about.closed_by is not None:
@@ -549,7 +531,7 @@ class AMQP091Session(Session):
         failed = self._publishes.close is not None
         code = self._publishes.code if failed else wire.CONNECTION_FORCED
         if not self._about.opened:
-            # Before open-ok a client understands a close. A broker expects none.
+            # Before open-ok a client understands a close. A broker does not expect one.
             if failed and self._about.vhost and Side.BROKER not in self._ended:
                 self._answers.insert(None, wire.connection_close(code, detail))
             return
@@ -571,7 +553,7 @@ class AMQP091Session(Session):
         return self._about.closed_by
 
     def keeps(self, side: Side) -> bool:
-        """Keep publishes without confirms of a client that has gone: it assumes them delivered."""
+        """Keep the unconfirmed publishes of a client that has left: it assumes them delivered."""
         if side is Side.BROKER or Side.BROKER in self._ended:
             return False
         if not self._gone:
@@ -619,7 +601,7 @@ class AMQP091Session(Session):
         if self._compiled is None:
             self._compiled = COMPILED.Channels(self._resources, self._names.before)
         terms = self._names.with_keys, answers.limited, _ = self._terms()
-        # Clients give messages no ids here.
+        # AMQP 0.9.1 clients give messages no ids.
         judge.ids, judge.stays = None, lambda: self._terms() == terms
         (rests, cut), (deliveries, cut_of_broker) = publishes.lend(), answers.lend()
         lent: Lent = COMPILED.lend_amqp091(
@@ -631,7 +613,7 @@ class AMQP091Session(Session):
             },
             publishes.most_payload_bytes + wire.FRAME_BYTES,
             publishes.most_body_bytes,
-            # Who publishes is known from the first batch on.
+            # The publisher is known from the first batch on.
             judge.connection is self._who(),
             self._names.with_keys,
             not answers.limited,
@@ -644,12 +626,10 @@ class AMQP091Session(Session):
         return lent
 
     def _terms(self) -> tuple[bool, bool, bool]:
-        """Say if routing keys are limited, and deliveries, and if consumers may confirm publishes."""
         context = self._context
         return context.limits_kind(ROUTING_KEY), context.limits_kind(DELIVERY), context.after_consume()
 
     def _is_plain(self) -> bool:
-        """Say whether the compiled part would read what comes next as the session does."""
         publishes, about, channels = self._publishes, self._about, self._channels.values()
         _, limits_deliveries, confirms_after_consume = self._terms()
         return (
@@ -668,7 +648,7 @@ class AMQP091Session(Session):
         )
 
     def put_back(self, side: Side, beginning: bytes, now_ns: int) -> None:
-        # The peer was heard when that came, and perhaps has not been since.
+        # The peer was heard when these bytes arrived, perhaps not since.
         heard = set(self._heard)
         super().put_back(side, beginning, now_ns)
         self._heard = heard
@@ -706,7 +686,7 @@ class AMQP091Session(Session):
     def take(self, side: Side) -> Sequence[Buffer]:
         out = self._streams[side.other].take()
         if out and (len(out) > 1 or out[0] is not wire.HEARTBEAT_FRAME):
-            # A heartbeat alone does not put off the next one.
+            # A heartbeat alone does not delay the next one.
             self._written.add(side)
         return out
 
@@ -715,10 +695,9 @@ class AMQP091Session(Session):
         return stream.own_bytes + stream.ready_bytes()
 
     def paused(self, side: Side) -> bool:
-        """Say whether the peer's share of memory is used up, and nothing has to be read first to free some.
+        """Return whether the peer's share of memory is used up and further reading cannot free any.
 
-        A blocked client is read to the end of the contents that it had begun, which block their channels. Those that it
-        begins after that are not waited for.
+        A blocked client is read to the end of the contents that it had begun, because they block their channels.
         """
         if side is Side.CLIENT and self._blocked and self._publishes.between_frames():
             unfinished = self._publishes.unfinished()
@@ -729,12 +708,10 @@ class AMQP091Session(Session):
         return self._is_full(side) and self._streams[side].can_stop()
 
     def most_bytes(self, side: Side) -> int:
-        """Before a pause, read only to the end of the frame."""
         pauses = self._is_full(side) or (self._blocked and side is Side.CLIENT)
         return self._streams[side].missing_bytes() if pauses else NO_BOUND
 
     def _look_at_spool(self, now_ns: int) -> None:
-        """Show in the stages whether the connection waits for the spool."""
         spool, publishes = self._context.spool, self._publishes
         if spool is not None and (spool.is_stopped or self._waits_for_spool):
             waits = spool.is_stopped and publishes.puts_aside() and publishes.can_stop()
@@ -776,7 +753,6 @@ class AMQP091Session(Session):
         return not self._answers.between_frames()
 
     def missing_bytes(self, side: Side) -> int:
-        """Bound the client's frame only."""
         if self._unread or side is Side.BROKER:
             return NO_BOUND
         if len(self._header) < _HEADER_BYTES:

@@ -1,6 +1,7 @@
-"""The stages of one connection and the credit between them, as defined in ``proxy.flow.credit``.
+"""The credit stages of one connection (see ``proxy.flow.credit``).
 
-A channel has a stage once something of it waits, and each of its lines has one. What passes at once is not counted.
+A channel has a stage while something of it waits, and so has each of its lines. Messages that pass immediately are not
+counted.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,12 +11,10 @@ from proxy.protocols.amqp091.channel import Channel
 
 
 class Stages:
-    """The stages of one connection."""
-
     def __init__(
         self, connection: Stage, writer: Stage, hear_of_writes: Callable[[bool], None], wake: Callable[[], None]
     ) -> None:
-        self.now_ns = 0  # when the session was called last
+        self.now_ns = 0
         # Of messages that have waited and are not in the kernel's buffer yet.
         self.unwritten_bytes = 0
         self._connection = connection
@@ -25,7 +24,7 @@ class Stages:
         self._hears = False
         self._channels: dict[Channel, Stage] = {}
         self._resources: dict[Stage, Channel] = {}
-        self._unwritten: dict[Stage, int] = {}  # how many forwarded messages there are of each resource
+        self._unwritten: dict[Stage, int] = {}  # forwarded messages of each resource
 
     def all(self) -> Sequence[Stage]:
         return [*self._channels.values(), *self._resources]
@@ -34,7 +33,6 @@ class Stages:
         del self._hear_of_writes
 
     def begin(self, channel: Channel, name: str) -> Stage:
-        """Return the stage of a new line."""
         gives, now_ns = self._connection.gives, self.now_ns
         own = self._channels.get(channel)
         if own is None:
@@ -56,7 +54,6 @@ class Stages:
         channel.ack(connection, count, now_ns)
 
     def end(self, resource: Stage) -> None:
-        """Close the stage of a line."""
         channel = self._resources.pop(resource)
         resource.close(self.now_ns)
         if not channel.to_broker.lines and not channel.to_client.lines:
@@ -71,13 +68,12 @@ class Stages:
             stage.close(self.now_ns)
 
     def goes(self, resource: Stage, size_bytes: int) -> None:
-        """Count a message that has waited and may be written."""
         resource.send(self._writer, 1, self.now_ns)
         self._unwritten[resource] = self._unwritten.get(resource, 0) + 1
         self.unwritten_bytes += size_bytes
 
     def written(self) -> None:
-        """Take note that the output is in the kernel's buffer, but for what the driver has not taken yet."""
+        """All output is in the kernel's buffer, except bytes that the driver has not taken yet."""
         unwritten, self._unwritten = self._unwritten, {}
         for resource, count in unwritten.items():
             self._writer.ack(resource, count, self.now_ns)

@@ -1,21 +1,20 @@
-"""One direction of a connection: bytes to frames and contents, and what of them is forwarded, and what waits.
+"""One direction of a connection: splits bytes into frames and contents, forwards them, and keeps those that wait.
 
-``feed`` reads a chunk frame by frame, ``pass_on`` forwards them once their contents are decided. Nothing is written in
-between. Bodies pass as they come: the verdict on a content covers its remaining frames, which pass, are dropped, or are
-added to its copy while it waits. All other frames are gathered, and a method until the header of its content has
-arrived.
+``feed`` reads a chunk frame by frame and returns the requests to decide. ``pass_on`` forwards the chunk once they are
+decided. A method is kept until the header of its content has arrived. Bodies are not gathered: the verdict on a content
+covers its remaining frames, which pass, are dropped, or are copied while it waits.
 
-What waits, for a limit or behind others, is in memory or in the spool:
+A content that waits for a limit, or behind others, is in memory or in the spool:
 
-1. Contents of one lane with the same key keep their order. While one is held, those behind it wait in its ``Line``.
-   Once it is resolved, the undecided ones are asked about in a batch of their own (``ask``).
-2. A barrier method waits until all lines of its lane are empty. Other methods and contents wait behind it, in
+1. Contents of one lane with the same key keep their order. While the first is held, the others wait in its ``Line``.
+   When it is resolved, the undecided ones are asked about in a new batch (``ask``).
+2. A barrier method waits until all lines of its lane are empty. Later methods and contents wait behind it, in
    ``Lane.after``.
-3. What may be forwarded is in ``Lane.ready`` until the output is at a boundary: not inside a frame, and not inside a
-   content of the same channel. Frames of Sluice's own wait there, too.
+3. Data that may be forwarded is in ``Lane.ready`` until the output is at a boundary: not inside a frame, and not inside
+   a content of the same channel. Sluice's own frames wait there, too.
 
-Spooled publishes come back in order to be asked about. Those that do not come back are answered if their client waits
-for that, and counted as given up.
+Spooled publishes come back in their order and are asked about. Those that do not come back are answered if the client
+waits for confirms, and counted as given up.
 """
 
 from abc import ABC, abstractmethod
@@ -55,27 +54,27 @@ from proxy.spool.queue import Lost, Queue
 from proxy.spool.segments import MAX_BYTES, Entry, Piece
 from proxy.spool.spool import QueueName, Spool
 
-#: After this many steps the rest of a chunk is left for later: some milliseconds. A frame or a header field is a step.
+#: Steps per chunk: a few milliseconds. The rest is left for later. A frame or a header field is a step.
 MAX_STEPS: Final = 256
 _STEPS_OF_CONTENT: Final = 5
-_STEPS_OF_KEY: Final = 4  # a routing key in CC or BCC has names and limits of its own
-#: The longest incomplete method or header frame that is kept, whatever the peers agreed on.
+_STEPS_OF_KEY: Final = 4  # a routing key in CC or BCC has its own names and limits
+#: Of an incomplete method or header frame, whatever frame_max the peers agreed on.
 MAX_GATHERED_BYTES: Final = 1024 * 1024
-#: The same for the broker, which ignores frame_max for them: a dead letter's header is longer than its publisher's.
+#: The same for the broker, which ignores frame_max here: dead-lettering lengthens a header.
 MAX_GATHERED_OF_BROKER_BYTES: Final = 16 * MAX_GATHERED_BYTES
-MAX_TAKEN_BACK_BYTES: Final = 4096  # a longer beginning of a frame is not read again with the next chunk
-MAX_BODY_BYTES: Final = 1 << 40  # a body that is announced longer counts as empty: it never arrives
-#: The same for clients, by default: RabbitMQ closes the channel of one that announces more.
+MAX_TAKEN_BACK_BYTES: Final = 4096  # a longer beginning of a frame stays with Python
+MAX_BODY_BYTES: Final = 1 << 40  # a longer body counts as empty: it never arrives
+#: The default for clients: RabbitMQ closes the channel of a client that announces more.
 MAX_MESSAGE_BYTES: Final = 128 * 1024 * 1024
-MAX_ASKED: Final = 256  # contents asked about in one batch, of all lines
-MAX_ENDED: Final = 1024  # contents that leave the spool in one call to be answered
-_AGAIN_NS: Final = 10_000_000  # when to ask again after a handler answered Later though nothing is in front
-#: How much a line takes out of the spool before it is asked about. Larger contents stay there.
+MAX_ASKED: Final = 256
+MAX_ENDED: Final = 1024
+_AGAIN_NS: Final = 10_000_000  # before asking again after Later though nothing is in front
+#: Bytes that a line takes out of the spool to ask about. Larger contents stay there.
 _WINDOW_BYTES: Final = 64 * 1024
-#: While more than this is forwarded and not written, or answered and not read, nothing leaves the spool.
+#: Nothing leaves the spool while more than this is forwarded but unwritten, or answered but unread.
 _MAX_UNWRITTEN_BYTES: Final = 1024 * 1024
-_LINE_BYTES: Final = 5 * 1024  # memory of a line without its contents, about: its stage, and its queue in the spool
-#: In the handle of a spool entry, above the client's number: it is charged to more than its target.
+_LINE_BYTES: Final = 5 * 1024  # of a line without its contents: its stage and its spool queue
+#: Flag in a spool entry's handle, above the client's number: also charged to resources beyond its target.
 _IS_COPIED: Final = 1 << 63
 _NEVER_NS: Final = 1 << 63
 _NS_PER_MS: Final = 1_000_000
@@ -84,8 +83,6 @@ _NS: Final = 1_000_000_000
 
 @dataclass(slots=True)
 class Shared:
-    """What the two streams of a connection share."""
-
     context: SessionContext
     consumers: ConsumerAcks
     marking: Marking
@@ -96,7 +93,7 @@ class Shared:
 
 
 class Owner(Protocol):
-    """The session, as its streams see it. Each of them calls what the other one has to know."""
+    """The session as its streams see it."""
 
     def channel_opens(self, channel: Channel) -> None: ...
     def channel_left(self, channel: Channel) -> None: ...
@@ -115,20 +112,18 @@ class Owner(Protocol):
 
 
 class Stream(ABC):
-    """What one peer sends, on its way to the other peer."""
-
-    side: Side  # the peer it comes from
+    side: Side  # the sending peer
 
     def __init__(self, memory: Memory, shared: Shared, owner: Owner) -> None:
-        self.close: Close | None = None  # why the connection has to end
-        self.code = wire.FRAME_ERROR  # the reply code for that
+        self.close: Close | None = None
+        self.code = wire.FRAME_ERROR
         self.out: list[Buffer] = []
-        self.own_bytes = 0  # of Sluice's own frames, in ``out`` or about to get there
+        self.own_bytes = 0  # of Sluice's own frames, in ``out`` or ``ready``
         self.refused = 0
-        self.waiting = 0  # how many contents and methods wait, spooled ones included
+        self.waiting = 0  # contents and methods that wait, spooled ones included
         self.again_ns: int | None = None  # when to call ``ask`` without being woken
         self.old_ns: int | None = None  # when a held content reaches the maximum age
-        # For contents that were forwarded without a decision. They go with the next batch.
+        # For contents forwarded without a decision. Sent with the next batch.
         self.charges: list[Charge] = []
         self._memory = memory
         self._owner = owner
@@ -139,65 +134,62 @@ class Stream(ABC):
         self._spool: Spool | None = None
         self._most_age_ns = 0
         self._has_much_unwritten = False
-        self._damage: Close | None = None  # damage in the spool that ends the connection
-        self._lanes: dict[int, Lane] = {}  # of open channels
-        #: The content whose body frame is arriving, and how much of the frame, with the octet that ends it.
+        self._damage: Close | None = None
+        self._lanes: dict[int, Lane] = {}
+        #: The content whose body frame is arriving, and the missing bytes of the frame with its end octet.
         self._frame_owner: Content | None = None
         self._frame_left_bytes = 0
         self._in_hand = False  # a chunk is being read or decided
-        #: Lanes with something ready. Lines to be asked about. Lines that also wait for writes.
+        #: Lanes with ready data. Lines to ask about, and those that first wait for writes.
         self._ready: dict[Lane, None] = {}
         self._askable: dict[Line, None] = {}
         self._behind: dict[Line, None] = {}
-        self._unsettled: dict[Line, None] = {}  # lines that may have something to spool
-        self.frames = 0  # complete frames so far, including bodies that have begun
-        self.left_bytes = 0  # at the end of the last chunk, to be fed again
-        self.most_payload_bytes = wire.DEFAULT_FRAME_MAX - FRAME_BYTES  # of one frame
+        self._unsettled: dict[Line, None] = {}
+        self.frames = 0  # complete frames, and body frames that have begun
+        self.left_bytes = 0  # of the last chunk, to be fed again
+        self.most_payload_bytes = wire.DEFAULT_FRAME_MAX - FRAME_BYTES
         self.most_body_bytes = MAX_BODY_BYTES  # a longer body is not charged
-        self.finished = False  # a peer has closed the connection; contents that arrive now are dropped
-        self.last_channel = wire.MAX_CHANNEL  # the highest channel number that may be used
-        self._nowhere = Channel(0).to_broker  # the lane of contents in channels that are not open
-        self._beginning = bytearray()  # an incomplete frame; of a body frame the prefix only
-        self._steps = 0  # the cost of the last chunk
+        self.finished = False  # a peer has closed the connection: further contents are dropped
+        self.last_channel = wire.MAX_CHANNEL
+        self._nowhere = Channel(0).to_broker  # for contents in channels that are not open
+        self._beginning = bytearray()  # an incomplete frame, or a body frame's prefix
+        self._steps = 0
         self._requests: list[Request] = []
-        #: The bytes of the chunk in order, with their owners. Those without an owner are always forwarded.
+        #: The bytes of the chunk in order. Those without an owner are always forwarded.
         self._pieces: list[tuple[Content | Method | None, Buffer]] = []
 
-    # --- What the directions do differently -------------------------------------------------------
+    # --- Differences between the directions ---------------------------------------------------------
 
     @abstractmethod
     def _make_request(self, content: Content) -> Request: ...
 
     def _begin_writing(self, content: Content, frames: Buffer) -> Buffer:
-        """Take note that a content begins to be written. Return what to write of its first bytes."""
         del content
         return frames
 
     @abstractmethod
     def _take_method(self, method: int, frame: bytes, number: int) -> None:
-        """Take a method frame by ``_pass``, ``_pass_method`` or ``_open_content``; ``method`` is class and method."""
+        """Handle a method frame with ``_pass``, ``_pass_method`` or ``_open_content``."""
 
     @abstractmethod
     def _limit(self, content: Content, keys: list[bytes]) -> bool:
         """Set a content's resources and number once its header has arrived. Return whether it can be decided now.
 
-        ``keys``: the routing keys in CC and BCC.
+        ``keys`` are the routing keys in CC and BCC.
         """
 
     def _is_small(self, content: Content) -> bool:
-        """Say, once the header has arrived, whether a content is still to be gathered as a whole."""
         del content
         return False
 
     def _unmarked(self, content: Content, frame: bytes) -> bytes:
-        """Return the header frame to forward."""
         del content
         return frame
 
     # --- Reading ----------------------------------------------------------------------------------
 
     def feed(self, chunk: memoryview) -> Sequence[Request]:
-        """Read one chunk. Return the requests to decide. ``pass_on`` must follow before the next chunk."""
+        """Return the requests of one chunk. ``pass_on`` must follow before the next chunk."""
         self._in_hand = True
         self.left_bytes = self._steps = 0
         try:
@@ -305,7 +297,6 @@ class Stream(ABC):
             self._begin_content(content, keys)
 
     def _begin_content(self, content: Content, keys: list[bytes]) -> None:
-        """Take a content once its header has arrived, or all of it if it is whole."""
         if content.lane.channel.dead or self.finished:
             content.fate = DROPPED
         frames = self._gathered(content)
@@ -328,7 +319,7 @@ class Stream(ABC):
         if content is None or content.done or length > content.left_bytes:
             if lane is not None and not lane.channel.dead:
                 raise self._unexpected("a body that no content header announced", number)
-            # The broker answers it if the channel is not open, and ignores it if it has closed the channel.
+            # The broker answers if the channel is not open, and ignores it if it has closed the channel.
             content = Content(self._nowhere, left_bytes=length)
             content.fate = PASSING if lane is None and not self.finished else DROPPED
         content.left_bytes -= length
@@ -340,7 +331,6 @@ class Stream(ABC):
         self._steps += 1
 
     def _take_body(self, part: memoryview) -> None:
-        """Take more of a body frame; the last octet is the frame's end."""
         content = self._frame_owner
         assert content is not None  # noqa: S101 - whose bytes are left
         self._frame_left_bytes -= len(part)
@@ -359,7 +349,6 @@ class Stream(ABC):
             self._begin_content(content, [])
 
     def _pass(self, data: Buffer, owner: Content | None = None) -> None:
-        """Add bytes to be forwarded unless their owner waits or is dropped."""
         self._pieces.append((owner, data))
 
     def _pass_method(self, lane: Lane, frame: bytes, *, barrier: bool) -> None:
@@ -387,13 +376,11 @@ class Stream(ABC):
     # --- For the driver ---------------------------------------------------------------------------
 
     def take_back(self) -> bytes:
-        """Hand out the beginning of a frame."""
         beginning = bytes(self._beginning)
         self._beginning.clear()
         return beginning
 
     def between_frames(self) -> bool:
-        """Say whether there is neither a part of a frame nor an undecided chunk."""
         return not self._beginning and not self._frame_left_bytes and not self._in_hand and not self.left_bytes
 
     def unfinished(self) -> list[Content]:
@@ -404,7 +391,6 @@ class Stream(ABC):
         return self.between_frames() and not self.unfinished()
 
     def missing_bytes(self) -> int:
-        """Return how many bytes certainly belong to the current frame, or to the next prefix."""
         if self._frame_left_bytes:
             return self._frame_left_bytes
         if len(self._beginning) < PREFIX_BYTES:
@@ -415,7 +401,7 @@ class Stream(ABC):
     # --- Lending to the compiled part -------------------------------------------------------------
 
     def is_plain(self) -> bool:
-        """Say whether nothing waits but the ends of contents that pass."""
+        """Return whether nothing waits except the rest of contents that pass."""
         waits = self.waiting or self.out or self._ready or self.charges or self.left_bytes or self._in_hand
         if waits or len(self._beginning) > MAX_TAKEN_BACK_BYTES or self.finished or self.close is not None:
             return False
@@ -423,7 +409,12 @@ class Stream(ABC):
         return all(content.fate == PASSING for content in unfinished) and (owner is None or owner in unfinished)
 
     def lend(self) -> tuple[dict[int, int], tuple[int, int] | None]:
-        """Give away the incomplete contents: what is to come of each, by channel, and of the frame in hand."""
+        """Hand over the incomplete contents.
+
+        Returns:
+            The missing body bytes of each content by channel, and the channel and missing bytes of the incomplete
+            frame.
+        """
         unfinished = self.unfinished()
         for content in unfinished:
             content.lane.content = content.lane.writing = None
@@ -433,7 +424,6 @@ class Stream(ABC):
         return {each.lane.channel.number: each.left_bytes for each in unfinished if each.left_bytes}, cut
 
     def returned(self, rests: Mapping[int, int], cut: tuple[int, int] | None, dropped: Container[int] = ()) -> None:
-        """Take the incomplete contents back."""
         for number in rests if cut is None else {*rests, cut[0]}:
             lane = self._lanes[number]
             content = lane.content = Content(lane, left_bytes=rests.get(number, 0), fate=PASSING)
@@ -460,7 +450,6 @@ class Stream(ABC):
         self.flush()
 
     def _goes(self, method: Method) -> bool:
-        """Say whether a method is forwarded now. Otherwise let it wait."""
         lane = method.lane
         goes = not lane.after and not (method.barrier and lane.lines)
         if goes:
@@ -470,7 +459,6 @@ class Stream(ABC):
         return goes
 
     def _forward(self, content: Content, data: Buffer) -> None:
-        """Forward bytes of a content now, drop them, or copy them if it waits."""
         lane = content.lane
         if lane.writing is not content:
             self._flush(lane, content)
@@ -504,7 +492,7 @@ class Stream(ABC):
     def _lines(self) -> list[Line]:
         return [line for lane in self._lanes.values() for line in lane.lines.values()]
 
-    # --- What begins to wait ----------------------------------------------------------------------
+    # --- Starting to wait ---------------------------------------------------------------------------
 
     def _take_verdict(self, request: Request, verdict: Verdict) -> None:
         content = request.handle
@@ -530,7 +518,7 @@ class Stream(ABC):
         content.verdict = REFUSED
 
     def _say(self, content: Content, *, expired: bool) -> None:
-        """Answer a publish that is not forwarded. The broker would have acked an expired one."""
+        """Answer a publish that is not forwarded. An expired one is acked, as by the broker."""
         channel = content.lane.channel
         if content.number and not channel.dead:
             self.refused += not expired
@@ -596,7 +584,6 @@ class Stream(ABC):
             self.let_ask(line)
 
     def _waits_no_more(self, content: Content) -> Piece:
-        """Release a waiting content. Return its bytes."""
         self.waiting -= 1
         self._memory.give_back(content.waiting_bytes())
         data, content.data = content.data, b""
@@ -604,7 +591,6 @@ class Stream(ABC):
         return data
 
     def waiting_since(self) -> Iterator[tuple[Resource, int]]:
-        """Yield resource and start time of the first content of each line, and of contents behind a method."""
         for lane in self._lanes.values():
             fronts = [line.contents[0] for line in lane.lines.values() if line.contents]
             for content in (*fronts, *lane.after):
@@ -614,10 +600,10 @@ class Stream(ABC):
     # --- Deciding later ---------------------------------------------------------------------------
 
     def ask(self, now_ns: int) -> list[Request]:
-        """Return requests for undecided contents that are first in their lines now.
+        """Return requests for the undecided contents that are now first in their lines.
 
         Raises:
-            Close: spooled publishes are damaged, and the client is to send them again.
+            Close: Spooled publishes are damaged. The client has to resend them.
         """
         if self._damage is not None:
             self.close, self.code = self._damage, wire.INTERNAL_ERROR
@@ -625,7 +611,7 @@ class Stream(ABC):
         if self.old_ns is not None and now_ns >= self.old_ns:
             self._let_old_go(now_ns)
         if self._spool is not None:
-            # Once for all lines, as it takes time in proportion to the waiting answers.
+            # Once for all lines: the cost grows with the waiting answers.
             unwritten_bytes = max(self._stages.unwritten_bytes, self._owner.backlog_bytes(Side.CLIENT))
             self._has_much_unwritten = unwritten_bytes > _MAX_UNWRITTEN_BYTES
         self.again_ns = None
@@ -666,7 +652,7 @@ class Stream(ABC):
                 break
 
     def asked(self, batch: Batch, now_ns: int) -> None:
-        lines: dict[Line, bool] = {}  # whether one of them waits on
+        lines: dict[Line, bool] = {}  # whether one of its contents still waits
         for index, request in enumerate(batch.requests):
             content, verdict = request.handle, batch.verdicts.get(index)
             if not isinstance(content, Content):
@@ -691,7 +677,7 @@ class Stream(ABC):
                 line.most = max(1, line.most // 2) if waits else min(2 * line.most, MAX_OF_LINE)
             head = line.contents[0] if line.contents else None
             if head is not None and head.verdict == LATER:
-                # The handler answered Later though nothing is in front: ask again soon.
+                # Nothing is in front: ask again soon.
                 self._askable[line] = None
                 self.again_ns = now_ns + _AGAIN_NS
             else:
@@ -720,7 +706,6 @@ class Stream(ABC):
         self.flush()
 
     def _advance(self, line: Line) -> None:
-        """Forward the first contents of a line as far as they are decided."""
         lane = line.lane
         if lane.shut:
             return
@@ -758,7 +743,6 @@ class Stream(ABC):
         self._memory.give_back(self._line_bytes())
 
     def _advance_after(self, lane: Lane) -> None:
-        """Forward what waited for the lines to be empty, up to the next barrier."""
         after = lane.after
         while after and not lane.shut:
             item = after[0]
@@ -782,11 +766,9 @@ class Stream(ABC):
     # --- The spool --------------------------------------------------------------------------------
 
     def puts_aside(self) -> bool:
-        """Say whether something is spooled, or would be if more of it arrived."""
         return any(line.spools for line in self._lines())
 
     def _settle(self, line: Line) -> None:
-        """Move what can be moved of a line to the spool."""
         if len(line.contents) == 1 and not line.aside:
             first = line.contents[0]
             is_large = _WINDOW_BYTES < len(first.data) <= MAX_BYTES
@@ -829,7 +811,7 @@ class Stream(ABC):
         return line.queue
 
     def _refill(self, line: Line, now_ns: int) -> int:
-        """Move to ``contents`` what can be asked about next. Return how many left the spool to be answered."""
+        """Fill ``contents`` with the next ones to ask about. Return how many left the spool to be answered."""
         queue, contents = line.queue, line.contents
         ended = ended_bytes = 0
         window_bytes = sum(len(content.data) for content in contents)
@@ -883,14 +865,13 @@ class Stream(ABC):
         return content
 
     def _alike(self, line: Line, number: int, size_bytes: int) -> Content:
-        """Make a content with the target of those that the line has spooled."""
         assert line.like is not None  # noqa: S101 - something was put in
         content = Content(line.lane, target=line.like.target, key=line.key, number=number, size_bytes=size_bytes)
         content.resources = content.target.resources
         return content
 
     def _bring(self, line: Line, content: Content) -> bool:
-        """Have all of a content in memory; False while it is being read from disk."""
+        """Load a content's bytes. Return False while they are being read from disk."""
         if content.aside and line.queue is not None:
             entry = _fetch(line.queue)
             if entry is None:
@@ -915,7 +896,6 @@ class Stream(ABC):
                 self._context.wake()
 
     def _let_old_go(self, now_ns: int) -> None:
-        """Forward held contents that have reached the maximum age and cannot be refused."""
         self.old_ns = None
         passed: list[Request] = []
         lines = [line for line in self._lines() if line.contents]
@@ -930,7 +910,7 @@ class Stream(ABC):
             self._advance(line)
 
     def _passes(self, content: Content, passed: list[Request]) -> None:
-        """Charge a content that is forwarded without a decision. A ticket is dropped with ``passed``."""
+        """Charge a content that is forwarded undecided. Its ticket is dropped with ``passed``."""
         if content.request is not None:
             passed.append(content.request)
             content.request = None
@@ -938,14 +918,12 @@ class Stream(ABC):
         self.charges.append(Charge(content.resources, 1, content.size_bytes, consumes=self.side is Side.BROKER))
 
     def _lose_aside(self, line: Line, count: int, size_bytes: int) -> None:
-        """Count undecided contents that are no longer in the spool."""
         if count and line.like is not None:
             self.waiting -= count
             content = self._alike(line, line.like.number, size_bytes // count)
             self._context.lose([self._make_request(content)] * count)
 
     def _drop_aside(self, line: Line) -> int:
-        """Drop what is in the spool. Return how many contents those are."""
         queue, front, count = line.queue, line.front(), line.aside
         if queue is None:
             return 0
@@ -958,7 +936,7 @@ class Stream(ABC):
         return count
 
     def _lost(self, line: Line, lost: Lost) -> None:
-        """Refuse damaged entries. If their numbers are unknown, end the connection, so that the client resends."""
+        """Refuse damaged entries. If their numbers are unknown, end the connection so that the client resends."""
         front, entry = line.front(), lost.queue.head()
         if front is not None:
             if entry is not None and (entry.handle & ~_IS_COPIED, entry.entered_ns) == (front.number, front.since_ns):
@@ -991,7 +969,7 @@ class Stream(ABC):
             if not line.is_refusable:
                 dropped += self._drop_aside(line)
             elif not line.purged:
-                # Not while earlier ones are leaving, so that a purge ends though the client sends on.
+                # Not during a purge, so that it ends even if the client keeps sending.
                 line.purged = line.aside
                 refused += line.purged
             self.let_ask(line)
@@ -1000,7 +978,7 @@ class Stream(ABC):
     # --- Writing out of order ---------------------------------------------------------------------
 
     def insert(self, lane: Lane | None, frame: bytes) -> bool:
-        """Queue a frame of Sluice's own; False if it is for channel 0 (``lane`` None) and cannot be written now."""
+        """Queue one of Sluice's own frames. False: it is for channel 0 (``lane`` None) and has to wait."""
         if lane is None:
             if not self.at_boundary():
                 return False
@@ -1012,12 +990,11 @@ class Stream(ABC):
         return True
 
     def at_boundary(self) -> bool:
-        """Say whether the output is between two frames."""
         owner = self._frame_owner
         return not self._in_hand and (owner is None or owner.fate != PASSING)
 
     def can_stop(self) -> bool:
-        """Say whether reading can pause: nothing that waits needs more input."""
+        """Return whether reading can pause: nothing that waits needs more input."""
         if not self.at_boundary():
             return False
         return self._memory.is_overfull() or (self.waiting > 0 and not self._ready)
@@ -1034,7 +1011,7 @@ class Stream(ABC):
             self._flush(lane)
 
     def _flush(self, lane: Lane, owner: Content | None = None) -> None:
-        """Write what is ready of a lane, up to an incomplete content, or to the owner of the bytes in hand."""
+        """Write a lane's ready data, up to an incomplete content or the owner of the bytes in hand."""
         if lane.is_within_content():
             return
         ready = lane.ready
@@ -1057,7 +1034,7 @@ class Stream(ABC):
     # --- Ends -------------------------------------------------------------------------------------
 
     def give_up(self, lane: Lane, *, methods: bool = True) -> None:
-        """Forget the contents that wait in a lane, and the methods unless those are to be forwarded."""
+        """Drop the contents that wait in a lane, and its methods unless ``methods`` is false: then forward those."""
         lines, lane.lines = lane.lines, {}
         for line in lines.values():
             for content in line.in_memory():
@@ -1092,7 +1069,6 @@ class Stream(ABC):
                 self._gathered(lane.content)
 
     def _gathered(self, content: Content) -> bytes:
-        """Return the frames of a content that were gathered, and gather no more of it."""
         if not content.gathers:
             return b""
         content.gathers = False
@@ -1111,10 +1087,9 @@ class Stream(ABC):
         content.fate, content.verdict = DROPPED, REFUSED
 
     def forget_incomplete(self, *, refusable: bool) -> None:
-        """Forget the incomplete contents at the end of the stream, and with ``refusable`` those that can be refused."""
+        """Drop incomplete contents at the end of the stream, and with ``refusable`` those that can be refused."""
         for lane in self._lanes.values():
             if lane.is_within_content():
-                # Nothing of this channel can follow it.
                 self.give_up(lane)
                 continue
             waiting = [content for line in lane.lines.values() for content in line.in_memory()]
@@ -1141,7 +1116,6 @@ class Stream(ABC):
                 self._gathered(lane.content)
 
     def ready_bytes(self) -> int:
-        """Return the bytes of copies that could be written at a boundary."""
         return sum(len(item.data) for lane in self._ready for item in lane.ready if isinstance(item, Content))
 
     def take(self) -> list[Buffer]:
@@ -1154,14 +1128,12 @@ class Stream(ABC):
 
 
 def _fetch(queue: Queue) -> Entry | None:
-    """Return the first entry if its content is in memory, otherwise have it read."""
     queue.fetch()
     entry = queue.head()
     return None if entry is None or entry.content is None else entry
 
 
 def _expiry_ns(content: Content, data: Piece) -> int:
-    """Return when a waiting content expires; 0 for never."""
     expiration_ms = wire.read_expiration(data)
     return 0 if expiration_ms is None else max(1, content.since_ns + expiration_ms * _NS_PER_MS)
 

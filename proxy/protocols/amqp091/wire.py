@@ -1,11 +1,11 @@
-"""AMQP 0.9.1 on the wire: frames, and the methods that Sluice reads or writes.
+"""AMQP 0.9.1 encoding: frames, and the methods that Sluice reads or writes.
 
-Input is not trusted: ``Malformed`` is the only error, and reading costs no more than the bytes are worth.
+Input is untrusted: ``Malformed`` is the only error, and the cost is bounded by the number of bytes.
 """
 
 from collections.abc import Iterator
 from struct import Struct
-from struct import error as StructError  # noqa: N812 - it is one
+from struct import error as StructError  # # noqa: N812
 from typing import Final, NamedTuple
 
 from proxy.protocols.base import Buffer
@@ -16,18 +16,17 @@ BODY: Final = 3
 HEARTBEAT: Final = 8
 FRAME_TYPES: Final = frozenset((METHOD, HEADER, BODY, HEARTBEAT))
 
-#: Before and after a frame's payload.
+#: Framing bytes before a payload, and in total.
 PREFIX_BYTES: Final = 7
 FRAME_BYTES: Final = 8
 FRAME_END: Final = 0xCE
-DEFAULT_FRAME_MAX: Final = 131072  # frame_max before tune-ok, framing included
+DEFAULT_FRAME_MAX: Final = 131072  # before tune-ok, framing included
 
-MAX_CHANNEL: Final = 65535  # the highest channel_max
+MAX_CHANNEL: Final = 65535
 
 PROTOCOL_HEADER_BYTES: Final = 8
-PROTOCOL_HEADERS: Final = (b"AMQP\x00\x00\x09\x01", b"AMQP\x01\x01\x00\x09")  # of this version
+PROTOCOL_HEADERS: Final = (b"AMQP\x00\x00\x09\x01", b"AMQP\x01\x01\x00\x09")
 
-# Reply codes.
 REPLY_SUCCESS: Final = 200
 CONNECTION_FORCED: Final = 320
 FRAME_ERROR: Final = 501
@@ -38,20 +37,18 @@ UNEXPECTED_FRAME: Final = 505
 RESOURCE_ERROR: Final = 506
 INTERNAL_ERROR: Final = 541
 
-prefix_at: Final = Struct(">BHI").unpack_from  # type, channel and payload length
+prefix_at: Final = Struct(">BHI").unpack_from  # type, channel, payload length
 _u16_at: Final = Struct(">H").unpack_from
 _u32_at: Final = Struct(">I").unpack_from
 _u64_at: Final = Struct(">Q").unpack_from
 
 
 def method_of(frame: Buffer | bytearray) -> int:
-    """Return class and method of a method frame as one number."""
     number: int = _u32_at(frame, PREFIX_BYTES)[0]
     return number
 
 
 def arguments(frame: Buffer | bytearray) -> "Reader":
-    """Return a reader of the arguments of a method frame."""
     return Reader(frame, PREFIX_BYTES + 4, len(frame) - 1)
 
 
@@ -60,7 +57,6 @@ def payload(frame: bytes) -> bytes:
 
 
 def with_payload(frame: bytes, payload: bytes) -> bytes:
-    """Return a frame with another payload."""
     return b"".join((frame[:3], len(payload).to_bytes(4, "big"), payload, frame[-1:]))
 
 
@@ -109,17 +105,14 @@ TX_SELECT: Final = method(TX, 10)
 TX_COMMIT: Final = method(TX, 20)
 TX_COMMIT_OK: Final = method(TX, 21)
 
-MULTIPLE: Final = 1  # of ack and nack
-#: Requeue.
+MULTIPLE: Final = 1
 NACK_REQUEUE: Final = 2
 REJECT_REQUEUE: Final = 1
-#: No acks.
 CONSUME_NO_ACK: Final = 2
 GET_NO_ACK: Final = 1
 DECLARE_PASSIVE: Final = 1
 DECLARE_EXCLUSIVE: Final = 4
 DELETE_ON_CONDITION: Final = 3  # if-unused and if-empty
-#: Of each method: no answer.
 DECLARE_NO_WAIT: Final = 16
 CONSUME_NO_WAIT: Final = 8
 CANCEL_NO_WAIT: Final = 1
@@ -132,7 +125,7 @@ _FLAG_DELIVERY_MODE: Final = 1 << 12
 _FLAG_MORE_FLAGS: Final = 1
 _FLAGS_AT: Final = 12
 _CONTENT_HEADER_BYTES: Final = 14
-#: Lengths of field values by type; None means a length of four bytes and that many more.
+#: Lengths of field values by type. None: four bytes of length come first.
 _FIELD_BYTES: Final[dict[int, int | None]] = {
     **dict.fromkeys(b"SxAF", None),
     **dict.fromkeys(b"tbB", 1),
@@ -146,19 +139,19 @@ _TABLE: Final = ord("F")
 _BOOLEAN: Final = ord("t")
 _ARRAY: Final = ord("A")
 _LONG_STRING: Final = ord("S")
-#: The longest short string. A longer routing key in CC or BCC is cut.
+#: Longer routing keys in CC or BCC are cut.
 MAX_SHORT_BYTES: Final = 255
-#: Fields, including values in CC and BCC, and routing keys per message: each takes some microseconds.
+#: Per message: each costs a few microseconds.
 MAX_FIELDS: Final = 2048
 MAX_KEYS: Final = 256
 
 
 class Malformed(Exception):  # noqa: N818 - says what the bytes are
-    """Invalid bytes. The message says what was seen."""
+    """Invalid bytes, described by the message."""
 
 
 class Reader:
-    """Reads fields in order; ``stop`` is the end of the payload."""
+    """Reads fields in order, up to ``stop``."""
 
     __slots__ = ("_buffer", "position", "stop")
 
@@ -168,7 +161,6 @@ class Reader:
         self.stop = stop
 
     def step(self, count: int) -> int:
-        """Skip some bytes. Return where they began."""
         position = self.position
         if count > self.stop - position:
             raise Malformed(f"{count} bytes of an argument are asked for, {self.stop - position} are there")
@@ -205,19 +197,17 @@ class Reader:
         return self.inner().named()
 
     def named(self) -> Iterator[tuple[bytes, int, "Reader"]]:
-        """Yield the same up to the end; the length of the table has been read."""
+        """The same for a table whose length has been read."""
         for _ in self.fields():
             name = self.short_string()
             yield name, *self.value()
 
     def array(self) -> Iterator[tuple[int, "Reader"]]:
-        """Yield type and a reader of each value."""
         inner = self.inner()
         for _ in inner.fields():
             yield inner.value()
 
     def fields(self) -> Iterator[None]:
-        """Iterate to the end of a table. The caller reads the fields."""
         for _ in range(MAX_FIELDS):
             if self.position >= self.stop:
                 return
@@ -226,13 +216,11 @@ class Reader:
             raise Malformed(f"a table or an array of more than {MAX_FIELDS} fields")
 
     def inner(self) -> "Reader":
-        """Return a reader of what a length of four bytes precedes."""
         length = self.long()
         begins = self.step(length)
         return Reader(self._buffer, begins, begins + length)
 
     def value(self) -> tuple[int, "Reader"]:
-        """Return the type of a field, and a reader of the value."""
         kind = self.octet()
         if kind not in _FIELD_BYTES:
             raise Malformed(f"a field of the unknown type {chr(kind)!r}")
@@ -243,9 +231,9 @@ class Reader:
 
 
 def read_texts(reader: Reader, *names: bytes) -> dict[bytes, bytes]:
-    """Return the long strings in a table by name. Nested tables are ignored.
+    """Return the long strings in a table by name, without nested tables.
 
-    Of several fields with one name the first counts, as in RabbitMQ. It is empty if it is not a long string.
+    Of several fields with one name the first counts, as in RabbitMQ. The text is empty if it is not a long string.
     """
     found: dict[bytes, bytes] = {}
     for name, kind, value in reader.table():
@@ -255,7 +243,7 @@ def read_texts(reader: Reader, *names: bytes) -> dict[bytes, bytes]:
 
 
 def reads_true(reader: Reader, table: bytes, name: bytes) -> bool:
-    """Say whether a field in a nested table is true. Of several with one name the first counts."""
+    """Return whether a field in a nested table is true. The first of a name counts."""
     for outer, kind, value in reader.table():
         if outer == table:
             if kind != _TABLE:
@@ -268,16 +256,16 @@ def reads_true(reader: Reader, table: bytes, name: bytes) -> bool:
 
 
 class _Header(NamedTuple):
-    """The payload of a header frame, cut where its table of headers is."""
+    """Split around the table of headers."""
 
-    begin: bytes  # class, weight, and size of the body
+    begin: bytes  # class, weight, and body size
     flags: int
     before: bytes  # content type and encoding
-    fields: bytes | None  # those of the table; None without one
+    fields: bytes | None
     behind: bytes  # the other properties, delivery mode first
 
     def payload(self, fields: bytes | None, behind: bytes) -> bytes:
-        """Return the payload with another table, or without one, and other properties behind it."""
+        """Return the payload with another table, or none, and other properties after it."""
         if fields is None:
             return b"".join((self.begin, (self.flags & ~_FLAG_HEADERS).to_bytes(2, "big"), self.before, behind))
         flags = (self.flags | _FLAG_HEADERS).to_bytes(2, "big")
@@ -301,11 +289,11 @@ def read_content_header(header: bytes, *, copies: bool = True) -> tuple[int, int
     """Read the payload of a header frame.
 
     Returns:
-        Its class, the size of the body in bytes, the routing keys in CC and BCC if ``copies``, and how many fields
-        were read to find them.
+        The class id, the body size in bytes, the routing keys in CC and BCC if ``copies``, and the number of fields
+        read for them.
 
     Raises:
-        Malformed: it is too short, or its headers cannot be read as far as they may hold such keys.
+        Malformed: It is too short, or its table is unreadable although it may contain such keys.
     """
     if len(header) < _CONTENT_HEADER_BYTES:
         raise Malformed(f"a content header of {len(header)} bytes")
@@ -328,20 +316,20 @@ def read_content_header(header: bytes, *, copies: bool = True) -> tuple[int, int
     return class_id, body_bytes, list(keys), fields
 
 
-#: The properties before expiration: a short string, a table, or a number of bytes.
+#: A number is a length in bytes.
 _BEFORE_EXPIRATION: Final = ("short", "short", "long", 1, 1, "short", "short")
 _FLAG_EXPIRATION: Final = 1 << 8
 _EXPIRATION_DIGITS: Final = 10  # RabbitMQ's maximum is 2^32 ms
 
 
 def content_header_at(content: Buffer | bytearray) -> tuple[int, int]:
-    """Return where the payload of the content header begins and ends in a content's frames."""
+    """Return start and end of the content header's payload in a content's frames."""
     begins = FRAME_BYTES + _u32_at(content, 3)[0]
     return begins + PREFIX_BYTES, begins + PREFIX_BYTES + _u32_at(content, begins + 3)[0]
 
 
 def read_expiration(content: Buffer | bytearray) -> int | None:
-    """Return the expiration of a content in milliseconds, from its frames; None if it has none, or not a number."""
+    """Return the expiration in milliseconds from a content's frames, None if it is missing or not a number."""
     try:
         start, stop = content_header_at(content)
         flags: int = _u16_at(content, start + _FLAGS_AT)[0]
@@ -360,23 +348,23 @@ def read_expiration(content: Buffer | bytearray) -> int | None:
     return int(text) if text.isdigit() and len(text) <= _EXPIRATION_DIGITS else None
 
 
-_MARK: Final = b"\x11x-sluice-replayedt\x01"  # the header field of replayed messages, which may have been sent before
+_MARK: Final = b"\x11x-sluice-replayedt\x01"  # header field of replayed messages
 
 
 class Publish(NamedTuple):
-    """A complete publish."""
-
     exchange: bytes
     routing_key: bytes
-    keys: list[bytes]  # the routing keys in CC and BCC
-    header: bytes  # the payload of its header frame
+    keys: list[bytes]
+    header: bytes
     body: bytes
 
     def frames(self, channel: int, most_payload_bytes: int) -> bytes:
-        """Return its frames for another channel, marked as replayed, and neither mandatory nor immediate.
+        """Return the frames for another channel, marked as replayed, not mandatory and not immediate.
 
-        It is not marked if its headers would then be too long for a frame. Raises Malformed if they are too long as
-        they are.
+        The mark is left out if the header would be too long for a frame with it.
+
+        Raises:
+            Malformed: The header is too long without it.
         """
         header = _marked(self.header)
         if len(header) > most_payload_bytes:
@@ -394,7 +382,7 @@ class Publish(NamedTuple):
 
 
 def read_publish(data: bytes) -> Publish:
-    """Read the frames of a complete publish, or raise Malformed."""
+    """Raises Malformed if they are something else."""
     payloads: dict[int, list[memoryview]] = {METHOD: [], HEADER: [], BODY: []}
     view, position, size = memoryview(data), 0, len(data)
     while position < size:
@@ -427,31 +415,28 @@ def _marked(header: bytes) -> bytes:
     return parts.payload(_MARK + (parts.fields or b""), parts.behind)
 
 
-#: The header field of messages that wait for their consumers.
 CONFIRM_FIELD: Final = b"\x10x-sluice-confirm"
 _TRANSIENT: Final = b"\1"
 _DURABLE: Final = b"\2"
-#: Two hexadecimal numbers, and whether there were headers before.
+#: Two hexadecimal numbers, and whether the message had headers before.
 _CONFIRM_VALUE_BYTES: Final = 33
 _HEX: Final = frozenset(b"0123456789abcdef")
 _DEATHS: Final = b"\x07x-death"
 
 
 class Mark(NamedTuple):
-    """The contents of a mark."""
-
-    header: bytes  # the original payload of the header frame, but for fields that the broker has added
-    maker: int  # identifies the process that marked the message
-    number: int  # that process's number of the message
-    died: bool  # it was, or may have been, dead-lettered since
+    header: bytes  # the original header payload, plus fields added by the broker
+    maker: int  # the process that marked it
+    number: int
+    died: bool  # it may have been dead-lettered since
 
 
 def mark_header(header: bytes, maker: int, number: int) -> bytes | None:
-    """Make a message transient and mark it, so that ``read_mark`` restores it.
+    """Make a message transient and mark it. ``read_mark`` reverses this.
 
     Returns:
-        The payload of its header frame; None if the message is not durable, has an expiration, is marked, or was
-        dead-lettered before, which could not be told from later.
+        The new header payload. None if the message is not durable, expires, is marked, or was dead-lettered before: a
+        later dead-lettering would go unnoticed.
     """
     parts = _split(header)
     if parts.flags & (_FLAG_MORE_FLAGS | _FLAG_EXPIRATION) or not parts.flags & _FLAG_DELIVERY_MODE:
@@ -464,7 +449,6 @@ def mark_header(header: bytes, maker: int, number: int) -> bytes | None:
 
 
 def read_mark(header: bytes) -> Mark | None:
-    """Restore the header of a marked message; None if it is not marked."""
     if CONFIRM_FIELD not in header:
         return None
     parts = _split(header)
@@ -486,7 +470,7 @@ def read_mark(header: bytes) -> Mark | None:
 
 
 def with_header(content: bytes, start: int, stop: int, header: bytes) -> bytes:
-    """Replace the header payload in a content's frames, from ``start`` to ``stop``."""
+    """Replace the header payload, from ``start`` to ``stop``, in a content's frames."""
     length = len(header).to_bytes(4, "big")
     return b"".join((content[: start - 4], length, header, content[stop:]))
 
@@ -499,12 +483,10 @@ def ack(channel: int, tag: int) -> bytes:
 
 
 def nack(channel: int, tag: int) -> bytes:
-    """Brokers send it to publishers, without requeue."""
     return _ANSWER.pack(METHOD, channel, 13, BASIC_NACK, tag, 0, FRAME_END)
 
 
 def settling(method: int, channel: int, tag: int, bits: int) -> bytes:
-    """Make a basic.ack, nack or reject of a consumer."""
     return _ANSWER.pack(METHOD, channel, 13, method, tag, bits, FRAME_END)
 
 
@@ -513,19 +495,17 @@ def basic_recover(channel: int, bits: int) -> bytes:
 
 
 def cancel(channel: int, consumer: bytes) -> bytes:
-    """Make a basic.cancel with no-wait."""
     return _method_frame(channel, Struct(">I").pack(BASIC_CANCEL) + _short_string(consumer) + bytes((CANCEL_NO_WAIT,)))
 
 
 def consume(channel: int, queue: bytes) -> bytes:
-    """Make a basic.consume with no-wait and no-ack."""
+    """With no-wait and no-ack."""
     bits = bytes((CONSUME_NO_ACK | CONSUME_NO_WAIT,))
     payload = Struct(">IH").pack(BASIC_CONSUME, 0) + _short_string(queue) + _short_string(b"") + bits + bytes(4)
     return _method_frame(channel, payload)
 
 
 def queue_delete(channel: int, queue: bytes) -> bytes:
-    """Make a queue.delete with no-wait."""
     return _method_frame(channel, Struct(">IH").pack(QUEUE_DELETE, 0) + _short_string(queue) + bytes((DELETE_NO_WAIT,)))
 
 
@@ -541,7 +521,7 @@ def connection_blocked(reason: bytes) -> bytes:
 
 
 def _short_string(text: bytes) -> bytes:
-    """Write a short string, cut between two characters if it is too long."""
+    """Cuts a longer text between two characters."""
     if len(text) > MAX_SHORT_BYTES:
         text = text[:MAX_SHORT_BYTES].decode(errors="ignore").encode()
     return bytes((len(text),)) + text

@@ -1,43 +1,43 @@
-"""What the addresses of links and messages stand for, in the words of ``proxy.protocols.amqp.names``.
+"""Maps addresses of links and messages to the names in ``proxy.protocols.amqp.names``.
 
-RabbitMQ 4.0.5 treats a target like this, as observed. Version 2 of its addresses:
+RabbitMQ 4.0.5 treats targets as follows, as observed. Version 2 of its addresses:
 
-- ``/queues/:q``: the queue, percent-decoded (``%2F`` and ``%2f``; ``+`` stays). Characters that would need encoding are
+- ``/queues/:q``: the queue, percent-decoded (``%2F`` and ``%2f``; ``+`` stays). Characters that need encoding are
   refused: ``/queues/a/b``, ``/queues/ä``.
-- ``/exchanges/:e/:k``: the exchange with the routing key, decoded likewise. ``/exchanges/:e`` and ``/exchanges/:e/``
-  have an empty key, never the message's subject.
-- ``/exchanges//:k`` and ``/exchanges/amq.default/:k`` are refused: the default exchange is reached as a queue only.
-- A null address: each message's ``to``, in one of these forms; with any other the message is rejected.
+- ``/exchanges/:e/:k``: the exchange with the routing key, decoded in the same way. ``/exchanges/:e`` and
+  ``/exchanges/:e/`` have an empty key, never the message's subject.
+- ``/exchanges//:k`` and ``/exchanges/amq.default/:k`` are refused: the default exchange is reachable only as a queue.
+- A null address: each message's ``to``, in one of these forms. Messages with any other form are rejected.
 
 Version 1, unless ``deprecated_features.permit.amqp_address_v1 = false``. Only ``%2F`` is decoded, not ``%2f`` or
 ``%41``:
 
-- ``:q`` without a slash and ``/queue/:q``: a queue, which is declared; ``/amq/queue/:q``: an existing queue.
+- ``:q`` without a slash and ``/queue/:q``: a queue, which is declared. ``/amq/queue/:q``: an existing queue.
 - ``/exchange/:e/:k``: the exchange with the key. Without a key, the message's subject is the key.
 - ``/topic/:k``: the exchange ``amq.topic`` with the key.
-- ``/queue``, and an empty string: the default exchange, with the message's subject as the key: the name of any queue.
-- ``$management``, ``$cbs``: queues of that name. ``/management`` is the management node if the link is one of a pair,
-  and else refused.
+- ``/queue`` and an empty string: the default exchange with the message's subject as the key, which may be any queue.
+- ``$management``, ``$cbs``: queues of that name. ``/management``: the management node if the link is one of a pair,
+  otherwise refused.
 - Everything else is refused.
 
-A null target ends the session; so do dynamic nodes (4.2 has dynamic sources). A message's ``to`` counts only on a link
-without an address. ``x-exchange`` and ``x-routing-key`` change nothing. From 4.1.0 on the strings in ``x-cc`` are
-further routing keys in the same exchange, on all links: ``/queues/a`` with ``b`` in ``x-cc`` goes to both queues.
+A null target ends the session, and so do dynamic nodes (4.2 has dynamic sources). A message's ``to`` counts only on a
+link without an address. ``x-exchange`` and ``x-routing-key`` change nothing. From 4.1.0 on, the strings in ``x-cc`` are
+additional routing keys for the same exchange, on all links: ``/queues/a`` with ``b`` in ``x-cc`` goes to both queues.
 
-Also of 4.0.5: aborted deliveries (2.6.14) are delivered as far as they came, and counted. Delivery-ids need not ascend.
-Its first transfer-id is 2^32 - 4 and its first delivery-count as a sender 2^32 - 5, so both wrap at once. Without SASL
-it answers with the header of SASL, and closes.
+Other observations of 4.0.5: aborted deliveries (2.6.14) are delivered as far as they came, and counted. Delivery-ids
+need not ascend. Its first transfer-id is 2^32 - 4 and its first delivery-count as a sender 2^32 - 5, so both wrap soon.
+A client that starts without SASL is answered with the SASL header and disconnected.
 
-As a source ``/queues/:q``, ``/queue/:q``, ``/amq/queue/:q`` and ``:q`` are the queue; ``/exchange/…`` and ``/topic/…``
-are a queue ``amq.gen-…`` of the broker's, whose name its attach does not tell. ``/exchanges/…`` is refused.
+As a source, ``/queues/:q``, ``/queue/:q``, ``/amq/queue/:q`` and ``:q`` are the queue. ``/exchange/…`` and ``/topic/…``
+are a queue ``amq.gen-…`` made by the broker, whose attach does not name it. ``/exchanges/…`` is refused.
 
-The vhost is what follows ``vhost:`` in the hostname of ``open``, not decoded (``vhost:%2F`` is refused); any other
+The vhost is the part of the hostname in ``open`` after ``vhost:``, not decoded (``vhost:%2F`` is refused). Any other
 hostname means the default vhost. A hostname that is a symbol ends the connection.
 
-Only a broker whose open says that its product is RabbitMQ is read like this. Others have no vhosts, and an address is
-the name of a queue. Seen of Artemis 2.44: ``$management``, ``/queues/q`` and ``/topic/k`` are such names, without
-decoding. An empty address is the anonymous terminus. ``a::q`` is the queue ``q`` of the address ``a``, so ``a::a`` is
-``a``. The subject and ``x-cc`` mean nothing.
+This applies to brokers whose open has the product RabbitMQ. Others have no vhosts, and an address is a queue name.
+Artemis 2.44, as observed: ``$management``, ``/queues/q`` and ``/topic/k`` are plain names without decoding. An empty
+address is the anonymous terminus. ``a::q`` is the queue ``q`` of the address ``a``, so ``a::a`` is ``a``. The subject
+and ``x-cc`` have no effect.
 """
 
 from typing import Final, Literal
@@ -51,22 +51,21 @@ from proxy.protocols.amqp10.message import MessageHead
 from proxy.protocols.amqp10.wire import Terminus
 
 KeyBy = Literal["address", "to", "subject", "nothing"]
-"""What tells where the messages of a link go: its address, each message's address, the link's exchange and each
-message's subject, or nothing, as it is not to be limited."""
+"""Where the address of a message comes from: the link's address, the message's ``to``, or its subject as the key for
+the link's exchange. ``nothing``: the link is not limited.
+"""
 
-MADE_BY_BROKER: Final = b"amq.gen"  # prefix of the queues that RabbitMQ names itself
+MADE_BY_BROKER: Final = b"amq.gen"
 _VHOST: Final = b"vhost:"
 _DEFAULT_EXCHANGES: Final = (b"", b"amq.default")
 _SOURCES_MADE: Final = (b"exchange", b"exchanges", b"topic")
 
 
 class Address(msgspec.Struct, frozen=True):
-    """Where a link's messages go."""
-
     by: KeyBy = "address"
-    exchange: bytes = b""  # empty is the default one, where routing keys are names of queues
+    exchange: bytes = b""  # empty: the default exchange, whose routing keys are queue names
     routing_key: bytes = b""
-    plain: bool = False  # addresses of messages are names of queues: the broker is not RabbitMQ
+    plain: bool = False  # the broker is not RabbitMQ: addresses of messages are queue names
 
 
 _NOTHING: Final = Address("nothing")
@@ -81,10 +80,7 @@ def vhost_of(hostname: bytes | None) -> bytes:
 
 
 def target_of(target: Terminus | None, *, plain: bool = False) -> Address:
-    """Return where messages for a target go. For a dynamic node this is known from the receiver's attach only.
-
-    ``plain``: the broker is not RabbitMQ.
-    """
+    """A dynamic node is known only from the receiver's attach. ``plain``: the broker is not RabbitMQ."""
     if target is None:
         return _TO_PLAIN if plain else _TO
     if target.coordinator:
@@ -125,7 +121,7 @@ def address_of(address: bytes, *, plain: bool = False) -> Address:
 
 
 def _queue(name: bytes) -> Address:
-    """Return a queue of version 1; an empty name is none."""
+    """Return a queue of version 1. An empty name leaves it to the subject."""
     return Address(routing_key=name) if name else Address("subject")
 
 
@@ -134,7 +130,7 @@ def _exchange(exchange: bytes, key: bytes) -> Address:
 
 
 def _plain(address: bytes) -> bytes:
-    """Return one name for a queue of Artemis that has the name of its address."""
+    """Return the same name for a queue of Artemis with and without its address in front."""
     name, separator, queue = address.partition(b"::")
     return name if separator and queue == name else address
 
@@ -144,9 +140,9 @@ def _unescaped(name: bytes) -> bytes:
 
 
 def published(names: Names, address: Address, head: MessageHead | None = None) -> tuple[Resource, ...]:
-    """Return what a message is charged to; nothing if it is not limited or does not tell.
+    """Return the resources that a message is charged to, if any.
 
-    Its own ``head`` is needed where ``address.by`` is not "address".
+    Its ``head`` is needed unless ``address.by`` is "address".
     """
     if head is not None and address.by == "to":
         address = address_of(head.to, plain=address.plain) if head.to is not None else _TO
@@ -163,9 +159,9 @@ def published(names: Names, address: Address, head: MessageHead | None = None) -
 
 
 def source_of(source: Terminus | None, *, plain: bool = False) -> bytes | None:
-    """Return the name of the queue that a source stands for; None if it is not limited.
+    """Return the queue that a source refers to, None if it is not limited.
 
-    MADE_BY_BROKER if the client does not know the name. For a dynamic source it is in the sender's attach.
+    MADE_BY_BROKER if the client does not know the name. A dynamic source is named in the sender's attach.
     """
     if source is None or source.address is None or source.coordinator:
         return None
@@ -180,6 +176,5 @@ def source_of(source: Terminus | None, *, plain: bool = False) -> bytes | None:
 
 
 def delivered(names: Names, source: Terminus | None, *, plain: bool = False) -> tuple[Resource, ...]:
-    """Return what deliveries from a source are charged to; nothing if they are not limited."""
     queue = source_of(source, plain=plain)
     return () if queue is None else names.delivery(queue)

@@ -1,11 +1,11 @@
-"""One session of a connection (AMQP 1.0, 2.5): its channels, handles, links and numbers, as both peers use them.
+"""One session of a connection (AMQP 1.0, 2.5): its channels, handles, links and numbers, as used by both peers.
 
-Sessions and links have two halves, one for each peer, which begins, attaches, detaches and ends its own. A begin is of
-a new session, or of the one that it names (``remote-channel``). An attach is of a new link, or of the first that the
-other peer has attached with the same name and direction and that waits for an answer. So ends and detaches may cross,
-and a name may be attached again before the other peer has detached it.
+Sessions and links have two halves: each peer begins, attaches, detaches and ends its own. A begin starts a new session
+or answers the one named by ``remote-channel``. An attach starts a new link or answers the other peer's first unanswered
+one with the same name and direction. So ends and detaches may cross, and a name may be attached again before the other
+peer has detached it.
 
-Methods read frames and return what becomes of them, a ``Step``, which counts when it is applied.
+Methods read frames and return a ``Step``, which takes effect when it is applied.
 """
 
 from collections import deque
@@ -23,13 +23,11 @@ from proxy.protocols.amqp10.stream import Step, Stream
 from proxy.protocols.amqp10.wire import Frame, Malformed, Performative
 from proxy.protocols.base import Buffer, Close
 
-MAX_LINKS: Final = 16384  # of all sessions of a connection
-_MAX_NAME_BYTES: Final = 64  # longer names are known by a digest
+MAX_LINKS: Final = 16384  # in all sessions of a connection
+_MAX_NAME_BYTES: Final = 64  # longer names are replaced by a digest
 
 
 class Conversation:
-    """One session; ``shared`` is common to all links of the connection."""
-
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
         self.halves: dict[Side, Half] = {side: Half() for side in Side}
@@ -72,7 +70,7 @@ class Conversation:
         links, self.links = self.links, {}
         for link in links:
             self._end_link(link)
-        self.halves[Side.CLIENT].ids.watched = None  # its answer does not come any more
+        self.halves[Side.CLIENT].ids.watched = None  # no answer will come
 
     def attach(self, side: Side, performative: Performative) -> tuple[Link, Step]:
         attached = wire.read_attach(performative)
@@ -140,11 +138,11 @@ class Conversation:
         if not half.senders:
             half.ids.forget_unsettled()
         elif link.sender is Side.CLIENT:
-            half.ids.watched = None  # a watched delivery of this link gets no answer any more
+            half.ids.watched = None  # no answer will come for a delivery of this link
 
     def flow(self, side: Side, channel: int, performative: Performative) -> Step:
-        """Take a flow of either peer. Its credit counts at once, so that more can be asked for."""
-        # A malformed one must have no effect, so all of it is read first.
+        """Handle a flow of either peer. Its credit counts at once, so that more can be requested."""
+        # A malformed flow must have no effect, so all of it is read first.
         numbers = [performative.uint(number) for number in range(7)]
         drains = performative.boolean(8)
         if None in numbers[1:4]:
@@ -166,14 +164,14 @@ class Conversation:
     def transfer(
         self, stream: Stream, frame: Frame, performative: Performative, begins: int, data: Buffer
     ) -> tuple[Delivery, Step]:
-        """Take a transfer, as far as it has come. ``payload`` must be called with the rest."""
+        """Handle a transfer as far as it has come. The rest goes to ``payload``."""
         side = stream.side
         half = self.halves[side]
         handle, number = performative.uint(0), performative.uint(1)
         link = None if handle is None else half.handles.get(handle)
         if link is None or link.sender is not side:
             raise Malformed(f"a transfer with handle {handle}, on which it does not send")
-        settled = performative.boolean(4) or link.gone  # nobody answers deliveries on a link that has ended
+        settled = performative.boolean(4) or link.gone  # deliveries on an ended link are not answered
         # RabbitMQ delivers an aborted delivery as far as it came, so it counts like any other.
         is_aborted = performative.boolean(9)
         is_last = is_aborted or not performative.boolean(5)
@@ -211,10 +209,10 @@ class Conversation:
                 return b""
             half.transfers.came()
             if side is Side.BROKER:
-                # Its deliveries are not counted, as all are forwarded.
+                # The broker's deliveries are all forwarded.
                 return data
             if is_first:
-                # Once it is settled nobody else remembers the number.
+                # Once it is settled the number is kept only here.
                 delivery.renumbered = half.ids.came(delivery.number, settled=delivery.settled)
             if is_aborted:
                 half.ids.aborted(delivery.number)
@@ -246,12 +244,12 @@ class Conversation:
         ids = self.halves[stream.side.other if receiver else stream.side].ids
 
         def disposed(data: Buffer) -> Buffer:
-            # As many ranges as it takes, cut where deliveries were swallowed: each has one that the broker answers.
+            # Split at swallowed deliveries. Their number is bounded: the broker has answered a delivery in each.
             ranges = ids.back_ranges(*range_) if receiver else ids.forward_ranges(*range_)
             for each in (ranges if receiver else [range_]) if settles else ():
                 settled = ids.settled(*each)
                 if receiver and stream.side is Side.BROKER:
-                    # Released and rejected ones, too: these say nothing of the broker's load.
+                    # Also released and rejected ones: they do not mean a busy broker.
                     self._shared.context.signals.answers += settled
             if ranges == [range_]:
                 return data
@@ -294,7 +292,6 @@ class Conversation:
         elif delivery.learns:
             delivery.link.learn(delivery, payload, is_last=is_last)
         elif delivery.fate == ASKED and delivery.request is not None:
-            # Until it is decided, the request follows what is known.
             delivery.request.size_bytes = delivery.asked_bytes = delivery.size_bytes
 
     def _kept(self, half: Half, size_bytes: int, transfers: int = 0) -> None:
@@ -323,13 +320,13 @@ class Conversation:
         self._keep_no_more(half)
 
     def look_at_window(self, side: Side) -> None:
-        """Have deliveries decided of which no more can come before what is kept back is forwarded."""
+        """Decide deliveries that cannot continue before the kept frames are forwarded."""
         half = self.halves[side]
         if half.undecided and half.transfers.left() <= half.kept_transfers:
             self._shared.forced[self] = None
 
     def pass_undecided(self, side: Side, link: Link | None = None) -> None:
-        """Forward deliveries, of one link or of all, that will never be complete, and so never be messages."""
+        """Forward deliveries, of one link or of all, that will never be complete messages."""
         half = self.halves[side]
         for delivery in [each for each in half.undecided if link is None or each.link is link]:
             del half.undecided[delivery]
@@ -342,7 +339,7 @@ class Conversation:
             half.awaited.clear()
             half.undecided.clear()
         for link in self.links:
-            # The garbage collector looks at no request.
+            # The garbage collector does not track requests.
             link.request = None
         self.links.clear()
 
@@ -352,10 +349,10 @@ def _is_open(delivery: Delivery) -> bool:
 
 
 def tell(link: Link, outlet: Stream) -> None:
-    """Tell a link's sender of its credit, by a flow of Sluice's own."""
+    """Tell a link's sender about its credit by a flow of Sluice's own."""
     receiver, credit = outlet.side, link.credit
     if link.flows and not credit.shaped and credit.granted == credit.limit:
-        # The receiver's own flow tells it soon.
+        # The receiver's own flow will tell it soon.
         return
     handle = link.handles[receiver]
     if handle is not None and receiver in link.told and link.session.halves[receiver].told:
@@ -363,12 +360,12 @@ def tell(link: Link, outlet: Stream) -> None:
 
 
 def tell_window(session: SessionPart, outlet: Stream) -> bool:
-    """Tell the sender how much of its window was swallowed, unless it can send without. Return whether it knows."""
+    """Tell a sender that swallowed transfers used its window, unless it can still send. Return whether it knows."""
     half, other = session.halves[outlet.side], session.halves[outlet.side.other]
     if not other.transfers.to_tell or not half.told:
         return True
     if other.transfers.left():
-        # A flow of a link is likely to tell it.
+        # A link's flow will probably tell it.
         return False
     _tell_flow(session, outlet)
     return True
@@ -379,7 +376,7 @@ def _tell_flow(session: SessionPart, outlet: Stream, link: tuple[int, int | None
     assert half.channel is not None  # noqa: S101 - it has begun
     incoming_id = other.transfers.incoming_id()
     if incoming_id is None and other.told:
-        incoming_id = other.first_id  # the receiver has not told it yet, but knows it
+        incoming_id = other.first_id  # the receiver has not stated it yet, but knows it
     sends, window = half.transfers, other.transfers.incoming_window
     outlet.insert(
         wire.flow_frame(half.channel, incoming_id, window, sends.outgoing_id(), sends.outgoing_window, link=link)
@@ -395,7 +392,7 @@ def tell_rejected(delivery: Delivery, outlet: Stream) -> None:
 def translate_flow(
     session: SessionPart, side: Side, link: Link | None, numbers: Sequence[int | None], *, drains: bool
 ) -> dict[int, bytes]:
-    """Take a flow of a session, or of one of its links, as it is forwarded. Return which fields change."""
+    """Apply a flow of a session or a link as it is forwarded. Return the changed fields."""
     half, other = session.halves[side], session.halves[side.other]
     incoming_id, incoming_window, outgoing_id, outgoing_window, _, delivery_count, credit = numbers
     to_incoming_id = other.transfers.flow_of_receiver(incoming_id, incoming_window or 0)
@@ -408,7 +405,7 @@ def translate_flow(
     if to_outgoing_id != outgoing_id:
         changes[2] = wire.uint(to_outgoing_id)
     if link is None or (link.gone and not link.was_limited):
-        # A link that has ended is granted nothing any more, though nothing limits it.
+        # An ended link is granted nothing any more, even without a limit.
         return changes
     if link.sender is not side:
         told = link.credit.to_sender()
@@ -418,7 +415,7 @@ def translate_flow(
     else:
         answer = link.flow_of_sender(delivery_count, credit, drains)
         if answer is None:
-            # It still tells the session's window (2.5.6), and may ask for an answer.
+            # It still states the session's window (2.5.6), and may ask for an answer.
             return changes | dict.fromkeys(range(4, 9), wire.NULL)
         if not link.credit.shaped:
             return changes

@@ -1,55 +1,53 @@
-"""The credit of one link: what its receiver gave, what the sender may use of it, and what each believes.
+"""The credit of one link: how much the receiver gave, how much the sender may use, and the numbers of both.
 
-Either peer may be the client. The receiver gives credit in flows (AMQP 1.0, 2.6.7). The sender is told of less, and of
-the rest bit by bit as it is granted.
+Either peer may be the client. The receiver gives credit in flows (AMQP 1.0, 2.6.7). The sender is told less, and gets
+the rest as it is granted.
 
-The numbers
-===========
-The figure that counts is the *delivery-limit*, delivery-count + link-credit: deliveries and flows that cross change
-count and credit, but not the limit. All numbers here are the *receiver's*. On the wire they are 32-bit serial numbers
-(RFC 1982); here they are unwrapped (``wrapped`` and ``unwrapped`` convert).
+Numbers
+=======
+The stable figure is the *delivery-limit*, delivery-count + link-credit: when deliveries and flows cross, count and
+credit change, but the limit does not. All numbers here are the *receiver's*. On the wire they are 32-bit serial numbers
+(RFC 1982), here they are unwrapped (``wrapped`` and ``unwrapped`` convert).
 
 =========== ===========================================================================================================
 limit       delivery-count + link-credit of the receiver's last flow
-granted     what the sender may use of it: its own delivery-limit less the offset. At most ``limit``
-sent        delivery-count at the sender: deliveries that came and were not swallowed, and credit that was drained
+granted     how far the sender may go: its own delivery-limit - offset. At most ``limit``
+sent        delivery-count at the sender: deliveries that were not swallowed, and drained credit
 offset      the sender's delivery-count - the receiver's
-prepaid     how many permits are paid of granted - sent
-due         permits to be charged, or given back if it is negative; taken by ``take_due``
+prepaid     paid permits of granted - sent
+due         permits to charge, or to refund if negative; taken by ``take_due``
 =========== ===========================================================================================================
 
-Always: ``granted <= limit`` and ``0 <= prepaid <= max(0, granted - sent)``. ``granted + offset`` sinks only if the
-receiver lowers its limit below it. Use beyond the credit is charged; beyond ``limit`` the receiver ends the link.
-
-Permits of ``prepaid`` beyond granted - sent can be used by nobody any more: they go to ``due``, negative.
+Invariants: ``granted <= limit`` and ``0 <= prepaid <= max(0, granted - sent)``. ``granted + offset`` decreases only if
+the receiver lowers its limit below it. Use beyond the credit is charged. Beyond ``limit`` the receiver ends the link.
+Permits of ``prepaid`` beyond granted - sent are unusable and refunded through ``due``.
 
 Draining
 ========
-A receiver that drains wants the sender to use all of its credit, or to throw it away. The sender is told to drain what
-is granted. Its answer is forwarded when
+A receiver that drains wants the sender to use all of its credit or to discard it. The sender is told to drain the
+granted part. Its answer is forwarded when
 
 - it is at the limit;
-- it is at what is granted, and it threw credit away: it has nothing more, so the receiver is told that it is at the
-  limit. From there on the receiver's numbers are ahead: the offset sinks.
+- it is at ``granted`` and has discarded credit: it has no more messages, so the receiver is told that it is at the
+  limit. From then on the receiver's numbers are ahead: the offset decreases.
 
-Otherwise there may be more: the answer goes no further, what was thrown away can be granted again, and the sender is
-told to drain again with each grant. Nothing more is wanted or granted before it is where it was told to drain to, or
-grants and answers could cross for ever.
+Otherwise there may be more messages: the answer is not forwarded, the discarded credit can be granted again, and the
+sender is told to drain again with each grant. Nothing more is wanted or granted before it has reached the point it was
+told to drain to. Otherwise grants and answers could cross forever.
 
-Some senders, like Artemis, answer a drain late, throw away what they have got by then, and do not answer if all was
-used. So when a sender throws credit away, and was told to drain more often than it answered since the receiver's last
-flow, that is *doubtful*: it is granted again, and the answer to that counts.
+Some senders, like Artemis, answer a drain late, discard all that they have received by then, and do not answer if all
+was used. So if a sender discards credit after it was told to drain more often than it answered since the receiver's
+last flow, the answer is *doubtful*: it is granted again, and the answer to that counts.
 
-A delivery counts from its first frame on, aborted or not; senders count at the first frame or at the last. A swallowed
-delivery does not count from its first frame on, so its receiver hears the same count either way.
+A delivery counts from its first frame, aborted or not. Senders count at the first or at the last frame. A swallowed
+delivery stops counting at its first frame, so its receiver is told the same count either way.
 
 Unused credit
 =============
-Credit cannot be taken back, as some clients cannot count below zero. So what was paid for it stays paid: given back,
-the idle credit of many links could be used at once, far above the limit. A link gets no more than its ``window`` at a
-time: a few at first, and twice as many when it has used as many and had none left, or got at once all that it asked
-for.
-A link that used nothing since the last grant does not ask for more.
+Credit cannot be revoked, because some clients cannot count below zero. So permits for unused credit stay paid:
+otherwise the idle credit of many links could be used at once, far above the limit. A link gets no more than its
+``window`` at a time: a few at first, and twice as many after it has used as many and had none left, or was granted all
+it asked for at once. A link that has used nothing since the last grant does not ask for more.
 """
 
 from collections import OrderedDict
@@ -65,7 +63,7 @@ MAX_WINDOW: Final = 1 << 16
 _SERIAL: Final = 1 << 32
 _HALF: Final = 1 << 31
 MAX_CREDIT: Final = _SERIAL - 1
-# How long a client's links pay for the resource of its last harmful message.
+# How long links pay for the resources of their client's last harmful message.
 PAID_NS: Final = 10 * NS_PER_S
 _MAX_CLIENTS: Final = 4096
 
@@ -82,9 +80,9 @@ def unwrapped(serial: int, near: int) -> int:
 class Unpaid:
     """The credit of one client's links whose messages have unknown costs.
 
-    A message may tell its own address, or be settled where others are refused. All such credit may hit one limit at
-    once, so it is bounded by the tightest limit and accrues at its rate. It returns with each message that did no harm:
-    decided by itself, or not limited. Then up to that limit's debt may be out as well.
+    A message may name its own address, or be settled where others would be refused. All such credit may hit one limit
+    at once, so it is bounded by the tightest limit and accrues at its rate. Each harmless message returns it: one that
+    is decided by itself or not limited. Then up to that limit's debt may be outstanding as well.
     """
 
     def __init__(self, now_ns: int) -> None:
@@ -93,7 +91,7 @@ class Unpaid:
         self._stored = self._capacity = 0
         self._at_ns = now_ns
         self._paid_until_ns = now_ns
-        # Resources of the client's last harmful message. For a while, credit is paid as for these.
+        # Of the last harmful message. For a while, credit is paid as for these.
         self.paid_for: tuple[Resource, ...] = ()
 
     def limit(self, advance: Advance) -> None:
@@ -103,7 +101,6 @@ class Unpaid:
             self._stored = self._capacity - used
 
     def left(self, now_ns: int) -> int:
-        """Return how much more links may have."""
         accrued = self._advance.rate * max(0, now_ns - self._at_ns) // NS_PER_S
         self._at_ns = max(self._at_ns, now_ns)
         self._stored = min(self._capacity, self._stored + accrued)
@@ -116,17 +113,17 @@ class Unpaid:
         return bool(self.paid_for)
 
     def take(self, messages: int) -> None:
-        """Take note that links got more. Negative is credit that they lost unused."""
+        """Record credit given to links. Negative: credit that they lost unused."""
         self._stored = min(self._capacity, self._stored - messages * UPERMITS_PER_PERMIT)
 
     def did_no_harm(self, messages: int = 1) -> None:
-        """Take note of messages that are paid otherwise, if at all."""
+        """Record messages that are paid otherwise or not limited."""
         most = self._advance.most * UPERMITS_PER_PERMIT
         self._capacity = min(max(self._capacity, most), self._capacity + messages * UPERMITS_PER_PERMIT)
         self.take(-messages)
 
     def did_harm(self, paid_for: tuple[Resource, ...], now_ns: int) -> None:
-        """Take note of a message that was charged to these resources and could not be refused."""
+        """Record a message that was charged to these resources because it could not be refused."""
         self._capacity = self._advance.burst * UPERMITS_PER_PERMIT
         self._stored = min(self._capacity, self._stored)
         self.paid_for = paid_for
@@ -134,13 +131,13 @@ class Unpaid:
 
 
 class UnpaidOfClients:
-    """The unpaid credit of all clients of one broker, for past and present connections."""
+    """Of all clients of one broker, over past and present connections."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[tuple[str, tuple[Resource, ...]], Unpaid] = OrderedDict()
 
     def of(self, address: str, resources: tuple[Resource, ...], now_ns: int) -> Unpaid:
-        """Return that of a client, by its address. ``resources``: of the links; empty if each message tells them."""
+        """Return a client's, by its address. ``resources``: the links', empty if each message names its own."""
         key = address, resources
         unpaid = self._known.get(key)
         if unpaid is None:
@@ -153,13 +150,13 @@ class UnpaidOfClients:
 
 @dataclass(slots=True)
 class Hub:
-    """What all sessions of one broker share."""
+    """State shared by all sessions of one broker."""
 
     clients: UnpaidOfClients = field(default_factory=UnpaidOfClients)
 
 
 class LinkFlow(NamedTuple):
-    """A flow of a link, as it is on the wire."""
+    """As on the wire."""
 
     delivery_count: int | None  # None while the receiver does not know it (2.6.7)
     credit: int
@@ -167,50 +164,49 @@ class LinkFlow(NamedTuple):
 
 
 class PlainCredit(NamedTuple):
-    """What the compiled part takes flows of a receiver by; the first three as they are on the wire."""
+    """State for the compiled part to handle a receiver's flows. The first three are as on the wire."""
 
     sent: int
     granted: int
     limit: int
-    window: int | None  # None if nothing limits the link
-    used: int  # deliveries since the window changed
-    untouched: bool  # nothing came since the last grant
+    window: int | None  # None: unlimited
+    used: int  # since the window changed
+    untouched: bool  # no delivery since the last grant
     shaped: bool
 
 
 Numbers = tuple[int, int, int | None, int, bool, bool]
-"""The figures of a ``PlainCredit``, in that order, but not the limit."""
+"""The fields of a ``PlainCredit`` except the limit."""
 
 
 class Credit:
-    """The credit of one link, from its attach to its detach. Calls follow the order of the wire."""
+    """From attach to detach. Calls follow the order of the wire."""
 
     def __init__(self, initial_delivery_count: int | None = None) -> None:
         """``initial_delivery_count`` is None while only the receiver's attach was seen."""
         self._attached = initial_delivery_count is not None
         self._initial = initial_delivery_count or 0
-        # See the module.
         self.limit = self.granted = self.sent = self._initial
         self.offset = 0
         self.window = FIRST_WINDOW
-        self.draining = False  # the receiver wants its credit used up
-        # The sender was once told something else than the receiver said. Until then flows are forwarded unchanged.
+        self.draining = False
+        # The sender was once told something different. Until then the receiver's flows pass unchanged.
         self.shaped = False
-        # A swallowed delivery is still coming. Its sender may not have counted it yet.
+        # A swallowed delivery is incomplete. Its sender may not have counted it yet.
         self.swallowing = False
-        # The receiver's last delivery-count, unwrapped; None if it left it out.
+        # The receiver's last delivery-count, unwrapped, if it gave one.
         self._said: int | None = None
         self.prepaid = 0
         self.due = 0
-        # The last delivery-limit that the sender was told, in its own numbers, and the highest.
+        # The last and the highest delivery-limit that the sender was told, in its own numbers.
         self._told = self._highest = self._initial
-        self._drains_to: int | None = None  # where the sender was told to drain to, in its own numbers, or None
-        self._drains = 0  # how often it was told so since the receiver's last flow, less its answers
-        self._used = 0  # deliveries since the window changed
-        self._untouched = False  # nothing came since the last grant
+        self._drains_to: int | None = None  # in the sender's numbers
+        self._drains = 0  # sent since the receiver's last flow, minus the answers
+        self._used = 0  # since the window changed
+        self._untouched = False
 
     def attached(self, initial_delivery_count: int) -> None:
-        """Take the sender's attach, if the receiver's came first. Flows of the receiver may have come before it."""
+        """Handle the sender's attach after the receiver's, perhaps with flows between them."""
         if self._attached:
             return
         self._attached = True
@@ -219,7 +215,7 @@ class Credit:
             self.sent = self._initial = unwrapped(initial_delivery_count, self._said)
             self._trim()
             return
-        # Flows without a number count from this one on.
+        # Flows without a number count from this one.
         self._initial += initial_delivery_count
         self.sent += initial_delivery_count
         self.granted += initial_delivery_count
@@ -230,10 +226,7 @@ class Credit:
             self._drains_to += initial_delivery_count
 
     def flow_of_receiver(self, delivery_count: int | None, credit: int | None, drain: bool) -> None:  # noqa: FBT001
-        """Take the receiver's flow, as it is on the wire.
-
-        Ask for what is ``wanted`` then, and forward ``to_sender``.
-        """
+        """Handle the receiver's flow, as on the wire. Next, ask for ``wanted`` permits and forward ``to_sender``."""
         if delivery_count is None:
             # The sender takes it for its initial number (2.6.7).
             self._said = None
@@ -251,7 +244,7 @@ class Credit:
             self._trim()
 
     def to_sender(self) -> LinkFlow:
-        """Return what the sender is told instead of the receiver's flow, or by a flow of Sluice."""
+        """Return the flow for the sender, in place of the receiver's or as one of Sluice's own."""
         self._told = self.granted + self.offset
         self._highest = max(self._highest, self._told)
         if self.draining:
@@ -267,16 +260,15 @@ class Credit:
         if not self._attached:
             counted = self._initial
             return LinkFlow(None if said is None else wrapped(said), self.granted - counted, self.draining)
-        counted = min(self.sent, self.granted)  # as the receiver would say it if it had everything that came
+        counted = min(self.sent, self.granted)  # what a receiver that had everything would say
         return LinkFlow(wrapped(counted + self.offset), min(self.granted - counted, MAX_CREDIT), self.draining)
 
     @property
     def to_tell(self) -> bool:
-        """Whether the sender may use more than it was told: then it needs a flow with ``to_sender``."""
         return self.granted + self.offset > self._told
 
     def wanted(self) -> int:
-        """Return how many permits to ask for now, where the link's credit is limited.
+        """Return how many permits to ask for now on a limited link.
 
         Not for each delivery: the sender may use half of its window first.
         """
@@ -287,7 +279,7 @@ class Credit:
 
     @property
     def known(self) -> int:
-        """How many deliveries may come, by what the sender was told."""
+        """How many deliveries may come, by the credit that the sender was told."""
         return max(0, self._highest - self.sent - self.offset)
 
     @property
@@ -298,10 +290,9 @@ class Credit:
         return 0 if self.draining else max(0, (2 * (self.granted - self.sent) - self.window - 1) // 2)
 
     def grant(self, permits: int, *, plenty: bool = False) -> bool:
-        """Let the sender use paid credit. Permits that the receiver no longer wants are given back.
+        """Let the sender use paid credit. Permits that the receiver no longer wants are refunded.
 
-        ``plenty``: these are all that it asked for, and it did not wait. Returns whether there is something
-        ``to_tell``.
+        ``plenty``: it got all that it asked for without a wait. Returns ``to_tell``.
         """
         if plenty:
             self._widen()
@@ -314,9 +305,9 @@ class Credit:
         return self.to_tell
 
     def grant_some(self, most: int) -> int:
-        """Let the sender use up to ``most`` of the limit, unpaid, as their cost is unknown. Return how many it got.
+        """Grant up to ``most`` of the limit, unpaid, because the cost is unknown. Return how many.
 
-        Called as ``grant_all``.
+        Called like ``grant_all``.
         """
         granted = max(0, min(self.wanted(), most))
         if granted:
@@ -326,9 +317,9 @@ class Credit:
         return granted
 
     def grant_all(self) -> bool:
-        """Let the sender use the whole limit, unpaid: nothing limits the link. Return ``to_tell``.
+        """Grant the whole limit of an unlimited link, unpaid. Return ``to_tell``.
 
-        Call it again when deliveries or the sender's flow came, as long as less is granted.
+        While less is granted, call this again after deliveries and flows of the sender.
         """
         if not self.shaped or not self._awaits_answer:
             self.granted = self.limit
@@ -340,7 +331,7 @@ class Credit:
         return self.draining and drains_to is not None and self.sent + self.offset < drains_to
 
     def came(self, deliveries: int = 1) -> None:
-        """Count deliveries at their first frame, also those that are swallowed or aborted later."""
+        """Count deliveries at their first frame, including those swallowed or aborted later."""
         self.sent += deliveries
         self.due += max(0, deliveries - self.prepaid)
         self.prepaid = max(0, self.prepaid - deliveries)
@@ -352,7 +343,7 @@ class Credit:
             self._follow()
 
     def swallowed(self, deliveries: int = 1) -> None:
-        """Take back swallowed deliveries, at their first frame; the sender gets their credit again (``to_tell``)."""
+        """Uncount swallowed deliveries at their first frame. The sender gets their credit again (``to_tell``)."""
         self.shaped = True  # from here on its numbers differ, even before it is told
         self.sent -= deliveries
         self.offset += deliveries
@@ -360,7 +351,7 @@ class Credit:
         self._trim()
 
     def beyond(self, deliveries: int) -> int:
-        """Return how many of some deliveries to come exceed everything that the sender was ever told."""
+        """Return how many of the next deliveries exceed all credit that the sender was ever told."""
         return max(0, self.sent + self.offset + deliveries - self._highest)
 
     def flow_of_sender(
@@ -369,10 +360,10 @@ class Credit:
         credit: int | None,
         drain: bool,  # noqa: FBT001
     ) -> LinkFlow | None:
-        """Take the sender's flow, as it is on the wire.
+        """Handle the sender's flow, as on the wire.
 
         Returns:
-            What the receiver is told instead; None if that would mislead it.
+            The flow for the receiver, None if it would be misleading.
         """
         if delivery_count is None:
             return LinkFlow(None, max(0, self.limit - self.sent) if self.shaped else credit or 0, drain)
@@ -398,27 +389,27 @@ class Credit:
                 counted = self.sent = self.granted = self.limit
             else:
                 if threw_away:
-                    self.sent = before  # the receiver does not hear of it, so it can be granted again
+                    self.sent = before  # the receiver is not told, so it can be granted again
                     self.granted -= counted - before
                     self.offset += counted - before
                 return None
         return LinkFlow(wrapped(counted), min(max(0, self.limit - counted), MAX_CREDIT), drain)
 
     def take_due(self) -> int:
-        """Return, once, how many permits to charge beyond those asked for; negative is given back."""
+        """Return, once, the permits to charge beyond those asked for. Negative: refund."""
         due, self.due = self.due, 0
         return due
 
     def repay(self) -> int:
-        """Take back what was paid for deliveries that have not come; return what is due then, as ``take_due`` does."""
+        """Take back permits of deliveries that have not come. Return ``take_due``."""
         self.due -= self.prepaid
         self.prepaid = 0
         return self.take_due()
 
     def plain(self, *, paid: bool) -> PlainCredit | None:
-        """Return what flows go by where all that is granted is ``paid``, or else nothing limits the link.
+        """Return the state for the compiled part if all granted credit is ``paid``, or the link is unlimited.
 
-        None if numbers differ, if the receiver drains, or if something is to be paid or granted first.
+        None if numbers differ, the receiver drains, or something is to be paid or granted first.
         """
         unused = self.granted - self.sent
         plain = unused == self.prepaid if paid else self.granted == self.limit and unused >= 0
@@ -429,11 +420,11 @@ class Credit:
         return PlainCredit(sent, granted, limit, window, used, self._untouched, self.shaped)
 
     def flowed(self, numbers: Numbers, said: tuple[int | None, int | None]) -> int:
-        """Take flows of the receiver that were granted at once and forwarded.
+        """Apply flows of the receiver that the compiled part granted and forwarded.
 
         Args:
-            numbers: as they are after the last one.
-            said: its delivery-count and link-credit.
+            numbers: The state after the last one.
+            said: Its delivery-count and link-credit.
 
         Returns:
             How many deliveries came before it.

@@ -1,8 +1,8 @@
-"""A connection that is lent, as the compiled part sees it: what it asks of links and sessions, and tells them.
+"""The Python side of a lent AMQP 1.0 connection: answers the compiled part's questions and applies its reports.
 
-The compiled part reads transfers and dispositions by itself, and sums them until they matter here. It asks for each
-link how many deliveries may come before that has something to do. Flows whose credit limits grant at once are taken by
-it as well, and the others answered here. Peers are numbers: the client is 0.
+The compiled part accumulates transfers and dispositions until Python has to act. For each link it asks how many
+deliveries may come before that. It handles flows whose credit the limits grant at once. Other flows are answered here.
+Peers are numbers: the client is 0.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from sluice_native import Lent
 
 _SIDES: Final = tuple(Side)
-_MAX_RESOURCES: Final = 2  # of a link that the compiled part counts
+_MAX_RESOURCES: Final = 2
 
 Fields = tuple[int, Sequence[int | None], bool]
-"""A flow's channel, its first seven fields, and whether it drains."""
+"""A flow's channel, its first seven fields, and its drain."""
 Difference = tuple[int | None, int | None, int]
-"""As ``Renumbering.latest`` returns it."""
+"""As returned by ``Renumbering.latest``."""
 Flows = Sequence[Sequence[int | None] | None]
 Ranges = Sequence[tuple[int, int]]
 KnownLink = tuple[
@@ -38,24 +38,24 @@ KnownLink = tuple[
     tuple[int, int] | None,
     bool,
 ]
-"""A link; what its messages are counted for; how many may come; the bytes of the longest frame that may, and whether a
-message may name copies; what is told of messages that were decided, if all are; its channel and handle at the receiver;
-and whether it asks only delaying rules for credit.
+"""In order: the link; the resources that its messages count for; its allowance; the longest frame in bytes and whether
+messages may name copies; the callback for decided messages if all are decided; channel and handle at the receiver;
+whether it asks only delaying rules for credit.
 """
 Answered = tuple[int, Sequence[tuple[int, tuple[int, int], Allowance]], tuple[bytes, bytes], bool]
-"""How many requests for credit were granted; what links are allowed now, by sender, and channel and handle there;
-frames for each peer; and whether all is plain still.
+"""Requests for credit granted; new allowances of links by sender, its channel and handle; frames for each peer; whether
+everything is still plain.
 """
 
 
 class LentConnection:
-    """One connection.
+    """One lent connection.
 
     Args:
-        shared: of its links.
-        channels: its sessions, by peer and channel.
-        tell: has the flows of Sluice's own written that links and sessions want.
-        take: hands out what is written for a peer.
+        shared: State of all links.
+        channels: Sessions, by peer and channel.
+        tell: Queues the flows of Sluice that links and sessions need.
+        take: Returns the queued bytes for a peer.
     """
 
     def __init__(
@@ -73,12 +73,12 @@ class LentConnection:
         self.written: set[Side] = set()
 
     def lend(self, judge: Judge, most_frame_bytes: tuple[int, int], beginnings: tuple[bytes, bytes]) -> "Lent":
-        """Return the compiled reading of both streams.
+        """Return the compiled reader of both streams.
 
         Args:
-            judge: decides and counts.
-            most_frame_bytes: by peer, of the longest frame that is taken of it.
-            beginnings: incomplete frames.
+            judge: Decides and counts.
+            most_frame_bytes: The longest frame accepted, by peer.
+            beginnings: Incomplete frames.
         """
         assert COMPILED is not None  # noqa: S101 - else it is not lent
         self._judge = judge
@@ -94,7 +94,7 @@ class LentConnection:
         return lent
 
     def link(self, side: int, channel: int, handle: int) -> KnownLink | None:
-        """Return what is to be known of a link that a peer sends on; None: its transfers are read here."""
+        """Describe a link that a peer sends on. None: its transfers are read here."""
         sender = _SIDES[side]
         session = self._channels[sender].get(channel)
         link = None if session is None else session.halves[sender].handles.get(handle)
@@ -112,11 +112,11 @@ class LentConnection:
     def session(
         self, side: int, channel: int
     ) -> tuple[Conversation, tuple[int, int], int | None, Sequence[Difference] | None] | None:
-        """Return what is to be known of a session; None: its frames are read here.
+        """Describe a session. None: its frames are read here.
 
         Returns:
-            The session; its channels; the client's next delivery-id, if that is known; and the differences of both
-            halves, if any number differs.
+            The session, its channels, the client's next delivery-id if known, and the differences of both halves'
+            numbers, if any.
         """
         session = self._channels[_SIDES[side]].get(channel)
         if session is None or any(half.ended for half in session.halves.values()):
@@ -131,11 +131,11 @@ class LentConnection:
     def flows(
         self, side: int, flows: Sequence[Fields]
     ) -> tuple[Sequence[Sequence[tuple[int, bytes]]] | None, Answered]:
-        """Take flows of a peer, and ask for the credit that they give, once ``take`` was told what came before.
+        """Handle flows of a peer and ask for the credit that they give. ``take`` has reported everything before.
 
         Returns:
-            How the fields change, by flow, or None if the session has to read them again, as some credit must wait; and
-            what follows.
+            The changed fields of each flow, or None if some credit must wait, so that the session has to read the flows
+            again. And the answer.
         """
         peer, shared = _SIDES[side], self._shared
         said: list[tuple[Conversation, Link | None, Sequence[int | None], bool]] = []
@@ -149,7 +149,7 @@ class LentConnection:
             shared.charge_due()
         granted = 0 if shared.charges else self._grant()
         if shared.to_ask or shared.charges:
-            # What was granted is told when they are read again, and the rest asked for.
+            # The flows will be read again. That sends out the granted credit and asks for the rest.
             shared.to_tell.clear()
             shared.to_ask.clear()
             return None, (granted, (), (b"", b""), False)
@@ -160,13 +160,13 @@ class LentConnection:
         return changes, self._answer([link for _, link, *_ in said if link is not None], granted)
 
     def came(self, links: Sequence[Link]) -> Answered:
-        """Look after links that have something to do, once ``take`` was told what came."""
+        """Serve links that need something. ``take`` has reported everything before."""
         if self._shared.due:
             self._shared.charge_due()
         return self._answer(links, self._grant())
 
     def _grant(self) -> int:
-        """Ask for credit until some must wait. Return how many requests were granted."""
+        """Ask for credit until some must wait. Return the number of requests granted."""
         shared, judge, granted = self._shared, self._judge, 0
         assert judge is not None  # noqa: S101 - as it is lent
         for link in list(shared.to_ask):
@@ -199,17 +199,16 @@ class LentConnection:
         sessions: Sequence[tuple[Conversation, tuple[int, int], Flows, tuple[Ranges, Ranges], Ranges, int | None]],
         timed: tuple[Conversation, int, int, bool] | None,
     ) -> None:
-        """Take what came so far.
+        """Apply everything read so far.
 
         Args:
-            now_ns: the time, if it is to be known.
-            heard: by peer, whether it said something.
-            written: likewise, whether something was written to it.
-            links: with what ``Link.passed`` takes, in the order in which they ask.
-            sessions: with transfers by peer, and what the peer's last flow said, counting on with these; and of the
-                client's deliveries, those settled of earlier ones, by the broker or itself, those not settled of later
-                ones, and the last of them.
-            timed: the delivery whose settlement is awaited, since when, and whether it has come.
+            now_ns: The time, if needed.
+            heard: Peers that sent something.
+            written: Peers that something was written to.
+            links: Arguments of ``Link.passed``, in the order in which the links ask.
+            sessions: Transfers by peer, and the fields of the peer's last flow, on top of these. Of the client's
+                deliveries: earlier ones settled by the broker and by itself, later unsettled ones, and the last one.
+            timed: The delivery whose settlement is awaited, since when, and whether it has come.
         """
         self.heard |= {side for side, is_so in zip(_SIDES, heard, strict=True) if is_so}
         self.written |= {side for side, is_so in zip(_SIDES, written, strict=True) if is_so}

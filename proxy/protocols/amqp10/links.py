@@ -1,11 +1,11 @@
-"""The links of a connection: what limits each, the credit it asks for, and what its deliveries cost.
+"""The links of a connection: their limits, requests for credit, and the cost of their deliveries.
 
-The receiver's credit reaches the sender as far as it is granted (see ``credit``). Where rules delay, permits are asked
-for before messages come. Where rules refuse, or a message's own address counts, each delivery is decided.
+The receiver's credit reaches the sender as it is granted (see ``credit``). Where rules delay, permits are requested
+before messages come. Where rules refuse, or messages name their own address, each delivery is decided.
 
-Settled deliveries cannot be refused. When one comes on a link without paid credit, it is charged at once, and the link
-*turns*: from then on it asks for credit for those resources first, and so do all other links of its client without
-resources of their own. What comes before that is bounded by ``Unpaid``.
+Settled deliveries cannot be refused. One on a link without paid credit is charged at once, and the link *turns*: from
+then on it requests credit for those resources first, and so do all other links of its client without resources of their
+own. ``Unpaid`` bounds deliveries before the turn.
 """
 
 from collections import deque
@@ -27,22 +27,22 @@ from proxy.protocols.amqp10.wire import Attached, CutOff, Malformed
 from proxy.protocols.base import NO_TERMS, Advance, Buffer, Close, SessionContext, Terms
 from proxy.stats.snapshot import LinkState
 
-# What becomes of a delivery: it waits for more of itself, is being decided, is forwarded, or is swallowed.
+# A delivery needs more bytes, is being decided, is forwarded, or is swallowed.
 UNDECIDED, ASKED, PASSES, SWALLOWED = range(4)
 Allowance = tuple[int | None, int | None, PlainCredit | None]
-"""As ``Link.allowance`` returns it."""
+"""As returned by ``Link.allowance``."""
 Flowed = tuple[Numbers, tuple[int | None, int | None]]
-"""As ``Credit.flowed`` takes it."""
+"""Arguments of ``Credit.flowed``."""
 _NOWHERE: Final = Address("nothing")
 _SETTLED: Final = 1  # in an attach: the sender settles all
-_SIZES: Final = 8  # the weight of a new delivery in the mean size is one in this many
-# Unpaid messages that the links of a client may send, where no limit of messages is lower.
+_SIZES: Final = 8  # a new delivery's weight in the mean size is one in this many
+# Unpaid messages per client where no message limit is lower.
 _MAX_UNPAID: Final = 512
 _ANY: Final = Advance(_MAX_UNPAID * UPERMITS_PER_PERMIT, _MAX_UNPAID, _MAX_UNPAID)
 
 
 class SessionPart(Protocol):
-    """A session, for its links and the streams; see ``Conversation``."""
+    """See ``Conversation``."""
 
     @property
     def halves(self) -> "Mapping[Side, Half]": ...
@@ -52,39 +52,36 @@ class SessionPart(Protocol):
 
 @dataclass(slots=True)
 class Shared:
-    """What all links of a connection share."""
-
     context: SessionContext
     connection: ConnectionInfo
     names: Names = field(default_factory=Names)
     now_ns: int = 0
-    limits: bool = False  # some message of the client may be limited
+    limits: bool = False
     requests: list[Request] = field(default_factory=list)
-    to_ask: "dict[Link, None]" = field(default_factory=dict)  # links that may want credit
-    to_tell: "dict[Link, None]" = field(default_factory=dict)  # links whose sender may have to hear of credit
-    rejected: "list[Delivery]" = field(default_factory=list)  # swallowed deliveries whose sender must hear of that
-    due: "dict[Link, None]" = field(default_factory=dict)  # links that may have something to charge
-    clients: UnpaidOfClients = field(default_factory=UnpaidOfClients)  # unpaid credit of all clients
-    # Links that want unpaid credit when their client has none left.
+    to_ask: "dict[Link, None]" = field(default_factory=dict)
+    to_tell: "dict[Link, None]" = field(default_factory=dict)  # links whose sender may need a flow
+    rejected: "list[Delivery]" = field(default_factory=list)
+    due: "dict[Link, None]" = field(default_factory=dict)
+    clients: UnpaidOfClients = field(default_factory=UnpaidOfClients)
+    # Links that want unpaid credit after their client's is used up.
     starved: "dict[Link, None]" = field(default_factory=dict)
     turning: "dict[Link, None]" = field(default_factory=dict)
-    # Sessions that can keep no more: undecided deliveries are decided by what is known.
+    # They are at their bound of kept bytes, and decide with the information at hand.
     forced: dict[SessionPart, None] = field(default_factory=dict)
     charges: list[Charge] = field(default_factory=list)
-    paid: list[Paid] = field(default_factory=list)  # messages that came on credit
-    # Sessions with deliveries that need more bytes before they can be decided.
+    paid: list[Paid] = field(default_factory=list)
     keeping: dict[SessionPart, None] = field(default_factory=dict)
-    # Sessions, with the sender's side, whose window was used by swallowed transfers.
+    # Sessions and sender's sides whose window was used by swallowed transfers.
     short: dict[tuple[SessionPart, Side], None] = field(default_factory=dict)
-    tightest: Advance | None = None  # the allowance of the tightest limit that a message may hit
-    withheld: bool = False  # producers get no more credit for now
+    tightest: Advance | None = None
+    withheld: bool = False
     let_in: bool = False  # the broker has opened the connection, too
-    plain: bool = False  # the broker is not RabbitMQ, so addresses are names of queues
+    plain: bool = False  # the broker is not RabbitMQ: addresses are queue names
     rules_version: int = 0
-    links: int = 0  # how many there are
-    under_way: int = 0  # how many of the client's links are within a delivery
+    links: int = 0
+    under_way: int = 0
     refused: int = 0
-    # The session in which one delivery of the client is watched, and since when.
+    # With the client's timed delivery, and its start.
     timed: "tuple[SessionPart, int] | None" = None
     _kept_bytes: int = 0
     _gathering: Gathering | None = None
@@ -110,7 +107,7 @@ class Shared:
             self.tightest = min(found, default=None)
 
     def keep(self, size_bytes: int) -> bool:
-        """Take room for kept frames, or return it. Say whether there is room."""
+        """Reserve room for kept frames, or release it (negative). Return whether there is room."""
         self._kept_bytes += size_bytes
         room = self.context.room
         if self._kept_bytes <= SMALL_FRAME_BYTES:
@@ -128,7 +125,7 @@ class Shared:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether no link or session has anything to ask for, to tell or to wait for."""
+        """Whether links and sessions have nothing to ask for, to tell or to wait for."""
         links = self.to_ask or self.to_tell or self.due or self.starved or self.turning
         sessions = self.forced or self.keeping or self.short
         kept = self.requests or self.rejected or self.charges or self.paid or self.withheld
@@ -151,7 +148,6 @@ class Shared:
             link.charge_due()
 
     def batch(self, side: Side, requests: Sequence[Request]) -> Batch | None:
-        """Return what is to be decided, charged and counted; None if there is nothing."""
         self.charge_due()
         charges, self.charges = self.charges, []
         paid, self.paid = self.paid, []
@@ -166,39 +162,37 @@ class Delivery:
     """A delivery of several transfers, or one that is decided."""
 
     link: "Link"
-    number: int  # its delivery-id, in its sender's numbers
-    settled: bool  # its sender has settled it, so a refusal cannot be told
-    renumbered: int  # the same in its receiver's numbers, once its first frame was forwarded
-    size_bytes: int = 0  # of its frames so far
+    number: int  # its delivery-id at the sender
+    settled: bool  # by its sender, so a refusal cannot be told
+    renumbered: int  # its delivery-id at the receiver, once its first frame was forwarded
+    size_bytes: int = 0
     complete: bool = False
     fate: int = PASSES
-    why: str = ""  # for its sender, if it is swallowed
-    resources: tuple[Resource, ...] = ()  # those that it tells itself, or of its copies
+    why: str = ""  # the reason for its sender, if swallowed
+    resources: tuple[Resource, ...] = ()  # named by itself or its copies
     head: MessageHead | None = None
-    request: Request | None = None  # while it is decided
+    request: Request | None = None
     asked: tuple[Resource, ...] = ()
-    asked_bytes: int = 0  # the size it was decided with; 0 if it was not
+    asked_bytes: int = 0  # 0 if it was not decided
     asks: Asks = "all"
-    paid_for: tuple[Resource, ...] | None = None  # the resources its credit was paid for; None before it came
-    finished: bool = False  # it was counted, and is paid as far as is known
-    learns: bool = False  # it was forwarded before its resources were known
+    paid_for: tuple[Resource, ...] | None = None  # that its credit was paid for; None before it came
+    finished: bool = False  # counted, and paid as far as known
+    learns: bool = False  # forwarded before its resources were known
 
 
 @dataclass(eq=False, slots=True)
 class Half:
-    """One peer's half of a session: the numbers of what it sends, its links, and what is kept back."""
-
-    channel: int | None = None  # None before it has begun
-    first_id: int = 0  # of its transfers, by its begin
+    channel: int | None = None
+    first_id: int = 0
     told: bool = False  # its begin was forwarded, and its end was not
     ended: bool = False
     transfers: Transfers = field(default_factory=Transfers)
     ids: Renumbering = field(default_factory=Renumbering)
     handles: "dict[int, Link]" = field(default_factory=dict)
-    # Links that only the other peer has attached, by name and sender.
+    # Links attached only by the other peer, by name and sender.
     awaited: "dict[tuple[bytes, Side], deque[Link]]" = field(default_factory=dict)
-    senders: int = 0  # how many links it sends on
-    undecided: dict[Delivery, None] = field(default_factory=dict)  # its deliveries that wait for more of them
+    senders: int = 0
+    undecided: dict[Delivery, None] = field(default_factory=dict)  # its deliveries that need more bytes
     kept_bytes: int = 0  # since the first of these, at most most_kept_bytes
     kept_transfers: int = 0
     most_kept_bytes: int = 0
@@ -206,42 +200,40 @@ class Half:
 
 @dataclass(eq=False, slots=True)
 class Link:
-    """One link, from the attach of the first peer."""
-
     session: SessionPart
     shared: Shared
     sender: Side
     credit: Credit
-    # Name and address, for people.
+    # For people.
     name: str
     node: str = ""
-    handles: dict[Side, int | None] = field(default_factory=lambda: dict.fromkeys(Side))  # None while not attached
+    handles: dict[Side, int | None] = field(default_factory=lambda: dict.fromkeys(Side))
     told: set[Side] = field(default_factory=set)  # peers whose attach was forwarded, and whose detach was not
     gone: bool = False
-    address: Address = _NOWHERE  # where messages of the client go
-    resources: tuple[Resource, ...] = ()  # of its messages; empty if each tells its own, or if it is not limited
-    # The resources its credit is asked for: its own, or after a turn those of its client's last message.
+    address: Address = _NOWHERE
+    resources: tuple[Resource, ...] = ()  # of its messages; empty if each names its own, or if unlimited
+    # The resources for its credit: its own, or after a turn those of its client's last message.
     paid_for: tuple[Resource, ...] = ()
-    terms: Terms = NO_TERMS  # for these
+    terms: Terms = NO_TERMS
     delays: bool = False  # credit is asked for
-    meters: bool = False  # its credit is unpaid and bounded, as the cost of its messages is unknown
-    decides: bool = False  # all its deliveries are decided, or looked at
+    meters: bool = False  # its credit is unpaid and bounded: the cost of its messages is unknown
+    decides: bool = False  # all deliveries are decided or examined
     most_bytes: int | None = None  # larger deliveries are decided
-    delivery: Delivery | None = None  # the one that is under way
-    request: Request | None = None  # for credit, while it is decided or held
-    flows: int = 0  # of either peer, read and not forwarded yet
-    used: int = 0  # deliveries so far
-    refused: int = 0  # how many of these were swallowed
+    delivery: Delivery | None = None
+    request: Request | None = None
+    flows: int = 0  # read but not forwarded
+    used: int = 0
+    refused: int = 0
     _begun: int = 0  # deliveries read whose ``came`` has not followed
-    _is_made: bool = False  # its node is made by the broker
+    _is_made: bool = False  # the broker makes its node
     _settles: bool = False  # its sender settles all, so none can be refused
     # The resources it has turned to, and those it will turn to once everything read has come.
     _turned: tuple[Resource, ...] = ()
     _turns_to: tuple[Resource, ...] | None = None
-    # Where its unpaid credit is counted, if it may have some, and how much of it is unused while it meters.
+    # The account of its unpaid credit, if it may have some, and the unused part while it meters.
     _unpaid: Unpaid | None = None
     _free: int = 0
-    # The bytes that a permit pays for, if bytes are limited, and the mean size of recent deliveries.
+    # The bytes that a permit pays for, if bytes are limited. The mean size of recent deliveries.
     _bytes: int = 0
     _size_bytes: int = 0
     _since_ns: int = 0
@@ -251,7 +243,7 @@ class Link:
         return self.sender is Side.BROKER
 
     def take_attach(self, side: Side, attached: Attached) -> None:
-        """Take a peer's attach: the client's word counts, but for a node that the broker makes."""
+        """The client's terminus counts, unless the broker makes the node."""
         terminus = attached.source if self.consumes else attached.target
         if side is Side.BROKER and self.handles[Side.CLIENT] is not None and not self._is_made:
             return
@@ -267,12 +259,12 @@ class Link:
         self.ask_terms()
 
     def ask_terms(self, turned: tuple[Resource, ...] | None = None) -> None:
-        """Ask the active rules. ``turned``: the resources it turns to, if that changes."""
+        """Look up the current rules. ``turned``: the resources it turns to, if that changes."""
         shared = self.shared
         # Earlier deliveries are not charged to a new rule.
         self.charge_due()
         if self.address.by == "address" and not self.consumes:
-            # With routing keys or without, as the rules need them.
+            # With or without routing keys, as the rules need.
             self.resources = published(shared.names, self.address)
         own = shared.terms(self.resources, consumes=self.consumes)
         says, refuses = self._says, own.refuses and not self.consumes and not self._settles
@@ -286,7 +278,7 @@ class Link:
         terms = shared.terms(turned, consumes=self.consumes) if turned else own
         if turned and not terms.delays and not terms.refuses:
             turned, terms = (), own
-        # Messages that cannot be refused are shaped by all rules.
+        # All rules shape messages that cannot be refused.
         shapes = self.consumes or self._settles or bool(turned)
         delays = terms.delays or (shapes and terms.refuses)
         self._pay_for_others(turned, delays=delays)
@@ -299,7 +291,7 @@ class Link:
         self.wants()
 
     def _pay_for_others(self, turned: tuple[Resource, ...], *, delays: bool) -> None:
-        """Have credit asked for what it has turned to, for its own, or not at all. Give back what was paid."""
+        """Set the resources for credit: those turned to, its own, or none. Refunds paid permits."""
         paid_for = turned or self.resources
         if (paid_for, delays, bool(turned)) != (self.paid_for, self.delays, bool(self._turned)):
             request, self.request = self.request, None
@@ -330,7 +322,6 @@ class Link:
 
     @property
     def may_turn(self) -> bool:
-        """Whether everything read has come, so that it is clear how it was paid."""
         return not self._begun
 
     @property
@@ -339,7 +330,6 @@ class Link:
 
     @property
     def was_limited(self) -> bool:
-        """Whether its sender gets, or ever got, less than its receiver gave."""
         return self.delays or self.meters or self.credit.shaped
 
     @property
@@ -362,11 +352,11 @@ class Link:
         return said
 
     def wants(self) -> None:
-        """Have the link ask for credit if it wants some. Without a limit it gets all there is."""
+        """Queue a request for credit if the link wants some. Without a limit it gets all of it."""
         if self.gone or self.request is not None or self._is_withheld():
             return
         if self.delays:
-            # A later look would cost more than this.
+            # Checking later would cost more.
             if self.credit.wanted():
                 self.shared.to_ask[self] = None
         elif self.meters:
@@ -405,7 +395,7 @@ class Link:
         if not wanted:
             return None
         if self.terms.most_bytes is not None:
-            # No more than is charged at once, or more would be given back than was charged.
+            # At most the size charged at once, or more would be refunded than charged.
             self._pay_for(min(self._size_bytes, self.terms.most_bytes))
         self.request = Request(
             self.paid_for,
@@ -434,7 +424,7 @@ class Link:
         self._since_ns = 0
         as_asked = self.delays and request.resources == self.paid_for and request.asks == self.asks
         if self.gone or self._is_withheld() or not as_asked:
-            # Nobody uses it, or it is paid otherwise.
+            # Unused, or paid otherwise.
             shared.charges.append(
                 Charge(
                     request.resources,
@@ -466,18 +456,18 @@ class Link:
         return Charge(self.paid_for, messages, size_bytes, consumes=self.consumes, asks=self.asks, counts=False)
 
     def _pay_for(self, size_bytes: int) -> None:
-        """Set how many bytes a permit pays for, also for those already paid."""
+        """Set how many bytes a permit pays for, including permits already paid."""
         prepaid = self.credit.prepaid
         if prepaid and self._bytes != size_bytes:
             self.shared.charges.append(self._charge(0, prepaid * (size_bytes - self._bytes)))
         self._bytes = size_bytes
 
     def begins(self) -> None:
-        """Take note that a delivery was read. ``came`` follows.
+        """Count a delivery that was read. ``came`` follows.
 
         Raises:
-            Close: a client exceeds all the credit it was told of. Its receiver has given more and would take it: a
-            way past all limits. None is forwarded or charged.
+            Close: A client exceeds all the credit it was told. Its receiver has given more and would accept it, past
+                all limits. Nothing is forwarded or charged.
         """
         self._begun += 1
         if self.consumes or not self.credit.beyond(self._begun):
@@ -487,7 +477,6 @@ class Link:
             raise Close("transfer_limit_exceeded", f"the client has sent more on link {name} than it had credit for")
 
     def came(self, deliveries: int) -> None:
-        """Count deliveries whose first frame is forwarded or swallowed."""
         self._begun -= deliveries
         self.credit.came(deliveries)
         self._free = max(0, self._free - deliveries)
@@ -499,10 +488,10 @@ class Link:
             self.wants()
 
     def allowance(self) -> Allowance | None:
-        """Return how many deliveries may come, and how many before it has something to do; None is any number.
+        """Return how many deliveries may come, in total and before the link needs something. None: any number.
 
-        None of them is refused, nor charged for its size: if that is not certain, it returns None. Its credit comes
-        last, if flows of the receiver, as far as they are granted at once, need nothing else.
+        None of them is refused or charged for its size: if that is not certain, the whole result is None. The last item
+        is the credit, if the compiled part can handle the receiver's flows.
         """
         credit, delays, decides = self.credit, self.delays, self.decides
         if self.gone or self._says or (delays and (decides or self.terms.most_bytes is not None)):
@@ -515,7 +504,7 @@ class Link:
         return None, None if credit.granted == credit.limit else 0, credit.plain(paid=False) if plain else None
 
     def admitted(self, deliveries: int) -> bool:
-        """Take note of deliveries that were decided and pass. Return whether it has nothing else to do."""
+        """Record decided deliveries that pass. Return whether the link needs nothing else."""
         unpaid = self._unpaid
         if not self.meters or unpaid is None:
             return True
@@ -523,18 +512,18 @@ class Link:
         return not unpaid.paid_for or self.credit.granted == self.credit.limit
 
     def passed(self, deliveries: int, *, asks: bool = False, flowed: Flowed | None = None) -> None:
-        """Take note of deliveries that the compiled part has read, decided, counted and forwarded.
+        """Count deliveries that the compiled part has read, decided, counted and forwarded.
 
         Args:
-            deliveries: how many there are.
-            asks: there may be more of them than the ``allowance`` had before something is to do.
-            flowed: what came before them, until the last flow of the receiver.
+            deliveries: How many.
+            asks: They may exceed the part of the ``allowance`` before the link needs something.
+            flowed: Earlier ones, up to the receiver's last flow.
         """
         if flowed is not None:
             self.used += self.credit.flowed(*flowed)
         self.used += deliveries
         self._begun += deliveries
-        # Each one that is decided comes by itself.
+        # Decided deliveries come one by one.
         each = 1 if asks and self.decides else max(1, deliveries)
         for _ in range(0, deliveries, each):
             self.came(each)
@@ -551,7 +540,7 @@ class Link:
             self._correct(size_bytes)
 
     def _correct(self, size_bytes: int) -> None:
-        """Charge a delivery for the size beyond what was paid for."""
+        """Charge the size beyond the size paid for."""
         if self.delays and self.terms.most_bytes is not None:
             change = (size_bytes - self._size_bytes) // _SIZES
             self._size_bytes = self._size_bytes + change if self._size_bytes else size_bytes
@@ -559,7 +548,7 @@ class Link:
                 self.shared.charges.append(self._charge(0, size_bytes - self._bytes))
 
     def _may_name_copies(self, payload: Buffer, *, is_last: bool) -> bool:
-        """Say whether a new delivery, as far as it has come, may name limited copies of itself."""
+        """Return whether a new delivery may name limited copies, as far as it has come."""
         if not self.copies or not self.shared.limits:
             return False
         if is_last and len(payload) <= MAX_HEAD_BYTES:
@@ -568,11 +557,10 @@ class Link:
         try:
             return not head.take(payload, last=False) or bool(head.copies)
         except Malformed:
-            # A malformed message is for the broker to refuse.
+            # The broker will refuse a malformed message.
             return payload[0] == 0
 
     def looks_at(self, delivery: Delivery, payload: Buffer, *, is_last: bool) -> bool:
-        """Say whether a new delivery is to be decided."""
         if self._says or self._may_name_copies(payload, is_last=is_last):
             delivery.head = MessageHead()
             return True
@@ -583,7 +571,7 @@ class Link:
         return max(SMALL_FRAME_BYTES, self.most_bytes or 0)
 
     def decide(self, delivery: Delivery, payload: Buffer, *, is_last: bool, must: bool) -> None:
-        """Decide a delivery, or ask for a decision, as soon as enough is known: at once if it ``must``."""
+        """Decide a delivery or request a decision once enough is known, at once if it ``must``."""
         terms, resources = self.terms, self.resources
         asks: Asks | None = "refusing" if self.decides and terms.refuses and not self._says else None
         most_bytes = self.most_bytes
@@ -600,13 +588,12 @@ class Link:
             delivery.resources = self._named(delivery.head)
             named = self.shared.terms(delivery.resources)
             if named.delays or named.refuses:
-                # A link's own resources are paid for by its credit, unless each of its deliveries is decided.
+                # The link's credit pays for its own resources, unless each delivery is decided.
                 resources = (*resources, *delivery.resources) if asks else delivery.resources
                 asks = "all"
             most_bytes = min((most for most in (most_bytes, named.most_bytes) if most is not None), default=None)
         size_bytes = delivery.size_bytes
         if most_bytes is not None and size_bytes <= most_bytes and not delivery.complete and not must:
-            # It may still be too large.
             return
         if self.most_bytes is not None and size_bytes > self.most_bytes:
             resources, asks = (*self.resources, *delivery.resources), "all"
@@ -640,10 +627,10 @@ class Link:
         self.shared.requests.append(delivery.request)
 
     def _decide_unknown(self, delivery: Delivery, error: Malformed | None) -> None:
-        """Decide a delivery that does not tell where it goes: its broker could read it in another way.
+        """Decide a delivery that does not tell its address. Its broker might read it differently.
 
         Raises:
-            Close: it cannot be read, so that it could be for anything, and it cannot be refused.
+            Close: It is unreadable, so its address could be any, and it cannot be refused.
         """
         limits = self.shared.limits
         if not delivery.settled and limits and self._may_swallow():
@@ -658,19 +645,19 @@ class Link:
             self.finish(delivery)
 
     def learn(self, delivery: Delivery, payload: Buffer, *, is_last: bool) -> None:
-        """Charge a forwarded delivery as soon as it tells where it goes.
+        """Charge a forwarded delivery once its address is known.
 
         Raises:
-            Close: as ``_decide_unknown``.
+            Close: As ``_decide_unknown``.
         """
         head = delivery.head
-        assert head is not None  # noqa: S101 - else nobody asks
+        assert head is not None  # noqa: S101 - otherwise there is nothing to learn
         try:
             if head.take(payload, last=is_last):
                 delivery.learns = False
                 delivery.resources = self._named(head)
                 if delivery.finished:
-                    # Its frame was forwarded while it came, and has ended.
+                    # Its frame was forwarded as it came, and is complete.
                     self._charge_late(delivery)
         except Malformed as error:
             if self.shared.limits:
@@ -682,12 +669,12 @@ class Link:
         if refuse is not None and not self._may_swallow():
             refuse = None
             if request is not None:
-                # It is forwarded, and charged and counted as if it had been admitted.
+                # It is forwarded, and charged and counted as admitted.
                 self.shared.charges.append(Charge(request.resources, 1, request.size_bytes, asks=delivery.asks))
         if self.meters and self._unpaid is not None:
             self._unpaid.did_no_harm()
             if refuse is not None:
-                # Its sender gets the credit back, and nobody else may have it.
+                # Its sender gets the credit back, and no other link may have it.
                 self._unpaid.take(1)
         if refuse is None:
             delivery.fate = PASSES
@@ -703,7 +690,7 @@ class Link:
         self._swallow(delivery, f"SYSTEM_BUSY: {refuse.resource} {why}")
 
     def _may_swallow(self) -> bool:
-        """Say whether one more delivery may be swallowed: the numbers kept for that are bounded."""
+        """Return whether one more delivery may be swallowed: the numbers kept for that are bounded."""
         return self.session.halves[self.sender].ids.reserve()
 
     def _swallow(self, delivery: Delivery, why: str) -> None:
@@ -737,7 +724,6 @@ class Link:
                 self.shared.charges.append(self._charge(-1, -self._bytes))
 
     def _pay_late(self, delivery: Delivery) -> None:
-        """Charge a delivery for the resources that it tells itself."""
         unpaid, named, decided = self._unpaid, delivery.resources, delivery.asked_bytes > 0
         paid_for = self.credit_for if delivery.paid_for is None else delivery.paid_for
         if paid_for:
@@ -745,7 +731,7 @@ class Link:
                 self._correct(delivery.size_bytes)
                 self._did_harm(named)
                 return
-            # Its credit was paid for other resources, or it is paid twice.
+            # Its credit was paid for other resources, or it would be paid twice.
             self.shared.charges.append(Charge(paid_for, -1, -self._bytes, counts=False))
         if decided:
             return
@@ -757,7 +743,7 @@ class Link:
             self._turn_to(())
 
     def _charge_late(self, delivery: Delivery) -> None:
-        """Charge a delivery that could not be refused, and have credit paid for its resources from now on."""
+        """Charge a delivery that could not be refused, and turn to its resources."""
         named = delivery.resources
         if self.shared.terms(named).limits:
             self.shared.charges.append(Charge(named, 1, delivery.size_bytes, counts=False))
@@ -798,7 +784,7 @@ class Link:
 
     @property
     def limited_as(self) -> str:
-        """What it waits for, or would wait for; empty if unknown."""
+        """The resource it waits, or would wait, for. Empty if unknown."""
         resources = self.resources if self.request is None else self.request.resources
         return str(resources[0]) if resources else ""
 
@@ -824,6 +810,6 @@ class Link:
 
 
 def _check_unread(error: Malformed) -> None:
-    """Close the connection for an unreadable message that cannot be refused, unless it is cut off for everybody."""
+    """Close the connection over an unreadable message that cannot be refused, unless no broker can read it."""
     if not isinstance(error, CutOff):
         raise Close("unreadable_message", f"the client has sent {error}; settled ones cannot be refused") from None

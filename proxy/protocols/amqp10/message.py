@@ -1,7 +1,7 @@
-"""What a message says before its body: its address, and those of copies.
+"""The part of a message before its body: its address and the routing keys of copies.
 
-RabbitMQ uses ``to`` on a link without a target, ``subject`` where an address of version 1 names an exchange alone or is
-``/queue``, and from 4.1.0 on the list ``x-cc`` of the annotations, routing keys of copies on all links.
+RabbitMQ uses ``to`` on a link without a target, and ``subject`` where an address of version 1 names only an exchange or
+is ``/queue``. From 4.1.0 on, the list ``x-cc`` of the annotations has routing keys of copies, on all links.
 """
 
 from typing import Final
@@ -10,42 +10,41 @@ from proxy.protocols.amqp10 import wire
 from proxy.protocols.amqp10.wire import CutOff, Malformed
 from proxy.protocols.base import Buffer
 
-# A message must have told it within this many bytes; also the bound on what is kept of one.
+# A message must name its address within this many bytes. Also the bound on kept bytes per message.
 MAX_HEAD_BYTES: Final = 1 << 16
-MAX_COPIES: Final = 256  # copies that a message may name; each takes some microseconds
+MAX_COPIES: Final = 256  # copies per message, at a few microseconds each
 # The annotation with the routing keys of copies.
 COPIES: Final = b"x-cc"
 _TO, _SUBJECT = 2, 3
 
 
 def may_name_copies(payload: Buffer) -> bool:
-    """Say whether a one-frame delivery can name copies. Nearly none does, and this is quick."""
+    """Return whether a one-frame delivery may name copies: a quick check, nearly always False."""
     return COPIES in (payload if isinstance(payload, bytes) else bytes(payload[:MAX_HEAD_BYTES]))
 
 
 class MessageHead:
     """Reads the sections of one message up to its body, from the payloads of its frames.
 
-    It is strict: a section that is unknown, repeated or out of place (3.2) is malformed, since a broker could read it
-    in another way.
+    Unknown, repeated or misplaced sections (3.2) are malformed, because a broker might read them differently.
     """
 
     def __init__(self) -> None:
-        self.known = False  # everything needed was read; the rest is not looked at
+        self.known = False  # complete; the rest is not read
         self.to: bytes | None = None
         self.subject: bytes | None = None
-        self.copies: tuple[bytes, ...] = ()  # the distinct routing keys of copies
+        self.copies: tuple[bytes, ...] = ()  # distinct routing keys of copies
         self._latest = 0
         self._passed_bytes = 0
-        # An incomplete section, and how many bytes it needs for the next look.
+        # An incomplete section, and the length at which it is parsed next.
         self._rest = bytearray()
         self._wanted_bytes = 0
 
     def take(self, payload: Buffer, *, last: bool) -> bool:
-        """Read the payload of the message's next frame. Return whether all that is needed is known.
+        """Read the payload of the message's next frame. Return whether everything needed is known.
 
         Raises:
-            Malformed: it cannot be read, has not told it within MAX_HEAD_BYTES, or names more than MAX_COPIES.
+            Malformed: It is unreadable, does not name its address within MAX_HEAD_BYTES, or has more than MAX_COPIES.
         """
         known = self.known
         if known:
@@ -107,7 +106,7 @@ class MessageHead:
         return ends
 
     def _read_annotations(self, annotations: bytes) -> None:
-        # Searching for the letters takes a fraction of reading.
+        # Searching is a fraction of the cost of parsing.
         if COPIES not in annotations:
             return
         copies: dict[bytes, None] = {}

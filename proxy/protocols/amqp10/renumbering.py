@@ -1,17 +1,17 @@
-"""The numbers of the two sides of a session, where not all deliveries of one reach the other.
+"""Translates the numbers of a session's two sides after deliveries were swallowed.
 
-Each direction has two counts (AMQP 1.0, 2.5.6 and 2.6.12), 32-bit serial numbers (RFC 1982) that begin anywhere:
+Each direction has two counts (AMQP 1.0, 2.5.6 and 2.6.12), 32-bit serial numbers (RFC 1982) with any start:
 
-- *transfer-ids*, one for each transfer frame; not on the wire, but in next-outgoing-id and next-incoming-id, which make
+- *transfer-ids*, one per transfer frame. Not on the wire, except as next-outgoing-id and next-incoming-id, which define
   the window. See ``Transfers``.
-- *delivery-ids*, one for each delivery, in its first transfer and in dispositions. See ``Renumbering``.
+- *delivery-ids*, one per delivery, in its first transfer and in dispositions. See ``Renumbering``.
 
-A swallowed delivery has numbers at its *sender*, and none at the *receiver*. From then on they count differently.
+A swallowed delivery has numbers at its *sender* but not at the *receiver*. From then on they count differently.
 
-A *break* is a run of adjacent swallowed deliveries; behind it the difference of both counts is larger by its length. A
-receiver's range of deliveries is cut at each break in it. A sender's range becomes one of the receiver's. A break is
-forgotten once all before its end are settled. Of many, those with nothing unsettled between them become one. If there
-are still too many, nothing may be swallowed: deliveries over a rule are forwarded and charged.
+A *break* is a run of adjacent swallowed deliveries. Behind it, the difference of the counts is larger by its length. A
+receiver's range of deliveries is split at each break in it. A sender's range becomes one range of the receiver. A break
+is forgotten once everything before its end is settled. When there are many, those with nothing unsettled between them
+are merged. If there are still too many, nothing may be swallowed: deliveries over a rule are forwarded and charged.
 """
 
 from array import array
@@ -23,22 +23,21 @@ from proxy.protocols.amqp10.credit import unwrapped, wrapped
 MAX_BREAKS: Final = 8192
 MAX_INTERVALS: Final = 8192
 MAX_ABORTED: Final = 2048
-# How many aborted deliveries count as settled at a time.
 _MAX_SETTLED: Final = 512
 _SERIAL: Final = 1 << 32
 
 
 class Transfers:
-    """The transfer-ids of one session in one direction, and the receiver's window."""
+    """The transfer-ids of a session in one direction, and the receiver's window."""
 
     def __init__(self) -> None:
-        # The next transfer to be forwarded, in the receiver's numbers, unwrapped.
+        # The next transfer to forward, in the receiver's numbers, unwrapped.
         self.next_id = self._initial = 0
-        self.offset = 0  # how many were swallowed, by which the sender's numbers are higher
+        self.offset = 0  # swallowed transfers, by which the sender's numbers are higher
         self.incoming_window = 0
         self.outgoing_window = 0
-        self._incoming_id: int | None = None  # the receiver's last next-incoming-id, unwrapped, or None
-        self._told = 0  # the first transfer beyond the window that the sender was told, in the sender's numbers
+        self._incoming_id: int | None = None  # the receiver's last one, unwrapped
+        self._told = 0  # end of the window that the sender was told, in its numbers
 
     def begun(self, next_outgoing_id: int, outgoing_window: int) -> None:
         self.next_id = self._initial = self._told = next_outgoing_id
@@ -55,20 +54,20 @@ class Transfers:
         self.offset -= transfers
 
     def flow_of_sender(self, next_outgoing_id: int, outgoing_window: int) -> int:
-        """Take the sender's flow; return its next-outgoing-id for the receiver, which counts from there (2.5.6)."""
+        """Return the sender's next-outgoing-id for the receiver, which counts from there (2.5.6)."""
         self.outgoing_window = outgoing_window
         self.next_id = unwrapped(next_outgoing_id - self.offset, self.next_id)
         return wrapped(self.next_id)
 
     def flow_of_receiver(self, next_incoming_id: int | None, incoming_window: int) -> int | None:
-        """Take the receiver's flow, or its begin (without next-incoming-id); return that id for the sender."""
+        """Return the receiver's next-incoming-id for the sender. A begin has none."""
         self.incoming_window = incoming_window
         self._incoming_id = None if next_incoming_id is None else unwrapped(next_incoming_id, self.next_id)
         return self.incoming_id()
 
     def incoming_id(self) -> int | None:
         self._told = self._limit
-        # Left out, the sender takes it for its initial number.
+        # If left out, the sender takes it for its initial number.
         if self._incoming_id is None and not self.offset:
             return None
         return wrapped(self._told - self.incoming_window)
@@ -87,14 +86,14 @@ class Transfers:
         return self._limit > self._told
 
     def left(self) -> int:
-        """Return how many transfers the sender may send by what it was told."""
+        """Return how many more transfers fit the window that the sender was told."""
         return max(0, self._told - self.offset - self.next_id)
 
 
 class Unsettled:
-    """Unsettled delivery-ids as intervals: one, if all is settled in order.
+    """Unsettled delivery-ids as intervals, a single one if deliveries are settled in order.
 
-    Bounded: beyond that the oldest intervals are merged, so a few settled ids count as unsettled for a while.
+    Beyond a bound the oldest intervals are merged, so a few settled ids count as unsettled for a while.
     """
 
     def __init__(self) -> None:
@@ -103,7 +102,7 @@ class Unsettled:
         self.count = 0
 
     def add(self, first: int, count: int = 1) -> None:
-        """Add some that follow all others. Others are ignored."""
+        """Add ids that follow all others. Others are ignored."""
         starts, stops = self._starts, self._stops
         if stops and stops[-1] >= first:
             if stops[-1] > first:
@@ -116,7 +115,7 @@ class Unsettled:
         self.count += count
 
     def settle(self, first: int, last: int) -> int:
-        """Remove all from ``first`` to ``last``. Return how many there were."""
+        """Remove ``first`` to ``last``. Return how many were unsettled."""
         starts, stops = self._starts, self._stops
         stop = last + 1
         # The first interval that ends behind the beginning, and the first that begins behind the end.
@@ -150,21 +149,21 @@ class Unsettled:
 
 
 class Renumbering:
-    """The delivery-ids of one session in one direction, as they are on the wire."""
+    """The delivery-ids of a session in one direction, as on the wire."""
 
     def __init__(self) -> None:
         self.plain = True  # nothing was ever swallowed, so both sides count alike
         self.watched: int | None = None  # the delivery whose settlement is awaited, in the sender's numbers, unwrapped
-        self.answered = False  # the last watched one was settled
-        self._next: int | None = None  # the sender's next number, unwrapped; None before its first
+        self.answered = False  # the watched one was settled
+        self._next: int | None = None  # the sender's, unwrapped
         self._offset = 0  # the difference before the first break
-        # For each break the first number behind it: the receiver's, and the sender's.
+        # For each break, the first number behind it: the receiver's, and the sender's.
         self._positions = array("q")
         self._afters = array("q")
-        self._compact_at = 64  # at this number of breaks, those without unsettled deliveries between them are merged
+        self._compact_at = 64  # number of breaks at which they are merged where possible
         self._freed = 0  # settled since it was full
-        self._reserved = 0  # deliveries about to be swallowed
-        # In the sender's numbers; and of these, in order, those that were aborted.
+        self._reserved = 0
+        # In the sender's numbers. Aborted ones are sorted.
         self._unsettled = Unsettled()
         self._aborted: list[int] = []
 
@@ -173,14 +172,14 @@ class Renumbering:
         return len(self._afters) + self._reserved >= MAX_BREAKS
 
     def reserve(self) -> bool:
-        """Say whether one more delivery may be swallowed. Then ``swallow`` must follow."""
+        """Return whether one more delivery may be swallowed. If so, ``swallow`` must follow."""
         if self.full:
             return False
         self._reserved += 1
         return True
 
     def _settle_aborted(self) -> None:
-        """Count the oldest aborted deliveries as settled: their receiver would have answered by now."""
+        """Their receiver would have answered the oldest aborted deliveries by now."""
         oldest = self._aborted[:_MAX_SETTLED]
         for number in oldest:
             self._unsettled.settle(number, number)
@@ -192,7 +191,7 @@ class Renumbering:
     def came(self, delivery_id: int, deliveries: int = 1, *, settled: bool = False) -> int:
         """Count adjacent forwarded deliveries. Return the receiver's number of the first.
 
-        Nobody refers to deliveries that the sender has ``settled``.
+        ``settled``: by the sender, so neither peer refers to them again.
         """
         first = self._unwrap(delivery_id)
         self._next = max(self._next or first, first + deliveries)
@@ -220,7 +219,7 @@ class Renumbering:
         afters.append(number + 1)
 
     def forward_ranges(self, first: int, last: int) -> list[tuple[int, int]]:
-        """Return the receiver's numbers of a sender's range, ends included: one range, or none."""
+        """Return the receiver's numbers of a sender's range, inclusive: one range or none."""
         if self.plain:
             return [(first, last)]
         low, high = self._range(first, last, self._near())
@@ -230,7 +229,7 @@ class Renumbering:
         return [(wrapped(begin), wrapped(stop - 1))] if begin < stop else []
 
     def back_ranges(self, first: int, last: int) -> list[tuple[int, int]]:
-        """Return the sender's numbers of a receiver's range, ends included, cut where some were swallowed."""
+        """Return the sender's numbers of a receiver's range, inclusive, split at swallowed deliveries."""
         if self.plain:
             return [(first, last)]
         near = self._near()
@@ -249,9 +248,9 @@ class Renumbering:
         return ranges
 
     def latest(self) -> tuple[int | None, int | None, int]:
-        """Return by how much the sender's numbers are higher now, and from which on: the sender's, and the receiver's.
+        """Return where the current difference begins, in the sender's and the receiver's numbers, and the difference.
 
-        None stands for all.
+        None: everywhere.
         """
         afters, positions = self._afters, self._positions
         if not afters:
@@ -260,12 +259,11 @@ class Renumbering:
 
     @property
     def unsettled(self) -> int:
-        """How many forwarded deliveries wait for an answer; at times a few more, see ``Unsettled``."""
+        """Forwarded deliveries that wait for an answer. Sometimes a few more, see ``Unsettled``."""
         return self._unsettled.count - len(self._aborted)
 
     @property
     def next_id(self) -> int | None:
-        """The sender's next number; None before its first."""
         return None if self._next is None else wrapped(self._next)
 
     def watch(self, delivery_id: int) -> None:
@@ -273,10 +271,7 @@ class Renumbering:
         self.answered = False
 
     def aborted(self, delivery_id: int) -> None:
-        """Take note that a delivery was aborted, which settles it. Many receivers do not answer it.
-
-        Some do, by its number, so it is not forgotten.
-        """
+        """Record an aborted delivery, which is settled. Many receivers do not answer it, but some do, by its number."""
         number = self._unwrap(delivery_id)
         aborted = self._aborted
         at = bisect_left(aborted, number)
@@ -289,7 +284,6 @@ class Renumbering:
                 self._settle_aborted()
 
     def settled(self, first: int, last: int) -> int:
-        """Settle a range of the sender's numbers. Return how many were not before."""
         low, high = self._range(first, last, self._near())
         removed = self._unsettled.settle(low, high) if low <= high else 0
         if self.watched is not None and low <= self.watched <= high:
@@ -306,7 +300,7 @@ class Renumbering:
         return removed
 
     def forget_unsettled(self) -> None:
-        """Wait for nothing: no link is left. The receiver's earlier dispositions may still come."""
+        """Stop waiting: no link is left. Earlier dispositions of the receiver may still come."""
         self._unsettled.clear()
         self._aborted.clear()
         self.watched = None
@@ -320,15 +314,15 @@ class Renumbering:
         return delivery_id if self._next is None else unwrapped(delivery_id, self._next)
 
     def _range(self, first: int, last: int, near: int) -> tuple[int, int]:
-        """Unwrap a range, as far as there are deliveries; ``near`` is the first that has not come.
+        """Unwrap a range, cut to existing deliveries. ``near`` is the first that has not come.
 
-        A range of more than half of all numbers is empty by RFC 1982, but is taken literally here.
+        By RFC 1982 a range of more than half of all numbers is empty. Here it is taken literally.
         """
         low = unwrapped(first, near)
         return low, min(low + (last - first) % _SERIAL, near - 1)
 
     def _behind(self, at: int) -> int:
-        """Return the difference of both numbers behind a break; -1 is before the first."""
+        """Return the difference behind a break, or before the first for -1."""
         return self._afters[at] - self._positions[at] if at >= 0 else self._offset
 
     def _difference(self, number: int) -> int:
@@ -340,23 +334,22 @@ class Renumbering:
         return self._behind(bisect_right(afters, number) - 1)
 
     def _forwarded(self, number: int) -> int:
-        """Return the receiver's number of the first forwarded delivery from one of the sender's on."""
+        """Return the receiver's number of the first forwarded delivery at or after a sender's number."""
         at = bisect_right(self._afters, number)
         forwarded = number - self._behind(at - 1)
         return min(forwarded, self._positions[at]) if at < len(self._afters) else forwarded
 
     def _forget(self) -> None:
-        """Forget breaks with nothing unsettled before them."""
         lowest = self._unsettled.lowest()
         afters = self._afters
-        # The last one holds the present difference.
+        # The last one determines the current difference.
         count = len(afters) if lowest is None else bisect_right(afters, lowest)
         if count:
             self._offset = self._behind(count - 1)
             del afters[:count], self._positions[:count]
 
     def _compact(self) -> None:
-        """Merge breaks with nothing unsettled between them; the last stays."""
+        """Merge breaks with nothing unsettled between them. The last one stays."""
         afters, positions = self._afters, self._positions
         kept = [
             at

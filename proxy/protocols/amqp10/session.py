@@ -1,4 +1,4 @@
-"""One AMQP 1.0 connection, sans-IO: its streams, sessions and links, heartbeats and closes of our own."""
+"""One AMQP 1.0 connection, sans-IO: its streams, sessions and links, heartbeats, and Sluice's own closes."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from sluice_native import Lent
 
 _NS_PER_MS: Final = 1_000_000
-_SWEEP_NS: Final = 250_000_000  # how often waiting links are looked at
-MAX_SESSIONS: Final = 4096  # of a connection
-# Heartbeats are sent no more often, whatever a peer asks for.
+_SWEEP_NS: Final = 250_000_000
+MAX_SESSIONS: Final = 4096  # per connection
+# The shortest time between heartbeats, whatever a peer asks for.
 _LEAST_BEAT_NS: Final = 25_000_000
 _CLOSE: Final = b"\x00\x53\x18"
 _RABBITMQ: Final = b"RabbitMQ"
@@ -39,13 +39,13 @@ _RABBITMQ: Final = b"RabbitMQ"
 
 @dataclass(frozen=True, slots=True)
 class AMQP10Options:
-    """What can be set for an AMQP 1.0 listener.
+    """Options of an AMQP 1.0 listener.
 
     Attributes:
-        tls: for clients that begin with a TLS handshake, where that does not end at the listener: ``refuse`` closes
-            the connection, ``pass`` relays it unread, without limits.
-        scan: what reads plain transfers, dispositions and flows: ``compiled`` is the compiled part (the package
-            sluice_native), ``python`` reads frame by frame and is always available, ``auto`` takes the compiled part if
+        tls: What to do with a TLS handshake that the listener does not terminate. ``refuse`` closes the connection,
+            ``pass`` relays it unread, without limits.
+        scan: Which code reads plain transfers, dispositions and flows. ``compiled`` is the compiled part (the package
+            sluice_native), ``python`` reads frame by frame and is always available, ``auto`` uses the compiled part if
             it is installed.
     """
 
@@ -54,12 +54,10 @@ class AMQP10Options:
 
 
 class AboutClient(Identity):
-    """One client and the opens of both peers."""
-
     def __init__(self) -> None:
         super().__init__(DEFAULT_VHOST)
         self.opened: dict[Side, Opened] = {}
-        # Which peer has closed the connection: the client once the broker has agreed, the broker at once.
+        # The client: set once the broker has agreed to its close. The broker: set at once.
         self.closed_by: Side | None = None
         self._closing: Side | None = None
 
@@ -76,7 +74,7 @@ class AboutClient(Identity):
 
     @property
     def is_plain(self) -> bool:
-        """Whether the broker is not RabbitMQ: it has no vhosts, and addresses are names of queues."""
+        """Whether the broker is not RabbitMQ: then it has no vhosts, and addresses are queue names."""
         return self.opened[Side.BROKER].properties.get(b"product") != _RABBITMQ
 
     def close(self, side: Side) -> None:
@@ -87,7 +85,7 @@ class AboutClient(Identity):
 
 
 class AMQP10Session(Session):
-    """The session of one client's connection; its options are AMQP10Options."""
+    """The session of one client connection, with AMQP10Options."""
 
     ticks = lends = True
 
@@ -102,23 +100,23 @@ class AMQP10Session(Session):
         self._shared.rules_version = context.rules_version()
         self._about = AboutClient()
         self._streams = {side: Stream(side, self) for side in Side}
-        # Sessions that have not ended. By each peer's channels. Those that wait for the other peer's begin, by the
-        # channel of the first.
+        # Sessions that have not ended. The same by each peer's channels. Those that wait for the other peer's begin, by
+        # the channel of the first.
         self._sessions: dict[Conversation, None] = {}
         self._channels: dict[Side, dict[int, Conversation]] = {side: {} for side in Side}
         self._unanswered: dict[Side, dict[int, deque[Conversation]]] = {side: {} for side in Side}
-        # What takes the rest of a frame's payload, by side.
+        # Handlers for the rest of a frame's payload.
         self._payload: dict[Side, Callable[..., Step] | None] = dict.fromkeys(Side)
-        # The batch of a chunk that is written once it is decided.
+        # Batches of chunks that are written once they are decided.
         self._in_hand: dict[Side, Batch | None] = dict.fromkeys(Side)
         self._unread = self._begun = False
         self._ended: set[Side] = set()
         self._lent = LentConnection(self._shared, self._channels, self._tell, self.take)
-        # Since the last tick: who was heard, and who was written to.
+        # Since the last tick: peers heard from, and peers written to.
         self._heard, self._written = self._lent.heard, self._lent.written
         self._beats_ns: dict[Side, int] = {}
         self._sweep_ns: int | None = None
-        # Links that have waited for credit since the last sweep; and the stages of what they wait for.
+        # Links that have waited for credit since the last sweep, and the stages of their limits.
         self._waiting: dict[Link, None] = {}
         self._stages: dict[str, Stage] = {}
         self._closes = False
@@ -151,7 +149,7 @@ class AMQP10Session(Session):
             batch = self._in_hand[side] = shared.batch(side, requests)
             return batch
         self._write(stream)
-        # What came makes links want more.
+        # Written frames may make links want more.
         batch = shared.batch(side, self._ask() if shared.requests or shared.to_ask else ())
         if batch is None and stream.close is not None:
             raise stream.close
@@ -162,7 +160,7 @@ class AMQP10Session(Session):
         if (
             not self._may_be_lent
             or not shared.let_in
-            # Until something was counted for the opened connection, who sends is not known.
+            # Until something was counted for the opened connection, its scopes are unknown.
             or judge.connection is not shared.connection
             or self._closes
             or any(self._in_hand.values())
@@ -201,7 +199,7 @@ class AMQP10Session(Session):
         shared = self._shared
         requests, shared.requests = shared.requests, []
         if not shared.let_in:
-            # Not before, as it takes credit from others.
+            # Not before: this takes credit from others.
             return requests
         links, shared.to_ask = shared.to_ask, {}
         for link in links:
@@ -240,19 +238,18 @@ class AMQP10Session(Session):
         for stream in self._streams.values():
             stream.release()
         if self._shared.timed is not None:
-            # Only what the client says is ever kept back.
+            # Only the client's frames are ever kept back.
             self._look_at_timed(Side.CLIENT)
         self._look_after_links()
 
     def _look_after_links(self) -> None:
-        """Have links turn, wait, and tell their senders, as what came wants it."""
         self._turn()
         if self._shared.starved or self._shared.turning:
             self._sweep_soon()
         self._tell()
 
     def _throttle(self, link: Link) -> None:
-        """Show that a link waits for a limit. A sweep sees when it no longer does."""
+        """Show that a link waits for a limit. A sweep notices the end."""
         connection, now_ns = self._context.stage, self._shared.now_ns
         self._waiting[link] = None
         name = link.limited_as
@@ -261,7 +258,7 @@ class AMQP10Session(Session):
                 connection.throttle(now_ns, on=True)
             stage = self._stages[name] = Stage("resource", name, connection.gives)
             stage.throttle(now_ns, on=True)
-            # So that it is known what the connection waits for.
+            # Shows what the connection waits for.
             connection.send(stage, 1, now_ns)
             stage.ack(connection, 1, now_ns)
         self._sweep_soon()
@@ -284,7 +281,7 @@ class AMQP10Session(Session):
         shared = self._shared
         if shared.due:
             shared.charge_due()
-        # Only if needed: a tick takes longer than a flow.
+        # A tick costs more than a flow.
         if (shared.to_ask and shared.let_in) or shared.requests or shared.charges or shared.paid:
             self._context.wake()
 
@@ -298,7 +295,6 @@ class AMQP10Session(Session):
         self._look_after_links()
 
     def _look_at_timed(self, side: Side) -> None:
-        """Measure the broker's time for the timed delivery, once that is settled."""
         shared = self._shared
         assert shared.timed is not None  # noqa: S101 - as who calls this knows
         session, since_ns = shared.timed
@@ -333,7 +329,7 @@ class AMQP10Session(Session):
                     link.ask_terms()
 
     def take_other_header(self, stream: Stream, header: bytes) -> Step:
-        """Tell a client which version is spoken here. Relay a broker's answer to that."""
+        """Tell a client the supported version. Relay a broker's answer to that."""
         if stream.side is Side.BROKER:
             stream.close = Close("other_protocol", f"the broker began with {header!r}, which is not AMQP 1.0")
             return Step(forward)
@@ -405,8 +401,8 @@ class AMQP10Session(Session):
         opened = wire.read_open(performative)
         self._about.open(side, opened)
         self._streams[side.other].most_frame_bytes = max(opened.max_frame_bytes, wire.MIN_MAX_FRAME_BYTES)
-        # Addresses and hostname are read once the broker has told its product. A client that is not let in costs no
-        # memory, either.
+        # Addresses and hostname are read once the broker has named its product. Until the broker lets it in, a client
+        # does not use memory either.
         self._streams[Side.CLIENT].waits = Side.BROKER not in self._about.opened
         if self._about.is_open:
             shared.let_in = True
@@ -449,7 +445,6 @@ class AMQP10Session(Session):
         return session.begin(side, channel, performative)
 
     def _beat_ns(self, side: Side) -> int:
-        # Twice as often as a heartbeat may be due.
         return max(_LEAST_BEAT_NS, (self._about.opened[side].idle_time_out_ms or 0) * _NS_PER_MS // 4)
 
     def next_tick_ns(self) -> int | None:
@@ -483,7 +478,7 @@ class AMQP10Session(Session):
         self._sweep_ns = now_ns + _SWEEP_NS if shared.starved or shared.turning or self._stages else None
 
     def _turn(self) -> None:
-        """Have links turn for which everything read has come."""
+        """Turn links from which everything read has come."""
         for link in [link for link in self._shared.turning if link.may_turn]:
             del self._shared.turning[link]
             link.turn()
@@ -500,7 +495,7 @@ class AMQP10Session(Session):
         return list(self._stages.values())
 
     def _beat(self, side: Side) -> None:
-        """Send a heartbeat to a peer that has heard nothing for a while, if the other one is alive."""
+        """Send a heartbeat to a peer that was not written to, if the other one is alive."""
         stream = self._streams[side.other]
         if side not in self._written and side.other in self._heard and stream.is_opened:
             stream.insert(wire.EMPTY_FRAME)
@@ -508,7 +503,7 @@ class AMQP10Session(Session):
         self._written.discard(side)
 
     def alarm(self, reason: str, now_ns: int) -> None:
-        """Withhold credit from producers, or grant what they missed."""
+        """Withhold credit from producers, or grant the credit that they missed."""
         shared = self._shared
         if shared.connection.exempt:
             return
@@ -526,7 +521,7 @@ class AMQP10Session(Session):
         return [link for session in self._sessions for link in session.links if link.sender is Side.CLIENT]
 
     def farewell(self, detail: str, now_ns: int) -> None:
-        """Queue a close for each peer that has opened the connection and heard none."""
+        """Queue a close for each peer that has opened the connection and has not been sent one."""
         del now_ns
         for side in Side:
             stream = self._streams[side.other]
@@ -542,7 +537,7 @@ class AMQP10Session(Session):
                 self._closes = True
 
     def heard_out(self, side: Side, chunk: memoryview) -> bool:
-        """Wait for the broker's agreement to our close."""
+        """Wait for the broker's answer to Sluice's close."""
         if side is Side.CLIENT or not self._closes:
             return True
         # The same bytes in a payload only end the stream sooner.
@@ -560,14 +555,14 @@ class AMQP10Session(Session):
         self._streams[side].is_closed = True
 
     def settle(self, now_ns: int) -> Batch | None:
-        """End all links: they owe, and get back, what a detach would have settled."""
+        """End all links and settle their permits, as a detach would."""
         self._shared.now_ns = now_ns
         for session in self._sessions:
             session.end_links()
         return self._shared.batch(Side.CLIENT, ())
 
     def close(self) -> None:
-        """Drop all references, so that no cycles remain."""
+        """Drop all references, to leave no cycles."""
         shared = self._shared
         for session in self._sessions:
             session.forget()

@@ -1,11 +1,11 @@
-"""One direction of a connection: cuts a peer's bytes into frames, and writes what becomes of them, in order.
+"""One direction of a connection: splits a peer's bytes into frames and writes the results in order.
 
-``feed`` reads a chunk into steps, and ``write`` applies them once the chunk is decided. Numbers (credit, transfer-ids,
+``feed`` reads a chunk into steps, ``write`` applies them once the chunk is decided. Numbers (credit, transfer-ids,
 delivery-ids) change only then, so a frame is rewritten with the numbers of that moment.
 
-Frames of up to MAX_WHOLE_BYTES are taken whole; of longer ones the payload streams. Frames of Sluice's own go between
-two frames of the peer they seem to come from. **Kept back** are a session's frames behind a delivery that cannot be
-decided before more of it has come.
+Frames of up to MAX_WHOLE_BYTES are read whole. The payload of longer ones is streamed. Sluice's own frames are inserted
+between two frames of the peer that they seem to come from. A session's frames are **kept back** behind a delivery that
+needs more bytes to be decided.
 """
 
 from collections import deque
@@ -19,18 +19,18 @@ from proxy.protocols.amqp10.links import SessionPart
 from proxy.protocols.amqp10.wire import Frame, Malformed, Performative
 from proxy.protocols.base import NO_BOUND, Buffer, Close
 
-MAX_WHOLE_BYTES: Final = 64 * 1024  # frames up to this size are taken whole
-MAX_FRAMES: Final = 128  # after this many frames the rest of a chunk is left for later: some milliseconds
-_FIRST_LOOK_BYTES: Final = 4096  # of a frame that is not taken whole: mostly its performative
+MAX_WHOLE_BYTES: Final = 64 * 1024
+MAX_FRAMES: Final = 128  # then the rest of a chunk is left for later: a few milliseconds
+_FIRST_LOOK_BYTES: Final = 4096  # of a longer frame, usually enough for its performative
 _HEADER_BYTES: Final = wire.HEADER_BYTES
 _AMQP: Final = b"AMQP"
 
 
 class Step(NamedTuple):
-    """What becomes of a frame, or of a part of its payload.
+    """The handling of a frame or a part of its payload.
 
-    ``apply`` counts what is forwarded and returns the bytes to write in its place, if any. The steps of a ``session``
-    wait for each other while one ``is_blocked``: not decided yet.
+    ``apply`` counts forwarded data and returns the bytes to write, if any. The steps of a ``session`` wait for each
+    other while one ``is_blocked``: not decided yet.
     """
 
     apply: Callable[[Buffer], Buffer]
@@ -43,15 +43,13 @@ def forward(data: Buffer) -> Buffer:
 
 
 class Piece(NamedTuple):
-    """Bytes of one frame, and what becomes of them; ``is_last`` if they end it."""
-
     data: Buffer
     step: Step
     is_last: bool
 
 
 class Phase(Enum):
-    """What a peer sends next; for the protocol headers see ``_HEADERS`` (2.2, 5.3.2)."""
+    """The data that a peer sends next. ``_HEADERS`` has the protocol headers (2.2, 5.3.2)."""
 
     HEADER = "a protocol header"
     SASL = "frames of SASL, or the header of AMQP"
@@ -66,9 +64,9 @@ _HEADERS: Final = {
 
 
 class Reader(Protocol):
-    """Takes the frames of both streams, and returns what becomes of them. All may raise Malformed, and Close.
+    """Handles the frames of both streams. All methods may raise Malformed and Close.
 
-    The payload of a frame begins at ``begins``. If not all of the frame is in ``data``, ``take_payload`` follows.
+    A frame's payload begins at ``begins``. If ``data`` is not the whole frame, ``take_payload`` follows.
     """
 
     def take_other_header(self, stream: "Stream", header: bytes) -> Step: ...
@@ -80,31 +78,28 @@ class Reader(Protocol):
 
 
 class Stream:
-    """One peer's stream, on its way to the other peer."""
-
     def __init__(self, side: Side, reader: Reader) -> None:
         self.side = side
         self.phase = Phase.HEADER
-        # The longest frame that the other peer takes. Of the broker's frames, only transfers are bounded.
+        # Accepted by the other peer. Of the broker's frames, only transfers are checked.
         self.most_frame_bytes = NO_BOUND
         self.frames = 0
-        # Set when the last chunk ended in an invalid frame. What came before is still forwarded.
+        # Set after an invalid frame. Earlier frames are still forwarded.
         self.close: Close | None = None
         self.left_bytes = 0  # of the last chunk, to be fed again
         self.out: list[Buffer] = []
         self.is_opened = False  # the peer's open was forwarded
-        self.is_over = False  # its close was read: what follows has no meaning (2.4.3), and is forwarded unread
-        self.is_closed = False  # its close, or one of Sluice's, was forwarded: nothing may follow
+        self.is_over = False  # its close was read: later data has no meaning (2.4.3) and is forwarded unread
+        self.is_closed = False  # a close of the peer or of Sluice was forwarded: nothing may follow
         self.waits = False
         self._reader = reader
-        self._beginning = bytearray()  # an incomplete frame
-        # What is still to come of the current frame's payload.
+        self._beginning = bytearray()
         self._payload_left_bytes = 0
         self._pieces: list[Piece] = []
         self._kept: dict[SessionPart, deque[Piece]] = {}
-        self._steps = 0  # frames of the last chunk
+        self._steps = 0
         self._is_within = False  # ``out`` ends within a frame
-        self._inserts: list[bytes] = []  # our own frames that wait for its end
+        self._inserts: list[bytes] = []
 
     def feed(self, chunk: memoryview) -> None:
         """Read a chunk. ``write`` must follow."""
@@ -146,20 +141,20 @@ class Stream:
         return at
 
     def _wanted_bytes(self) -> int:
-        """Return how much of the incomplete frame is needed for the next look."""
+        """Return the length at which the incomplete frame is parsed next."""
         beginning = self._beginning
         length = len(beginning)
         if length < _HEADER_BYTES or self._is_header(beginning, 0):
             return _HEADER_BYTES
         size = wire.frame_header(beginning, 0).size
-        # For a long one, enough for its performative: at 4 KiB, 8 KiB and so on, however it is cut.
+        # A long frame is parsed at 4 KiB, 8 KiB and so on, until its performative is complete.
         return size if size <= MAX_WHOLE_BYTES else min(size, max(1 << length.bit_length(), _FIRST_LOOK_BYTES))
 
     def _is_header(self, buffer: Buffer | bytearray, at: int) -> bool:
         return self.phase is not Phase.FRAMES and buffer[at : at + 4] == _AMQP
 
     def _take(self, buffer: Buffer, at: int, stop: int) -> int:
-        """Take what comes next. Return where it ends, or ``at`` if it is incomplete."""
+        """Read the next frame, header or payload. Return its end, or ``at`` if it is incomplete."""
         if self._payload_left_bytes:
             return self._take_payload(buffer, at, stop)
         if stop - at < _HEADER_BYTES:
@@ -238,10 +233,8 @@ class Stream:
             session.look_at_window(self.side)
 
     def release(self) -> None:
-        """Write what is kept back and was decided."""
         for session, kept in list(self._kept.items()):
             if self._is_within:
-                # The rest of that frame comes first.
                 return
             while kept and not kept[0].step.is_blocked():
                 self._put(kept.popleft())
@@ -258,7 +251,7 @@ class Stream:
             self._flush()
 
     def insert(self, frame: bytes) -> None:
-        """Write a frame of Sluice's own, as soon as it is not within another."""
+        """Write one of Sluice's own frames once the output is between two frames."""
         if self.is_closed:
             return
         self._inserts.append(frame)
@@ -292,7 +285,7 @@ class Stream:
         return not self._beginning and not self._payload_left_bytes
 
     def is_quiet(self) -> bool:
-        """Say whether all that was read is written, but for the beginning of a frame."""
+        """Return whether everything read is written, except the beginning of a frame."""
         is_open = self.is_opened and not self.is_over and not self.is_closed and self.close is None
         reads = self._payload_left_bytes or self.left_bytes or self._pieces or self._kept or self.waits
         return is_open and not (reads or self.out or self._inserts or self._is_within)
@@ -301,14 +294,12 @@ class Stream:
         return not self._is_within
 
     def missing_bytes(self) -> int:
-        """Return how many bytes the current frame, or the next one's header, lacks, as far as is known."""
         if self._payload_left_bytes:
             return self._payload_left_bytes
         return max(1, self._wanted_bytes() - len(self._beginning)) if self._beginning else _HEADER_BYTES
 
     @property
     def beginning(self) -> bytes:
-        """An incomplete frame."""
         return bytes(self._beginning)
 
     def take_back(self) -> bytes:

@@ -1,11 +1,11 @@
-"""AMQP 1.0 on the wire: frames and performatives, read and written. Numbers of parts are OASIS's.
+"""AMQP 1.0 encoding: reads and writes frames and performatives. Section numbers are those of the OASIS standard.
 
-Input comes from anybody: ``Malformed`` is the only error, and no value costs more than its bytes.
+Input is untrusted. ``Malformed`` is the only error, and the cost of reading is bounded by the number of bytes.
 
-A performative keeps its fields encoded: unknown ones, and its descriptor, are forwarded unchanged. RabbitMQ 4.0.5 takes
-a descriptor as a symbol or a number of any type, and a map in place of a list; it uses a list's length and not its
-count. So all forms of a descriptor are known here, and anything but a list with a true count is malformed: read
-differently by the broker, it would be a way past all limits.
+A performative keeps its fields encoded, so that its descriptor and unknown fields are forwarded unchanged. RabbitMQ
+4.0.5 accepts a descriptor as a symbol or a number of any type, and a map in place of a list, of which it uses the
+length and ignores the count. So all forms of descriptors are known here, and everything but a list with a correct count
+is malformed: if the broker read it differently, it could bypass all limits.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,14 +17,12 @@ import msgspec
 from proxy.protocols.amqp091 import wire as amqp091
 from proxy.protocols.base import Buffer
 
-# Types of frames.
 AMQP: Final = 0
 SASL: Final = 1
 
-# The least data offset of a frame.
 HEADER_BYTES: Final = 8
 EMPTY_FRAME: Final = b"\x00\x00\x00\x08\x02\x00\x00\x00"
-# The largest frame before both sides have told their own (2.4.1), and the least that each must take.
+# The largest frame before both sides have stated their own (2.4.1), which each must accept.
 MIN_MAX_FRAME_BYTES: Final = 512
 
 SASL_HEADER: Final = b"AMQP\x03\x01\x00\x00"
@@ -51,9 +49,8 @@ MESSAGE_ANNOTATIONS: Final = 0x72
 PROPERTIES: Final = 0x73
 _FOOTER: Final = 0x78
 SECTIONS: Final = range(_HEADER, _FOOTER + 1)
-UNKNOWN: Final = -1  # a symbol that is none of these
+UNKNOWN: Final = -1
 
-# Symbols of descriptors that make a difference here.
 _SYMBOLS: Final = {
     b"amqp:open:list": OPEN,
     b"amqp:begin:list": BEGIN,
@@ -86,21 +83,20 @@ CONNECTION_FORCED: Final = "amqp:connection:forced"
 FRAMING_ERROR: Final = "amqp:connection:framing-error"
 
 MAX_FIELDS: Final = 64  # twice the fields of any performative
-MAX_PERFORMATIVE_BYTES: Final = 1 << 20  # the longest performative: an attach can list many unsettled deliveries
-MAX_VALUES: Final = 4096  # values of a list or a map that are read, at some tenths of a microsecond each
-MAX_DESCRIBED: Final = 16  # nested descriptors; nobody needs two
+MAX_PERFORMATIVE_BYTES: Final = 1 << 20  # an attach can list many unsettled deliveries
+MAX_VALUES: Final = 4096  # in a list or a map, at a fraction of a microsecond each
+MAX_DESCRIBED: Final = 16  # nested descriptors
 
 _u32_at: Final = Struct(">I").unpack_from
 _header_at: Final = Struct(">IBBH").unpack_from
 _header: Final = Struct(">IBBH").pack
 _constructor_u32: Final = Struct(">BI").pack
 _list32: Final = Struct(">BII").pack
-# Constructors of integers that take some bytes (1.6).
+# Constructors of integers with a value of at least one byte (1.6).
 _SIGNED: Final = (0x51, 0x54, 0x55, 0x61, 0x71, 0x81, 0x83)
 _INTEGERS: Final = (0x50, 0x52, 0x53, 0x60, 0x70, 0x73, 0x80, *_SIGNED)
 
 _DESCRIBED: Final = 0x00
-#: Fields of a transfer, and of a disposition.
 _DELIVERY_ID, _DELIVERY_TAG, _MESSAGE_FORMAT, _MORE = 1, 2, 3, 5
 _FIRST, _LAST, _STATE = 1, 2, 4
 _REJECTED_STATE: Final = bytes((0x00, 0x53, _REJECTED))
@@ -113,7 +109,7 @@ _LIST8, _MAP8, _LIST32, _MAP32 = 0xC0, 0xC1, 0xD0, 0xD1
 _DESCRIPTORS: Final = frozenset((*_INTEGERS, _UINT0, _ULONG0, _SYMBOL8, _SYMBOL32))
 
 _BY_SIZE8, _BY_SIZE32, _BY_DESCRIPTOR, _NO_TYPE = -1, -2, -3, -4
-# How many bytes follow a constructor, by its first half (1.2).
+# Bytes after a constructor, by its upper half (1.2).
 _WIDTHS: Final = tuple(
     width for width in (*(_NO_TYPE,) * 4, *(0, 1, 2, 4, 8, 16), *(_BY_SIZE8, _BY_SIZE32) * 3) for _ in range(16)
 )
@@ -121,28 +117,24 @@ _WIDTH_OF: Final = (_BY_DESCRIPTOR, *_WIDTHS[1:])
 
 
 class Malformed(Exception):  # noqa: N818 - says what the bytes are
-    """Bytes that are not valid in their place; the message says what was seen."""
+    """Bytes that are invalid in their place, described by the message."""
 
 
 class CutOff(Malformed):
-    """A value that is longer than what is there."""
+    """A value longer than the available bytes."""
 
 
 class Frame(msgspec.Struct, gc=False):
-    """The header of a frame (2.3.1)."""
+    """A frame's header (2.3.1)."""
 
-    size: int  # of the whole frame
-    doff: int  # where its body begins, in bytes from the frame's first
+    size: int
+    doff: int  # start of the body in the frame, in bytes
     type: int
     channel: int
 
 
 def frame_header(buffer: Buffer | bytearray, at: int) -> Frame:
-    """Read a frame's header of 8 bytes.
-
-    Raises:
-        Malformed: the frame is shorter than its header.
-    """
+    """Raises Malformed if the frame is shorter than its header."""
     size, doff, kind, channel = _header_at(buffer, at)
     doff *= 4
     if doff < HEADER_BYTES or size < doff:
@@ -151,10 +143,10 @@ def frame_header(buffer: Buffer | bytearray, at: int) -> Frame:
 
 
 def skip(buffer: Buffer | bytearray, at: int, stop: int) -> int:
-    """Return where a value of any type ends. Elements are not looked at.
+    """Return the end of a value of any type. Elements are not examined.
 
     Raises:
-        Malformed: it is missing, too long, or described too often.
+        Malformed: The value is missing, too long, or has too many descriptors.
     """
     wanted = 1
     described = 0
@@ -175,7 +167,6 @@ def skip(buffer: Buffer | bytearray, at: int, stop: int) -> int:
                 raise CutOff("a value that ends too early")
             at += 4 + _u32_at(buffer, at)[0]
         elif width == _BY_DESCRIPTOR:
-            # The descriptor comes first, then the value.
             described += 1
             wanted += 2
             if described > MAX_DESCRIBED:
@@ -191,17 +182,17 @@ def skip(buffer: Buffer | bytearray, at: int, stop: int) -> int:
 class Performative:
     """A described list: a performative, or a source, a target, a state or an error in one.
 
-    Fields are encoded and numbered from 0; missing ones are null. Methods that read one return None for null and raise
+    Fields are encoded and numbered from 0. Missing ones are null. Methods that read one return None for null and raise
     Malformed for another type.
     """
 
     __slots__ = ("_descriptor", "code", "fields", "stop")
 
     def __init__(self, code: int, descriptor: bytes, fields: list[bytes], stop: int) -> None:
-        self.code = code  # UNKNOWN for an unknown symbol
+        self.code = code
         self._descriptor = descriptor
         self.fields = fields
-        self.stop = stop  # where it ends in its buffer, and a payload begins
+        self.stop = stop  # end in the buffer, where a payload begins
 
     def raw(self, number: int) -> bytes:
         fields = self.fields
@@ -268,13 +259,13 @@ class Performative:
 
 
 def performative(buffer: Buffer | bytearray, start: int, stop: int, *, whole: bool = True) -> Performative | None:
-    """Read a performative from the body of a frame, or from as much of it as is there.
+    """Read a performative from the body of a frame, which may be incomplete.
 
     Returns:
-        None if it is incomplete, in constant time, unless the frame is ``whole``.
+        None if it is incomplete and the frame is not ``whole``, in constant time.
 
     Raises:
-        Malformed: it is not a described list, or longer than the frame or MAX_PERFORMATIVE_BYTES.
+        Malformed: It is not a described list, or longer than the frame or MAX_PERFORMATIVE_BYTES.
     """
     try:
         return _performative(buffer, start, stop)
@@ -285,7 +276,7 @@ def performative(buffer: Buffer | bytearray, start: int, stop: int, *, whole: bo
 
 
 def described(raw: bytes) -> Performative | None:
-    """Read a field that is a described list, such as a source, a state or an error; None if it is null."""
+    """Read a field that is a described list, such as a source or an error. Return None if it is null."""
     return None if raw == NULL else _performative(raw, 0, len(raw))
 
 
@@ -316,8 +307,7 @@ def _performative(buffer: Buffer | bytearray, start: int, stop: int) -> Performa
 
 
 def descriptor(buffer: Buffer | bytearray, at: int, stop: int) -> tuple[int, int]:
-    """Return a descriptor's number, and where it ends."""
-    # Also says of an incomplete one whether it can be a descriptor: nobody waits for a megabyte of it.
+    # An incomplete descriptor is checked, too: a megabyte of an invalid one is not awaited.
     if at >= stop:
         raise CutOff("a descriptor that ends too early")
     constructor = buffer[at]
@@ -333,7 +323,7 @@ def descriptor(buffer: Buffer | bytearray, at: int, stop: int) -> tuple[int, int
 
 
 def ends(buffer: Buffer | bytearray, at: int, stop: int) -> int:
-    """Return where a list or a map will end, complete or not."""
+    """Return the end of a list or a map, which may be incomplete."""
     if at >= stop:
         raise CutOff("a list or a map that ends too early")
     constructor = buffer[at]
@@ -361,7 +351,6 @@ def _values(buffer: Buffer | bytearray, at: int, stop: int, count: int) -> list[
             values.append(body[at:ends])
             at = ends
     except CutOff as error:
-        # Nothing more will come.
         raise Malformed(f"fewer than {count} values in a list or a map") from error
     if at != size:
         raise Malformed(f"{count} values in a list or a map take {at} bytes, {size} are there")
@@ -369,7 +358,7 @@ def _values(buffer: Buffer | bytearray, at: int, stop: int, count: int) -> list[
 
 
 def pairs(raw: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Return keys and values of a map, encoded; null is an empty map."""
+    """Return keys and values of a map, encoded. Null is an empty map."""
     found = _compound(raw, _MAP8, _MAP32)
     if len(found) % 2:
         raise Malformed(f"a map of {len(found)} values")
@@ -377,7 +366,7 @@ def pairs(raw: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def values(raw: bytes) -> list[bytes]:
-    """Return the values of a list, encoded; null and other types are an empty list."""
+    """Return the values of a list, encoded. Null and other types are an empty list."""
     return _compound(raw, _LIST8, _LIST32) if raw[0] in {_LIST8, _LIST32} else []
 
 
@@ -397,7 +386,7 @@ def _compound(raw: bytes, short: int, long: int) -> list[bytes]:
 
 
 def octets(raw: bytes) -> bytes | None:
-    """Return the content of a string or a symbol; None for other types."""
+    """Return the content of a string or a symbol, None for other types."""
     constructor = raw[0]
     if constructor in {_STRING8, _SYMBOL8}:
         return raw[2:]
@@ -407,7 +396,7 @@ def octets(raw: bytes) -> bytes | None:
 
 
 def list_of(fields: list[bytes]) -> bytes:
-    """Encode a list in its shortest form, without nulls at its end."""
+    """Encode a list in its shortest form, without trailing nulls."""
     count = len(fields)
     while count and fields[count - 1] == NULL:
         count -= 1
@@ -460,16 +449,16 @@ def error(condition: str, description: str) -> bytes:
 
 
 def frame(channel: int, body: bytes, payload_bytes: int = 0) -> bytes:
-    """Encode a frame up to its payload, which follows."""
+    """Encode a frame up to its payload."""
     return _header(HEADER_BYTES + len(body) + payload_bytes, 2, AMQP, channel) + body
 
 
 def transfer_start(
     channel: int, performative: Performative, delivery_id: int, payload_bytes: int, most_bytes: int
 ) -> tuple[bytes, int]:
-    """Make a transfer with another delivery-id, up to its payload. Return its bytes, and how many transfers they are.
+    """Make a transfer with another delivery-id, up to its payload. Return its bytes and the number of transfers.
 
-    Numbers may take more bytes. If it becomes longer than ``most_bytes``, its payload gets a transfer of its own.
+    If the frame exceeds ``most_bytes``, the payload gets a transfer of its own.
     """
     body = performative.replaced({_DELIVERY_ID: uint(delivery_id)})
     if HEADER_BYTES + len(body) + payload_bytes <= most_bytes:
@@ -510,7 +499,7 @@ def flow_frame(
 
 
 def rejection_frame(channel: int, delivery_id: int, condition: str, description: str) -> bytes:
-    """Make a receiver's disposition (2.7.6) that rejects and settles a delivery, and says why."""
+    """Make a receiver's disposition (2.7.6) that rejects and settles a delivery with an error."""
     rejected = composite(_REJECTED, error(condition, description))
     return frame(channel, composite(DISPOSITION, boolean(True), uint(delivery_id), NULL, boolean(True), rejected))
 
@@ -521,13 +510,11 @@ def close_frame(why: bytes = NULL) -> bytes:
 
 
 class Opened(msgspec.Struct, frozen=True):
-    """An open (2.7.1)."""
-
     container: bytes
     hostname: bytes | None  # RabbitMQ's clients name the vhost there
     max_frame_bytes: int
-    idle_time_out_ms: int | None  # None is for ever
-    properties: dict[bytes, bytes]  # its string properties, such as product, version and platform
+    idle_time_out_ms: int | None  # None: no time-out
+    properties: dict[bytes, bytes]  # string properties
 
 
 def read_open(open_: Performative) -> Opened:
@@ -541,17 +528,17 @@ def read_open(open_: Performative) -> Opened:
         open_.octets(0) or b"",
         open_.octets(1),
         (1 << 32) - 1 if max_frame_bytes is None else max_frame_bytes,
-        # To all brokers seen, 0 is the same as leaving it out.
+        # All brokers seen treat 0 like a missing value.
         open_.uint(4) or None,
         properties,
     )
 
 
 class Terminus(msgspec.Struct, frozen=True):
-    """One end of a link: a source or a target (3.5.3, 3.5.4), or a coordinator of transactions (4.5.1)."""
+    """A source or a target (3.5.3, 3.5.4), or a coordinator of transactions (4.5.1)."""
 
     address: bytes | None = None
-    dynamic: bool = False  # the node is made by the answering peer
+    dynamic: bool = False  # the answering peer makes the node
     coordinator: bool = False
 
 
@@ -561,10 +548,10 @@ class Attached(msgspec.Struct, frozen=True):
     name: bytes
     handle: int
     receiver: bool  # this peer is the receiver
-    snd_settle_mode: int  # 0 is unsettled, 1 settled, 2 both
+    snd_settle_mode: int  # 0: unsettled, 1: settled, 2: both
     source: Terminus | None
     target: Terminus | None
-    initial_delivery_count: int | None  # of a sender
+    initial_delivery_count: int | None  # from a sender
 
 
 def read_attach(attach: Performative) -> Attached:
@@ -590,13 +577,12 @@ def _terminus(raw: bytes) -> Terminus | None:
     if node.code == _COORDINATOR:
         return Terminus(coordinator=True)
     if node.code not in {_SOURCE, _TARGET}:
-        # A type of another specification.
         raise Malformed(f"a terminus of the descriptor 0x{node.code & 0xFFFF:02x}")
     return Terminus(node.octets(0), node.boolean(4))
 
 
 def read_sasl_init(init: Performative) -> bytes:
-    """Return the user of a client's login, if the first response tells it (5.3.3.2)."""
+    """Return the user of a client's login, if the first response names it (5.3.3.2)."""
     mechanism, response = init.symbol(0) or b"", init.binary(1) or b""
     user = b""
     if mechanism == b"PLAIN":  # RFC 4616
@@ -613,7 +599,7 @@ def read_sasl_init(init: Performative) -> bytes:
     return user[: amqp091.MAX_SHORT_BYTES]
 
 
-_BEFORE_USER: Final = 2  # SCRAM's prefix before the user's name: channel binding, and whom to act for
+_BEFORE_USER: Final = 2  # SCRAM's prefix before the user: channel binding and authorization identity
 
 
 def _scram_user(message: bytes) -> bytes:

@@ -1,8 +1,8 @@
 """RocketMQ's remoting protocol: JSON and binary headers, limits per topic, retrying consumer group and subscription.
 
-``proxy.net.broker_watch`` relies on what was seen here. The Java client (5.5.0) reconnects at once when its connection
-is closed, and keeps several to one broker; its lite pulls and request-reply then suffer for minutes. The broker (5.3)
-closes connections up to 50 ms before it stops listening.
+``proxy.net.broker_watch`` relies on these observations. The Java client (5.5.0) reconnects immediately when its
+connection is closed, and has several to one broker. Its lite pulls and request-reply then suffer for minutes. The
+broker (5.3) closes connections up to 50 ms before it stops listening.
 """
 
 from typing import Final
@@ -17,19 +17,19 @@ from proxy.protocols.rocketmq.session import RocketMQSession, begin
 from proxy.protocols.rocketmq.transactions import Transactions
 from proxy.protocols.rocketmq.wire import codes
 
-# Replies of request-reply, and the records that brokers of a cluster exchange.
+# Replies of request-reply, and records exchanged within a broker cluster.
 _EXEMPT = ("*_REPLY_TOPIC", "RMQ_SYS_*")
-# The usual clients wait at least this long for the answer to a send or a send-back.
+# Common clients wait at least this long for the answer to a send or a send-back.
 _SEND_TIMEOUT_S = 3.0
 # Keys are names of ``LanguageCode``.
 _BUSY_ATTEMPTS: Final = dict.fromkeys(codes.LANGUAGES, 1) | {
     # Synchronous sends: retryTimesWhenSendFailed is 2. From 5.3.0 on code 2 is retried, without a pause. Asynchronous
     # and one-way sends are not retried.
     "JAVA": 3,
-    # The client in distributions and PyPI's rocketmq makes 3 attempts within a millisecond; the present one up to 5.
+    # The client in distributions and in PyPI's rocketmq makes 3 attempts within a millisecond, the current one up to 5.
     # The smaller figure overestimates the demand.
     "CPP": 3,
-    "PYTHON": 3,  # PyPI's rocketmq is the C++ client inside
+    "PYTHON": 3,  # PyPI's rocketmq contains the C++ client
     # GO and NODE_JS report the first such answer to their caller.
 }
 

@@ -1,6 +1,6 @@
-"""What a client says of itself, and the names that it has asked for.
+"""A client's description of itself, and the names that it has requested.
 
-Id, language and version are only displayed, so what is hard to read is not read.
+Id, language and version are only displayed, so hard cases are not parsed.
 """
 
 from collections import defaultdict
@@ -18,16 +18,14 @@ from proxy.protocols.rocketmq.wire.command import MAX_DECODED_HEADER_BYTES, Remo
 from proxy.protocols.rocketmq.wire.frame import UNPARSED, Header
 from proxy.stats.snapshot import MAX_RESOURCES_SHOWN, ClientDescription
 
-# Protocol versions: a number on the wire, a word for people.
-#
-# The words are those of ``MQVersion.Version`` (``org.apache.rocketmq.common``, 5.5.0), whose ordinals are the numbers.
-# Clients in other languages send the number of the Java release that they follow.
+# Names of protocol versions: ``MQVersion.Version`` (``org.apache.rocketmq.common``, 5.5.0), whose ordinals are on the
+# wire. Clients in other languages send the number of the Java release that they follow.
 _FIRST: Final = (
     *("V3_0_0_SNAPSHOT", "V3_0_0_ALPHA1", "V3_0_0_BETA1", "V3_0_0_BETA2", "V3_0_0_BETA3", "V3_0_0_BETA4"),
     *("V3_0_0_BETA5", "V3_0_0_BETA6_SNAPSHOT", "V3_0_0_BETA6", "V3_0_0_BETA7_SNAPSHOT", "V3_0_0_BETA7"),
     *("V3_0_0_BETA8_SNAPSHOT", "V3_0_0_BETA8", "V3_0_0_BETA9_SNAPSHOT", "V3_0_0_BETA9", "V3_0_0_FINAL"),
 )
-# First number, major, minor, first patch, and how many patches. Every release has two numbers: its snapshot's first.
+# First number, major, minor, first patch, number of patches. Every release has two numbers, its snapshot's first.
 _SERIES: Final = (
     (212, 4, 0, 0, 10),
     (86, 3, 3, 1, 9),
@@ -51,7 +49,7 @@ def version_name(number: int) -> str:
     return str(number)
 
 
-# A longer heartbeat is not read. Each subscription takes some 200 bytes.
+# A longer heartbeat is not read. Each subscription takes about 200 bytes.
 MAX_HEARTBEAT_BYTES: Final = 64 * 1024
 
 
@@ -60,28 +58,26 @@ class _Group(msgspec.Struct, gc=False):
 
 
 class _Heartbeat(msgspec.Struct, gc=False):
-    clientID: str = ""  # noqa: N815 - likewise
-    producerDataSet: list[_Group] | None = None  # noqa: N815 - likewise
-    consumerDataSet: list[_Group] | None = None  # noqa: N815 - likewise
+    clientID: str = ""  # noqa: N815 - the wire's name
+    producerDataSet: list[_Group] | None = None  # noqa: N815 - the wire's name
+    consumerDataSet: list[_Group] | None = None  # noqa: N815 - the wire's name
 
 
 _decode_heartbeat = msgspec.json.Decoder(_Heartbeat).decode
-# Fields in the header of a client that unregisters: the group that it sends for, and the one that it consumes for.
+# Fields of a client that unregisters: the group that it sends for, and the one that it consumes for.
 _GROUP_FIELDS: Final = ("producerGroup", "consumerGroup")
-# Memberships remembered per connection.
+# Per connection.
 MAX_GROUPS: Final = 256
 
 
 class AboutClient:
-    """One client, as far as it has said."""
-
     def __init__(self) -> None:
-        self.listening = False  # the body of a heartbeat is still coming; ``hear`` takes it
+        self.listening = False  # the body of a heartbeat is incomplete; ``hear`` takes the rest
         self.language = ""
         self._version: int | None = None
         self._id = ""
         self._body = bytearray()
-        # Client id and group, with the field of _GROUP_FIELDS.
+        # Client id, field of _GROUP_FIELDS, and group.
         self._groups: dict[tuple[str, str, str], None] = {}
 
     def describe(self) -> ClientDescription:
@@ -91,11 +87,11 @@ class AboutClient:
 
     def meet(self, header: Header) -> None:
         if self._version is None and header.reading != UNPARSED:
-            # A copy of the words: they are as long as the client likes.
+            # A copy of the text, which may be any length.
             self.language, self._version = header.language[:MAX_NAME_CHARS], header.version
 
     def heartbeat(self, size_bytes: int, piece: memoryview) -> None:
-        """Take the beginning of a heartbeat's body of that size; the rest is for ``hear``."""
+        """Read the beginning of a heartbeat's body. The rest goes to ``hear``."""
         if 0 < size_bytes <= MAX_HEARTBEAT_BYTES:
             self._body = bytearray()
             self.listening = True
@@ -127,9 +123,9 @@ class AboutClient:
         self._id = self._id or name[:MAX_NAME_CHARS]
 
     def unregister(self) -> list[bytes]:
-        """Return the requests by which the broker removes the client from its groups, as when a client is closed.
+        """Return requests that remove the client from its groups, as if it were closed.
 
-        They are oneway: their answers would reach no client.
+        They are oneway: no client would receive the answers.
         """
         groups, self._groups = self._groups, {}
         return [
@@ -146,19 +142,17 @@ class AboutClient:
         ]
 
 
-# Names remembered per connection and kind.
+# Per connection and kind.
 MAX_NAMES: Final = 1024
 
 
 class Names:
-    """The names of one connection."""
-
     def __init__(self) -> None:
         # Equal names share one tuple, which makes grouping cheap.
         self.known: dict[str, dict[str, tuple[Resource, ...]]] = defaultdict(dict)
 
     def remember(self, kind: str, name: str) -> tuple[Resource, ...]:
-        """Make the resources of a new name; beyond MAX_NAMES all others of its kind are forgotten."""
+        """Beyond MAX_NAMES all other names of the kind are forgotten."""
         known = self.known[kind]
         if len(known) >= MAX_NAMES:
             known.clear()

@@ -1,7 +1,7 @@
-"""Broker to client: finds the gaps between frames, and matches answers with the requests that have none yet.
+"""Broker to client: finds the gaps between frames and matches answers with pending requests.
 
-All bytes pass at once and unchanged. Headers are only searched for the request's number: a drain must know what is in
-flight. Messages in answers to requests that consume are counted as they pass.
+All bytes pass immediately and unchanged. Headers are read only for the request's number, because a drain must know the
+requests in flight. Messages in answers to consuming requests are counted as they pass.
 """
 
 import struct
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 PendingRequest = tuple[int, tuple[Resource, ...]]
 """A request's code, and its resources if it was limitable."""
 
-# Long polls; a drain does not wait for them.
+# A drain does not wait for these.
 LONG_POLLS: Final = frozenset(
     {
         RequestCode.PULL_MESSAGE.value,
@@ -37,39 +37,37 @@ LONG_POLLS: Final = frozenset(
         RequestCode.NOTIFICATION.value,
     }
 )
-# Requests remembered per connection, long polls counted apart; some 200 bytes each, or 8 to 16 in the compiled set. A
+# Requests remembered per connection, without long polls, at about 200 bytes each, or 8 to 16 in the compiled set. A
 # drain does not wait for more.
 MAX_PENDING: Final = 16_384
-# With more long polls a connection is not lent: each is copied to and fro.
+# More are not lent: each is copied both ways.
 MAX_LENT_POLLS: Final = 1024
-# Sends of half messages whose answers are read, per connection; for others the broker asks.
+# Sends of half messages whose answers are read. For others the broker asks.
 MAX_UNANSWERED_HALVES: Final = 1024
 
-# One request at a time is timed on each connection, at most this often.
+# One request at a time is timed, at most this often and this long.
 _TIMED_EVERY_NS: Final = 10_000_000
-# A request is timed no longer than this.
 _TIMED_FOR_NS: Final = 60_000_000_000
-# Which request is timed, and when that or the last one was forwarded.
+# The timed request, and when it, or the last one, was forwarded.
 NOTHING_TIMED: Final[tuple[int | None, int]] = (None, -_TIMED_EVERY_NS)
 
 NOT_REMEMBERED: Final[PendingRequest] = (0, ())
-"""A request of which only the number was kept."""
+"""Only the number was kept."""
 _SEND: Final[PendingRequest] = (RequestCode.SEND_MESSAGE.value, ())
-"""Likewise, of a send."""
 
 
 class Pending:
     """The requests of one connection that expect an answer, by opaque. Of two with the same one the later counts.
 
-    The answer to a half message must be certain to be that. So once two requests had one number at a time, or a number
-    is not known, answers to half messages are not read any more: the broker asks about those it does not know of.
+    The answer to a half message must be certain. So after two requests had one number at the same time, or a number was
+    unknown, answers to half messages are not read any more: the broker asks about halves that it has no answer for.
 
-    A request is added when it is read: it is in flight before its verdict. A held one is taken out, and added again
-    when it is forwarded.
+    A request is added when it is read: it is in flight before its verdict. A held one is removed, and added again when
+    it is forwarded.
 
     Args:
-        opaques: notes the numbers of all but long polls, enough for a drain, also while the connection is lent; None
-            remembers the requests, too.
+        opaques: Stores the numbers of all requests except long polls, which is enough for a drain, and also works
+            during a lend. None: requests are stored here in full.
     """
 
     def __init__(self, opaques: "Requests | None" = None) -> None:
@@ -77,19 +75,16 @@ class Pending:
         self._ambiguous = False
         self._requests: dict[int, PendingRequest] = {}
         self._polls: dict[int, PendingRequest] = {}
-        # The timed request, and when it, or the last one, was forwarded.
         self._timed, self._timed_ns = NOTHING_TIMED
-        # Sends of half messages, whose answers are read.
         self._halves: dict[int, HalfSend] = {}
-        # Of batches, how many messages they have beyond one. The compiled part does not know them: if it has read the
-        # answer, they are counted when the session is back, and not as busy.
+        # Messages of batches beyond the first. The compiled part does not know them: if it has read the answer, they
+        # are counted after the lend, and not as busy.
         self.further: dict[int, int] = {}
 
     def __len__(self) -> int:
         return len(self._requests) if self.opaques is None else len(self.opaques) + len(self._halves)
 
     def unanswered(self) -> int:
-        """Return how many messages were sent and have no answer."""
         if self.opaques is not None:
             sends = self.opaques.sends + len(self._halves)
         else:
@@ -97,7 +92,7 @@ class Pending:
         return sends + self.unanswered_further()
 
     def unanswered_further(self) -> int:
-        """Return how many messages of batches beyond the first of each have no answer."""
+        """Return the part of ``unanswered`` beyond the first message of each batch."""
         return sum(messages for opaque, messages in self.further.items() if self._is_owed(opaque))
 
     def add(
@@ -108,14 +103,14 @@ class Pending:
         half: HalfSend | None = None,
         messages: int = 1,
     ) -> None:
-        """Add a request that expects an answer; ``half`` is what the send of a half message begins."""
+        """``half``: the half message that it sends."""
         if self.further:
             self.further.pop(opaque, None)
         if messages > 1 and len(self.further) < MAX_PENDING:
             self.further[opaque] = messages - 1
         polls = code in LONG_POLLS
         apart = half is not None or polls or self.opaques is None
-        # ``opaques`` finds equal numbers by itself.
+        # ``opaques`` detects equal numbers itself.
         if opaque in self._polls or opaque in self._halves or (apart and self._is_owed(opaque)):
             self._ambiguous = True
         if half is not None and len(self._halves) < MAX_UNANSWERED_HALVES and not self._is_ambiguous():
@@ -132,7 +127,7 @@ class Pending:
             self._ambiguous = True
 
     def add_unknown(self) -> None:
-        """Note that a request may expect an answer with an unknown number."""
+        """Record that a request may expect an answer with an unknown number."""
         self._ambiguous = True
 
     def _is_ambiguous(self) -> bool:
@@ -142,12 +137,11 @@ class Pending:
         return now_ns - self._timed_ns >= (_TIMED_EVERY_NS if self._timed is None else _TIMED_FOR_NS)
 
     def time(self, opaque: int, now_ns: int) -> None:
-        """Time a request that is forwarded now; without effect if no answer is owed."""
         if self._is_owed(opaque):
             self._timed, self._timed_ns = opaque, now_ns
 
     def timed(self, now_ns: int) -> int | None:
-        """Return once, in nanoseconds, how long the broker took for the timed request; None before."""
+        """Return, once, the nanoseconds that the broker took for the timed request."""
         opaque = self._timed
         if opaque is None or self._is_owed(opaque):
             return None
@@ -156,7 +150,7 @@ class Pending:
         return took_ns if took_ns <= _TIMED_FOR_NS else None
 
     def withdrawn(self) -> None:
-        """Note that requests were refused or held: the broker's answers do not settle them, so none is timed."""
+        """Stop timing a request that was refused or held."""
         if self._timed is not None and not self._is_owed(self._timed):
             self._timed = None
 
@@ -164,9 +158,9 @@ class Pending:
         return opaque in (self._requests if self.opaques is None else self.opaques)
 
     def lend(self) -> tuple[list[int], tuple[int | None, int]] | None:
-        """Hand out the numbers of long polls, and which request is timed since when, for the compiled part.
+        """Return the numbers of long polls, the timed request and its start, for the compiled part.
 
-        None, and nothing is handed out, if an answer matters for more than its number.
+        None, without effect, if more than the number of an answer matters.
         """
         if self.opaques is None or self._halves or len(self._polls) > MAX_LENT_POLLS:
             return None
@@ -182,18 +176,17 @@ class Pending:
         *,
         is_ambiguous: bool,
     ) -> int:
-        """Take back what ``lend`` handed out; return how many more messages were answered meanwhile than counted."""
+        """Take the state back. Return how many answered messages the compiled part has not counted."""
         self._polls = dict.fromkeys(polls, NOT_REMEMBERED)
         self._timed, self._timed_ns = timed
         self._ambiguous = self._ambiguous or is_ambiguous
         return sum(self.further.pop(opaque) for opaque in list(self.further) if not self._is_owed(opaque))
 
     def half_of(self, opaque: int) -> HalfSend | None:
-        """Return what the send of a half message begins, if its answer is certain. Call ``settle`` next."""
+        """Return the half message of a send if its answer is certain. ``settle`` must follow."""
         return self._halves.get(opaque) if self._halves and not self._is_ambiguous() else None
 
     def settle(self, opaque: int) -> PendingRequest | None:
-        """Take out a request that was answered or refused; None if it is not known."""
         if self.further:
             self.further.pop(opaque, None)
         if self._halves and self._halves.pop(opaque, None) is not None and self.opaques is not None:
@@ -211,24 +204,22 @@ class Pending:
 
 _size_at = struct.Struct(">i").unpack_from
 _SIZE_BYTES: Final = 4
-# A record with neither topic nor body nor properties, and hosts in IPv4: the shortest there is.
+# The shortest record: no topic, body or properties, and hosts in IPv4.
 MIN_RECORD_BYTES: Final = 91
 _ALL_THE_REST: Final = 1 << 62
 
 
-# Bodies of answers to pulls and pops: stored records, each beginning with its i32 totalSize. They are counted while
-# they stream through; only a size that is cut in two is copied.
+# Bodies of answers to pulls and pops are stored records, each beginning with its i32 totalSize. They are counted while
+# they stream through. Only a size that is cut in two is copied.
 class RecordCounter:
     """Counts the records of one body, in pieces of any size.
 
-    A size that is nonsense, or longer than the rest of the body, counts as one record that takes the rest.
+    An invalid size, or one beyond the end of the body, counts as one record that takes the rest.
     """
 
     def __init__(self) -> None:
-        self.count = 0  # records whose size has come
-        # Bytes still to come of the current record.
+        self.count = 0
         self._skip = 0
-        # The beginning of a size that was cut.
         self._part = b""
 
     def feed(self, data: memoryview) -> None:
@@ -257,7 +248,7 @@ def _length(data: bytes | memoryview, at: int) -> int:
     return record_bytes if record_bytes >= MIN_RECORD_BYTES else _ALL_THE_REST
 
 
-# A longer header is not gathered when it comes in pieces; its request stays owed.
+# A longer header is not gathered if it comes in pieces. Its request stays pending.
 MAX_ANSWER_HEADER_BYTES: Final = 64 * 1024
 
 _CONSUMING: Final = frozenset(codes.CONSUMING)
@@ -272,39 +263,35 @@ class _Bringing(msgspec.Struct, gc=False):
 
 
 class AnswerStream:
-    """The broker's stream of one connection."""
-
     def __init__(
         self, owed: Pending, transactions: Transactions, signals: BrokerSignals, *, wants_responses: bool
     ) -> None:
         self.frames = 0
-        self.responses: list[Response] = []  # of every answer if they are wanted, since they were last taken
-        self.charges: list[Charge] = []  # for whole answers to requests that consume, since they were last taken
-        # Set when the last chunk ended in something that is not a frame; what came before it was queued.
+        self.responses: list[Response] = []  # since the last take, if wanted
+        self.charges: list[Charge] = []  # for complete answers to consuming requests, since the last take
+        # Set after an invalid frame. Earlier frames were queued.
         self.close: Close | None = None
         self._owed = owed
         self._transactions = transactions
         self._signals = signals
         self._wants_responses = wants_responses
-        # The bytes of an unfinished header have been forwarded.
+        # The bytes of an incomplete header have been forwarded.
         self._beginning = PartialFrame(MAX_ANSWER_HEADER_BYTES, header_bytes_of_answer)
-        # Bytes still to come of a frame whose header is known.
         self._left = 0
-        # Reads the body that is still coming.
         self._bringing: _Bringing | Question | None = None
 
     def between_frames(self) -> bool:
         return not self._beginning.pieces and not self._left
 
     def lend(self) -> int | None:
-        """Return how many bytes of a frame are still to come, for the compiled part; None if it matters which."""
+        """Return the missing bytes of the current frame, None if its content matters."""
         return None if self._beginning.pieces or self._bringing is not None or self.responses else self._left
 
     def returned(self, left_bytes: int) -> None:
         self._left = left_bytes
 
     def feed(self, chunk: memoryview, waiting: Sequence[bytes], out: list[Buffer]) -> bool:
-        """Queue one chunk, and ``waiting`` in its first gap; return whether there was one."""
+        """Queue one chunk, and ``waiting`` in its first gap. Return whether there was one."""
         end = len(chunk)
         gap: int | None = None
         position = 0

@@ -1,7 +1,7 @@
 """Batch bodies: several messages in the body of one send. Also message properties, ``name 0x01 value 0x02``, repeated.
 
 A batch body is ``i32 totalSize, i32 magic 0, i32 crc 0, i32 flag, i32 bodyLen, body, i16 propLen, properties``,
-repeated. ``BatchReader`` counts the messages; the embedded broker reads them.
+repeated. ``BatchReader`` counts the messages, the embedded broker reads them.
 """
 
 import struct
@@ -20,25 +20,21 @@ _HEAD_BYTES: Final = _HEAD.size
 _I16: Final = struct.Struct(">h")
 _i16_at = _I16.unpack_from
 _i32_at = struct.Struct(">i").unpack_from
-# A message's totalSize and the length of its body.
 _lengths_at = struct.Struct(">i12xi").unpack_from
-#: A message with neither body nor properties.
 MIN_MESSAGE_BYTES: Final = _HEAD_BYTES + 2
-#: The length of the properties is an i16.
+#: Their length is an i16.
 MAX_PROPERTIES_BYTES: Final = 32_767
-# Properties that only the broker may set: how many messages this one counts as, and in which other queues it is an
-# entry. Most batches are searched for their common beginning only.
+# Properties reserved for the broker: how many messages this one counts as, and other queues that it is an entry of.
+# Usually only their common prefix is searched.
 _INNER: Final = b"INNER_"
 _INNERS: Final = (b"INNER_NUM\x01", b"INNER_MULTI_DISPATCH\x01", b"INNER_MULTI_QUEUE_OFFSET\x01")
 _INNER_BYTES: Final = max(map(len, _INNERS))
-# Searching this many bytes takes at most as long as reading a message.
+# Takes at most as long to search as a message to read.
 _SEARCHED_A_MESSAGE_BYTES: Final = 512
 
 
 class BatchMessage(msgspec.Struct, frozen=True):
-    """One message of a batch."""
-
-    body: bytes  # as the producer gave it; batches are not compressed
+    body: bytes  # batches are not compressed
     properties: str = ""
     flag: int = 0
 
@@ -48,27 +44,27 @@ class BatchReader:
 
     The broker splits messages by the lengths of body and properties and ignores totalSize
     (``MessageExtEncoder.encode``). For topics of the batch-queue type it does the opposite
-    (``MessageDecoder.countInnerMsgNum``). The type of a topic is not known here, so a body counts only if both find the
+    (``MessageDecoder.countInnerMsgNum``). The type of a topic is unknown here, so a body is valid only if both find the
     same messages.
 
-    If they differ and neither can continue, the broker refuses the body as a whole. Otherwise it is malformed: the
-    broker steps back by negative lengths, so a short body may be any number of messages.
+    If they differ and neither can continue, the broker refuses the whole body. Otherwise it is malformed: the broker
+    steps back by negative lengths, so a short body may be any number of messages.
     """
 
     def __init__(self) -> None:
-        self.count = 0  # messages, once everything is read; 0 if the body is malformed or the broker refuses it
-        self.effort = 0  # how long the reading took, in messages
-        self.malformed = False  # the broker might store something although the lengths do not add up
-        # A message sets a property that only the broker may set. By its count, up to 32 767, a queue of the batch-queue
-        # type grows. A broker with enableMultiDispatch puts it into the queues that it names, whatever their limits.
+        self.count = 0  # messages, once all is read; 0 if the body is malformed or refused
+        self.effort = 0  # in messages
+        self.malformed = False  # the broker might store something although the lengths are inconsistent
+        # Set if a message has a property reserved for the broker. A queue of the batch-queue type grows by its count,
+        # up to 32 767. A broker with enableMultiDispatch puts it into the queues that it names, bypassing their limits.
         self.sets_inner = False
-        # Where the next message begins, and how far those before it were searched.
+        # Start of the next message, and end of the searched bytes.
         self._at = self._searched = 0
 
     def go_on(self, body: bytes | bytearray | memoryview, most: int = sys.maxsize) -> bool:
-        """Read ``most`` more messages of a whole body, or a few more; return whether that was all.
+        """Read about ``most`` more messages of a whole body. Return whether it is complete.
 
-        Takes 0.4 µs for each message, and as long at most to search the bytes that count as one.
+        Takes 0.4 µs per message, and at most as long again to search the bytes that count as one.
         """
         at, size, left = self._at, len(body), most
         with suppress(struct.error):
@@ -98,9 +94,9 @@ class BatchReader:
 
 
 def _is_refused(body: bytes | bytearray | memoryview, at: int) -> bool:
-    """Return whether the broker can continue at a message neither by its lengths nor by totalSize."""
+    """Return whether the broker cannot continue, neither by the message's lengths nor by totalSize."""
     size = len(body)
-    # With a totalSize of 0 the reading of a batch queue never ends.
+    # With a totalSize of 0 a batch queue is read forever.
     if size - at >= 4 and 0 <= at + _i32_at(body, at)[0] <= size:
         return False
     if size - at < MIN_MESSAGE_BYTES:
@@ -115,11 +111,7 @@ def _is_refused(body: bytes | bytearray | memoryview, at: int) -> bool:
 
 
 def decode_batch(body: bytes) -> Iterator[BatchMessage]:
-    """Yield the messages of a batch body.
-
-    Raises:
-        RemoteProtocolError: a message's lengths do not add up or overrun the body.
-    """
+    """Raises RemoteProtocolError if a message's lengths are inconsistent or exceed the body."""
     at = 0
     while at < len(body):
         try:
@@ -148,7 +140,7 @@ _VALUE_END: Final = "\x02"
 
 
 def decode_properties(text: str) -> dict[str, str]:
-    """Return the properties in ``text`` as the broker does: without incomplete ones, and the last of a name."""
+    """Parse properties as the broker does: ignore incomplete ones, the last of a name wins."""
     properties: dict[str, str] = {}
     for item in text.split(_VALUE_END):
         name, separator, value = item.partition(_NAME_END)

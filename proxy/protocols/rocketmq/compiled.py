@@ -1,4 +1,4 @@
-"""How a connection is lent to the compiled part; see ``RocketMQSession.lend``."""
+"""Lends a connection to the compiled part. See ``RocketMQSession.lend``."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
@@ -18,7 +18,7 @@ MAX_KEYS: Final = 1024
 
 
 def open_requests(name: ScanName, resources: "Resources | None") -> "Requests | None":
-    """Return what remembers the requests of one connection; None reads with Python alone."""
+    """Return None if Python reads alone."""
     if COMPILED is None or resources is None or not scans(name):
         return None
     requests: Requests = COMPILED.Requests(resources, MAX_KEYS, MAX_PENDING)
@@ -38,7 +38,7 @@ def lend(
     kept: bytes = b"",
     is_new: bool = False,
 ) -> "Lent":
-    """Return what reads a connection, by default from its first byte on, for as long as no subscriptions are limited.
+    """Return the reader of a connection, by default from its first byte. It stops once subscriptions are limited.
 
     The optional arguments are those of ``sluice_native.lend_rocketmq``.
     """

@@ -1,7 +1,6 @@
-"""Held requests: copies of their frames, and where these may be written once released.
+"""Held requests: copies of their frames, and when these may be written after their release.
 
-A held frame is copied out of its chunk; the rest of its body is added as it comes. The holder bounds the memory: a
-request counts with its whole frame.
+The rest of a frame's body is added as it arrives. The holder bounds the memory: a request counts with its whole frame.
 """
 
 from collections.abc import Sequence
@@ -17,27 +16,23 @@ from proxy.spool.segments import Piece
 
 
 class HeldFrame(msgspec.Struct):
-    """The handle of a held request."""
-
     header: Header
-    data: bytearray  # as far as it has come
+    data: bytearray
     request: Request | None = None  # to be spooled once the frame is complete
     is_held: bool = True  # it has a ticket
-    since_ns: int = 0  # when it began to come
-    room: Gathering | None = None  # memory taken for an incomplete frame that is to be spooled
+    since_ns: int = 0
+    room: Gathering | None = None  # for an incomplete frame that is to be spooled
     dropped: bool = False
 
 
 class Holding:
-    """The held frames of one client."""
-
     def __init__(self) -> None:
         self.count = 0
-        self.oneways = 0  # they expect no answer
-        self.size_bytes = 0  # of their copies, and of those that wait for a boundary
-        # The client's incomplete frame, if it is held: the rest of its body is added to its copy.
+        self.oneways = 0
+        self.size_bytes = 0  # of copies, including those that wait for a boundary
+        # The client's incomplete frame, if it is held.
         self.coming: HeldFrame | None = None
-        # Copies released while another frame streamed through; they are written at its end.
+        # Copies released while another frame streamed through. They are written at its end.
         self.waiting: list[Piece] = []
 
     @property
@@ -45,7 +40,6 @@ class Holding:
         return sum(map(len, self.waiting))
 
     def hold(self, header: Header, data: bytes) -> HeldFrame:
-        """Copy what has come of a frame."""
         held = HeldFrame(header, bytearray(data))
         self.count += 1
         self.oneways += header.flag & FLAG_ONEWAY != 0
@@ -57,7 +51,7 @@ class Holding:
         self.size_bytes += len(piece)
 
     def release(self, held: HeldFrame, out: list[Buffer] | None) -> None:
-        """Queue a copy, or without ``out`` keep it until the frame that streams through ends."""
+        """Queue a copy. Without ``out``, keep it until the frame that streams through ends."""
         data = self._let_go(held)
         if out is None:
             self.waiting.append(data)

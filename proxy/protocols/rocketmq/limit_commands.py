@@ -1,16 +1,16 @@
 """Requests 9002 and 9003: a client reads or changes Sluice's limits in the broker's own protocol.
 
-They are those of a limiter that some brokers have built in, so its tools work with Sluice. Permission, fields and
-answers are handled here; the operator's side executes them.
+Some brokers have a built-in limiter with these requests, so its tools work with Sluice. This module handles
+permissions, fields and answers. The control side executes the requests.
 
 ========  ==============================================================================================
-9002      returns the limits in force. No fields. The answer's body is JSON, see ``_Limits``.
-9003      changes one. Fields ``topic`` and ``topicLimitQps``; the answer has neither fields nor body.
+9002      returns all limits. No fields. The answer's body is JSON, see ``_Limits``.
+9003      changes a limit. Fields ``topic`` and ``topicLimitQps``. The answer has neither fields nor body.
 ========  ==============================================================================================
 
-In both, a consumer group's retries are named by their topic, ``%RETRY%group``. Unlike the original: a limit of 0
-refuses everything; a name that was never asked for can be changed; and defaults, for which some tools have fields in
-9003, cannot: in the original they overwrote every topic's own limit.
+In both, retries of a consumer group are named by their topic, ``%RETRY%group``. Differences from the original: a limit
+of 0 refuses everything. A name can be changed before it was requested. Defaults, for which some tools have fields in
+9003, cannot be changed: in the original they overwrote every topic's own limit.
 """
 
 import math
@@ -41,19 +41,18 @@ from proxy.protocols.rocketmq.wire.codes import (
 from proxy.protocols.rocketmq.wire.command import MAX_DECODED_HEADER_BYTES, RemotingCommand, decode_header, encode
 from proxy.protocols.rocketmq.wire.frame import Header
 
-# Unanswered requests of one connection. Tools wait for each answer.
+# Per connection. Tools wait for each answer.
 MAX_OPEN_OF_CONNECTION: Final = 8
 UNLIMITED_QPS: Final = -1.0
-"""No limit: JSON has no infinity, and the original's 9003 uses this for "no limit given"."""
+"""JSON has no infinity, and the original's 9003 uses this for "no limit given"."""
 
-# The protocol has no name for other kinds.
+# The protocol has no names for other kinds.
 _SHOWN: Final = frozenset({KIND_TOPIC, KIND_RETRY_GROUP})
 _VIEW: Final = RequestCode.VIEW_SEND_RATE_LIMITS.value
-# Characters that the broker allows in names (``TopicValidator``), so that no name is a pattern by mistake.
+# The broker allows these in names (``TopicValidator``), so that no name is accidentally a pattern.
 _NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+", re.ASCII)
-# A number as Java and people write it.
 _NUMBER: Final = re.compile(r"[+-]?[0-9]{1,40}(?:\.[0-9]{0,40})?(?:[eE][+-]?[0-9]{1,3})?", re.ASCII)
-# Fields of 9003 that cannot be changed here, and the values that mean "leave it".
+# Fields of 9003 that cannot be changed, and their values for "leave unchanged".
 _DEFAULTS: Final = {"disabled": ("",), "defaultLimitQps": ("", "-1.0", "-1"), "sendMsgBackLimitQps": ("", "-1.0", "-1")}
 _RATES_ALLOWED: Final = f"a number from 0, which refuses everything, to {MAX_RATE_PER_S}, in messages per second"
 _NAMES_ALLOWED: Final = (
@@ -62,10 +61,10 @@ _NAMES_ALLOWED: Final = (
 
 
 class _Limit(msgspec.Struct, gc=False):
-    """One entry of the view: names and units of the wire.
+    """One entry of the view, in names and units of the wire.
 
-    The original shows the last demand of what it limits. What it shows for a topic that it never limited is unknown;
-    here both are 0.
+    The original shows the last demand on limited topics, and unknown values for a topic that was never limited. Here
+    both are 0.
     """
 
     topic: str
@@ -75,7 +74,7 @@ class _Limit(msgspec.Struct, gc=False):
 
 
 class _DataVersion(msgspec.Struct):
-    """RocketMQ's ``DataVersion``, by which a reader sees whether anything has changed.
+    """RocketMQ's ``DataVersion``, by which readers notice changes.
 
     ``counter`` is the version of the rules. ``stateVersion`` is an epoch of newer brokers. ``timestamp`` stays 0:
     readers only compare it.
@@ -87,8 +86,6 @@ class _DataVersion(msgspec.Struct):
 
 
 class _Limits(msgspec.Struct):
-    """The body of the answer to 9002."""
-
     dataVersion: _DataVersion  # noqa: N815 - the wire's name
     topicRateLimitList: list[_Limit]  # noqa: N815 - the wire's name
 
@@ -99,14 +96,14 @@ class _Asker(msgspec.Struct):
 
 
 class _BadFieldError(Exception):
-    """A field of 9003 cannot be what it is; the message says what is allowed."""
+    """The message says which values are allowed."""
 
 
 _encode_limits = msgspec.json.Encoder().encode
 
 
 class LimitCommandReader:
-    """One client's requests to Sluice; ``open`` is how many wait for their answer."""
+    """One client's requests to Sluice. ``open`` counts the unanswered ones."""
 
     def __init__(self, address: str, options: RocketMQOptions, ask: Callable[[CommandRequest], CommandStatus]) -> None:
         self.open = 0
@@ -115,10 +112,10 @@ class LimitCommandReader:
         self._ask = ask
 
     def take(self, header: Header, raw: bytes, header_type: int) -> bytes | None:
-        """Take a request 9002 or 9003 with its header bytes; ``header_type`` is HEADER_JSON or HEADER_BINARY.
+        """Handle a request 9002 or 9003.
 
         Returns:
-            The answer, empty if there is none yet or none at all; None if the request is for the broker.
+            The answer, empty if it comes later or not at all. None: forward the request to the broker.
         """
         caller = _Asker(header.opaque, header.flag & FLAG_ONEWAY != 0)
         what, option = ("see", "remote_view_from") if header.code == _VIEW else ("change", "remote_update_from")
@@ -141,7 +138,6 @@ class LimitCommandReader:
         return b""
 
     def reply(self, ask: CommandRequest, reply: LimitCommandReply) -> bytes:
-        """Return the answer to a forwarded request, empty if it expects none."""
         self.open -= 1
         caller = ask.handle
         if not isinstance(caller, _Asker):

@@ -1,7 +1,7 @@
-"""Spooled requests of one connection: lines in the spool, of which only the head is decided.
+"""Spooled requests of one connection: lines in the spool, whose heads are decided.
 
-There is a line for each producer group and set of resources. Its requests are in a queue of the spool. A few at a time
-are taken out to be decided; each has one of these states::
+There is a line for each producer group and set of resources, with a queue in the spool. A few requests at a time are
+taken out to be decided. Each has one of these states::
 
     WAITING → ASKED → GRANTED   forwarded as soon as all before it are, and its content is in memory
       ↑  ↑      ↓  ↘     ↑
@@ -9,16 +9,17 @@ are taken out to be decided; each has one of these states::
       └──────────┘              by Later; or a oneway whose ticket was refused or dropped
 
 - A held request waits for a ticket. With ``spool = true`` only the head does: the others return to WAITING and are
-  decided when it is resolved. If the rule does not say so, more are held, within the bounds on held requests. New
-  requests for an existing line are not decided.
-- How many are decided at once depends on how many passed the last time: 1 up to MAX_OF_LINE. A single or a large one
-  stays in the queue until it may go.
+  decided when it is resolved. Otherwise more are held, within the bounds on held requests. New requests for an existing
+  line are not decided.
+- The number decided at once depends on how many passed the last time: 1 to MAX_OF_LINE. A single or a large one stays
+  in the queue until it may be forwarded.
 - The sender of a oneway assumes that it is delivered. So a spooled oneway is never refused: it waits as long as needed,
-  even after its client has left. When it is too old it is forwarded without a decision; a held one gives up its ticket.
-- Oneways of an earlier process are a line for each of its queues. They are forwarded under all limits, marked as
-  possible duplicates. What is left when the connection ends is for another connection to send.
+  even after its client has left. When it is too old it is forwarded without a decision, and a held one gives up its
+  ticket.
+- Oneways of an earlier process have a line for each of its queues. They are forwarded under all limits, marked as
+  possible duplicates. The rest at the end of the connection is left for another connection.
 
-Nothing here cuts frames.
+Frames are not parsed here.
 """
 
 from collections import deque
@@ -52,18 +53,17 @@ from proxy.spool.queue import Ending, Lost, Queue
 from proxy.spool.segments import Entry, Piece
 from proxy.spool.spool import QueueName, Spool
 
-# Requests decided at once, of one line and in all.
 MAX_OF_LINE: Final = 64
 MAX_ASKED: Final = 256
-# Larger requests stay in the queue until they may go.
+# Larger requests stay in the queue until they may be forwarded.
 _SMALL_BYTES: Final = 4096
-# When to ask again if a handler does not decide although nothing is ahead.
+# Before asking again if a handler does not decide although nothing is ahead.
 _AGAIN_NS: Final = 10_000_000
-# At most this many are refused or dropped at once.
+# Refused or dropped at once.
 _MAX_PURGED: Final = 4096
 
 _ONEWAY: Final = codes.FLAG_ONEWAY
-# Ends of transactions are not replayed: a new process does not know the half message, and the broker asks again.
+# A new process does not know the half message of a transaction, and the broker asks again.
 _REPLAYED: Final = frozenset({codes.KIND_TOPIC, codes.KIND_RETRY_GROUP})
 _NUMBER: Final = 0xFFFF_FFFF
 _CODE: Final = 0x7FFF_FFFF
@@ -71,7 +71,7 @@ _HALF: Final = 1 << 63
 _NS: Final = 1_000_000_000
 
 Key = tuple[tuple[Resource, ...], str] | int
-"""Resources and producer group; or a number, for a queue of an earlier process."""
+"""Resources and producer group, or the number of an earlier process's queue."""
 State = Literal["waiting", "asked", "held", "granted", "refused"]
 _WAITING: Final = "waiting"
 _ASKED: Final = "asked"
@@ -93,12 +93,12 @@ class Line:
         self.group = group
         self.kind = resources[0].kind
         self.stage = stage
-        self.replays = replays  # it is a queue of an earlier process
-        self.front: deque[Aside] = deque()  # requests that are being decided, or have been
-        self.most = 1  # how many are decided next
+        self.replays = replays  # an earlier process's queue
+        self.front: deque[Aside] = deque()  # being decided, or decided
+        self.most = 1
         self.oneways = self._serial = 0
         self.purged = self.purged_oneways = 0  # to be given up, at the head of the queue
-        self.ended: dict[int, Ended] = {}  # for requests that end transactions, what to undo if they are not forwarded
+        self.ended: dict[int, Ended] = {}  # by serial, to undo if their ends are not forwarded
         self.closed = False
 
     @property
@@ -106,7 +106,7 @@ class Line:
         return self.queue.count + sum(not aside.is_in_queue for aside in self.front)
 
     def handle_of(self, header: Header, ended: Ended | None) -> int:
-        """Return a number that says what must be known of a request without its content."""
+        """Encode everything needed of a request without its content."""
         upper = header.code & _CODE
         if self.kind == codes.KIND_TRANSACTION:
             upper = 0
@@ -120,19 +120,17 @@ class Line:
 
 
 class Aside(msgspec.Struct, eq=False):
-    """The handle of a spooled request while it is decided."""
-
     line: Line
-    handle: int  # as ``Line.handle_of`` returns it
+    handle: int
     messages: int
     size_bytes: int
     since_ns: int
     oneway: bool
-    content: Sequence[Piece] | None = None  # its frame, if it was taken out of the queue
-    state: State = _WAITING  # see the module
+    content: Sequence[Piece] | None = None  # if it was taken out of the queue
+    state: State = _WAITING
     request: Request | None = None
-    lost: bool = False  # it is no longer in the queue, and was answered if it expects an answer
-    ending: Ending | None = None  # why it was not decided
+    lost: bool = False  # not in the queue any more, and answered if it expects that
+    ending: Ending | None = None
 
     @property
     def is_in_queue(self) -> bool:
@@ -162,9 +160,11 @@ class Lines:
     """The lines of one connection.
 
     Args:
-        goes_on: writes a request, with its content, to the broker.
-        refuse: answers a refused request, by its kind and number; never a oneway.
-        undo: undoes the end of a transaction.
+        context: The session's.
+        spool: Stores the requests.
+        goes_on: Writes a request and its content to the broker.
+        refuse: Answers a request, given its kind and number. Never called for oneways.
+        undo: Undoes the end of a transaction.
     """
 
     def __init__(
@@ -176,8 +176,8 @@ class Lines:
         refuse: Callable[[str, int, Refuse], None],
         undo: Callable[[Ended], None],
     ) -> None:
-        self.again_ns: int | None = None  # when to decide something again although nothing woke the session
-        self.old_ns: int | None = None  # when a held request will be too old
+        self.again_ns: int | None = None
+        self.old_ns: int | None = None  # when a held request becomes too old
         self._most_age_ns = round(spool.settings.most_age_s * _NS)
         self._context = context
         self._spool = spool
@@ -185,18 +185,16 @@ class Lines:
         self._refuse = refuse
         self._undo = undo
         self._lines: dict[Key, Line] = {}
-        # How many of them replay.
         self._replaying = 0
         # Lines with something to decide, or whose content has arrived.
         self._askable: dict[Line, None] = {}
         # Lines that have sent the writer more than it has written.
         self._starved: dict[Line, None] = {}
-        # How many requests of each line are on their way to the broker.
+        # Forwarded but unwritten requests.
         self._unwritten: dict[Line, int] = {}
         self._batch: Batch | None = None
         self._now_ns = 0
         self._client_gone = False
-        # Losses of the disk, by line, that are not reported yet.
         self._lost: list[tuple[Line, Lost]] = []
 
     def __bool__(self) -> bool:
@@ -204,7 +202,6 @@ class Lines:
 
     @property
     def due_ns(self) -> int | None:
-        """When to call ``ask`` although nothing woke the session, or None."""
         if self.again_ns is None or self.old_ns is None:
             return self.old_ns if self.again_ns is None else self.again_ns
         return min(self.again_ns, self.old_ns)
@@ -218,17 +215,16 @@ class Lines:
         return self._spool.store
 
     def is_full(self) -> bool:
-        """Return whether nothing more should be spooled for now; a wake-up follows. Replays spool nothing."""
+        """Return whether nothing more should be spooled for now. A wake-up follows. Replays do not spool."""
         return len(self._lines) > self._replaying and self._spool.is_stopped
 
     def waiting(self) -> Iterator[tuple[Resource, int]]:
-        """Return the resource of each line, and since when its first request waits."""
         return iter([(line.resources[0], line.front[0].since_ns) for line in self._lines.values() if line.front])
 
     def stages(self) -> Iterator[Stage]:
         return iter([line.stage for line in self._lines.values()])
 
-    # --- What is put aside ------------------------------------------------------------------------
+    # --- Spooling ---------------------------------------------------------------------------------
 
     def later(self, requests: Sequence[Request]) -> dict[int, Verdict]:
         """Return the verdicts on requests that go behind others of their line."""
@@ -257,7 +253,7 @@ class Lines:
         return aside
 
     def had_no_room(self, request: Request, opaque: int, *, is_held: bool) -> None:
-        """Refuse a request that could not be gathered; ``is_held`` says that it has a ticket."""
+        """``is_held``: the request has a ticket."""
         (self._context.give_up if is_held else self._context.lose)((request,))
         if request.refusal == "answered":
             self._refuse(request.resources[0].kind, opaque, no_room(request.resources[0]))
@@ -284,7 +280,6 @@ class Lines:
         return handle
 
     def replay(self, now_ns: int) -> None:
-        """Take over what an earlier process left of this listener's clients."""
         listener = self._context.connection.listener
 
         def wants(name: QueueName) -> bool:
@@ -343,7 +338,7 @@ class Lines:
                 self._context.hear_of_writes(False)
 
     def _give_up(self, line: Line, *, returns: bool = False) -> int:
-        """Drop the tickets of a line; return how many requests they count, unless these return."""
+        """Drop the tickets of a line. Return how many requests they count, unless these return."""
         held = [aside.request for aside in line.front if aside.state == _HELD and aside.request is not None]
         for aside in line.front:
             aside.state, aside.request = _REFUSED, None
@@ -371,7 +366,7 @@ class Lines:
         self._let_ask(line)
 
     def ask(self, now_ns: int) -> Batch | None:
-        """Do what is due; return the requests to be decided now."""
+        """Return the requests to decide now."""
         self._now_ns = now_ns
         self.again_ns = None
         self._answer_lost()
@@ -407,7 +402,7 @@ class Lines:
             if not front and not line.queue.count:
                 self._close(line, now_ns)
             elif not front and line.queue.head() is not None:
-                # More than is decided here.
+                # More than is decided at once.
                 self._let_ask(line)
         if not requests and not charges:
             return None
@@ -433,7 +428,7 @@ class Lines:
         return aside.request
 
     def _refill(self, line: Line, now_ns: int, charges: list[Charge]) -> list[Aside]:
-        """Take the next requests to decide out of the queue; return those that are too old."""
+        """Take the next requests to decide out of the queue. Return those that are too old."""
         queue, front = line.queue, line.front
         overdue: list[Aside] = []
         for _ in range(MAX_OF_LINE):
@@ -511,7 +506,7 @@ class Lines:
             # Replayed requests stay in the queue until they are forwarded, so that none is lost.
             line.most = 1 if line.replays else min(MAX_OF_LINE, max(1, 2 * count))
             if line.front and line.front[0].state == _WAITING:
-                # Nothing is ahead of it, so ask the handler again soon.
+                # Nothing is ahead of it: ask again soon.
                 self._askable[line] = None
                 self.again_ns = now_ns + _AGAIN_NS
                 self._look_at_age(line.front[0])
@@ -594,7 +589,7 @@ class Lines:
             line.oneways -= aside.oneway and not aside.lost
 
     def _let_go(self, aside: Aside) -> bool:
-        """Forward a request; return False while its content is not there."""
+        """Return False while the content is not in memory."""
         line, content = aside.line, aside.content
         if content is None:
             entry = self._head(aside)
@@ -621,7 +616,7 @@ class Lines:
         return True
 
     def _head(self, aside: Aside) -> Entry | None:
-        """Return a request's entry at the head of its queue, unless it is lost; None while it is read."""
+        """Return a request's entry at the head of its queue, None while it is being read. May set ``lost``."""
         queue = aside.line.queue
         entry = queue.head()
         if entry is None:
@@ -645,7 +640,7 @@ class Lines:
         for line, its in lost:
             aside = line.front[0] if line.front and line.front[0].is_in_queue and not line.front[0].lost else None
             if aside is not None and self._head(aside) is None:
-                # Whether it is lost is known once the next one is read.
+                # The loss is known once the next one is read.
                 self._lost.append((line, its))
                 continue
             entries, handles = its.entries, list(its.handles)
@@ -654,7 +649,7 @@ class Lines:
                     handles.remove(aside.handle)
                 if not aside.oneway and aside.state != _REFUSED:
                     handles.insert(0, aside.handle)
-                # The ticket counts what was asked about or held.
+                # The ticket counts requests that were asked about or held.
                 entries -= aside.state != _WAITING
                 if aside.state == _HELD and aside.request is not None:
                     aside.request.returns = False
@@ -678,9 +673,9 @@ class Lines:
                 self._let_ask(line)
 
     def purge(self, resource: Resource, now_ns: int) -> tuple[int, int]:
-        """Refuse spooled requests of a resource, or drop the oneways; return how many.
+        """Refuse a resource's spooled requests and drop its oneways. Return both counts.
 
-        What would take long, or must be read from the disk first, follows by itself.
+        Slow parts, and reads from disk, follow in later ticks.
         """
         self._now_ns = now_ns
         refused = dropped = 0
@@ -693,7 +688,7 @@ class Lines:
             if line.oneways == line.count:
                 self._close(line, now_ns)
                 continue
-            # The ticket counts what was held.
+            # The ticket counts held requests.
             counted = self._give_up(line)
             for aside in line.front:
                 if not aside.is_in_queue:
@@ -711,7 +706,7 @@ class Lines:
             if not line.purged or not queue.count:
                 break
             if queue.head() is None:
-                return  # it is ready in a moment
+                return  # it will be ready soon
             entry = queue.pop()
             line.purged -= 1
             line.purged_oneways -= not entry.is_refusable
@@ -732,7 +727,6 @@ class Lines:
             self._refuse(line.kind, opaque_of(handle), put_aside_in_vain(line.resources[0], PURGED))
 
     def client_gone(self, now_ns: int) -> None:
-        """Forget what can be refused, as the client has left; all else goes on."""
         self._now_ns = now_ns
         self._client_gone = True
         for line in list(self._lines.values()):
@@ -742,7 +736,6 @@ class Lines:
             for aside in line.front:
                 if aside.oneway:
                     if aside.state == _HELD and aside.request is not None and aside.request.refusal == "silent":
-                        # It is decided again.
                         aside.request.returns = True
                         self._context.give_up((aside.request,))
                         aside.state, aside.request = _WAITING, None
@@ -758,11 +751,11 @@ class Lines:
                 self._close(line, now_ns, counted=len(line.front))
 
     def keeps(self) -> bool:
-        """Return whether there is something that the client assumes delivered."""
+        """Return whether the client assumes that some of these are delivered."""
         return any(line.oneways for line in self._lines.values())
 
     def close(self, now_ns: int | None = None) -> None:
-        """Forget all lines. Another connection replays what an earlier process left."""
+        """Forget all lines. Another connection replays those of an earlier process."""
         for line in list(self._lines.values()):
             self._close(line, self._now_ns if now_ns is None else now_ns, gives_back=line.replays)
 

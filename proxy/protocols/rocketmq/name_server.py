@@ -1,8 +1,7 @@
-"""RocketMQ's name servers: clients get Sluice's addresses in place of the brokers'.
+"""RocketMQ name servers: replaces the brokers' addresses with Sluice's in answers to clients.
 
-Requests are forwarded unchanged. Answers about brokers are gathered and forwarded with other addresses (``routes``);
-everything else in them stays the same, byte for byte. An answer whose addresses cannot be read is forwarded unchanged,
-counted and logged.
+Requests are forwarded unchanged. Answers about brokers are gathered and forwarded with other addresses (``routes``),
+otherwise byte for byte the same. An answer with unreadable addresses is forwarded unchanged, counted and logged.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -44,32 +43,31 @@ from proxy.protocols.rocketmq.wire.header import UNPARSED, classify, read_answer
 
 _pack_length: Final = Struct(">i").pack
 _LENGTH_BYTES: Final = 4
-# Requests of clients and tools whose answers name brokers' addresses, and the key that each such answer has. What
-# brokers ask about each other (901) is not for clients.
+# Requests of clients and tools whose answers contain broker addresses, with a key that each such answer has. Requests
+# between brokers (901) are left alone.
 _ABOUT_BROKERS: Final[Mapping[int, bytes]] = {
     RequestCode.GET_ROUTEINFO_BY_TOPIC.value: b'"brokerDatas"',
     RequestCode.GET_BROKER_CLUSTER_INFO.value: b'"brokerAddrTable"',
     RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS.value: b'"topicList"',
 }
-# The request of this answer is not known: it may be about brokers.
+# For answers whose request is unknown: they may be about brokers.
 _SURELY_ABOUT_BROKERS: Final = b'"brokerAddr'
-# The protocol whose listeners front brokers.
 _BROKERS: Final = "rocketmq"
 
 
 @dataclass(frozen=True, slots=True)
 class NameServerOptions:
-    """What can be set for a listener in front of name servers.
+    """Options of a listener in front of name servers.
 
     Attributes:
-        advertise: host name or IP address at which clients reach this Sluice's listeners of protocol ``rocketmq``. By
-            default it is the address that each of them listens on; if it listens on all, the one at which the client
+        advertise: Host name or IP address at which clients reach this Sluice's listeners of protocol ``rocketmq``. By
+            default the address that each of them listens on. If that is a wildcard address, the one at which the client
             has reached this listener.
-        addresses: what clients are told for an address that a broker is registered under. It comes before the listeners
-            of protocol ``rocketmq``, each of which clients are told for the address that is its ``broker``.
-        tls: for clients that begin with a TLS handshake, which Sluice does not decode: ``refuse`` closes the
-            connection, ``pass`` relays it unread, with the brokers' own addresses.
-        max_frame_bytes: longest frame, its length word included. A longer one ends the connection.
+        addresses: Replacements for addresses that brokers are registered under. They take precedence over the listeners
+            of protocol ``rocketmq``, each of which replaces the address of its ``broker``.
+        tls: What to do with clients that begin a TLS handshake, which Sluice does not decode here. ``refuse`` closes
+            the connection, ``pass`` relays it unread, with the brokers' own addresses.
+        max_frame_bytes: The longest frame, including its length word. A longer one ends the connection.
     """
 
     advertise: Host = ""
@@ -79,7 +77,7 @@ class NameServerOptions:
 
 
 class NameServerSession(Session):
-    """The session of one client's connection; the context's options are a NameServerOptions."""
+    """The session of one client connection, with NameServerOptions."""
 
     def __init__(self, context: SessionContext) -> None:
         self._options: NameServerOptions = context.options
@@ -148,12 +146,11 @@ class NameServerSession(Session):
 
 
 class _Stream:
-    """The frames of one peer, of which the header is looked at; ``frames`` counts whole headers."""
+    """The frames of one peer, of which only headers are read and counted."""
 
     def __init__(self, beginning: PartialFrame) -> None:
         self.frames = 0
         self.beginning = beginning
-        # Bytes still to come of a frame whose header is known.
         self.left = 0
 
     def between_frames(self) -> bool:
@@ -216,12 +213,10 @@ class _Requests(_Stream):
 
 
 class _Whole(msgspec.Struct, gc=False):
-    """An incomplete answer about brokers."""
-
-    head: bytes  # the two words and the header
-    key: bytes  # its body has this key if it can be read
+    head: bytes
+    key: bytes  # its body has this key if it is readable
     expected: bool  # its request is known; otherwise it need not be about brokers
-    missing: int  # bytes of the body still to come
+    missing: int  # bytes
     room: Gathering
     body: bytearray = msgspec.field(default_factory=bytearray)
 
@@ -256,16 +251,16 @@ class _Answers(_Stream):
                     self.left = begun.left_bytes
 
     def _begin(self, head: bytes, body_bytes: int) -> _Whole | None:
-        """Match an answer with its request; return None if it can be forwarded as it comes."""
+        """Match an answer with its request. Return None if it is forwarded as it comes."""
         answer = read_answer(head[codes.PREFIX_BYTES :])
         if answer is not None and not answer.flag & FLAG_RESPONSE:
             return None
         request = None if answer is None else self._owed.settle(answer.opaque)
-        # Where the request was forgotten, the body tells.
+        # The request was forgotten: the body decides.
         key = _SURELY_ABOUT_BROKERS if request is None else _ABOUT_BROKERS.get(request[0])
         if key is None or not body_bytes:
             return None
-        # A copy: a client that does not read would keep the chunk for ever.
+        # A copy: a client that does not read would keep the chunk forever.
         room = Gathering(self._context.connection.address, self._lose)
         return _Whole(head, key, request is not None, body_bytes, room)
 

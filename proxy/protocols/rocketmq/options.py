@@ -1,4 +1,4 @@
-"""The typed configuration of the RocketMQ protocol, a listener's ``options`` table."""
+"""Options of the RocketMQ protocol: a listener's ``options`` table."""
 
 from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Network
@@ -23,12 +23,12 @@ from proxy.protocols.rocketmq.wire.codes import (
 
 
 class Networks(tuple[Network, ...]):
-    """Networks of clients; empty allows none."""
+    """Networks of clients. Empty allows none."""
 
     __slots__ = ()
 
     def __str__(self) -> str:
-        """Return them as they are written, single addresses without a prefix length."""
+        """Return the networks as in the configuration, single addresses without a prefix length."""
         return "[" + ", ".join(str(each).removesuffix(f"/{each.max_prefixlen}") for each in self) + "]"
 
 
@@ -64,20 +64,20 @@ _Networks = Annotated[Networks, Meta(extra={"read": _read_networks})]
 
 @dataclass(frozen=True, slots=True)
 class RocketMQOptions:
-    """What can be set for a RocketMQ listener.
+    """Options of a RocketMQ listener.
 
     Attributes:
-        tls: for clients that begin with a TLS handshake, where that does not end at the listener: ``refuse`` closes the
-            connection, ``pass`` relays it unread, without limits.
-        max_frame_bytes: longest frame, its length word included. A longer one ends the connection, as it would at the
+        tls: What to do with a TLS handshake that the listener does not terminate. ``refuse`` closes
+            the connection, ``pass`` relays it unread, without limits.
+        max_frame_bytes: The longest frame, including its length word. A longer one ends the connection, as at the
             broker.
-        remote_view_from: networks of clients that may ask Sluice for the limits in force (request 9002).
-        remote_update_from: networks of clients that may change limits (request 9003).
-        internal_topics: for sends to the broker's internal topics, such as ``rmq_sys_wheel_timer``, and for messages
-            that set their own count (``INNER_NUM``). Both are ways around every limit. ``refuse`` answers as a broker
-            answers forbidden requests, ``pass`` treats them like any other send.
-        scan: what reads plain sends: ``compiled`` is the compiled part (the package sluice_native), ``python`` reads
-            frame by frame and is always available, ``auto`` takes the compiled part if it is installed.
+        remote_view_from: Networks of clients that may read the current limits (request 9002).
+        remote_update_from: Networks of clients that may change limits (request 9003).
+        internal_topics: What to do with sends to the broker's internal topics, such as ``rmq_sys_wheel_timer``, and
+            with messages that set their own count (``INNER_NUM``). Both bypass every limit. ``refuse`` answers like a
+            broker that forbids a request, ``pass`` treats them like any other send.
+        scan: Which code reads plain sends. ``compiled`` is the compiled part (the package sluice_native), ``python``
+            reads frame by frame and is always available, ``auto`` uses the compiled part if it is installed.
     """
 
     tls: Tls = "refuse"
@@ -89,11 +89,11 @@ class RocketMQOptions:
 
 
 def check_rule(rule: Rule) -> None:
-    """Refuse a rule that cannot be followed, or that can never match.
+    """Reject a rule that cannot be followed or that can never match.
 
     Raises:
-        RuleError: its ``busy_code`` does not mean busy; or its pattern names a retry topic where the group is meant, or
-            a subscription without its topic.
+        RuleError: Its ``busy_code`` does not mean busy, or its pattern names a retry topic instead of the group, or a
+            subscription without its topic.
     """
     if rule.busy_code is not None and rule.busy_code not in BUSY_CODES:
         raise RuleError(

@@ -1,8 +1,8 @@
-"""Requests that are refused whatever the limits are, as a broker's own features would evade these; and busy answers.
+"""Refusals regardless of limits, of broker features that would bypass them, and busy answers.
 
-Each refusal is a verdict like any other: counted and recorded under the name of its rule here. ``docs/limits.md`` lists
-what else a broker stores without a permit. An alarm of Sluice itself refuses sends in the same way. The session writes
-the answers, and none to a oneway request.
+Each refusal is a verdict like any other, counted and recorded under the rule name defined here. ``docs/limits.md``
+lists other ways to store messages without a permit. An alarm of Sluice refuses sends in the same way. The session
+writes the answers, except to oneway requests.
 """
 
 import json
@@ -25,17 +25,16 @@ from proxy.protocols.rocketmq.wire.codes import (
     ResponseCode,
 )
 
-# Rules of these refusals.
 INTERNAL_TOPIC: Final = "internal_topic"
 INNER_BATCH: Final = "inner_batch"
 UNKNOWN_TRANSACTION: Final = "unknown_transaction"
 UNREADABLE_BATCH: Final = "unreadable_batch"
 MALFORMED_BATCH: Final = "malformed_batch"
-# Followed by what is scarce: ``alarm:memory``.
+# Followed by the scarce resource: ``alarm:memory``.
 ALARM: Final = "alarm"
 
-# Topics in which a broker keeps its own records, and messages that it will store elsewhere
-# (``TopicValidator.NOT_ALLOWED_SEND_TOPIC_SET``, and those missing from it).
+# Topics for a broker's own records and for messages to be stored elsewhere later
+# (``TopicValidator.NOT_ALLOWED_SEND_TOPIC_SET``, and others missing there).
 INTERNAL_TOPICS: Final = frozenset(
     {
         "SCHEDULE_TOPIC_XXXX",
@@ -51,25 +50,25 @@ INTERNAL_TOPICS: Final = frozenset(
 #: ``rmq_sys_wheel_timer``, ``rmq_sys_REVIVE_LOG_…`` and others (``TopicValidator.SYSTEM_TOPIC_PREFIX``).
 INTERNAL_PREFIX: Final = "rmq_sys_"
 
-# Why a spooled request is given up: the operator purged it, it was too old, or the disk lost it.
+# Why a spooled request is given up: by the operator, by age, or lost on disk.
 PURGED: Final = "spool:purged"
 TOO_OLD: Final = "spool:too_old"
 LOST: Final = "spool:lost"
-# Why a request was not spooled: there was no memory to gather it.
+# Why a request was not spooled.
 NO_ROOM: Final = "spool:no_room"
 _IN_VAIN: Final = {
     PURGED: "Sluice held the message back, and was told to give it up",
     TOO_OLD: "Sluice held the message back until it was too old",
     LOST: "Sluice held the message back, and lost it on its disk",
 }
-# An estimate of when there may be room for a batch again.
+# An estimate.
 _ROOM_WAIT_US: Final = 1_000_000
-# An estimate of when an alarm may have ended: it is checked once a second.
+# An alarm is checked once a second.
 _ALARM_WAIT_US: Final = 1_000_000
 
 
 class Forbidden(Refuse, frozen=True):
-    """A refusal in the broker's own words: ``remark`` is the answer's, its code is ``busy_code``."""
+    """A refusal in the broker's words: the answer has this ``remark`` and the code ``busy_code``."""
 
     remark: str = ""
 
@@ -85,23 +84,23 @@ def internal_topic(resource: Resource) -> Forbidden:
 
 
 def inner_batch(resource: Resource) -> Forbidden:
-    """Refuse a message that says how many it counts as, or in which other queues it is an entry."""
+    """Refuse a message that sets its own count or other queues."""
     return _forbid(resource, INNER_BATCH, "Sending a message with an inner count or queue of its own is forbidden.")
 
 
 def unknown_transaction(resource: Resource) -> Forbidden:
-    """Refuse, as the broker does, a commit of something that is not a half message awaiting one."""
+    """Refuse a commit without a pending half message, as the broker does."""
     remark = "Find prepared transaction message failed"
     return Forbidden(resource, UNKNOWN_TRANSACTION, 0, ResponseCode.SYSTEM_ERROR.value, remark=remark)
 
 
 def unreadable_batch(resource: Resource) -> Refuse:
-    """Refuse a batch that there is no memory for: its messages must be counted before it is forwarded."""
+    """Refuse a batch without the memory to count its messages before it is forwarded."""
     return Refuse(resource, UNREADABLE_BATCH, _ROOM_WAIT_US)
 
 
 def no_room(resource: Resource) -> Refuse:
-    """Refuse an incomplete request that was to be spooled, as there is no memory to gather it."""
+    """Refuse an incomplete request that was to be spooled, for lack of memory."""
     return Refuse(resource, NO_ROOM, _ROOM_WAIT_US)
 
 
@@ -113,7 +112,7 @@ def malformed_batch(resource: Resource) -> Forbidden:
 
 
 def alarm(listener: str, reason: str) -> Forbidden:
-    """Refuse a send as busy, since Sluice is short of something; clients try again, later or elsewhere."""
+    """Refuse a send as busy. Clients try again, later or elsewhere."""
     scarce = "+".join(word for word in get_args(Scarce) if word in reason.split())
     remark = f"{reason}, and takes no messages until there is enough again"
     rule = f"{ALARM}:{scarce}" if scarce else ALARM
@@ -121,7 +120,6 @@ def alarm(listener: str, reason: str) -> Forbidden:
 
 
 def put_aside_in_vain(resource: Resource, why: str) -> Forbidden:
-    """Refuse a spooled request as busy, for one of the reasons above."""
     return _forbid(resource, why, _IN_VAIN[why], ResponseCode.SYSTEM_BUSY)
 
 
@@ -129,18 +127,18 @@ def _forbid(resource: Resource, rule: str, remark: str, code: ResponseCode = Res
     return Forbidden(resource, rule, 0, code.value, remark=remark)
 
 
-# The protocol version in our answers: RocketMQ 5.5.0.
+# RocketMQ 5.5.0.
 VERSION: Final = 513
 _prefix = struct.Struct(">ii").pack
 
 
 def busy_answer(refuse: Refuse, opaque: int, kind: str) -> bytes:
-    """Return the whole frame of a busy answer, with a JSON header, which every client reads.
+    """Return the whole frame of a busy answer. Its header is JSON, which every client reads.
 
     The remark names the resource, the wait in microseconds and the rule. If the rule can never admit the request, it
-    names the largest size in place of the wait. Clients look for ``RateLimit`` in it. The code is the rule's if clients
-    take that for busy; else FLOW_CONTROL for requests that consume, which clients repeat soon, and SYSTEM_BUSY for all
-    others. ``kind`` is that of the request's own resource.
+    names the largest size instead of the wait. Clients look for ``RateLimit`` in it. The code is the rule's if clients
+    treat that as busy. Otherwise it is FLOW_CONTROL for consuming requests, which clients soon repeat, and SYSTEM_BUSY
+    for all others. ``kind`` is that of the request's own resource.
     """
     head, tail = around_opaque(refuse, kind)
     header = b"%b%d%b" % (head, opaque, tail)
@@ -150,7 +148,7 @@ def busy_answer(refuse: Refuse, opaque: int, kind: str) -> bytes:
 
 @lru_cache(maxsize=1024)  # one refusal often answers all requests of a chunk
 def around_opaque(refuse: Refuse, kind: str = KIND_TOPIC) -> tuple[bytes, bytes]:
-    """Return the header of a busy answer before and behind the opaque; see ``busy_answer``."""
+    """Return a busy answer's header before and after the opaque. See ``busy_answer``."""
     code = refuse.busy_code
     if isinstance(refuse, Forbidden) and code is not None:
         remark = refuse.remark

@@ -1,6 +1,6 @@
-"""Marks a send that an earlier process of Sluice may have sent already: adds the property ``SLUICE_REPLAYED=true``.
+"""Marks a send that an earlier process may have sent already, with the property ``SLUICE_REPLAYED=true``.
 
-Consumers can tell possible duplicates by it. Some requests cannot be marked and stay as they are: a send-back has no
+Consumers can recognise possible duplicates by it. Some requests cannot be marked and stay unchanged: a send-back has no
 properties, a signed send (ACL) would lose its signature, and unusual encodings are left alone.
 """
 
@@ -11,12 +11,9 @@ from proxy.protocols.rocketmq.wire.codes import SEND_V1_FIELDS, SEND_V2_FIELDS, 
 from proxy.protocols.rocketmq.wire.command import decode, encode
 
 PROPERTY: Final = "SLUICE_REPLAYED"
-# Between a property's name and its value, and between two properties.
 _OF: Final = "\x01"
 _NEXT: Final = "\x02"
-# The field of a message's properties.
 _PROPERTIES_AT: Final[dict[KeyFields, str]] = {SEND_V1_FIELDS: "properties", SEND_V2_FIELDS: "i"}
-# A request with this field is signed.
 _SIGNATURE: Final = "Signature"
 _MAX_PROPERTIES_BYTES: Final = 32_767
 
@@ -42,7 +39,7 @@ def mark_replayed(frame: bytes) -> bytes:
 
 
 class _UnmarkedError(Exception):
-    """It goes as it is."""
+    """The message stays unmarked."""
 
 
 def _mark_batch(body: bytes) -> bytes:

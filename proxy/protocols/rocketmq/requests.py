@@ -1,11 +1,10 @@
-"""Client to broker: cuts chunks into frames, and refused requests out of chunks.
+"""Client to broker: splits chunks into frames and removes refused requests.
 
-Frames are read one by one, which is the reference for what the compiled part reads of lent connections. Every header
-is read; an unreadable one ends the connection while limits apply to it. A request is decided when its header is
-complete. The verdict covers the rest of its body: that streams through, is swallowed, or is added to the copy of a held
-request (``held``). The cost of a batch is in its body, so it is gathered first, and refused if there is no room.
-Otherwise only an incomplete header is copied: at most MAX_HEADER_BYTES (256 KiB) and the 8 bytes before it per
-connection.
+Frames are read one by one. This is the reference for the compiled part's reading of lent connections. Every header is
+read. An unreadable one ends the connection while limits apply to it. A request is decided when its header is complete.
+The verdict covers the rest of its body, which streams through, is swallowed, or is added to the copy of a held request
+(``held``). The cost of a batch is in its body, so it is gathered first, or refused if there is no room. Otherwise only
+an incomplete header is copied: at most MAX_HEADER_BYTES (256 KiB) and the 8 bytes before it per connection.
 """
 
 from collections.abc import Callable, Sequence
@@ -40,15 +39,14 @@ from proxy.spool.segments import Piece
 if TYPE_CHECKING:
     from sluice_native import Requests
 
-# After a header that is not strict Python reads this many strict ones before it lends the connection again.
+# Strict headers that Python reads after an unusual one before it lends the connection again.
 TRIAL_FRAMES: Final = 32
 
-# A step is a frame, which takes some microseconds. After this many the rest of the chunk is left for later. A header
-# that is not read strictly takes as long as all of them, half a millisecond at most (see ``lenient.MAX_JSON_BYTES``).
+# Steps per chunk. The rest is left for later. A step is a frame, a few microseconds. A header that is not read strictly
+# counts as all of them: up to half a millisecond (see ``lenient.MAX_JSON_BYTES``).
 _MAX_STEPS: Final = 256
-# Bytes of a strict header that are one step: a binary field may be as short as six bytes.
+# A binary field may be as short as six bytes.
 _BYTES_A_STEP: Final = 256
-# Messages of a batch that take as long as a step.
 _MESSAGES_A_STEP: Final = 16
 _PREFIX_BYTES: Final = codes.PREFIX_BYTES
 _ONEWAY: Final = codes.FLAG_ONEWAY
@@ -62,27 +60,27 @@ _NOTHING: Final = memoryview(b"")
 
 
 Refused = Sequence[tuple[Header, Refuse]]
-"""Refused requests in the order of the wire, and why."""
+"""In the order of the wire."""
 
 
 class Frame(msgspec.Struct, gc=False):
-    """A frame whose header is complete, or too long: the handle of a request, a HeldFrame if it is held."""
+    """A frame with a complete header, or one that is too long. A request's handle until it is held."""
 
     header: Header
-    raw: bytes  # the header as it came
+    raw: bytes
     header_type: int
-    size_bytes: int  # of all of it
-    start: int  # offset in the chunk of the part that came with it
-    stop: int  # offset of its end; beyond the chunk when more is to come
-    lead: bytes = b""  # what came before, to be forwarded first
+    size_bytes: int
+    start: int  # offset in the chunk
+    stop: int  # offset of its end, perhaps beyond the chunk
+    lead: bytes = b""  # earlier bytes, forwarded first
     index: int = -1  # of its request among those of the chunk
-    is_own: bool = False  # Sluice answers it itself
-    ended: Ended | None = None  # what it ends, to be undone if it is not forwarded
+    is_own: bool = False  # Sluice answers it
+    ended: Ended | None = None  # to undo if it is not forwarded
 
 
 @cache
 def _reads_prefix(max_length: int) -> Callable[[int, int], int]:
-    """Return one for all connections whose frames may be as long."""
+    """One object for all connections with the same maximum."""
     return partial(header_bytes_of, max_length=max_length)
 
 
@@ -90,11 +88,14 @@ class RequestStream:
     """The client's stream of one connection.
 
     Args:
-        take: gets the header, its bytes and type of a request for Sluice; returns whether Sluice answers it.
-        compiled: what the compiled part remembers of requests; None if it never reads this stream.
+        context: The session's.
+        owed: Requests that expect an answer.
+        transactions: Half messages of the broker.
+        take: Called with header, its bytes and type of a request for Sluice. Returns whether Sluice answers it.
+        compiled: The compiled part's memory of requests. None: it never reads this stream.
     """
 
-    #: A dict of so many attributes takes a KiB more.
+    #: A dict with this many attributes would take another KiB.
     __slots__ = (
         *("_address", "_asked", "_batch", "_beginning", "_body_left", "_chunk", "_compiled", "_counters"),
         *("_ended_by_held", "_exempt", "_forgotten_bytes", "_frames", "_gathered", "_gathering", "_header_bytes_of"),
@@ -114,13 +115,13 @@ class RequestStream:
     ) -> None:
         self.about = AboutClient()
         self.frames = 0
-        # Set when the last chunk ended in something that is not a frame; what came before it is still forwarded.
+        # Set after an invalid frame. Earlier frames are still forwarded.
         self.close: Close | None = None
         self.held = Holding()
-        self.lines: Lines | None = None  # None without a spool
+        self.lines: Lines | None = None
         self.names = Names()
-        self.refusals: dict[int, Refuse] = {}  # of the last chunk, by index: requests refused whatever the limits are
-        # One of these cannot pass even while limiting is off, as its beginning was dropped for lack of room.
+        self.refusals: dict[int, Refuse] = {}  # by index in the last chunk: requests refused regardless of limits
+        # One of these cannot pass even while limiting is off: its beginning was dropped for lack of room.
         self.lost = False
         self._take = take
         self._limits_kind = context.limits_kind
@@ -133,28 +134,27 @@ class RequestStream:
         self._refuses_internal = context.options.internal_topics == "refuse" and not self._exempt
         self._room = context.room
         self._compiled = compiled
-        self.left_bytes = 0  # at the end of the last chunk, to be given again
+        self.left_bytes = 0  # of the last chunk, to be fed again
         self._header_bytes_of = _reads_prefix(context.options.max_frame_bytes - 4)
         self._beginning = PartialFrame(MAX_HEADER_BYTES, self._header_bytes_of)
-        # What is still to come of a frame whose verdict is known, and whether to swallow it. If it is neither swallowed
-        # nor held, its beginning was forwarded.
+        # Missing bytes of a frame whose verdict is known, and whether to swallow them. If it is neither swallowed nor
+        # held, its beginning was forwarded.
         self._body_left = 0
         self._swallow = False
-        # What was forwarded ends inside a frame, so nothing else may be written before that frame's end.
+        # The output ends inside a frame, so nothing else may be written before its end.
         self._open = False
-        # Strict headers still to come until the trial is over; the first one says who the client is.
+        # Strict headers left in the trial. The first one identifies the client.
         self._trial = 1
-        # The batch that is gathered, what has come of it, how much of that was forgotten as another took its room, and
-        # its reader once it is complete.
+        # The batch being gathered, its bytes, how many were forgotten to make room for others, and its reader.
         self._gathering: Frame | None = None
         self._batch = bytearray()
         self._forgotten_bytes = 0
         self._gathered = Gathering(self._address)
         self._reader = BatchReader()
-        # Room of a long header. If it is given to another, the next bytes end the connection.
+        # Room for a long header. If others took it, the next bytes end the connection.
         self._header_room = Gathering(self._address, self._beginning.pieces.clear)
         self._now_ns = 0
-        # The last chunk, its frames until their verdicts are there, the requests among them, and the steps.
+        # The last chunk, its undecided frames, their requests, and the steps taken.
         self._chunk = _NOTHING
         self._frames: list[Frame] = []
         self._asked: list[Request] = []
@@ -183,14 +183,13 @@ class RequestStream:
         return self.names.shown(() if self._compiled is None else self._compiled.names())
 
     def take_back(self) -> bytes:
-        """Hand out the beginning of a header; ``lend`` comes first."""
+        """Return the beginning of a header, after ``lend``."""
         return self._beginning.take()
 
     def lend(self) -> "tuple[Requests, tuple[int, bool]] | None":
-        """Return what the compiled part reads this stream with, or None if not all of it is plain.
+        """Return the compiled part's state, the missing bytes of the current frame, and whether to swallow them.
 
-        Returns:
-            The same; and how many bytes of a frame are still to come, and whether these are swallowed.
+        None if the stream is not plain.
         """
         held = self.held
         waits = held.count or held.waiting or held.coming is not None
@@ -207,10 +206,10 @@ class RequestStream:
         self._open = left_bytes > 0 and not swallows
 
     def feed(self, chunk: memoryview, now_ns: int, out: list[Buffer]) -> list[Request]:
-        """Read the frames of one chunk; ``pass_on`` must follow before the next chunk.
+        """Read the frames of one chunk. ``pass_on`` must follow before the next chunk.
 
-        What completes a forwarded frame is queued. After many steps the chunk's end is left, ``left_bytes``, which must
-        be the next chunk.
+        Bytes that complete a forwarded frame are queued. After many steps the rest is in ``left_bytes`` and must be the
+        next chunk.
 
         Returns:
             The limitable requests that can be decided now.
@@ -269,7 +268,7 @@ class RequestStream:
         put(request, held.header, self.held.take(held), held.since_ns, ended=ended)
 
     def _begin_frame(self, position: int, *, subscriptions: bool) -> int:
-        """Read a header; return where the chunk goes on."""
+        """Read a header. Return the position after it."""
         chunk, size = self._chunk, len(self._chunk)
         if not self._beginning.pieces and size - position >= _PREFIX_BYTES:
             length, word = prefix_at(chunk, position)
@@ -316,7 +315,7 @@ class RequestStream:
         return self._gather(frame.start, frame)
 
     def _gather(self, position: int, frame: Frame) -> int:
-        """Gather a batch, which is taken once its messages are counted; return where the chunk goes on."""
+        """Gather a batch, which is handled once its messages are counted. Return the position after it."""
         chunk, room, batch = self._chunk, self._gathered, self._batch
         before_bytes, left = len(batch), self._missing_of(frame)
         end = min(position + left, len(chunk))
@@ -345,7 +344,6 @@ class RequestStream:
         return batch.size_bytes - self._forgotten_bytes - len(self._batch)
 
     def _forget_body(self) -> None:
-        """Make room for another connection."""
         if self._gathering is not None:
             body_at = _PREFIX_BYTES + len(self._gathering.raw)
             self._forgotten_bytes = len(self._batch) - body_at
@@ -438,7 +436,7 @@ class RequestStream:
             header.half = read_half(frame.raw, frame.header_type, header.name)
 
     def _take_unreadable(self, header_bytes: int, header_type: int) -> None:
-        """Count an unreadable header; while limits apply to the client, it ends the connection.
+        """End the connection over an unreadable header while limits apply to the client.
 
         The broker might read anything in it, and there is no number to answer with.
         """
@@ -469,7 +467,7 @@ class RequestStream:
         return self._take(header, frame.raw, frame.header_type)
 
     def pass_on(self, batch: Batch | None, out: list[Buffer]) -> Refused:
-        """Queue what the verdicts leave of the chunk, in large slices; return what was refused."""
+        """Queue the remaining bytes of the chunk in large slices. Return the refused requests."""
         chunk, frames, self._frames = self._chunk, self._frames, []
         size, verdicts = len(chunk), {} if batch is None else batch.verdicts
         start = stop = frames[0].start if frames else 0
@@ -553,7 +551,7 @@ class RequestStream:
             out += map(memoryview, data)
 
     def release(self, request: Request, held: HeldFrame, out: list[Buffer]) -> None:
-        """Forward a held request, behind everything forwarded so far but never inside a frame."""
+        """Forward a held request after everything forwarded so far, but never inside a frame."""
         header = held.header
         self._ended_by_held.pop(id(header), None)
         if not header.flag & _ONEWAY:
@@ -581,7 +579,7 @@ class RequestStream:
             self._transactions.undo(ended)
 
     def end(self, out: list[Buffer]) -> None:
-        """Queue an unfinished header or batch at the end of the stream; drop held requests."""
+        """Queue an incomplete header or batch. Drop held requests."""
         gathering = self._gathering
         self._let_go()
         self.held.end()

@@ -1,4 +1,4 @@
-"""Brokers' addresses in the answers of a name server: where they are, and what replaces them."""
+"""Broker addresses in a name server's answers: finds and replaces them."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,17 +11,16 @@ from proxy.protocols.base import ListenerAddresses
 from proxy.protocols.rocketmq.wire.codes import VIP_PORT_OFFSET
 
 Address = tuple[str, int]
-"""Host and port; the host as ``ipaddress`` writes it, or a name in lower case."""
+"""The host is in the spelling of ``ipaddress``, or a lower-case name."""
 
 _HIGHEST_PORT: Final = 65535
-# Hosts that mean every address of this machine.
 _WILDCARDS: Final = frozenset({"0.0.0.0", "::"})
 # Can be written into a JSON string unchanged.
 _HOST: Final = re.compile(r"[A-Za-z0-9._:%-]+")
 
 
 def read_address(text: str) -> Address | None:
-    """Read ``host:port``, IPv6 with or without brackets as RocketMQ writes it; None if it is not that."""
+    """Read ``host:port``, IPv6 with or without brackets as RocketMQ writes it."""
     host, _, port = text.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
@@ -42,7 +41,7 @@ def _write_address(host: str, port: int) -> str:
 
 
 class Addresses(tuple[tuple[Address, Address], ...]):
-    """Pairs: the address that a broker is registered under, and the one that clients get."""
+    """Pairs of the address that a broker is registered under and the one for clients."""
 
     __slots__ = ()
 
@@ -81,17 +80,18 @@ def _read_host(value: str) -> str:
 
 
 AddressTable = Annotated[Addresses, Meta(extra={"read": _read_addresses})]
-"""A table of the configuration, from addresses to addresses."""
+"""A table in the configuration, from addresses to addresses."""
 Host = Annotated[str, Meta(extra={"check": _read_host})]
-"""A host without a port; may be empty."""
+"""May be empty."""
 
 
 def told_instead(
     addresses: Addresses, advertise: str, fronts: Iterable[ListenerAddresses], connected: str
 ) -> dict[Address, bytes]:
-    """Return what clients get for the addresses that brokers are registered under; ``addresses`` take precedence.
+    """Return the replacements for registered broker addresses. ``addresses`` take precedence.
 
-    Without ``advertise``, a listener on all addresses is reached at ``connected``, the client's way to this one.
+    Without ``advertise``, a listener on a wildcard address is reached at ``connected``, the client's address for this
+    one.
     """
     told: dict[Address, bytes] = {}
     for front in fronts:
@@ -105,7 +105,7 @@ def told_instead(
 
 
 def without_vip(fronts: Sequence[ListenerAddresses]) -> list[Address]:
-    """Return where listeners listen whose VIP port is not another listener's.
+    """Return the addresses of listeners whose VIP port is not another listener's.
 
     Java clients before 4.5, and those configured so, connect two ports below the address that they get.
     """
@@ -121,8 +121,8 @@ def without_vip(fronts: Sequence[ListenerAddresses]) -> list[Address]:
     return found
 
 
-# The name server's JSON library does not quote the keys of these maps for older clients. Addresses have no backslash,
-# so no string ends before its closing quote. Each pattern takes time linear in the bytes.
+# The name server's JSON library leaves these keys unquoted for older clients. Addresses have no backslash, so strings
+# end at the next quote. Each pattern takes linear time.
 _ENTRY: Final = rb'\s*+(?:"-?[0-9]++"|-?[0-9]++)\s*+:\s*+"[^"\\]*+"\s*+'
 _KEY: Final = re.compile(rb'"brokerAddrs?+"\s*+:')
 _MAP_OR_ONE: Final = re.compile(
@@ -134,15 +134,13 @@ _OBJECT: Final = re.compile(rb"\s*+\{.*\}\s*+", re.DOTALL)
 
 
 class Rewritten(NamedTuple):
-    """A body with ``replaced`` addresses; ``left`` others are unchanged, like all else."""
-
     body: bytes
     replaced: int
     left: int
 
 
 def rewrite(body: bytes, told: Mapping[Address, bytes]) -> Rewritten | None:
-    """Replace the addresses in a body; None if something in it cannot be read.
+    """Replace the addresses in a body. Return None if any of it is unreadable.
 
     Routes and cluster information have maps by broker id (``brokerAddrs``), lists of topics a single ``brokerAddr``.
     """

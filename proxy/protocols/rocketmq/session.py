@@ -1,4 +1,4 @@
-"""One RocketMQ connection, sans-IO: the two streams, and our own answers."""
+"""One RocketMQ connection, sans-IO: the two streams and Sluice's own answers."""
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -31,12 +31,12 @@ from proxy.spool.segments import Piece
 if TYPE_CHECKING:
     from sluice_native import Lent, Requests
 
-# An alarm refuses these; the end of a transaction brings no message.
+# Refused during an alarm. The end of a transaction does not bring a message.
 _OF_SENDS: Final = frozenset({KIND_TOPIC, KIND_RETRY_GROUP})
 
 
 Begun = tuple[AboutClient, "Requests"]
-"""What is known of a connection that began without a session."""
+"""The state of a connection that began without a session."""
 
 
 def begin(options: RocketMQOptions, judge: Judge, limits_kind: Callable[[str], bool]) -> "tuple[Lent, Begun] | None":
@@ -57,9 +57,9 @@ def _learn(about: AboutClient, raw: bytes, header_type: int) -> tuple[str, bool]
 
 
 class RocketMQSession(Session):
-    """The session of one client's connection; the context's options are a RocketMQOptions."""
+    """The session of one client connection, with RocketMQOptions."""
 
-    #: A dict of so many attributes takes a KiB more.
+    #: A dict with this many attributes would take another KiB.
     __slots__ = (
         *("_alarm", "_answers", "_begun", "_broker_ended", "_client_gone", "_connection", "_counters", "_give_up"),
         *("_lent_at_frame", "_limit_commands", "_limiting", "_limits_kind", "_lines", "_looked_ns", "_lose"),
@@ -77,12 +77,11 @@ class RocketMQSession(Session):
         self._limiting = context.limiting
         self._limits_kind = context.limits_kind
         self._max_frame_bytes = options.max_frame_bytes
-        # Refuses all sends, while Sluice is short of something.
         self._alarm: Forbidden | None = None
         self._stage = context.stage
         self._wake = context.wake
         self._give_up, self._lose = context.give_up, context.lose
-        # To see the answers, the request of each must be known.
+        # Reporting answers needs the requests, which the compiled part does not keep.
         begun: Begun | tuple[None, None] = context.begun or (None, None)
         about, compiled = begun
         if compiled is None and not context.wants_responses:
@@ -116,14 +115,13 @@ class RocketMQSession(Session):
         self._refused = 0
         # Own answers that wait for a gap between the broker's frames.
         self._waiting: list[bytes] = []
-        # Bytes of own answers that are not taken yet, waiting or queued.
+        # Bytes of own answers that are not taken yet.
         self._own_bytes = 0
         self._begun = False
         self._lent_at_frame = -1
         self._unread = False
         self._broker_ended = False
         self._client_gone = self._throttled = self._waits_for_spool = False
-        # When ``is_full`` was last looked at.
         self._looked_ns = 0
         self._now_ns = 0
 
@@ -145,7 +143,7 @@ class RocketMQSession(Session):
         requests = stream.feed(chunk, now_ns, self._out[Side.BROKER])
         self._counters.frames[side] += stream.frames - before
         if self._may_replay and stream.frames:
-            # It speaks the protocol, so it is not a probe of the port.
+            # It speaks the protocol, so it is not a port probe.
             self._may_replay = False
             if self._lines is not None:
                 self._lines.replay(now_ns)
@@ -233,10 +231,10 @@ class RocketMQSession(Session):
         return None
 
     def alarm(self, reason: str, now_ns: int) -> None:
-        """Refuse all sends as busy from now on, whatever the limits are, even while limiting is off.
+        """Refuse all sends as busy, even while limiting is off.
 
-        Ends of transactions pass: their message is stored already, and until it is committed the broker asks about it
-        and stores another copy each time.
+        Ends of transactions pass: their message is stored already. Until it is committed the broker asks about it and
+        stores another copy each time.
         """
         del now_ns
         alarmed = bool(reason) and not self._connection.exempt
@@ -245,11 +243,11 @@ class RocketMQSession(Session):
     def decided(self, batch: Batch, now_ns: int) -> None:
         if self._lines is not None and self._lines.is_own(batch):
             self._lines.asked(batch, now_ns)
-        # A batch of the broker's side only charges; its answers were forwarded.
+        # A batch of the broker's side only charges. Its answers were forwarded.
         elif batch.side is Side.CLIENT:
             self._pass_on(batch)
             if batch.requests and self._owed.may_time(now_ns):
-                # Of a group that passes in part the first requests do; refused ones are not owed any more.
+                # If a group passes in part, its first requests pass. Refused ones are not owed.
                 first = batch.requests[0].handle
                 if isinstance(first, Frame):
                     self._owed.time(first.header.opaque, now_ns)
@@ -262,7 +260,6 @@ class RocketMQSession(Session):
             if self._lines is not None:
                 self._lines.resolved(request, held, refuse, now_ns)
         elif not isinstance(held, HeldFrame) or held.dropped:
-            # Its client left in the middle of it.
             return
         elif refuse is not None and held.request is not None and request.refusal == "silent" and held.data:
             # Its sender assumes that it is delivered. It is decided again once it is complete.
@@ -270,7 +267,7 @@ class RocketMQSession(Session):
         elif refuse is None and held.data:
             self._requests.release(request, held, self._out[Side.BROKER])
         else:
-            # Without its data its room was taken, while it came.
+            # Without data: others took its room while it arrived.
             self._requests.give_up(held)
             self._refuse([(held.header, refuse or refusals.no_room(request.resources[0]))])
         self._throttle(now_ns)
@@ -299,7 +296,6 @@ class RocketMQSession(Session):
             self._stage.throttle(now_ns, on=throttled)
 
     def written(self, side: Side, now_ns: int) -> None:
-        # What is not taken yet is not written.
         is_behind = self._requests.held.waiting or self._out[Side.BROKER]
         if self._lines is not None and side is Side.BROKER and not is_behind:
             self._lines.written(now_ns)
@@ -328,7 +324,7 @@ class RocketMQSession(Session):
             if lines is not None:
                 lines.client_gone(self._now_ns)
             if held.oneways or (lines is not None and lines.keeps()):
-                # Other members of its groups get its queues, though this connection stays open.
+                # The broker reassigns its queues to other members of its groups although this connection stays open.
                 self._out[Side.BROKER] += self._requests.about.unregister()
                 self._wake()
         return held.oneways > 0 or (lines is not None and lines.keeps())
@@ -388,7 +384,6 @@ class RocketMQSession(Session):
                 self._lines.close(now_ns)
             self._requests.end(self._out[Side.BROKER])
         else:
-            # There will be no gap any more.
             self._broker_ended = True
             self._own_bytes -= sum(map(len, self._waiting))
             self._waiting.clear()
@@ -412,7 +407,7 @@ class RocketMQSession(Session):
         return self._own_bytes if side is Side.CLIENT else self._requests.held.waiting_bytes
 
     def paused(self, side: Side) -> bool:
-        """Return whether the spool is full, except within a frame that is forwarded in part."""
+        """Return whether the spool is full, except within a partly forwarded frame."""
         if side is Side.BROKER or self._lines is None or self._requests.is_cut:
             return False
         return self._lines.is_full()

@@ -1,15 +1,15 @@
-"""Transactions: which half messages await their end, so that each is committed once.
+"""Transactions: tracks half messages until their end, so that each is committed once.
 
-A broker stores whatever is at the offset that a commit names, as often as it is named, in the topic that the message
-says (``EndTransactionProcessor``): also a delayed message, or one committed or rolled back before. So a commit is
-forwarded only for a half message that the broker itself has named: in its answer to the send, or when it asked what
-became of it. An unknown one is not lost, as the broker asks again.
+A broker stores whatever is at the offset named by a commit, as often as it is named, in the topic named by the message
+(``EndTransactionProcessor``). That can be a delayed message, or one committed or rolled back before. So a commit is
+forwarded only for a half message that the broker itself has named: in its answer to the send, or when it asked about
+the transaction. An unknown one is not lost, because the broker asks again.
 
 Each time it asks, the broker stores a copy of the half message. It accepts the offset of any copy, and a slow client
-commits the first one. So all copies are known until one is committed, and none after it.
+commits the first one. So all copies are known until one is committed, and none afterwards.
 
-Clients choose transaction ids, possibly those of others. So a transaction is known by its producer group and topic,
-too, and a send cannot affect another client's.
+Clients choose transaction ids and may choose those of others. So a transaction is also identified by its producer group
+and topic, and a send cannot affect another client's.
 """
 
 import struct
@@ -29,18 +29,18 @@ from proxy.protocols.rocketmq.wire.codes import (
 from proxy.protocols.rocketmq.wire.command import RemotingCommand, decode_header
 from proxy.protocols.rocketmq.wire.frame import HalfSend
 
-# Half messages and copies remembered per broker, some 500 bytes each plus the names of group and topic. Beyond that the
-# oldest is forgotten, and its commit has to wait until the broker asks for it.
+# Half messages and copies remembered per broker, about 500 bytes each plus names. Beyond that the oldest is forgotten,
+# and its commit has to wait until the broker asks for it.
 MAX_HALVES: Final = 65_536
 
 _COMMIT: Final = 8
-# The broker's answers to a stored message; replicas may lag.
+# Replicas may lag.
 _STORED: Final = frozenset({ResponseCode.SUCCESS.value, 10, 11, 12})
-# A message id in hexadecimal: the broker's address, 4 or 16 bytes, its port, and the offset.
+# Hexadecimal: the broker's address, 4 or 16 bytes, its port, and the offset.
 _ID_CHARS: Final = frozenset({2 * (4 + 4 + 8), 2 * (16 + 4 + 8)})
 _OFFSET_CHARS: Final = 16
-# Requests that send single half messages, and the field of the message's properties. Other requests store a plain
-# message whatever the properties say.
+# Requests that send single half messages, and the field of their properties. Others store a plain message whatever the
+# properties say.
 _PROPERTIES_AT: Final = {RequestCode.SEND_MESSAGE.value: "properties", RequestCode.SEND_MESSAGE_V2.value: "i"}
 # A stored message: its flags, and the two that mean a host in IPv6. The two hosts and this many bytes come before the
 # body's length.
@@ -55,16 +55,15 @@ _DELAYS: Final = frozenset({"DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER
 
 
 class EndOfTransaction(msgspec.Struct, frozen=True):
-    """The end of a transaction (request 37)."""
+    """Request 37."""
 
-    group: str  # the producer group
-    offset: int  # of the half message in the commit log
-    queue_offset: int  # of the half message in its queue
-    commits: bool  # the message is to be stored. The broker accepts that after anything else.
+    group: str
+    offset: int  # in the commit log
+    queue_offset: int
+    commits: bool  # the broker accepts a commit even after a rollback
 
     @classmethod
     def read(cls, header: bytes, header_type: int) -> Self | None:
-        """Read a request's header; None if it is not written as clients do."""
         try:
             fields = decode_header(header, header_type).fields
             commits = int(fields["commitOrRollback"]) == _COMMIT
@@ -75,7 +74,7 @@ class EndOfTransaction(msgspec.Struct, frozen=True):
 
 
 def read_half(header: bytes, header_type: int, topic: str) -> HalfSend | None:
-    """Return what a send to a topic begins; None if the broker does not store it as a half message."""
+    """Return the half message of a send, None if the broker does not store it as one."""
     try:
         send = decode_header(header, header_type)
     except RemoteProtocolError:
@@ -93,17 +92,16 @@ def _half_of(group: str | None, topic: str | None) -> HalfSend | None:
 
 
 class Question:
-    """The broker's question what became of a transaction (request 39); its body is the stored half message.
+    """The broker's question about a transaction (request 39). Its body is the stored half message.
 
     The body may come in pieces. The message's own body is skipped.
     """
 
     def __init__(self, request: RemotingCommand) -> None:
         self.fields = request.fields
-        # What comes before the message's body, and later what comes behind it.
+        # The bytes before the message's body, then those after it.
         self._kept = bytearray()
         self._behind = False
-        # Bytes of the message's body still to come.
         self._skip = 0
 
     def feed(self, piece: memoryview) -> None:
@@ -122,16 +120,15 @@ class Question:
             self._behind = True
 
     def half(self) -> HalfSend | None:
-        """Return what the complete message says; None if it cannot be read."""
         if not self._behind or not self._kept:
             return None
-        # The topic with its length in a byte, then the length of the properties.
+        # The topic, after its length in one byte, then the length of the properties.
         properties = decode_properties(self._kept[1 + self._kept[0] + 2 :].decode(errors="replace"))
         return _half_of(properties.get("PGROUP"), properties.get("REAL_TOPIC"))
 
 
 class _Half(msgspec.Struct, frozen=True):
-    """A half message, or a copy of one; ``transaction`` is a hash."""
+    """A half message or a copy. ``transaction`` is a hash."""
 
     queue_offset: int
     send: HalfSend
@@ -139,7 +136,7 @@ class _Half(msgspec.Struct, frozen=True):
 
 
 class _Open(msgspec.Struct):
-    """A transaction that may be committed, with the offsets of all copies, and how many commits were charged."""
+    """A transaction that may be committed: offsets of all copies, and how many commits are paid by sends."""
 
     offsets: set[int]
     paid: int
@@ -154,18 +151,16 @@ class Ended(NamedTuple):
 
 
 class Transactions:
-    """The half messages of one broker that were not committed.
+    """The uncommitted half messages of one broker.
 
-    Offsets are those of one commit log: one instance for each broker, shared by all its listeners and its VIP port's.
+    Offsets are those of one commit log, so one instance is shared by all listeners of a broker and its VIP port.
     """
 
     def __init__(self) -> None:
-        # By offset in the commit log.
         self._halves: dict[int, _Half] = {}
-        # By transaction.
         self._open: dict[int, _Open] = {}
-        # Commits of each transaction, for MAX_HALVES transactions. The broker may ask again, and store another copy, if
-        # it has not noted the commit by then.
+        # Number of commits, for MAX_HALVES transactions. The broker may ask again, and store another copy, before it
+        # has recorded the commit.
         self._committed: dict[int, int] = {}
 
     def __len__(self) -> int:
@@ -195,13 +190,12 @@ class Transactions:
         transaction_id = fields.get("transactionId") or fields.get("msgId")
         transaction = _transaction(transaction_id, offset, send)
         is_new = bool(transaction_id) and transaction not in self._open and transaction not in self._committed
-        # A send that was not seen was charged as well. Without an id it might be counted twice.
+        # An unseen send was charged as well. Without an id it might be counted twice.
         self._put(offset, _Half(queue_offset, send, transaction)).paid += is_new
 
     def _put(self, offset: int, half: _Half) -> _Open:
         known = self._halves.get(offset)
         if known is not None and known.transaction != half.transaction:
-            # The broker has begun another store.
             self._forget(offset)
         transaction = self._open.setdefault(half.transaction, _Open(set(), 0))
         transaction.offsets.add(offset)
@@ -219,10 +213,10 @@ class Transactions:
         return half
 
     def end(self, end: EndOfTransaction) -> Ended | None:
-        """Commit a transaction; call ``undo`` if the request is not forwarded.
+        """Commit a transaction. Call ``undo`` if the request is not forwarded.
 
         Returns:
-            None if it is not a commit, or not one that this group may make.
+            None if it is not a commit that this group may make.
         """
         half = self._halves.get(end.offset)
         if not end.commits or half is None or half.queue_offset != end.queue_offset or half.send.group != end.group:
@@ -252,7 +246,6 @@ def _transaction(transaction_id: str | None, offset: int, send: HalfSend) -> int
 
 
 def read_about_half(header: bytes | memoryview) -> RemotingCommand | None:
-    """Read the whole header of a broker's frame about a half message; None if it cannot be read."""
     header = bytes(header)
     try:
         return decode_header(header, HEADER_JSON if header[:1] == b"{" else HEADER_BINARY)

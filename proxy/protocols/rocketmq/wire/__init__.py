@@ -1,1 +1,1 @@
-"""The protocol's bytes as values: codes, commands, frames, and headers as the broker reads them."""
+"""RocketMQ's encoding: codes, commands, frames, and headers as the broker reads them."""

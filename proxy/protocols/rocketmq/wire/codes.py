@@ -1,19 +1,19 @@
-"""RocketMQ's numbers and names: request and response codes, flags, languages, limits, name prefixes; and its errors.
+"""RocketMQ's constants: request and response codes, flags, languages, limits and name prefixes, and its errors.
 
-Says which requests are limitable and by which field.
+Also defines the limitable requests and their key fields.
 """
 
 from collections.abc import Mapping
 from enum import IntEnum
 from typing import Final, NamedTuple
 
-# The largest frame that a broker accepts, with its length word.
+# The largest that a broker accepts, including its length word.
 MAX_FRAME_BYTES: Final = 16_777_216
 #: ``i32 length`` and ``u32 (type << 24 | headerLength)``.
 PREFIX_BYTES: Final = 8
-# A broker's VIP port is this far below its main port.
+# From a broker's main port.
 VIP_PORT_OFFSET: Final = -2
-# The length word counts what follows it: at least the second word.
+# The length word counts the bytes after it: at least the second word.
 MIN_LENGTH: Final = 4
 
 HEADER_JSON: Final = 0
@@ -25,7 +25,7 @@ FLAG_ONEWAY: Final = 2
 
 
 class RequestCode(IntEnum):
-    """The requests that Sluice or its embedded broker knows by name.
+    """The requests that Sluice or its embedded broker knows.
 
     9002 and 9003 are not Apache's: Sluice answers them itself (``rocketmq.limit_commands``).
     """
@@ -55,8 +55,6 @@ class RequestCode(IntEnum):
 
 
 class ResponseCode(IntEnum):
-    """The answers that Sluice or its embedded broker gives."""
-
     SUCCESS = 0
     SYSTEM_ERROR = 1
     SYSTEM_BUSY = 2
@@ -71,7 +69,7 @@ class ResponseCode(IntEnum):
     FLOW_CONTROL = 215
 
 
-# Names in a JSON header; the index is the number in a binary one.
+# Names in a JSON header. The index is the number in a binary one.
 LANGUAGES: Final = (
     "JAVA",
     "CPP",
@@ -97,15 +95,14 @@ KIND_SUBSCRIPTION: Final = "subscription"
 KIND_TRANSACTION: Final = "transaction"
 
 RETRY_PREFIX: Final = "%RETRY%"
-# Between group and topic in the name of a subscription. Names may contain it: people split at the first one, rules
-# match the whole.
+# Between group and topic of a subscription. Names may contain it: people split at the first one, rules match the whole.
 SUBSCRIPTION_MARK: Final = "@"
-# The longest name that a broker takes: a retry topic's. Longer ones are not read, which bounds memory.
+# A retry topic's. Longer names are not read, which bounds memory.
 MAX_NAME_CHARS: Final = 255
 
 
 class KeyFields(NamedTuple):
-    """The keys in ``extFields`` that say what a limitable request is charged to; None where a request has none."""
+    """The keys in ``extFields`` that determine the resource of a limitable request, if it has them."""
 
     resource: str
     producer_group: str | None
@@ -117,10 +114,10 @@ SEND_V1_FIELDS: Final = KeyFields("topic", "producerGroup", "batch", "sysFlag")
 SEND_V2_FIELDS: Final = KeyFields("b", "a", "m", "f")
 SEND_BACK_FIELDS: Final = KeyFields("group", None, None)
 TRANSACTION_FIELDS: Final = KeyFields("producerGroup", "producerGroup", None)
-# The consumer group is where a send has its producer group; it is part of the name.
+# The consumer group takes the place of a send's producer group. It is part of the name.
 SUBSCRIPTION_FIELDS: Final = KeyFields("topic", "consumerGroup", None)
 
-# Requests that bring messages. The broker takes "batch" from the field, not from code 320.
+# Requests that bring messages. The broker decides about a batch by the field, not by code 320.
 SENDS: Final[Mapping[int, KeyFields]] = {
     RequestCode.SEND_MESSAGE.value: SEND_V1_FIELDS,
     RequestCode.SEND_REPLY_MESSAGE.value: SEND_V1_FIELDS,
@@ -129,10 +126,9 @@ SENDS: Final[Mapping[int, KeyFields]] = {
     RequestCode.SEND_REPLY_MESSAGE_V2.value: SEND_V2_FIELDS,
     RequestCode.CONSUMER_SEND_MSG_BACK.value: SEND_BACK_FIELDS,
 }
-# The limitable requests.
 LIMITABLE: Final[Mapping[int, KeyFields]] = {**SENDS, RequestCode.END_TRANSACTION.value: TRANSACTION_FIELDS}
 
-# Requests that ask for messages; limitable only where subscriptions are limited, by the messages they get.
+# Limitable only if subscriptions are limited, by the messages that they get.
 CONSUMING: Final[Mapping[int, KeyFields]] = {
     RequestCode.PULL_MESSAGE.value: SUBSCRIPTION_FIELDS,
     RequestCode.LITE_PULL_MESSAGE.value: SUBSCRIPTION_FIELDS,
@@ -140,7 +136,7 @@ CONSUMING: Final[Mapping[int, KeyFields]] = {
 }
 LIMITABLE_OR_CONSUMING: Final[Mapping[int, KeyFields]] = {**LIMITABLE, **CONSUMING}
 
-# Requests that say who the client is, or that are for Sluice itself.
+# Requests that identify the client, or that are for Sluice itself.
 HEARD: Final = frozenset(
     {
         RequestCode.HEART_BEAT.value,
@@ -152,25 +148,24 @@ HEARD: Final = frozenset(
 
 
 SYS_FLAG_TRANSACTION: Final = 0b1100
-# The value of these two bits for the half of a transaction.
+# Half of a transaction.
 SYS_FLAG_HALF: Final = 0b0100
 # One message that counts as many.
 SYS_FLAG_INNER_BATCH: Final = 0b1000_0000
 # A send with one of these needs a closer look.
 SYS_FLAGS_SPECIAL: Final = SYS_FLAG_TRANSACTION | SYS_FLAG_INNER_BATCH
-# Nearly all sends: with several tags or not, and however the body is compressed.
+# Nearly all sends: with or without several tags, with any compression of the body.
 _PLAIN: Final = (0, 1, 2, 3, 257, 259, 513, 515, 769, 771)
 # As in a JSON header.
 PLAIN_SYS_FLAG_VALUES: Final = frozenset({*_PLAIN, *map(str, _PLAIN)})
 
 
-# Codes allowed for refusals. Clients act upon others as failures, or take them for success.
+# Clients treat other codes as failures or as success.
 BUSY_CODES: Final = frozenset({ResponseCode.SYSTEM_BUSY.value, ResponseCode.FLOW_CONTROL.value})
 
 
-# Errors of the wire, in the manner of h11. Only the codec raises them; ``header`` never does.
 class ProtocolError(Exception):
-    """The bytes are not RocketMQ's remoting protocol, or would not be; never raised itself."""
+    """Abstract, as in h11. The bytes are, or would be, invalid in RocketMQ's remoting protocol."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")
@@ -179,8 +174,8 @@ class ProtocolError(Exception):
 
 
 class RemoteProtocolError(ProtocolError):
-    """The peer sent what the protocol does not allow; a broker closes the connection on it."""
+    """The peer violated the protocol. A broker closes the connection on this."""
 
 
 class LocalProtocolError(ProtocolError):
-    """Our own side asked for a command that cannot be written, e.g. a code too large for a binary header."""
+    """Sluice's own code tried to write an invalid command, e.g. a code too large for a binary header."""

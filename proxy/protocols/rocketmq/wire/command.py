@@ -1,8 +1,8 @@
-"""Whole commands: requests and answers as values, for the embedded broker and the tests.
+"""Whole commands: requests and answers as values, mostly for the embedded broker and the tests.
 
 The data path decodes only ends of transactions, heartbeats, and 9002 and 9003 (``transactions``, ``about``,
-``limit_commands``). Of others ``header`` reads what deciding needs. Only what clients and brokers write is decoded
-here; ``lenient`` knows how a broker reads anything else.
+``limit_commands``). For all others ``header`` reads the fields needed for a decision. This module decodes only headers
+as clients and brokers write them. ``lenient`` knows how a broker reads anything else.
 """
 
 import struct
@@ -23,7 +23,6 @@ from proxy.protocols.rocketmq.wire.codes import (
     RemoteProtocolError,
 )
 
-# A longer header of a client is not decoded.
 MAX_DECODED_HEADER_BYTES: Final = 4 * 1024
 
 _prefix = struct.Struct(">iI")
@@ -33,21 +32,19 @@ _I32 = struct.Struct(">i")
 
 
 class RemotingCommand(msgspec.Struct, kw_only=True):
-    """One request or answer."""
-
-    code: int  # request code, or result code of an answer; i32, in a binary header i16
-    opaque: int  # the requester's number of the request, i32
+    code: int  # of the request or the result; i32, in a binary header i16
+    opaque: int  # the requester's number, i32
     flag: int = 0
     language: str = "JAVA"
-    version: int = 0  # the sender's protocol version, in a binary header i16
+    version: int = 0  # the sender's protocol, in a binary header i16
     remark: str | None = None
-    fields: Mapping[str, str] = {}  # the header's ``extFields``; numbers and booleans are spelled as Java would
+    fields: Mapping[str, str] = {}  # ``extFields``; numbers and booleans are spelled as in Java
     body: bytes = b""
     header_type: int = HEADER_JSON
 
 
 class _Json(msgspec.Struct, kw_only=True):
-    """A JSON header in which fields may be missing that the broker does not need."""
+    """A JSON header. Fields that the broker does not need may be missing."""
 
     code: int
     language: str = ""
@@ -63,10 +60,10 @@ _decode_json = msgspec.json.Decoder(_Json).decode
 
 
 def encode(command: RemotingCommand) -> bytes:
-    """Return a command's whole frame, with its length word.
+    """Return a whole frame, with its length word.
 
     Raises:
-        LocalProtocolError: a number or string does not fit the binary header, or the frame is too long.
+        LocalProtocolError: A number or string does not fit the binary header, or the frame is too long.
     """
     if command.header_type == HEADER_BINARY:
         header = _encode_binary(command)
@@ -113,10 +110,10 @@ def _encode_binary(command: RemotingCommand) -> bytes:
 
 
 def decode(frame: bytes) -> RemotingCommand:
-    """Return the command in a whole frame, with its length word.
+    """Read a whole frame, with its length word.
 
     Raises:
-        RemoteProtocolError: the bytes are not exactly one frame, or its header cannot be read.
+        RemoteProtocolError: The bytes are not exactly one frame, or its header is unreadable.
     """
     if len(frame) < PREFIX_BYTES:
         raise RemoteProtocolError("bad_frame", f"{len(frame)} bytes are no frame")
@@ -131,11 +128,7 @@ def decode(frame: bytes) -> RemotingCommand:
 
 
 def decode_header(header: bytes, header_type: int, body: bytes = b"") -> RemotingCommand:
-    """Return the command of a header and its body.
-
-    Raises:
-        RemoteProtocolError: the header cannot be read.
-    """
+    """Raises RemoteProtocolError if the header is unreadable."""
     if header_type == HEADER_JSON:
         return _read_json(header, body)
     if header_type == HEADER_BINARY:

@@ -1,4 +1,4 @@
-"""Frames: what their headers say, and those that come in pieces."""
+"""Frames: the contents of their headers, and frames that come in pieces."""
 
 from collections.abc import Callable
 from struct import Struct
@@ -25,44 +25,41 @@ from proxy.protocols.rocketmq.wire.codes import (
     KeyFields,
 )
 
-# How a header was read (``Header.reading``).
 STRICT: Final = 0
 LENIENT: Final = 1
 UNPARSED: Final = 2
 
-# Replaces bytes that are not UTF-8. Decoders differ in how many they put, so a resource's name with one is not read;
-# the broker refuses such names.
+# Replaces bytes that are not UTF-8. Decoders differ in how many they insert, so names with one are not read. The broker
+# refuses them.
 REPLACEMENT: Final = "\ufffd"
 
 
 class HalfSend(NamedTuple):
-    """The send of a half message: the group that may end it, and the topic where it is stored then."""
+    """A half message: the group that may end it, and the topic where it is stored then."""
 
     group: str
     topic: str
 
 
 class Header(msgspec.Struct, gc=False):
-    """What deciding about a frame needs of its header."""
-
-    # Of a limitable request, else empty: a response, another request, or one that the broker refuses for lack of a
-    # topic or group.
+    # Empty for a response, a request that is not limitable, or one that the broker refuses for lack of a topic or
+    # group.
     kind: str
-    name: str  # bare name of the resource (no ``%RETRY%``), meaningful only where ``kind`` is not empty
-    code: int  # request code, or response code where ``flag`` has FLAG_RESPONSE
+    name: str  # without ``%RETRY%``, meaningful only if ``kind`` is set
+    code: int  # of the response if ``flag`` has FLAG_RESPONSE
     opaque: int
     flag: int
-    producer_group: str = ""  # of a send, else empty; cut after 255 characters
+    producer_group: str = ""  # of a send, cut after 255 characters
     is_batch: bool = False  # the broker reads the body as a batch (see ``batch_body``)
     version: int = 0
-    language: str = ""  # the client's language, or empty where the broker reads none
-    reading: int = STRICT  # STRICT, LENIENT or UNPARSED; nothing else is known of an unparsed header
+    language: str = ""
+    reading: int = STRICT  # UNPARSED: nothing else is known
     sys_flag: int = 0
-    half: HalfSend | None = None  # what the send of a half message begins; filled in later
+    half: HalfSend | None = None  # set later
 
 
 UNPARSABLE: Final = Header("", "", 0, 0, 0, reading=UNPARSED)
-"""An unreadable header. Shared: do not write to it."""
+"""An unreadable header. Shared: do not modify it."""
 
 
 def subscription_name(consumer_group: str, topic: str) -> str:
@@ -70,7 +67,7 @@ def subscription_name(consumer_group: str, topic: str) -> str:
 
 
 def read_sys_flag(value: str | int | None) -> int:
-    """Return the number that the broker reads; SYS_FLAG_INNER_BATCH, the strictest, if it is not one."""
+    """Return the broker's reading, or SYS_FLAG_INNER_BATCH, the strictest, if it is not a number."""
     try:
         return int(value or 0)
     except ValueError:
@@ -86,11 +83,11 @@ def charge(
     batch: str | bool | None = None,
     sys_flag: str | int | None = None,
 ) -> Header:
-    """Fill in what a limitable request is charged to, from its key fields; return ``header``.
+    """Set the resource of a limitable request from its key fields. Return ``header``.
 
     A send to ``%RETRY%<group>`` and a send-back (36) of that group are the same resource: clients use one when the
-    other is refused. A batch is what Java's parseBoolean calls true: C++ writes ``"1"``, and the broker stores a single
-    message.
+    other is refused. A batch is a value that Java's parseBoolean calls true: C++ writes ``"1"``, and the broker stores
+    a single message.
     """
     if fields is SUBSCRIPTION_FIELDS:
         if producer_group is not None:
@@ -112,14 +109,14 @@ def charge(
 
 
 prefix_at = Struct(">iI").unpack_from
-"""The two words that every frame begins with: its length, and type and length of the header."""
+"""The first two words of a frame: its length, and type and length of the header."""
 HEADER_LENGTH: Final = 0xFFFFFF
-"""Masks the length of the header in the second word."""
+"""A mask for the second word."""
 _HIGHEST_WORD: Final = codes.HEADER_BINARY << 24 | HEADER_LENGTH
 
 
-# A longer header is neither gathered nor read. It is mostly the message's properties, of which the broker takes 32 KiB:
-# six times that in JSON if every character is escaped.
+# A longer header is neither gathered nor read. It is mostly the message's properties, of which the broker accepts 32
+# KiB: six times that in JSON if every character is escaped.
 MAX_HEADER_BYTES: Final = 256 * 1024
 
 
@@ -127,7 +124,7 @@ def header_bytes_of(length: int, word: int, max_length: int) -> int:
     """Return the header's length in a client's frame that begins with these two words.
 
     Raises:
-        Close: no frame begins so.
+        Close: They do not begin a frame.
     """
     header_bytes = word & HEADER_LENGTH
     if header_bytes <= length - 4 and length <= max_length and word <= _HIGHEST_WORD:
@@ -144,18 +141,18 @@ def header_bytes_of(length: int, word: int, max_length: int) -> int:
     raise Close("bad_frame", f"the client sent {detail}")
 
 
-# The beginning of a header may be read again with the next chunk up to this length; nearly all headers are shorter.
+# A longer beginning of a header is not read again with the next chunk. Nearly all are shorter.
 _READ_AGAIN_BYTES: Final = 2048
 
 
 class Begun(NamedTuple):
-    """A frame whose header is complete now, or too long to be gathered."""
+    """A frame whose header is complete, or too long to be gathered."""
 
     come: bytes  # the two words, and the header unless it is too long
     header_type: int
     header_bytes: int
     frame_bytes: int
-    position: int  # in the chunk, where what follows those bytes begins
+    position: int  # in the chunk, after those bytes
 
     @property
     def header(self) -> bytes | None:
@@ -182,18 +179,18 @@ class PartialFrame:
         return PREFIX_BYTES + (word & HEADER_LENGTH) - have
 
     def readable_again(self) -> int:
-        """Return the length of what is gathered; 0 if it is too long to be read again."""
+        """Return the length of the gathered bytes, 0 if they are too long to be read again."""
         have = len(self.pieces)
         return have if have <= _READ_AGAIN_BYTES else 0
 
     def go_on(self, chunk: memoryview) -> Begun | None:
-        """Gather the chunk's part of the header; a complete one is returned and forgotten.
+        """Gather the chunk's part of the header. A complete one is returned and forgotten.
 
         Returns:
-            None while it is incomplete: then all of the chunk belongs to it.
+            None while it is incomplete: then the whole chunk belongs to it.
 
         Raises:
-            Close: the two words begin no frame.
+            Close: The two words do not begin a frame.
         """
         pieces, size = self.pieces, len(chunk)
         position = min(max(0, PREFIX_BYTES - len(pieces)), size)

@@ -1,11 +1,12 @@
-"""The fast reading of a request's header: what deciding needs, as the broker would read it.
+"""The fast reading of a request's header: the fields needed for a decision, as the broker would read them.
 
-``classify`` never raises and never guesses. The strict readings here answer only where the broker is sure to read the
-same; the rest goes to ``lenient``. What that cannot read either is ``UNPARSABLE``, which ends a limited connection.
+``classify`` never raises and never guesses. The strict readers here answer only where the broker is certain to read the
+same. All other headers go to ``lenient``. Headers that it cannot read either are ``UNPARSABLE`` and end a limited
+connection.
 
-A binary header that is not limitable is told by its code. JSON has no cheaper look than the reading: ``code`` may be
-anywhere, twice, and escaped, so a search nobody can dodge looks for the three keys of a resource and for a backslash.
-That takes 1.4 µs for a pull request of 370 bytes; reading it takes 1.0 µs, and a send of 400 bytes 1.5 µs.
+A binary header that is not limitable is recognised by its code. JSON has no cheaper check than reading it: ``code`` may
+be anywhere, twice, and escaped, so a safe search has to look for the three keys of a resource and for a backslash. That
+takes 1.4 µs for a pull request of 370 bytes. Reading it takes 1.0 µs, and a send of 400 bytes 1.5 µs.
 """
 
 import struct
@@ -44,12 +45,12 @@ from proxy.protocols.rocketmq.wire.frame import (
 
 __all__ = ["LENIENT", "STRICT", "UNPARSABLE", "UNPARSED", "Answer", "Header", "classify", "read_answer"]
 
-# Also bounds the time: long numbers take the square of their digits, and only one is made.
+# Also bounds the time: converting long numbers takes quadratic time, and only one is converted.
 _I32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 
 
 class _ExtFields(msgspec.Struct, gc=False):
-    """The ``extFields`` that matter; all others are skipped."""
+    """Other fields are skipped."""
 
     a: str | None = None
     b: str | None = None
@@ -83,18 +84,17 @@ class _ConsumingHeader(msgspec.Struct, gc=False):
 
 
 _decode_json = msgspec.json.Decoder(_JsonHeader).decode
-# Only for requests that consume, while these are limited: it costs a second decoding.
+# Decodes a second time, only for consuming requests while these are limited.
 _decode_consuming = msgspec.json.Decoder(_ConsumingHeader).decode
 
 _DOLLAR: Final = ord("$")
 
 
 def classify(header: bytes | memoryview, header_type: int, subscriptions: bool = False) -> Header:  # noqa: FBT001, FBT002 - once a frame
-    """Read the header of a client's frame; with ``subscriptions``, requests that consume are limitable.
+    """Read the header of a client's frame. With ``subscriptions``, consuming requests are limitable.
 
     Returns:
-        What the broker reads in it, or UNPARSABLE: also for a ``header_type`` other than 0 and 1, on which a broker
-        closes the connection.
+        UNPARSABLE also for a ``header_type`` other than 0 and 1, on which a broker closes the connection.
     """
     if type(header) is not bytes:
         header = bytes(header)
@@ -103,11 +103,11 @@ def classify(header: bytes | memoryview, header_type: int, subscriptions: bool =
     try:
         raw = _decode_json(header)
         if not header.isascii():
-            header.decode()  # our decoder skips strings unread; the broker ends them elsewhere if they are not UTF-8
+            header.decode()  # msgspec skips strings unread, but the broker ends invalid UTF-8 elsewhere
     except (msgspec.DecodeError, ValueError, RecursionError):
         return lenient.read_json(header, subscriptions=subscriptions)
     if _DOLLAR in header and b'"$ref"' in header:
-        # A reference: the broker may overwrite what was just read.
+        # A reference: the broker may overwrite the fields just read.
         return lenient.read_json(header, subscriptions=subscriptions)
     code = raw.code
     fields = LIMITABLE.get(code)
@@ -151,7 +151,7 @@ def _read_consuming(header: bytes, raw: _JsonHeader) -> Header:
 
 
 class Answer(msgspec.Struct, gc=False):
-    """What matching a broker's answer with its request needs; the frame may also be the broker's own request."""
+    """The fields to match a broker's answer with its request. The frame may also be the broker's own request."""
 
     code: int
     opaque: int
@@ -163,10 +163,10 @@ _OPENING_BRACE: Final = ord("{")
 
 
 def read_answer(header: bytes | memoryview) -> Answer | None:
-    """Read the header of a broker's frame, or return None if it has none of ours.
+    """Read the header of a broker's frame, None if it lacks these fields.
 
-    The broker always writes JSON; a binary header's code would have to be above 31 000 to be taken for one. It need not
-    be strict: a broker does not attack its own clients.
+    The broker always writes JSON. A binary header looks like JSON only with a code above 31 000. This need not be
+    strict: a broker does not attack its own clients.
     """
     try:
         if header[0] == _OPENING_BRACE:
@@ -181,20 +181,19 @@ _FIXED = struct.Struct(">hBhiii")  # code, language, version, opaque, flag, leng
 _fixed_at = _FIXED.unpack_from
 _i32_at = struct.Struct(">i").unpack_from
 _i16_at = struct.Struct(">h").unpack_from
-# More fields are not read: each takes half a microsecond. Clients write some twenty.
+# At half a microsecond each. Clients write about twenty.
 MAX_FIELDS: Final = 128
 
 
 class _UnreadableError(Exception):
-    """The broker cannot read it either, or it is longer than we read."""
+    """The broker cannot read it either, or it is longer than the bound."""
 
 
 def read_binary(header: bytes, *, subscriptions: bool = False) -> Header:
-    """Return what the broker reads, or UNPARSABLE where it fails.
+    """Read a binary header as the broker does. Return UNPARSABLE where the broker fails.
 
-    The broker may read past the header's end into the body, but then fails at the body's end; so the header's end is
-    the end here. Of fields with the same name the last wins. With ``subscriptions``, requests that consume are
-    limitable.
+    The broker may read past the header's end into the body, but then fails at the body's end. So the header's end is
+    the limit here. Of fields with the same name the last wins.
     """
     try:
         return _walk(header, LIMITABLE_OR_CONSUMING if subscriptions else LIMITABLE)

@@ -1,12 +1,11 @@
-"""The slow reading of a JSON header: as the broker reads unusual ones.
+"""The slow parser for JSON headers, which reads unusual ones as the broker does.
 
-The rules were found by asking the broker's decoder (RocketMQ 5.5.0, fastjson2 2.0.59); the differential test in
+The rules were derived from the broker's decoder (RocketMQ 5.5.0, fastjson2 2.0.59). The differential test in
 ``tests/integration/oracle`` compares this module with it. Plausible headers are read: duplicate keys, escaped and
 single-quoted names and strings, codes as strings or fractions, nulls, numbers and booleans in ``extFields``, unknown
 keys, raw control characters, text that is not UTF-8, stray trailing commas and NULs. Implausible ones (comments,
 references, missing commas, numbers with exponents or suffixes, arrays in place of strings) are UNPARSABLE and end the
-connection, so they are no way around a limit. So are those that would take long: more than MAX_JSON_BYTES or
-``MAX_STEPS``.
+connection, so they cannot bypass a limit. So are those that would take long: more than MAX_JSON_BYTES or ``MAX_STEPS``.
 """
 
 import re
@@ -27,26 +26,24 @@ from proxy.protocols.rocketmq.wire.codes import (
 )
 from proxy.protocols.rocketmq.wire.frame import LENIENT, REPLACEMENT, UNPARSABLE, Header, charge
 
-# A step takes about a microsecond. A token is a step, a field four, and so are an escape in a name and eight characters
-# of a name that is hashed. A send has some twenty fields with the header's own keys; this allows three times as many.
-# All properties of a message are one field.
+# A step takes about a microsecond. A token is a step. A field is four, and so are an escape in a name and eight
+# characters of a hashed name. A send has about twenty fields including the header's own keys. This allows three times
+# as many. All properties of a message are one field.
 MAX_STEPS: Final = 256
 _MAX_DEPTH: Final = 16
 _MAX_NAME_BYTES: Final = 128
 
 
-# Tokens and values of a JSON header, as the broker's JSON library sees them; ``read_json``, below, gives them meaning.
-# UnsureError is raised where the broker may read something else.
+# Tokens and values of a JSON header, as the broker's JSON library sees them. UnsureError is raised where the broker may
+# read something else.
 #
-# Time is linear in the bytes: each token is matched where the one before it ended, no pattern backtracks, and the
+# Time is linear in the bytes: each token is matched at the end of the previous one, no pattern backtracks, and the
 # number of steps is bounded.
 class UnsureError(Exception):
     """The broker refuses it too, or may read it differently."""
 
 
 class Number(bytes):
-    """A number as it is spelled."""
-
     __slots__ = ()
 
 
@@ -57,7 +54,7 @@ class _Word(bytes):
 
 
 class String(bytes):
-    """What is between a string's quotes; ``text`` can always be written as UTF-8."""
+    """The contents of a string. ``text`` can always be encoded as UTF-8."""
 
     __slots__ = ()
 
@@ -72,8 +69,6 @@ class String(bytes):
 
 
 class Nested:
-    """An array or an object that was skipped."""
-
     __slots__ = ()
 
 
@@ -101,7 +96,6 @@ _TOKEN: Final = re.compile(
     ),
     re.DOTALL,
 ).match
-# By the number of the group that matched.
 _TYPES: Final = (_Word, String, String, Number, _Word)
 _MARK: Final = len(_TYPES)
 OPEN, _CLOSE, _OPEN_ARRAY, _CLOSE_ARRAY, _COLON, _COMMA = b"{}[]:,"
@@ -121,8 +115,6 @@ def _unescape(match: re.Match[str]) -> str:
 
 
 class Parser:
-    """Takes the tokens of one header one after another."""
-
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._end = 0
@@ -174,7 +166,7 @@ class Parser:
             raise UnsureError
 
     def members(self) -> Iterator[str]:
-        """Read an object; after each name the caller reads the value. One trailing comma is allowed."""
+        """Iterate over the names in an object. The caller reads each value. One trailing comma is allowed."""
         self.expect(OPEN)
         while not self.skip(_CLOSE):
             yield self._name()
@@ -193,7 +185,7 @@ class Parser:
             self.spend(token.count(b"\\"))
             name = token.text()
         elif isinstance(token, _Word):
-            name = token.decode()  # 5.5.0 refuses bare names, older JSON libraries read them
+            name = token.decode()  # 5.5.0 refuses bare names, older libraries read them
         else:
             raise UnsureError
         if "\0" in name:
@@ -202,7 +194,7 @@ class Parser:
         return name
 
     def value(self, depth: int = 0) -> Value:
-        """Read a value; an array or object is only checked and skipped."""
+        """Read a value. An array or object is only checked and skipped."""
         token = self.next()
         if token in (OPEN, _OPEN_ARRAY):
             self._skip_nested(depth + 1)
@@ -231,14 +223,14 @@ class Parser:
             self.expect(_COMMA)
 
 
-# Longer headers are not read here. They are mostly the message's properties, of which the broker takes this much;
-# recorded clients' headers have up to half a KiB. With the bound on steps the worst header takes half a millisecond.
+# Longer headers are not read here. They are mostly the message's properties, of which the broker accepts this much.
+# Recorded clients' headers have up to half a KiB. With the bound on steps the worst header takes half a millisecond.
 MAX_JSON_BYTES: Final = 32 * 1024
 
 _Fields = Mapping[str, Value]
 
 
-# Keys that the broker's class can be given, whether it uses them or not.
+# Keys that the broker's class accepts, used or not.
 _KEYS: Final = (
     "code",
     "language",
@@ -253,15 +245,15 @@ _KEYS: Final = (
     "processTimer",
     "callbackList",
 )
-# Longer names of unknown keys would take too long to hash.
+# Longer names would take too long to hash.
 _MAX_UNKNOWN_CHARS: Final = 32
-# Steps of a name that is hashed; see ``MAX_STEPS``.
+# See ``MAX_STEPS``.
 _CHARS_A_STEP: Final = 8
 _MAX_PACKED_CHARS: Final = 8
 
 
 def _hashes(name: str) -> frozenset[int]:
-    """Return the 64-bit numbers by which the broker's JSON library may know the name.
+    """Return the 64-bit numbers by which the broker's JSON library may identify the name.
 
     That is the FNV-1a hash, but for up to 8 characters of Latin-1 the characters themselves.
     """
@@ -279,9 +271,9 @@ _FOLDED_KEYS: Final = frozenset(key.lower() for key in _KEYS)
 
 
 def _check_unknown(name: str) -> None:
-    """Raise unless every broker is sure to ignore a key of this name.
+    """Raise unless every broker is certain to ignore a key of this name.
 
-    The current one uses a hash with easy collisions; older ones took ``Code``, ``co_de`` and the like for ``code``. The
+    The current one uses a hash with easy collisions. Older ones took ``Code``, ``co_de`` and the like for ``code``. The
     hash is over UTF-16, so names with surrogate pairs or replaced characters are refused.
     """
     if len(name) > _MAX_UNKNOWN_CHARS or not name.isprintable() or max(name, default="") >= REPLACEMENT:
@@ -295,8 +287,7 @@ _REFERENCE: Final = re.compile(rb"[\"']\$ref[\"']")
 
 
 def read_json(header: bytes, *, subscriptions: bool = False) -> Header:
-    """Read a JSON header as the broker does, or return UNPARSABLE."""
-    # A reference: the broker may put one part of the header in another's place at the end.
+    # A reference: the broker may copy one part of the header over another at the end.
     if len(header) > MAX_JSON_BYTES or _REFERENCE.search(header):
         return UNPARSABLE
     try:
@@ -318,9 +309,9 @@ def _interpret(parser: Parser, limitable: Mapping[int, KeyFields]) -> Header:
             _check_unknown(name)
             parser.value()
         else:
-            raise UnsureError  # the broker ends a string that it skips elsewhere than one that it reads
+            raise UnsureError  # the broker ends skipped strings elsewhere than strings that it reads
     parser.end()
-    # The broker assigns a number; no client could match the answer.
+    # The broker assigns a number, but no client could match the answer.
     header = Header("", "", _integer(top.get("code")), _integer(top.get("opaque")), _integer(top.get("flag")))
     header.version = _integer(top.get("version"))
     header.language = _language(top["language"]) if "language" in top else LANGUAGES[0]
@@ -336,7 +327,7 @@ def _read_ext_fields(parser: Parser) -> dict[str, Value]:
     return {}
 
 
-# A resource's name with every character escaped, the longest to be read. Escapes are decoded one by one.
+# A resource's name with every character escaped. Escapes are decoded one by one.
 _MAX_SPELLED_BYTES: Final = 6 * MAX_NAME_CHARS
 # More decimals are implausible, and may change the number.
 _INTEGER: Final = re.compile(r"([+-]?[0-9]{1,12})(?:\.[0-9]{0,5})?", re.ASCII)
@@ -413,7 +404,7 @@ def _charge(header: Header, ext: _Fields, limitable: Mapping[int, KeyFields]) ->
         header,
         fields,
         value,
-        # A character may be two escapes; the rest is beyond what is kept of a group.
+        # A character may be two escapes. The rest is beyond the kept part of a group.
         String(group[: 2 * _MAX_SPELLED_BYTES]).text() if isinstance(group, String) else None,
         batch=batch.text() if isinstance(batch, String) else batch is True,
         sys_flag=_text(ext.get(fields.sys_flag)) if fields.sys_flag else None,

@@ -1,24 +1,24 @@
-"""The id that a client has given its message: the same in each attempt of one send.
+"""The client's id for a message, which is the same in each attempt of one send.
 
-It is the property ``UNIQ_KEY`` of a send; Java gives one to a batch, too. A send-back has it as ``originMsgId``; when
-it is refused, Java sends the message to the retry topic under the same id. Node gives no id. C++ gives another in each
-attempt, so its repeats are not seen.
+It is the property ``UNIQ_KEY`` of a send. Java also gives one to a batch. A send-back has it as ``originMsgId``. When
+it is refused, Java sends the message to the retry topic under the same id. Node gives no id. C++ gives another one in
+each attempt, so its repeats are not detected.
 
-The header is searched, not parsed: an odd spelling has no id, and nothing is decided by it. The compiled part does the
-same (``native/core/src/message_id.rs``).
+The header is searched, not parsed: with an odd spelling there is no id, and no decision depends on it. The compiled
+part does the same (``native/core/src/message_id.rs``).
 """
 
 from typing import Final
 
 from proxy.protocols.rocketmq.wire.codes import HEADER_JSON
 
-# Comes before the id, and before that the end of the previous property, if there is one.
+# Before this is the end of the previous property, if there is one.
 _JSON_MARK: Final = rb"UNIQ_KEY\u0001"
 _JSON_END: Final = rb"\u0002"
 _BINARY_MARK: Final = b"UNIQ_KEY\x01"
 _BINARY_END: Final = 0x02
 _JSON_FIELD: Final = b'"originMsgId":"'
-# Behind the length of the key; the length of the id follows.
+# The length of the key comes before this, the length of the id after it.
 _BINARY_FIELD: Final = b"\x00\x0boriginMsgId"
 _LENGTH_BYTES: Final = 4
 _QUOTE: Final = ord('"')
@@ -29,7 +29,6 @@ MAX_BYTES: Final = 255
 
 
 def message_id(header: bytes, header_type: int) -> bytes:
-    """Return the id of the message that a send or send-back is about; empty if it has none."""
     is_json = header_type == HEADER_JSON
     mark = _JSON_MARK if is_json else _BINARY_MARK
     at = header.find(mark)
