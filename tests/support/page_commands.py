@@ -85,7 +85,7 @@ NOT_RUN: Final = (
     NotRun(
         "/tmp/client/bin/python send.py",
         "it asks the demo's name server",
-        "tests/integration/docs/test_commands.py::test_the_client_of_the_readme_is_limited",
+        "tests/integration/docs/test_commands.py::test_the_client_of_the_first_guide_is_limited",
     ),
     *(
         NotRun(f"make demo-rocketmq{how}", "it fetches RocketMQ", "tests/integration/test_demo_rocketmq.py")

@@ -42,6 +42,7 @@ rate = 500
 instance = "small-1"
 """
 """The instance is that of the log that a report is made of."""
+_GUIDE = "docs/getting-started.md"
 _AMQP_PAGES = {"docs/confirm-after-consume.md"}
 """Their commands are asked of a sidecar with queues; none of them needs a broker."""
 
@@ -206,10 +207,10 @@ def test_the_commands_of_a_page_work(page: str, reader: Callable[[str], Reader])
             typing.type(command)
 
 
-def test_the_client_of_the_readme_is_limited(tmp_path: Path) -> None:
-    readme = _TEXTS["README.md"]
-    (code,) = re.findall(r"^```python\n(# send\.py\n.*?)^```$", readme, re.DOTALL | re.MULTILINE)
-    (limit,) = [each.line for each in _COMMANDS["README.md"] if each.line.endswith('--reason "try it"')]
+def test_the_client_of_the_first_guide_is_limited(tmp_path: Path) -> None:
+    guide = _TEXTS[_GUIDE]
+    (code,) = re.findall(r"^```python\n(# send\.py\n.*?)^```$", guide, re.DOTALL | re.MULTILINE)
+    (limit,) = [each.line for each in _COMMANDS[_GUIDE] if each.line.endswith('--reason "try it"')]
     command = [str(VENV_BIN / "sluice"), "demo"]
     with ManagedProcess("demo", command, log=tmp_path / "demo.log", cwd=tmp_path) as running:
         running.wait_for_line("see also", timeout_s=_TIMEOUT_S)
