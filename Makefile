@@ -16,7 +16,8 @@ TOXIPROXY := v2.5.0
 RUN_STAMP := $(VENV)/.stamp-run
 VENV_STAMP := $(VENV)/.stamp
 PARTS_STAMPS := $(PARTS)/rocketmq/.stamp $(PARTS)/rabbitmq/.stamp $(PARTS)/artemis/.stamp \
-	$(PARTS)/amqp10/.stamp $(PARTS)/node/.stamp $(PARTS)/python/.stamp $(PARTS)/toxiproxy/.stamp-$(TOXIPROXY)
+	$(PARTS)/rocketmq-proxy/.stamp $(PARTS)/grpc-clients/.stamp $(PARTS)/amqp10/.stamp $(PARTS)/node/.stamp \
+	$(PARTS)/python/.stamp $(PARTS)/toxiproxy/.stamp-$(TOXIPROXY)
 NATIVE_STAMP := $(VENV)/.stamp-native
 FUZZ_STAMP := $(VENV)/.stamp-fuzz
 NATIVE_SOURCES := $(wildcard native/*.toml native/*.pyi native/src/*.rs native/src/*/*.rs native/core/Cargo.toml native/core/src/*.rs native/core/src/*/*.rs)
@@ -49,7 +50,7 @@ TESTED := proxy limiter admin native tests
 JAVASCRIPT := $(PARTS)/javascript/node_modules
 PAGES := admin/web/files admin/analytics/page
 
-.PHONY: help setup packages native no-native rust parts fuzz-long fuzz-corpus demo demo-rocketmq demo-rabbitmq pictures test test-all lint types fast unit fuzz quick browser operator spark stores integration soak soak-long rabbitmq4 deploy chroot dist coverage bench reference constraints format clean
+.PHONY: help setup packages native no-native rust parts fuzz-long fuzz-corpus demo demo-rocketmq demo-rocketmq5 demo-rabbitmq pictures test test-all lint types fast unit fuzz quick browser operator spark stores integration soak soak-long rabbitmq4 deploy chroot dist coverage bench reference constraints format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -96,6 +97,23 @@ $(PARTS)/rocketmq/.stamp: tests/integration/rocketmq/pom.xml
 	@sh tests/integration/packages.sh rocketmq
 	@$(CLEAR) && mkdir -p $(@D)
 	mvn -q -B -f $< dependency:copy-dependencies -DoutputDirectory="$(CURDIR)/$(@D)/lib"
+	@touch $@
+
+# Apart from the other broker, as the Proxy has much of its own.
+$(PARTS)/rocketmq-proxy/.stamp: tests/integration/rocketmq_proxy/pom.xml
+	@sh tests/integration/packages.sh rocketmq
+	@$(CLEAR) && mkdir -p $(@D)
+	mvn -q -B -f $< dependency:copy-dependencies -DoutputDirectory="$(CURDIR)/$(@D)/lib"
+	@touch $@
+
+# RocketMQ 5's clients, each in a place of its own.
+$(PARTS)/grpc-clients/.stamp: tests/integration/clients/grpc/pom.xml tests/integration/clients/grpc/requirements.txt tests/integration/clients/grpc/package.json
+	@sh tests/integration/packages.sh rocketmq
+	@$(CLEAR) && mkdir -p $(@D)/node && cp $(filter %.json,$^) $(@D)/node
+	mvn -q -B -f $< dependency:copy-dependencies -DoutputDirectory="$(CURDIR)/$(@D)/lib"
+	cd $(@D)/node && npm install --silent --no-audit --no-fund --no-package-lock
+	$(BIN)/python -m venv $(@D)/python
+	$(@D)/python/bin/pip install --quiet --disable-pip-version-check -r $(filter %.txt,$^)
 	@touch $@
 
 $(PARTS)/rabbitmq/.stamp: tests/integration/rabbitmq/pom.xml
@@ -206,6 +224,10 @@ demo: $(RUN_STAMP) ## one runaway and several quiet topics, live, until Ctrl-C o
 demo-rocketmq: $(RUN_STAMP) $(PARTS)/rocketmq/.stamp ## the same with a real RocketMQ and its own load generator, until Ctrl-C or SECONDS=30
 	$(BIN)/python deploy/demo/demo.py rocketmq \
 		--log $(PARTS)/demo-rocketmq/log $(if $(SECONDS),--seconds $(SECONDS)) $(if $(WITHOUT),--without)
+
+demo-rocketmq5: $(RUN_STAMP) $(PARTS)/rocketmq-proxy/.stamp $(PARTS)/grpc-clients/.stamp ## the same with RocketMQ 5's Proxy and its own Java client
+	$(BIN)/python deploy/demo/demo.py rocketmq5 \
+		--log $(PARTS)/demo-rocketmq5/log $(if $(SECONDS),--seconds $(SECONDS)) $(if $(WITHOUT),--without)
 
 demo-rabbitmq: $(RUN_STAMP) $(PARTS)/rabbitmq/.stamp ## the same with a real RabbitMQ and its own load generator
 	$(BIN)/python deploy/demo/demo.py rabbitmq \

@@ -5,7 +5,7 @@ For the admin address, and for listeners on both sides. TLS 1.2 and 1.3 only, wi
 
 import hashlib
 import ssl
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final, Literal, NamedTuple
 
@@ -164,6 +164,12 @@ def expiry_warnings(expiries: Iterable[Expiry], now: datetime) -> Iterator[str]:
 class ListenerTls:
     """TLS of one listener, with its clients and with its broker.
 
+    Args:
+        settings: the listener's.
+        place: where they are written.
+        origins: for faults.
+        alpn: the protocols to offer, or none (RFC 7301).
+
     Attributes:
         clients: TLS with clients, or None.
         broker: TLS with the broker, or None.
@@ -174,8 +180,8 @@ class ListenerTls:
         SettingsError: keys are missing or contradict each other, or a file is wrong.
     """
 
-    def __init__(self, settings: ListenerSettings, place: Place, origins: Origins) -> None:
-        self._settings, self._place, self._origins = settings, place, origins
+    def __init__(self, settings: ListenerSettings, place: Place, origins: Origins, alpn: Sequence[str] = ()) -> None:
+        self._settings, self._place, self._origins, self._alpn = settings, place, origins, alpn
         if faults := [*self._faults()]:
             raise SettingsError(faults)
         self.clients: ClientTls | None = None
@@ -195,7 +201,7 @@ class ListenerTls:
         Raises:
             SettingsError: a file is wrong; the old ones stay in use.
         """
-        read = ListenerTls(self._settings, self._place, self._origins)
+        read = ListenerTls(self._settings, self._place, self._origins, self._alpn)
 
         def put_in_force() -> None:
             if self.clients is not None and read.clients is not None:
@@ -266,6 +272,7 @@ class ListenerTls:
     def _client_context(self) -> ssl.SSLContext:
         settings = self._settings
         context = _new_context(ssl.PROTOCOL_TLS_SERVER)
+        self._offer(context)
         context.minimum_version = _VERSIONS[settings.tls_minimum_version]
         # A client that never reads would leave tickets unread, and its close would become a reset. A resumed session
         # also shows no certificate. Python cannot turn resumption of TLS 1.2 off; a reload ends it.
@@ -286,6 +293,7 @@ class ListenerTls:
     def _broker_context(self) -> ssl.SSLContext:
         settings = self._settings
         context = _new_context(ssl.PROTOCOL_TLS_CLIENT)
+        self._offer(context)
         if settings.broker_tls_verify is False:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
@@ -297,6 +305,10 @@ class ListenerTls:
             certificate, key = self._named("broker_tls_certificate_file"), self._named("broker_tls_key_file")
             _load_certificate(context, certificate, key, self._origins)
         return context
+
+    def _offer(self, context: ssl.SSLContext) -> None:
+        if self._alpn:
+            context.set_alpn_protocols(self._alpn)
 
 
 class Certificate:

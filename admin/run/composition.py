@@ -279,7 +279,7 @@ def _listeners(
             # Where TLS ends here, the protocol never sees it.
             said = {"tls": listener.tls} if listener.tls in {"refuse", "pass"} else {}
             options = plugins.options(protocol.options, said | listener.options, (*place, "options"), origins)
-            tls = ListenerTls(listener, place, origins)
+            tls = ListenerTls(listener, place, origins, protocol.alpn)
         except SettingsError as error:
             problems.extend(error.lines)
         else:

@@ -9,14 +9,19 @@ from typing import ClassVar, Final
 
 import trio
 from harness import amqp
+from harness.clients import grpc_client
+from harness.grpc_calls import GrpcCalls, send_request
 from harness.paths import rabbitmq_classpath, rocketmq_classpath
+from harness.ports import free_port
 from harness.process import ManagedProcess
 from harness.rabbitmq import RabbitMQ
 from harness.rocketmq import BROKER_HOST, RocketMQ, java
+from harness.rocketmq_proxy import RocketMQProxy
 from harness.sidecar import Route
 
 from admin.config.addresses import Endpoint
 from admin.demo.producer import Client, Outcome, Producer
+from proxy.protocols.rocketmq_grpc.messages import OK, read_answer
 
 #: Where clients connect and Sluice listens. All of 127/8 is this machine.
 CLIENTS_HOST: Final = "127.0.0.2"
@@ -78,7 +83,7 @@ class FloodedRocketMQ(FloodedBroker):
     name, protocol, kind = "RocketMQ", "rocketmq", "topic"
     generator = "RocketMQ's own benchmark.Producer"
     client = Producer
-    _SETTINGS: ClassVar[Mapping[str, str]] = {
+    SETTINGS: ClassVar[Mapping[str, str]] = {
         "flushDiskType": "SYNC_FLUSH",
         "asyncSendEnable": "false",
         "waitTimeMillsInSendQueue": "200",
@@ -90,7 +95,7 @@ class FloodedRocketMQ(FloodedBroker):
         # Where RocketMQ looks first how to log: otherwise each refused message fills the disk with a stack trace.
         (folder / "rmq.logback-test.xml").write_text("<configuration/>\n", encoding="utf-8")
         host = CLIENTS_HOST if behind_sluice else BROKER_HOST
-        started = RocketMQ(folder / "rocketmq", advertised_host=host, settings=self._SETTINGS)
+        started = RocketMQ(folder / "rocketmq", advertised_host=host, settings=self.SETTINGS)
         self._broker = stack.enter_context(started)
         self.address = Endpoint(BROKER_HOST, started.port)
         self.clients = Endpoint(host, started.port)
@@ -121,6 +126,38 @@ class FloodedRocketMQ(FloodedBroker):
         """Read the last report."""
         found = re.findall(r"Send Failed: (\d+) \| Response Failed: (\d+)", "\n".join(lines))
         return sum(map(int, found[-1])) if found else 0
+
+
+class FloodedRocketMQProxy(FloodedBroker):
+    """The same broker in one process with RocketMQ's Proxy, for clients that speak gRPC."""
+
+    name, protocol, kind = "RocketMQ 5", "rocketmq-grpc", "topic"
+    generator = "RocketMQ 5's own Java client, with 128 threads"
+
+    def __init__(self, folder: Path, stack: ExitStack, *, behind_sluice: bool) -> None:
+        self._folder = folder
+        self._proxy = stack.enter_context(RocketMQProxy(folder / "rocketmq", FloodedRocketMQ.SETTINGS))
+        self.address = Endpoint(BROKER_HOST, self._proxy.grpc_port)
+        # The Proxy has its port on all addresses.
+        port = free_port(CLIENTS_HOST)
+        self.clients = Endpoint(CLIENTS_HOST, port) if behind_sluice else self.address
+        self.routes = [Route(f"{CLIENTS_HOST}:{port}", self._proxy.grpc)]
+        self.join_in = f"any client of RocketMQ 5, on a topic of its own; endpoints {self.clients}"
+
+    def create(self, names: Sequence[str]) -> None:
+        """Make the topics."""
+        for name in names:
+            self._proxy.create_topic(name, message_type="NORMAL")
+
+    def stored(self, name: str) -> int:
+        """Ask the broker."""
+        return self._proxy.stored_messages(name)
+
+    def flood(self, name: str) -> ManagedProcess:
+        """Start a thread for each time that the topic is named; each sends as fast as answers come."""
+        arguments = (str(self.clients), "plain", "1", "100000", *[name] * 128)
+        command = [*_NICE, *grpc_client("java", "GrpcFlatOut", *arguments, home=self._folder)]
+        return ManagedProcess("flood", command, log=self._folder / "flood.log", cwd=self._folder)
 
 
 class FloodedRabbitMQ(FloodedBroker):
@@ -213,5 +250,37 @@ class Publisher(Client):
         return found
 
 
+class GrpcProducer(Client):
+    """A producer of RocketMQ 5 without routes and telemetry."""
+
+    _calls: GrpcCalls
+
+    async def greet(self, stream: trio.SocketStream) -> None:
+        """Begin HTTP/2."""
+        self._calls = GrpcCalls(f"demo-{self.topic}")
+        await stream.send_all(self._calls.take_replies())
+
+    def message(self, number: int) -> bytes:
+        """Return a call that stores a message, behind what answers have made due. Streams have odd numbers."""
+        request = send_request(self.topic, b"sluice demo " * 8, f"{self.topic}-{number}")
+        return self._calls.take_replies() + self._calls.call("SendMessage", request)[1]
+
+    def answers(self, data: bytearray) -> Iterable[tuple[int, Outcome]]:
+        """Read frames."""
+        found = [((stream + 1) // 2, _outcome(answer.message)) for stream, answer in self._calls.feed(bytes(data))]
+        data.clear()
+        return found
+
+
+def _outcome(message: bytes) -> Outcome:
+    code = read_answer("SendMessage", message).code
+    return "passed" if code == OK else "refused" if b"[RateLimit]" in message else "failed"
+
+
 FloodedRabbitMQ.client = Publisher
-BROKERS: Final[Mapping[str, type[FloodedBroker]]] = {"rocketmq": FloodedRocketMQ, "rabbitmq": FloodedRabbitMQ}
+FloodedRocketMQProxy.client = GrpcProducer
+BROKERS: Final[Mapping[str, type[FloodedBroker]]] = {
+    "rocketmq": FloodedRocketMQ,
+    "rocketmq5": FloodedRocketMQProxy,
+    "rabbitmq": FloodedRabbitMQ,
+}

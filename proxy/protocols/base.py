@@ -495,6 +495,8 @@ class Protocol:
     busy_attempts: Mapping[str, int] = field(default_factory=dict)
     # Clients may log in by TLS certificate, which the broker does not see if TLS ends before it.
     certificate_logins: bool = False
+    # Protocols that TLS offers by ALPN (RFC 7301), to clients and to the broker. Empty: none.
+    alpn: tuple[str, ...] = ()
     # Takes a listener's options and all listeners. Returns warnings about settings that are probably not intended.
     doubts: Callable[[Any, Sequence[ListenerAddresses]], Iterable[str]] = lambda *_: ()
 

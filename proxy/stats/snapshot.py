@@ -755,8 +755,9 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         Mapping[str, int],
         Metric(
             "sluice_routes_total",
-            "Answers of name servers with brokers' addresses, by what became of them: rewritten, or left: some of the"
-            " addresses were left as they are, so clients may go past Sluice; or unread: passed on unchanged.",
+            "Answers of name servers and RocketMQ's Proxy with brokers' addresses, by what became of them: rewritten,"
+            " or left: some of the addresses were left as they are, so clients may go past Sluice; or unread: passed on"
+            " unchanged.",
             ("outcome",),
             source="wire_counters.routes",
         ),

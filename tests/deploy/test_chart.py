@@ -35,6 +35,7 @@ EVERYTHING: Final = (
 )
 EXISTING: Final = ("-f", str(EXAMPLES_FOLDER / "deployment-a" / "values.yaml"))
 RABBITMQ: Final = ("-f", str(EXAMPLES_FOLDER / "rabbitmq" / "values.yaml"))
+ROCKETMQ_PROXY: Final = ("-f", str(EXAMPLES_FOLDER / "rocketmq-proxy" / "values.yaml"))
 VARIANTS: Final[Mapping[str, tuple[str, ...]]] = {
     "usual": BROKER,
     "everything": EVERYTHING,
@@ -42,6 +43,7 @@ VARIANTS: Final[Mapping[str, tuple[str, ...]]] = {
     "ipv6": (*BROKER, "--set", "ipv6=true,podDisruptionBudget.enabled=false"),
     "existing broker": EXISTING,
     "existing RabbitMQ": RABBITMQ,
+    "existing RocketMQ Proxy": ROCKETMQ_PROXY,
     "existing broker, patched": (*EXISTING, "--set", "existing.patch=true,state.existingClaim=kept"),
 }
 Helm = Callable[..., subprocess.CompletedProcess[str]]
@@ -347,6 +349,7 @@ EXAMPLES: Final = (
     Example(
         *("rabbitmq", "rabbitmq", "rabbitmq", "rabbitmq.conf", "rabbitmq-conf.yaml"), "listeners.tcp.1 = 127.0.0.1:5672"
     ),
+    Example(*("rocketmq-proxy", "rocketmq", "proxy", "rmq-proxy.json", "proxy-conf.yaml"), '  "grpcServerPort": 18081'),
 )
 
 
@@ -369,7 +372,7 @@ def patch(helm: Helm, example: Example) -> Any:
 
 def test_the_sidecar_is_put_into_a_broker_that_is_there(patch: Any, example: Example) -> None:
     before = _documents(example.path("before.yaml"))
-    old = one(before, "StatefulSet")
+    old = one(before, patch["kind"])
     assert (patch["kind"], patch["metadata"]) == (old["kind"], old["metadata"])
     new = _merged(old, patch)
     for version in KUBERNETES:

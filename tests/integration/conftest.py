@@ -18,6 +18,7 @@ from harness.paths import PARTS, required, rocketmq_classpath
 from harness.ports import free_port
 from harness.rabbitmq import RabbitMQ, StartRabbitMQ
 from harness.rocketmq import RocketMQ, StartRocketMQ
+from harness.rocketmq_proxy import RocketMQProxy
 from harness.sidecar import Route, Sluice, StartSluice
 
 # What the sidecar that most tests share has in force; the topics' names say which limit a test is about.
@@ -129,6 +130,13 @@ def start_slow_rocketmq(start_rocketmq: StartRocketMQ) -> StartRocketMQ:
 def slow_rocketmq(start_slow_rocketmq: StartRocketMQ) -> RocketMQ:
     """Such a broker, which advertises an address where nothing listens: each test puts something there for itself."""
     return start_slow_rocketmq()
+
+
+@pytest.fixture(scope="module")
+def rocketmq_proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocketMQProxy]:
+    """RocketMQ's Proxy with a broker; give topics and groups names of their own."""
+    with RocketMQProxy(tmp_path_factory.mktemp("rocketmq-proxy") / "home") as running:
+        yield running
 
 
 @pytest.fixture(scope="module")

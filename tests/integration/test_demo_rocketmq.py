@@ -1,4 +1,4 @@
-"""``make demo-rocketmq`` for real: what it tells, and that nothing is left of it however it ends."""
+"""``make demo-rocketmq`` and ``-rocketmq5`` for real: what they tell, and that nothing is left however they end."""
 
 import json
 import signal
@@ -11,12 +11,13 @@ from harness.demo import QUIET, TIMEOUT_S, Demos, demos_of, figures
 pytestmark = [pytest.mark.integration, pytest.mark.alone, pytest.mark.long]
 
 
-@pytest.fixture
-def demos(tmp_path: Path) -> Iterator[Demos]:
-    with demos_of("rocketmq", tmp_path) as demos:
+@pytest.fixture(params=["rocketmq"])
+def demos(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Demos]:
+    with demos_of(request.param, tmp_path) as demos:
         yield demos
 
 
+@pytest.mark.parametrize("demos", ["rocketmq", "rocketmq5"], indirect=True)
 def test_a_flood_is_held_to_its_limit_and_nothing_is_left(demos: Demos, tmp_path: Path) -> None:
     record = tmp_path / "record.json"
     demo = demos.start("--seconds", "15", "--calm", "1", "--record", str(record))

@@ -91,6 +91,7 @@ NOT_RUN: Final = (
         NotRun(f"make demo-rocketmq{how}", "it fetches RocketMQ", "tests/integration/test_demo_rocketmq.py")
         for how in ("", " SECONDS=30", " SECONDS=30 WITHOUT=1")
     ),
+    NotRun("make demo-rocketmq5", "it fetches RocketMQ", "tests/integration/test_demo_rocketmq.py"),
     NotRun("make demo-rabbitmq", "it fetches PerfTest", "tests/integration/test_demo_rabbitmq.py"),
     NotRun("make test", _ITSELF, "make test"),
     NotRun("make test-all", _ITSELF, "make test-all"),
@@ -140,6 +141,8 @@ NOT_RUN: Final = (
         _CHART,
     ),
     NotRun("kubectl -n rocketmq patch statefulset broker-a --patch-file patch.yaml", _CLUSTER, _CHART),
+    NotRun("kubectl apply -f proxy-conf.yaml", _CLUSTER, _CHART),
+    NotRun("kubectl -n rocketmq patch deployment proxy --patch-file patch.yaml", _CLUSTER, _CHART),
     NotRun("helm upgrade --install sluice deploy/helm/sluice -n rabbitmq -f values.yaml", _CLUSTER, _CHART),
     NotRun("kubectl apply -f rabbitmq-conf.yaml", _CLUSTER, _CHART),
     NotRun(

@@ -150,18 +150,17 @@ def busy_answer(refuse: Refuse, opaque: int, kind: str) -> bytes:
 def around_opaque(refuse: Refuse, kind: str = KIND_TOPIC) -> tuple[bytes, bytes]:
     """Return a busy answer's header before and after the opaque. See ``busy_answer``."""
     code = refuse.busy_code
-    if isinstance(refuse, Forbidden) and code is not None:
-        remark = refuse.remark
-    else:
-        if code not in BUSY_CODES:
-            busy = ResponseCode.FLOW_CONTROL if kind == KIND_SUBSCRIPTION else ResponseCode.SYSTEM_BUSY
-            code = busy.value
-        remark = _remark(refuse)
-    header = {"code": code, "language": "JAVA", "version": VERSION, "flag": FLAG_RESPONSE, "remark": remark}
+    if code not in BUSY_CODES and not (isinstance(refuse, Forbidden) and code is not None):
+        busy = ResponseCode.FLOW_CONTROL if kind == KIND_SUBSCRIPTION else ResponseCode.SYSTEM_BUSY
+        code = busy.value
+    header = {"code": code, "language": "JAVA", "version": VERSION, "flag": FLAG_RESPONSE, "remark": remark_of(refuse)}
     return json.dumps(header, separators=(",", ":"))[:-1].encode() + b',"opaque":', b"}"
 
 
-def _remark(refuse: Refuse) -> str:
+def remark_of(refuse: Refuse) -> str:
+    """Return the text of a busy answer."""
+    if isinstance(refuse, Forbidden) and refuse.busy_code is not None:
+        return refuse.remark
     name, rule = _spell(refuse.resource), refuse.rule[:MAX_NAME_CHARS]
     if refuse.most is not None:
         return f"[RateLimit] for {name} at most {refuse.most} {refuse.most_of} at once, rule {rule}"

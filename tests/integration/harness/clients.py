@@ -16,9 +16,11 @@ from harness.paths import (
     AMQP_CLIENTS,
     AMQP_ONE_CLIENTS,
     CLIENTS,
+    GRPC_CLIENTS,
     PARTS,
     MissingPartError,
     amqp_one_classpath,
+    grpc_clients,
     program,
     rabbitmq_classpath,
     required,
@@ -113,6 +115,17 @@ def _built_go(sources: Path, package: str = ".") -> list[str]:
     return [str(built)]
 
 
+def grpc_client(language: str, source: str, *arguments: str, home: Path) -> list[str]:
+    """Return the command of a client of RocketMQ 5: ``java``, ``python`` or ``node``; ``home`` is for its logs."""
+    parts = grpc_clients()
+    if language == "java":
+        classpath = f"{parts / 'lib'}/*"
+        classes = compiled_java(GRPC_CLIENTS, classpath)
+        return [program("java"), *_JAVA, f"-Duser.home={home}", "-cp", f"{classes}:{classpath}", source, *arguments]
+    interpreter = str(parts / "python" / "bin" / "python") if language == "python" else program("node")
+    return [interpreter, str(GRPC_CLIENTS / source), *arguments]
+
+
 def start_client(command: Sequence[str], *, home: Path) -> ManagedProcess:
     """Start a client program that runs until it is ended; it is ready when it has printed ``started``."""
     home.mkdir(parents=True, exist_ok=True)
@@ -153,4 +166,5 @@ def run_client(command: Sequence[str], *, home: Path, seconds: float, env: Mappi
 
 
 def _environment(home: Path) -> dict[str, str]:
-    return {"HOME": str(home), "NODE_PATH": str(PARTS / "node" / "node_modules")}
+    modules = (PARTS / "node" / "node_modules", PARTS / "grpc-clients" / "node" / "node_modules")
+    return {"HOME": str(home), "NODE_PATH": ":".join(map(str, modules))}

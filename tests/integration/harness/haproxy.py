@@ -36,6 +36,11 @@ class HAProxy:
             self._process.kill()
             raise
 
+    @property
+    def pid(self) -> int:
+        """Of its process."""
+        return self._process.pid
+
     def _wait_until_listening(self, host: str, port: int) -> None:
         deadline_s = time.monotonic() + _PATIENCE_S
         while self._process.running and time.monotonic() < deadline_s:

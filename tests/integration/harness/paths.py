@@ -9,6 +9,7 @@ PARTS = ROOT / ".parts"
 CLIENTS = ROOT / "tests" / "integration" / "clients"
 AMQP_CLIENTS = CLIENTS / "amqp"
 AMQP_ONE_CLIENTS = CLIENTS / "amqp10"
+GRPC_CLIENTS = CLIENTS / "grpc"
 ARTEMIS = ROOT / "tests" / "integration" / "artemis"
 ROCKETMQ = ROOT / "tests" / "integration" / "rocketmq"
 _RABBITMQ = Path("/usr/lib/rabbitmq/bin")
@@ -37,6 +38,17 @@ def rocketmq_classpath() -> str:
     """Return the class path of RocketMQ's broker, tools and Java client, and of what they use (Guava among it)."""
     required(PARTS / "rocketmq" / ".stamp", "make parts")
     return f"{PARTS / 'rocketmq' / 'lib'}/*"
+
+
+def rocketmq_proxy_classpath() -> str:
+    """Return the class path of RocketMQ's Proxy, its broker and its name server."""
+    required(PARTS / "rocketmq-proxy" / ".stamp", "make parts")
+    return f"{PARTS / 'rocketmq-proxy' / 'lib'}/*"
+
+
+def grpc_clients() -> Path:
+    """Return the folder of RocketMQ 5's clients: ``lib`` for Java, ``python`` and ``node``."""
+    return required(PARTS / "grpc-clients" / ".stamp", "make parts").parent
 
 
 def rabbitmq_program(name: str, root: Path | None = None) -> str:

@@ -1,6 +1,7 @@
 """A client of RocketMQ's brokers and name servers: asks what they hold, and fills topics."""
 
 import itertools
+import json
 import re
 
 from harness.frames import FrameClient
@@ -8,6 +9,7 @@ from proxy.protocols.rocketmq.wire.codes import RequestCode, ResponseCode
 from proxy.protocols.rocketmq.wire.command import RemotingCommand
 
 _UPDATE_AND_CREATE_TOPIC = 17
+_UPDATE_AND_CREATE_GROUP = 200
 _GET_TOPIC_STATS = 202
 _QUEUES = 4
 
@@ -28,9 +30,9 @@ class RemotingClient(FrameClient):
     def __init__(self, host: str, port: int) -> None:
         super().__init__(f"{host}:{port}")
 
-    def call(self, code: int, fields: dict[str, str]) -> RemotingCommand:
+    def call(self, code: int, fields: dict[str, str], body: bytes = b"") -> RemotingCommand:
         """Send one request and return the answer, or raise RemotingError."""
-        (answer,) = self.ask(RemotingCommand(code=code, opaque=next(_opaques), fields=fields))
+        (answer,) = self.ask(RemotingCommand(code=code, opaque=next(_opaques), fields=fields, body=body))
         if answer.code != ResponseCode.SUCCESS:
             raise RemotingError(answer.code, answer.remark or "")
         return answer
@@ -50,11 +52,18 @@ class RemotingClient(FrameClient):
         ]
         return sum(answer.code == ResponseCode.SUCCESS for answer in self.ask(*sends))
 
-    def create_topic(self, topic: str, *, queues: int = _QUEUES) -> None:
-        """Make a topic on a broker, or change its number of queues."""
+    def create_topic(self, topic: str, *, queues: int = _QUEUES, message_type: str = "") -> None:
+        """Make a topic on a broker, or change its number of queues; RocketMQ 5 has types, such as FIFO."""
         fields = {"topic": topic, "defaultTopic": "TBW102", "perm": "6", "topicFilterType": "SINGLE_TAG"}
         fields |= {"readQueueNums": str(queues), "writeQueueNums": str(queues), "topicSysFlag": "0", "order": "false"}
+        if message_type:
+            fields["attributes"] = f"+message.type={message_type}"
         self.call(_UPDATE_AND_CREATE_TOPIC, fields)
+
+    def create_group(self, group: str, *, in_order: bool = False, most_retries: int = 16) -> None:
+        """Make a consumer group on a broker."""
+        config = {"groupName": group, "consumeMessageOrderly": in_order, "retryMaxTimes": most_retries}
+        self.call(_UPDATE_AND_CREATE_GROUP, {}, json.dumps(config).encode())
 
     def has_route(self, topic: str) -> bool:
         """Return whether a name server knows a broker for the topic."""

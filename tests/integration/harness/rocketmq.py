@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Self
+from typing import Any, Self
 
 from harness.disks import slow_syncs
 from harness.java import compiled_java
@@ -73,6 +73,9 @@ def java(classpath: str, home: Path, *options: str) -> list[str]:
 class RocketMQ:
     """One broker that runs, and the name servers that it is registered at."""
 
+    # What the broker prints once it is ready.
+    ready = "boot success"
+
     def __init__(
         self,
         home: Path,
@@ -93,7 +96,7 @@ class RocketMQ:
         self._stack = contextlib.ExitStack()
         (home / "conf").mkdir(parents=True)
         broker_options: tuple[str, ...] = (*BROKER_MEMORY, *java_options)
-        classpath = rocketmq_classpath()
+        classpath = self._classpath()
         if flush_ms is not None:
             classpath = f"{classpath}:{compiled_java(ROCKETMQ)}"
             broker_options += (f"-DslowDisk.flushMillis={flush_ms}",)
@@ -107,7 +110,7 @@ class RocketMQ:
                 )
                 self._name_servers[address] = self._start(
                     *(home, f"namesrv-{number}"),
-                    java(rocketmq_classpath(), home, *NAME_SERVER_MEMORY, *java_options),
+                    java(self._classpath(), home, *NAME_SERVER_MEMORY, *java_options),
                     *("namesrv.NamesrvStartup", "-c", str(namesrv_conf)),
                 )
                 starting.callback(self._name_servers[address].kill)
@@ -125,7 +128,8 @@ class RocketMQ:
             self._start_broker = partial(
                 self._start,
                 *(home, "broker", [*slowly, *java(classpath, home, *broker_options)]),
-                *("broker.BrokerStartup", "-n", ";".join(self.namesrvs), "-c", str(conf)),
+                *self._broker_command(home, conf),
+                ready=self.ready,
             )
             self._broker = self._start_broker()
             starting.callback(self.kill_broker)
@@ -148,10 +152,10 @@ class RocketMQ:
         if address in self._name_servers:
             self._name_servers.pop(address).kill()
 
-    def create_topic(self, topic: str) -> str:
-        """Make a topic, wait until all name servers that run know it, and return its name."""
+    def create_topic(self, topic: str, **how: Any) -> str:
+        """Make a topic as ``RemotingClient`` does, wait until all name servers know it, and return its name."""
         with self._to_broker() as broker:
-            broker.create_topic(topic)
+            broker.create_topic(topic, **how)
         deadline = time.monotonic() + _ROUTE_TIMEOUT_S
         for address in self._name_servers:
             with RemotingClient(BROKER_HOST, _port_of(address)) as namesrv:
@@ -192,10 +196,26 @@ class RocketMQ:
         """Stop both."""
         self.close()
 
+    def _classpath(self) -> str:
+        return rocketmq_classpath()
+
+    def _broker_command(self, home: Path, conf: Path) -> tuple[str, ...]:
+        """Return the broker's main class, and its arguments."""
+        del home
+        return "broker.BrokerStartup", "-n", ";".join(self.namesrvs), "-c", str(conf)
+
     def _to_broker(self) -> RemotingClient:
         return RemotingClient(self.host, self.port)
 
-    def _start(self, home: Path, name: str, machine: list[str], main_class: str, *arguments: str) -> ManagedProcess:
+    def _start(
+        self,
+        home: Path,
+        name: str,
+        machine: list[str],
+        main_class: str,
+        *arguments: str,
+        ready: str = "boot success",
+    ) -> ManagedProcess:
         process = ManagedProcess(
             name,
             [*machine, f"org.apache.rocketmq.{main_class}", *arguments],
@@ -204,7 +224,7 @@ class RocketMQ:
             cwd=home,
         )
         try:
-            process.wait_for_line("boot success", timeout_s=_START_TIMEOUT_S)
+            process.wait_for_line(ready, timeout_s=_START_TIMEOUT_S)
         except BaseException:
             process.kill()
             raise

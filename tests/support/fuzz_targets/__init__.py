@@ -35,6 +35,7 @@ TARGETS: Final[Mapping[str, str]] = {
     "rocketmq_compiled": "a RocketMQ session that reads by the compiled part, and one that reads by Python",
     "turn_compiled": "RocketMQ connections through a data path with the compiled turn, and through one without it",
     "name_server": "a session with RocketMQ's name server, and addresses in bodies",
+    "rocketmq_grpc": "messages of RocketMQ 5, and a session that passes all, or refuses and holds",
     "amqp091": "an AMQP 0.9.1 session that passes all, or refuses and holds",
     "amqp091_compiled": "an AMQP 0.9.1 session that reads by the compiled part, and one that reads by Python",
     "amqp10": "an AMQP 1.0 session that passes all, or refuses, holds and grants",

@@ -31,8 +31,11 @@ def module() -> str:
     kinds = kinds_of(own_protocols())
     scopes = [kind.name for kind in scope_kinds_of(own_protocols())]
     spelt = ", ".join(f"{kind.spelling} for a {kind.name}" for kind in kinds if kind.spelling)
-    limited = ((protocol.name, _rates(protocol)) for protocol in own_protocols())
-    rates = "; ".join((*(f"{name}: {rates}" for name, rates in limited if rates), "others: none"))
+    limited: dict[str, list[str]] = {}
+    for protocol in own_protocols():
+        limited.setdefault(_rates(protocol), []).append(protocol.name)
+    limited.pop("", None)
+    rates = "; ".join((*(f"{' and '.join(names)}: {rates}" for rates, names in limited.items()), "others: none"))
     return _MODULE.format(
         default=_text(DEFAULT),
         protocols=_text(", ".join(protocol.name for protocol in own_protocols())),

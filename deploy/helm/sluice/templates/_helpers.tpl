@@ -72,7 +72,7 @@ max_disk_bytes = {{ int64 .Values.state.spoolBytes }}
 [[listeners]]
 name = {{ .name | toJson }}
 listen = "{{ include "sluice.podAddress" $ }}:{{ .port }}"
-broker = "127.0.0.1:{{ .port }}"
+broker = "127.0.0.1:{{ .brokerPort | default .port }}"
 {{- if .tlsSecret }}
 {{- if not (regexMatch "(?m)^\\s*tls\\s*=" (default "" .settings)) }}
 tls = "require"

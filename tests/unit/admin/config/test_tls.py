@@ -1,6 +1,7 @@
 """TLS of listeners from files: what is refused and why, what a reload takes over, and when certificates end."""
 
 import ssl
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,37 @@ NO_EFFECT = 'has no effect without tls = "accept" or "require"'
 )
 def test_faulty_keys_and_files_are_named_with_what_to_do(given: dict[str, Any], told: str) -> None:
     assert told in faults(**given)[0]
+
+
+def test_protocols_are_offered_to_both_peers_where_there_are_any() -> None:
+    settings = ListenerSettings(name="main", listen="127.0.0.1:1", broker="broker.example:2", **CLIENTS, **BROKER)
+    made = ListenerTls(settings, PLACE, ORIGINS, ("h2",))
+    assert made.clients is not None
+    assert made.broker is not None
+    for context, peer_side in (
+        (made.clients.context, ssl.PROTOCOL_TLS_CLIENT),
+        (made.broker.context, ssl.PROTOCOL_TLS_SERVER),
+    ):
+        peer = ssl.SSLContext(peer_side)
+        if peer_side == ssl.PROTOCOL_TLS_CLIENT:
+            peer.load_verify_locations("ca.pem")
+        else:
+            peer.load_cert_chain("server.pem", "server.key")
+        peer.set_alpn_protocols(["h2", "http/1.1"])
+        assert agreed(context, peer, server_side=peer_side == ssl.PROTOCOL_TLS_CLIENT) == "h2"
+
+
+def agreed(ours: ssl.SSLContext, peer: ssl.SSLContext, *, server_side: bool) -> str | None:
+    """Shake hands in memory and return the protocol that both agreed on."""
+    one, other = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = [
+        ours.wrap_bio(one, other, server_side=server_side, server_hostname=None if server_side else HOST),
+        peer.wrap_bio(other, one, server_side=not server_side, server_hostname=HOST if server_side else None),
+    ]
+    for each in (*ends, *ends, *ends):
+        with suppress(ssl.SSLWantReadError):
+            each.do_handshake()
+    return ends[0].selected_alpn_protocol()
 
 
 def test_reload_takes_what_is_in_the_files_now_once_all_are_read() -> None:

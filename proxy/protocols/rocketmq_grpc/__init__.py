@@ -1,0 +1,30 @@
+"""RocketMQ 5 over gRPC, as its Proxy speaks it. Kinds and names are those of ``rocketmq``: one rule set serves both.
+
+A topic's name here is its name there. There is no producer group: the Proxy takes the topic for it, so the end of a
+transaction is named by its topic. A rule's ``busy_code`` belongs to the other protocol: here it is always 42900.
+"""
+
+from typing import Final
+
+from limiter.rules.resource import USER
+from proxy.protocols.base import Protocol
+from proxy.protocols.options import read_by
+from proxy.protocols.rocketmq import PROTOCOL as REMOTING
+from proxy.protocols.rocketmq_grpc.options import RocketMQGrpcOptions, doubts
+from proxy.protocols.rocketmq_grpc.session import RocketMQGrpcSession
+
+PROTOCOL: Final = Protocol(
+    name="rocketmq-grpc",
+    kinds=REMOTING.kinds,
+    default_rules=REMOTING.default_rules,
+    open_session=RocketMQGrpcSession,
+    options=RocketMQGrpcOptions,
+    check_rule=REMOTING.check_rule,
+    reads_by=lambda _: read_by("python"),
+    half_closes=False,
+    kinds_meant=REMOTING.kinds_meant,
+    scopes=(USER,),
+    alpn=("h2",),
+    doubts=doubts,
+)
+"""The entry point ``rocketmq-grpc``."""

@@ -1,0 +1,524 @@
+"""The meaning of RocketMQ 5's gRPC methods: what a request asks for, refusals, routes, and what answers say.
+
+Everything here reads or writes one message of ``apache.rocketmq.v2`` in protobuf's wire format, without the five bytes
+that gRPC puts before it. Messages that pass are not written anew, so fields that are not named here never matter.
+
+Readings are strict: where the Proxy's parser would accept something that no client writes (overlong varints, groups),
+they raise ValueError, so that a request cannot mean one thing here and another thing there. Several parts with the key
+of one are joined before they are read, which is how protobuf merges them.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from ipaddress import ip_address
+from typing import Final, NamedTuple
+
+from limiter.rules.resource import Resource
+from proxy.deciding.batch import Refusal
+from proxy.protocols.rocketmq.wire.codes import (
+    KIND_RETRY_GROUP,
+    KIND_SUBSCRIPTION,
+    KIND_TOPIC,
+    KIND_TRANSACTION,
+    MAX_NAME_CHARS,
+    RETRY_PREFIX,
+    SUBSCRIPTION_MARK,
+)
+
+Buffer = bytes | bytearray | memoryview
+
+OK: Final = 20_000
+MESSAGE_NOT_FOUND: Final = 40_404
+TOO_MANY_REQUESTS: Final = 42_900
+
+LIMITED: Final = frozenset(
+    {
+        "SendMessage",
+        "ReceiveMessage",
+        "PullMessage",
+        "ForwardMessageToDeadLetterQueue",
+        "ChangeInvisibleDuration",
+        "EndTransaction",
+    }
+)
+"""Methods whose request is held until it is decided."""
+CONSUMING: Final = frozenset({"ReceiveMessage", "PullMessage"})
+"""Methods that answer with a stream of messages, after a long poll."""
+STORING: Final = frozenset({"SendMessage", "ForwardMessageToDeadLetterQueue", "ChangeInvisibleDuration"})
+"""Methods that an alarm of Sluice refuses."""
+ROUTES: Final = frozenset({"QueryRoute", "QueryAssignment"})
+"""Methods whose answer names addresses. No other one does: a ``ReconnectEndpointsCommand`` has a nonce only."""
+READ: Final = frozenset({"SendMessage", "ReceiveMessage", "PullMessage"})
+"""Methods whose answers are read."""
+
+# Keys of the wire format: field number << 3 | wire type.
+_VARINT: Final = 0
+_FIXED64: Final = 1
+_BYTES: Final = 2
+_FIXED32: Final = 5
+_1: Final = 1 << 3 | _BYTES
+_2: Final = 2 << 3 | _BYTES
+_3: Final = 3 << 3 | _BYTES
+_4: Final = 4 << 3 | _BYTES
+_NUMBER_1: Final = 1 << 3 | _VARINT
+_NUMBER_2: Final = 2 << 3 | _VARINT
+_USER_AGENT: Final = 7 << 3 | _BYTES
+_MESSAGE_GROUP: Final = 17 << 3 | _BYTES
+_MESSAGE_GROUP_WRITTEN: Final = b"\x8a\x01"
+
+_MAX_LENGTH: Final = (1 << 31) - 1
+_ENDLESS: Final = 1 << 32
+# The serialized ``Resource`` of names of MAX_NAME_CHARS characters, with its namespace, is shorter.
+_MAX_RESOURCE_BYTES: Final = 4096
+
+
+class Asked(NamedTuple):
+    """What one request message asks for, in the words of ``proxy.deciding.batch.Request``."""
+
+    resources: tuple[Resource, ...]
+    messages: int  # 0 if the answer is charged
+    refusal: Refusal = "answered"
+    consumes: bool = False
+    by_answer: bool = False
+    order_key: str | None = None  # of a FIFO message: its topic and message group
+    may_wait: bool = True
+
+
+def read_request(method: str, message: Buffer, *, is_cut: bool = False) -> Asked | None:
+    """Return what a request message of a LIMITED method asks for; None if it passes, as the Proxy will refuse it.
+
+    Args:
+        method: the last part of ``:path``.
+        message: all of it, or its beginning.
+        is_cut: only the beginning is here. Then ``messages`` are those that have begun; MessageCounter counts the rest.
+
+    Raises:
+        ValueError: it cannot be read, or it is cut and its names have not come yet.
+    """
+    end = _ENDLESS if is_cut else len(message)
+    if method == "SendMessage":
+        return _read_send(message, end)
+    if method in CONSUMING:
+        return _read_receive(message, end)
+    if method == "EndTransaction":
+        # The Proxy takes the topic for the producer group.
+        name = _name_of(_joined(message, end, _1))
+        return Asked(_resources(KIND_TRANSACTION, name), 1, "impossible") if name else None
+    if method in LIMITED:
+        group = _name_of(_joined(message, end, _1))
+        return Asked(_resources(KIND_RETRY_GROUP, group), 1) if group else None
+    return None
+
+
+def _read_send(message: Buffer, end: int) -> Asked | None:
+    count = 0
+    first: tuple[int, int] | None = None
+    for key, start, stop in _fields(message, 0, end):
+        if key == _1:
+            count += 1
+            first = first or (start, stop)
+    if first is None:
+        return None
+    size = len(message)
+    topics: list[bytes] = []
+    order_key = None
+    group_at: list[tuple[int, int]] = []
+    for key, start, stop in _fields(message, *first):
+        if stop <= size:
+            if key == _1:
+                topics.append(bytes(message[start:stop]))
+            elif key == _3 and _MESSAGE_GROUP_WRITTEN in bytes(message[start:stop]):
+                group_at += [(at, end) for inner, at, end in _fields(message, start, stop) if inner == _MESSAGE_GROUP]
+    if not topics and first[1] > size:
+        raise ValueError("a message without a topic in its beginning")
+    resources = _sent_to(topics[0] if len(topics) == 1 else b"".join(topics))
+    if resources is None:
+        return None
+    for start, stop in group_at:
+        order_key = f"{resources[0].name}\n{bytes(message[start:stop]).decode()}"
+    return Asked(resources, count, order_key=order_key)
+
+
+def message_id(message: Buffer) -> bytes:
+    """Return the id that the client gave the first message of a SendMessage request, or of its beginning.
+
+    It is the same for each repeat, and empty if it is not here.
+    """
+    for key, start, stop in _fields(message, 0, _ENDLESS):
+        if key != _1:
+            continue
+        for inner, at, end in _fields(message, start, stop):
+            if inner == _3:
+                for innermost, begins, ends in _fields(message, at, end):
+                    if innermost == _3 and ends <= len(message):
+                        return bytes(message[begins:ends])[:MAX_NAME_CHARS]
+        break
+    return b""
+
+
+def _read_receive(message: Buffer, end: int) -> Asked | None:
+    group = _name_of(_joined(message, end, _1))
+    queue = _joined(message, end, _2)
+    topic = _name_of(_joined(queue, len(queue), _1))
+    if not group or not topic:
+        return None
+    resources = _resources(KIND_SUBSCRIPTION, f"{group}{SUBSCRIPTION_MARK}{topic}")
+    return Asked(resources, 0, consumes=True, by_answer=True)
+
+
+@lru_cache(maxsize=1024)
+def _sent_to(topic: bytes) -> tuple[Resource, ...] | None:
+    """Return what a send to a serialized ``Resource`` is charged to; None without a name."""
+    name = _name_of(topic)
+    if name.startswith(RETRY_PREFIX):
+        return (Resource(KIND_RETRY_GROUP, name.removeprefix(RETRY_PREFIX)),)
+    return (Resource(KIND_TOPIC, name),) if name else None
+
+
+@lru_cache(maxsize=1024)
+def _resources(kind: str, name: str) -> tuple[Resource, ...]:
+    return (Resource(kind, name),)
+
+
+def _name_of(resource: bytes) -> str:
+    """Return the name of a serialized ``Resource``; the Proxy ignores its namespace.
+
+    Raises:
+        ValueError: it is longer than a broker takes, no UTF-8, or cannot be read.
+    """
+    if len(resource) > _MAX_RESOURCE_BYTES:
+        raise ValueError(f"a name in {len(resource)} bytes")
+    name = ""
+    for key, start, stop in _fields(resource, 0, len(resource)):
+        if key == _2:
+            name = resource[start:stop].decode()
+    if len(name) > MAX_NAME_CHARS:
+        raise ValueError(f"a name of {len(name)} characters")
+    return name
+
+
+class MessageCounter:
+    """Counts the messages of a SendMessage request that is never here as a whole.
+
+    The Proxy takes the topic of the first message, and refuses the request if another has a different one.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        # What ``feed`` has not read yet: a key with its length that is not complete.
+        self._left = b""
+        # Bytes of the current value still to come, and of the message that it is part of.
+        self._skip = 0
+        self._message = 0
+        self._topics = 0
+
+    def feed(self, piece: Buffer) -> None:
+        """Count further messages.
+
+        Args:
+            piece: the next bytes of the request message, from its beginning on.
+
+        Raises:
+            ValueError: it cannot be read, or the first message names a topic twice.
+        """
+        data, at = self._left + bytes(piece) if self._left else bytes(piece), 0
+        size = len(data)
+        while True:
+            step = min(self._skip, size - at)
+            at, self._skip = at + step, self._skip - step
+            if at == size:
+                self._left = b""
+                return
+            began, inside = at, self._message > 0
+            found = _key_and_length(data, at)
+            if found is None:
+                self._left = data[at:]
+                return
+            key, at, length = found
+            if inside:
+                self._message -= at - began + length
+                if self._message < 0:
+                    raise ValueError("a field beyond the end of its message")
+                if key == _1 and self.count == 1:
+                    self._topics += 1
+                    if self._topics > 1:
+                        raise ValueError("a message with two topics")
+            elif key == _1:
+                self.count += 1
+                self._message = length
+                continue
+            self._skip = length
+
+
+def _key_and_length(data: bytes, at: int) -> tuple[int, int, int] | None:
+    """Return a key, where its value begins, and the length of that; None if they are not all here."""
+    try:
+        key, at = _small_varint(data, at)
+        kind = key & 7
+        if kind == _BYTES:
+            length, at = _small_varint(data, at)
+            return key, at, length
+        if kind == _VARINT:
+            return key, at, _varint_end(data, at) - at
+    except IndexError:
+        return None
+    return key, at, _fixed_bytes(key)
+
+
+def read_target(method: str, message: Buffer) -> bytes | None:
+    """Return the endpoints that a client says it has used, as ``rewrite_routes`` takes them; None if it does not.
+
+    Raises:
+        ValueError: it cannot be read.
+    """
+    target = _joined(message, len(message), _3 if method == "QueryAssignment" else _2)
+    return target if _joined(target, len(target), _2) else None
+
+
+def endpoints_of(host: str, port: int) -> bytes:
+    """Return one address as ``rewrite_routes`` takes it: the serialized ``Endpoints``."""
+    try:
+        scheme = _SCHEMES[ip_address(host).version]
+    except ValueError:
+        scheme = _DOMAIN_NAME
+    address = _text(_1, host) + _number(_NUMBER_2, port)
+    return _number(_NUMBER_1, scheme) + _part(_2, address)
+
+
+_SCHEMES: Final = {4: 1, 6: 2}
+_DOMAIN_NAME: Final = 3
+
+
+def rewrite_routes(method: str, message: Buffer, to: bytes) -> bytes:
+    """Return an answer about routes with other endpoints in place of each broker's; all else in it is the same.
+
+    Args:
+        method: one of ROUTES.
+        message: the whole answer.
+        to: the result of ``read_target`` or ``endpoints_of``.
+
+    Raises:
+        ValueError: it cannot be read.
+    """
+    data = bytes(message)
+    # To the broker: past an assignment, and a message queue.
+    path = (_2, _1, _4) if method == "QueryAssignment" else (_2, _4)
+    return _rewritten(data, path, to, {})
+
+
+def _rewritten(data: bytes, path: Sequence[int], to: bytes, known: dict[bytes, bytes]) -> bytes:
+    """Follow a path of keys to the brokers; ``known`` has what was made of each so far, as queues share them."""
+    pieces: list[bytes] = []
+    begins = copied = 0
+    wanted = path[0] if path else _3
+    for key, start, stop in _fields(data, 0, len(data)):
+        if key == wanted:
+            part = data[start:stop]
+            if not path:
+                instead = to
+            elif len(path) > 1:
+                instead = _rewritten(part, path[1:], to, known)
+            else:
+                instead = known.get(part) or known.setdefault(part, _rewritten(part, (), to, known))
+            pieces += (data[copied:begins], _part(key, instead))
+            copied = stop
+        begins = stop
+    return b"".join((*pieces, data[copied:]))
+
+
+def refuse(method: str, text: str, code: int = TOO_MANY_REQUESTS, *, was_held: bool = False) -> bytes:
+    """Return the response message of a refusal; a consumer that was held gets what an empty long poll gives."""
+    if was_held and method in CONSUMING:
+        code, text = MESSAGE_NOT_FOUND, "no new message"
+    return _part(_1, _number(_NUMBER_1, code) + _text(_2, text))
+
+
+class Answered(NamedTuple):
+    """What one message of an answer says."""
+
+    code: int  # 0 if it has no status
+    messages: int = 0  # that a consumer got
+    size_bytes: int = 0
+
+    @property
+    def is_busy(self) -> bool:
+        return self.code == TOO_MANY_REQUESTS
+
+
+def read_answer(method: str, message: Buffer) -> Answered:
+    """Read one message of an answer of a READ method.
+
+    Raises:
+        ValueError: it cannot be read.
+    """
+    code = messages = 0
+    for key, start, stop in _fields(message, 0, len(message)):
+        if key == _1:
+            for inner, at, end in _fields(message, start, stop):
+                if inner == _NUMBER_1:
+                    code = _varint(message, at, end)
+        elif key == _2 and method in CONSUMING:
+            messages += 1
+    return Answered(code, messages, len(message) if messages else 0)
+
+
+class UserAgent(NamedTuple):
+    """What a client says of itself; empty where it does not."""
+
+    language: str = ""
+    version: str = ""
+
+
+# The names of ``Language``, by number.
+LANGUAGES: Final = (
+    "",
+    "JAVA",
+    "CPP",
+    "DOT_NET",
+    "GOLANG",
+    "RUST",
+    "PYTHON",
+    "PHP",
+    "NODE_JS",
+    "RUBY",
+    "OBJECTIVE_C",
+    "DART",
+    "KOTLIN",
+)
+
+
+def read_settings(message: Buffer) -> UserAgent:
+    """Read the settings in a client's TelemetryCommand.
+
+    Raises:
+        ValueError: it cannot be read.
+    """
+    settings = _joined(message, len(message), _2)
+    agent = _joined(settings, len(settings), _USER_AGENT)
+    language = version = ""
+    for key, start, stop in _fields(agent, 0, len(agent)):
+        if key == _NUMBER_1:
+            number = _varint(agent, start, stop)
+            language = LANGUAGES[number] if number < len(LANGUAGES) else str(number)
+        elif key == _2:
+            version = agent[start:stop].decode(errors="replace")[:MAX_NAME_CHARS]
+    return UserAgent(language, version)
+
+
+_CREDENTIAL: Final = re.compile(r"Credential=([^,/\s]{1,255})")
+
+
+def access_key(authorization: str) -> str:
+    """Return the access key in the metadata ``authorization``, and nothing else of it; empty without one.
+
+    Clients write ``MQv2-HMAC-SHA1 Credential=KEY, SignedHeaders=x-mq-date-time, Signature=…``.
+    """
+    found = _CREDENTIAL.search(authorization)
+    return "" if found is None else found[1]
+
+
+# The wire format, https://protobuf.dev/programming-guides/encoding.
+
+_MAX_VARINT_BYTES: Final = 10
+_MAX_SMALL_VARINT_BYTES: Final = 5
+
+
+def _fields(data: Buffer, at: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """Yield key, start and stop of each field's value; ``end`` is beyond the data if the rest has not come.
+
+    The value of the last one may then stop beyond the data, too.
+    """
+    size = min(end, len(data))
+    try:
+        while at < size:
+            key = data[at]
+            at += 1
+            if key >= 0x80:
+                key, at = _small_varint(data, at - 1)
+            kind = key & 7
+            if kind == _BYTES:
+                length = data[at]
+                at += 1
+                if length >= 0x80:
+                    length, at = _small_varint(data, at - 1)
+            elif kind == _VARINT:
+                length = _varint_end(data, at) - at
+            else:
+                length = _fixed_bytes(key)
+            if key < 8 or at + length > end:
+                raise ValueError("a field beyond the end of its message, or without a number")
+            yield key, at, at + length
+            at += length
+    except IndexError:
+        if end <= len(data):
+            raise ValueError("a field without an end") from None
+
+
+def _small_varint(data: Buffer, at: int) -> tuple[int, int]:
+    """Return a varint of a key or a length, and where it ends; Java reads longer ones, and drops what is too much."""
+    value = shift = 0
+    for _ in range(_MAX_SMALL_VARINT_BYTES):
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            if value > _MAX_LENGTH:
+                break
+            return value, at
+        shift += 7
+    raise ValueError("a key or length of more than 31 bits")
+
+
+def _varint_end(data: Buffer, at: int) -> int:
+    for stop in range(at + 1, at + 1 + _MAX_VARINT_BYTES):
+        if data[stop - 1] < 0x80:
+            return stop
+    raise ValueError("a varint of more than 10 bytes")
+
+
+def _varint(data: Buffer, at: int, stop: int) -> int:
+    """Return an int32 that is not negative, or an enum."""
+    value = 0
+    for shift, byte in enumerate(data[at:stop]):
+        value |= (byte & 0x7F) << 7 * shift
+    return value & _MAX_LENGTH
+
+
+def _fixed_bytes(key: int) -> int:
+    kind = key & 7
+    if kind not in {_FIXED64, _FIXED32}:
+        raise ValueError("a group, which proto3 does not have")
+    return 8 if kind == _FIXED64 else 4
+
+
+def _joined(data: Buffer, end: int, wanted: int) -> bytes:
+    """Return the parts of a message with one key, merged; the names in a part that is cut have not come yet."""
+    parts = []
+    for key, start, stop in _fields(data, 0, end):
+        if key == wanted:
+            if stop > len(data):
+                raise ValueError("a part that has not come yet")
+            parts.append(bytes(data[start:stop]))
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _written(value: int) -> bytes:
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _number(key: int, value: int) -> bytes:
+    return _written(key) + _written(value)
+
+
+def _part(key: int, part: bytes) -> bytes:
+    return _written(key) + _written(len(part)) + part
+
+
+def _text(key: int, text: str) -> bytes:
+    return _part(key, text.encode())
