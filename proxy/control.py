@@ -3,7 +3,7 @@
 A RuleSet goes in, a Snapshot comes out; besides there are commands with replies in both directions.
 """
 
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Literal, Protocol
 
@@ -71,6 +71,18 @@ class Cleared(msgspec.Struct, frozen=True):
     shares: int = 0
 
 
+class FleetError(Exception):
+    """The fleet's Redis cannot be used; the message says why, with the remedy.
+
+    Attributes:
+        sent: a command was sent, and it is not known whether it was done.
+    """
+
+    def __init__(self, reason: str, *, sent: bool = False) -> None:
+        super().__init__(reason)
+        self.sent = sent
+
+
 class DataPath(Protocol):
     """What the admin side knows of the data path."""
 
@@ -128,6 +140,23 @@ class DataPath(Protocol):
 
     async def fleet(self) -> FleetState | None:
         """Return the fleet as this process knows it; waits up to 1 s for Redis. None if it is not in a fleet."""
+
+    async def fleet_edits_changed(self, known: bytes | None) -> None:
+        """Return once the fleet's Redis answers, with another version of the log of edits than is known."""
+
+    async def read_fleet_edits(self) -> Mapping[bytes, bytes]:
+        """Return the fields of the fleet's log of edits; its version is that of the field ``""``.
+
+        Raises:
+            FleetError: it cannot be read.
+        """
+
+    async def write_fleet_edits(self, known: bytes, fields: Mapping[str, bytes], removed: Sequence[str]) -> bool:
+        """Set and remove fields of the fleet's log of edits; False if it is not of the version that is known.
+
+        Raises:
+            FleetError: it cannot be written.
+        """
 
     async def take_traffic(self, *, unfinished: bool = False) -> tuple[TrafficSecond, ...]:
         """Return the outcomes of requests in complete seconds that were not taken yet, in order of time.

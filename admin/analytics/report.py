@@ -29,7 +29,7 @@ from admin.analytics.spark import SMALL_BYTES, TASK_BYTES, TINY_BYTES
 from admin.analytics.tables import ALL_DAYS, RESOURCE_KEY, WHO_KEY, Days, Store, day_of
 from admin.analytics.words import DAY_S, HOUR_S, MINUTE_S, WEEK_S
 from admin.common.errors import StartError
-from admin.common.recommendations import ACTIONS, TO_DO
+from admin.common.recommendations import ACTIONS, TO_DO, of_fleet
 from admin.common.tables import printable
 
 if TYPE_CHECKING:
@@ -231,19 +231,36 @@ def sidecars_of(coverage: "DataFrame") -> tuple[dict[str, Known], list[Row]]:
             F.expr("coalesce(min(first_minute_s), min(hour_s)) AS first_s"),
             F.expr(f"coalesce(max(last_minute_s) + {MINUTE_S}, max(hour_s)) AS last_s"),
             *(F.sum(name).alias(name) for name in ("minutes", "seconds", "records", *_OF_SIDECARS)),
-            *(F.max(name).alias(name) for name in ("lost_records", "last_n", "newest_s", "version", "killed_run")),
+            *(F.max(name).alias(name) for name in ("lost_records", "last_n", "newest_s")),
+            *(F.max(name).alias(name) for name in ("version", "killed_run", "fleet")),
             F.min("first_n").alias("first_n"),
         )
         .orderBy("instance", "run", "dt")
         .collect()
     )  # fmt: skip
     sidecars, told = {}, []
+    fleets: defaultdict[str, list[Known]] = defaultdict(list)
     for name, rows in groupby(runs, key=itemgetter("instance")):
         its = [row.asDict() for row in rows]
         sidecar, row = _sidecar(name, its)
         sidecars[name] = sidecar
         told.append(row)
-    return sidecars, told
+        for fleet in {row["fleet"] for row in its if row["fleet"]}:
+            fleets[of_fleet(fleet)].append(sidecar)
+    return sidecars | {name: _together(members) for name, members in fleets.items()}, told
+
+
+def _together(members: Sequence[Known]) -> Known:
+    """Return what is known of a fleet: a time is known if any member recorded it."""
+    day_s = {day: max(each.day_s.get(day, 0) for each in members) for each in members for day in each.day_s}
+    return Known(
+        sum(day_s.values()),
+        sum(each.lost_records for each in members),
+        sum(each.other for each in members),
+        day_s,
+        max(each.until_s for each in members),
+        next((each.twice for each in members if each.twice), ""),
+    )
 
 
 def _sidecar(name: str, rows: Sequence[Row]) -> tuple[Known, Row]:
@@ -311,7 +328,8 @@ def advise(
     """Find storms and decide about all limits; write both, and culprits, as tables, and return them."""
     tools.step("looking for storms")
     days = Days.of_seconds(options.since_s, options.until_s)
-    newest = frames.coverage.groupBy("instance").agg(F.max("newest_s").alias("newest_s"))
+    whose = f"explode(IF(fleet != '', array(instance, {rollup.OF_FLEET}), array(instance))) AS instance"
+    newest = frames.coverage.selectExpr(whose, "newest_s").groupBy("instance").agg(F.max("newest_s").alias("newest_s"))
     gap_s = options.storm_gap_s
     storms = tools.keep(rollup.floods(rollup.storms(frames.refusals, newest, gap_s), gap_s))
     tools.store.write(storms, tables.STORMS, days)

@@ -9,6 +9,7 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from admin.analytics.tables import AMOUNTS, LIMIT_CHANGES, LIMIT_FIELDS, NAMED, RESOURCE_KEY, SECONDS, WHO_KEY
+from admin.common.recommendations import of_fleet
 from limiter.counting.rejections import OUTCOMES
 
 if TYPE_CHECKING:
@@ -17,12 +18,18 @@ if TYPE_CHECKING:
 _WHATS: Final = ("requests", "messages", "bytes")
 _SUMS: Final = tuple(f"sum({name}) AS {name}" for name in _WHATS)
 REACHED: Final = ("admitted", "shadowed", "bypassed", "exempt")  # outcomes that went to the broker
+OF_FLEET: Final = f"concat('{of_fleet('')}', fleet)"
 _DAY: Final = "date_add(DATE'1970-01-01', CAST({} DIV 86400 AS INT))"
 _TOP: Final = 10  # clients, users and producer groups of a storm, and culprits of a resource and day
 
 
 def _of(type_: str, records: "DataFrame") -> "DataFrame":
     return records.where(f"{type_} IS NOT NULL").select("instance", "run", "n", "at_s", f"{type_}.*")
+
+
+def _by_limit(type_: str, records: "DataFrame") -> "DataFrame":
+    """Return records of limits: those of one that a fleet shares belong to the fleet."""
+    return _of(type_, records).withColumn("instance", F.expr(f"IF(fleet != '', {OF_FLEET}, instance)"))
 
 
 def minutes(records: "DataFrame") -> "DataFrame":
@@ -33,7 +40,7 @@ def minutes(records: "DataFrame") -> "DataFrame":
         for place, what in enumerate(_WHATS)
     )
     repeated = "IF(size(second_repeated) > 0, second_repeated, array_repeat(0L, size(second)))"
-    traffic = _of("traffic", records).selectExpr(
+    traffic = _by_limit("traffic", records).selectExpr(
         *RESOURCE_KEY,
         "at_s - at_s % 60 AS minute_s",
         # A run that ends has larger numbers than the one after it.
@@ -48,7 +55,7 @@ def minutes(records: "DataFrame") -> "DataFrame":
         f"struct(second, {', '.join(SECONDS[:-1])}, {repeated} AS second_repeated) AS seconds",
     )
     rejections = (
-        _of("rejection", records)
+        _by_limit("rejection", records)
         .selectExpr(*RESOURCE_KEY, "at_s - at_s % 60 AS minute_s", "IF(verdict = 'shadow', at_s % 60, NULL) AS second",
             "messages", "wait_max_us")
         .groupBy(*RESOURCE_KEY, "minute_s", "second")
@@ -125,7 +132,7 @@ _LANGUAGES: Final = """map_from_entries(transform(array_sort(array_distinct(lang
 def refusals(records: "DataFrame") -> "DataFrame":
     """Add up rejections by resource, second, who it was, rule and verdict."""
     return (
-        _of("rejection", records)
+        _by_limit("rejection", records)
         .selectExpr(*RESOURCE_KEY, "at_s", *WHO_KEY, "rule", "verdict", *_WHATS, "wait_max_us")
         .groupBy(*RESOURCE_KEY, "at_s", *WHO_KEY, "rule", "verdict")
         .agg(*map(F.expr, _SUMS), F.max("wait_max_us").alias("wait_max_us"))
@@ -229,7 +236,7 @@ def culprits(refusals: "DataFrame") -> "DataFrame":
 def limits(records: "DataFrame") -> "DataFrame":
     """Return the rules as last recorded on a day."""
     return (
-        _of("limit", records)
+        _by_limit("limit", records)
         .selectExpr(
             *RESOURCE_KEY, "at_s", "struct(at_s, n, run) AS number", *LIMIT_FIELDS, f"{_DAY.format('at_s')} AS dt"
         )
@@ -266,7 +273,8 @@ def coverage(lines: "DataFrame", records: "DataFrame") -> "DataFrame":
             F.max("last_s").alias("newest_s"),
         )
         .selectExpr(*key, "named_struct('minute_s', CAST(NULL AS BIGINT), 'seconds', 0L, 'off', false,"
-            " 'connections', 0L, 'bypassed', 0L, 'other', 0L, 'lost', 0L, 'version', '', 'killed', '') AS beat",
+            " 'connections', 0L, 'bypassed', 0L, 'other', 0L, 'lost', 0L, 'version', '', 'killed', '', 'fleet', '')"
+            " AS beat",
             "records", "lines - records AS copies", "first_n", "last_n", "newest_s")
     )  # fmt: skip
     beats = (
@@ -281,8 +289,10 @@ def coverage(lines: "DataFrame", records: "DataFrame") -> "DataFrame":
             F.expr("max(lost_records) AS lost"),
             F.max("version").alias("version"),
             F.max("killed_run").alias("killed"),
+            F.max("fleet").alias("fleet"),
         )
-        .selectExpr(*key, "struct(minute_s, seconds, off, connections, bypassed, other, lost, version, killed) AS beat",
+        .selectExpr(*key,
+            "struct(minute_s, seconds, off, connections, bypassed, other, lost, version, killed, fleet) AS beat",
             "0L AS records", "0L AS copies", "CAST(NULL AS BIGINT) AS first_n", "CAST(NULL AS BIGINT) AS last_n",
             "CAST(NULL AS BIGINT) AS newest_s")
     )  # fmt: skip
@@ -306,6 +316,7 @@ def coverage(lines: "DataFrame", records: "DataFrame") -> "DataFrame":
             F.max("newest_s").alias("newest_s"),
             F.expr("coalesce(max_by(beat.version, beat.minute_s), '') AS version"),
             F.max("beat.killed").alias("killed_run"),
+            F.max("beat.fleet").alias("fleet"),
         )
         .withColumn("dt", F.expr(_DAY.format("hour_s")))
     )

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _RESOURCE: Final = "instance STRING, kind STRING, name STRING"
-RESOURCE_KEY: Final = ("instance", "kind", "name")  # what limits are of: each instance has its own
+RESOURCE_KEY: Final = ("instance", "kind", "name")  # what limits are of: each instance has its own, or a fleet
 WHO_KEY: Final = ("client", "user", "product", "producer_group")  # who was refused; all but the client may be empty
 NAMED: Final = {"rules": "rule", "clients": "client", "users": "user", "producer_groups": "producer_group"}
 """Lists of a storm, and what each is of."""
@@ -156,13 +156,14 @@ COVERAGE: Final = Table(
     "instance STRING, run STRING, hour_s BIGINT, minutes BIGINT, seconds BIGINT, first_minute_s BIGINT,"
     " last_minute_s BIGINT, limiting_off_minutes BIGINT, connections_max BIGINT, bypassed_requests BIGINT,"
     " other BIGINT, lost_records BIGINT, records BIGINT, copies BIGINT, first_n BIGINT, last_n BIGINT,"
-    " newest_s BIGINT, version STRING, killed_run STRING, dt DATE",
+    " newest_s BIGINT, version STRING, killed_run STRING, fleet STRING, dt DATE",
 )
 """What is known of each run in each hour: minutes with a heartbeat and the seconds recorded in them, which are above 60
 a minute if the clock was set back. ``lost_records`` is what the run had lost so far by its own count (the largest of a
 run is its sum). ``records`` are those that begin in the hour, each once, ``first_n`` to ``last_n`` their numbers: over
 a whole run, ``last_n - first_n + 1 - records`` are missing. ``copies`` were there once more. ``newest_s`` is the last
-second that any of them is of. ``killed_run`` is the run before, if it was killed."""
+second that any of them is of. ``killed_run`` is the run before, if it was killed.
+``fleet`` is the fleet that it is a member of."""
 BY_DAY: Final = (MINUTES, REFUSALS, STORMS, CULPRITS, LIMITS, LIMIT_CHANGES, COVERAGE)
 
 

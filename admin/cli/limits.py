@@ -78,7 +78,7 @@ def _flag(of: LimitField) -> Any:
     meaning = of.meaning.partition(";")[0]
     if of.plain_type is bool:
         no = f"--no-{of.key.replace('_', '-')}" if of.is_choice else ""
-        return Annotated[bool | None, Parameter(help=meaning, negative=no)]
+        return Annotated[bool | None, Parameter(name=of.flag or None, help=meaning, negative=no)]
     # All words are let through: the sidecar knows which there are.
     type_: Any = str if of.is_list else of.plain_type | str if of.values else of.plain_type
     return Annotated[type_ | None, Parameter(help=meaning, metavar=of.metavar)]
@@ -292,7 +292,8 @@ def export(
         "The change applies to the next request, survives restarts, and overrides the configuration until it is unset."
         " Fields that are not given keep their values, and so does the time at which an edit expires. A name without"
         " a limit of its own starts from the rule in force for it. With --replace, fields that are not given get their"
-        " defaults.\n\n" + ASKING
+        " defaults. With --fleet, all members of the fleet get the limit that this one has then, within two seconds; if"
+        " Redis cannot be reached, none does.\n\n" + ASKING
     ),
 )
 def set_(
@@ -362,7 +363,7 @@ def _misspelt(api: "Api", change: "Change", kind: str, name: str) -> str:
     help_epilogue=(
         "It clears debts, open breakers and fair shares. The limit itself does not change, but an adaptive limit begins"
         " anew: it forgets what the broker took. A pattern resets the buckets of all names for which its rule is in"
-        " force.\n\n" + ASKING
+        " force. The bucket of a fleet's limit stays as it is.\n\n" + ASKING
     ),
 )
 def reset(
@@ -413,7 +414,7 @@ def unset(
         "From the recommendations.json of `sluice report`, raised and new limits and fair shares are put in force, with"
         " the evidence as the reason. Limits that could be lower (--lower), and limits that were not near and could be"
         " higher (--raise), are left out unless you ask for them. The other fields of a limit do not change. The"
-        " recommendations are only for the sidecar that they name.\n\n"
+        " recommendations are only for the sidecar that they name; with --fleet, those for its fleet are applied.\n\n"
         "All changes are made at once, or none.\n\n" + ASKING
     )
 )

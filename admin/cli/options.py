@@ -91,6 +91,7 @@ class Write:
     reason: Reason = ""
     dry_run: DryRun = False
     volatile: Annotated[bool, Parameter(help="until the restart only; not stored")] = False
+    fleet: Annotated[bool, Parameter(help="at all members of the fleet")] = False
 
 
 WRITE: Final = Write()

@@ -15,11 +15,16 @@ from admin.client.text import as_json, listing, moment, until
 from admin.common.columns import Column
 from admin.common.errors import OperatorError, SettingsError
 from admin.common.tables import Rows
+from admin.config.limit_fields import FIELDS
 from admin.edits.model import Change
 from admin.edits.wording import difference, target
 from admin.wire import BASE, MAX_PAGE, PROBLEM, AuditPage, Changes, FieldProblem, Problem
 
-_WORDS: Final = {"kind": "KIND", "name": "NAME", "rate": "RATE", "ttl_s": "--ttl", "id": "ID"}
+_WORDS: Final = {"kind": "KIND", "name": "NAME", "rate": "RATE", "ttl_s": "--ttl", "id": "ID"} | {
+    each.key: each.flag for each in FIELDS if each.flag
+}
+_TOLD: Final = ("reload", "reset", "purge")
+"""Changes whose details are all that is to be said."""
 _LINES: Final = 20
 """How many changes of a batch are printed."""
 _T = TypeVar("_T")
@@ -73,7 +78,12 @@ def change_lines(change: Change, *, dry_run: bool = False) -> Iterator[str]:
         yield from (f"   {cleared}: {line}" for line in change.details)
         yield f"   change {change.id} by {change.by}"
     elif not dry_run:
+        yield from (f"   {line}" for line in change.details)
         where = "" if change.durable else ", until the restart only"
+        if change.member:
+            where = ", at all members of the fleet"
+        elif change.new and change.new.get("fleet"):
+            where += ", at this member only; --fleet changes a limit at all"
         yield f"   change {change.id} by {change.by}{where}; `sluice audit revert {change.id}` undoes it"
 
 
@@ -295,10 +305,10 @@ def _audited(change: Change) -> tuple[str, ...]:
         str(change.id),
         moment(change.at),
         change.by,
-        change.address,
+        f"{change.address} at {change.member}" if change.member else change.address,
         change.action if change.reverts is None else f"{change.action} of {change.reverts}",
         target(change.target),
-        "; ".join(change.details) if change.action in {"reload", "reset", "purge"} else difference(change),
+        "; ".join(change.details if change.action in _TOLD else (difference(change), *change.details)),
         moment(change.expires_at),
         change.reason,
     )

@@ -14,7 +14,7 @@ from admin.client.api import Api, change_lines
 from admin.client.text import as_json
 from admin.common.disk import read_file
 from admin.common.errors import SettingsError
-from admin.common.recommendations import VERSION, Recommendation, RecommendationsFile
+from admin.common.recommendations import VERSION, Recommendation, RecommendationsFile, of_fleet
 from admin.common.tables import printable
 from admin.config.faults import Origins
 from admin.config.sources import load_limits
@@ -44,7 +44,7 @@ def apply_limits(api: Api, file: str, *, prune: bool, reason: str, **how: bool) 
     """Apply the limits of a TOML file, all or none, and return what that did; raises OperatorError.
 
     Limits in force already are left alone. With ``prune``, edits that the file does not have are undone. ``how`` is
-    ``dry_run`` and ``volatile``.
+    ``dry_run``, ``volatile`` and ``fleet``.
     """
     wanted = _wanted(file)
     edited = api.rows("limits", filter="edited", history="0", most=None)
@@ -150,11 +150,13 @@ def apply_recommendations(
     """Apply recommended limits, all that are not left out, or none; return what that did. Raises OperatorError.
 
     Each becomes an edit with its evidence as the reason. It is left out if its name does not match the glob ``only``,
-    if it is not for ``instance`` (by default the sidecar that is asked), if the limit was changed since (without
-    ``force``), or if it is optional and not among ``offered``. ``how`` is ``dry_run`` and ``volatile``.
+    if it is not for ``instance`` (by default the sidecar that is asked, or its fleet), if the limit was changed since
+    (without ``force``), or if it is optional and not among ``offered``. ``how`` is ``dry_run``, ``volatile`` and
+    ``fleet``.
     """
     recommended = read_recommendations(file)
-    instance = instance or str(api.get("state").read(dict[str, Any])["instance"])
+    state = api.get("state").read(dict[str, Any]) if not instance or how["fleet"] else {}
+    instance = of_fleet(state["fleet"]["name"]) if how["fleet"] and state["fleet"] else instance or state["instance"]
     known = sorted({*recommended.instances, *(each.instance for each in recommended.recommendations)})
     if recommended.recommendations and instance not in known:
         listed = ", ".join(known[:_FEW]) + (f" and {len(known) - _FEW} more" if len(known) > _FEW else "")
@@ -210,7 +212,7 @@ def _choice(text: str, instance: str, offered: Collection[str]) -> Callable[[Rec
 
     def why(each: Recommendation) -> str:
         if each.instance != instance:
-            return f"for {each.instance}"
+            return f"for {each.instance}" + ("; --fleet applies it" if each.instance.startswith(of_fleet("")) else "")
         if not only.stands_for(each.name):
             return "does not match --only"
         logged = each.backtest.logged

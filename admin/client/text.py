@@ -72,7 +72,9 @@ def standing(edit: Mapping[str, Any]) -> str:
     """Say who made an edit, until when, and why."""
     ends = f", until {until(edit['expires_at'])}" if edit.get("expires_at") else ""
     reason = f": {edit['reason']}" if edit["reason"] else ""
-    return f"change {edit['change_id']} by {edit['by']}, {moment(edit['at'])}{ends}{reason}"
+    fleet = edit.get("fleet")
+    where = f" for the fleet, at {fleet['member']}" if fleet else ""
+    return f"change {edit['change_id']} by {edit['by']}{where}, {moment(edit['at'])}{ends}{reason}"
 
 
 def limiting(now: Mapping[str, Any]) -> str:

@@ -26,6 +26,11 @@ _Moment = Annotated[int, msgspec.Meta(ge=0, le=LATEST_S + 86_399)]
 """Seconds since 1970, to the end of the year 9999."""
 
 
+def of_fleet(name: str) -> str:
+    """Return what stands for the instance where a limit is a fleet's."""
+    return f"fleet {name}"
+
+
 class Period(msgspec.Struct, frozen=True, kw_only=True, rename={"from_s": "from", "until_s": "until"}):
     """Period of the records; both None without records."""
 

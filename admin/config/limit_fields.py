@@ -68,6 +68,7 @@ class LimitField:
         beside: it has no effect unless one of these fields is given.
         only_with: another field and its value, without which this field has no effect.
         not_with: a boolean field; beside it, if it is true, this field has no effect.
+        flag: of ``sluice limits set``, if it is not the key.
         named: only limits of a name or a pattern have it, not defaults.
         metavar: placeholder for the flag's value; a boolean has none.
         place, label: its position and label in the page's form; without a label the form has no ordinary input.
@@ -86,6 +87,7 @@ class LimitField:
     beside: tuple[str, ...] = ()
     only_with: tuple[str, str | bool] | None = None
     not_with: str = ""
+    flag: str = ""
     named: bool = False
     metavar: str = ""
     place: int = 0
@@ -212,7 +214,8 @@ FIELDS: Final = (
                beside=("fair_by",), not_with="adaptive", metavar="N", place=11, label="Most fair shares"),
     LimitField("fleet", bool, _default("fleet"),
                "true: the limit is for all members of the fleet together; needs [fleet] in the configuration",
-               not_with="adaptive", place=25, label="Fleet: one limit for all members together", telling=True),
+               not_with="adaptive", flag="--fleet-limit", place=25,
+               label="Fleet: one limit for all members together", telling=True),
     LimitField("warm_up_s", _Seconds, _default("warm_up_s"),
                "seconds until the full rate is reached after an idle time",
                not_with="adaptive", metavar="S", place=12, label="Warm-up, seconds"),

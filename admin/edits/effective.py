@@ -70,7 +70,7 @@ class EffectiveLimits:
         self.ends = {path: datetime.fromisoformat(each.expires_at) for path, each in active.items() if each.expires_at}
         self.idle: dict[str, str] = {}
         self.rules = dict(self._read_all(rules or {}))
-        self.switches = tuple(self.switch(kind, self.active.get(SWITCHES + kind)) for kind in self._switched_kinds())
+        self.switches = tuple(self.switch(kind, self.active.get(SWITCHES + kind)) for kind in self.switched_kinds)
         self.rule_set: RuleSet = RuleSet(
             rulebook.rules(reversed(self.rules.values())),
             enabled=self.switches[0].limiting,
@@ -86,13 +86,15 @@ class EffectiveLimits:
                 self._configured.setdefault(limit_path(target_of(rule)), []).append(rule)
         self._look(now)
 
-    def _switched_kinds(self) -> tuple[str, ...]:
+    @property
+    def switched_kinds(self) -> tuple[str, ...]:
+        """What has a switch: everything, and each kind."""
         return (ALL_KINDS, *self.rulebook.reader.kinds)
 
     def _read_all(self, known: Mapping[str, Rule]) -> Iterator[tuple[str, Rule]]:
         for path, edit in self.active.items():
             if edit.limit is None:
-                if path.removeprefix(SWITCHES) not in self._switched_kinds():
+                if path.removeprefix(SWITCHES) not in self.switched_kinds:
                     self.idle[path] = "there is no such kind"
                 continue
             try:
@@ -147,7 +149,7 @@ class EffectiveLimits:
         Raises:
             MissingError: there is no such kind.
         """
-        kinds = self._switched_kinds()
+        kinds = self.switched_kinds
         if kind not in kinds:
             why = self.rulebook.reader.no_kind(kind, kinds)
             raise MissingError(f"kind: {why}", (FieldProblem("kind", why),))

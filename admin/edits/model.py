@@ -27,6 +27,8 @@ LIMITS: Final = "limits/"
 SWITCHES: Final = "switches/"
 SPOOL: Final = "spool/"
 """Paths of limits, switches and spools in the API and in the audit trail begin with these."""
+FLEET: Final = "fleet/"
+"""In the store, before the path of what was last edited for the fleet, also if it is edited otherwise here."""
 
 Action = Literal["set", "unset", "expire", "revert", "reload", "reset", "purge"]
 """What a change did. Sluice itself makes ``expire``; ``reset`` and ``purge`` change no limit."""
@@ -134,6 +136,22 @@ class UnsetSwitch(msgspec.Struct, frozen=True, kw_only=True, tag="unset_switch",
 Edit = SetLimit | PatchLimit | UnsetLimit | SetSwitch | UnsetSwitch
 
 
+class ForFleet(msgspec.Struct, frozen=True):
+    """What an edit for all members of a fleet has besides.
+
+    Attributes:
+        name: of the fleet.
+        number: its place in the order of the fleet's edits, from 1.
+        member: the member that it was made at.
+        after: number of the edit of the same limit that its author knew; 0: none.
+    """
+
+    name: str
+    number: int
+    member: str
+    after: int = 0
+
+
 class ActiveEdit(msgspec.Struct, frozen=True, kw_only=True):
     """An edit that is in force.
 
@@ -146,6 +164,7 @@ class ActiveEdit(msgspec.Struct, frozen=True, kw_only=True):
         expires_at: when it expires; None is never.
         limit: the limit as it was given; None for a switch.
         limiting: whether the switch is on; None for a limit.
+        fleet: of an edit for all members of the fleet; None for one of this process alone.
     """
 
     change_id: int
@@ -156,6 +175,7 @@ class ActiveEdit(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: str | None = None
     limit: LimitFields | None = None
     limiting: bool | None = None
+    fleet: ForFleet | None = None
 
     def __post_init__(self) -> None:
         if self.expires_at is not None and datetime.fromisoformat(self.expires_at).tzinfo is None:
@@ -183,7 +203,9 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
         before: the active edit before it, which reverting puts back.
         durable: whether it survives a restart.
         details: for a reload, what changed and what needs a restart, a line each; for a reset, what was cleared; for
-            a purge, what was refused and dropped.
+            a purge, what was refused and dropped; for an edit of the fleet, which other one it overrules that was made
+            at the same time.
+        member: member of the fleet at which an edit for the fleet was made; empty for a change of this process alone.
     """
 
     id: int
@@ -202,6 +224,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     before: ActiveEdit | None = None
     durable: bool = True
     details: tuple[str, ...] = ()
+    member: str = ""
 
 
 class Written(Change, frozen=True, kw_only=True):
@@ -385,6 +408,12 @@ class StoreError(EditError):
     """The state directory cannot be written or read; the message says what to do."""
 
     status = HTTPStatus.INSUFFICIENT_STORAGE
+
+
+class FleetEditError(EditError):
+    """The fleet's Redis cannot be used; the message says whether something was changed."""
+
+    status = HTTPStatus.SERVICE_UNAVAILABLE
 
 
 class ReloadError(EditError):

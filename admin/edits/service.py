@@ -18,7 +18,9 @@ import trio
 from admin.config.rule_fields import RuleReader, Target
 from admin.config.rulebook import Rulebook
 from admin.edits.effective import EffectiveLimits
+from admin.edits.fleet_log import FleetLog
 from admin.edits.model import (
+    FLEET,
     LIMITS,
     SPOOL,
     SWITCHES,
@@ -29,6 +31,7 @@ from admin.edits.model import (
     Edit,
     EditError,
     FieldProblem,
+    FleetEditError,
     InvalidError,
     LimitEntry,
     MissingError,
@@ -45,7 +48,7 @@ from admin.edits.wording import cleared_lines, log_changes, purged_lines
 from limiter.rules.rule import Rule
 from limiter.rules.rule_set import RuleSet
 from proxy.common.clock import utc_now
-from proxy.control import DataPath
+from proxy.control import DataPath, FleetError
 from proxy.stats.flow import Purged
 
 _log = structlog.get_logger(__name__)
@@ -53,6 +56,10 @@ _log = structlog.get_logger(__name__)
 #: The wall clock can be set, so it is looked at again after this time.
 _LONGEST_SLEEP_S: Final = 30.0
 _AFTER_FAILURE_S: Final = 5.0
+_WITHOUT_REDIS_S: Final = 1.0
+_FLEETS_BUCKET: Final = "nothing: the bucket is the fleet's, and fills by itself; raise the limit for a while"
+#: How often an edit for the fleet is made anew when another member was first.
+_TRIES: Final = 20
 
 
 class EditService:
@@ -76,6 +83,7 @@ class EditService:
         self._data_path: DataPath | None = None
         self._followers: list[trio.MemorySendChannel[Change]] = []
         self._changed = trio.Event()
+        self._fleet_log: FleetLog | None = None
         self._next_id = store.last_id + 1
         self._limits = EffectiveLimits(rulebook, store.active, clock())
         # Edits that expired while no process ran are never in force. ``run`` saves that: until then, in a take-over,
@@ -166,6 +174,7 @@ class EditService:
         *,
         dry_run: bool = False,
         volatile: bool = False,
+        fleet: bool = False,
         if_match: str = "",
     ) -> tuple[Change, ...]:
         """Do all the edits or none of them; returns when they are stored and apply to the very next request.
@@ -175,11 +184,14 @@ class EditService:
             author: the caller.
             dry_run: return what would change, and change nothing; ids are 0.
             volatile: change it until the restart only, without storing it.
+            fleet: change it at all members of the fleet.
             if_match: the ``etag`` of all limits must be this one; empty is any.
 
         Raises:
-            EditError: nothing was changed.
+            EditError: nothing was changed; a FleetEditError says if that is not known.
         """
+        if fleet and volatile:
+            raise InvalidError(FieldProblem("volatile", "does not go with fleet: the fleet's edits are stored"))
         durable = not volatile and self._store.directory is not None
 
         def fill(transaction: Transaction) -> None:
@@ -197,25 +209,29 @@ class EditService:
             if problems:
                 raise InvalidError(*problems)
 
-        return await self._do(fill, dry_run=dry_run)
+        return await (self._do_for_fleet if fleet else self._do)(fill, dry_run=dry_run)
 
     async def revert(
         self, change_id: int, author: Author, *, reason: str = "", force: bool = False, dry_run: bool = False
     ) -> Change:
-        """Undo one change.
+        """Undo one change; one for the fleet at all members.
 
         Raises:
             MissingError: there is no such change, or nothing of it can be undone.
             ConflictError: a later change has the same target, and it is not ``force``.
+            FleetEditError: it is for the fleet, whose Redis cannot be used.
             InvalidError: the limit before it does not fit the configuration any more.
             StoreError: nothing was changed.
         """
 
-        def fill(transaction: Transaction) -> None:
+        def find() -> tuple[Change | None, int]:
             try:
-                change, later = self._store.find(change_id)
+                return self._store.find(change_id)
             except OSError as error:
                 raise _unreadable(error) from None
+
+        def fill(transaction: Transaction) -> None:
+            change, later = find()
             if change is None:
                 raise MissingError(f"there is no change {change_id}; it may be too old to be known")
             if not change.target.startswith((LIMITS, SWITCHES)) or change.action in {"expire", "reset"}:
@@ -224,15 +240,19 @@ class EditService:
                 raise ConflictError(
                     f"change {later} changed {change.target} since; with force (--force) it is reverted all the same"
                 )
-            transaction.revert(change, author, reason)
+            undoes = f"undoes a change by {change.by} at {change.member}" if change.member else ""
+            transaction.revert(change, author, reason or undoes)
 
-        (done,) = await self._do(fill, dry_run=dry_run)
+        change, _ = await trio.to_thread.run_sync(find)
+        is_for_fleet = change is not None and change.member and change.action != "expire"
+        (done,) = await (self._do_for_fleet if is_for_fleet else self._do)(fill, dry_run=dry_run)
         return done
 
     async def reset(self, kind: str, name: str, author: Author, *, reason: str = "") -> Change:
         """Reset the limiters of a limit: full, closed, without shares. The limit stays as it is.
 
-        These are the limiters of one name, of a total, or of all names for which a pattern's rule is in force.
+        These are the limiters of one name, of a total, or of all names for which a pattern's rule is in force. The
+        bucket of a fleet's limit stays, too.
 
         Raises:
             MissingError: there is no such kind, the name is not valid, or there is no rule of that pattern.
@@ -242,7 +262,8 @@ class EditService:
         if not entry.exact and entry.edit is None and entry.configured is None:
             what = f"there is no limit {target.kind}:{target.name}"
             raise MissingError(f"{what}; a pattern is reset as a whole, where it has a rule of its own")
-        details = cleared_lines(await self._running.reset(*target))
+        cleared = await self._running.reset(*target)
+        details = [_FLEETS_BUCKET] if entry.limit.get("fleet") else cleared_lines(cleared)
         return await self._note("reset", limit_path(target), author, details, reason=reason)
 
     async def purge(self, kind: str, name: str, author: Author, *, reason: str = "") -> tuple[Purged, Change]:
@@ -328,7 +349,89 @@ class EditService:
             with trio.move_on_after(max(sleep_s, 0)):
                 await self._changed.wait()
 
+    async def follow_fleet(
+        self, data_path: DataPath, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Do the edits for the fleet that any member makes, until cancelled; ``run`` runs."""
+        fleet = (await data_path.snapshot(whole=False)).fleet
+        task_status.started()
+        if fleet is None:
+            return
+        self._fleet_log = log = FleetLog(fleet.name, fleet.member)
+        while True:
+            await data_path.fleet_edits_changed(log.version)
+            try:
+                async with self.lock:
+                    with trio.CancelScope(shield=True):
+                        await self._read_fleet(log)
+            except FleetError:
+                # The data path has logged why.
+                await trio.sleep(_WITHOUT_REDIS_S)
+
     # --- how
+
+    async def _do_for_fleet(self, fill: Callable[[Transaction], None], *, dry_run: bool) -> tuple[Change, ...]:
+        """Make the changes of ``fill`` at all members, or at none: they are added to the log at once, if at all."""
+        log = self._fleet_log
+        if log is None:
+            why = "this sidecar is not in a fleet: its configuration has no [fleet]; leave out fleet=1 (--fleet)"
+            raise InvalidError(FieldProblem("", why))
+        if dry_run:
+            return await self._do(fill, dry_run=True)
+        try:
+            async with self.lock:
+                with trio.CancelScope(shield=True):
+                    changes = await self._add_to_fleet(fill, log)
+        except FleetError as error:
+            what = (
+                "it is not known whether the edit was made; look at it again when Redis answers"
+                if error.sent
+                else "nothing was changed. Without fleet=1 (--fleet) the edit is for this member alone"
+            )
+            raise FleetEditError(f"the fleet's Redis cannot be used: {error}; {what}") from None
+        return changes
+
+    async def _add_to_fleet(self, fill: Callable[[Transaction], None], log: FleetLog) -> tuple[Change, ...]:
+        if log.version is None:
+            await self._read_fleet(log)
+        after = {path.removeprefix(FLEET): log.mark(edit).number for path, edit in self._store.fleet.items()}
+        for _ in range(_TRIES):
+            await self._expire()
+            transaction = self._transaction()
+            await trio.to_thread.run_sync(fill, transaction)
+            added, fields, removed = log.add(transaction.made, self._store.fleet, self._clock(), after)
+            if await self._running.write_fleet_edits(log.version or b"", fields, removed):
+                done = await self._read_fleet(log)
+                return tuple(done[number] for entry in added if (number := log.mark(entry.edit).number) in done)
+            # Another member was first.
+            await self._read_fleet(log)
+        raise FleetEditError("other members make edits all the time; nothing was changed, try again")
+
+    async def _read_fleet(self, log: FleetLog) -> dict[int, Change]:
+        """Read the log, do what is new there, and add what it has lost; return the changes by number.
+
+        Raises:
+            FleetError: it cannot be read.
+        """
+        fields = await self._running.read_fleet_edits()
+        found = log.merge(fields, self._store.fleet, self._clock())
+        await self._expire()
+        transaction = self._transaction()
+
+        def work() -> tuple[list[int], EffectiveLimits]:
+            for path in found.gone:
+                transaction.forget(path)
+            done = [log.mark(edit).number for path, edit in found.new if transaction.follow(path, edit)]
+            return done, transaction.after()
+
+        done, limits = await trio.to_thread.run_sync(work)
+        await self._commit(transaction, limits, required=False)
+        if found.lost:
+            _, added, _ = log.add(found.lost, self._store.fleet, self._clock(), None)
+            # Whatever becomes of that, it is read again.
+            version, log.version = log.version or b"", None
+            await self._running.write_fleet_edits(version, added, [])
+        return dict(zip(done, transaction.changes, strict=True))
 
     @property
     def _running(self) -> DataPath:
@@ -385,7 +488,8 @@ class EditService:
         return tuple(msgspec.structs.replace(change, id=0) for change in changes) if dry_run else changes
 
     def _transaction(self) -> Transaction:
-        return Transaction(self._now(), self._store.active, self._next_id, self._clock())
+        stored = {**self._store.active, **self._store.fleet}
+        return Transaction(self._now(), stored, self._next_id, self._clock())
 
     def _expired(self) -> Transaction:
         """Return a transaction that ends what is over."""
@@ -407,7 +511,7 @@ class EditService:
     async def _commit(self, transaction: Transaction, limits: EffectiveLimits, *, required: bool) -> None:
         """Save changes, put them in force, and notify followers and the log."""
         changes = transaction.changes
-        if not changes:
+        if not changes and not transaction.stored:
             return
         durable = [change.id for change in changes if change.durable]
         try:

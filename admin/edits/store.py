@@ -19,7 +19,7 @@ from admin.common.disk import FileLock, LockedError, exposed_to, fresh_name, wor
 from admin.common.errors import StartError
 from admin.config.folders import Folder
 from admin.edits import limiter_state, previous
-from admin.edits.model import ActiveEdit, Change
+from admin.edits.model import FLEET, ActiveEdit, Change
 from limiter.deciding.limits import SavedLimits
 from proxy.common.clock import utc_now
 
@@ -85,6 +85,7 @@ class Store:
     Attributes:
         directory: as given.
         active: the active edits that are stored, by path.
+        fleet: the last known edits of the fleet, by FLEET and path.
         last_id: the highest id of any change so far.
         error: why nothing can be stored at the moment, for people; None if it can.
         set_aside: damaged files that were quarantined at the start, under their new names.
@@ -116,7 +117,9 @@ class Store:
             except BaseException:
                 self._lock.close()
                 raise
-        self.active: Mapping[str, ActiveEdit] = _active(self._db)
+        self.active: Mapping[str, ActiveEdit]
+        self.fleet: Mapping[str, ActiveEdit]
+        self.active, self.fleet = _apart(_edits(self._db))
         self.last_id: int = self._db.execute("SELECT coalesce(max(seq), 0) FROM sqlite_sequence").fetchone()[0]
 
     @property
@@ -159,7 +162,7 @@ class Store:
                     _log.info("live edits can be saved again", state_dir=str(self.directory))
                     self.error = None
             if edits:
-                self.active = {path: edit for path, edit in {**self.active, **edits}.items() if edit is not None}
+                self.active, self.fleet = _apart({**self.active, **self.fleet, **edits})
             self.last_id = last_id
 
     def _write(
@@ -348,7 +351,7 @@ def _connect(path: Path | str) -> sqlite3.Connection:
 def _make_tables(db: sqlite3.Connection) -> None:
     try:
         db.executescript(_MAKE_TABLES)
-        _active(db)
+        _edits(db)
     except sqlite3.OperationalError as error:
         if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_ERROR:
             # A table has other columns.
@@ -363,8 +366,18 @@ def _read_change(body: Any) -> Change:
         raise OSError(f"an entry of the audit trail is damaged: {error}") from None
 
 
-def _active(db: sqlite3.Connection) -> dict[str, ActiveEdit]:
+def _edits(db: sqlite3.Connection) -> dict[str, ActiveEdit]:
     return {path: _edit.decode(body) for path, body in db.execute("SELECT path, body FROM edit")}
+
+
+def _apart(edits: Mapping[str, ActiveEdit | None]) -> tuple[dict[str, ActiveEdit], dict[str, ActiveEdit]]:
+    """Return the active edits, and those of the fleet."""
+    active: dict[str, ActiveEdit] = {}
+    fleet: dict[str, ActiveEdit] = {}
+    for path, edit in edits.items():
+        if edit is not None:
+            (fleet if path.startswith(FLEET) else active)[path] = edit
+    return active, fleet
 
 
 def _reason(error: sqlite3.Error) -> str:
@@ -385,7 +398,7 @@ def active_in(place: Folder) -> tuple[Mapping[str, ActiveEdit], str | None]:
         if not path.exists():
             return previous.read_edits(place.path)[0], None
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=_START_BUSY_S)) as db:
-            return _active(db), None
+            return _apart(_edits(db))[0], None
     except FileNotFoundError:
         return {}, None
     except OSError as error:

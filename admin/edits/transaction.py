@@ -10,7 +10,9 @@ import msgspec
 from admin.config.rule_fields import FieldError, Target, fields_of, patched, target_of, written
 from admin.config.rulebook import Rulebook
 from admin.edits.effective import EffectiveLimits
+from admin.edits.fleet_log import Entry, is_same, is_undone
 from admin.edits.model import (
+    FLEET,
     LIMITS,
     MAX_NAME,
     SLUICE,
@@ -22,6 +24,7 @@ from admin.edits.model import (
     Edit,
     EditError,
     FieldProblem,
+    ForFleet,
     InvalidError,
     LimitEntry,
     LimitFields,
@@ -46,16 +49,18 @@ class Transaction:
 
     Args:
         before: the limits in force.
-        stored: the stored edits, by path.
+        stored: the stored edits, by path, also those of the fleet.
         next_id: id of the first change.
         now: the wall clock.
 
     Attributes:
         changes: what was done, in order.
+        made: the edits that this comes from, in order, as the log of a fleet has them.
     """
 
     def __init__(self, before: EffectiveLimits, stored: Mapping[str, ActiveEdit], next_id: int, now: datetime) -> None:
         self.changes: list[Change] = []
+        self.made: list[Entry] = []
         self._before = before
         # By path; None: no longer edited, or for a rule also that the edit does not fit the configuration.
         self._active: ChainMap[str, ActiveEdit | None] = ChainMap({}, dict(before.active))
@@ -65,8 +70,12 @@ class Transaction:
 
     @property
     def stored(self) -> Mapping[str, ActiveEdit | None]:
-        """The stored edits that change, by path; None removes one."""
+        """The stored edits that change, by path, also those of the fleet; None removes one."""
         return self._stored.maps[0]
+
+    def forget(self, path: str) -> None:
+        """Remove what is stored of the fleet's edits at FLEET and a path."""
+        self._stored[path] = None
 
     def after(self, rulebook: Rulebook | None = None) -> EffectiveLimits:
         """Return the limits once all of this is in force, over another configuration if one is given.
@@ -121,6 +130,32 @@ class Transaction:
         if active is not None:
             active = None if is_over(active, self._now) else self._signed(active, author, reason or active.reason)
         self._put("revert", change.target, active, author, durable=change.durable, reason=reason, reverts=change.id)
+
+    def follow(self, path: str, edit: ActiveEdit) -> bool:
+        """Do an edit for the fleet, of whatever member; return whether it is a new one."""
+        known = self._stored.get(FLEET + path)
+        self._stored[FLEET + path] = edit
+        is_none = is_undone(edit) or is_over(edit, self._now)
+        if is_same(known, edit) if known is not None else is_none and self._active.get(path) is None:
+            return False
+        if path.startswith(SWITCHES) and path.removeprefix(SWITCHES) not in self._before.switched_kinds:
+            # A kind of another member's protocols.
+            return False
+        mark, before = edit.fleet, known.fleet if known is not None else None
+        details: tuple[str, ...] = ()
+        if mark and known and before and before.name == mark.name and before.number > mark.after:
+            details = (f"it overrules the edit by {known.by} at {before.member}, which was made at the same time",)
+        self._put(
+            "unset" if is_none else "set",
+            path,
+            None if is_none else msgspec.structs.replace(edit, change_id=self._next_change_id()),
+            Author(edit.by, edit.address),
+            durable=True,
+            reason=edit.reason,
+            mark=mark,
+            details=details,
+        )
+        return True
 
     def note(self, action: Action, target: str, author: Author, **more: Any) -> None:
         """Record what was done; a reset leaves the limit as it is."""
@@ -231,6 +266,8 @@ class Transaction:
         rule: Rule | None = None,
         reason: str | None = None,
         reverts: int | None = None,
+        mark: ForFleet | None = None,
+        details: tuple[str, ...] = (),
     ) -> None:
         """Put another edit in force; None reverts to the configuration."""
         before = self._active.get(path)
@@ -238,9 +275,11 @@ class Transaction:
             try:
                 rule = self._before.read(path, active)
             except FieldError as error:
-                # An edit that expires cannot be refused; what it uncovers is active and does nothing.
-                if action != "expire":
+                # An edit that expires cannot be refused, nor one of the fleet; what fits nothing here does nothing.
+                if action != "expire" and mark is None:
                     raise _refusal(error) from None
+        if reason is None:
+            reason = "" if active is None else active.reason
         old, old_rule = self._shown(path)
         self._active[path] = active
         if path.startswith(LIMITS):
@@ -256,12 +295,18 @@ class Transaction:
             new=new,
             old_rule=old_rule,
             new_rule=new_rule,
-            reason=(active.reason if active is not None else "") if reason is None else reason,
+            reason=reason,
             expires_at=None if active is None else active.expires_at,
             reverts=reverts,
             before=before,
             durable=durable,
+            member="" if mark is None else mark.member,
+            details=details,
         )
+        nothing = ActiveEdit(
+            change_id=0, at=write_time(self._now), by=author.name, address=author.address, reason=reason
+        )
+        self.made.append(Entry(path, active or nothing))
 
     def _next_change_id(self) -> int:
         return self._next_id + len(self.changes)

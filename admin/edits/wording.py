@@ -128,11 +128,11 @@ def log_changes(changes: Sequence[Change]) -> None:
                 "action": change.action if change.reverts is None else f"revert of {change.reverts}",
                 "before": before,
                 "after": after,
-                "cleared": "; ".join(change.details),
+                "cleared" if change.action == "reset" else "also": "; ".join(change.details),
                 "fields": ", ".join(fields(change)).replace("→", "->"),
                 "until": change.expires_at or ("" if change.durable or change.new is None else "the restart"),
             }
-        about |= {"reason": change.reason, "address": change.address}
+        about |= {"reason": change.reason, "address": change.address, "member": change.member}
         given = {key: value for key, value in about.items() if value}
         _log.info(event, what=target(change.target), by=change.by, change=change.id, **given)
     if rest := edits[_MAX_LOGGED:]:

@@ -13,7 +13,7 @@ import msgspec
 import trio
 
 from admin.common.disk import open_to_read, words_for
-from admin.common.recommendations import VERSION, Recommendation, RecommendationsFile
+from admin.common.recommendations import VERSION, Recommendation, RecommendationsFile, of_fleet
 from admin.config.settings import OFF, ReportSettings
 from admin.edits.model import LimitEntry
 from admin.rejection_log.history import needle_of, read_patiently
@@ -37,17 +37,25 @@ class _Found(NamedTuple):
 
 
 class AdviceReader:
-    """Reads the recommendations for one sidecar.
+    """Reads the recommendations for one sidecar, and for limits that its fleet shares.
 
     Args:
         path: the ``recommendations.json``; None if there is none.
         instance: name of this sidecar.
+        fleet: name of its fleet; empty if it is in none.
         clock: tells the time.
         why: why there is none; empty if it is off.
     """
 
-    def __init__(self, path: Path | None = None, instance: str = "", clock: Clock | None = None, why: str = "") -> None:
-        self._path, self._instance, self._clock = path, instance, clock or Clock()
+    def __init__(
+        self,
+        path: Path | None = None,
+        instance: str = "",
+        clock: Clock | None = None,
+        why: str = "",
+        fleet: str = "",
+    ) -> None:
+        self._path, self._instance, self._clock, self._fleet = path, instance, clock or Clock(), fleet
         self._why = why or 'no report is looked at: report.recommendations = "off"'
         self._limiter = trio.CapacityLimiter(1)
 
@@ -56,7 +64,8 @@ class AdviceReader:
         path = self._path
         if path is None:
             return ResourceAdvice(problem=self._why)
-        found = await read_patiently(partial(_read, path, self._instance, resource), path, self._limiter)
+        instance = of_fleet(self._fleet) if self._fleet and entry.limit.get("fleet") else self._instance
+        found = await read_patiently(partial(_read, path, instance, resource), path, self._limiter)
         if isinstance(found, str):
             return ResourceAdvice(path=str(path), problem=found)
         head, recommendation = found

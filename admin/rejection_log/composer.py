@@ -150,13 +150,17 @@ class Composer:
         max_resources: counted by name in a minute.
         figures: clock steps and runs of requests under ``_other`` are counted here.
         now_s: the wall clock, in seconds since 1970.
+        fleet: name of the fleet that it is a member of; empty if it is in none.
 
     Attributes:
         killed: run and last number of a predecessor that was killed, for the first heartbeat.
     """
 
-    def __init__(self, instance: str, run: str, *, max_resources: int, figures: Figures, now_s: float) -> None:
+    def __init__(
+        self, instance: str, run: str, *, max_resources: int, figures: Figures, now_s: float, fleet: str = ""
+    ) -> None:
         self.killed: tuple[str, int] | None = None
+        self._fleet = fleet
         self._instance, self._run, self._n = instance, run, 0
         self._max_resources, self._figures, self._version = max_resources, figures, sluice_version()
         self._lines: Lines = []
@@ -201,7 +205,7 @@ class Composer:
         self._lines = lines
         for second in seconds:
             self._go_to(second.at_s, rules, snapshot)
-            self._add(second)
+            self._add(second, rules)
         self._go_to(int(now_s), rules, snapshot)
         if last:
             self._end_part(int(now_s) + 1, rules, snapshot, ends=True)
@@ -210,7 +214,7 @@ class Composer:
             self._limits_day = day
             for rule in _recorded(rules):
                 limiting = rules.enabled and rule.kind not in rules.off_kinds
-                fields = {**_limit_fields(rule, limiting=limiting), "rule": rule.name}
+                fields = {**self._fields_of(rule, limiting=limiting), "rule": rule.name}
                 self._record("limit", LimitRecord, int(now_s), kind=rule.kind, name=rule.key.pattern, **fields)
         for change in changes:
             if change.action != "purge":
@@ -232,7 +236,7 @@ class Composer:
         if minute_of(at_s) != self._minute.at_s:
             self._minute = Minute(minute_of(at_s), self._max_resources)
 
-    def _add(self, second: TrafficSecond) -> None:
+    def _add(self, second: TrafficSecond, rules: RuleSet) -> None:
         if second.stepped_s:
             self._figures.clock_steps += 1
             _log.warning("the system clock was changed; the rejection log follows it", by_s=second.stepped_s)
@@ -241,13 +245,13 @@ class Composer:
         for traffic in second.resources:
             self._other += self._minute.add(second.at_s, traffic)
         for rejection in second.rejections:
-            self._add_rejection(second.at_s, rejection)
+            self._add_rejection(second.at_s, rejection, rules)
 
     def _end_part(self, until_s: int, rules: RuleSet, snapshot: Snapshot | None, *, ends: bool = False) -> None:
         """Make the records of the traffic since the last ones; the heartbeat comes last, and so says all are there."""
         limits = rules.at(datetime.fromtimestamp(until_s, UTC))
         for (kind, name), fields in self._minute.take():
-            limit = _limit_of(limits, Resource(kind, name))
+            limit = self._limit_of(limits, Resource(kind, name))
             self._record("traffic", TrafficRecord, self._minute.at_s, kind=kind, name=name, **limit, **fields)
         if snapshot is not None:
             self._add_heartbeat(until_s, rules, snapshot, ends=ends)
@@ -257,13 +261,15 @@ class Composer:
         made = record(v=VERSION, instance=self._instance, run=self._run, n=self._n, at_s=at_s, **fields)
         self._lines.append((type_, line_of(made)))
 
-    def _add_rejection(self, at_s: int, rejection: Rejection) -> None:
+    def _add_rejection(self, at_s: int, rejection: Rejection, rules: RuleSet) -> None:
+        resource = rejection.resource
+        is_fleets = self._fleet and resource.name != OTHER and rules.match(resource).fleet
         self._record(
             "rejection",
             RejectionRecord,
             at_s,
-            kind=rejection.resource.kind,
-            name=rejection.resource.name,
+            kind=resource.kind,
+            name=resource.name,
             client=rejection.client,
             user=rejection.user,
             product=rejection.product,
@@ -274,6 +280,7 @@ class Composer:
             messages=rejection.amount.messages,
             bytes=rejection.amount.size_bytes,
             wait_max_us=rejection.wait_max_us,
+            fleet=self._fleet if is_fleets else "",
         )
 
     def _add_change(self, change: Change) -> None:
@@ -316,7 +323,31 @@ class Composer:
             ends=ends,
             killed_run=run,
             killed_n=n,
+            fleet=self._fleet,
         )
+
+    def _limit_of(self, rules: RuleSet, resource: Resource) -> dict[str, Any]:
+        """Return the limit of a resource as fields of ``LimitFields``; ``_other`` has none."""
+        if resource.name == OTHER:
+            return {}
+        return self._fields_of(rules.match(resource), limiting=rules.limiting(resource))
+
+    def _fields_of(self, rule: Rule, *, limiting: bool) -> dict[str, Any]:
+        """Return the fields of ``LimitFields`` without those that are as by default."""
+        fields = {
+            "rule": "" if rule.source == _NO_RULE and not rule.limits else rule.name,
+            "rate_per_s": rule.rate_per_s,
+            "burst_s": rule.burst_s,
+            "break_s": rule.break_in_force_s if rule.limits else 0.0,
+            "count": rule.count,
+            "bytes_per_s": rule.bytes_per_s,
+            "bytes_burst_s": rule.bytes_burst_s,
+            "action": rule.action if limiting else "off",
+            "fair_by": rule.fair_by,
+            "max_delay_s": rule.max_delay_s if rule.action == "delay" else DEFAULT_MAX_DELAY_S,
+            "fleet": self._fleet if rule.fleet else "",
+        }
+        return {name: value for name, value in fields.items() if value != _LIMIT_DEFAULTS[name]}
 
 
 def _part_of(at_s: int) -> int:
@@ -329,30 +360,6 @@ def _recorded(rules: RuleSet) -> Iterator[Rule]:
         is_other_built_in = rule.source == BUILT_IN and rule.pattern != DEFAULT_PATTERN
         if not (rule.shared or rule.kind in SCOPES or is_other_built_in):
             yield rule
-
-
-def _limit_of(rules: RuleSet, resource: Resource) -> dict[str, Any]:
-    """Return the limit of a resource as fields of ``LimitFields``; ``_other`` has none."""
-    if resource.name == OTHER:
-        return {}
-    return _limit_fields(rules.match(resource), limiting=rules.limiting(resource))
-
-
-def _limit_fields(rule: Rule, *, limiting: bool) -> dict[str, Any]:
-    """Return the fields of ``LimitFields`` without those that are as by default."""
-    fields = {
-        "rule": "" if rule.source == _NO_RULE and not rule.limits else rule.name,
-        "rate_per_s": rule.rate_per_s,
-        "burst_s": rule.burst_s,
-        "break_s": rule.break_in_force_s if rule.limits else 0.0,
-        "count": rule.count,
-        "bytes_per_s": rule.bytes_per_s,
-        "bytes_burst_s": rule.bytes_burst_s,
-        "action": rule.action if limiting else "off",
-        "fair_by": rule.fair_by,
-        "max_delay_s": rule.max_delay_s if rule.action == "delay" else DEFAULT_MAX_DELAY_S,
-    }
-    return {name: value for name, value in fields.items() if value != _LIMIT_DEFAULTS[name]}
 
 
 _LIMIT_DEFAULTS: Final = {field.name: field.default for field in msgspec.structs.fields(LimitFields)}

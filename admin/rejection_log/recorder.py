@@ -44,6 +44,7 @@ class Recorder:
         instance: name of this sidecar.
         bounds: on the files.
         max_resources: counted by name in a minute.
+        fleet: name of the fleet; empty if there is none.
         takes_over: the previous run is still being written.
         problem: error of the folder at the start, if any.
         wall_s: the wall clock, in seconds since 1970.
@@ -62,6 +63,7 @@ class Recorder:
         instance: str,
         bounds: Bounds,
         max_resources: int,
+        fleet: str = "",
         takes_over: bool = False,
         problem: str | None = None,
         wall_s: Callable[[], float] = time.time,
@@ -77,7 +79,12 @@ class Recorder:
         self._recording = False
         self._faults_logged: set[type[Exception]] = set()
         self._composer = Composer(
-            instance, self.files.run, max_resources=max_resources, figures=self.files.figures, now_s=wall_s()
+            instance,
+            self.files.run,
+            max_resources=max_resources,
+            figures=self.files.figures,
+            now_s=wall_s(),
+            fleet=fleet,
         )
 
     @property

@@ -70,6 +70,7 @@ class RejectionRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag
         messages: number of messages in them.
         bytes: their size on the wire.
         wait_max_us: the longest wait stated, in microseconds.
+        fleet: name of the fleet whose members share the resource's own limit; empty if it is of this sidecar alone.
     """
 
     kind: str
@@ -84,6 +85,7 @@ class RejectionRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag
     messages: Count
     bytes: Count
     wait_max_us: Count = 0
+    fleet: str = ""
 
 
 class LimitFields(Record, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -102,6 +104,7 @@ class LimitFields(Record, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
         action: what happens above the limit; ``off`` also while limiting is switched off.
         fair_by: callers that get fair shares of it; None makes no difference between callers.
         max_delay_s: how long action ``delay`` holds a request at most.
+        fleet: name of the fleet whose members share the limit; empty if it is of this sidecar alone.
     """
 
     kind: str
@@ -116,6 +119,7 @@ class LimitFields(Record, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
     action: Action = "reject"
     fair_by: FairBy | None = None
     max_delay_s: _Time = DEFAULT_MAX_DELAY_S
+    fleet: str = ""
 
 
 class TrafficRecord(LimitFields, frozen=True, kw_only=True, omit_defaults=True, tag="traffic", gc=False):
@@ -210,6 +214,7 @@ class HeartbeatRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag
         ends: the process ended in order, and this is its last record of traffic.
         killed_run: previous run, if it did not end in order; only in the first heartbeat.
         killed_n: number of the last record of ``killed_run``.
+        fleet: name of the fleet that it is a member of; empty if it is in none.
     """
 
     version: str
@@ -222,6 +227,7 @@ class HeartbeatRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag
     ends: bool = False
     killed_run: str = ""
     killed_n: Annotated[int, msgspec.Meta(ge=0, le=_MAX)] = 0
+    fleet: str = ""
 
 
 AnyRecord = RejectionRecord | TrafficRecord | LimitRecord | LimitChangeRecord | HeartbeatRecord

@@ -312,6 +312,8 @@ class Sidecar:
         """Start the admin side; ``operators`` ends before ``nursery``, which records their last changes."""
         plan, data_path, edits, keep = self._plan, self.data_path, self.edits, self._supervisor.keep
         await operators.start(keep, "live edits", partial(edits.run, data_path))
+        if plan.fleet is not None:
+            await operators.start(keep, "edits of the fleet", partial(edits.follow_fleet, data_path))
         await operators.start(keep, "remote commands", partial(limit_commands.answer, data_path, edits))
         board = LiveStats(data_path, edits, self.health)
         await operators.start(keep, "board", board.run)
@@ -329,6 +331,7 @@ class Sidecar:
                 instance=instance,
                 bounds=Bounds(settings.max_file_bytes, settings.max_file_age_s, settings.max_total_bytes),
                 max_resources=settings.max_resources,
+                fleet="" if plan.fleet is None else plan.fleet.name,
                 takes_over=self._predecessor is not None,
                 problem=self._log_folder.why or None,
             )
@@ -348,7 +351,7 @@ class Sidecar:
             lambda: None if self._reloader is None else self._reloader.failed,
             spool=lambda: spool,
             history=HistoryReader(self._log_folder.path, self._log_folder.why),
-            advice=AdviceReader(report, instance, why=no_report),
+            advice=AdviceReader(report, instance, why=no_report, fleet="" if plan.fleet is None else plan.fleet.name),
         )
         app = server.application(
             data_path,

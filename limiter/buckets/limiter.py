@@ -194,7 +194,7 @@ class Limiter(Gate):
         self.commit(now_ns, costs[: admission.admitted])
         if admission.alone:
             self.refuse_alone(now_ns, costs[admission.admitted])
-        else:
+        elif admission.admitted < len(costs):
             self.refuse(now_ns)
         return admission
 

@@ -1,9 +1,9 @@
 -- One call of a member: it reports what it holds of some buckets, and leases more. See limiter/fleet/__init__.py.
--- KEYS: the fleet's members, then the buckets; all in one slot.
+-- KEYS: the fleet's members, the buckets, and last the log of its edits; all in one slot.
 -- ARGV: member, number of the call, its part of the advances (negative: it leaves), its slot; then for each bucket
 --   rate, capacity, spent in all, kept, wanted (permits), demand (permits/s), seconds since its last answer (negative: none)
 -- Returns {} if a later call was here before; else {members, its part of the advances in billionths, its slot}, and for each bucket
---   {permits granted, its part of the demand in millionths, members that ask}.
+--   {permits granted, its part of the demand in millionths, members that ask}; last the version of the log.
 -- Hashes: field "" is the whole, every other field a member; both below 64 bytes. Times are microseconds.
 local SILENT_US, STOPPED_US, KEEP_S, LEAST_PER_S, MOST_SLOTS = 3e6, 1e6, 10, 0.25, 8
 local max, min, floor, pack, unpack = math.max, math.min, math.floor, struct.pack, struct.unpack
@@ -43,7 +43,7 @@ if part < 0 then redis.call('HDEL', KEYS[1], id) end
 redis.call('EXPIRE', KEYS[1], 7200)
 
 local answer = { others + 1, floor(new_part * 1e9), slot }
-for k = 2, #KEYS do
+for k = 2, #KEYS - 1 do
   local a, key = k * 7 - 10, KEYS[k]
   local rate, capacity, spent, kept = tonumber(ARGV[a + 1]), tonumber(ARGV[a + 2]), tonumber(ARGV[a + 3]), tonumber(ARGV[a + 4])
   local want, demand, age = tonumber(ARGV[a + 5]), tonumber(ARGV[a + 6]), tonumber(ARGV[a + 7])
@@ -113,4 +113,5 @@ for k = 2, #KEYS do
   redis.call('EXPIRE', key, floor(rate > 0 and capacity / rate or 0) + KEEP_S)
   answer[#answer + 1], answer[#answer + 2], answer[#answer + 3] = granted, share, asking
 end
+answer[#answer + 1] = redis.call('HMGET', KEYS[#KEYS], '')[1] or ''
 return answer

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from math import floor
 from struct import unpack
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 from weakref import WeakValueDictionary
 
 from limiter.buckets.fleet import ROUND_NS, FleetLimiter, Lease
@@ -71,6 +71,7 @@ class Member:
         self.part, self.slot = 0.0, -1  # of all advances
         self.away_since_ns: int | None = None if fleet else now_ns
         self.answered_ns: int | None = None
+        self.edits_version: bytes | None = None  # of the log of edits, as last answered
         self._began_ns = now_ns
         self._leases: WeakValueDictionary[str, Lease] = WeakValueDictionary()
         self._active: dict[Lease, None] = {}
@@ -164,14 +165,15 @@ class Member:
             rate, capacity = (each / UPERMITS_PER_PERMIT for each in (rule.rate_upermits_per_s, rule.capacity_upermits))
             call.args.extend((rate, capacity, lease.spent, lease.held, wanted, round(demand, 3), round(age_s, 3)))
             call.leases.append((lease, wanted))
+        call.keys.append(edits_key(self.fleet))
         return call
 
-    def take(self, now_ns: int, call: Call, answer: Sequence[int]) -> None:
+    def take(self, now_ns: int, call: Call, answer: Sequence[Any]) -> None:
         """Take the answer to a call."""
         self._waiting.remove(call)
         if not answer:
             return
-        self.members, part = answer[0], answer[1] / 1e9
+        self.members, part, self.edits_version = answer[0], answer[1] / 1e9, answer[-1]
         self.answered_ns = now_ns
         if self.away_since_ns is not None:
             self.away_since_ns = None
@@ -214,6 +216,11 @@ class Member:
             for lease in leases[:most]
         ]
         return MemberState(self.member, self.members, self.answered_ns, self.away_since_ns, states)
+
+
+def edits_key(fleet: str) -> str:
+    """Return the key of a fleet's log of edits."""
+    return f"sluice:{{{fleet}}}:edits"
 
 
 def members_in(members: Mapping[bytes, bytes]) -> Iterator[tuple[str, int]]:

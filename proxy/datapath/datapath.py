@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -501,6 +501,20 @@ class LocalDataPath(DataPath):
 
     async def fleet(self) -> FleetState | None:
         return None if self._fleet is None else await self._fleet.read()
+
+    async def fleet_edits_changed(self, known: bytes | None) -> None:
+        await self._member.edits_changed(known)
+
+    async def read_fleet_edits(self) -> Mapping[bytes, bytes]:
+        return await self._member.read_edits()
+
+    async def write_fleet_edits(self, known: bytes, fields: Mapping[str, bytes], removed: Sequence[str]) -> bool:
+        return await self._member.write_edits(known, fields, removed)
+
+    @property
+    def _member(self) -> Fleet:
+        assert self._fleet is not None  # noqa: S101 - the snapshot says whether there is a fleet
+        return self._fleet
 
     async def take_traffic(self, *, unfinished: bool = False) -> tuple[TrafficSecond, ...]:
         taken = self._accounts.take(self._now_ns(), unfinished=unfinished)

@@ -8,7 +8,7 @@ retries nothing, as members ask again anyway.
 import hashlib
 import logging
 import ssl
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import structlog
 import trio
 
-from limiter.fleet.member import Call, Member, WhenAway, members_in
+from limiter.fleet.member import Call, Member, WhenAway, edits_key, members_in
 from limiter.rules.rule import NS_PER_S
+from proxy.control import FleetError
 from proxy.stats.snapshot import MAX_FLEET_LIMITS, FleetLimit, FleetMember, FleetState
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ _READ_EVERY_NS: Final = NS_PER_S // 2
 _LONGEST_MEMBER: Final = 48
 _LONGEST_TEXT: Final = 200
 _SCRIPT: Final = files("limiter.fleet").joinpath("bucket.lua").read_text()
+_ADD_EDITS: Final = files("limiter.fleet").joinpath("edits.lua").read_text()
 _SHA: Final = hashlib.sha1(_SCRIPT.encode(), usedforsecurity=False).hexdigest()
 
 
@@ -80,6 +82,16 @@ class FleetConfig:
     size_file: Path | None = None
 
 
+class _Errand:
+    """What an operator wants of Redis."""
+
+    def __init__(self, do: "Callable[[_Client], Awaitable[Any]]") -> None:
+        self.do, self.done = do, trio.Event()
+        self.has_begun = False
+        self.answer: Any = None
+        self.error = ""
+
+
 class Fleet:
     """One member of a fleet, and its connection.
 
@@ -108,6 +120,8 @@ class Fleet:
         self._logged_ns: int | None = None
         self._not_logged = 0
         self._reader: trio.Event | None = None
+        self._errands: list[_Errand] = []
+        self._edits_changed = trio.Event()
         self._members: list[tuple[str, int]] = []
         self._read_ns: int | None = None
 
@@ -153,12 +167,12 @@ class Fleet:
         self._woken.set()
 
     async def _due(self) -> list[Call]:
-        """Return the next calls as soon as they are due; none if an operator wants to see the members."""
+        """Return the next calls as soon as they are due; none if an operator wants something else of Redis."""
         while True:
             self._woken = trio.Event()
             now_ns = self._now_ns()
             calls = self.member.ask(now_ns)
-            if calls or self._reader is not None:
+            if calls or self._reader is not None or self._errands:
                 self._pending = list(calls)
                 return calls
             next_ns = self.member.next_ns()
@@ -174,6 +188,12 @@ class Fleet:
             self._members = list(members_in(await client.hgetall(key)))
             self._read_ns = self._now_ns()
             self._end_reading()
+        while self._errands:
+            errand = self._errands[0]
+            errand.has_begun = True
+            errand.answer = await errand.do(client)
+            self._errands.remove(errand)
+            errand.done.set()
         if self.error:
             self._note_recovery()
 
@@ -186,7 +206,7 @@ class Fleet:
             more = await _evaluate(client, [calls[index] for index in unknown], is_new=True)
             for index, answer in zip(unknown, more, strict=True):
                 answers[index] = answer
-        now_ns = self._now_ns()
+        now_ns, version = self._now_ns(), self.member.edits_version
         for call, answer in zip(calls, answers, strict=True):
             if not isinstance(answer, BaseException):
                 self._pending.remove(call)
@@ -194,6 +214,8 @@ class Fleet:
         for answer in answers:
             if isinstance(answer, BaseException):
                 raise answer
+        if self.member.edits_version != version:
+            self._edits_changed.set()
         if self._first is not None:
             self._first.cancel()
         if self.member.members != self._kept_size and self._config.size_file is not None:
@@ -211,6 +233,10 @@ class Fleet:
         self._failures += 1
         self.error = reason
         self._end_reading()
+        for errand in self._errands:
+            errand.error = reason
+            errand.done.set()
+        self._errands = []
         if self._logged_ns is None or now_ns - self._logged_ns >= _LOG_EVERY_NS:
             _log.warning(
                 "the fleet's Redis cannot be used; traffic continues",
@@ -249,6 +275,41 @@ class Fleet:
             with trio.move_on_after(_TIMEOUT_S):
                 await self._reader.wait()
         return self.state()
+
+    async def edits_changed(self, known: bytes | None) -> None:
+        """Return once Redis has answered that the log of edits has another version."""
+        while self.member.edits_version in {None, known}:
+            self._edits_changed = trio.Event()
+            await self._edits_changed.wait()
+
+    async def read_edits(self) -> dict[bytes, bytes]:
+        """Return the fields of the log of edits; raises FleetError."""
+        fields: dict[bytes, bytes] = await self._ask_for(lambda client: client.hgetall(edits_key(self._config.name)))
+        self.member.edits_version = fields.get(b"", b"")
+        return fields
+
+    async def write_edits(self, known: bytes, fields: Mapping[str, bytes], removed: Sequence[str]) -> bool:
+        """Set and remove fields of the log of edits, if its version is as known; raises FleetError."""
+        pairs = [each for pair in fields.items() for each in pair]
+        args: list[str | bytes | int] = [known, len(removed), *removed, *pairs]
+        keys = [edits_key(self._config.name)]
+        return bool(await self._ask_for(lambda client: client.eval(_ADD_EDITS, keys, args)))
+
+    async def _ask_for(self, do: "Callable[[_Client], Awaitable[Any]]") -> Any:
+        """Ask Redis something between the calls of the member, on the same connection."""
+        if self.error or self.member.answered_ns is None:
+            raise FleetError(self.error or "it has not answered yet")
+        errand = _Errand(do)
+        self._errands.append(errand)
+        self._wake()
+        with trio.move_on_after(2 * _TIMEOUT_S) as waiting:
+            await errand.done.wait()
+        if waiting.cancelled_caught and errand in self._errands:
+            self._errands.remove(errand)
+            raise FleetError(_LATE, sent=errand.has_begun)
+        if errand.error:
+            raise FleetError(errand.error, sent=errand.has_begun)
+        return errand.answer
 
     def state(self, *, whole: bool = True) -> FleetState:
         """Return what is known here; with ``whole`` the members and limits, too."""

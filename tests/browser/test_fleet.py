@@ -1,11 +1,13 @@
 """The fleet: its panel of the first view, and the banner without Redis, shown of answers made by hand."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from api_examples import FLEET
+from harness.redis import RedisServer
 from harness.sidecar import Sluice, StartSluice
 from playwright.sync_api import Page, expect
 
@@ -81,3 +83,38 @@ def test_a_limit_is_made_one_of_the_fleet(open_tab: Any, start_sluice: StartSlui
     expect(drawer).to_have_count(0)
     entry = limit_of(sluice, "a")
     assert (entry["limit_text"], entry["limit"]["fleet"]) == ("5/s for the fleet", True)
+
+
+def test_a_limit_is_changed_at_all_members(
+    open_tab: Any, start_sluice: StartSluice, limit_of: Any, tmp_path: Path
+) -> None:
+    with RedisServer(tmp_path) as redis:
+        config = f'[fleet]\nurl = "{redis.url}"\nname = "orders-prod"\n'
+        config += '[[limits]]\nkind = "topic"\nname = "a"\nrate = 5\nfleet = true\n'
+        here, there = (start_sluice(config=config) for _ in range(2))
+        tab = open_tab(here)
+        page = tab.open("#/limits?edit=topic/a")
+        drawer = page.get_by_role("dialog")
+        expect(drawer.get_by_label("At all members of the fleet")).to_be_checked()
+        drawer.get_by_label("Rate, per second").fill("8")
+        drawer.get_by_role("button", name="Preview").click()
+        expect(drawer).to_contain_text("At all members of the fleet.")
+        drawer.get_by_role("button", name="Apply").click()
+        expect(drawer).to_have_count(0)
+        expect(
+            page.get_by_text("5/s · for the fleet → 8/s · for the fleet, at all members of the fleet")
+        ).to_be_visible()
+        for sluice in (here, there):
+            other = open_tab(sluice).open("#/audit")
+            expect(other.locator(".audit > tbody > tr").first).to_contain_text("for the fleet")
+        assert limit_of(there, "a")["edit"]["fleet"]["number"] == 1
+
+        redis.process.kill()
+        here.wait_for_metrics(lambda metrics: metrics.total("sluice_fleet_away") == 1)
+        tab.failing_loads = True
+        page.goto(f"{page.url.split('#')[0]}#/limits?edit=topic/a")
+        drawer.get_by_label("Rate, per second").fill("9")
+        drawer.get_by_role("button", name="Preview").click()
+        drawer.get_by_role("button", name="Apply").click()
+        expect(drawer).to_contain_text("nothing listens there; start it, or correct fleet.url; nothing was changed")
+        assert limit_of(here, "a")["limit"]["rate"] == 8

@@ -10,6 +10,7 @@ from threading import Event, Thread
 from typing import Final, Self
 
 import pytest
+from harness.api import ask
 from harness.embedded import EmbeddedBroker
 from harness.frames import FrameClient, refused, sends, stored
 from harness.ports import free_port
@@ -290,4 +291,5 @@ def test_a_cluster_is_used_with_one_node_known(
             passed, seconds = passed_in(broker, 3)
         assert sluice.metrics().total("sluice_fleet_away") == 0
         assert 0.95 * RATE * seconds <= passed <= RATE * (seconds + 0.2)
+        assert ask(sluice, "PUT", "limits/topic/orders?fleet=1", {"rate": 400, "fleet": True})[0] == 200
         assert sum("sluice:{f}:members" in each.command("KEYS", "*") for each in nodes) == 1

@@ -59,6 +59,7 @@ async def test_the_script_does_what_its_twin_does(redis_port: int, seed: int) ->
     walk = random.Random(seed)
     twin = FleetRedis()
     keys = [f"sluice:{{w{seed}}}:members", *(f"sluice:{{w{seed}}}:b:messages:topic:{name}" for name in "ab")]
+    keys.append(f"sluice:{{w{seed}}}:edits")
     now_us, number = 1_700_000_000_000_000, 0
     spent = {(member, k): 0 for member in range(5) for k in (1, 2)}
     held = dict(spent)
@@ -68,6 +69,9 @@ async def test_the_script_does_what_its_twin_does(redis_port: int, seed: int) ->
             now_us += walk.choice((0, 1000, 37_123, 200_000, 200_000, 900_000, 4_000_000, -500_000))
             member = walk.randrange(5 if step // 30 % 2 else 3)
             number += walk.choice((1, 1, 1, 1, 0))
+            if walk.random() < 0.05:
+                twin.edits_version = b"%d m" % step
+                await redis.hset(keys[-1], {"": twin.edits_version})
             leaves = walk.random() < 0.03
             part, slot = parts[member]
             args: list[str | int | float] = [f"m{member}", number, -1 if leaves else part, slot]
@@ -104,7 +108,7 @@ async def test_the_script_does_what_its_twin_does(redis_port: int, seed: int) ->
 
 async def test_keys_expire_when_nobody_uses_them(redis_port: int) -> None:
     async with await connected(redis_port) as redis:
-        keys = ["sluice:{e}:members", "sluice:{e}:b:messages:topic:a"]
+        keys = ["sluice:{e}:members", "sluice:{e}:b:messages:topic:a", "sluice:{e}:edits"]
         assert await redis.eval(SCRIPT, keys, ["m", 1, 0, -1, 5, 15, 0, 0, 1, 1, -1]) == [
             1,
             500_000_000,
@@ -112,6 +116,7 @@ async def test_keys_expire_when_nobody_uses_them(redis_port: int) -> None:
             1,
             1_000_000,
             1,
+            b"",
         ]
         assert 7000 < await redis.ttl(keys[0]) <= 7200
         assert 10 < await redis.ttl(keys[1]) <= 13
@@ -119,12 +124,13 @@ async def test_keys_expire_when_nobody_uses_them(redis_port: int) -> None:
 
 async def test_a_call_that_comes_late_does_nothing(redis_port: int) -> None:
     async with await connected(redis_port) as redis:
-        keys = ["sluice:{l}:members", "sluice:{l}:b:messages:topic:a"]
+        keys = ["sluice:{l}:members", "sluice:{l}:b:messages:topic:a", "sluice:{l}:edits"]
         await redis.eval(SCRIPT, keys, ["m", 2, 0, -1, 5, 5, 0, 0, 1, 1, -1])
         before = await redis.hgetall(keys[1])
         assert await redis.eval(SCRIPT, keys, ["m", 1, 0, -1, 5, 5, 0, 0, 1, 1, -1]) == []
         assert await redis.hgetall(keys[1]) == before
 
 
-def test_the_script_is_in_the_package() -> None:
-    assert Path(str(files("limiter.fleet"))).joinpath("bucket.lua").is_file()
+def test_the_scripts_are_in_the_package() -> None:
+    for name in ("bucket.lua", "edits.lua"):
+        assert Path(str(files("limiter.fleet"))).joinpath(name).is_file()

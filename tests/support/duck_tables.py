@@ -13,7 +13,7 @@ _OUTCOMES: Final = ("admitted", "refused", "held", "shadowed", "bypassed", "exem
 _LISTS: Final = ("second_admitted", "second_refused", "second_requests", "second_bytes")
 _TYPES: Final = {
     "VARCHAR": "type instance run kind name client user product producer_group rule verdict count action fair_by by"
-    " reason version fair_by_before fair_by_after killed_run",
+    " reason version fair_by_before fair_by_after killed_run fleet",
     "BIGINT": "v n at_s requests messages bytes wait_max_us busy_answers clients change_id connections other"
     " lost_records identified seconds",
     "DOUBLE": "rate_per_s burst_s break_s bytes_per_s bytes_burst_s max_delay_s rate_before_per_s rate_after_per_s",
@@ -23,7 +23,7 @@ _TYPES: Final = {
     "BIGINT[]": " ".join(("second", "second_repeated", *_LISTS, *_OUTCOMES)),
 }
 _DEFAULTS: Final = {
-    **dict.fromkeys(("user", "product", "producer_group", "rule", "by", "reason"), "''"),
+    **dict.fromkeys(("user", "product", "producer_group", "rule", "by", "reason", "fleet"), "''"),
     **dict.fromkeys(("wait_max_us", "busy_answers", "clients", "connections", "other", "lost_records"), "0"),
     "identified": "0",
     "burst_s": "1",
@@ -54,7 +54,8 @@ _MINUTE: Final = f"{_KEY}, minute_s"
 _STORM: Final = f"{_KEY}, shadow, start_s"
 _WHO: Final = 'client, "user", product, producer_group'
 _LIMIT: Final = (
-    "rate_per_s", "burst_s", "break_s", "count", "bytes_per_s", "bytes_burst_s", "action", "fair_by", "max_delay_s"
+    "rate_per_s", "burst_s", "break_s", "count", "bytes_per_s", "bytes_burst_s", "action", "fair_by", "max_delay_s",
+    "fleet",
 )  # fmt: skip
 _DAY: Final = "make_date(1970, 1, 1) + CAST({} // 86400 AS INTEGER) AS dt"
 _LAST_S: Final = (
@@ -150,15 +151,15 @@ numbers AS (SELECT instance, run, hour_s, count(*) AS records, min(n) AS first_n
 beats AS (SELECT instance, run, hour_s, at_s - at_s % 60 AS minute_s, sum(seconds) AS seconds,
     bool_and(limiting) AS limiting, max(connections) AS connections, sum(other) AS other,
     sum(list_sum(map_values(bypassed_requests))) AS bypassed, max(lost_records) AS lost_records,
-    max(version) AS version, max(killed_run) AS killed_run
+    max(version) AS version, max(killed_run) AS killed_run, max(fleet) AS fleet
     FROM hourly WHERE type = 'heartbeat' GROUP BY ALL),
 hours AS (SELECT instance, run, hour_s, min(minute_s) AS first_minute_s, max(minute_s) AS last_minute_s,
     count(*) AS minutes, sum(seconds)::BIGINT AS seconds, count(*) FILTER (NOT limiting) AS limiting_off_minutes,
     max(connections) AS connections_max, sum(bypassed)::BIGINT AS bypassed_requests, sum(other)::BIGINT AS other,
     max(lost_records) AS lost_records, arg_max(version, minute_s) AS version,
-    max(killed_run) AS killed_run FROM beats GROUP BY ALL)
+    max(killed_run) AS killed_run, max(fleet) AS fleet FROM beats GROUP BY ALL)
 SELECT * REPLACE (coalesce(version, '') AS version, coalesce(killed_run, '') AS killed_run,
-    coalesce(bypassed_requests, 0) AS bypassed_requests,
+    coalesce(fleet, '') AS fleet, coalesce(bypassed_requests, 0) AS bypassed_requests,
     {", ".join(f"coalesce({name}, 0) AS {name}" for name in (
         "minutes", "seconds", "limiting_off_minutes", "connections_max", "other", "lost_records"))}),
     {_DAY.format("hour_s")}

@@ -15,11 +15,12 @@ class FleetRedis:
     def __init__(self) -> None:
         self.hashes: dict[str, dict[str, list[float]]] = {}
         self.granted = 0
+        self.edits_version = b""
 
     def flush(self) -> None:
         self.hashes.clear()
 
-    def call(self, now: float, keys: Sequence[str], args: Sequence[Any]) -> list[int]:
+    def call(self, now: float, keys: Sequence[str], args: Sequence[Any]) -> list[Any]:
         """Do what the script does at ``now``, in microseconds."""
         member_id, number, part, slot = args[0], float(args[1]), float(args[2]), int(args[3])
         members = self.hashes.setdefault(keys[0], {})
@@ -46,11 +47,11 @@ class FleetRedis:
         members[member_id] = [now, number, max(part, new_part), slot]
         if part < 0:
             del members[member_id]
-        answer = [others + 1, floor(new_part * 1e9), slot]
-        for index, key in enumerate(keys[1:]):
+        answer: list[Any] = [others + 1, floor(new_part * 1e9), slot]
+        for index, key in enumerate(keys[1:-1]):
             figures = [float(each) for each in args[4 + 7 * index : 11 + 7 * index]]
             answer += self._bucket(now, key, member_id, max(part, new_part), slot, part < 0, alive, removed_at, figures)
-        return answer
+        return [*answer, self.edits_version]
 
     def _bucket(  # noqa: PLR0917
         self,

@@ -126,7 +126,7 @@ def _responses(endpoint: Endpoint) -> Iterator[tuple[int, dict[str, Any]]]:
     if endpoint.tags == "read":
         yield 304, {"description": "The client's copy is current.", "headers": _ETAG}
     named = (404,) if msgspec.structs.fields(endpoint.in_path) else ()
-    written = (404, 412, 507) if endpoint.tags in {"write", "batch"} else ()
+    written = (404, 412, 503, 507) if endpoint.tags in {"write", "batch"} else ()
     for status in sorted({*_ALWAYS, *named, *written, *endpoint.problems}):
         response: dict[str, Any] = {
             "description": usual_type(status).detail,

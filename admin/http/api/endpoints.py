@@ -130,7 +130,7 @@ class _Limits(_Chapter):
         """Edit a limit.
 
         Overrides the configuration's limit, permanently or for `ttl_s` seconds. The edit survives a restart, unless
-        it is volatile.
+        it is volatile. With `fleet` it is made at all members of the fleet, or at none: 503 without the fleet's Redis.
         """
         limit, reason, ttl_s = requests.read_limit(await request.body())
         if_match = self._condition(request, kind, name)
@@ -196,7 +196,12 @@ class _Limits(_Chapter):
         tags = read_tags(request, "if-match")
         if_match = "" if tags is None or tags.any else tags.one_of(self._edits.etag)
         changes = await self._edits.change(
-            edits, _author(request), dry_run=query.dry_run, volatile=query.volatile, if_match=if_match
+            edits,
+            _author(request),
+            dry_run=query.dry_run,
+            volatile=query.volatile,
+            fleet=query.fleet,
+            if_match=if_match,
         )
         return wire.Changes(changes)
 
@@ -254,7 +259,9 @@ class _Limits(_Chapter):
     async def _write(
         self, request: Request, edit: model.SetLimit | model.PatchLimit | model.UnsetLimit, query: Write
     ) -> Tagged[model.Written]:
-        (change,) = await self._edits.change([edit], _author(request), dry_run=query.dry_run, volatile=query.volatile)
+        (change,) = await self._edits.change(
+            [edit], _author(request), dry_run=query.dry_run, volatile=query.volatile, fleet=query.fleet
+        )
         after = self._edits.limit(edit.kind, edit.name)
         etag = left_by(change, after)
         limit = None if query.dry_run or etag is None else after
@@ -315,7 +322,9 @@ class _Switches(_Chapter):
     async def _write(
         self, request: Request, edit: model.SetSwitch | model.UnsetSwitch, query: Write
     ) -> Tagged[model.Change]:
-        (change,) = await self._edits.change([edit], _author(request), dry_run=query.dry_run, volatile=query.volatile)
+        (change,) = await self._edits.change(
+            [edit], _author(request), dry_run=query.dry_run, volatile=query.volatile, fleet=query.fleet
+        )
         return Tagged(change, left_by(change, self._entry(edit.kind)))
 
 
@@ -429,12 +438,13 @@ class _Audit(_Chapter):
         return found[0]
 
     @endpoint(
-        *("POST", "/audit/{id}/revert"), body=Revert, example={"reason": "too much after all"}, problems=(409, 507)
+        *("POST", "/audit/{id}/revert"), body=Revert, example={"reason": "too much after all"}, problems=(409, 503, 507)
     )
     async def revert_change(self, request: Request, query: DryRun, change_id: Id) -> model.Change:
         """Undo a change.
 
-        Restores what was in force before. 409 if it was changed again since, unless `force`.
+        Restores what was in force before; of a change for the fleet, at all members. 409 if it was changed again since,
+        unless `force`.
         """
         body: Revert = read_body(await request.body() or b"{}", Revert)
         return await self._edits.revert(

@@ -124,9 +124,10 @@ class DryRun(Parameters, frozen=True, kw_only=True):
 
 
 class Write(DryRun, frozen=True, kw_only=True):
-    """Parameters of a write that can be volatile."""
+    """Parameters of a write that can be volatile, or for the fleet."""
 
     volatile: Annotated[bool, Meta(description="the change lasts until the restart and is not stored")] = False
+    fleet: Annotated[bool, Meta(description="change it at all members of the fleet")] = False
 
 
 class Unset(Write, frozen=True, kw_only=True):

@@ -41,7 +41,7 @@ class Endpoint:
         answer: the type of the answer; None for a stream of events.
         tags: entity tags: the answer of a ``list`` has one; a ``read`` is answered with 304 if the client has it; a
             ``write`` may expect one; a ``batch`` may expect that of the list.
-        problems: further statuses, besides 404 if the path names something, and 404, 412 and 507 of a write.
+        problems: further statuses, besides 404 if the path names something, and 404, 412, 503 and 507 of a write.
     """
 
     method: str

@@ -37,7 +37,7 @@ const FALLS = [{ name: "limit", title: "Limit" }, ...DIFFERENCES.slice(1)];
 export function changeLine(change) {
   const { from, to, further } = textsOf(change);
   const what = change.action === "purge" ? change.details : [from === to ? to : `${from} → ${to}`, ...further];
-  return `${targetText(change.target)}: ${what.join(", ")}`;
+  return `${targetText(change.target)}: ${what.join(", ")}${change.member ? ", at all members of the fleet" : ""}`;
 }
 
 function targetText(target) {
@@ -108,13 +108,13 @@ export function ChangeTable({ changes, empty }) {
 }
 
 function changeCells(change) {
-  const { id, action, target, by, address } = change;
+  const { id, action, target, by, address, member } = change;
   const text = targetText(target);
   const isRevertible = /^(limits|switches)\//.test(target) && action !== "reset";
   const label = `Revert change ${id} of ${text}`;
   const revert = () => attempt(() => revertChange(change));
   return {
-    by: html`<span title=${address || null}>${by}</span>`,
+    by: html`<span title=${[address, member].filter(Boolean).join(" at ") || null}>${by}</span>`,
     target: html`<${TargetLink} target=${target}>${text}<//>`,
     change: html`<${OldNew} change=${change} />`,
     action: isRevertible && html`<${Button} isWrite manner="small" label=${label} onclick=${revert}>Revert…<//>`,
@@ -127,14 +127,17 @@ function OldNew({ change }) {
     word && html` <${Tag}>${word}<//>`,
     change.expires_at && html` <${Tag} title=${exact(change.expires_at)}>temporary<//>`,
     change.durable === false && html` <${Tag} manner="warn">until restart<//>`,
+    change.member && html` <${Tag} title="At ${change.member}">for the fleet<//>`,
   ];
-  if (change.details?.length) return [tags, html`<${Lines} texts=${change.details} />`];
+  const details = change.details?.length > 0 && html`<${Lines} texts=${change.details} />`;
+  if (details && !change.member) return [tags, details];
   const { from, to, further } = textsOf(change);
   const isMoved = from !== to || !further.length;
   const moved = isMoved && html`<del>${from}</del><span class="faint"> → </span><ins>${to}</ins>`;
   return html`<details>
     <summary>${moved || to}${further.map((each) => `, ${each}`)}${tags}</summary>
     <${DifferenceTable} change=${change} />
+    ${details}
   </details>`;
 }
 

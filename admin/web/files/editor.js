@@ -1,7 +1,7 @@
 /** Edits one limit in a drawer, beside the figures: the fields, a preview, then the change. */
 
 import { ApiError, call, get, pathOf } from "./api.js";
-import { canWrite, nameOf } from "./app.js";
+import { app, canWrite, nameOf } from "./app.js";
 import { Preview, done } from "./changes.js";
 import {
   Actions,
@@ -71,9 +71,11 @@ export function Editor({ kind, name, close }) {
 
   /** Show what a write would change, before it is made. */
   const foresee = async (label, method, { body, query = {} }) => {
-    const write = (how) => call(method, path, { body, query: { ...query, ...how }, etag: entry.etag });
+    const fleet = app.state?.fleet && draft.atAll ? 1 : undefined;
+    const write = (how) => call(method, path, { body, query: { ...query, fleet, ...how }, etag: entry.etag });
     try {
-      const content = html`<${Preview} change=${await write({ dry_run: 1 })} />`;
+      const content = html`<${Preview} change=${await write({ dry_run: 1 })} />
+        ${fleet && html`<p class="muted">At all members of the fleet.</p>`}`;
       setAsked({ heading: "What would change", content, label, act: (volatile) => write({ volatile }) });
     } catch (error) {
       await refused(error);
@@ -170,6 +172,7 @@ function LimitForm({ kind, name, entry, draft, setDraft, errors, steps }) {
             )}
         </div>
       </details>
+      ${app.state?.fleet && html`<${Field} label="At all members of the fleet" ...${of("atAll")} />`}
       <${ReasonField} ...${of("reason")} input=${{ placeholder: "for the audit trail" }} />
       <${TtlField} ...${of("ttl_s")} kept=${ends && `no change: ${left(ends)}`} />
     </fieldset>
@@ -224,6 +227,8 @@ function draftOf(kind, name, { limit, edit }) {
     unlimited: limit.rate === "unlimited",
     reason: "",
     ttl_s: { choice: edit?.expires_at ? "keep" : "", minutes: "" },
+    // A limit for all is changed for all, if the operator does not want otherwise.
+    atAll: Boolean(edit ? edit.fleet : limit.fleet),
   };
 }
 

@@ -281,8 +281,9 @@ export function Ago({ at, more = "" }) {
 }
 
 /** Who made an edit, and when it ends. */
-export function EditedBy({ edit: { by, at, expires_at: end } }) {
-  return html`<span title=${exact(at)}>by ${by}, ${ago(at)}</span>${end && ` · ${left(end)}`}`;
+export function EditedBy({ edit: { by, at, expires_at: end, fleet } }) {
+  return html`<span title=${exact(at)}>by ${by}, ${ago(at)}</span>${end && ` · ${left(end)}`}
+  ${fleet && html` <${Tag} title="At ${fleet.member}">for the fleet<//>`}`;
 }
 
 export function EditButton({ kind, name, onclick }) {

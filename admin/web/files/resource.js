@@ -111,7 +111,7 @@ function Resource({ kind, name, params }) {
     <div class="panels halves">
       <${Panel} title="Applied limits">${why && html`<${Explanation} of=${why} />`}<//>
       <${Panel} title="Recommendation">
-        ${advice && html`<${Advice} found=${advice} path=${path} etag=${entry?.etag} again=${askAdvice} />`}
+        ${advice && html`<${Advice} found=${advice} path=${path} entry=${entry} again=${askAdvice} />`}
       <//>
     </div>
     <${Panel} wide title="Connected clients">
@@ -371,7 +371,7 @@ function Explanation({ of: { sentences, limits, confirm, unapplied } }) {
 
 // --- the recommendation
 
-function Advice({ found, path, etag, again }) {
+function Advice({ found, path, entry, again }) {
   const { recommendation: advised } = found;
   if (!advised) {
     const text = sentence(found.problem ?? "The newest report has nothing about it.");
@@ -395,7 +395,7 @@ function Advice({ found, path, etag, again }) {
     ${compared("Of the demand of all others", othersCurrent, others, "at most ")}
     ${
       found.edit
-        ? html`<${PutInForce} advised=${advised} edit=${found.edit} ...${{ path, etag, again }} />`
+        ? html`<${PutInForce} advised=${advised} edit=${found.edit} ...${{ path, entry, again }} />`
         : html`<p class="note">Nothing to put in force: ${found.why_not}.</p>`
     }
     ${advised.what_if.length > 0 && html`<${WhatIf} limits=${advised.what_if} />`}
@@ -404,11 +404,12 @@ function Advice({ found, path, etag, again }) {
 }
 
 /** Edits at once: the recommendation is the preview, and a message offers to undo it. */
-function PutInForce({ advised, edit, path, etag, again }) {
+function PutInForce({ advised, edit, path, entry, again }) {
   const [isActing, setActing] = useState(false);
   const put = async () => {
     setActing(true);
-    const change = await attempt(() => call("PATCH", path, { body: edit, etag }));
+    const fleet = app.state?.fleet && entry?.limit.fleet ? 1 : undefined;
+    const change = await attempt(() => call("PATCH", path, { body: edit, query: { fleet }, etag: entry?.etag }));
     setActing(false);
     if (change) done(change);
     else again();

@@ -337,6 +337,20 @@ class TestRecommendations:
         assert ran.err.startswith(f"sluice: {path}: made for broker-b, broker-c, not for broker-a at {sidecar.url}; ")
         assert sluice("limits", "apply", path, "--instance", "broker-b").exit_code == 0
 
+    def test_those_for_the_fleet_are_applied_at_all_members_when_asked(
+        self, api: Any, sidecar: Any, sluice: Sluice, recommend: Recommend
+    ) -> None:
+        sidecar.limit_of("own")
+        path = recommend(recommendation(instance="fleet prod"), recommendation("own"))
+        state = {"instance": "broker-a", "version": "1", "fleet": {"name": "prod"}}
+        api.answers["GET /state"] = (200, state)
+        ran = sluice("limits", "apply", path)
+        assert "left out: topic orders: for fleet prod; --fleet applies it" in ran.out
+        assert sluice("limits", "apply", path, "--fleet").exit_code == 0
+        own, fleets = sidecar.writes()
+        assert [each["name"] for each in own.body["edits"]] == ["own"]
+        assert ([each["name"] for each in fleets.body["edits"]], fleets.query) == (["orders"], {"fleet": "1"})
+
     def test_that_are_refused_are_named_by_place_and_resource(
         self, sidecar: Any, sluice: Sluice, recommend: Recommend, problem: Any
     ) -> None:

@@ -4,6 +4,9 @@ from typing import Any
 
 import pytest
 
+from admin.client.api import by_flag
+from admin.wire import FieldProblem
+
 Make = Callable[..., dict[str, Any]]
 Sluice = Callable[..., Any]
 
@@ -138,6 +141,25 @@ class TestSet:
             "topic orders: 500/s → 1000/s",
             "   change 17 by ada; `sluice audit revert 17` undoes it",
         ]
+
+    def test_for_the_fleet_it_is_made_at_all_members(self, api: Any, sluice: Sluice, change: Make) -> None:
+        details = ["it overrules the edit by bob at b, which was made at the same time"]
+        api.answers["PATCH /limits/topic/orders"] = (200, change(member="a", details=details))
+        ran = sluice("limits", "set", "topic", "orders", "800", "--fleet")
+        (asked,) = api.asked
+        assert (asked.query, asked.body) == ({"fleet": "1"}, {"rate": 800.0})
+        assert ran.out.splitlines() == [
+            "topic orders: 500/s → 1000/s",
+            "   it overrules the edit by bob at b, which was made at the same time",
+            "   change 17 by ada, at all members of the fleet; `sluice audit revert 17` undoes it",
+        ]
+
+    def test_the_field_has_a_flag_of_another_name(self, api: Any, sluice: Sluice, change: Make) -> None:
+        api.answers["PATCH /limits/topic/orders"] = (200, change())
+        assert sluice("limits", "set", "topic", "orders", "800", "--fleet-limit").exit_code == 0
+        (asked,) = api.asked
+        assert (asked.query, asked.body) == ({}, {"rate": 800.0, "fleet": True})
+        assert by_flag(FieldProblem("fleet", "needs [fleet]")) == "--fleet-limit: needs [fleet]"
 
     @pytest.mark.parametrize(
         ("given", "command"),

@@ -61,12 +61,19 @@ class File:
     async def about(self, resource: Resource = ORDERS, **limit: Any) -> Any:
         entry = msgspec.structs.replace(IN_FORCE, limit=IN_FORCE.limit | limit)
         clock = Clock(utc=lambda: datetime(2026, 1, 2, 5, tzinfo=UTC))
-        return await AdviceReader(self.path, "broker-a", clock).about(resource, entry)
+        return await AdviceReader(self.path, "broker-a", clock, fleet="prod").about(resource, entry)
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> File:
     return File(tmp_path / "recommendations.json")
+
+
+async def test_of_a_limit_that_the_fleet_shares_the_fleet_is_advised(file: File) -> None:
+    fleets = msgspec.structs.replace(ADVISED, instance="fleet prod")
+    file.write(ADVISED, fleets)
+    assert (await file.about(fleet=True)).recommendation == fleets
+    assert (await file.about()).recommendation == ADVISED
 
 
 async def test_what_is_recommended_comes_with_the_edit_that_puts_it_in_force(file: File) -> None:

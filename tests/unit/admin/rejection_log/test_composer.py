@@ -181,6 +181,20 @@ def test_traffic_has_the_active_limit_without_its_defaults(
     assert {key: value for key, value in made.written["traffic"].items() if key in LIMIT_FIELDS} == expected
 
 
+def test_a_limit_of_the_fleet_is_marked_with_its_name(made: Made) -> None:
+    made.composer = Composer(
+        "a", "0123456789ab", max_resources=10, figures=made.figures, now_s=MINUTE, fleet="orders-prod"
+    )
+    made.rules = RuleSet((Rule("topic", "orders", 5, fleet=True), Rule("topic", "own", 5)))
+    made.add(taken(MINUTE), taken(MINUTE + 1, "own"), now_s=MINUTE + 10)
+    for type_ in ("rejection", "traffic", "limit"):
+        assert {record.name: record.fleet for record in made.of(type_) if record.name != "*"} == {
+            "orders": "orders-prod",
+            "own": "",
+        }
+    assert [record.fleet for record in made.of("heartbeat")] == ["orders-prod"]
+
+
 def test_without_a_snapshot_traffic_is_written_without_a_heartbeat(made: Made) -> None:
     assert tags(made.add(taken(MINUTE), now_s=MINUTE + 10, snapshot=None)) == ["rejection", "traffic"]
 

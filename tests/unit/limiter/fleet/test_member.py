@@ -47,6 +47,14 @@ def test_the_first_messages_of_a_name_pass_on_the_advance_and_wake_the_member() 
     assert admitted(limiter, 500 * MS, 1000) == (100 // 2 - 8) // 2 + 1
     assert woken
     assert member.next_ns() == 10 * MS
+    assert limiter.last_refused_ns == 500 * MS
+
+
+def test_what_passes_on_the_advance_is_no_refusal() -> None:
+    limiter = joined(Member("f", "a"), FleetRedis())
+    assert limiter.stored_upermits == 0
+    assert admitted(limiter, 500 * MS, 5) == 5
+    assert limiter.state(500 * MS).last_refused_ns is None
 
 
 def test_what_an_answer_grants_can_be_spent_and_nothing_else() -> None:

@@ -23,6 +23,7 @@ from limiter.deciding.limits import Caller, Limits
 from limiter.rules.resource import Resource
 from limiter.rules.rule import Rule
 from limiter.rules.rule_set import RuleSet
+from proxy.control import FleetError
 from proxy.datapath import fleet as module
 from proxy.datapath.fleet import Fleet, FleetConfig, _reason
 from proxy.stats.snapshot import FleetMember
@@ -46,6 +47,7 @@ class Redis:
         self.delay_s = 0.0
         self.commands: list[tuple[str, list[str], list[Any]]] = []
         self.results: list[Any] = []
+        self.log: dict[bytes, bytes] = {}
 
     @asynccontextmanager
     async def connected(self, _config: FleetConfig, _attempt: int) -> AsyncGenerator[Redis]:
@@ -64,9 +66,25 @@ class Redis:
         await trio.sleep(self.delay_s)
         self.results = [self.answer(*command) for command in self.commands]
 
-    def eval(self, script: str, keys: list[str], args: list[Any]) -> None:
+    def eval(self, script: str, keys: list[str], args: list[Any]) -> Any:
         assert "redis.call" in script
-        self.commands.append(("eval", keys, args))
+        if len(keys) == 1:
+            return self.edits(args)
+        return self.commands.append(("eval", keys, args))
+
+    async def edits(self, args: list[Any]) -> int:
+        """Add to the log of edits as ``edits.lua`` does, without removing."""
+        await self.exchange()
+        if args[0] != self.bucket.edits_version:
+            return 0
+        self.log = {each.encode(): value for each, value in zip(args[2::2], args[3::2], strict=True)}
+        self.bucket.edits_version = self.log[b""]
+        return 1
+
+    async def exchange(self) -> None:
+        await trio.sleep(self.delay_s)
+        if self.fault is not None and (fault := self.fault("other")) is not None:
+            raise fault
 
     def evalsha(self, sha: str, keys: list[str], args: list[Any]) -> None:
         assert len(sha) == 40
@@ -81,7 +99,9 @@ class Redis:
         return self.bucket.call(now_ns() // 1000, keys, args)
 
     async def hgetall(self, key: str) -> dict[bytes, bytes]:
-        await trio.sleep(self.delay_s)
+        await self.exchange()
+        if key == "sluice:{f}:edits":
+            return self.log
         self.sent.append([("hgetall", [key])])
         members = self.bucket.hashes[key]
         return {each.encode(): struct.pack(">d", figures[0]) for each, figures in members.items() if each}
@@ -289,6 +309,64 @@ async def test_the_size_of_the_fleet_is_known_to_a_start_without_redis(
     assert Fleet(config, now_ns=now_ns).member.members == 3
     (tmp_path / "fleet-size").write_text("x", encoding="utf-8")
     assert Fleet(config, now_ns=now_ns).member.members == 1
+
+
+async def test_edits_go_over_the_same_connection_and_their_version_comes_with_the_calls(
+    redis: Redis, autojump_clock: MockClock
+) -> None:
+    fleet, other = Fleet(CONFIG, now_ns=now_ns), Fleet(CONFIG, now_ns=now_ns)
+    with pytest.raises(FleetError, match="it has not answered yet"):
+        await fleet.read_edits()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(fleet.run)
+        nursery.start_soon(other.run)
+        await fleet.edits_changed(None)
+        assert await fleet.read_edits() == {}
+        with trio.move_on_after(5) as waiting:
+            await other.edits_changed(b"")
+        assert waiting.cancelled_caught
+        began = trio.current_time()
+        async with trio.open_nursery() as writing:
+            writing.start_soon(fleet.write_edits, b"", {"1": b"x", "": b"1 me"}, [])
+            await other.edits_changed(b"")
+        assert trio.current_time() - began <= 0.6
+        assert not await other.write_edits(b"", {"1": b"y", "": b"1 other"}, [])
+        assert await other.read_edits() == {b"1": b"x", b"": b"1 me"}
+        assert redis.opened == 2
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("hangs", [True, False])
+async def test_what_redis_does_not_take_is_an_error_with_the_remedy(
+    redis: Redis,
+    autojump_clock: MockClock,
+    hangs: bool,  # noqa: FBT001
+) -> None:
+    fleet = Fleet(CONFIG, now_ns=now_ns)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(fleet.run)
+        await fleet.edits_changed(None)
+        if hangs:
+            redis.delay_s = 60
+        else:
+            redis.fault = lambda name: errors.AuthorizationError("no hgetall") if name == "other" else None
+        began = trio.current_time()
+        with pytest.raises(
+            FleetError, match="has not answered within" if hangs else "its user lacks a right"
+        ) as caught:
+            await fleet.read_edits()
+        assert caught.value.sent
+        assert trio.current_time() - began <= 1
+        with pytest.raises(FleetError) as caught:
+            await fleet.read_edits()
+        assert not caught.value.sent or not hangs
+        redis.delay_s, redis.fault = 0.0, None
+        await trio.sleep(2)
+        assert await fleet.read_edits() == {}
+        nursery.cancel_scope.cancel()
+    with pytest.raises(FleetError):
+        await fleet.read_edits()
+    assert redis.open == 0
 
 
 def caused(error: Exception, cause: Exception) -> Exception:

@@ -1,9 +1,12 @@
 from typing import Any
 from urllib.parse import quote
 
+import msgspec
 import pytest
 
+from admin.edits.fleet_log import FleetLog
 from admin.wire import MAX_EDITS, PROBLEM
+from proxy.control import FleetError
 
 
 def fields(answer: Any) -> list[str]:
@@ -268,3 +271,37 @@ async def test_a_batch_of_more_values_than_edits_can_have_is_not_taken_apart(ser
     answer = await served.ask("POST", "limits:batch", content=body, headers={"content-type": "application/json"})
     assert answer.status_code == 400
     assert "more values than these can have" in answer.text
+
+
+async def test_an_edit_for_the_fleet_needs_a_fleet_and_its_redis(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = await served.put("limits/topic/orders?fleet=1", {"rate": 10})
+    assert alone.status_code == 400
+    assert "leave out fleet=1" in alone.json()["detail"]
+
+    async def read() -> None:
+        raise FleetError("nothing listens there; start it, or correct fleet.url")
+
+    monkeypatch.setattr(served.data_path, "read_fleet_edits", read)
+    served.edits._fleet_log = FleetLog("f", "a")
+    for method, path, body in (
+        ("PUT", "limits/topic/orders", {"rate": 10}),
+        ("PATCH", "limits/topic/orders", {"rate": 10}),
+        ("POST", "limits:batch", {"edits": [{"type": "set_switch", "kind": "all", "limiting": False}]}),
+        ("PUT", "switches/all", {"limiting": False}),
+    ):
+        answer = await served.ask(method, f"{path}?fleet=1", json=body)
+        assert (answer.status_code, answer.headers["content-type"]) == (503, PROBLEM)
+        assert "start it, or correct fleet.url; nothing was changed" in answer.json()["detail"]
+    assert (await served.put("limits/topic/orders?fleet=1&volatile=1", {"rate": 10})).status_code == 400
+    assert (await served.put("limits/topic/orders?fleet=1&dry_run=1", {"rate": 10})).status_code == 200
+    assert await served.edits.audit() == ()
+
+
+async def test_a_reset_says_that_the_bucket_of_a_fleet_stays(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = served.edits.limit("topic", "orders")
+    fleets = msgspec.structs.replace(entry, limit=entry.limit | {"fleet": True})
+    monkeypatch.setattr(served.edits, "limit", lambda *_: fleets)
+    answer = await served.ask("POST", "limits/topic/orders:reset")
+    assert answer.json()["details"] == [
+        "nothing: the bucket is the fleet's, and fills by itself; raise the limit for a while"
+    ]

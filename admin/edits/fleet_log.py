@@ -1,0 +1,204 @@
+"""The edits for all members of a fleet, as a log in its Redis: what is in it, and what a member has to do about it.
+
+It is a hash. Fields ``1``, ``2``, … are edits in their order. Field ``""`` is the version: the number of the last edit
+and the member that made it. Redis answers the version to every call of a member. When it has changed, the member reads
+the log and does the new edits as its own. A member adds edits only to the version that it has read. So it has seen all
+edits before, and the order is the same for all. The log keeps the latest edit of each limit, and the last KEPT edits
+for the audit trails. What a member has seen of it is in its store, too.
+
+If Redis loses the log, the first member that notices adds what it knows and Redis does not. The others see that they
+have done these edits, although the numbers are new.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Final, NamedTuple
+
+import msgspec
+import structlog
+
+from admin.edits.model import (
+    FLEET,
+    LIMITS,
+    MAX_NAME,
+    MAX_REASON,
+    SWITCHES,
+    ActiveEdit,
+    FieldProblem,
+    ForFleet,
+    InvalidError,
+    is_over,
+)
+
+_log = structlog.get_logger(__name__)
+
+MAX_LIMITS: Final = 1000
+"""Limits and switches that are edited for a fleet at a time."""
+KEPT: Final = 200
+"""The log keeps this many edits, also those that were replaced."""
+MAX_BYTES: Final = 16_384
+"""Of one edit in the log."""
+_MAX_TEXT: Final = 255
+
+
+class Entry(NamedTuple):
+    """One edit of the limit or switch at a path. An edit with neither undoes the one before."""
+
+    path: str
+    edit: ActiveEdit
+
+
+class Merge(NamedTuple):
+    """What a member has to do about a log."""
+
+    new: list[Entry]  # to be done, in this order
+    lost: list[Entry]  # to be added to the log again
+    gone: list[str]  # in the store, that the log has no more
+
+
+class FleetLog:
+    """What a member knows of the log.
+
+    Args:
+        name: of the fleet.
+        member: name of this one.
+
+    Attributes:
+        version: of the log when it was last read; None before that.
+    """
+
+    def __init__(self, name: str, member: str) -> None:
+        self.name, self.member = name, member
+        self.version: bytes | None = None
+        self._number = 0  # of the last edit in the log
+        self._entries: dict[int, Entry] = {}
+
+    def merge(self, fields: Mapping[bytes, bytes], stored: Mapping[str, ActiveEdit], now: datetime) -> Merge:
+        """Take the log as it was read. ``stored`` is what the store has of it, by FLEET and path."""
+        before = None if self.version is None else self._number
+        self.version = fields.get(b"", b"")
+        self._entries = dict(sorted(self._read(fields)))
+        self._number = max([_number(self.version.partition(b" ")[0]), *self._entries])
+        latest = {entry.path: number for number, entry in self._entries.items()}
+        known = {each.removeprefix(FLEET): (self.mark(edit), edit) for each, edit in stored.items()}
+        found = Merge([], [], [])
+        for number, entry in self._entries.items():
+            mine, _ = known.get(entry.path, (_NONE, None))
+            # After a start or a loss only the last one counts.
+            is_unseen = latest[entry.path] == number and entry.edit.fleet != mine and mine.number <= self._number
+            if is_unseen or (before is not None and number > before):
+                found.new.append(entry)
+        for path, (mine, edit) in known.items():
+            if mine.number > self._number and not _has_ended(edit, now):
+                found.lost.append(Entry(path, edit))
+            elif path not in latest:
+                found.gone.append(FLEET + path)
+                if mine.number and not _has_ended(edit, now):
+                    # It was undone so long ago that the log does not say so any more.
+                    found.new.append(Entry(path, msgspec.structs.replace(edit, limit=None, limiting=None)))
+        return found
+
+    def add(
+        self, entries: Sequence[Entry], stored: Mapping[str, ActiveEdit], now: datetime, after: Mapping[str, int] | None
+    ) -> tuple[list[Entry], dict[str, bytes], list[str]]:
+        """Return how to add edits to the log: the edits as numbered, the fields to set, and those to remove.
+
+        Args:
+            entries: in their order.
+            stored: as for ``merge``.
+            now: the time.
+            after: numbers of the edits that their author knew, by path; None: the log has lost these, which are marked.
+
+        Raises:
+            InvalidError: there is no room for them.
+        """
+        number = max([self._number, *(self.mark(each).number for each in stored.values())])
+        every, added, fields, seen = dict(self._entries), [], {}, dict(after or {})
+        for path, edit in entries:
+            number += 1
+            was = self.mark(edit)
+            mark = (
+                msgspec.structs.replace(was, number=number)
+                if after is None
+                else ForFleet(self.name, number, self.member, seen.get(path, 0))
+            )
+            every[number] = entry = Entry(path, msgspec.structs.replace(edit, change_id=0, fleet=mark))
+            seen[path] = number
+            added.append(entry)
+            fields[str(number)] = data = msgspec.json.encode(entry)
+            if len(data) > MAX_BYTES:
+                raise InvalidError(FieldProblem("", f"an edit for the fleet has at most {MAX_BYTES} bytes as JSON"))
+        latest = {entry.path: each for each, entry in every.items()}
+        if after is not None and sum(not _has_ended(every[each].edit, now) for each in latest.values()) > MAX_LIMITS:
+            why = f"at most {MAX_LIMITS} limits are edited for a fleet at a time; undo the edits of others first"
+            raise InvalidError(FieldProblem("", why))
+        removed = [
+            str(each)
+            for each, entry in every.items()
+            if each <= number - KEPT and (latest[entry.path] != each or _has_ended(entry.edit, now))
+        ]
+        return added, fields | {"": f"{number} {self.member}".encode()}, removed
+
+    def mark(self, edit: ActiveEdit | None) -> ForFleet:
+        """Return what an edit has as one of this fleet."""
+        mark = None if edit is None else edit.fleet
+        return _NONE if mark is None or mark.name != self.name else mark
+
+    def _read(self, fields: Mapping[bytes, bytes]) -> Iterator[tuple[int, Entry]]:
+        """Yield the edits; warn about what is not one, and leave it out."""
+        for field, value in fields.items():
+            if field == b"":
+                continue
+            try:
+                number = _number(field)
+                if not number or len(value) > MAX_BYTES:
+                    raise ValueError("it is too large" if number else "its field is not a number")  # noqa: TRY301
+                entry = _entry.decode(value)
+                _check(entry)
+                mark = entry.edit.fleet or _NONE
+                edit = msgspec.structs.replace(
+                    entry.edit, fleet=msgspec.structs.replace(mark, name=self.name, number=number)
+                )
+                yield number, Entry(entry.path, edit)
+            except (ValueError, RecursionError, msgspec.MsgspecError) as error:
+                _log.warning(
+                    "an entry of the fleet's edits is ignored, which Sluice has not written",
+                    field=field[:_MAX_TEXT].decode(errors="replace"),
+                    reason=str(error)[:_MAX_TEXT],
+                )
+
+
+_NONE: Final = ForFleet("", 0, "")
+_entry: Final = msgspec.json.Decoder(Entry)
+
+
+def is_undone(edit: ActiveEdit) -> bool:
+    """Say whether it undoes another edit, and sets nothing."""
+    return edit.limit is None and edit.limiting is None
+
+
+def is_same(one: ActiveEdit, other: ActiveEdit) -> bool:
+    """Say whether two edits of the fleet are the same, under whatever numbers."""
+    ones, others = (msgspec.structs.replace(each.fleet or _NONE, number=0) for each in (one, other))
+    return msgspec.structs.replace(one, fleet=ones) == msgspec.structs.replace(other, fleet=others)
+
+
+def _has_ended(edit: ActiveEdit, now: datetime) -> bool:
+    return is_undone(edit) or is_over(edit, now)
+
+
+def _number(text: bytes) -> int:
+    return int(text) if text.isdigit() and len(text) < 16 else 0
+
+
+def _check(entry: Entry) -> None:
+    """Raise ValueError for what ``EditService`` would not have made."""
+    (path, edit), mark = (entry.path, entry.edit), entry.edit.fleet
+    kind, _, name = path.removeprefix(LIMITS).partition("/")
+    is_limit = path.startswith(LIMITS) and kind and 1 <= len(name) <= MAX_NAME and edit.limiting is None
+    is_switch = path.startswith(SWITCHES) and len(path) <= MAX_NAME and edit.limit is None
+    texts = (edit.by, edit.address, mark.member if mark is not None else "")
+    if not (is_limit or is_switch) or len(edit.reason) > MAX_REASON or max(map(len, texts)) > _MAX_TEXT:
+        raise ValueError("it is no edit of a limit or switch")
+    if datetime.fromisoformat(edit.at).tzinfo is None:
+        raise ValueError("its time has no time zone")

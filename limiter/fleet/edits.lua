@@ -1,0 +1,8 @@
+-- Adds edits to the log of a fleet, if it is as the member knows it. See admin/edits/fleet_log.py.
+-- KEYS: the log. ARGV: its version; the number of fields to remove, and these; then fields and values, the new version
+--   (field "") among them. Returns 1, or 0 if another member was first.
+if (redis.call('HMGET', KEYS[1], '')[1] or '') ~= ARGV[1] then return 0 end
+local first = 3 + ARGV[2]
+for i = 3, first - 1 do redis.call('HDEL', KEYS[1], ARGV[i]) end
+for i = first, #ARGV, 2 do redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1]) end
+return 1
