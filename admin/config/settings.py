@@ -129,6 +129,8 @@ class ListenerSettings(Table, frozen=True, kw_only=True):
             with IPv4.
         broker: address of the broker behind it.
         backup_brokers: further addresses of the broker. While ``broker`` does not answer, the first that does is used.
+        reuse_port: true: other processes of the same user may listen on the address, too (SO_REUSEPORT). The kernel
+            divides new connections among them. All of them need it.
         protocol: protocol of the clients.
         scope: name that limits of kind listener use. Listeners of one scope share these limits.
         exempt: addresses and networks of clients that are never limited.
@@ -165,6 +167,7 @@ class ListenerSettings(Table, frozen=True, kw_only=True):
     listen: ListenAddress
     broker: BrokerAddress
     backup_brokers: list[BrokerAddress] = []
+    reuse_port: bool = False
     protocol: Name = DEFAULT
     scope: Name = DEFAULT_SCOPE
     exempt: list[Network] = []
@@ -336,7 +339,7 @@ class FleetSettings(Table, frozen=True, kw_only=True):
         certificate_file: with TLS: PEM file of Sluice's certificate for Redis, with its chain.
         key_file: PEM file of that certificate's key.
         when_away: while Redis does not answer, each member has: its last share (last), an equal share (equal), no limit
-            (unlimited), or only the permits that it holds (refuse).
+            (unlimited), or a small part of the burst (refuse).
     """
 
     url: Annotated[str, Meta(min_length=1, max_length=4096, extra={"check": _check_redis_url})]

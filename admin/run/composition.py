@@ -197,6 +197,7 @@ def compose(configuration: Configuration) -> Plan:
     doubtful = lint.warnings(settings, book.configured, all_kinds, origins)
     doubtful += _doubts_of_listeners(listeners, origins)
     doubtful += _mixed_brokers(listeners, book.configured, origins)
+    doubtful += _unshared_limits(listeners, book.configured, origins)
     return Plan(
         settings,
         listeners,
@@ -326,6 +327,17 @@ def _mixed_brokers(listeners: Iterable[PlannedListener], rules: Iterable[Rule], 
             mixed = f"the answers of the brokers {first[scope]} and {broker} would be mixed in one limit, {rule.name}"
             what = f"{mixed}; give each broker's listeners a scope of their own"
             yield origins.problem(("listeners", index, "scope"), what, scope)
+
+
+def _unshared_limits(listeners: Iterable[PlannedListener], rules: Iterable[Rule], origins: Origins) -> Iterator[str]:
+    """Warn of limits that each of the processes on one port has for itself."""
+    names = [rule.name for rule in rules if rule.limits and not rule.fleet]
+    for index, each in enumerate(listeners):
+        if each.settings.reuse_port and names:
+            what = f"each process on this port has limits of its own: {', '.join(names[:_SHOWN])}"
+            place = ("listeners", index, "reuse_port")
+            yield origins.problem(place, f"{what}; give them fleet = true, or divide their rates", value=True)
+            return
 
 
 def _check_addresses(configuration: Configuration, problems: list[str]) -> None:

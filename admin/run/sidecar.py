@@ -59,6 +59,7 @@ _log = structlog.get_logger(__name__)
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 _FLEET_SIZE: Final = "fleet-size"
+_OTHERS_PORT: Final = "by a process without reuse_port = true, or of another user"
 #: A disk that hangs must not keep the process from ending.
 _SAVE_LIMITS_S: Final = 5.0
 
@@ -286,7 +287,8 @@ class Sidecar:
         except ListenError as error:
             address, name = format_address(error.config.listen), error.config.name
             what = "listener" if name == address else f'listener "{name}"'
-            raise listen_error(what, address, error.error, hint=self._hint) from None
+            hint = _OTHERS_PORT if error.config.reuse_port else self._hint
+            raise listen_error(what, address, error.error, hint=hint) from None
         except SpoolError as error:
             raise StartError(f"spool.dir: {error}; {folders.SPOOL_HINT}") from None
         for address in self._sockets.close():

@@ -4,6 +4,7 @@
 #   sh deploy/systemd/install.sh DIRECTORY     below a directory, for packages and images
 #
 #   /usr/lib/systemd/system/sluice.service    /usr/lib/systemd/system/sluice.socket, which is enabled separately
+#   /usr/lib/systemd/system/sluice@.service, for several processes on one port
 #   /usr/lib/sysusers.d/sluice.conf    /usr/lib/tmpfiles.d/sluice.conf
 #   /etc/sluice/sluice.toml  configuration    /etc/default/sluice  variables     /var/lib/sluice  state, made at the start
 set -eu
@@ -20,6 +21,7 @@ put_once() {
 }
 
 put 0644 sluice.service /usr/lib/systemd/system/sluice.service
+put 0644 sluice@.service /usr/lib/systemd/system/sluice@.service
 put 0644 sluice.socket /usr/lib/systemd/system/sluice.socket
 put 0644 sluice.sysusers /usr/lib/sysusers.d/sluice.conf
 put 0644 sluice.tmpfiles /usr/lib/tmpfiles.d/sluice.conf

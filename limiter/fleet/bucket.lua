@@ -47,8 +47,8 @@ for k = 2, #KEYS - 1 do
   local a, key = k * 7 - 10, KEYS[k]
   local rate, capacity, spent, kept = tonumber(ARGV[a + 1]), tonumber(ARGV[a + 2]), tonumber(ARGV[a + 3]), tonumber(ARGV[a + 4])
   local want, demand, age = tonumber(ARGV[a + 5]), tonumber(ARGV[a + 6]), tonumber(ARGV[a + 7])
-  local slots = min(floor(0.4 * capacity), MOST_SLOTS)
-  local parts = max(0, capacity / 2 - slots)
+  local slots = min(floor(0.75 * (capacity - 1)), MOST_SLOTS)
+  local parts = capacity / 2 - slots >= 2 and capacity / 2 - slots or 0
   local room = capacity - parts - slots
   local fields = redis.call('HMGET', key, '', id)
   local at, stored, v, weights, claims, held, longest, asking, clean_at = now, room, 0, 0, 0, 0, now, 0, removed_at
@@ -64,8 +64,8 @@ for k = 2, #KEYS - 1 do
       if all[i] ~= '' then
         local _, its_held, weight, its_v, claim, advance = unpack('>dddddd', all[i + 1])
         if alive[all[i]] then
-          weights, claims = weights + weight, claims + claim + weight * (v - its_v)
-          held, asking = held + max(0, its_held), asking + 1
+          weights, claims = weights + weight, claims + max(0, claim) + weight * (v - its_v)
+          held, asking = held + max(-advance, its_held), asking + 1
         else
           -- It may have spent its advance, and pays nothing back.
           stored = stored - advance
@@ -79,22 +79,25 @@ for k = 2, #KEYS - 1 do
   if weights > 0 then v, claims = v + minted / weights, claims + minted end
   local claim, since = 0, now
   if fields[2] then
-    local its_spent, its_held, weight, its_v, its_claim, _, its_since = unpack('>ddddddd', fields[2])
-    claim, since = its_claim + weight * (v - its_v), its_since
+    local its_spent, its_held, weight, its_v, its_claim, its_advance, its_since = unpack('>ddddddd', fields[2])
+    local accrued = weight * (v - its_v)
+    claim, claims, since = its_claim + accrued, claims - max(0, its_claim) - accrued, its_since
     -- What it neither spent nor keeps it gives back, or never got.
     stored = stored + its_held - (spent - its_spent) - kept
-    weights, claims, held, asking = weights - weight, claims - claim, held - max(0, its_held), asking - 1
+    weights, held, asking = weights - weight, held - max(-its_advance, its_held), asking - 1
   end
   if asking <= 0 then weights, claims, held, longest, asking = 0, 0, 0, now, 0 end
-  stored = min(stored, max(0, room - held - max(0, kept)))
+  local advance = floor(parts * max(part, new_part)) + (slot < slots and 1 or 0)
+  stored = min(stored, max(0, room - held - max(-advance, kept)))
 
-  local free = max(0, stored - max(0, claims) - claim)
-  -- If the store cannot meet all claims, who has waited longest is next.
-  local is_turn = stored >= claims + claim or since <= longest
-  local granted = is_turn and max(0, floor(min(want, claim + free, stored))) or 0
+  local free = max(0, stored - max(0, claims) - max(0, claim))
+  -- If the store cannot meet all claims, who has waited longest is next, and may have a whole permit ahead of its claim.
+  local is_turn = stored >= min(room, claims + max(0, claim)) or since <= longest
+  local most = claim + free + (since <= longest and claim > 0 and 1 - 1e-9 or 0)
+  local granted = is_turn and max(0, floor(min(want, most, stored))) or 0
   stored, kept = stored - granted, kept + granted
   if granted > 0 or want == 0 then
-    longest, since, claim = since <= longest and now or longest, now, max(0, min(claim, want) - granted)
+    longest, since, claim = since <= longest and now or longest, now, max(-1, min(claim, want) - granted)
   end
   longest = min(longest, since)
   local share = 0
@@ -104,10 +107,9 @@ for k = 2, #KEYS - 1 do
   else
     local least = weights * min(1 / (asking + 1), LEAST_PER_S / max(rate, LEAST_PER_S))
     local weight = demand > 0 and max(demand, least) or 0
-    weights, claims, held, asking = weights + weight, claims + claim, held + max(0, kept), asking + 1
+    weights, claims, held, asking = weights + weight, claims + max(0, claim), held + max(-advance, kept), asking + 1
     share = floor(weight / max(weights, 1e-9) * 1e6)
-    redis.call('HSET', key, id, pack('>ddddddd', spent, kept, weight, v, claim,
-      floor(parts * max(part, new_part)) + (slot < slots and 1 or 0), since))
+    redis.call('HSET', key, id, pack('>ddddddd', spent, kept, weight, v, claim, advance, since))
   end
   redis.call('HSET', key, '', pack('>dddddddI2I4', now, stored, v, weights, claims, held, longest, asking, removed_at))
   redis.call('EXPIRE', key, floor(rate > 0 and capacity / rate or 0) + KEEP_S)

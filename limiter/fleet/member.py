@@ -8,6 +8,7 @@ from typing import Any, Final, Literal, NamedTuple
 from weakref import WeakValueDictionary
 
 from limiter.buckets.fleet import ROUND_NS, FleetLimiter, Lease
+from limiter.rules.resource import OVERFLOW_NAME
 from limiter.rules.rule import NS_PER_S, UPERMITS_PER_PERMIT
 
 WhenAway = Literal["last", "equal", "unlimited", "refuse"]
@@ -35,7 +36,7 @@ class LeaseState(NamedTuple):
     key: str  # DIMENSION:KIND:NAME
     rate_per_s: float
     share: float | None  # of the fleet's demand, 0 to 1; None before the first answer
-    held: int  # permits; negative are owed
+    held: int  # permits; negative are owed; 0 while it decides alone
     asked_per_s: float
 
 
@@ -69,6 +70,7 @@ class Member:
         self.fleet, self.member, self.when_away = fleet, member, when_away
         self.members = members
         self.part, self.slot = 0.0, -1  # of all advances
+        self._reserved = 0.0  # the part that others must not have yet
         self.away_since_ns: int | None = None if fleet else now_ns
         self.answered_ns: int | None = None
         self.edits_version: bytes | None = None  # of the log of edits, as last answered
@@ -86,6 +88,8 @@ class Member:
     def join(self, dimension: str, limiter: FleetLimiter, now_ns: int) -> None:
         """Give a new limiter its lease."""
         key = f"{dimension}:{limiter.resource}"
+        if limiter.resource.name == OVERFLOW_NAME:
+            key += f":{limiter.rule.bare_name}"
         lease = self._leases.get(key)
         if lease is not None:
             limiter.lease = lease
@@ -111,8 +115,9 @@ class Member:
 
     def advance(self, capacity: float) -> int:
         """Return the permits of a bucket that this member may spend before it has a lease there, as the script does."""
-        slots = min(floor(0.4 * capacity), MOST_SLOTS)
-        return floor(max(0.0, capacity / 2 - slots) * self.part) + (0 <= self.slot < slots)
+        slots = min(floor(0.75 * (capacity - 1)), MOST_SLOTS)
+        parts = capacity / 2 - slots
+        return (floor(parts * self.part) if parts >= 2 else 0) + (0 <= self.slot < slots)
 
     def local_share(self, share: float | None) -> float | None:
         """Return the part of a limit that this member has without Redis; None is no limit."""
@@ -139,7 +144,7 @@ class Member:
         active = [] if self._is_local else list(self._active)
         self._gap_ns = ROUND_NS if active else HEARTBEAT_NS
         batches = [active[start : start + MOST_NAMES] for start in range(0, len(active), MOST_NAMES)] or [[]]
-        self._waiting = [self._call(now_ns, batch, self.part) for batch in batches]
+        self._waiting = [self._call(now_ns, batch, self._reserved) for batch in batches]
         return list(self._waiting)
 
     def leave(self, now_ns: int) -> list[Call]:
@@ -194,10 +199,15 @@ class Member:
             for lease in self._active:
                 lease.settle()
                 lease.put()
+        if part > self._reserved or (
+            part < self._reserved and not any(lease.held < -lease.advance for lease in self._active)
+        ):
+            # What was spent of a larger part is not another's before it is paid for.
+            self._reserved = part
 
-    def failed(self, now_ns: int, call: Call) -> None:
-        """Note that a call has no answer."""
-        self._waiting.remove(call)
+    def failed(self, now_ns: int, call: Call | None = None) -> None:
+        """Note that a call has no answer, or that none could be made."""
+        self._waiting = [] if call is None else [each for each in self._waiting if each is not call]
         since_ns = self._began_ns if self.answered_ns is None else self.answered_ns
         if self.away_since_ns is None and now_ns - since_ns >= AWAY_NS:
             self.away_since_ns = since_ns
@@ -212,8 +222,9 @@ class Member:
         """Return what an operator sees, with at most so many leases."""
         leases = sorted(self._active, key=lambda lease: lease.asked_per_s, reverse=True)
         states = [
-            LeaseState(lease.key, lease.rule.rate_per_s or 0.0, lease.share, lease.held, lease.asked_per_s)
+            LeaseState(*(lease.key, lease.rule.rate_per_s or 0.0, lease.share, held, lease.asked_per_s))
             for lease in leases[:most]
+            for held in [0 if lease.is_local else lease.held]
         ]
         return MemberState(self.member, self.members, self.answered_ns, self.away_since_ns, states)
 

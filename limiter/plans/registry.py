@@ -27,12 +27,11 @@ from limiter.buckets.limiter import Limiter, LimiterState
 from limiter.buckets.saved import SavedLimiter, restore, save
 from limiter.compiled import COMPILED
 from limiter.fleet.member import Member
-from limiter.rules.resource import Resource
+from limiter.rules.resource import OVERFLOW_NAME, Resource
 from limiter.rules.rule import DIMENSIONS, Dimension, Rule
 from limiter.rules.rule_set import RuleSet
 
 DEFAULT_MAX_LIVE: Final = 100_000
-OVERFLOW_NAME: Final = "_overflow"
 
 _LONG_AGO_NS: Final = -(2**63)
 _MAX_LOOKS: Final = 16

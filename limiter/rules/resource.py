@@ -17,6 +17,9 @@ SCOPES: Final = (CLIENT, PRODUCER_GROUP, CERTIFICATE, USER, VHOST, LISTENER)
 TOTAL: Final = "total"
 """The kind of totals. Their names are those of shared rules without this prefix."""
 
+OVERFLOW_NAME: Final = "_overflow"
+"""The name under which overflow limiters appear, one for each rule."""
+
 
 class Resource(NamedTuple):
     """A limited thing, such as ``Resource("topic", "orders")``."""

@@ -132,9 +132,15 @@ class Fleet:
         self._first = None
 
     async def run(self) -> None:
-        """Ask until cancelled."""
+        """Ask until cancelled; a fault in here is as if Redis did not answer."""
         while True:
-            await self._talk()
+            try:
+                await self._talk()
+            except Exception as error:  # noqa: BLE001 - whatever it is, traffic goes on
+                now_ns, self._pending = self._now_ns(), []
+                self.member.failed(now_ns)
+                self._note_failure(now_ns, f"a fault in Sluice ({type(error).__name__}: {error}); please report it")
+                await trio.sleep(_TIMEOUT_S)
 
     async def _talk(self) -> None:
         """Ask by one client, until a round trip fails."""
@@ -209,8 +215,8 @@ class Fleet:
         now_ns, version = self._now_ns(), self.member.edits_version
         for call, answer in zip(calls, answers, strict=True):
             if not isinstance(answer, BaseException):
-                self._pending.remove(call)
                 self.member.take(now_ns, call, answer)
+                self._pending.remove(call)
         for answer in answers:
             if isinstance(answer, BaseException):
                 raise answer

@@ -55,6 +55,7 @@ class ListenerConfig:
         options: An instance of ``protocol.options``.
         listen: Host and port to bind. Port 0 takes a free one.
         v6only: ``::`` does not serve IPv4, because another address has the port there.
+        reuse_port: Other processes of the same user may listen there, too.
         broker: Host and port of the broker.
         backup_brokers: Brokers to connect clients to while it is unreachable: the first that is reachable. All of them
             count as one broker, under the first one's address.
@@ -88,6 +89,7 @@ class ListenerConfig:
     max_connections_per_client: int | None = None
     new_connections_per_s: float | None = None
     v6only: bool = False
+    reuse_port: bool = False
     proxy_protocol_from: tuple[Network, ...] = ()
     send_proxy_protocol: proxy_protocol.Version | None = None
     handshake_timeout_s: float = 10.0
@@ -201,7 +203,9 @@ class Server:
             try:
                 enter, no_room = partial(self._enter, config), partial(self._cannot_accept, config)
                 make = partial(ListeningSocket, self.services.reactor, enter, no_room, _BACKLOG)
-                bound = await sockets.bind(*config.listen, make, inherited, v6only=config.v6only)
+                bound = await sockets.bind(
+                    *config.listen, make, inherited, v6only=config.v6only, reuse_port=config.reuse_port
+                )
             except OSError as error:
                 self.close()
                 raise ListenError(config, error) from None

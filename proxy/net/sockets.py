@@ -12,6 +12,7 @@ import struct
 import termios
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from select import EPOLLIN
 from typing import Any, Final
 
@@ -495,11 +496,12 @@ async def bind(
     inherited: Inherited | None = None,
     *,
     v6only: bool = False,
+    reuse_port: bool = False,
 ) -> list[ListeningSocket]:
     """Bind every address of ``host`` without listening yet. Port 0 takes a free port for each.
 
     An inherited socket is used if one has the address. It may be listening already. ``::`` serves IPv4 too, unless
-    ``v6only`` says that the port is in use there. ``make`` gets each socket.
+    ``v6only`` says that the port is in use there. With ``reuse_port`` other processes may have the address, too.
 
     Raises:
         OSError: An address is taken, not local, or not permitted.
@@ -512,6 +514,8 @@ async def bind(
             both = address[0] == "::" and not v6only
             given = None if inherited is None else inherited.take(family, address)
             if given is not None:
+                # Linux looks at the option at each bind of another socket, so that it may come now.
+                given.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, reuse_port)
                 bound.append(make(given))
                 bound[-1].is_given = True
                 if both and given.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY):
@@ -519,11 +523,12 @@ async def bind(
                     found.append((socket.AF_INET, kind, protocol, ("0.0.0.0", port)))
                 continue
             with ExitStack() as failing:
-                sock = _bind(family, kind, protocol, address, failing, both=both)
+                how = partial(_bind, family, kind, protocol, failing=failing, both=both, reuse_port=reuse_port)
+                sock = how(address)
                 if port == 0:
                     # Linux releases a port that it chose itself when the socket stops listening. A second socket bound
                     # to it prevents that, and then the first is not needed.
-                    chosen, sock = sock, _bind(family, kind, protocol, sock.getsockname(), failing, both=both)
+                    chosen, sock = sock, how(sock.getsockname())
                     chosen.close()
                 failing.pop_all()
             bound.append(make(sock))
@@ -534,10 +539,13 @@ async def bind(
     return bound
 
 
-def _bind(family: int, kind: int, protocol: int, address: Any, failing: ExitStack, *, both: bool) -> socket.socket:
+def _bind(
+    family: int, kind: int, protocol: int, address: Any, *, failing: ExitStack, both: bool, reuse_port: bool
+) -> socket.socket:
     sock = failing.enter_context(socket.socket(family, kind, protocol))
     sock.setblocking(False)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, reuse_port)
     if family == socket.AF_INET6:
         sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, not both)
     sock.bind(address)

@@ -6,7 +6,7 @@ from statistics import median
 from typing import Any, Literal
 
 from report import Table, aligned
-from rows import ANSWERED, GROWTH, LIMITED, REFUSED, SATURATION, TRIO_RELAY
+from rows import ANSWERED, FLEET, GROWTH, LIMITED, REFUSED, SATURATION, TRIO_RELAY
 
 SCANS = ("python", "compiled")
 BATCHED = "sluice, batches of a full read"
@@ -112,6 +112,15 @@ GOALS = (
         _compiled(0.9),
         at_most=False,
         line=f"{REFUSED}-{{scan}}",
+        of=_MINE,
+    ),
+    Goal(
+        "a fleet's limit x a plain one",
+        "throughput-64",
+        "against_haproxy",
+        _compiled(0.9),
+        at_most=False,
+        line=f"{FLEET}-{{scan}}",
         of=_MINE,
     ),
     Goal("p50 x HAProxy, one request at a time", "rtt-low", "against_haproxy", _compiled(1.3)),

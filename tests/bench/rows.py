@@ -10,9 +10,10 @@ UNLIMITED = "sluice-unlimited"
 LIMITED = "sluice-limited"
 REFUSED = "sluice-refused"
 ALL_FEATURES = "sluice-all-features"
+FLEET = "sluice-fleet"
 
 PLAIN = (DIRECT, HAPROXY, NGINX, TRIO_RELAY)
-EVERYBODY = (*PLAIN, UNLIMITED, LIMITED, REFUSED, ALL_FEATURES)
+EVERYBODY = (*PLAIN, UNLIMITED, LIMITED, FLEET, REFUSED, ALL_FEATURES)
 RELAYED = (HAPROXY, TRIO_RELAY, LIMITED)
 FEW = (DIRECT, *RELAYED)
 TRANSFERRED = (*FEW, UNLIMITED)
@@ -113,7 +114,7 @@ ROWS = (
         for header in ("json", "binary")
         if (size, header) != (536, "json")  # which is throughput-64
     ),
-    Row("topics-1000", FLOOD, FEW, topics=1000),
+    Row("topics-1000", FLOOD, (*FEW, FLEET), topics=1000),
     Row(SATURATION, ANSWERED, EVERYBODY, window=32),
     Row("rtt-low", RTT, (*PLAIN, UNLIMITED, LIMITED, ALL_FEATURES), connections=1),
     *(

@@ -1,4 +1,4 @@
-"""Sluice as the bench measures it: four configurations, each without the compiled part and with it."""
+"""Sluice as the bench measures it: five configurations, each without the compiled part and with it."""
 
 import subprocess
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from goals import SCANS
 from peers import INSTALL_SLUICE, BenchError, Peer, Place, sluice_program
-from rows import ALL_FEATURES, AMQP, AMQP10, LIMITED, REFUSED, UNLIMITED
+from rows import ALL_FEATURES, AMQP, AMQP10, FLEET, LIMITED, REFUSED, UNLIMITED
 
 CHECK_DEADLINE_S = 60.0
 # Far above what any load reaches: it is decided, and nothing is refused.
@@ -20,6 +20,14 @@ _LIMITED = f"""
 [defaults.topic]
 rate = {PLENTY}
 """
+_FLEET = f"""{_LIMITED}fleet = true
+
+[fleet]
+url = "redis://127.0.0.1:{{redis}}"
+name = "bench"
+"""
+#: Beside Sluice, with which it ends.
+_WITH_REDIS = 'setpriv --pdeathsig KILL redis-server --port "$0" --save "" --bind 127.0.0.1 >/dev/null & exec "$@"'
 _LIMITED_QUEUE = f"""
 [[limits]]
 kind = "queue"
@@ -89,7 +97,12 @@ class Sidecar:
 
     def command(self, place: Place) -> list[str]:
         """Write the configuration and return the command line."""
-        return [str(sluice_program()), "run", "--config", str(self.written(place))]
+        command = [str(sluice_program()), "run", "--config", str(self.written(place))]
+        return ["sh", "-c", _WITH_REDIS, str(self._redis(place)), *command] if "[fleet]" in self.limits else command
+
+    def _redis(self, place: Place) -> int:
+        """Return a port that is free, as those of the load are next to the admin address."""
+        return place.admin + 10_000 if place.admin < 50_000 else place.admin - 10_000
 
     def written(self, place: Place) -> Path:
         """Write the configuration."""
@@ -112,7 +125,7 @@ listen = "127.0.0.1:{place.admin}"
 
 [bounds]
 max_live_limiters = 1000000
-{limits}"""
+{limits.replace("{redis}", str(self._redis(place)))}"""
         )
         return config
 
@@ -150,6 +163,7 @@ def _peers(name: str, limits: str, amqp: str = "") -> tuple[Peer, ...]:
 SIDECARS: tuple[Peer, ...] = (
     *_peers(UNLIMITED, _UNLIMITED),
     *_peers(LIMITED, _LIMITED, _LIMITED_QUEUE),
+    *_peers(FLEET, _FLEET),
     *_peers(REFUSED, _REFUSED),
     *_peers(ALL_FEATURES, _ALL_FEATURES),
 )

@@ -36,11 +36,13 @@ EVERYTHING: Final = (
 EXISTING: Final = ("-f", str(EXAMPLES_FOLDER / "deployment-a" / "values.yaml"))
 RABBITMQ: Final = ("-f", str(EXAMPLES_FOLDER / "rabbitmq" / "values.yaml"))
 ROCKETMQ_PROXY: Final = ("-f", str(EXAMPLES_FOLDER / "rocketmq-proxy" / "values.yaml"))
+VALKEY: Final = EXAMPLES_FOLDER / "valkey"
 VARIANTS: Final[Mapping[str, tuple[str, ...]]] = {
     "usual": BROKER,
     "everything": EVERYTHING,
     "in memory": (*BROKER, "--set", "state.persistent=false,tokens.existingSecret=mine,networkPolicy.enabled=false"),
     "ipv6": (*BROKER, "--set", "ipv6=true,podDisruptionBudget.enabled=false"),
+    "fleet": (*BROKER, "-f", str(VALKEY / "values.yaml")),
     "existing broker": EXISTING,
     "existing RabbitMQ": RABBITMQ,
     "existing RocketMQ Proxy": ROCKETMQ_PROXY,
@@ -91,6 +93,24 @@ def test_kubernetes_would_take_it(render: Render, arguments: tuple[str, ...], de
         else:
             for version in KUBERNETES:
                 kubernetes_validate.validate(each, version, strict=True)
+
+
+def test_the_valkey_of_a_fleet_has_the_names_and_rights_that_its_members_expect(render: Render) -> None:
+    objects = list(yaml.safe_load_all((VALKEY / "valkey.yaml").read_text(encoding="utf-8")))
+    for each in objects:
+        for version in KUBERNETES:
+            kubernetes_validate.validate(each, version, strict=True)
+    values = yaml.safe_load((VALKEY / "values.yaml").read_text(encoding="utf-8"))
+    fleet = settings(render(*VARIANTS["fleet"]))["fleet"]
+    service, secret = one(objects, "Service"), one(objects, "Secret")
+    assert fleet["url"] == f"redis://{service['metadata']['name']}:{service['spec']['ports'][0]['port']}"
+    (password,) = (each["valueFrom"]["secretKeyRef"] for each in values["env"])
+    assert (secret["metadata"]["name"], password["key"] in secret["stringData"]) == (password["name"], True)
+    rights = (ROOT / "docs" / "fleet.md").read_text(encoding="utf-8")
+    user = next(line for line in secret["stringData"]["users.acl"].splitlines() if line.startswith("user sluice"))
+    assert user.replace("change-me", "PASSWORD") in rights
+    labels = one(objects, "Deployment")["spec"]["template"]["metadata"]["labels"]
+    assert values["networkPolicy"]["egress"][0]["to"][0]["podSelector"]["matchLabels"] == labels
 
 
 @pytest.mark.parametrize(

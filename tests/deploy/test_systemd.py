@@ -17,6 +17,7 @@ from admin.config.sources import Flags, load
 SYSTEMD: Final = ROOT / "deploy" / "systemd"
 UNIT: Final = SYSTEMD / "sluice.service"
 SOCKET: Final = SYSTEMD / "sluice.socket"
+TEMPLATE: Final = SYSTEMD / "sluice@.service"
 #: Tenths: 1.1 of 10.
 EXPOSURE: Final = 11
 Run = Callable[..., str]
@@ -35,12 +36,34 @@ def settings(key: str) -> list[str]:
 
 def test_systemd_finds_nothing_wrong_with_the_units(run: Run, tmp_path: Path) -> None:
     copies = []
-    for unit in (UNIT, SOCKET):
-        copies.append(tmp_path / unit.name)
+    for unit in (UNIT, SOCKET, TEMPLATE):
+        copies.append(tmp_path / unit.name.replace("@", "@1"))
         # All but the program's place, where it need not be on this machine.
         text = unit.read_text(encoding="utf-8").replace("/opt/sluice/bin/sluice", str(VENV_BIN / "sluice"))
         copies[-1].write_text(text, encoding="utf-8")
     assert run(tool("systemd-analyze"), "verify", "--man=no", *copies) == ""
+
+
+def test_the_template_is_the_unit_but_for_what_each_process_has_for_itself() -> None:
+    unit, template = (
+        {line for line in file.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")}
+        for file in (UNIT, TEMPLATE)
+    )
+    assert {line.partition("=")[0] for line in unit - template} == {"Description", "StateDirectory"}
+    assert {line.partition("=")[0] for line in template - unit} == {
+        *("Conflicts", "Description", "Environment", "EnvironmentFile", "StateDirectory"),
+    }
+
+
+def test_processes_of_the_template_have_names_and_addresses_of_their_own(tmp_path: Path) -> None:
+    (words,) = re.findall(r"^Environment=(.*)$", TEMPLATE.read_text(encoding="utf-8"), re.MULTILINE)
+    variables = dict(each.split("=") for each in words.replace("%H", "host").replace("%i", "2").split())
+    file = tmp_path / "sluice.toml"
+    file.write_text('[fleet]\nurl = "redis://127.0.0.1"\nname = "f"\n', encoding="utf-8")
+    found = load(str(file), variables, Flags()).settings
+    assert found.fleet is not None
+    assert (str(found.admin.listen), found.fleet.member) == ("127.0.0.1:9872", "host-2")
+    assert found.rejection_log.instance == "host-2"
 
 
 def test_the_sockets_are_those_of_the_sample() -> None:
@@ -78,6 +101,7 @@ def test_files_lie_where_a_debian_package_puts_them(root: Path) -> None:
     assert {
         "/usr/lib/systemd/system/sluice.service",
         "/usr/lib/systemd/system/sluice.socket",
+        "/usr/lib/systemd/system/sluice@.service",
         "/usr/lib/sysusers.d/sluice.conf",
         "/usr/lib/tmpfiles.d/sluice.conf",
         "/etc/sluice/sluice.toml",

@@ -16,6 +16,7 @@ from harness.frames import FrameClient, refused, sends, stored
 from harness.ports import free_port
 from harness.redis import RedisServer
 from harness.sidecar import Sluice, StartSluice
+from harness.toxiproxy import Toxiproxy
 
 pytestmark = pytest.mark.integration
 
@@ -293,3 +294,45 @@ def test_a_cluster_is_used_with_one_node_known(
         assert 0.95 * RATE * seconds <= passed <= RATE * (seconds + 0.2)
         assert ask(sluice, "PUT", "limits/topic/orders?fleet=1", {"rate": 400, "fleet": True})[0] == 200
         assert sum("sluice:{f}:members" in each.command("KEYS", "*") for each in nodes) == 1
+
+
+@pytest.mark.alone
+@pytest.mark.long
+def test_a_bad_network_to_redis_is_not_noticed_by_clients(
+    redis: RedisServer, broker: EmbeddedBroker, start_sluice: StartSluice, tmp_path: Path
+) -> None:
+    with ExitStack() as running:
+        network = Toxiproxy(tmp_path)
+        running.callback(network.close)
+        fleet = []
+        for number in "012":
+            network.relay(number, address := f"127.0.0.1:{free_port()}", f"127.0.0.1:{redis.port}")
+            routes = (broker.route(),)
+            fleet.append(
+                running.enter_context(start_sluice(routes=routes, config=config(f"url = 'redis://{address}'")))
+            )
+        for each in fleet:
+            running.enter_context(Traffic(each, RATE))
+        quiet = running.enter_context(Traffic(fleet[0], 50, "quiet"))
+        time.sleep(4)
+        usually = p99(quiet)
+
+        # kind, attributes, relays, members that are away, and the most that passes of the limit
+        for kind, attributes, spoilt, away, most in (
+            ("latency", {"latency": 2000}, "012", [1, 1, 1], 1.0),
+            ("timeout", {"timeout": 0}, "0", [1, 0, 0], 4 / 3),
+            ("bandwidth", {"rate": 1}, "012", [0, 0, 0], 1.0),
+        ):
+            with ExitStack() as spoiling:
+                for number in spoilt:
+                    spoiling.enter_context(network.toxic(number, kind, "downstream", attributes))
+                passed, seconds = passed_in(broker, 6)
+                assert 0.8 * RATE * seconds <= passed <= RATE * (most * seconds + 1), kind
+                assert [each.metrics().total("sluice_fleet_away") for each in fleet] == away, kind
+                assert p99(quiet) < 2 * usually + 0.02, kind
+            passed, seconds = passed_in(broker, 4)
+            assert 0.8 * RATE * seconds <= passed <= RATE * (seconds + 1.1), kind
+            assert [each.metrics().total("sluice_fleet_away") for each in fleet] == [0, 0, 0], kind
+        assert quiet.refused == 0
+    for each in fleet:
+        assert "Traceback" not in "\n".join(each.process.lines)

@@ -66,8 +66,8 @@ class FleetRedis:
         figures: Sequence[float],
     ) -> list[int]:
         rate, capacity, spent, kept, want, demand, age = figures
-        slots = min(floor(0.4 * capacity), MOST_SLOTS)
-        parts = max(0, capacity / 2 - slots)
+        slots = min(floor(0.75 * (capacity - 1)), MOST_SLOTS)
+        parts = capacity / 2 - slots if capacity / 2 - slots >= 2 else 0
         room = capacity - parts - slots
         fields = self.hashes.setdefault(key, {})
         at, stored, v, weights, claims, held, longest, asking, clean_at = (
@@ -90,8 +90,8 @@ class FleetRedis:
             weights, claims, held, longest, asking = 0.0, 0.0, 0.0, now, 0
             for each, (_, its_held, weight, its_v, claim, advance, _) in [(m, f) for m, f in fields.items() if m]:
                 if each in alive:
-                    weights, claims = weights + weight, claims + claim + weight * (v - its_v)
-                    held, asking = held + max(0, its_held), asking + 1
+                    weights, claims = weights + weight, claims + max(0, claim) + weight * (v - its_v)
+                    held, asking = held + max(-advance, its_held), asking + 1
                 else:
                     stored -= advance
                     del fields[each]
@@ -101,21 +101,24 @@ class FleetRedis:
             v, claims = v + minted / weights, claims + minted
         claim, since = 0.0, now
         if mine is not None:
-            its_spent, its_held, weight, its_v, its_claim, _, since = mine
-            claim = its_claim + weight * (v - its_v)
+            its_spent, its_held, weight, its_v, its_claim, its_advance, since = mine
+            accrued = weight * (v - its_v)
+            claim, claims = its_claim + accrued, claims - max(0, its_claim) - accrued
             stored = stored + its_held - (spent - its_spent) - kept
-            weights, claims, held, asking = weights - weight, claims - claim, held - max(0, its_held), asking - 1
+            weights, held, asking = weights - weight, held - max(-its_advance, its_held), asking - 1
         if asking <= 0:
             weights, claims, held, longest, asking = 0.0, 0.0, 0.0, now, 0
-        stored = min(stored, max(0, room - held - max(0, kept)))
+        advance = floor(parts * part) + (slot < slots)
+        stored = min(stored, max(0, room - held - max(-advance, kept)))
 
-        free = max(0, stored - max(0, claims) - claim)
-        is_turn = stored >= claims + claim or since <= longest
-        granted = max(0, floor(min(want, claim + free, stored))) if is_turn else 0
+        free = max(0, stored - max(0, claims) - max(0, claim))
+        is_turn = stored >= min(room, claims + max(0, claim)) or since <= longest
+        most = claim + free + (1 - 1e-9 if since <= longest and claim > 0 else 0)
+        granted = max(0, floor(min(want, most, stored))) if is_turn else 0
         self.granted += granted
         stored, kept = stored - granted, kept + granted
         if granted > 0 or want == 0:
-            longest, since, claim = now if since <= longest else longest, now, max(0, min(claim, want) - granted)
+            longest, since, claim = now if since <= longest else longest, now, max(-1, min(claim, want) - granted)
         longest = min(longest, since)
         share = 0
         if leaves or (demand == 0 and kept == 0):
@@ -124,8 +127,13 @@ class FleetRedis:
         else:
             least = weights * min(1 / (asking + 1), LEAST_PER_S / max(rate, LEAST_PER_S))
             weight = max(demand, least) if demand > 0 else 0.0
-            weights, claims, held, asking = weights + weight, claims + claim, held + max(0, kept), asking + 1
+            weights, claims, held, asking = (
+                weights + weight,
+                claims + max(0, claim),
+                held + max(-advance, kept),
+                asking + 1,
+            )
             share = floor(weight / max(weights, 1e-9) * 1e6)
-            fields[member_id] = [spent, kept, weight, v, claim, floor(parts * part) + (slot < slots), since]
+            fields[member_id] = [spent, kept, weight, v, claim, advance, since]
         fields[""] = [now, stored, v, weights, claims, held, longest, asking, removed_at]
         return [granted, share, int(asking)]

@@ -2,7 +2,8 @@
 
 from limiter.buckets.limiter import LimiterState
 from limiter.deciding.limits import Limits
-from limiter.plans.registry import OVERFLOW_NAME, Registry
+from limiter.plans.registry import Registry
+from limiter.rules.resource import OVERFLOW_NAME
 
 
 def states_of(limiters: Limits | Registry, now_ns: int) -> list[LimiterState]:

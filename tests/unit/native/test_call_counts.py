@@ -30,6 +30,7 @@ from amqp_playbook import frames as amqp
 from playbook import frames as rocketmq
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from limiter.fleet.member import Member
 from limiter.rules.rule import Rule
 from limiter.rules.rule_set import RuleSet
 from proxy.datapath.datapath import DataPathConfig, LocalDataPath
@@ -53,6 +54,7 @@ CONVERSATIONS = {
     "RocketMQ: 1 frame, its answer":                (lambda rig: answered(rig, 1, "orders"),      82,    2,  12, True),
     "RocketMQ: 4 frames, their answers":            (lambda rig: answered(rig, 4, "orders"),      82,    2,  12, True),
     "RocketMQ: 32 frames, their answers":           (lambda rig: answered(rig, 32, "orders"),     82,    2,  12, True),
+    "RocketMQ: 32 frames, permits of a fleet":      (lambda rig: answered(rig, 32, "orders"),     82,    2,  12, True),
     "RocketMQ: 250 frames of 1 000 topics":         (lambda rig: answered(rig, 250, "topic{}"),   82,    2,  12, True),
     "RocketMQ: 250 frames that are refused":        (lambda rig: refused(rig, 250, "refused"),    76,    5,   6, True),
     "RocketMQ: 4 frames that may be delayed":       (lambda rig: answered(rig, 4, "delayed"),    313,   13,  24, False),
@@ -65,8 +67,11 @@ CONVERSATIONS = {
     "AMQP 1.0: 32 transfers that may be refused":   (lambda rig: disposed(rig, 32, "critical"),   85,    2,  12, True),
     "AMQP 1.0: 32 transfers and more credit":       (lambda rig: disposed(rig, 32, "orders", 170), 225,  6,  13, True),
 }
-#: Rules that bring connections back to Python, by a word of a conversation's name.
-NOT_PLAIN = {"delayed": Rule("topic", "delayed", 1e9, action="delay"), "subscription": Rule("subscription", "*", 1e9)}
+#: Rules of some conversations, by a word of their names.
+MORE_RULES = {
+    "delayed": Rule("topic", "delayed", 1e9, action="delay"), "subscription": Rule("subscription", "*", 1e9),
+    "fleet": Rule("topic", "orders", 1e9, fleet=True),
+}
 #: By method of a socket and of an epoll.
 SYSTEM_CALLS = {
     "register": "epoll_ctl", "modify": "epoll_ctl", "unregister": "epoll_ctl", "poll": "epoll_wait",
@@ -122,7 +127,7 @@ class Rig:
         kind, now_s = protocol.kinds[0], self.clock.current_time
         default = Rule(kind.name, "*", 1e9, action=kind.action, credit_waits=bool(kind.credit_waits))
         rules = [default, Rule(kind.name, "refused", 0), Rule(kind.name, "critical", 1e9)]
-        rules += [rule for word, rule in NOT_PLAIN.items() if word in name]
+        rules += [rule for word, rule in MORE_RULES.items() if word in name]
         listener = ListenerConfig(
             "main", protocol, protocol.options(), self.front.getsockname(), self.back.getsockname()
         )
@@ -297,9 +302,13 @@ def rig(monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
 
 @pytest.mark.parametrize("name", CONVERSATIONS)
 async def test_a_conversation_costs_no_more_calls_than_before(
-    name: str, rig: Rig, mock_clock: MockClock, nursery: trio.Nursery
+    name: str, rig: Rig, mock_clock: MockClock, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     converse, *bounds, is_lent = CONVERSATIONS[name]
+    if "fleet" in name:
+        # As if Redis had granted them.
+        monkeypatch.setattr(Member, "_is_local", False)
+        monkeypatch.setattr(Member, "advance", lambda *_: 10**12)
     await rig.start(name, nursery, mock_clock)
     async with aclosing(converse(rig)) as conversation:
         counts = await rig.settled(partial(anext, conversation), WARM_RUNS)

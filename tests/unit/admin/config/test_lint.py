@@ -63,6 +63,10 @@ def warnings(file: str) -> list[str]:
             LISTENER.replace(":1", ":3").replace("127.0.0.1:2", "127.0.0.9:2") + ADAPTIVE,
             '4: listeners[1].scope = "default": the answers of the brokers 127.0.0.1:2 and 127.0.0.9:2 would be mixed',
         ),
+        (
+            "reuse_port = true\n" + TOPIC,
+            "4: listeners[0].reuse_port = true: each process on this port has limits of its own: ",
+        ),
         (TOPIC + 'fair_by = "certificate"', '8: limits[0].fair_by = "certificate": no listener asks clients for'),
     ],
 )

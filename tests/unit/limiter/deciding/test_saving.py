@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from limiter.buckets.saved import LONGEST_DEBT_S
 from limiter.deciding.limits import Caller, Denial, Held, Limits, SavedLimits, Spent
-from limiter.plans.registry import OVERFLOW_NAME
-from limiter.rules.resource import Resource
+from limiter.rules.resource import OVERFLOW_NAME, Resource
 from limiter.rules.rule import UPERMITS_PER_PERMIT, Rule
 from limiter.rules.rule_set import RuleSet
 

@@ -12,11 +12,9 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from limiter.buckets.fleet import FleetLimiter
 from limiter.fleet.member import Call, Member
 from limiter.rules.resource import Resource
-from limiter.rules.rule import NS_PER_S, Rule
+from limiter.rules.rule import NS_PER_S, UPERMITS_PER_PERMIT, Rule
 
-RATES = (20, 60, 70)
-
-indices = st.integers(0, 5)
+indices = st.integers(0, 9)
 fates = st.sampled_from(["answered"] * 6 + ["call lost", "answer lost", "call late", "answer late"])
 
 
@@ -33,6 +31,7 @@ class Process:
 
 
 class Fleets(RuleBasedStateMachine):
+    rates: Sequence[float] = (20, 60, 70)
     redis_fails = False
     largest = 1
 
@@ -41,18 +40,20 @@ class Fleets(RuleBasedStateMachine):
         self.redis = FleetRedis()
         self.now_ns = NS_PER_S
         self.offset_ns = 10**18
-        self.rate = 60.0
+        self.rate = float(self.rates[len(self.rates) // 2])
         self.late: list[Call] = []
         self.processes: list[Process] = []
         self.began = 0
         self.level, self.level_ns = 0.0, self.now_ns
         # The largest capacity so far, and beyond it what the documentation says.
         self.capacity = self.allowed = self.rate
-        for _ in range(3):
+        for _ in range(4):
             self.begins()
 
     def call(self, call: Call) -> Sequence[int]:
-        return self.redis.call((self.now_ns + self.offset_ns) / 1e3, call.keys, call.args)
+        answer = self.redis.call((self.now_ns + self.offset_ns) / 1e3, call.keys, call.args)
+        self.check()
+        return answer
 
     def one(self, index: int) -> Process:
         return self.processes[index % len(self.processes)]
@@ -61,7 +62,7 @@ class Fleets(RuleBasedStateMachine):
     def most(self) -> float:
         return max([self.rate, *(one.limiter.rule.rate_per_s or 0 for one in self.processes)])
 
-    @precondition(lambda self: len(self.processes) < 5)
+    @precondition(lambda self: len(self.processes) < 10)
     @rule()
     def begins(self) -> None:
         self.began += 1
@@ -78,7 +79,20 @@ class Fleets(RuleBasedStateMachine):
     def requests(self, one: Process, cost: int = 1) -> None:
         admitted = one.limiter.acquire(self.now_ns, (cost,) * 100).admitted
         self.level += cost * admitted
-        assert self.level <= self.allowed + 1e-6
+        self.check()
+
+    def check(self) -> None:
+        """Add to what was admitted what can be at any moment: the permits in Redis, those of members, and advances.
+
+        In Redis there are less than none while the bucket pays for those who died.
+        """
+        store = self.redis.hashes.get("sluice:{f}:b:messages:topic:orders", {}).get("", [0.0, 0.0])[1]
+        leases = [one.limiter.lease for one in self.processes]
+        members = sum(
+            max(0, lease.limiter.stored_upermits // UPERMITS_PER_PERMIT + (0 if lease.lent else lease.advance))
+            for lease in leases
+        )
+        assert self.level + store + members <= self.allowed + 1e-6
 
     @rule(
         millis=st.sampled_from([10, 50, 200, 1000, 4000]),
@@ -95,6 +109,60 @@ class Fleets(RuleBasedStateMachine):
             for index, one in enumerate(self.processes):
                 if index in asking:
                     self.requests(one)
+
+    @rule()
+    def all_are_idle(self) -> None:
+        """All buckets and advances are whole again, so that nothing is left of the bound in the next rush."""
+        self.time_passes(200, 20, frozenset(), 12)
+
+    @rule(seconds=st.sampled_from([0.2, 1]))
+    def all_are_flat_out(self, seconds: float) -> None:
+        for _ in range(round(seconds * 20)):
+            self.now_ns += NS_PER_S // 20
+            self.level = max(0.0, self.level - self.most / 20)
+            for one in self.processes:
+                self.requests(one)
+                self.talks(one, "answered")
+                self.requests(one)
+
+    @rule(index=indices, silent_s=st.sampled_from([0.2, 1, 2.5]))
+    def stands_still_with_what_it_holds(self, index: int, silent_s: float) -> None:
+        """For less time than would make others take it for dead; then it spends that before anything else."""
+        one = self.one(index)
+        for _ in range(5):
+            self.requests(one)
+            self.time_passes(100, 1, frozenset(), 12)
+        self.processes.remove(one)
+        self.time_passes(100, round(silent_s * 10), frozenset(), 12)
+        self.processes.insert(0, one)
+        self.requests(one)
+        self.all_are_flat_out(0.2)
+
+    @rule(index=indices, later=st.integers(1, 20))
+    def a_call_is_late(self, index: int, later: int) -> None:
+        """After others of its member, which has become busy since."""
+        one = self.one(index)
+        self.all_are_idle()
+        self.level += one.limiter.acquire(self.now_ns, (1,)).admitted
+        self.talks(one, "call late")
+        for _ in range(later):
+            self.requests(one)
+            self.time_passes(50, 1, frozenset(), 12)
+        self.late_call_arrives()
+        self.all_are_flat_out(0.2)
+
+    @rule(count=st.integers(1, 9))
+    def some_die_in_a_rush(self, count: int) -> None:
+        """Those with an advance first; others come in their place, as soon as they count as dead."""
+        while len(self.processes) < 10:
+            self.begins()
+        self.all_are_idle()
+        self.all_are_flat_out(0.2)
+        for one in sorted(self.processes, key=lambda one: one.member.slot)[:count]:
+            self.ends(self.processes.index(one), cleanly=False)
+        self.all_are_flat_out(3.2)
+        for _ in range(count):
+            self.begins()
 
     @rule(index=indices, fate=fates)
     def exchanges(self, index: int, fate: str) -> None:
@@ -122,12 +190,15 @@ class Fleets(RuleBasedStateMachine):
     @precondition(lambda self: self.late)
     @rule()
     def late_call_arrives(self) -> None:
-        self.call(self.late.pop(0))
+        for call in self.late:
+            self.call(call)
+        self.late = []
 
     @precondition(lambda self: len(self.processes) > 1)
     @rule(index=indices, cleanly=st.booleans())
     def ends(self, index: int, cleanly: bool) -> None:  # noqa: FBT001
         one = self.one(index)
+        self.requests(one)
         self.processes.remove(one)
         if cleanly:
             for call in one.member.leave(self.now_ns):
@@ -135,8 +206,9 @@ class Fleets(RuleBasedStateMachine):
         elif one.limiter.lease.answered_ns is None:
             self.allowed += one.limiter.lease.advance
 
-    @rule(rate=st.sampled_from(RATES))
-    def is_edited(self, rate: float) -> None:
+    @rule(data=st.data())
+    def is_edited(self, data: st.DataObject) -> None:
+        rate = float(data.draw(st.sampled_from(self.rates)))
         self.rate = rate
         self.allowed += max(0.0, rate - self.capacity)
         self.capacity = max(self.capacity, rate)
@@ -166,8 +238,21 @@ class FleetsOfAFailingRedis(Fleets):
     largest = 3
 
 
+class FleetsWithoutEdits(Fleets):
+    """Edits leave some of the bound unused."""
+
+    rates = (20,)
+
+
+class FleetsOfASmallLimit(Fleets):
+    rates = (5,)
+
+
 TestFleets = Fleets.TestCase
 TestFleetsOfAFailingRedis = FleetsOfAFailingRedis.TestCase
+TestFleetsWithoutEdits = FleetsWithoutEdits.TestCase
+TestFleetsOfASmallLimit = FleetsOfASmallLimit.TestCase
 TestFleets.settings = TestFleetsOfAFailingRedis.settings = settings(
-    max_examples=100, stateful_step_count=40, deadline=None
+    max_examples=50, stateful_step_count=20, deadline=None
 )
+TestFleetsWithoutEdits.settings = TestFleetsOfASmallLimit.settings = TestFleets.settings

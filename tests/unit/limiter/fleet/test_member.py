@@ -87,10 +87,10 @@ def test_what_a_lost_answer_granted_is_in_store_again_with_the_next_call() -> No
     redis.call(1e15 + 20_000, call.keys, call.args)
     member.failed(30 * MS, call)
     (bucket,) = [fields for key, fields in redis.hashes.items() if key.endswith("orders")]
-    before = bucket[""][1]
+    before, recorded = bucket[""][1], bucket["a"][1]
     (call,) = member.ask(300 * MS)
     granted = redis.call(1e15 + 20_000, call.keys, call.args)[3]
-    assert bucket[""][1] + granted == before + bucket["a"][1] - granted + granted - call.args[7]
+    assert bucket[""][1] + granted == before + recorded - call.args[7]
 
 
 @pytest.mark.parametrize(("when_away", "expected"), [("last", 100), ("equal", 100), ("unlimited", 1000), ("refuse", 0)])
@@ -140,6 +140,17 @@ def test_a_bucket_pays_for_the_advance_of_a_member_that_died() -> None:
         if "b" not in bucket:
             break
     assert bucket[""][1] <= before - advance + 20 + 1
+
+
+def test_overflow_limiters_of_two_rules_have_buckets_of_their_own() -> None:
+    member = Member("f", "a")
+    rules = RuleSet([Rule("topic", f"{letter}*", 100, fleet=True) for letter in "ab"])
+    limits = Limits(rules, max_live=1, fleet=member)
+    talk(member, FleetRedis(), 0)
+    for name in ("a1", "a2", "b2"):
+        limits.decide(0, (Resource("topic", name),), Caller("10.0.0.1", "", "main"), (1,), lambda: ())
+    keys = {lease.key for lease in member.state().leases}
+    assert keys == {"messages:topic:a1", "messages:topic:_overflow:topic:a*", "messages:topic:_overflow:topic:b*"}
 
 
 def test_limits_of_a_fleet_are_local_without_one() -> None:

@@ -14,8 +14,8 @@ from limiter.rules.rule import Rule
 Traffic = Callable[[float], Sequence[float]]
 
 
-def simulated(rate: float, members: int) -> Simulation:
-    return Simulation(Rule("topic", "orders", rate, fleet=True), members)
+def simulated(rate: float, members: int, burst_s: float = 1) -> Simulation:
+    return Simulation(Rule("topic", "orders", rate, burst_s=burst_s, fleet=True), members)
 
 
 def moving(total: float, every_s: float, shares: Sequence[float]) -> Traffic:
@@ -68,10 +68,39 @@ def test_none_of_twenty_members_starves_under_a_small_limit() -> None:
     fleet = simulated(5, 20)
     fleet.run(25, lambda _: [20] * 20)
     assert fleet.most_beyond() <= 0
-    assert fleet.admitted >= 0.85 * 5 * 25
+    assert fleet.admitted >= 0.9 * 5 * 25
     for one in fleet.members:
         times = [fleet.began_ns, *one.admitted_ns, fleet.now_ns]
         assert max(b - a for a, b in pairwise(times)) <= 10 * NS_PER_S
+
+
+@pytest.mark.parametrize(("burst_s", "least"), [(1, 4.1), (4, 4.9)])
+def test_a_small_limit_of_many_members_that_are_asked_rarely(burst_s: float, least: float) -> None:
+    fleet = simulated(5, 20, burst_s)
+    for index, one in enumerate(fleet.members):
+        one.owed = index / 20
+    fleet.run(30, lambda _: [1] * 20)
+    assert fleet.admitted >= least * 30
+    assert fleet.most_beyond() <= 0
+    for one in fleet.members:
+        times = [fleet.began_ns, *one.admitted_ns, fleet.now_ns]
+        assert max(b - a for a, b in pairwise(times)) <= 10 * NS_PER_S
+
+
+@pytest.mark.parametrize("traffic", [(45, 5), (90, 5, 5), (20, 1), (5, 5, 5)])
+def test_a_small_limit_is_used_and_shared_by_demand(traffic: Sequence[float]) -> None:
+    fleet = simulated(5, len(traffic))
+    fleet.run(30, lambda _: traffic)
+    assert fleet.admitted >= 0.95 * 5 * 30
+    assert fleet.most_beyond() <= 0
+    first = len(fleet.members[0].admitted_ns) / fleet.admitted
+    assert first == pytest.approx(traffic[0] / sum(traffic), abs=0.06)
+
+
+def test_three_members_of_a_small_limit_have_an_advance_each() -> None:
+    fleet = simulated(5, 3)
+    fleet.run(0.3, lambda _: [4] * 3)
+    assert (fleet.admitted, fleet.refused) == (3, 0)
 
 
 def test_a_dead_member_gives_its_share_back_within_seconds() -> None:

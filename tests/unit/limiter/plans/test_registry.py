@@ -10,9 +10,9 @@ from live_states import states_of
 from limiter.buckets.fair import FairLimiter
 from limiter.buckets.limiter import Limiter
 from limiter.buckets.warm_up import WarmUpLimiter
-from limiter.plans.registry import OVERFLOW_NAME, Registry
+from limiter.plans.registry import Registry
 from limiter.rules.limit_text import parse_limit
-from limiter.rules.resource import Resource
+from limiter.rules.resource import OVERFLOW_NAME, Resource
 from limiter.rules.rule import NS_PER_S, UPERMITS_PER_PERMIT, Rule
 from limiter.rules.rule_set import RuleSet
 from limiter.rules.schedule import read_hours

@@ -214,6 +214,39 @@ async def test_a_round_trip_that_is_cancelled_leaves_no_call_open(redis: Redis, 
     assert redis.open == 0
 
 
+@pytest.mark.parametrize("method", ["ask", "take", "next_ns", "failed"])
+async def test_a_fault_in_the_member_is_as_if_redis_were_away(
+    redis: Redis, autojump_clock: MockClock, logged: list[Any], monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    fleet = Fleet(CONFIG, now_ns=now_ns)
+    await fleet.begin()
+    limits = limits_of(fleet, 1)
+    redis.fault = (lambda _: errors.ResponseError("no")) if method == "failed" else None
+    original = getattr(fleet.member, method)
+
+    def faulty(*arguments: Any) -> Any:
+        if method == "failed" and len(arguments) == 1:
+            return original(*arguments)
+        raise ZeroDivisionError
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(fleet.run)
+        with monkeypatch.context() as patch:
+            patch.setattr(fleet.member, method, faulty)
+            await trio.sleep(1.4)
+            assert fleet.state().failures >= 1
+            assert fleet.state().away_s is not None
+            decision = limits.decide(
+                now_ns(), (Resource("topic", "t0"),), Caller("c", "", "l"), [1] * 50, lambda: [1] * 50
+            )
+            assert decision.admitted == 50
+        redis.fault = None
+        await trio.sleep(2)
+        assert (fleet.error, fleet.state().away_s) == ("", None)
+        nursery.cancel_scope.cancel()
+    assert "ZeroDivisionError" in str(logged)
+
+
 async def test_it_logs_once_in_ten_seconds_and_when_it_is_over(
     redis: Redis, autojump_clock: MockClock, logged: list[Any]
 ) -> None:

@@ -505,6 +505,29 @@ async def test_an_inherited_socket_is_used_for_its_address_and_those_of_nobody_a
         assert inherited.close() == []
 
 
+async def test_processes_share_a_port_if_all_of_them_want_to() -> None:
+    make = partial(ListeningSocket, Reactor(), nobody, nobody, 64)
+    with socket.create_server((HOST, 0), backlog=64) as given:
+        address = given.getsockname()
+        with pytest.raises(OSError, match="in use"):
+            await sockets.bind(*address, make, reuse_port=True)
+        # An inherited socket, which did not have the option, gets it.
+        (first,) = await sockets.bind(*address, make, sockets.Inherited((given.dup(),)), reuse_port=True)
+        (second,) = await sockets.bind(*address, make, reuse_port=True)
+        for each in (first, second):
+            each.start()
+        # The kernel chooses by addresses and ports of both ends.
+        clients = [socket.create_connection(address, timeout=5) for _ in range(20)]
+        given.close()
+        for each in (first, second):
+            accept(each)[0].close()
+            each.close()
+        for client in clients:
+            client.close()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(address)
+
+
 async def test_who_connects_to_a_socket_that_is_held_waits_and_is_accepted_later(listening: ListeningSocket) -> None:
     listening.hold()
     with socket.create_connection(listening.address):
