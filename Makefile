@@ -239,10 +239,11 @@ test: lint types rust fast quick ## what CI runs, in twelve minutes: lint, types
 test-all: export FUZZ_FACTOR ?= 2
 test-all: lint types rust fast rare deploy spark operator integration rabbitmq4 ## everything; an hour
 
-lint: $(VENV_STAMP) $(PARTS)/javascript/.stamp ## ruff, formatting, the import contracts; Prettier and ESLint for the page
+lint: $(VENV_STAMP) $(PARTS)/javascript/.stamp ## ruff, formatting, the import contracts, the English of prose; Prettier and ESLint for the page
 	$(BIN)/ruff check $(TESTED)
 	$(BIN)/ruff format --check $(TESTED)
 	$(BIN)/lint-imports
+	$(BIN)/python tests/support/english.py
 	$(JAVASCRIPT)/.bin/prettier --config $(PARTS)/javascript/package.json --log-level warn --check $(PAGES:=/*.js) $(PAGES:=/*.css)
 	$(JAVASCRIPT)/.bin/eslint --config $(PARTS)/javascript/eslint.config.js $(PAGES:=/*.js)
 

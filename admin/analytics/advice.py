@@ -63,7 +63,7 @@ def unused(key: Sequence[str], limit: Limit, known: Known) -> Recommendation:
         **_of_limit(key, limit),
         action="unused",
         confidence=_LEVELS[level],
-        evidence=f"No demand in {duration(known.observed_s)} of log.",
+        evidence=f"No demand in {duration(known.observed_s)} of logs.",
         details=_sentences(_unknowns(known._replace(other=0))),
     )
 
@@ -137,7 +137,7 @@ class _Case:
             own = f"It has no limit of its own, but {self._look_there()}" if demand.storms.other_rule else ""
             return "keep", now, [off or own]
         if now == 0:
-            return "keep", now, ["A limit of 0 is left as it is"]
+            return "keep", now, ["A limit of 0 is not changed"]
         if demand.gone_since_s is not None:
             before = "" if demand.last_s <= demand.gone_since_s else "next to "
             return "keep", now, [f"{before}no demand since {moment(demand.gone_since_s)[:16]} UTC"]
@@ -146,7 +146,7 @@ class _Case:
             return "keep", now, []
         if self._others:
             retrying = ", if clients retry as assumed" * (demand.retries == "assumed")
-            takes = f"to admit all of it takes {rate(self._all)}{retrying}"
+            takes = f"admitting all of it takes {rate(self._all)}{retrying}"
             return "share", now, [self._about_shares(self._others), takes]
         is_same = abs(need - now) < SAME * now
         if self._is_flood:
@@ -177,7 +177,7 @@ class _Case:
         """Return why not. Empty: it may be lowered."""
         demand, test, (_, kind, name) = self._demand, self._backtest, self._demand.key
         if demand.limit.rule not in {f"{kind}:{name}", f"{kind}:{glob_of(name)}"}:
-            return "the limit is of a pattern, which other names may need"
+            return "the limit belongs to a pattern, and other names may need it"
         if demand.limit_s < DAY_S:
             return f"{duration(demand.limit_s)} under this limit is too short to lower it"
         if test.replay(self._need).refused_share > test.replay(now).refused_share + NEXT_TO_NOTHING:
@@ -305,8 +305,8 @@ class _Case:
     def _look_there(self) -> str:
         rule, refused = self._demand.storms.other_rule, counted(self._demand.storms.other_messages, "message")
         if rule.startswith(ADAPTIVE_NAME):
-            return f"the broker was short: rule {_name(rule)} refused {refused} of it, which no higher limit changes"
-        return f"rule {_name(rule)} refused {refused} of it: look at that limit"
+            return f"the broker was short: rule {_name(rule)} refused {refused} of it; a higher limit would not help"
+        return f"rule {_name(rule)} refused {refused} of it: check that limit"
 
     def _about_flood(self) -> str:
         demand, storms = self._demand, self._demand.storms
@@ -374,9 +374,9 @@ def _unknowns(known: Known) -> Iterator[str]:
     if known.twice:
         yield known.twice
     if known.lost_records:
-        yield f"{counted(known.lost_records, 'record')} of the log {'is' if known.lost_records == 1 else 'are'} lost"
+        yield f"{counted(known.lost_records, 'record')} of the log {'was' if known.lost_records == 1 else 'were'} lost"
     if known.other:
-        yield "there were too many names to count each: some of its demand may be under _other"
+        yield "there were too many names to count each one: some of its demand may be under _other"
 
 
 def _sentences(said: Iterable[str]) -> str:

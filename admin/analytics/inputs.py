@@ -112,7 +112,9 @@ def find(
     if files or (session is None and any("://" in log for log in logs)):
         return Found(tuple(logs), tuple(files[path] for path in sorted(files)), aside, len(outside - files.keys()))
     if outside:
-        raise StartError(f"nothing to report: {counted(len(outside), 'file')} of the log, by date none in the period")
+        raise StartError(
+            f"nothing to report: {counted(len(outside), 'file')} of the log, none in the period, judging by their dates"
+        )
     lines = [f"{each.file}: {each.reason}" for each in aside[:5]]
     lines = lines or [f"{log}: no file of a rejection log in it ({', '.join(ENDINGS)})" for log in logs]
     raise StartError([*lines, "nothing to report: name the folder of Sluice's rejection log"])

@@ -144,9 +144,9 @@ def _check(wish: Wish, logs: tuple[str, ...]) -> None:
     files = wish.files.resolve()
     for log in logs:
         if "://" not in log and Path(log).is_dir() and files.is_relative_to(Path(log).resolve()):
-            raise SettingsError(f"--out {wish.out}: is within the logs, {log}; choose a place outside of them")
+            raise SettingsError(f"--out {wish.out}: is inside the logs, {log}; choose another place")
         if "://" not in log and wish.page.resolve().is_relative_to(Path(log).resolve()):
-            raise SettingsError(f"--html {wish.page}: is within the logs, {log}; choose a place outside of them")
+            raise SettingsError(f"--html {wish.page}: is inside the logs, {log}; choose another place")
     if wish.page.exists() and not wish.page.is_file():
         raise SettingsError(f"--html {wish.page}: is not a regular file; name another")
     if not wish.once and Seen.is_kept(wish.files):

@@ -158,7 +158,7 @@ def _split(pieces: Iterable[bytes]) -> Iterator[bytes]:
     yield bytes(begun)
 
 
-_DAMAGED: Final = "is damaged or ends in the middle; what follows was not read"
+_DAMAGED: Final = "is damaged or truncated; the rest was not read"
 
 
 # Lines.

@@ -42,7 +42,7 @@ def locked(out: Path) -> "closing[FileLock]":
     except LockedError:
         raise StartError(f"{out}: another report is writing there; stop it, or choose another --out") from None
     except OSError as error:
-        why = "it cannot be made there" if isinstance(error, FileNotFoundError) else words_for(error)
+        why = "it cannot be created" if isinstance(error, FileNotFoundError) else words_for(error)
         raise StartError(f"{out}: cannot be used: {why}; choose another --out") from None
 
 
@@ -94,7 +94,7 @@ class Seen:
             kept = msgspec.json.decode(path.read_bytes(), type=_Kept)
         except FileNotFoundError:
             if (out / "minutes").exists():
-                raise StartError(f"{out}: has a report that --once did not make; {again}") from None
+                raise StartError(f"{out}: contains a report made without --once; {again}") from None
             return cls(path, _Kept(VERSION, made_with, {}))
         except (OSError, msgspec.DecodeError) as error:
             raise StartError(f"{path}: cannot be read: {error}; {again}") from None
@@ -139,7 +139,7 @@ class Seen:
         from admin.analytics.report import hours_of, make_tables  # noqa: PLC0415 - as above
 
         files, changed = self.kept.files, {file.path for file in new}
-        tools.step(f"looking into {counted(len(new), 'new file')}")
+        tools.step(f"checking {counted(len(new), 'new file')}")
         hours_by_file = hours_of(tools, replace(found, files=new))
         # The previous hours of a changed file are recomputed too.
         hours = {hour for file in new if file.path in files for hour in files[file.path].hours}
@@ -164,7 +164,7 @@ class Seen:
         newest_s = max((each.hours[-1] for each in files.values() if each.hours), default=0)
         for path in files.keys() - {file.path for file in there}:
             if not hours.isdisjoint(files[path].hours):
-                gone = SetAside(path, "is gone, and an hour of it was made again without it")
+                gone = SetAside(path, "is gone, and an hour was recomputed without it")
                 files[path].set_aside = [gone._asdict()]
             if not files[path].hours or files[path].hours[-1] < newest_s - _KEPT_S:
                 del files[path]

@@ -44,10 +44,10 @@ def check_requirements(environ: Mapping[str, str] = os.environ, *, java: bool = 
         missing = [f"pyspark 4.3 or a later 4.x (not {version('pyspark')})", *missing]
     if missing:
         how = "pip install 'sluice-proxy[spark]', or in a source tree: pip install '.[spark]'"
-        raise StartError(f"this needs {' and '.join(missing)}; install with: {how}")
+        raise StartError(f"`sluice report` needs {' and '.join(missing)}; install with: {how}")
     if java and not under_submit(environ) and (why := _without_java(environ)):
         how = f"apt-get install openjdk-{OLDEST_JAVA}-jre-headless"
-        raise StartError(f"this needs Java {OLDEST_JAVA} or newer, and {why}; install with: {how}")
+        raise StartError(f"`sluice report` needs Java {OLDEST_JAVA} or newer, and {why}; install with: {how}")
 
 
 def under_submit(environ: Mapping[str, str] = os.environ) -> bool:
@@ -74,7 +74,7 @@ def _without_java(environ: Mapping[str, str]) -> str:
 _ADDRESS: Final = r"[^\n]*?((?:\b\w+:/?)?/[^\s'\"`,()]+)"
 _MEANINGS: Final = {
     r"OutOfMemoryError|GC overhead limit|Java heap space":
-        "Spark ran out of memory: give it more with --driver-memory, as 2g, or a shorter time with --since",
+        "Spark ran out of memory: give it more memory, e.g. --driver-memory 2g, or a shorter period with --since",
     r"Could not reserve enough space|Cannot allocate memory|[Hh]eap size|System memory \d+ must be at least":
         "Java cannot get the memory of --driver-memory",
     r"No space left on device|Disk quota exceeded":
@@ -86,7 +86,7 @@ _MEANINGS: Final = {
     r"(?:Class (\S+FileSystem) not found|No FileSystem for scheme \"?(\w+)\"?)":
         "no reader for {} here; let Spark fetch it: --conf spark.jars.packages=org.apache.hadoop:hadoop-aws:3.4.2",
     r"Could not parse Master|Master must|All masters are unresponsive|Failed to connect to|removed our application":
-        "no such --master, or it does not answer: must be local[2], spark://HOST:PORT, yarn, k8s://… or sc://HOST",
+        "unknown --master, or it does not answer; must be local[2], spark://HOST:PORT, yarn, k8s://… or sc://HOST",
     r"Py4JNetworkError|ConnectionRefusedError|ConnectionResetError|<exception str\(\) failed>":
         "Spark's Java process ended unexpectedly; it may have been killed for lack of memory (--driver-memory)",
 }  # fmt: skip

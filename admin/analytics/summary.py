@@ -56,18 +56,18 @@ def unknowns(of: Row) -> Iterator[str]:
     unread = list(dict.fromkeys(each["file"] for each in inputs["set_aside"] if not each["lines"]))
     missing = totals["missing_minutes"]
     damaged = unread or inputs["bad_lines"]
-    why = "unknown whether the sidecar was running" if damaged else "the sidecar was not running"
+    why = "it is unknown whether the sidecar was running" if damaged else "the sidecar was not running"
     if unread:
         yield f"Not read, or only in part: {listed([Path(each).name for each in unread])}."
     for count, one, text in (
-        (inputs["bad_lines"], "line", "damaged or not understood, and left out."),
+        (inputs["bad_lines"], "line", "damaged or of unknown type, and ignored."),
         (totals["gap_minutes"] - missing, "minute", f"without records: {why}."),
         (missing, "minute", "without records although the sidecar was running."),
         (totals["lost_records"], "record", "lost: all amounts are lower bounds."),
-        (totals["other"], "run", "of requests counted as _other: there were too many names to count each."),
+        (totals["other"], "run", "of requests counted as _other: there were too many names to count each one."),
         (totals["bypassed_requests"], "request", "passed without a check by the limiter."),
         (totals["limiting_off_minutes"], "minute", "with limiting switched off."),
-        (inputs["outside_files"], "file", "not opened: by date, without records of this period."),
+        (inputs["outside_files"], "file", "not opened: no records of this period, judging by their dates."),
     ):
         if count:
             yield f"{counted(count, one)} {text}"
@@ -77,7 +77,7 @@ def unknowns(of: Row) -> Iterator[str]:
     if assumed:
         attempts = ", ".join(f"{name} {most} times" for name, most in of["attempts"].items() if most > 1)
         what = f"assumed, not known, for {listed(assumed)}: {attempts}, others once"
-        yield f"How often clients try a refused message is {what}. To give it: --attempts JAVA=1."
+        yield f"How often clients try a refused message is {what}. To set it: --attempts JAVA=1."
     yield from (f"{sentence}." for sentence in of["recorded_twice"])
     for each in of["clocks"]:
         how = "later" if each["ahead_s"] > 0 else "earlier"

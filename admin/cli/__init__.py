@@ -29,7 +29,7 @@ from admin.common.tables import printable
 from admin.common.version import sluice_version
 
 _EPILOGUE: Final = (
-    "Every command explains itself: sluice run --help\n\n"
+    "For details of a command: sluice run --help\n\n"
     "Commands find a running Sluice by --admin or SLUICE_URL (HOST:PORT or a URL), with the token from --token-file,"
     " SLUICE_TOKEN or SLUICE_TOKEN_FILE. --profile or SLUICE_PROFILE names a table with admin, token or token_file,"
     " and ca_file in profiles.toml in the user's configuration directory (~/.config/sluice).\n\n"
@@ -112,7 +112,7 @@ def _failed(errors: Sequence[BaseException]) -> int:
             return 0
         if isinstance(each, OSError) and each.errno == errno.ENOSPC:
             _discard_output()
-            return _complain(["cannot write the output: no space left on the device"], 1)
+            return _complain(["cannot write the output: no space left on device"], 1)
     return _complain([f"internal error: {_describe(errors[0])}; please report it"], 1)
 
 
@@ -142,7 +142,7 @@ def _usage(error: CycloptsError) -> str:
             message = f'unexpected argument "{token}"' + (f'; did you mean "{near[0]}"?' if near else "")
         case UnknownCommandError(unused_tokens=[str() as token, *_]) if token.startswith("-"):
             option = token.partition("=")[0]
-            message = f"{option} goes behind the command that has it, as in `{command} COMMAND {option}`"
+            message = f"{option} belongs after the command, as in `{command} COMMAND {option}`"
         case MissingArgumentError(argument=Argument() as argument):
             message = f"{argument.name}: nothing given"
         case _:

@@ -48,12 +48,12 @@ if TYPE_CHECKING:
     from admin.client.api import Api
 
 TOP_EPILOGUE: Final = (
-    "Keys: q ends it, s sorts by the next column, r reverses the order, / searches, f filters, Esc shows all again,"
-    " arrows, PgUp and PgDn scroll.\n\n" + ASKING
+    "Keys: q quits, s sorts by the next column, r reverses the order, / searches, f filters, Esc clears search and"
+    " filter, the arrow keys, PgUp and PgDn scroll.\n\n" + ASKING
 )
 FLOW_EPILOGUE: Final = (
-    "A connection is throttled if a limit makes its messages wait; in flow if it was stopped within the last seconds,"
-    " because a later stage takes no more; blocked if an alarm stops it.\n\n" + ASKING
+    "A connection is throttled if a limit makes its messages wait; in flow if it was stopped in the last few seconds"
+    " because a later stage is full; blocked if an alarm stops it.\n\n" + ASKING
 )
 
 _GROUP: Final[Any] = {"help_epilogue": ASKING, "default_parameter": PLAIN}
@@ -155,14 +155,14 @@ def _state(now: Mapping[str, Any], url: str) -> Iterator[str]:
         yield f"instance     {now['instance']}"
     yield f"limiting     {limiting(now)}"
     yield f"messages/s   {passing(rates)}"
-    yield f"connections  {now['totals']['connections_open']} open, {now['totals']['connections']} since the start"
+    yield f"connections  {now['totals']['connections_open']} open, {now['totals']['connections']} since start"
     for each in now["listeners"]:
         reached = {None: "not tried yet", True: "reachable", False: f"NOT REACHABLE: {each['error']}"}[
             each["reachable"]
         ]
         if each["backup"] and each["reachable"]:
             reached = "; ".join((f"backup {each['backup']} of {each['backups']}", *each["passed_over"]))
-        waits = "" if each["listening"] or now["draining"] else ", not listening until it answers"
+        waits = "" if each["listening"] or now["draining"] else ", listener closed until it answers"
         yield (
             f"listener     {each['name']}: {each['listen']} -> {each['broker']} ({reached}{waits}),"
             f" {each['connections']} open"
@@ -173,11 +173,11 @@ def _state(now: Mapping[str, Any], url: str) -> Iterator[str]:
     if (fleet := now["fleet"]) is not None:
         yield f"fleet        {fleet['name']}: {fleet['text']}"
     by = ", ".join(f"{each['handler']} {each['reason']} {each['total']}" for each in bypassed["by"] if each["total"])
-    yield f"bypassed     {bypassed['total']} requests since the start{f' ({by})' if by else ''}"
+    yield f"bypassed     {bypassed['total']} requests since start{f' ({by})' if by else ''}"
     ending = edits["expiring_next"]
     soon = "" if ending is None else f"; {ending['target']} expires {until(ending['expires_at'])}"
     yield f"edits        {edits['standing']} active{soon}"
-    yield f"kept in      {_place(now['persistence'], 'memory: edits are lost at the restart')}"
+    yield f"saved in     {_place(now['persistence'], 'memory: edits are lost on restart')}"
     yield from (f"quarantined  {file}" for file in now["persistence"]["set_aside"])
     yield f"recorded in  {_place(now['rejection_log'], 'nothing: the rejection log is off')}"
     if (failed := now["failed_reload"]) is not None:
@@ -253,7 +253,7 @@ def list_connections(
 ) -> int:
     """List connected clients."""
     query: dict[str, Any] = {"search": search, "sort": sort, "order": "desc" if desc else ""}
-    nothing = "Nothing matches." if search else "No client is connected."
+    nothing = "Nothing matches." if search else "No clients are connected."
     return ask.run(lambda api: api.table("connections", CONNECTIONS, None if all else limit, nothing, **query))
 
 
@@ -272,7 +272,7 @@ def links(
         yield from ({"id": row["id"], "peer": row["peer"], **link} for link in (*row.get("links", ()), *more))
 
     columns = [column for column in CONNECTIONS if column.name in {"id", "peer"}] + list(LINKS)
-    most, nothing = None if all else limit, "No link is attached."
+    most, nothing = None if all else limit, "No links are attached."
     return ask.run(lambda api: api.table("connections", columns, most, nothing, rows_of=links_of, search=search))
 
 
@@ -288,7 +288,7 @@ def close(
 
     def closed(api: "Api") -> str:
         reply = api.ask("DELETE", "connections", str(connection), params={"reason": reason})
-        return api.text(reply, lambda _: [f"connection {connection} is closed"])
+        return api.text(reply, lambda _: [f"connection {connection} closed"])
 
     return ask.run(closed)
 
@@ -319,7 +319,7 @@ def _flow(now: Mapping[str, Any]) -> Iterator[str]:
 
 def _part(columns: Iterable[Column], rows: Sequence[Mapping[str, Any]], more: int, what: str) -> Iterator[str]:
     yield from ("", listing(columns, rows)) if rows else ()
-    yield from ("", f"and {more} {what}{'s' * (more != 1)}; --limit N shows more") if more else ()
+    yield from ("", f"{more} {what}{'s' * (more != 1)}; --limit N shows more") if more else ()
 
 
 def fleet(*, ask: TargetFlags = ASK) -> int:
@@ -380,7 +380,7 @@ def purge(
 def _confirm(resource: str) -> None:
     """Ask the operator to confirm. Raises SettingsError without a yes."""
     if not sys.stdin.isatty():
-        raise SettingsError(f"purging {resource} cannot be undone: give --yes to purge it without a question")
+        raise SettingsError(f"purging {resource} cannot be undone: use --yes to skip the question")
     question = f"Refuse or drop all spooled messages of {printable(resource)}? This cannot be undone. [y/N] "
     print(question, end="", file=sys.stderr, flush=True)  # noqa: T201 - for people
     if sys.stdin.readline().strip().lower() not in {"y", "yes"}:

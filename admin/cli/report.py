@@ -114,7 +114,7 @@ def report(
     now = datetime.now(UTC)
     since_s, until_s = read_time(since, "--since", now), read_time(until, "--until", now)
     if since_s is not None and until_s is not None and since_s >= until_s:
-        raise SettingsError(f"--since {since}, --until {until}: nothing is between them")
+        raise SettingsError(f"--since {since}, --until {until}: the period is empty")
     if once and (since_s is not None or until_s is not None):
         raise SettingsError("--since, --until: not with --once, which keeps the tables of all days")
     if once and "://" in str(out):
@@ -180,12 +180,12 @@ def _own_log() -> list[Path]:
         with Api(ASK.target()) as api:
             url, directory = api.url, api.get("state").read(dict[str, Any])["rejection_log"]["directory"]
     except ApiError as error:
-        _tell(f"{error}; until then, these are all logs of this machine and user")
+        _tell(f"{error}; showing all logs of this machine and user until it does")
         return []
     if directory is None:
-        raise SettingsError(f"the Sluice at {url} keeps no rejection log; see `sluice state`, or name a folder")
+        raise SettingsError(f"the Sluice at {url} has its rejection log switched off; name a folder")
     if not Path(directory).is_dir():
-        raise SettingsError(f"the Sluice at {url} keeps its log in {directory}, which is not on this machine")
+        raise SettingsError(f"the Sluice at {url} has its log in {directory}, which is not on this machine")
     return [Path(directory)]
 
 
@@ -216,7 +216,7 @@ def read_time(text: str | None, flag: str, now: datetime) -> int | None:
 def _memory(text: str) -> str:
     found = re.fullmatch(r"(\d+)([kmgt])b?", text.lower())
     if found is None or int(found[1]) << 10 * "kmgt".index(found[2]) < _LEAST_KIB:
-        raise SettingsError(f"--driver-memory {text}: must be a size like 1g or 1500m; Spark needs 512m at least")
+        raise SettingsError(f"--driver-memory {text}: must be a size like 1g or 1500m; Spark needs at least 512m")
     return text.lower()
 
 
@@ -226,7 +226,7 @@ def read_conf(words: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
     for word in words:
         key, equals, value = word.partition("=")
         if not equals or not key.startswith("spark."):
-            raise SettingsError(f"--conf {word}: must be KEY=VALUE with a key of Spark, as spark.executor.memory=2g")
+            raise SettingsError(f"--conf {word}: must be KEY=VALUE with a key of Spark, like spark.executor.memory=2g")
         found.append((key, value))
     return tuple(found)
 
@@ -234,7 +234,7 @@ def read_conf(words: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
 def _gap(text: str) -> int:
     seconds = read_seconds(text, "--storm-gap")
     if seconds != int(seconds) or not 1 <= seconds <= 3600:
-        raise SettingsError(f"--storm-gap {text}: must be whole seconds, from 1s to 1h, as 30s")
+        raise SettingsError(f"--storm-gap {text}: must be whole seconds, from 1s to 1h, like 30s")
     return int(seconds)
 
 
@@ -253,11 +253,11 @@ def _attempts(words: tuple[str, ...], known: Mapping[str, int]) -> dict[str, int
     for word in words:
         language, equals, number = word.partition("=")
         if not (language and equals and number.isdecimal() and 1 <= int(number) <= 100):
-            raise SettingsError(f"--attempts {word}: must be LANGUAGE=N, 1 to 100, as JAVA=1")
+            raise SettingsError(f"--attempts {word}: must be LANGUAGE=N, 1 to 100, like JAVA=1")
         # As clients write it.
         found[language.upper()] = int(number)
     if unknown := found.keys() - known.keys():
-        raise SettingsError(f"--attempts {min(unknown)}: must be a language as clients name it: {', '.join(known)}")
+        raise SettingsError(f"--attempts {min(unknown)}: must be a client language: {', '.join(known)}")
     return dict(known) | found
 
 
@@ -266,7 +266,7 @@ def _try(word: str) -> "Try":
 
     what, equals, rate = word.rpartition("=")
     kind, colon, name = what.partition(":")
-    must = f"KIND:NAME=RATE, as topic:orders=150/s, with a rate up to {MAX_RATE_PER_S:,}/s"
+    must = f"KIND:NAME=RATE, like topic:orders=150/s, with a rate up to {MAX_RATE_PER_S:,}/s"
     if not (equals and colon and kind and name):
         raise SettingsError(f"--try {word}: must be {must}")
     return Try(kind, name, _number(f"--try {word}", rate, must, least=_LEAST_RATE, most=MAX_RATE_PER_S))

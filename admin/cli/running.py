@@ -37,7 +37,7 @@ RUN_EPILOGUE: Final = (
 
 CHECK_EPILOGUE: Final = "Exit codes: 0 valid, 2 invalid."
 DEMO_EPILOGUE: Final = (
-    "Exit codes: 0 all checks hold, 1 one does not. Changes that you make during the demo are not stored."
+    "Exit codes: 0 all checks pass, 1 one fails. Changes that you make during the demo are not saved."
 )
 
 
@@ -143,7 +143,7 @@ def check(
 
 
 def demo(
-    *, seconds: Annotated[float | None, Parameter(help="end after N seconds instead of on Ctrl-C", metavar="N")] = None
+    *, seconds: Annotated[float | None, Parameter(help="stop after N seconds instead of on Ctrl-C", metavar="N")] = None
 ) -> int:
     """Watch one runaway and several quiet topics go through Sluice to an embedded broker.
 

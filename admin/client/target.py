@@ -84,7 +84,7 @@ def find_target(given: Given, environ: Mapping[str, str]) -> Target:
     admin = admin or profile.get("admin") or admin_env or _Value(DEFAULT_ADMIN, "--admin")
     ca_file = flag(given.ca_file, "--ca-file") or profile.get("ca_file") or variable(ENV_CA_FILE)
     if ca_file is not None and not Path(ca_file.text).is_file():
-        raise SettingsError(f"{ca_file}: there is no such file; name the PEM file of who signed the certificate")
+        raise SettingsError(f"{ca_file}: no such file; give the PEM file of the CA that signed the certificate")
     url = _url(admin, encrypted=ca_file is not None)
     warnings: list[str] = []
     token, file = None, flag(given.token_file, "--token-file")
@@ -99,7 +99,7 @@ def find_target(given: Given, environ: Mapping[str, str]) -> Target:
     if token is not None:
         _check(token)
         if url.startswith("http:") and not _is_loopback(url):
-            warnings.append(f"{url}: the token goes over the network unencrypted; give the admin address TLS")
+            warnings.append(f"{url}: the token crosses the network unencrypted; enable TLS on the admin address")
     secret = None if token is None else token.text.strip()
     return Target(url, secret, None if ca_file is None else ca_file.text, tuple(warnings))
 
@@ -117,13 +117,13 @@ def _profile(name: str, source: str) -> Mapping[str, _Value]:
 
     file = profiles_file()
     if not file.exists():
-        raise SettingsError(f"{source} {name}: there is no {file}; write it, with a table [{name}]")
+        raise SettingsError(f"{source} {name}: {file} does not exist; create it with a table [{name}]")
     tables, lines = read_toml(str(file))
     origins = Origins(str(file), lines, {})
     table = tables.get(name)
     if not isinstance(table, dict):
         known = ", ".join(sorted(tables)) or "none yet"
-        raise SettingsError(f"{source} {name}: there is no table [{name}] in {file}; there are: {known}")
+        raise SettingsError(f"{source} {name}: no table [{name}] in {file}; tables: {known}")
     profile = {}
     for key, value in table.items():
         if key not in _KEYS or not isinstance(value, str) or not value:
@@ -132,9 +132,9 @@ def _profile(name: str, source: str) -> Mapping[str, _Value]:
         path = str(file.parent / Path(value).expanduser()) if key.endswith("_file") else value
         profile[key] = _Value(path, origins.problem((name, key), "")[:-2])
     if "token" in profile and "token_file" in profile:
-        raise SettingsError(origins.problem((name, "token"), "there is a token_file, too; give one of them"))
+        raise SettingsError(origins.problem((name, "token"), "token_file is set, too; set only one of them"))
     if "admin" not in profile:
-        raise SettingsError(origins.problem((name,), 'has no admin; write admin = "HOST:PORT"'))
+        raise SettingsError(origins.problem((name,), 'has no admin; add admin = "HOST:PORT"'))
     return profile
 
 
@@ -159,7 +159,7 @@ def _address(text: str, *, encrypted: bool) -> tuple[str, Endpoint]:
         raise ValueError("must begin with http:// or https://, or be HOST:PORT")
     parts = urlsplit(text)
     if parts.path.strip("/") or parts.query or parts.fragment or parts.username is not None or not parts.hostname:
-        raise ValueError("must be the address alone, like https://10.0.0.1:9870: no user and no path")
+        raise ValueError("must be only an address, like https://10.0.0.1:9870, without user and path")
     return scheme, Endpoint(parts.hostname, parts.port or (443 if scheme == "https" else 80))
 
 
@@ -180,11 +180,11 @@ def _token_in(file: _Value, warnings: list[str]) -> _Value:
     except UnicodeDecodeError:
         raise SettingsError(f"{file}: not text; name a file with the token in it") from None
     if stat.S_ISREG(mode) and mode & (stat.S_IRGRP | stat.S_IROTH):
-        warnings.append(f"{file}: others can read it; run chmod 600 {file.text}")
+        warnings.append(f"{file}: other users can read it; run chmod 600 {file.text}")
     lines = [line.split() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
     if len(lines) != 1:
         found = "has several lines" if lines else "is empty"
-        raise SettingsError(f"{file}: {found}; write the one token to use into a file of its own")
+        raise SettingsError(f"{file}: {found}; put the token to use in a separate file")
     (words,) = lines
     return _Value(words[-1] if len(words) in {1, 3} else " ".join(words), str(file))
 
@@ -193,6 +193,6 @@ def _check(token: _Value) -> None:
     """Reject an invalid token without repeating it. Raises SettingsError."""
     text = token.text.strip()
     if text.startswith("sha256:"):
-        raise SettingsError(f"{token.source}: has the digest of a token, which is not accepted; name the token itself")
+        raise SettingsError(f"{token.source}: contains the digest of a token; put the token itself there")
     if not text.isascii() or any(character.isspace() or not character.isprintable() for character in text):
-        raise SettingsError(f"{token.source}: has characters that no token has; it is one word")
+        raise SettingsError(f"{token.source}: contains characters that a token cannot have; a token is one word")

@@ -158,7 +158,7 @@ def _once(api: Api, view: View, *, json: bool) -> str:
         return as_json(reply.content)
     page, state = reply.read(dict[str, Any]), api.get("state").read(dict[str, Any])
     lines = map(str, _head(view, state, api.url, page, ""))
-    return "\n".join([*lines, "", listing(LIMITS, page["rows"]) if page["rows"] else "Nothing has been asked for."])
+    return "\n".join([*lines, "", listing(LIMITS, page["rows"]) if page["rows"] else "Nothing to show yet."])
 
 
 def _watch(api: Api, view: View, screen: Live, typed: Callable[[float], Sequence[str]]) -> None:
@@ -195,7 +195,7 @@ def draw(
     """Lay out the screen. ``lost`` says why there is no current data."""
     keys = Text("q quit   s sort   r reverse   / search   f filter   Esc all   ↑ ↓ PgUp PgDn scroll", style="dim")
     if view.typed is not None:
-        keys = Text.assemble(("search: ", "bold"), printable(view.typed), "▏   Enter searches, Esc leaves it")
+        keys = Text.assemble(("search: ", "bold"), printable(view.typed), "▏   Enter searches, Esc cancels")
     return Group(*_head(view, state, url, page, lost), _table(page["rows"], width), keys)
 
 
@@ -208,7 +208,7 @@ def _head(view: View, now: Mapping[str, Any], url: str, page: Mapping[str, Any],
     title = f"Sluice {now['version']} at {url}, up for {span(now['uptime_s'])}"
     yield Text.assemble((title, "bold"), f"   {what}", no_wrap=True)
     if lost:
-        yield Text(f" No news: {lost}; asking again ", style="bold white on red")
+        yield Text(f" Connection lost: {lost}; retrying ", style="bold white on red")
     rates, bypassed = now["rates"]["messages_per_s"], now["bypassed"]["per_s_last_60s"]
     edits = now["edits"]["standing"]
     yield Text.assemble(
@@ -217,12 +217,12 @@ def _head(view: View, now: Mapping[str, Any], url: str, page: Mapping[str, Any],
     )
     banners = [
         (now["off"] or not now["limiting"], f"LIMITING IS {limiting(now)}", "bold white on red"),
-        (bypassed, f"BYPASSING: {per_second(bypassed)} requests/s went by the limiter in the last minute", ""),
+        (bypassed, f"BYPASSING: {per_second(bypassed)} requests/s bypassed the limiter in the last minute", ""),
         *(
             (each["stands"], f"{each['scarce'].upper()} ALARM: {each['text']}", "bold white on red")
             for each in now["alarms"]
         ),
-        (now["draining"], "DRAINING: it accepts no connections and ends soon", ""),
+        (now["draining"], "DRAINING: no new connections are accepted; Sluice stops soon", ""),
         *(
             (
                 each["reachable"] is False,

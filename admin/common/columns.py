@@ -59,7 +59,7 @@ class Column(msgspec.Struct, frozen=True):
     cli: bool = True
 
 
-_BURST: Final = "Permits that were stored before come on top, so it can exceed the limit for a while."
+_BURST: Final = "Stored permits come on top, so usage can exceed the limit for a while."
 
 
 def _rate(name: str, title: str, field: str, what: str, *, optional: bool = False) -> Column:
@@ -81,21 +81,36 @@ LIMITS: Final = (
     _rate("refused", "Refused/s", "live.refused_per_s", "were refused"),
     _rate("shadowed", "Would refuse/s", "live.shadowed_per_s", "a shadow rule would have refused", optional=True),
     _rate("bypassed", "Bypassed/s", "live.messages_per_s.bypassed", "a skipped handler let pass", optional=True),
-    Column("used", "Used", "live.used_ratio", "share", order="desc", help=f"Share of it that was used. {_BURST}"),
+    Column(
+        "used", "Used", "live.used_ratio", "share", order="desc", help=f"Share of the limit that was used. {_BURST}"
+    ),
     Column(
         *("wait", "Wait", "live.wait_s", "seconds"),
         order="desc",
-        help="How long a request would wait now.",
+        help="How long a new request would wait.",
         optional=True,
         page=False,
     ),
     _live("spooled", "Spooled", "spooled", "count", "Messages in the spool."),
-    _live("state", "State", "state", "state", "What its queues wait for."),
+    _live("state", "State", "state", "state", "What the spooled messages wait for."),
     _live("oldest_wait", "Oldest waits", "oldest_wait_s", "seconds", "How long its oldest message has waited."),
-    Column("history", "Last 5 min", "history", "history", help="Passed, and refused upon it: means of 5 s.", cli=False),
+    Column(
+        "history",
+        "Last 5 min",
+        "history",
+        "history",
+        help="Passed, and refused stacked on top; means over 5 s.",
+        cli=False,
+    ),
     Column("last_refused", "Last limited", "live.last_limited_at", "age", order="desc", help="Last refused or held."),
     Column("rule", "Rule", "rule", order="asc"),
-    _live("refused_by", "Refused by", "refused_by", "text", "The rule that refused last, if it is not its own."),
+    _live(
+        "refused_by",
+        "Refused by",
+        "refused_by",
+        "text",
+        "The rule that last refused a message, if it is another resource's.",
+    ),
     Column("edited_by", "Edited by", "edit.by", optional=True, page=False),
     Column("edited", "Edited", "edit.at", "age", order="desc", optional=True, page=False, cli=False),
     Column("expires", "Until", "edit.expires_at", "time", order="asc", optional=True, page=False),
@@ -105,7 +120,7 @@ _PEER: Final = Column("peer", "Peer", "peer", order="asc")
 _FRAMES: Final = Column("requests", "Frames/s", "requests_per_s", "rate", "frames/s", "desc", cli=False)
 _REFUSED: Final = Column("refused", "Refused/s", "refused_per_s", "rate", "requests/s", "desc", cli=False)
 _STATE: Final = Column(
-    "state", "State", "stage.state", "state", order="desc", help="Whether it is read, or what it waits for."
+    "state", "State", "stage.state", "state", order="desc", help="Running, or what the connection waits for."
 )
 
 CONNECTIONS: Final = (
@@ -119,7 +134,7 @@ CONNECTIONS: Final = (
     _REFUSED,
     Column("refused_total", "Refused", "refused_total", "count", page=False),
     Column("bytes", "Bytes/s", "bytes_per_s", "bytes", "bytes/s", "desc", cli=False),
-    Column("in_flight", "In flight", "in_flight", "count", order="desc", help="Requests without an answer yet."),
+    Column("in_flight", "In flight", "in_flight", "count", order="desc", help="Requests not answered yet."),
     _STATE,
     Column("spooled", "Spooled", "spooled", "count", order="desc", help="Messages in the spool.", optional=True),
     Column("links", "Links", "links", "links", optional=True, page=False),
@@ -132,11 +147,11 @@ LINKS: Final = (
     Column("address", "Address", "address", page=False),
     Column("sends", "Client sends", "sends", "flag", page=False),
     Column("resource", "Resource", "resource"),
-    Column("credit", "Credit", "credit", "count", help="Messages that may come now."),
-    Column("withheld", "Withheld", "withheld", "count", help="Messages that the receiver would take beyond that."),
-    Column("used", "Used", "used", "count", help="Messages that came and were forwarded."),
+    Column("credit", "Credit", "credit", "count", help="Messages that the sender may send now."),
+    Column("withheld", "Withheld", "withheld", "count", help="Further messages that the receiver would accept."),
+    Column("used", "Used", "used", "count", help="Messages received and forwarded."),
     Column("refused", "Refused", "refused", "count"),
-    Column("waits", "Waits", "waits_ms", "milliseconds", help="How long it has waited for credit."),
+    Column("waits", "Waits", "waits_ms", "milliseconds", help="How long the link has waited for credit."),
 )
 
 SENDERS: Final = (
@@ -184,7 +199,7 @@ CONFIRMS: Final = (
 
 FLEET_MEMBERS: Final = (
     Column("member", "Member", "member"),
-    Column("seen", "Last contact", "seen_s_ago", "seconds", help="How long ago it last called Redis."),
+    Column("seen", "Last contact", "seen_s_ago", "seconds", help="Time since its last call to Redis."),
     Column("this", "This one", "is_this", "flag", page=False),
 )
 
@@ -192,10 +207,10 @@ FLEET_LIMITS: Final = (
     Column("name", "Limit", "name", "name"),
     Column("dimension", "Of", "dimension"),
     Column("rate", "Rate/s", "rate_per_s", "rate", help="For all members together."),
-    Column("share", "Share", "share", "share", help="This member's part of the fleet's demand."),
-    Column("may", "This one/s", "may_per_s", "rate", help="This member's part of the rate."),
-    Column("asks", "Asks/s", "asks_per_s", "rate", help="What this member's clients ask for."),
-    Column("held", "Held", "held", "count", help="Permits leased from Redis and not used yet; negative are owed."),
+    Column("share", "Share", "share", "share", help="This member's share of the fleet's demand."),
+    Column("may", "This one/s", "may_per_s", "rate", help="This member's share of the rate."),
+    Column("asks", "Asks/s", "asks_per_s", "rate", help="Demand of this member's clients."),
+    Column("held", "Held", "held", "count", help="Permits leased from Redis and not used yet; negative: owed."),
 )
 
 SPOOLED: Final = (
@@ -205,7 +220,9 @@ SPOOLED: Final = (
     Column("memory", "In memory", "memory_bytes", "bytes"),
     Column("alpha", "Alpha", "messages.alpha", "count", help="All in memory.", optional=True),
     Column("beta", "Beta", "messages.beta", "count", help="Content on disk, index in memory.", optional=True),
-    Column("gamma", "Gamma", "messages.gamma", "count", help="Content on disk, index in both.", optional=True),
+    Column(
+        "gamma", "Gamma", "messages.gamma", "count", help="Content on disk, index in memory and on disk.", optional=True
+    ),
     Column("delta", "Delta", "messages.delta", "count", help="All on disk.", optional=True),
     Column("in", "In/s", "in_per_s", "rate", "msg/s"),
     Column("out", "Out/s", "out_per_s", "rate", "msg/s"),

@@ -14,14 +14,14 @@ _MAX_READ_BYTES: Final = 64 << 20
 
 _WORDS: Final = {
     errno.ENOSPC: "there is no space left on the disk",
-    errno.EDQUOT: "the disk quota is used up",
+    errno.EDQUOT: "the disk quota is exceeded",
     errno.EROFS: "the file system is read-only",
     errno.EIO: "the disk reports an error",
     errno.ENOENT: "it is not there any more",
     errno.ESTALE: "its files have been replaced",
     errno.EACCES: "it may not be written",
-    errno.EFBIG: "the file would be larger than is allowed",
-    errno.EEXIST: "there is a file of that name",
+    errno.EFBIG: "the file would exceed the maximum file size",
+    errno.EEXIST: "a file of that name exists",
 }
 
 
@@ -63,7 +63,7 @@ def exposed_to(directory: Path) -> str | None:
     if mode & stat.S_IWOTH:
         return f"every user of this machine can write there (mode {mode:04o}): chmod o-w {directory}"
     if found.st_uid not in {0, os.geteuid()}:
-        return f"it belongs to another user (uid {found.st_uid}): chown it to this one (uid {os.geteuid()})"
+        return f"it belongs to another user (uid {found.st_uid}): chown it to this user (uid {os.geteuid()})"
     if mode & stat.S_IWGRP:
         return f"the group with gid {found.st_gid} can write there (mode {mode:04o}): chmod g-w {directory}"
     return None

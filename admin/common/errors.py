@@ -33,7 +33,7 @@ def listen_error(what: str, address: str, error: OSError, *, hint: str = "") -> 
     """Explain why ``what`` cannot listen on an address. ``hint`` is for an address in use."""
     why = {
         errno.EADDRINUSE: "; ".join(
-            filter(None, ("it is in use", hint, "stop what listens there or choose another address"))
+            filter(None, ("it is in use", hint, "stop the process that listens there or choose another address"))
         ),
         errno.EADDRNOTAVAIL: "this machine has no such address; choose one that `ip address` shows",
         errno.EACCES: "not permitted; choose a port above 1023 or grant CAP_NET_BIND_SERVICE",

@@ -90,13 +90,13 @@ def parse_redis_url(url: str) -> RedisAddress:
         parse_endpoint(each if ":" in each.rpartition("]")[2] else f"{each}:{port}") for each in hosts.split(",")
     )
     if kind == "server" and len(nodes) > 1:
-        raise ValueError("must name one server; of several, sentinel:// or cluster:// finds the right one")
+        raise ValueError("must name one server; for several, use sentinel:// or cluster://")
     if kind == "sentinel" and not path:
-        raise ValueError("must end in the name that Sentinels have for the service: sentinel://HOST,HOST/SERVICE")
+        raise ValueError("must end in the service name: sentinel://HOST,HOST/SERVICE")
     if kind == "server" and path and not path.isdecimal():
-        raise ValueError("must end in the number of a database, for example redis://127.0.0.1:6379/0")
+        raise ValueError("must end in a database number, for example redis://127.0.0.1:6379/0")
     if kind == "cluster" and path:
-        raise ValueError("must not name a database, as a Cluster has only one")
+        raise ValueError("must not name a database; a Cluster has only one")
     return RedisAddress(
         kind, is_tls, nodes, path if kind == "sentinel" else "", int(path or 0) if kind == "server" else 0
     )

@@ -33,7 +33,7 @@ _MAX_SHOWN: Final = 60
 _MAX_INTEGER: Final = (1 << 63) - 1
 #: Maximum number of unknown keys reported per table, because finding suggestions takes time.
 _MAX_UNKNOWN: Final = 20
-_ARRAY: Final = "must be an array, for example [1, 2]; tables of an array have double brackets, like [[limits]]"
+_ARRAY: Final = "must be an array, for example [1, 2]; arrays of tables have double brackets, like [[limits]]"
 _NAMES: Final[Mapping[Any, str]] = {
     bool: "true or false",
     int: "a whole number",
@@ -175,7 +175,7 @@ class _Reader:
             self._fault((*place, name), unknown_key(name, known))
         for name, key in known.items():
             if key.default is NODEFAULT and name not in given:
-                self._fault((*place, name), "missing; it must be given")
+                self._fault((*place, name), "missing, but required")
         return {key: self.value(known[key], each, (*place, key)) for key, each in given.items() if key in known}
 
     def _made(self, model: type[Any], value: object, place: Place) -> Any:

@@ -16,7 +16,7 @@ REJECTIONS: Final = "rejections"
 SPOOL: Final = "spool"
 """Names within the state directory."""
 
-SPOOL_HINT: Final = 'make it writable for this user, choose another folder, or "off" to hold in memory only'
+SPOOL_HINT: Final = 'make it writable for this user, choose another folder, or "off" to use memory only'
 _LOG_HINT: Final = 'make it writable for this user, choose another folder, or "off"'
 _APP: Final = "sluice"
 #: A sidecar starts on a full disk.
@@ -46,7 +46,7 @@ def state_dir(settings: Settings, environ: Mapping[str, str]) -> Folder:
         return _given(settings.state_dir)
     listen = settings.listeners[0].listen if settings.listeners else None
     if listen is None or listen.port == 0:
-        why = "a listener whose port the system chooses has no name to keep them under; give --state-dir"
+        why = "the first listener has port 0, so no folder can be named after it; set --state-dir"
         return Folder(None, why=why)
     return Folder(_base(environ) / f"{listen.host.replace(':', '_').replace('/', '_')}-{listen.port}")
 
@@ -89,8 +89,8 @@ def default_logs(environ: Mapping[str, str] = os.environ) -> list[Path]:
         found = []
     if not found:
         raise SettingsError(
-            f"no rejection log below {base}, where sidecars of this machine and user keep theirs; name its folder:"
-            " rejection_log.dir, or `rejections` in the --state-dir; `sluice state` says it"
+            f"no rejection log below {base}, where sidecars of this machine and user have theirs; name its folder:"
+            " rejection_log.dir, or `rejections` in the --state-dir; `sluice state` shows it"
         )
     return found
 

@@ -33,7 +33,7 @@ def warnings(settings: Settings, rules: Sequence[Rule], kinds: Iterable[Kind], o
         found.append(origins.problem(("fleet",), "has no effect: no limit has fleet = true"))
     limiting = [rule for rule in rules if rule.limits]
     if not limiting and all(rule.source == BUILT_IN for rule in rules):
-        found.append("no limit is given, and the protocol has none of its own: everything passes")
+        found.append("no limits are configured, and the protocol has no defaults: everything passes")
     if limiting and all(rule.action == "shadow" for rule in limiting):
         found.append('every limit has action = "shadow": everything passes and is only counted')
     return found
@@ -54,16 +54,16 @@ def _of_limit(limit: Written, kind: Kind) -> Iterable[tuple[str, str]]:
     if not kind.refuses:
         yield from ((key, f"has no effect: {kind.waits}") for key in ("busy_code", "max_delay_s"))
     elif kind.by_credit and action == "delay":
-        what = "has no effect: messages wait at their sender until the limit admits them"
+        what = "has no effect: messages wait at the sender until the limit admits them"
         yield from ((key, what) for key in ("max_delay_s", "spool"))
     if kind.consumes:
-        yield "spool", "has no effect: only what is sent is spooled, not what is consumed"
+        yield "spool", "has no effect: only published messages are spooled, not deliveries"
     if action == "delay" and 0 in {rate, bytes_per_s}:
-        yield "action", 'holds everything, and nothing is ever admitted; "reject" refuses it'
+        yield "action", 'holds everything and never admits anything; use "reject" to refuse it'
     if bytes_per_s == 0:
-        yield "bytes_per_s", "refuses everything; leave it out for no limit on bytes"
+        yield "bytes_per_s", "refuses everything; remove it for no limit on bytes"
     if limit.get("confirm") == "after_consume" and kind.queues is None and "confirm_queues" not in limit:
-        yield "confirm", "has no effect without confirm_queues, the number of queues that each message goes to"
+        yield "confirm", "has no effect without confirm_queues, the number of queues of each message"
 
 
 def _longer_than_clients_wait(limit: Written, kind: Kind) -> str:
@@ -71,8 +71,8 @@ def _longer_than_clients_wait(limit: Written, kind: Kind) -> str:
     if action != "delay" or kind.patience_s is None or kind.by_credit or not kind.refuses:
         return ""
     delay_s = limit.get("max_delay_s", longest_delay_s(kind, action=action, spool=limit.get("spool")))
-    wait = f"{delay_s:g} s is longer than most clients wait for an answer, {kind.patience_s:g} s"
-    return f"{wait}: they give up and may send again" if delay_s > kind.patience_s else ""
+    wait = f"{delay_s:g} s is longer than the {kind.patience_s:g} s that most clients wait for an answer"
+    return f"{wait}: clients give up and may send again" if delay_s > kind.patience_s else ""
 
 
 def _of_weights(settings: Settings, rules: Sequence[Rule], origins: Origins) -> Iterable[str]:
@@ -82,7 +82,7 @@ def _of_weights(settings: Settings, rules: Sequence[Rule], origins: Origins) -> 
             continue
         what = "" if is_adaptive else f"has no effect: no limit of kind {LISTENER} has adaptive = true"
         if kind in SCOPES or limit.get("shared"):
-            what = "has no effect: give the weight to a limit of a topic or a queue"
+            what = "has no effect here: set weight on the limit of a topic or queue"
         if what:
             yield origins.problem((*place, "weight"), what, limit["weight"])
 
@@ -95,7 +95,7 @@ def _of_listeners(settings: Settings, rules: Sequence[Rule], origins: Origins) -
         place = ("listeners", index)
         for number, network in enumerate(listener.proxy_protocol_from):
             if network.prefixlen == 0:
-                what = "lets every client choose its address; name only the load balancers"
+                what = "lets every client choose its address; list only the load balancers"
                 yield origins.problem((*place, "proxy_protocol_from", number), what, str(network))
         if listener.scope not in {DEFAULT_SCOPE, *counting} and matcher.match(listener.scope) is None:
             what = f"has no effect: no limit of kind {LISTENER} names it"
@@ -104,5 +104,5 @@ def _of_listeners(settings: Settings, rules: Sequence[Rule], origins: Origins) -
         for index, limit in enumerate(settings.limits):
             for key in ("kind", "fair_by"):
                 if limit.get(key) == CERTIFICATE:
-                    what = "no listener asks clients for certificates; give it tls_client_ca_file"
+                    what = "no listener asks clients for certificates; set tls_client_ca_file"
                     yield origins.problem(("limits", index, key), what, CERTIFICATE)

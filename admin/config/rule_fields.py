@@ -18,12 +18,12 @@ from limiter.rules.schedule import DAYS, EVERY_DAY, Hours, read_hours
 from proxy.protocols.base import Kind, Protocol, kinds_of, know_no
 
 SCOPE_KINDS: Final = (
-    Kind(CLIENT, "all that is sent from an address; an address or a network"),
-    Kind(PRODUCER_GROUP, "all that is sent for a producer group"),
-    Kind(CERTIFICATE, "all that is sent by clients that show a TLS certificate of this name"),
-    Kind(USER, "all that is sent by a user, as clients log in"),
-    Kind(VHOST, "all that is sent in a virtual host"),
-    Kind(LISTENER, "all that is sent through the listeners of a scope; the scope's name"),
+    Kind(CLIENT, "all messages sent from an address; the name is an address or a network"),
+    Kind(PRODUCER_GROUP, "all messages sent by a producer group"),
+    Kind(CERTIFICATE, "all messages sent by clients with a TLS certificate of this name"),
+    Kind(USER, "all messages sent by a user, by the login of the connection"),
+    Kind(VHOST, "all messages sent in a virtual host"),
+    Kind(LISTENER, "all messages sent through the listeners of a scope; the name is the scope's"),
 )
 """The kinds of scopes, in the order in which their limits are applied."""
 
@@ -122,7 +122,7 @@ class RuleReader:
         """Report an unknown kind, and suggest another. Without ``allowed`` all kinds are allowed."""
         allowed = allowed or self.kinds
         if not allowed:
-            return f"unknown; {' and '.join(each.name for each in self.protocols)} can limit nothing"
+            return f"unknown; {' and '.join(each.name for each in self.protocols)} has no limits"
         meant = [f'"{word}"' for word in self._meant.get(kind, ()) if word in allowed]
         others = [each.name for each in own_protocols() if kind not in self.kinds and each.has(kind)]
         speak = " and ".join(each.name for each in self.protocols)
@@ -130,7 +130,7 @@ class RuleReader:
         if meant:
             return f"{of or 'unknown'}; did you mean {' or '.join(meant)}?"
         if of and kind not in SCOPES:
-            return f"{of}: is the protocol the right one? Allowed here: {', '.join(sorted(allowed))}"
+            return f"{of}: check the protocol. Allowed here: {', '.join(sorted(allowed))}"
         if kind in SCOPES and kind not in self.kinds:
             return f"unknown; {know_no(self.protocols, kind)}; allowed here: {', '.join(sorted(allowed))}"
         return unknown_key(kind, allowed)
@@ -224,7 +224,7 @@ class RuleReader:
             raise FieldError(
                 (
                     spell(each.place),
-                    "no key of an edit: its address has the kind and the name; that of a shared limit is total"
+                    "not allowed in an edit: its address has the kind and the name; the kind of a shared limit is total"
                     if each.place[0] in _OF_ADDRESS
                     else each.told,
                 )
@@ -241,7 +241,7 @@ class RuleReader:
             of, colon, pattern = name.partition(":")
             if not (of and colon and pattern):
                 example = f"{next(iter(self.kinds), 'topic')}:orders-*"
-                raise FieldError([("name", f"{name!r} is not a total; write KIND:PATTERN, for example {example}")])
+                raise FieldError([("name", f"{name!r} is not a shared limit; use KIND:PATTERN, for example {example}")])
         if of not in self.kinds:
             raise FieldError([("name" if shared else "kind", self.no_kind(of))])
         try:
@@ -254,8 +254,8 @@ def _check_confirmed(rule: Rule, protocols: Sequence[Protocol]) -> None:
     able = dict.fromkeys(kind.name for each in protocols for kind in each.kinds if kind.after_consume)
     if rule.kind not in able:
         names = " and ".join(protocol.name for protocol in protocols)
-        cannot = f"{names} cannot do that" + (f" for a {rule.kind.replace('_', ' ')}" if able else "")
-        what = f'rule {rule.name}: confirm "after_consume", but {cannot}'
+        here = f"{names} for a {rule.kind.replace('_', ' ')}" if able else names
+        what = f'rule {rule.name}: confirm "after_consume" is not supported by {here}'
         raise RuleError(what, f"after_consume for a rule of kind {' or '.join(able)}" if able else "broker", "confirm")
 
 

@@ -139,6 +139,6 @@ def _single(rules: Iterable[Rule], problems: list[str]) -> list[Rule]:
     for rule in rules:
         other = by_key.setdefault(rule.key, rule)
         if other is not rule:
-            what = f"a second rule for {rule.name}: {rule}, besides {other} ({other.source})"
-            problems.append(f"{rule.source}: {what}; delete one of them")
+            what = f"duplicate rule for {rule.name}: {rule}; the other is {other} ({other.source})"
+            problems.append(f"{rule.source}: {what}; remove one of them")
     return list(by_key.values())

@@ -48,7 +48,11 @@ def _read_admin(value: object) -> Endpoint | Literal["off"]:
     try:
         return parse_endpoint(value)
     except ValueError as error:
-        hint = "; Sluice listens here. Commands take a URL: `sluice state --admin URL`" if "://" in str(value) else ""
+        hint = (
+            "; this is the address that Sluice listens on. Only commands take a URL: `sluice state --admin URL`"
+            if "://" in str(value)
+            else ""
+        )
         raise ValueError(f'{error}; or "off"{hint}') from None
 
 
@@ -77,7 +81,7 @@ def _check_redis_url(value: str) -> str:
 
 def _check_fleet(value: str) -> str:
     if not value.isprintable() or any(each in "{} " for each in value):
-        raise ValueError("must have no spaces and no braces, as it is part of the names of keys")
+        raise ValueError("must not have spaces or braces, because it is part of Redis keys")
     return value
 
 
@@ -94,7 +98,7 @@ AtLeastOne = Annotated[int, Meta(ge=1)]
 
 LimitSettings: Final = limit_struct(
     "LimitSettings",
-    "The limit of a name, or of all names that match a pattern: for each, or for all together.",
+    "The limit of a name, or of all names that match a pattern, for each name or for all together.",
     more=[
         ("kind", Annotated[Name, Meta(description="a kind of resource or scope of the protocol, or client, listener")]),
         (
@@ -108,7 +112,9 @@ LimitSettings: Final = limit_struct(
             "shared",
             Annotated[
                 bool,
-                Meta(description="true: one limit for all matching names together, in addition to the limit of each"),
+                Meta(
+                    description="true: one limit for all matching names together, in addition to the limit of each name"
+                ),
             ],
             False,
         ),

@@ -182,7 +182,7 @@ def read_toml(file: str, name: str = "") -> tuple[dict[str, Any], Mapping[Place,
         raise SettingsError(_not_toml(file, text, str(error))) from None
     except (RecursionError, ValueError):
         # ValueError: an integer with thousands of digits.
-        raise SettingsError(f"{where}: nested too deeply, or a number in it is too long; write less") from None
+        raise SettingsError(f"{where}: nested too deeply, or contains a number that is too long") from None
     return data, find_lines(text)
 
 
@@ -210,7 +210,7 @@ def _expand_addresses(data: dict[str, Any], environ: Mapping[str, str], origins:
             if not isinstance(text, str):
                 continue
             if unset := [name for name in _VARIABLE.findall(text) if not environ.get(name)]:
-                what = f"not set in the environment: {', '.join(unset)}; set it, or write the address itself"
+                what = f"not set in the environment: {', '.join(unset)}; set it, or use the address itself"
                 problems.append(origins.problem((*place, key), what, text))
             else:
                 table[key] = _VARIABLE.sub(lambda match: environ[match[1]], text)
@@ -231,13 +231,13 @@ def _merge_environment(
             what = unknown_key(name, {*variables, *_ENV_LISTS}, prefix=ENV_PREFIX)
             problems.append(f"environment variable {name}: {what}")
         elif (other := named.get(variables[name])) is not None:
-            problems.append(f"environment variable {name}: sets the same as {other}; give one of them")
+            problems.append(f"environment variable {name}: sets the same key as {other}; set only one of them")
         else:
             place = variables[name]
             is_secret = bool(SECRET_KEYS.intersection(place))
             if (before := _get(data, place)) is not None and show(before).strip('"') != text.strip():
                 old = origins.of(place) if is_secret else f"{show(before)} ({origins.of(place)})"
-                replaced.append(f"{spell(place)} from {name if is_secret else given(name, text)}, in place of {old}")
+                replaced.append(f"{spell(place)} from {name if is_secret else given(name, text)}, instead of {old}")
             _put(data, place, FromText(text))
             named[place] = name
     return problems, replaced
@@ -270,11 +270,11 @@ def _merge_listeners(
     if protocol is None and environ.get(ENV_PROTOCOL):
         protocol, protocol_name = environ[ENV_PROTOCOL], ENV_PROTOCOL
     if not listen and not broker:
-        needs = f"{given(protocol_name, protocol)}: goes with --listen and --broker; give these too"
+        needs = f"{given(protocol_name, protocol)}: needs --listen and --broker"
         return [] if protocol is None else [needs]
     if len(listen) != len(broker):
         counts = f"{listen_name} has {len(listen)} values and {broker_name} {len(broker)}"
-        return [f"{counts}: give them in pairs, each address to listen on with that of its broker"]
+        return [f"{counts}: give them in pairs, one broker for each listen address"]
     data["listeners"] = [
         {"listen": here, "broker": there, "protocol": protocol or DEFAULT}
         for here, there in zip(listen, broker, strict=True)

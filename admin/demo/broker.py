@@ -190,7 +190,7 @@ class Broker:
             except ProtocolError as error:
                 raise Refused(ResponseCode.MESSAGE_ILLEGAL, f"the batch cannot be read: {error}") from error
             if not messages:
-                raise Refused(ResponseCode.MESSAGE_ILLEGAL, "the batch holds no message")
+                raise Refused(ResponseCode.MESSAGE_ILLEGAL, "the batch has no messages")
         offset = topic.offsets[queue_id]
         ids = [self.keep(channel, topic, queue_id, message, fields) for message in messages]
         return answer(
@@ -360,7 +360,7 @@ def number(fields: Mapping[str, str], name: str, default: int | None = None) -> 
     try:
         return int(value)
     except ValueError:
-        raise Refused(ResponseCode.SYSTEM_ERROR, f"the custom field <{name}> is no number: {value[:40]}") from None
+        raise Refused(ResponseCode.SYSTEM_ERROR, f"the custom field <{name}> is not a number: {value[:40]}") from None
 
 
 def property_of(properties: str, name: str) -> str:

@@ -37,7 +37,7 @@ def export(
     edits = {(entry.kind, entry.name): entry.edit for entry in limits if entry.edit is not None}
     off = [each.kind for each in switches if not each.limiting]
     lines = [f"# {printable(heading)}"] if heading else []
-    lines += [f"# Switched off, which a file cannot say: {kind}" for kind in off if kind != ALL_KINDS]
+    lines += [f"# Switched off, which a file cannot express: {kind}" for kind in off if kind != ALL_KINDS]
     lines += ["limiting = false"] if ALL_KINDS in off else []
     for rule in rules:
         edit = edits.get(target_of(rule))

@@ -41,7 +41,7 @@ def decode(data: bytes) -> SavedLimits:
         if head.version != _VERSION:
             raise ValueError(f"written by another version of Sluice ({head.version}, this one writes {_VERSION})")
         if head.clock != clock():
-            raise ValueError("written before the machine was started, or by another clock")
+            raise ValueError("written before the last boot, or with another clock")
         return msgspec.msgpack.decode(data, type=_State).limits
     except msgspec.MsgspecError as error:
         raise ValueError(str(error)) from None

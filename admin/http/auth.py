@@ -30,7 +30,7 @@ LOCAL: Final = "local"
 _RESERVED: Final = frozenset({LOCAL, "remote", "sluice"})
 _HOW: Final = "make one with `openssl rand -hex 24`"
 _DIGEST_PREFIX: Final = "sha256:"
-_LINE: Final = "must be NAME ROLE TOKEN, for example: alice write, and what `openssl rand -hex 24` prints"
+_LINE: Final = "must be NAME ROLE TOKEN, for example: alice write, followed by the output of `openssl rand -hex 24`"
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 #: Allowed after "Bearer" by RFC 6750.
 _TOKEN: Final = re.compile(r"[A-Za-z0-9._~+/-]+=*")
@@ -90,7 +90,7 @@ class Keyring:
             if name not in old:
                 changed.append(f"token {name}: added ({token.role})")
             elif old[name].digest != token.digest:
-                changed.append(f"token {name}: another one ({token.role})")
+                changed.append(f"token {name}: changed ({token.role})")
             elif old[name].role != token.role:
                 changed.append(f"token {name}: {old[name].role} -> {token.role}")
         return changed
@@ -132,8 +132,8 @@ def read_access(settings: AdminSettings, origins: Origins) -> Access:
             problems.append(
                 origins.problem(
                     ("admin", "listen"),
-                    "others reach this address, and it wants no token; set admin.token_file (or SLUICE_ADMIN_TOKEN), "
-                    "or listen on 127.0.0.1, or set admin.allow_anyone = true",
+                    "other machines can reach this address, and no token is set; set admin.token_file (or "
+                    "SLUICE_ADMIN_TOKEN), listen on 127.0.0.1, or set admin.allow_anyone = true",
                     str(settings.listen),
                 )
             )
@@ -143,7 +143,7 @@ def read_access(settings: AdminSettings, origins: Origins) -> Access:
             "set admin.tls_certificate_file and admin.tls_key_file"
         )
     if tokens and all(token.role == "read" for token in tokens):
-        warnings.append("admin: no token has the role write: nobody can change anything over the admin address")
+        warnings.append("admin: no token has the role write, so the admin address is read-only")
     if problems:
         raise SettingsError(problems)
     return Access(tuple(tokens), tuple(warnings))
@@ -160,7 +160,7 @@ def _read_file(file: str, origins: Origins, problems: list[str], warnings: list[
         problems.append(origins.problem(place, f"cannot be read: {reason}; name a file of tokens", file))
         return []
     if len(content) > _MAX_FILE_BYTES:
-        problems.append(origins.problem(place, "has more than 1 MiB; name a file of tokens", file))
+        problems.append(origins.problem(place, "is larger than 1 MiB; name a file of tokens", file))
         return []
     tokens: list[Token] = []
     in_the_clear = False
@@ -176,7 +176,7 @@ def _read_file(file: str, origins: Origins, problems: list[str], warnings: list[
             tokens.append(token)
             in_the_clear = in_the_clear or _DIGEST_PREFIX.encode() not in line
     if not tokens and len(problems) == faults:
-        problems.append(origins.problem(place, f"has no token in it; {_LINE}", file))
+        problems.append(origins.problem(place, f"contains no tokens; {_LINE}", file))
     if in_the_clear and mode & stat.S_IROTH:
         warnings.append(f"{file}: every user of this machine can read the tokens in it; chmod o-r {file}")
     return tokens
@@ -188,7 +188,7 @@ def _read_line(line: bytes, where: str) -> Token | None:
     except UnicodeDecodeError:
         if line.lstrip().startswith((b"#", b"\xef\xbb\xbf#")):
             return None
-        raise ValueError(f"has characters other than ASCII; {_LINE}") from None
+        raise ValueError(f"contains non-ASCII characters; {_LINE}") from None
     if not words or words[0].startswith("#"):
         return None
     if len(words) > 3 and words[3].startswith("#"):
@@ -198,11 +198,11 @@ def _read_line(line: bytes, where: str) -> Token | None:
     name, role, text = words
     if not _NAME.fullmatch(name):
         # If the words are in the wrong order, the supposed name may be the token.
-        raise ValueError("the name must be of at most 64 letters, digits and . _ @ -")
+        raise ValueError("the name must have at most 64 characters: letters, digits and . _ @ -")
     if role not in ("read", "write"):
         raise ValueError("the second word, the role, must be read or write")
     if name in _RESERVED:
-        raise ValueError(f"{name}: is what the audit trail calls others; choose another name")
+        raise ValueError(f"{name}: reserved by the audit trail; choose another name")
     return Token(name, "write" if role == "write" else "read", _digest(text), where)
 
 
@@ -215,9 +215,9 @@ def _digest(text: str) -> bytes:
             )
         return bytes.fromhex(digest)
     if not _TOKEN.fullmatch(text):
-        raise ValueError(f"a token is of letters, digits and . _ ~ + / -, without blanks; {_HOW}")
+        raise ValueError(f"a token consists of letters, digits and . _ ~ + / -, without spaces; {_HOW}")
     if len(text) < MIN_TOKEN_LENGTH:
-        raise ValueError(f"a token has at least {MIN_TOKEN_LENGTH} characters; {_HOW}")
+        raise ValueError(f"a token must have at least {MIN_TOKEN_LENGTH} characters; {_HOW}")
     return hashlib.sha256(text.encode()).digest()
 
 
@@ -227,7 +227,7 @@ def _repeated(tokens: list[Token]) -> list[str]:
     digests: dict[bytes, Token] = {}
     for token in tokens:
         if (earlier := names.setdefault(token.name, token)) is not token:
-            problems.append(f"{token.source}: {token.name}: there is a token of that name at {earlier.source}")
+            problems.append(f"{token.source}: {token.name}: duplicate name, also at {earlier.source}")
         if (earlier := digests.setdefault(token.digest, token)) is not token:
-            problems.append(f"{token.source}: the token of {token.name} is that of {earlier.name}; {_HOW}")
+            problems.append(f"{token.source}: {token.name} has the same token as {earlier.name}; {_HOW}")
     return problems

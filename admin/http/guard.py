@@ -143,24 +143,24 @@ class Guard:
     def _check(self, scope: Scope, headers: Headers) -> None:
         path = scope["path"]
         if not path.startswith("/") or not _is_utf8(scope):
-            raise RefusedError("path", 400, "the request's target must be a path in UTF-8, percent-encoded")
+            raise RefusedError("path", 400, "the request target must be a percent-encoded UTF-8 path")
         if _CONTROL.search(path):
             # Checked here, because no route matches a path with a line feed.
-            raise RefusedError("path", 400, "no name has control characters, and this path has one", "name")
+            raise RefusedError("path", 400, "the path contains a control character", "name")
         host = _only(headers, "host", "host", 400)
         name = _HOST.fullmatch(host)
         if name is None or not (_bare(name[1]) in self._hosts or _is_address(name[1])):
-            what = f'nothing is served under the name "{host[:100]}"; use the address, or add the name to'
+            what = f'unknown host name "{host[:100]}"; use the address, or add the name to'
             raise RefusedError("host", 421, f"{what} admin.allowed_hosts", "host")
         origin = _only(headers, "origin", "origin", 403)
         if origin and not _same_host(origin, host):
-            raise RefusedError("origin", 403, "this is not for scripts of other sites", "origin")
+            raise RefusedError("origin", 403, "cross-site requests are not allowed", "origin")
         site = _only(headers, "sec-fetch-site", "origin", 403)
         navigates = path in self._pages and scope["method"] in _SAFE
         if site not in ("", "same-origin", "none") and not (
             navigates and _only(headers, "sec-fetch-mode", "origin", 403) in ("navigate", "")
         ):
-            raise RefusedError("origin", 403, "this is not for scripts of other sites", "sec-fetch-site")
+            raise RefusedError("origin", 403, "cross-site requests are not allowed", "sec-fetch-site")
 
     def _authenticate(self, scope: Scope, headers: Headers, access: Access) -> tuple[Role, Author]:
         peer = _peer(scope)
@@ -171,13 +171,13 @@ class Guard:
         values = headers.getlist("authorization")
         challenge = 'Bearer realm="sluice"'
         if not values:
-            what = "a token is wanted: Authorization: Bearer TOKEN"
+            what = "a token is required: Authorization: Bearer TOKEN"
             raise RefusedError("no_token", 401, what, "authorization", challenge)
         bearer = _BEARER.fullmatch(values[0]) if len(values) == 1 else None
         # Always compare something, so that the time taken does not reveal the error.
         token = access.find(bearer[1].encode() if bearer else b"")
         if token is None or bearer is None:
-            what = "no such token" if bearer else "must be one header: Authorization: Bearer TOKEN"
+            what = "unknown token" if bearer else "must be one header: Authorization: Bearer TOKEN"
             raise RefusedError("wrong_token", 401, what, "authorization", f'{challenge}, error="invalid_token"')
         if token.role != "write" and scope["method"] not in _SAFE:
             what = f"the token {token.name} may only read"
@@ -228,7 +228,7 @@ class _Answer:
 async def _body(scope: Scope, headers: Headers, receive: Receive) -> bytes | None:
     """Read the whole body. None: the client left."""
     most = MAX_BATCH_BYTES if _is_batch(scope) else MAX_BODY_BYTES
-    too_large = RefusedError("body_size", 413, f"a body has at most {most} bytes", "body")
+    too_large = RefusedError("body_size", 413, f"the body must not exceed {most} bytes", "body")
     length = _only(headers, "content-length", "body_size", 400)
     if length and "transfer-encoding" in headers:
         # A proxy in front may use the other header, and forward the rest as another client's request.
@@ -247,7 +247,7 @@ async def _body(scope: Scope, headers: Headers, receive: Receive) -> bytes | Non
         else:
             return None
     if patience.cancelled_caught:
-        raise RefusedError("body_time", 408, f"the body was not there within {BODY_TIMEOUT_S:g} seconds", "body")
+        raise RefusedError("body_time", 408, f"the body did not arrive within {BODY_TIMEOUT_S:g} seconds", "body")
     if body and scope["method"] not in _SAFE and not _is_json(headers.getlist("content-type")):
         raise RefusedError("content_type", 415, "the body must be Content-Type: application/json", "content-type")
     return bytes(body)
@@ -267,7 +267,7 @@ def _only(headers: Headers, name: str, reason: Reason, status: int) -> str:
     """Return the only header of that name, or empty. A proxy in front may use another one of several."""
     values = headers.getlist(name)
     if len(values) > 1:
-        raise RefusedError(reason, status, f"there must be one header {name}", name)
+        raise RefusedError(reason, status, f"there must be exactly one header {name}", name)
     return values[0].strip() if values else ""
 
 

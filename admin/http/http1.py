@@ -38,8 +38,8 @@ WRITE_TIMEOUT_S: Final = 30.0
 """A client that reads nothing for this long is disconnected."""
 
 _HEAD_FAULTS: Final = {
-    431: f"the request's head has more than {MAX_HEAD_BYTES} bytes",
-    501: "this transfer encoding is not supported; chunked is",
+    431: f"the request head exceeds {MAX_HEAD_BYTES} bytes",
+    501: "unsupported transfer encoding; use chunked",
 }
 #: How long the client's data is read after the last answer. A reset would discard the answer.
 _LINGER_S: Final = 1.0

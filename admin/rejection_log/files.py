@@ -66,13 +66,13 @@ class Figures(msgspec.Struct):
         Counter[str],
         Metric("sluice_rejection_log_records_total", "Records written, by type.", ("type",), _each_of(_TYPES)),
     ] = msgspec.field(default_factory=Counter)
-    bytes: Annotated[int, Metric("sluice_rejection_log_bytes_total", "Bytes written into log files.")] = 0
+    bytes: Annotated[int, Metric("sluice_rejection_log_bytes_total", "Bytes written to log files.")] = 0
     finished_files: Annotated[int, Metric("sluice_rejection_log_files_total", "Files finished.")] = 0
     lost: Annotated[
         Counter[str],
         Metric(
             "sluice_rejection_log_lost_records_total",
-            "Records that could not be made or written, by reason.",
+            "Records that could not be composed or written, by reason.",
             ("reason",),
             _each_of(_LOST_REASONS),
         ),
@@ -81,17 +81,17 @@ class Figures(msgspec.Struct):
         float,
         Metric(
             "sluice_rejection_log_disk_wait_seconds",
-            "For how long the disk has not answered; 0 while nothing waits for it.",
+            "How long the disk has not responded, in seconds. 0 while nothing waits for it.",
         ),
     ] = 0.0
     deleted_files: Annotated[
         int,
         Metric("sluice_rejection_log_deleted_files_total", "Files deleted because of rejection_log.max_total_bytes."),
     ] = 0
-    deleted_bytes: Annotated[int, Metric("sluice_rejection_log_deleted_bytes_total", "Bytes of the files deleted.")] = 0
+    deleted_bytes: Annotated[int, Metric("sluice_rejection_log_deleted_bytes_total", "Bytes of the deleted files.")] = 0
     kept_bytes: Annotated[int, Metric("sluice_rejection_log_kept_bytes", "Bytes of all log files in the folder.")] = 0
     clock_steps: Annotated[
-        int, Metric("sluice_rejection_log_clock_steps_total", "How often the wall clock was set.")
+        int, Metric("sluice_rejection_log_clock_steps_total", "How often the wall clock jumped.")
     ] = 0
     other_runs: Annotated[
         int,
@@ -237,12 +237,12 @@ class LogFiles:
             self.figures.lost[_REASONS.get(error.errno or 0, "error")] += len(lines)
             words = f"{self.directory}: {words_for(error)}"
             if self.error is None:
-                what = "cannot write the rejection log; traffic continues and lost records are counted"
+                what = "cannot write the rejection log; traffic continues, and lost records are counted"
                 _log.error(what, reason=words)
             self.error = words
         else:
             if self.error is not None:
-                _log.info("the rejection log can be written again", records_lost=self.figures.lost.total())
+                _log.info("rejection log works again", records_lost=self.figures.lost.total())
                 self.error = None
 
     def _append(self, data: bytearray) -> None:

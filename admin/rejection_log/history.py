@@ -63,7 +63,7 @@ class HistoryReader:
         self, directory: Path | None = None, why: str = "", *, wall_s: Callable[[], float] = time.time
     ) -> None:
         self._directory, self._wall_s = directory, wall_s
-        self._why = why or "the rejection log is off, so nothing is known of the past"
+        self._why = why or "the rejection log is off, so there is no history"
         self._limiter = trio.CapacityLimiter(1)
 
     async def of(self, resource: Resource, seconds: int) -> ResourceHistory:

@@ -56,13 +56,13 @@ def tail(paths: Sequence[Path], lines: int = 10, follow: bool = False) -> int:  
         try:
             path.stat()
         except OSError as error:
-            words = "is not there" if error.errno in {errno.ENOENT, errno.ENOTDIR} else words_for(error)
+            words = "does not exist" if error.errno in {errno.ENOENT, errno.ENOTDIR} else words_for(error)
             raise StartError(f"{printable(str(path))}: {words}") from None
     reader = _Reader()
     try:
         files = reader.find(paths)
         if not files and not follow and not reader.problems:
-            raise StartError([f"{printable(str(path))}: no file of a rejection log in it" for path in paths])
+            raise StartError([f"{printable(str(path))}: contains no rejection log files" for path in paths])
         _print(reader.last(files, min(lines, _MAX_LINES)))
         if follow:
             trio.run(_follow, paths, reader)
@@ -134,7 +134,7 @@ class _Reader:
     def print_problems(self) -> None:
         found = [f"{printable(str(path))}: {words}" for path, words in self.problems.items()]
         if self._unreadable_lines:
-            found.append(f"lines that could not be read, or are of another version: {self._unreadable_lines}")
+            found.append(f"unreadable lines, or lines of another version: {self._unreadable_lines}")
         for line in found:
             print(f"sluice: {line}", file=sys.stderr)  # noqa: T201 - the command line speaks to people here
 

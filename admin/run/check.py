@@ -53,11 +53,11 @@ def report(plan: Plan, now: datetime, place: Folder | None = None) -> Renderable
     """Lay out a plan, with rules at the moment ``now``. ``place``: where live edits are stored. None hides them."""
     sections: dict[str, RenderableType | None] = {
         "Listeners": _listeners(plan),
-        "Handlers, in the order in which they decide": _handlers(plan),
-        "Rules, in the order in which they are tried": _rules(plan, now),
-        "Live edits, over all of this": None if place is None else _edits(plan, place, now),
-        "From the environment, in place of the file": Text("\n".join(plan.replaced)) if plan.replaced else None,
-        "Everything else": Rows((), [*_rest(plan, place)]),
+        "Handlers, in order": _handlers(plan),
+        "Rules, in order of precedence": _rules(plan, now),
+        "Live edits, which override the rules": None if place is None else _edits(plan, place, now),
+        "Overridden by the environment": Text("\n".join(plan.replaced)) if plan.replaced else None,
+        "Other settings": Rows((), [*_rest(plan, place)]),
     }
     return Group(
         *(
@@ -76,9 +76,9 @@ def _edits(plan: Plan, place: Folder, now: datetime) -> Text | None:
     if not (place.given or active or problem):
         return None
     if place.path is None:
-        return Text("kept until the restart only")
+        return Text("in memory, lost on restart")
     drift = list(EffectiveLimits(plan.rulebook, active, now).differences())
-    lines = [f"kept in {place.path}; active edits: {len(drift)}", *drift[:_MAX_EDITS_SHOWN]]
+    lines = [f"saved in {place.path}; active edits: {len(drift)}", *drift[:_MAX_EDITS_SHOWN]]
     if problem is not None:
         lines.append(problem)
     if (more := len(drift) - _MAX_EDITS_SHOWN) > 0:
@@ -102,7 +102,7 @@ def _handlers(plan: Plan) -> Rows:
     rows = [
         (
             each.plugin.name,
-            each.lane or "the handler's own",
+            each.lane or "handler's default",
             str(each.lanes),
             str(each.capacity),
             f"{each.deadline_ms:g} ms",
@@ -142,7 +142,7 @@ def _rule(rule: Rule, kind: Kind, active: str) -> Sequence[str]:
 
 def _above(rule: Rule, kind: Kind) -> str:
     if rule.action == "shadow":
-        return "only count"
+        return "count only"
     if kind.by_credit and (rule.action == "delay" or not kind.refuses):
         return "withhold credit"
     if not kind.refuses:
@@ -192,7 +192,7 @@ def _rest(plan: Plan, place: Folder | None) -> Iterator[tuple[str, str]]:
     yield "admin", OFF if admin == OFF else f"{scheme}://{admin}/: page, API, /metrics, /healthz, /readyz"
     if admin != OFF:
         names = ", ".join(f"{token.name} ({token.role})" for token in plan.access.tokens)
-        yield "admin tokens", names or "none: everyone who reaches the address may do everything"
+        yield "admin tokens", names or "none: anyone who can reach the address has full access"
     if place is not None:
         advice, why = usual_report(settings.report, place.path)
         yield "state_dir", str(place)

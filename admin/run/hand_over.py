@@ -124,16 +124,16 @@ class _Channel:
                     if level == socket.SOL_SOCKET and what == socket.SCM_RIGHTS:
                         descriptors.frombytes(rights[: len(rights) - len(rights) % descriptors.itemsize])
                 if not data:
-                    raise _BrokenError("it has gone")  # noqa: TRY301 - to close the descriptors
+                    raise _BrokenError("it closed the connection")  # noqa: TRY301 - to close the descriptors
                 head += data
             size = int.from_bytes(head)
             if size > _MAX_BYTES:
-                raise _BrokenError("it sent no message")  # noqa: TRY301 - as above
+                raise _BrokenError("it sent an invalid message")  # noqa: TRY301 - as above
             body = bytearray()
             while len(body) < size:
                 data = await self._sock.recv(min(size - len(body), 1024 * 1024))
                 if not data:
-                    raise _BrokenError("it has gone")  # noqa: TRY301 - as above
+                    raise _BrokenError("it closed the connection")  # noqa: TRY301 - as above
                 body += data
             return msgspec.msgpack.decode(body, type=kind), descriptors.tolist()
         except (OSError, msgspec.MsgspecError) as error:
@@ -162,7 +162,7 @@ class Predecessor:
         try:
             return limiter_state.decode(left.limits)
         except ValueError as error:
-            _log.warning("cannot use the limiter state of the old process; limits start full", reason=str(error))
+            _log.warning("cannot use the limiter state of the old process; all limits start full", reason=str(error))
             return None
 
     async def serve(self) -> None:
@@ -292,11 +292,11 @@ class HandOver:
 
 
 def _failed(error: Exception) -> StartError:
-    return StartError(f"take_over: the process that runs did not hand over: {_reason(error)}; it goes on if it can")
+    return StartError(f"take_over: the process that runs did not hand over: {_reason(error)}; it continues if it can")
 
 
 def _reason(error: Exception) -> str:
-    return "it did not answer in time" if isinstance(error, trio.TooSlowError) else str(error) or type(error).__name__
+    return "it did not respond in time" if isinstance(error, trio.TooSlowError) else str(error) or type(error).__name__
 
 
 def _close(descriptors: Iterable[int]) -> None:

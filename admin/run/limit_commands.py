@@ -55,7 +55,7 @@ async def answer(
                 not_logged = log_rate.take(type(error).__name__, trio.current_time())
                 if not_logged is not None:
                     _log.exception(
-                        "a remote command failed",
+                        "remote limit command failed",
                         verb=command.verb,
                         peer=command.peer,
                         error=repr(error),
@@ -101,7 +101,7 @@ async def update(edits: EditService, command: LimitCommand) -> LimitCommandReply
         kind=command.kind,
         name=command.name,
         limit={"rate": command.rate_per_s},
-        reason=f"in the broker's own protocol, through listener {command.listener}",
+        reason=f"through the broker's protocol, listener {command.listener}",
         ttl_s=None,
     )
     try:

@@ -57,7 +57,7 @@ def share_descriptors(max_connections: int, listeners: int) -> Descriptors:
     if clients < 1:
         raise StartError(
             f"open files: the system allows {open_files}, and Sluice needs {others + _LEAST_ADMIN + 2} to serve one"
-            f" client, and two for each other one; raise the limit (ulimit -n, LimitNOFILE=) to {needed} for"
+            f" client, and two for each further client; raise the limit (ulimit -n, LimitNOFILE=) to {needed} for"
             f" bounds.max_connections = {max_connections}"
         )
     return Descriptors(open_files, clients, admin)

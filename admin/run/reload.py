@@ -74,7 +74,7 @@ class Reloader:
                 if not dry_run:
                     self.failed = FailedReload(write_time(utc_now()), author.name, error.lines)
                     _log.error(
-                        "configuration not reloaded: it is invalid, nothing was changed",
+                        "reload failed: the configuration is invalid; nothing was changed",
                         **_asked_by(author),
                         problems=list(error.lines),
                     )
@@ -131,7 +131,7 @@ def families(reloader: Reloader | None) -> Iterator[Family]:
     if reloader is not None:
         yield gauge(
             "sluice_reload_ok",
-            "0 if the configuration was wrong when it was last read again: what was in force still is.",
+            "0 if the last reload failed because the configuration was invalid, so the old one still applies.",
             (),
             [((), int(reloader.failed is None))],
         )
@@ -141,8 +141,8 @@ def certificate_families(plan: Plan) -> Iterator[Family]:
     """Yield the metrics of certificates."""
     yield gauge(
         "sluice_tls_certificate_expiry_timestamp_seconds",
-        "When the certificate in force ends, or one of its chain does, in seconds since 1970: that shown to clients "
-        "of a listener (side client), to its broker (broker), or on the admin address (admin, without a listener).",
+        "When the current certificate or one of its chain expires, in seconds since 1970: the one for clients "
+        "of a listener (side client), for its broker (broker), or of the admin address (admin, without a listener).",
         ("listener", "side"),
         [((each.listener, each.side), each.ends.timestamp()) for each in plan.expiries()],
     )
@@ -155,7 +155,7 @@ async def reload_unattended(edits: EditService, author: Author) -> None:
     except ReloadError:
         pass
     except Exception as error:  # noqa: BLE001 - traffic goes on whatever it was
-        _log.error("configuration not reloaded: internal error", **_asked_by(author), error=str(error))
+        _log.error("reload failed: internal error", **_asked_by(author), error=str(error))
 
 
 async def reload_on_change(
@@ -199,7 +199,7 @@ def _log_reload(report: ReloadReport, author: Author) -> None:
     change = {} if report.change is None else {"change": report.change.id}
     _log.info("configuration reloaded", **_asked_by(author), changed=list(report.changed), **change)
     for line in report.needs_restart:
-        _log.warning("setting needs a restart", setting=line)
+        _log.warning("changed setting needs a restart", setting=line)
     for line in report.hidden:
         _log.warning("changed limit has no effect", limit=line)
     for line in report.warnings:
@@ -215,7 +215,7 @@ def _changed_rules(old: Plan, new: Plan) -> Iterator[str]:
         if before is None and after is not None:
             yield f"{after.name}: added, {after.limit_text}"
         elif after is None and before is not None:
-            yield f"{before.name}: removed, it was {before.limit_text}"
+            yield f"{before.name}: removed, was {before.limit_text}"
         elif before is not None and after is not None:
             was, is_now = fields_of(before), fields_of(after)
             fields = ", ".join(

@@ -40,8 +40,8 @@ def listening_sockets(environ: MutableMapping[str, str]) -> list[socket.socket]:
         except OSError as error:
             # EBADF and ENOTSOCK.
             raise StartError(
-                f"LISTEN_FDS={count}: descriptor {descriptor} is no socket ({error.strerror}); have whoever starts"
-                " Sluice pass sockets only, or start it without LISTEN_FDS"
+                f"LISTEN_FDS={count}: descriptor {descriptor} is not a socket ({error.strerror}); pass only"
+                " sockets to Sluice, or start it without LISTEN_FDS"
             ) from None
         if sock.type == socket.SOCK_STREAM and sock.family in {socket.AF_INET, socket.AF_INET6}:
             found.append(sock)

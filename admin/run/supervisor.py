@@ -40,7 +40,7 @@ class Supervisor:
                 if trio.current_time() - began_s > _LONGEST_PAUSE_S:
                     pause_s = _FIRST_PAUSE_S
                 _log.exception(
-                    "an admin task failed and restarts; traffic is not affected", task=name, error=repr(error)
+                    "admin task failed and was restarted; traffic is not affected", task=name, error=repr(error)
                 )
                 await trio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)

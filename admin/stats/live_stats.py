@@ -326,7 +326,7 @@ class LiveStats:
         try:
             await self.sample()
         except Exception as error:  # noqa: BLE001 - logged; a bug here must not end the data path
-            _log.exception("sampling the resources failed; the page shows older figures", error=repr(error))
+            _log.exception("sampling of resources failed; the page shows old figures", error=repr(error))
 
     async def _follow_changes(self) -> None:
         with self._edits.changes() as changes:

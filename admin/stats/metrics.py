@@ -142,14 +142,16 @@ def families(snapshot: Snapshot) -> Iterator[Family]:
     yield from families_of(snapshot)
     yield counter(
         "sluice_log_lines_dropped",
-        "Log lines lost because their reader was too slow or gone.",
+        "Log lines dropped because their reader was too slow or gone.",
         (),
         [((), dropped_lines())],
     )
     labels = {"compiled_part": VERSION, "python": platform.python_version(), "version": sluice_version()}
     written = ",".join(f'{name}="{value}"' for name, value in labels.items())
     build = f"sluice_build_info{{{written}}} 1.0\n"
-    yield Family("sluice_build_info", "info", "What is running.", tuple(labels), [build])
+    yield Family(
+        "sluice_build_info", "info", "Version of Sluice, Python and the compiled part.", tuple(labels), [build]
+    )
     yield from map(_of_library, ProcessCollector(registry=CollectorRegistry()).collect())
 
 

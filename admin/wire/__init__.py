@@ -663,7 +663,7 @@ _TYPES: Final = (
     _type("bad-request", 400, "The request is malformed or has invalid values; `errors` names each field."),
     _type("no-token", 401, "The token is missing or unknown."),
     _type("forbidden", 403, "The token may only read, or the request comes from another site's page."),
-    _type("not-found", 404, "There is no such thing."),
+    _type("not-found", 404, "The resource does not exist."),
     _type("not-allowed", 405, "The method is not allowed here; `Allow` lists the methods that are."),
     _type("slow-body", 408, "The body did not arrive in time."),
     _type("conflict", 409, "The request conflicts with the current state; nothing was changed."),
@@ -671,19 +671,19 @@ _TYPES: Final = (
     _type(
         "stale",
         412,
-        "`If-Match` or `If-None-Match` does not hold: `etag` is the current ETag, `detail` says who changed it.",
+        "`If-Match` or `If-None-Match` failed: `etag` is the current ETag, `detail` says who made the last change.",
     ),
     _type("large-body", 413, "The body is too large."),
     _type("not-json", 415, "The body must be `application/json`."),
-    _type("unknown-host", 421, "The Host is not one of this address."),
-    _type("large-head", 431, "The request's head is too large."),
-    _type("internal", 500, "A fault in Sluice; its log has the reason."),
+    _type("unknown-host", 421, "The Host header is not a name of this address."),
+    _type("large-head", 431, "The request head is too large."),
+    _type("internal", 500, "An error in Sluice; see its log."),
     _type("unknown-encoding", 501, "The transfer encoding is not supported."),
     _type("busy", 503, "Too many requests are in progress, or too many streams are open; see `Retry-After`."),
     _type(
         "not-stored",
         507,
-        "The edit cannot be stored; nothing was changed. `volatile=1` makes it until the restart.",
+        "The edit cannot be saved; nothing was changed. With `volatile=1`, it lasts until the restart.",
     ),
 )
 PROBLEM_TYPES: Final[Mapping[str, ProblemType]] = {each.type.removeprefix(PROBLEMS): each for each in _TYPES}

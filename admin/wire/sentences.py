@@ -42,11 +42,11 @@ replace = msgspec.structs.replace
 
 REASONS: Final[Mapping[str, str]] = {
     "no_consumer": "no consumer of it is connected through Sluice",
-    "auto_ack": "a consumer of it acknowledges nothing",
+    "auto_ack": "one of its consumers uses automatic acknowledgements",
     "behind": "its consumers do not keep up",
-    "falls_back": "messages fell back just now",
-    "no_gain": "the broker confirms nearly as soon",
-    "memory": "waiting messages take all the memory that they may",
+    "falls_back": "messages fell back recently",
+    "no_gain": "the broker confirms almost as fast",
+    "memory": "waiting messages have reached their memory limit",
 }
 """Why the broker confirms in place of the consumers, by ``ConfirmState.reason``."""
 _STAGES: Final = {
@@ -132,16 +132,16 @@ def _general(explanation: Explanation) -> Iterator[str]:
         kind = explanation.question.kind
         scopes = " or ".join(map(_spaced, explanation.ignored))
         why = (
-            "this shows the limits of the scope alone"
+            "this shows only the limits of the scope"
             if kind in SCOPES
-            else f"they limit what is sent, and a {_spaced(kind)} is what is consumed"
+            else f"they limit published messages, and a {_spaced(kind)} is consumed"
         )
-        yield f"Limits of a {scopes} do not matter for it: {why}."
+        yield f"Limits of a {scopes} do not apply to it: {why}."
     if explanation.waits and any(each.rule.action in {"reject", "delay", "default"} for each in explanation.limits):
         yield f"{explanation.waits[0].upper()}{explanation.waits[1:]}."
     for refusal in explanation.refusals:
         where = ", ".join(refusal.listeners)
-        yield f"It is refused on listener {where} whatever the limits are: {refusal.rule}."
+        yield f"It is always refused on listener {where}, regardless of limits: {refusal.rule}."
     if not explanation.limits:
         if explanation.refusals:
             yield "No limit applies to it."
@@ -171,12 +171,12 @@ def _details(
         yield Detail("now", _now(limit, limit.state))
         yield from (Detail("share", f"of {share.key}: {_stored(limit, share)}") for share in limit.state.shares)
     elif live:
-        yield Detail("now", "no request has needed it yet")
+        yield Detail("now", "not used yet")
     if limit.usage is not None:
         windows = (("1 s", limit.usage.last_1s), ("10 s", limit.usage.last_10s), ("60 s", limit.usage.last_60s))
         yield Detail("used", ", ".join(f"{share:.0%} over {window}" for window, share in windows))
     if limit.held:
-        yield Detail("held", "1 request waits for it" if limit.held == 1 else f"{limit.held} requests wait for it")
+        yield Detail("held", "1 request" if limit.held == 1 else f"{limit.held} requests")
 
 
 def _admitted(limit: AppliedLimit) -> str:
@@ -202,7 +202,7 @@ def _above(limit: AppliedLimit, explanation: Explanation) -> str:
     refused = "refused" if figures.busy_code is None else f"refused with code {figures.busy_code}"
     match limit.rule.action:
         case "shadow":
-            return "passes, and is counted as what would be refused"
+            return "passes, and is counted as would be refused"
         case _ if figures.adaptive:
             return f"while the broker is short, names that take more than their share are {refused}"
         case action if explanation.by_credit and (action == "delay" or not explanation.refuses):
@@ -247,7 +247,7 @@ def _stored(limit: AppliedLimit, state: LimitState | ShareView) -> str:
         return f"{admits} again in {measured(state.wait_s)} s{owed}"
     if state.stored_permits < 0:
         # A share only: its traffic is admitted from the other shares' permits.
-        return f"{measured(-state.stored_permits)} {unit} owed, {admits} what others leave over"
+        return f"{measured(-state.stored_permits)} {unit} owed, {admits} what others leave unused"
     return f"{measured(state.stored_permits)} {unit} in store"
 
 
@@ -264,7 +264,7 @@ def promise(*, below_bytes: int, within_s: float, queues: int, fallback: str) ->
     unless = "published again for the broker to confirm" if fallback == "persist" else "refused"
     return (
         f"a message below {number(below_bytes)} bytes is confirmed once {by} or the broker has stored it, never before;"
-        f" what consumers do not acknowledge within {number(within_s)} s is {unless}"
+        f" a message not acknowledged within {number(within_s)} s is {unless}"
     )
 
 
@@ -280,7 +280,7 @@ def _confirm(confirm: ConfirmView, *, live: bool) -> ConfirmView:
     now = confirm.now
     if now is not None:
         oldest = f", the oldest for {measured(now.oldest_ms / 1000)} s"
-        waiting = f"{now.pending} {'waits' if now.pending == 1 else 'wait'}{oldest}" if now.pending else "none waits"
+        waiting = f"{now.pending} {'waits' if now.pending == 1 else 'wait'}{oldest}" if now.pending else "none waiting"
         details += [Detail("now", f"by {_confirmed_by(now)}; {waiting}"), Detail("so far", _ways(now))]
     elif live:
         details.append(Detail("now", "nothing was published recently"))
@@ -331,7 +331,7 @@ def _adaptive_now(state: AdaptiveState) -> str:
     if state.action == "shadow":
         limit += " (shadow: nothing is refused)"
     if state.latency_s is None:
-        return f"adaptive: {limit}; how soon the broker answers is not known"
+        return f"adaptive: {limit}; the broker's latency is unknown"
     usual = "" if state.usual_latency_s is None else f", usually {_ms(state.usual_latency_s)}"
     return f"adaptive: {limit}; the broker's p90 is {_ms(state.latency_s)}{usual}"
 
@@ -379,9 +379,9 @@ def _fleet_share(state: FleetState, limit: FleetLimit) -> FleetShare:
     if state.away_s is not None and state.when_away != "last":
         may = {"equal": limit.rate_per_s / state.size, "refuse": 0.0}.get(state.when_away)
     unit = " bytes" if limit.dimension == "bytes" else ""
-    holds = "everything passes here" if may is None else f"this one holds {per_second(may)}{unit}/s"
+    holds = "this member admits everything" if may is None else f"this one holds {per_second(may)}{unit}/s"
     if state.away_s is not None:
-        holds = f"Redis is away, and {holds}"
+        holds = f"Redis does not answer, and {holds}"
     text = f"{numbers.limit(limit.rate_per_s)}{unit}/s for {_members(state)}; {holds}"
     return FleetShare(**msgspec.structs.asdict(limit), may_per_s=may, text=text)
 
@@ -391,7 +391,7 @@ def _of_fleet(limit: AppliedLimit, now: Fleet) -> str:
     for each in now.limits:
         if (each.kind, each.name, each.dimension) == (limit.kind, limit.name, dimension):
             return each.text
-    idle = "; this one has not asked for it lately" if len(now.limits) < MAX_FLEET_LIMITS else ""
+    idle = "; not used by this member recently" if len(now.limits) < MAX_FLEET_LIMITS else ""
     return f"for {_members(now)}{idle}"
 
 
@@ -404,7 +404,7 @@ def flow(now: Flow) -> Flow:
         replace(each, connection=stage(each.connection), others=tuple(map(stage, each.others)))
         for each in now.connections
     )
-    nobody = "No bottleneck: connections waited only for moments." if connections else "No connection waits."
+    nobody = "No bottleneck: connections waited only briefly." if connections else "No connections are waiting."
     return replace(
         now,
         sentences=tuple(each.text for each in now.findings) or (nobody,),
@@ -441,10 +441,10 @@ def stage(each: StageState) -> StageState:
 
 def _alarm(alarm: AlarmState) -> str:
     if alarm.stands:
-        return f"STANDS: {alarm.text}"
-    before = f"; it has stood {_times(alarm.total, alarm.stood_s)}" if alarm.total else ""
+        return f"RAISED: {alarm.text}"
+    before = f"; raised {_times(alarm.total, alarm.stood_s)}" if alarm.total else ""
     if alarm.bytes_now is None or alarm.bytes_limit is None:
-        return f"none; the figures are not known{before}"
+        return f"none; usage is unknown{before}"
     what = "used, alarm above" if alarm.scarce == "memory" else "free, alarm below"
     return f"none: {size_text(alarm.bytes_now)} {what} {size_text(alarm.bytes_limit)}{before}"
 
@@ -466,9 +466,11 @@ def _spool(holds: SpoolState, directory: str | None) -> Sequence[str]:
     messages, queues = _count(sum(holds.messages.values()), "message"), _count(holds.queues, "queue")
     sentences = [f"{messages} of {size} in {queues}, in {directory}"]
     if holds.alarm:
-        sentences.append(f"The disk takes no more: {holds.alarm}. New messages are held in memory until it does.")
+        sentences.append(
+            f"The disk does not accept writes: {holds.alarm}. Until it does, new messages are held in memory."
+        )
     if holds.stopped:
-        sentences.append("Memory is full: clients whose messages would be spooled are not read until some is free.")
+        sentences.append("Memory is full: clients whose messages would be spooled are not read until memory is free.")
     return sentences
 
 
@@ -484,7 +486,7 @@ def _spool_details(holds: SpoolState) -> Iterator[Detail]:
         (holds.lost_total, "lost on disk"),
         (holds.expired_total, "expired"),
         (holds.too_old_total, "too old"),
-        (holds.stops_total, "times stopped as memory was full"),
+        (holds.stops_total, "stops because memory was full"),
     )
     if said := ", ".join(f"{count} {word}" for count, word in ended if count):
         yield Detail("ended", said)

@@ -140,11 +140,11 @@ class Controller:
         growth = wait_s - self._waits_s[0]
         over_s = wait_s - self._usual_s - _BEGINS_MESSAGES / max(self._rate, 1.0)
         if is_blocked:
-            reason = "the broker takes nothing"
+            reason = "the broker accepts no messages"
         elif busy > _BUSY:
-            reason = "the broker refuses messages as busy"
+            reason = "the broker refuses messages because it is busy"
         elif self._best and over_s > _BEGINS_S and (growth > 0.1 or (growth > 0.03 and over_s > 4 * _BEGINS_S)):
-            reason = "the queue in the broker grows"
+            reason = "the broker's queue is growing"
         else:
             return
         self._held_ns, self._steps_over = now_ns, 0
@@ -168,20 +168,20 @@ class Controller:
         is_held = now_ns - self._held_ns < _HELD_NS
         self._steps_over = self._steps_over + 1 if factor < 1 and busy <= _BUSY else 0
         if is_blocked or now_ns - self._answered_ns > _SILENT_NS:
-            self._set(0.5 * limit, "the broker takes nothing" if is_blocked else "the broker answers nothing")
+            self._set(0.5 * limit, "the broker accepts no messages" if is_blocked else "the broker does not answer")
         elif now_ns > self._answered_ns:
             return
         elif self._steps_over > _STUCK_STEPS and wait_s > 0.9 * max(self._waits_s) and self._mean_s is not None:
             self._usual_s, self._usual_at_ns, self._steps_over = self._mean_s, now_ns, 0
-            self._set(max(limit, self._best), "the queue in the broker is as short as it can be")
+            self._set(max(limit, self._best), "the broker's queue does not get any shorter")
         elif factor < 1 and (is_held or wait_s > target_s + _BEGINS_S):
-            self._set(min(self._good, self._slow) * factor + added, "the queue in the broker is too long")
+            self._set(min(self._good, self._slow) * factor + added, "the broker's queue is too long")
         elif is_held:
-            self._set(max(limit, max(self._good, self._slow) * factor) + added, "there is room in the broker")
+            self._set(max(limit, max(self._good, self._slow) * factor) + added, "the broker has spare capacity")
         elif limit < self._good:
-            self._set(self._good, "as much has passed")
+            self._set(self._good, "the broker handled this rate before")
         elif now_ns - self._held_ns > _ENDS_NS:
-            self.limit_per_s, self.reason = None, "nothing was over the limit for 5 s"
+            self.limit_per_s, self.reason = None, "nothing exceeded the limit for 5 s"
 
     def _set(self, limit_per_s: float, reason: str) -> None:
         self.limit_per_s, self.reason = min(self._ceiling, max(self._floor, limit_per_s)), reason

@@ -98,7 +98,7 @@ def restore(saved: SavedLimiter, rule: Rule, now_ns: int, join: Join | None = No
         or saved.stored_upermits > saved.capacity_upermits
         or min(saved.rate_upermits_per_s, saved.capacity_upermits, saved.forgiven_upermits) < 0
     ):
-        raise ValueError(f"{saved.resource}: figures that no limiter has")
+        raise ValueError(f"{saved.resource}: the saved state is out of range")
     limiter: Limiter
     coldest_upermits = 0
     if saved.coldest_upermits > 0:

@@ -98,5 +98,5 @@ def _why_idle(rule_set: RuleSet, resource: Resource, rule: Rule, *, exempt: bool
     if rule.action == "off":
         return "action off"
     if exempt:
-        return "exempt from every limit" if rule.exempt else "not asked for what is exempt"
+        return "exempt from every limit" if rule.exempt else "does not apply to exempt requests"
     return None if rule.limits else "unlimited"

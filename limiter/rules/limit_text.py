@@ -27,7 +27,7 @@ def parse_limit(text: str, make: Callable[[str, str, float | None], Rule] = Rule
     target, equals, rate = text.rpartition("=")
     kind, colon, pattern = target.partition(":")
     if not (equals and colon and kind and pattern):
-        raise RuleError(f"limit {text!r} is not of the form KIND:NAME=RATE/s", allowed)
+        raise RuleError(f"limit {text!r} does not have the form KIND:NAME=RATE/s", allowed)
     if any(character in "=," or character.isspace() for character in target):
         raise RuleError(
             f"limit {text!r}: a name with =, a comma or white space can only be written in the file; this one is"
@@ -48,11 +48,11 @@ def parse_limit(text: str, make: Callable[[str, str, float | None], Rule] = Rule
 
 def _why_no_rate(text: str) -> str:
     if _BARE_NUMBER.fullmatch(text):
-        return f"the rate needs its unit: {text}/s"
+        return f"the rate needs a unit: {text}/s"
     if _OTHER_UNIT.fullmatch(text):
-        return f"rate {text!r} is not per second, the only unit"
+        return f"rate {text!r} has an unknown unit; rates are per second"
     if _NEGATIVE.fullmatch(text):
         return f"rate {text!r} is negative; 0/s refuses everything"
     if text.lower() == "unlimited":
-        return f"rate {text!r} is written in lower case: unlimited"
+        return f"rate {text!r} must be in lower case: unlimited"
     return f"rate {text!r}"

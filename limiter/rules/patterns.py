@@ -93,7 +93,7 @@ def read_network(text: str) -> Pattern:
         network = ip_network(text, strict=False)
     except ValueError:
         allowed = _network_meant(text) or "10.1.2.3, 10.0.0.0/8, 2001:db8::/32, or * for each"
-        raise RuleError(f"client {text!r} is no address and no network", allowed, "pattern") from None
+        raise RuleError(f"client {text!r} is neither an address nor a network", allowed, "pattern") from None
     if "/" in text and ip_address(text.partition("/")[0]) != network.network_address:
         raise RuleError(f"client {text!r} has address bits set beyond its prefix", str(network), "pattern")
     if isinstance(network, IPv6Network) and network.subnet_of(_MAPPED):

@@ -248,7 +248,7 @@ class Rule:
         if self.fleet:
             no_breaker = "fleet"
         if self.credit_waits:
-            no_breaker = "no action, under which AMQP 1.0 waits for credit"
+            no_breaker = "no action, which makes AMQP 1.0 wait for credit"
         if self.break_s is None:
             harmful = no_breaker is not None or self.shared or self.kind in SCOPES
             return 0 if harmful else min(round(DEFAULT_BREAK_S * NS_PER_S), self.burst_ns)
@@ -259,7 +259,7 @@ class Rule:
         if break_ns > self.burst_ns and self.rate_per_s is not None and not self.allow_under_limit:
             raise RuleError(
                 f"rule {self.name}: break_s {break_ns / NS_PER_S:g} is longer than burst_s {self.burst_s},"
-                " which admits less than the limit",
+                " so less than the limit would pass",
                 f"0 to {self.burst_s}, or allow_under_limit",
                 "break_s",
             )
@@ -279,35 +279,37 @@ class Rule:
         if self.exempt:
             self._check_exempt()
         if self.shared and self.exact_name is not None:
-            raise RuleError(f"rule {self.name}: shared, but it matches one name only", "a pattern", "shared")
+            raise RuleError(f"rule {self.name}: shared, but it matches only one name", "a pattern", "shared")
         if self.fleet and (self.fair_by is not None or self.warm_up_s):
             other = "warm_up_s" if self.fair_by is None else "fair_by"
             raise RuleError(f"rule {self.name}: fleet with {other}", f"fleet or {other}, not both", "fleet")
         if self.fleet and self.rate_per_s is None and self.bytes_per_s is None:
-            raise RuleError(f"rule {self.name}: fleet, but without a limit", "a limit with it, or no fleet", "fleet")
+            raise RuleError(f"rule {self.name}: fleet without a limit", "fleet with a limit, or no fleet", "fleet")
         if self.fair_by is not None and self.warm_up_s:
             raise RuleError(f"rule {self.name}: fair_by with warm_up_s", "fair_by or warm_up_s, not both", "fair_by")
         if self.fair_by in OF_MESSAGES and not self.adaptive:
             raise RuleError(
                 f"rule {self.name}: fair_by {self.fair_by!r} without adaptive",
-                "a limit for each name in its place, or adaptive = true with it",
+                "a limit for each name instead, or adaptive = true",
                 "fair_by",
             )
         if not 1 <= self.weight <= MAX_WEIGHT:
             raise RuleError(f"rule {self.name}: weight {self.weight!r}", f"1 to {MAX_WEIGHT}", "weight")
         if self.fair_by == self.kind and not self.shared:
-            what = f"rule {self.name}: fair_by {self.fair_by!r} where there is only one {self.kind} to each limit"
-            raise RuleError(what, "shared = true with it, or no fair_by", "fair_by")
+            what = (
+                f"rule {self.name}: fair_by {self.fair_by!r} has no effect, since each limit has only one {self.kind}"
+            )
+            raise RuleError(what, "fair_by with shared = true, or no fair_by", "fair_by")
         if not 1 <= self.max_fair_keys <= MAX_FAIR_KEYS:
             what = f"rule {self.name}: max_fair_keys {self.max_fair_keys}"
             raise RuleError(what, f"1 to {MAX_FAIR_KEYS}", "max_fair_keys")
 
     def _check_confirm(self) -> None:
         if self.confirm == "after_consume" and (self.shared or self.kind in SCOPES):
-            what = f'rule {self.name}: confirm "after_consume", which is for each resource, not for scopes and totals'
+            what = f'rule {self.name}: confirm "after_consume" applies to single resources, not to scopes and totals'
             raise RuleError(what, "a kind of resource, without shared", "confirm")
         if not self.confirm_within_ns:
-            what = f"rule {self.name}: confirm_within_s {self.confirm_within_s}: no consumer is as quick"
+            what = f"rule {self.name}: confirm_within_s {self.confirm_within_s}is too short for any consumer"
             raise RuleError(what, f"above 0, up to {MAX_TIME_S} seconds", "confirm_within_s")
         if not 1 <= self.confirm_below_bytes <= MAX_CONFIRM_BELOW_BYTES:
             what = f"rule {self.name}: confirm_below_bytes {self.confirm_below_bytes}"
@@ -319,7 +321,7 @@ class Rule:
     def _check_adaptive(self) -> None:
         what = f"rule {self.name}: adaptive"
         if self.kind != LISTENER or self.shared:
-            only = f'{what} = true is only for kind = "{LISTENER}"{", without shared" * self.shared}'
+            only = f'{what} = true requires kind = "{LISTENER}"{", without shared" * self.shared}'
             otherwise = "a rate" if self.kind in SCOPES or self.shared else "a rate or a weight"
             raise RuleError(only, f"{otherwise} for {self.kind} {self.pattern}", "adaptive")
         for attribute, rate in (("rate_per_s", self.rate_per_s), ("bytes_per_s", self.bytes_per_s)):
@@ -344,10 +346,12 @@ class Rule:
 
     def _check_exempt(self) -> None:
         if self.rate_per_s is not None or self.bytes_per_s is not None:
-            raise RuleError(f"rule {self.name}: exempt, but with a limit", "exempt or a limit, not both", "exempt")
+            raise RuleError(f"rule {self.name}: exempt with a limit", "exempt or a limit, not both", "exempt")
         if self.shared or self.kind in SCOPES:
-            what = f"rule {self.name}: exempt, which is for resources, not for scopes and totals"
-            raise RuleError(what, "a kind of resource, without shared; clients are exempt by their listener", "exempt")
+            what = f"rule {self.name}: exempt applies to resources, not to scopes and totals"
+            raise RuleError(
+                what, "a kind of resource, without shared; to exempt clients, use the listener's exempt", "exempt"
+            )
 
     def _of_bytes(self) -> "Rule | None":
         if self.bytes_per_s is None:

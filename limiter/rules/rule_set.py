@@ -66,8 +66,8 @@ def by_key(rules: Iterable[Rule]) -> dict[RuleKey, Rule]:
         other = found.setdefault(rule.key, rule)
         if other is not rule:
             raise RuleError(
-                f"{rule.source}: a second rule for {rule.name}: {rule}, besides {other} ({other.source})",
-                "one rule for each kind, pattern and schedule; delete one of them",
+                f"{rule.source}: duplicate rule for {rule.name}: {rule}; the other is {other} ({other.source})",
+                "one rule for each kind, pattern and schedule; remove one of them",
             )
     return found
 

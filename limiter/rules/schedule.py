@@ -123,7 +123,7 @@ def _read_between(text: str) -> tuple[int, int]:
     # 00:00 as an end means midnight.
     end = end or _DAY_MINUTES
     if begin == end:
-        what = f"between {text!r} is no time at all"
+        what = f"between {text!r} is empty"
         raise RuleError(what, "two different times; leave it out for always", "between")
     return begin, end
 

@@ -128,7 +128,7 @@ class Adapting:
         not_logged = self._log_rate.take(("fault", scope), now_ns / _NS)
         if not_logged is not None:
             _log.error(
-                "the control of an adaptive limit failed, so there is none for now",
+                "adaptive limit failed and was reset; no limit applies until the broker is overloaded again",
                 listener=scope,
                 not_logged=not_logged,
                 exc_info=error,
@@ -150,7 +150,7 @@ class Adapting:
             "usual_latency_ms": _in(1e6, controller.usual_latency_ns),
         }
         _log.info(
-            f"the adaptive limit {'ended' if limit is None else 'began' if before is None else 'moved'}",
+            f"adaptive limit {'ended' if limit is None else 'began' if before is None else 'changed'}",
             listener=scope,
             action=followed.limiter.rule.action,
             reason=controller.reason,

@@ -133,7 +133,7 @@ def _confirm(
     elif exempt:
         left_alone = "the client is exempt"
     elif queues is None:
-        left_alone = "confirm_queues does not say to how many queues each message goes"
+        left_alone = "confirm_queues is not set, so the number of queues of each message is unknown"
     return ConfirmView(
         rule=_rule_view(rule, kind),
         below_bytes=rule.confirm_below_bytes,
@@ -209,13 +209,13 @@ def _moment(text: str) -> datetime:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
-        what = f"{text!r} is no time; write 2026-11-21T23:00+01:00, or Z in place of +01:00 for UTC"
+        what = f"{text!r} is not a valid time; use the form 2026-11-21T23:00+01:00, with Z instead of +01:00 for UTC"
         raise QuestionError("at", what) from None
     if moment.tzinfo is None:
-        what = f"{text!r} has no time zone; write one behind it, like +01:00, or Z for UTC (in a URL + is %2B)"
+        what = f"{text!r} has no time zone; append one, like +01:00, or Z for UTC (in a URL, write + as %2B)"
         raise QuestionError("at", what)
     if not _FIRST_YEAR <= moment.year <= _LAST_YEAR:
-        raise QuestionError("at", f"{text!r} is too far away; allowed: the years {_FIRST_YEAR} to {_LAST_YEAR}")
+        raise QuestionError("at", f"{text!r} is out of range; allowed: the years {_FIRST_YEAR} to {_LAST_YEAR}")
     return moment
 
 
@@ -236,7 +236,7 @@ def _through(
     )
     if not through:
         there_are = ", ".join(f"{listener.name} (scope {listener.scope_name})" for listener in listeners) or "none"
-        raise QuestionError(parameter, f"{wanted!r} is neither a listener nor a scope; there are: {there_are}")
+        raise QuestionError(parameter, f"{wanted!r} is neither a listener nor a scope; listeners: {there_are}")
     return through
 
 

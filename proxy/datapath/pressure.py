@@ -232,7 +232,7 @@ class Pressure:
         """
         spool = self._spooling.spool
         if spool is None:
-            raise ValueError(f"there is no spool, so nothing is held of {resource}")
+            raise ValueError(f"there is no spool, so no messages of {resource} are spooled")
         return await in_pieces(self._purge(spool, resource))
 
     def _purge(self, spool: Spool, resource: Resource) -> Generator[None, None, Purged]:

@@ -36,7 +36,7 @@ class SpoolError(Exception):
 
     def __init__(self, folder: Path, error: OSError) -> None:
         if isinstance(error, BlockingIOError):
-            text = f"another process uses the spool's folder {folder}; each needs one of its own"
+            text = f"another process uses the spool's folder {folder}; each process needs its own"
         else:
             text = f"the spool's folder {folder} cannot be used: {error.strerror or error}"
         super().__init__(text)
@@ -89,7 +89,7 @@ class Spooling:
             failed = SpoolError(config.folder, error)
             if config.required:
                 raise failed from None
-            _log.warning("the spool is not available", reason=str(failed))
+            _log.warning("spool unavailable", reason=str(failed))
             return None
         self.spool = spool
         self._wanted.set()
@@ -121,7 +121,7 @@ class Spooling:
             with trio.CancelScope(shield=True), trio.move_on_after(_CLOSE_S) as scope:
                 await trio.to_thread.run_sync(spool.close, abandon_on_cancel=True)
             if scope.cancelled_caught:
-                _log.error("the spool's disk does not respond; unwritten messages are lost", folder=str(self._folder()))
+                _log.error("spool disk does not respond; unwritten messages are lost", folder=str(self._folder()))
             self.spool = None
 
     def _folder(self) -> Path | None:
@@ -140,16 +140,16 @@ class Spooling:
         since_ns = self.failing.since_ns
         if reason is not None:
             self.failing.begin(now_ns)
-            _log.error("the spool's disk failed", folder=str(self._folder()), reason=reason)
+            _log.error("spool disk failed", folder=str(self._folder()), reason=reason)
         elif since_ns is not None:
             self.failing.end(now_ns)
             _log.info(
-                "the spool's disk works again", folder=str(self._folder()), failed_s=round((now_ns - since_ns) / 1e9, 1)
+                "spool disk works again", folder=str(self._folder()), failed_s=round((now_ns - since_ns) / 1e9, 1)
             )
 
     def _unclaimed(self, queues: int, entries: int) -> None:
         _log.warning(
-            "dropped spooled messages of an earlier process, because no client connected to send them",
+            "dropped spooled messages of an earlier process: no client connected to send them",
             folder=str(self._folder()),
             messages=entries,
             queues=queues,
@@ -160,7 +160,7 @@ class Spooling:
         not_logged = self._log_rate.take(lost.reason, trio.current_time())
         if not_logged is not None:
             _log.error(
-                "spooled messages were lost",
+                "spooled messages lost",
                 resource=f"{name.kind}:{name.name}",
                 messages=lost.entries,
                 reason=lost.reason,

@@ -350,8 +350,8 @@ _FIELDS: Final[dict[type[Verdict], dict[str, Any]]] = {
 
 def _check_verdict(index: int, verdict: object) -> None:
     if not isinstance(verdict, Verdict):
-        raise TypeError(f"{verdict!r} is not a verdict for request {index}")
+        raise TypeError(f"{verdict!r} is not a valid verdict for request {index}")
     for name, kind in _FIELDS.get(type(verdict), {}).items():
         value = getattr(verdict, name)
         if not isinstance(value, kind):
-            raise TypeError(f"{verdict!r} has {value!r} where its {name} belongs")
+            raise TypeError(f"{verdict!r} has {value!r} as its {name}")

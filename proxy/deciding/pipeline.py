@@ -142,7 +142,7 @@ class Pipeline:
         for config in configs:
             name = config.plugin.name
             if any(link.name == name for link in self._links):
-                raise PipelineError(f"handler {name!r} stands in the pipeline twice; remove one of them")
+                raise PipelineError(f"handler {name!r} appears twice in the pipeline; remove one of them")
             handler = config.plugin.build(config.options, services)
             executor = _executor(name, handler, config, services.now_ns)
             at_once = (config.lane or handler.lane) != "thread" and not inspect.iscoroutinefunction(handler.on_requests)

@@ -70,7 +70,7 @@ class Alarm(ABC):
             return None
         self.spells.end(now_ns)
         took_s = (now_ns - since_ns) / _NS_PER_S
-        return AlarmChange(self.scarce, False, f"{self.scarce} alarm ended after {took_s:.1f} s: {why}")
+        return AlarmChange(self.scarce, False, f"{self.scarce} alarm cleared after {took_s:.1f} s: {why}")
 
 
 class MemoryAlarm(Alarm):
@@ -104,7 +104,7 @@ class MemoryAlarm(Alarm):
         used_bytes = None if resident_bytes is None else self._without_spare(resident_bytes, held_bytes)
         self.used_bytes, self.limit_bytes = used_bytes, limit_bytes
         if used_bytes is None or limit_bytes is None:
-            return self._end(now_ns, "what Sluice uses, or may use, cannot be read")
+            return self._end(now_ns, "memory usage or its limit cannot be read")
         if used_bytes > limit_bytes * self._watermark:
             return self._raise(now_ns)
         if used_bytes <= limit_bytes * self._ends_at:
@@ -128,9 +128,9 @@ class MemoryAlarm(Alarm):
         if not self.stands or self.used_bytes is None or self.limit_bytes is None:
             return ""
         return (
-            f"Sluice uses {size_text(self.used_bytes)} of {size_text(self.limit_bytes)}; it stands above "
+            f"Sluice uses {size_text(self.used_bytes)} of {size_text(self.limit_bytes)}; the alarm is at "
             f"{self._watermark:.0%}, and publishers are blocked until {size_text(self.limit_bytes * self._ends_at)} "
-            "or less are used"
+            "or less is used"
         )
 
 
@@ -155,13 +155,13 @@ class DiskAlarm(Alarm):
         """Update the alarm and return the change, if any. ``is_used``: the spool is not empty."""
         self.free_bytes = free_bytes
         if not is_used:
-            return self._end(now_ns, "nothing is in the spool any more")
+            return self._end(now_ns, "the spool is empty")
         if free_bytes is None:
-            return self._end(now_ns, "what is free on the spool's disk cannot be read")
+            return self._end(now_ns, "free space on the spool's disk cannot be read")
         if free_bytes < self.least_bytes:
             return self._raise(now_ns)
         if free_bytes >= self._enough_bytes:
-            return self._end(now_ns, f"{size_text(free_bytes)} are free on the spool's disk")
+            return self._end(now_ns, f"{size_text(free_bytes)} is free on the spool's disk")
         return None
 
     @property
@@ -169,8 +169,8 @@ class DiskAlarm(Alarm):
         if not self.stands or self.free_bytes is None:
             return ""
         return (
-            f"{size_text(self.free_bytes)} are free on the spool's disk, less than {size_text(self.least_bytes)}; "
-            f"publishers are blocked until {size_text(self._enough_bytes)} are"
+            f"{size_text(self.free_bytes)} is free on the spool's disk, less than {size_text(self.least_bytes)}; "
+            f"publishers are blocked until {size_text(self._enough_bytes)} is free"
         )
 
 

@@ -32,47 +32,47 @@ CAUSES: Final = (
         None,
         "writer",
         "blocked",
-        "the broker has raised an alarm and takes no messages from publishers",
-        "Look at the broker's memory and disk. Sluice goes on as soon as the broker does.",
+        "the broker has raised an alarm and blocks publishers",
+        "Check the broker's memory and disk. Sluice resumes as soon as the broker does.",
     ),
     Cause(
         "alarm",
         None,
         None,
         "blocked",
-        "an alarm of Sluice's own stops publishers",
-        "The alarm says what is scarce: memory or disk. Consumers and acknowledgements go on.",
+        "one of Sluice's own alarms blocks publishers",
+        "The alarm says what is scarce: memory or disk. Consumers and acknowledgements are not affected.",
     ),
     Cause(
         "broker",
         None,
         "writer",
         "running",
-        "the broker or the connection to it takes less than comes",
-        "Look at the broker: its own flow control, its disk, its queues' length; then at the network between.",
+        "the broker, or the connection to it, is slower than the incoming traffic",
+        "Check the broker's flow control, disk and queue lengths, then the network to it.",
     ),
     Cause(
         "disk",
         None,
         "store",
         "running",
-        "the spool's disk writes less than is to be spooled",
-        "Use a faster disk for the spool, raise the memory for held messages, or lower what publishers send.",
+        "the spool's disk is slower than the traffic to spool",
+        "Use a faster disk for the spool, raise the memory for held messages, or let publishers send less.",
     ),
     Cause(
         "limit",
         None,
         None,
         "throttled",
-        "a limit of yours lets no more through",
-        "That is what the rule asks for. Raise the limit if more should pass.",
+        "a configured limit is reached",
+        "This is what the rule is for. Raise the limit if more should pass.",
     ),
     Cause(
         "deciding",
         None,
         "resource",
         "running",
-        "the limiter decides more slowly than messages come (CPU)",
+        "the limiter is slower than the incoming traffic (CPU)",
         "Check that the compiled part is installed, use fewer limits for each message, or give Sluice a faster CPU.",
     ),
     Cause(
@@ -80,15 +80,13 @@ CAUSES: Final = (
         "connection",
         "channel",
         "running",
-        "decoding takes longer than reading (CPU)",
+        "decoding is slower than the incoming traffic (CPU)",
         "Check that the compiled part is installed, spread clients over more sidecars, or give Sluice a faster CPU.",
     ),
 )
 """The first matching row is the cause. The order also breaks ties between findings."""
 _DECODING: Final = next(cause for cause in CAUSES if cause.name == "decoding")
-_OTHER: Final = Cause(
-    "other", None, None, None, "the stage works more slowly than messages come", "Look at what the stage does."
-)
+_OTHER: Final = Cause("other", None, None, None, "the stage is slower than the incoming traffic", "Check this stage.")
 
 
 def cause_of(waiting: Kind | None, at: Kind, state: State) -> Cause | None:

@@ -146,7 +146,7 @@ class Arrival(Watched):
                 continue
             if not peeked:
                 if seen:
-                    raise Close("proxy_header_invalid", self._advise(f"it ends after {len(seen)} bytes"))
+                    raise Close("proxy_header_invalid", self._advise(f"the connection ended after {len(seen)} bytes"))
                 # A load balancer's TCP health check does this.
                 raise Close("client_closed", "closed before it sent anything")
             try:
@@ -163,6 +163,6 @@ class Arrival(Watched):
 
     def _advise(self, wrong: str) -> str:
         return (
-            f"{self._peer} is in proxy_protocol_from and must begin each connection with a PROXY header: {wrong}. Turn"
-            " it on there (HAProxy: send-proxy-v2), or take that address out of proxy_protocol_from"
+            f"{self._peer} is in proxy_protocol_from and must begin each connection with a PROXY header: {wrong}."
+            " Enable it there (HAProxy: send-proxy-v2), or remove the address from proxy_protocol_from"
         )

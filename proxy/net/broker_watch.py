@@ -202,7 +202,7 @@ class BrokerWatch:
                 await self._reach(broker)
             except sockets.NoRoomError as error:
                 # This tells nothing about the broker. It must be tried again.
-                errors[broker], away = f"no socket left to try it: {error.strerror}", False
+                errors[broker], away = f"no file descriptor left to connect: {error.strerror}", False
             except OSError as error:
                 errors[broker] = error.strerror or str(error)
             except trio.TooSlowError:
@@ -252,7 +252,7 @@ class BrokerWatch:
         self.listening = False
         for each in self.sockets:
             each.pause()
-        _log.warning("broker unreachable; not listening until it answers", **self._about, error=error)
+        _log.warning("broker unreachable; listener closed until it answers", **self._about, error=error)
 
     def _answers(self, broker: Address, before: Mapping[Address, str]) -> None:
         self.error = None
@@ -273,7 +273,7 @@ class BrokerWatch:
         self.listening = True
         if self._away_since_s is not None:
             self._away_since_s = None
-            _log.info("broker answers; listening", **self._about)
+            _log.info("broker answers again; listening", **self._about)
 
     def _give_way(self, error: OSError) -> None:
         """Try again later: another process took the address while nothing listened there."""

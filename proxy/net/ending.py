@@ -219,12 +219,12 @@ class Ending:
         if connection.session.in_flight() == 0 and all(
             connection.session.between_frames(side) and not peer.busy for side, peer in connection.peers.items()
         ):
-            self.part("drained", "Sluice is shutting down, and nothing is in flight any more")
+            self.part("drained", "Sluice is shutting down, and no request was in flight")
         elif (
             self.first is None
             and not client.ended
             # A client that expects no answer would keep sending to a socket that is not read.
-            and connection.dismisses_client("Sluice is shutting down, and reads no more")
+            and connection.dismisses_client("Sluice is shutting down and no longer reads")
         ):
             client.end()
 
@@ -243,7 +243,7 @@ class Ending:
         reason, detail = self._why()
         if self._half_closes and self._broker_failed is None and self._client_failed is None:
             end = f"the end of the {(self.first or Side.CLIENT).value}'s stream"
-            reason, detail = "half_closed", f"not over {self._half_closed_s:.0f} s after {end}"
+            reason, detail = "half_closed", f"still open {self._half_closed_s:.0f} s after {end}"
         self.finish(reason, detail)
 
     def _why(self) -> tuple[str, str]:

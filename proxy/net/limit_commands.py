@@ -19,7 +19,7 @@ MAX_OPEN: Final = 256
 """Maximum number of open commands, of all connections."""
 MAX_OPEN_OF_CLIENT: Final = 16
 """The same per client address (IPv6: per /64), so that one client leaves room for others."""
-_NOBODY: Final = LimitCommandReply(error="nobody answers such requests any more; try again later")
+_NOBODY: Final = LimitCommandReply(error="Sluice is shutting down; try again later")
 
 
 class _Open(NamedTuple):

@@ -67,7 +67,7 @@ def parse(data: bytes) -> Header | None:
         return _parse_v2(data)
     if data.startswith(_V1_SIGNATURE[: len(data)]):
         return _parse_v1(data)
-    raise HeaderError("there is none", missing=True)
+    raise HeaderError("it is missing", missing=True)
 
 
 def make(version: Version, source: Address, destination: Address) -> bytes:
@@ -95,7 +95,7 @@ def _parse_v1(data: bytes) -> Header | None:
     end = data.find(b"\r\n", 0, _V1_LINE_BYTES)
     if end < 0:
         if len(data) >= _V1_LINE_BYTES:
-            raise HeaderError(f"its line has no end within {_V1_LINE_BYTES} bytes")
+            raise HeaderError(f"its line does not end within {_V1_LINE_BYTES} bytes")
         return None
     size_bytes = end + 2
     _, family, *fields = data[:end].split(b" ")
@@ -105,7 +105,7 @@ def _parse_v1(data: bytes) -> Header | None:
     if family not in _TEXT_ADDRESS:
         raise HeaderError(f"unknown family {family.decode('latin-1')!r}")
     if len(fields) != 4:
-        raise HeaderError(f"two addresses and two ports are due, not {len(fields)} fields")
+        raise HeaderError(f"it needs two addresses and two ports, and has {len(fields)} fields")
     source, destination, source_port, destination_port = fields
     return Header(
         (_v1_address(family, source), _v1_port(source_port)),
@@ -124,12 +124,12 @@ def _v1_address(family: bytes, text: bytes) -> str:
         else:
             if (address.version == 4) is (family == b"TCP4"):
                 return str(address)
-    raise HeaderError(f"{text.decode('latin-1')!r} is no address of {family.decode()}")
+    raise HeaderError(f"{text.decode('latin-1')!r} is not an address of {family.decode()}")
 
 
 def _v1_port(text: bytes) -> int:
     if not _PORT.fullmatch(text) or int(text) > 0xFFFF:
-        raise HeaderError(f"{text.decode('latin-1')!r} is no port")
+        raise HeaderError(f"{text.decode('latin-1')!r} is not a port")
     return int(text)
 
 
@@ -141,12 +141,12 @@ def _parse_v2(data: bytes) -> Header | None:
         raise HeaderError(f"unknown version and command 0x{command:02x}")
     size_bytes = _V2_START.size + length
     if size_bytes > MAX_HEADER_BYTES:
-        raise HeaderError(f"{size_bytes} bytes long; at most {MAX_HEADER_BYTES} are read")
+        raise HeaderError(f"{size_bytes} bytes long; the maximum is {MAX_HEADER_BYTES}")
     if command == _PROXY and (family >> 4 > 3 or family & 0xF > 2):
         raise HeaderError(f"unknown family and transport 0x{family:02x}")
     address_bytes = _ADDRESS_BYTES.get(family >> 4, 0)
     if command == _PROXY and length < address_bytes:
-        raise HeaderError(f"{length} bytes for addresses of {address_bytes}")
+        raise HeaderError(f"{length} bytes, but the addresses need {address_bytes}")
     if len(data) < size_bytes:
         return None
     if command == _LOCAL or not family >> 4 or not family & 0xF:

@@ -320,7 +320,9 @@ class Server:
                 await self._nothing_open.park()
         self._before_end()
         for connection in list(self.connections.values()):
-            connection.ending.dismiss("grace_over", f"Sluice is shutting down, and has waited for {grace_s:g} s")
+            connection.ending.dismiss(
+                "grace_over", f"Sluice is shutting down, and the grace period of {grace_s:g} s is over"
+            )
 
     def _cannot_accept(self, config: ListenerConfig, error: Exception) -> None:
         number = error.errno if isinstance(error, OSError) else type(error)
@@ -359,10 +361,13 @@ class Server:
     def _no_place(self) -> tuple[str, str] | None:
         open_now = sum(self._open.values())
         if open_now >= self._max_connections:
-            return "too_many_connections", f"{self._max_connections} are open"
+            return "too_many_connections", f"open connections: {self._max_connections}"
         if self._room is not None and open_now >= self._room:
             # If clients took every descriptor, the admin address could not answer.
-            return "no_descriptors", f"{self._room} are open; the limit of open files has no room for more (ulimit -n)"
+            return (
+                "no_descriptors",
+                f"open connections: {self._room}; the limit on open files allows no more (ulimit -n)",
+            )
         return None
 
     def admit(self, config: ListenerConfig, info: ConnectionInfo) -> None:
@@ -371,7 +376,7 @@ class Server:
             return
         most = config.max_connections_per_client
         if most is not None and self._clients[info.scope, info.address] >= most:
-            raise Close("too_many_connections_of_client", f"{info.address} has {most} open")
+            raise Close("too_many_connections_of_client", f"open connections of {info.address}: {most}")
         rate = self._connection_rates.get(config.name)
         # Last, so that clients rejected for another reason do not use up the rate.
         if rate is not None and not rate.take(self.services.now_ns()):
@@ -476,7 +481,7 @@ class Server:
             lent=lent,
         )
         if self.draining and lent is None:
-            connection.ending.finish("drained", "accepted just before the drain began")
+            connection.ending.finish("drained", "accepted just before shutdown began")
         else:
             handshake, client.handshake = client.handshake, None
             connection.start(handshake)
@@ -487,7 +492,7 @@ class Server:
 def _log_replayed(info: ConnectionInfo, replayed: Replayed) -> None:
     log = _log.warning if replayed.dropped else _log.info
     log(
-        "replayed what an earlier process left in the spool",
+        "replayed spooled messages of an earlier process",
         resource=f"{replayed.name.kind}:{replayed.name.name}",
         sender="/".join(replayed.name.sender),
         listener=info.listener,
@@ -597,7 +602,7 @@ class _Client(Watched):
     def serve(self) -> None:
         if self._wire.has_left(half_closes=self.config.protocol.half_closes):
             # A flood of connections that are closed at once must not reach the broker.
-            self._close("client_closed", "the client left before it was served")
+            self._close("client_closed", "the client disconnected before it was served")
             return
         places = self._server.places(self.config)
         if places is not None:
@@ -788,7 +793,7 @@ class _Client(Watched):
     def _unreachable(self, error: OSError) -> None:
         if isinstance(error, sockets.NoRoomError):
             # A local problem, which must not be blamed on the broker.
-            self._close("no_descriptors", f"no socket left for the broker connection: {error.strerror}")
+            self._close("no_descriptors", f"no file descriptor left for the broker connection: {error.strerror}")
         else:
             self._lost(error.strerror or str(error))
 

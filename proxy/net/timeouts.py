@@ -58,7 +58,7 @@ class Looks:
 
     def _at_handshake(self) -> None:
         if not self._connection.bytes_read[Side.CLIENT] and self._connection.waits_for_client():
-            detail = f"nothing came within {self._timeouts.handshake_s:g} s of the connection"
+            detail = f"the client sent nothing within {self._timeouts.handshake_s:g} s"
             raise Close("handshake_timeout", detail)
         self._frames = self._look_in(self._timeouts.frame_s, self._at_frame)
 
@@ -76,8 +76,8 @@ class Looks:
             if seen is not None and seen[0] == self._frame_seen[0]:
                 came_bytes = read_bytes - seen[1]
                 if came_bytes < period_s * MIN_FRAME_BYTES_PER_S:
-                    detail = f"of an unfinished frame {came_bytes} bytes came in {period_s:g} s"
-                    raise Close("frame_timeout", f"{detail}; {missing_bytes} are missing")
+                    detail = f"only {came_bytes} bytes of an unfinished frame arrived in {period_s:g} s"
+                    raise Close("frame_timeout", f"{detail}; {missing_bytes} bytes are missing")
         self._frames = self._look_in(period_s, self._at_frame)
 
     def _at_idleness(self) -> None:
@@ -87,5 +87,5 @@ class Looks:
         # Held requests may take longer, and what a departed client left has its own bound.
         may_end = connection.ending.first is None and not connection.session.in_flight()
         if silent_s >= idle_s and may_end and connection.waits_for_client():
-            raise Close("idle_timeout", f"nothing came from either side for {idle_s:g} s")
+            raise Close("idle_timeout", f"neither side sent anything for {idle_s:g} s")
         self._idleness = self._look_in(idle_s / _IDLE_LOOKS, self._at_idleness)

@@ -51,15 +51,15 @@ _UNREAD: Final = "<unsupported>"
 
 #: OpenSSL's errors for a client, and what they mean to an operator.
 _OF_CLIENTS: Final = {
-    "HTTP_REQUEST": "it began with HTTP, and not with a TLS handshake",
-    "NO_SHARED_CIPHER": "it offers no cipher that the listener takes (tls_ciphers)",
-    "PEER_DID_NOT_RETURN_A_CERTIFICATE": "it showed no certificate, and the listener requires one",
-    "UNSUPPORTED_PROTOCOL": "it offers older versions of TLS only than the listener takes (tls_minimum_version)",
-    "WRONG_VERSION_NUMBER": 'it did not begin with a TLS handshake; turn TLS on in the client, or write tls = "accept"'
-    " to serve clients without it, too",
+    "HTTP_REQUEST": "it sent HTTP instead of a TLS handshake",
+    "NO_SHARED_CIPHER": "it offers no cipher that the listener accepts (tls_ciphers)",
+    "PEER_DID_NOT_RETURN_A_CERTIFICATE": "it sent no certificate, and the listener requires one",
+    "UNSUPPORTED_PROTOCOL": "it offers only versions of TLS older than the listener accepts (tls_minimum_version)",
+    "WRONG_VERSION_NUMBER": 'it did not begin with a TLS handshake; enable TLS in the client, or set tls = "accept"'
+    " to also serve clients without TLS",
 }
 _OF_BROKERS: Final = {
-    "WRONG_VERSION_NUMBER": "it speaks no TLS at this port; name its TLS port, or remove broker_tls",
+    "WRONG_VERSION_NUMBER": "it does not speak TLS on this port; use its TLS port, or remove broker_tls",
 }
 #: Alerts that reject the certificate that the peer was shown (RFC 8446, 6.2).
 _DISTRUST: Final = (
@@ -128,7 +128,7 @@ class TlsWire(Wire):
                 self._incoming, self._outgoing, server_side=server_name is None, server_hostname=server_name
             )
         except ValueError as error:
-            raise TlsError(f"{server_name!r} is no name of a server: {error}") from None
+            raise TlsError(f"{server_name!r} is not a valid server name: {error}") from None
         #: With a buffer it returns the number of bytes read, which typeshed's type lacks.
         self._read: Callable[[int, memoryview], int] = self._tls.read  # type: ignore[assignment] # as said
         self._meanings = meanings
@@ -165,7 +165,7 @@ class TlsWire(Wire):
                 if count is None:
                     return EPOLLIN
                 if not count:
-                    raise TlsError("it left in the middle of the handshake")
+                    raise TlsError("it disconnected during the handshake")
                 self._incoming.write(_SCRATCH[:count])
             self._take_step()
             if self._unsent:
@@ -340,7 +340,7 @@ class TlsWire(Wire):
         with suppress(OSError):
             self._unsent = super().send_now(self._unsent)
         if len(self._unsent) > _MAX_ANSWERS or sum(map(len, self._unsent)) > _MAX_UNSENT_BYTES:
-            self._over = TlsError("it asks for new keys, and does not read the answers")
+            self._over = TlsError("it keeps asking for new keys and does not read the answers")
 
 
 def name_in(certificate: Mapping[str, Any], encoded: bytes = b"") -> str:
@@ -363,10 +363,10 @@ def name_in(certificate: Mapping[str, Any], encoded: bytes = b"") -> str:
 
 def _said(error: ssl.SSLError | ssl.CertificateError, meanings: Mapping[str, str]) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate is not accepted: {error.verify_message.rstrip('.')}"
+        return f"its certificate was rejected: {error.verify_message.rstrip('.')}"
     reason = getattr(error, "reason", None) or "connection lost"
     if reason in meanings:
         return meanings[reason]
     if reason.endswith(_DISTRUST):
-        return f"it does not accept the certificate that it was shown ({reason.lower().replace('_', ' ')})"
+        return f"it rejected Sluice's certificate ({reason.lower().replace('_', ' ')})"
     return str(reason).lower().replace("_", " ")

@@ -108,9 +108,9 @@ PROTOCOL = amqp_protocol(
     name="amqp",
     kinds=kinds(
         "reject",
-        "AMQP 0.9.1 cannot refuse a publish without confirms or in a transaction, nor AMQP 1.0 a settled message: it"
-        " waits, whatever the action. With delay, or without an action, AMQP 1.0 gives no credit beyond the limit,"
-        " however long that takes",
+        "AMQP 0.9.1 cannot refuse a publish without confirms or in a transaction, and AMQP 1.0 cannot refuse a settled"
+        " message: they wait, whatever the action. With delay, or without an action, AMQP 1.0 grants no credit beyond"
+        " the limit, however long that takes",
         credit_waits="AMQP 1.0",
         after_consume=True,
     ),

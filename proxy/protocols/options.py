@@ -25,15 +25,15 @@ def relays_unread(first: int, tls: Tls) -> bool:
         if tls == "refuse":
             raise Close(
                 "tls",
-                "the client began a TLS handshake, which this listener does not decode; turn TLS off in the "
-                'client, or give the listener a certificate and tls = "accept", or tls = "pass" to relay it unlimited',
+                "the client began a TLS handshake, which this listener does not decode; disable TLS in the client, "
+                'give the listener a certificate and tls = "accept", or set tls = "pass" to relay it without limits',
             )
         return True
     if first in _PROXY_PROTOCOL:
         raise Close(
             "proxy_protocol",
-            "the client began with a PROXY protocol header, which is not taken from its address; if it is a load"
-            " balancer, list it in the listener's proxy_protocol_from",
+            "the client began with a PROXY protocol header, which is not accepted from its address; if it is a load"
+            " balancer, add it to the listener's proxy_protocol_from",
         )
     return False
 
@@ -51,7 +51,9 @@ def read_by(name: ScanName, unusable: str = UNUSABLE) -> str:
 
 def _installed(name: ScanName) -> ScanName:
     if name == "compiled" and COMPILED is None:
-        raise ValueError('is not here in this version: build it with "pip install ./native", or write "auto"')
+        raise ValueError(
+            'needs the compiled part of this version: install it with "pip install ./native", or use "auto"'
+        )
     return name
 
 

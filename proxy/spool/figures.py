@@ -65,73 +65,71 @@ class SpoolState(msgspec.Struct, frozen=True, kw_only=True):
         more_resources: number of further resources.
     """
 
-    queues: Annotated[int, Metric("sluice_spool_queues", "Queues of the spool.")] = 0
+    queues: Annotated[int, Metric("sluice_spool_queues", "Queues in the spool.")] = 0
     messages: Annotated[
         ByPlace,
         Metric(
             "sluice_spool_messages",
-            "Messages in the spool by where they are: alpha (in memory), beta (content on disk), gamma (index on disk, "
-            "too), delta (on disk only).",
+            "Spooled messages by place: alpha (in memory), beta (content on disk), gamma (content and index on disk, "
+            "index also in memory), delta (on disk only).",
             ("place",),
         ),
     ] = {}
     content_bytes: Annotated[
         ByPlace,
-        Metric("sluice_spool_content_bytes", "Size of the messages in the spool, by where they are.", ("place",)),
+        Metric("sluice_spool_content_bytes", "Size of the spooled messages by place, in bytes.", ("place",)),
     ] = {}
-    memory_bytes: Annotated[int, Metric("sluice_spool_memory_bytes", "What the spool has in memory.")] = 0
-    memory_limit_bytes: Annotated[
-        int, Metric("sluice_spool_memory_limit_bytes", "What the spool may have in memory.")
-    ] = 0
+    memory_bytes: Annotated[int, Metric("sluice_spool_memory_bytes", "Memory that the spool uses.")] = 0
+    memory_limit_bytes: Annotated[int, Metric("sluice_spool_memory_limit_bytes", "Memory that the spool may use.")] = 0
     disk_bytes: Annotated[int, Metric("sluice_spool_disk_bytes", "Size of the spool's files.")] = 0
-    disk_limit_bytes: Annotated[int, Metric("sluice_spool_disk_limit_bytes", "What the spool's files may take.")] = 0
+    disk_limit_bytes: Annotated[int, Metric("sluice_spool_disk_limit_bytes", "Maximum size of the spool's files.")] = 0
     writing_bytes: int = 0
     stopped: Annotated[
         bool,
         Metric(
             "sluice_spool_stopped",
-            "1 while nothing more is read that would be put in the spool: its memory is full, or its disk is slow.",
+            "1 while messages for the spool are not read from clients, because its memory is full or its disk is slow.",
         ),
     ] = False
     stops_total: Annotated[
         int,
-        Metric("sluice_spool_stops_total", "How often nothing more was read that would have been put in the spool."),
+        Metric("sluice_spool_stops_total", "How often reading messages for the spool was stopped."),
     ] = 0
     alarm: str = ""
-    in_total: Annotated[int, Metric("sluice_spool_in_total", "Messages put in the spool.")] = 0
+    in_total: Annotated[int, Metric("sluice_spool_in_total", "Messages spooled.")] = 0
     out_total: Annotated[
-        int, Metric("sluice_spool_out_total", "Messages taken out of the spool, to be sent on or refused.")
+        int, Metric("sluice_spool_out_total", "Messages taken out of the spool to be forwarded or refused.")
     ] = 0
-    written_total: Annotated[int, Metric("sluice_spool_written_total", "Messages of the spool written to disk.")] = 0
-    read_total: Annotated[int, Metric("sluice_spool_read_total", "Messages of the spool read from disk.")] = 0
+    written_total: Annotated[int, Metric("sluice_spool_written_total", "Spooled messages written to disk.")] = 0
+    read_total: Annotated[int, Metric("sluice_spool_read_total", "Spooled messages read from disk.")] = 0
     lost_total: Annotated[
-        int, Metric("sluice_spool_lost_total", "Messages that were damaged or missing on the spool's disk.")
+        int, Metric("sluice_spool_lost_total", "Spooled messages that were damaged or missing on disk.")
     ] = 0
     dropped_total: Annotated[
         int,
         Metric(
             "sluice_spool_dropped_total",
-            "Messages dropped from the spool: purged, or of a connection that ended, or left by an earlier process and "
-            "sent by nobody.",
+            "Spooled messages dropped: purged, or their connection ended, or an earlier process left them and no "
+            "client connected to send them.",
         ),
     ] = 0
     recovered_total: Annotated[
         int,
         Metric(
             "sluice_spool_recovered_total",
-            "Messages that an earlier process left in the spool; they are not in sluice_spool_in_total. Without "
-            "recover they are dropped.",
+            "Messages that an earlier process left in the spool, not included in sluice_spool_in_total. Without "
+            "recover, they are dropped.",
         ),
     ] = 0
     expired_total: Annotated[
         int,
-        Metric("sluice_spool_expired_total", "Messages that were not sent on, since their own time to live was over."),
+        Metric("sluice_spool_expired_total", "Spooled messages not forwarded because their time to live had expired."),
     ] = 0
     too_old_total: Annotated[
         int,
         Metric(
             "sluice_spool_too_old_total",
-            "Messages that were older than the spool keeps them: refused, or sent on at once.",
+            "Spooled messages older than spool.max_age_s: refused, or forwarded at once.",
         ),
     ] = 0
     resources: tuple[SpooledResource, ...] = ()

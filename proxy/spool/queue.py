@@ -206,7 +206,7 @@ class Queue:
         now_ns: int,
     ) -> None:
         if len(name) > MAX_NAME_BYTES:
-            raise ValueError(f"a queue's name has {MAX_NAME_BYTES} bytes at most")
+            raise ValueError(f"a queue's name has at most {MAX_NAME_BYTES} bytes")
         self.number, self.name = number, name
         self._pool, self._orders, self.ready, self.stage = pool, orders, ready, stage
         self.on_lost: Callable[[Lost], object] | None = None  # called before ``Hooks.lost``
@@ -261,7 +261,7 @@ class Queue:
         """
         size = len(content[0]) if len(content) == 1 else sum(map(len, content))
         if size > MAX_BYTES or self.is_closed or self.is_recovered:
-            raise ValueError("an entry that is too large" if size > MAX_BYTES else "nothing can be put into it")
+            raise ValueError("the entry is too large" if size > MAX_BYTES else "the queue is closed or recovered")
         is_large = size >= self._pool.run_bytes
         head = head_of(
             () if is_large else content,
@@ -376,7 +376,7 @@ class Queue:
         """
         entry = self._entry or self.head()
         if entry is None:
-            raise IndexError("there is no entry in memory")
+            raise IndexError("no entry in memory")
         self._entry = None
         run = self._head[0]
         size = entry.size_bytes

@@ -345,9 +345,9 @@ class Store:
     def _check_room(self, more_bytes: int) -> None:
         stats = os.statvfs(self._folder.path)
         if self.used_bytes + more_bytes > self._most_bytes:
-            raise OSError(errno.ENOSPC, "the spool is as large as it may be")
+            raise OSError(errno.ENOSPC, "the spool has reached its maximum size")
         if stats.f_bavail * stats.f_frsize < self._least_free_bytes + more_bytes:
-            raise OSError(errno.ENOSPC, "less free space than is to be left")
+            raise OSError(errno.ENOSPC, "the disk has too little free space")
 
     def _open_current(self) -> tuple[int, _Segment, int]:
         if self._current is None:

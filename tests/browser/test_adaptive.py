@@ -52,7 +52,7 @@ def test_without_a_limit_now_it_says_so(open_tab: Any, sluice: Sluice) -> None:
     panel = opened(open_tab, sluice, calm).get_by_role("region", name="Adaptive limit of main")
     expect(panel).to_contain_text("no limit")
     expect(panel).to_contain_text("shadow")
-    expect(panel).to_contain_text("Nothing was sent.")
+    expect(panel).to_contain_text("No messages were sent.")
 
 
 def test_a_listener_is_given_an_adaptive_limit_and_a_rate_again(

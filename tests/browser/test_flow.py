@@ -45,7 +45,7 @@ def test_the_bottleneck_is_said_first_and_who_waits_below(open_tab: Any, sluice:
     expect(page.locator(".findings")).to_have_text(FLOW.findings[0].text)
     expect(page.locator(".stages tbody tr")).to_have_count(2)
     expect(page.locator(".stages tbody tr").first).to_contain_text("in flow 3 times, 2.5 s")
-    expect(page.locator(".panels")).to_contain_text("512 MiB are free on the spool's disk")
+    expect(page.locator(".panels")).to_contain_text("512 MiB is free on the spool's disk")
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
@@ -65,7 +65,7 @@ def test_without_a_spool_and_with_nobody_who_waits_it_says_so(open_tab: Any, slu
     text = "There is no spool: /big: it may not be written"
     page = opened(open_tab, sluice, flow, msgspec.structs.replace(SPOOL, holds=None, sentences=(text,), details=()))
     expect(page.locator(".findings")).to_have_text("Nobody waits.")
-    expect(page.locator("main")).to_contain_text("No connection waits.")
+    expect(page.locator("main")).to_contain_text("No connections are waiting.")
     expect(page.locator("main")).to_contain_text(text)
 
 
@@ -153,12 +153,12 @@ def test_an_alarm_that_stands_is_a_banner_wherever_one_looks(
     page = open_tab(sidecar).open("#/limits")
     banner = page.locator("#banners .banner").filter(has_text="Alarm: memory runs short")
     expect(banner).to_contain_text("publishers are blocked until")
-    expect(banner).to_contain_text("Consumers go on. Since ")
+    expect(banner).to_contain_text("Consumers are not affected. Since ")
     picture(page, "alarm")
     status, body = sidecar.get("/readyz")
     assert (status, list(json.loads(body)["alarms"])) == (200, ["memory"])
     page.get_by_role("link", name="Flow", exact=True).click()
-    expect(page.locator(".panels")).to_contain_text("STANDS")
+    expect(page.locator(".panels")).to_contain_text("RAISED")
 
 
 def test_what_really_waits_is_shown_and_purged(start_sluice: StartSluice, open_tab: Any, picture: Any) -> None:

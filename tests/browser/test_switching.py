@@ -21,7 +21,7 @@ def test_switch_is_unmistakable_in_every_view_until_it_is_back_on(
     page = open_tab(sidecar).open()
     page.get_by_role("button", name="Switch off…", exact=True).first.click()
     dialog = page.get_by_role("dialog")
-    expect(dialog).to_contain_text("An hour unless you choose otherwise")
+    expect(dialog).to_contain_text("Then limiting is switched back on automatically")
     dialog.get_by_label("Reason").fill("broker moves tonight")
     dialog.get_by_role("button", name="Switch off").click()
 
@@ -90,7 +90,7 @@ def test_switch_off_dialog_says_what_will_happen(sidecar: Sluice, open_tab: Any,
     expect(will).to_contain_text("closed (")
     dialog.get_by_label("What", exact=True).select_option("only retry_group")
     dialog.get_by_label("For how long").select_option("until it is changed")
-    expect(will).to_contain_text("All limits of retry_group stop at once, until somebody switches them on")
+    expect(will).to_contain_text("All limits of retry_group stop at once, until an operator switches them on")
     expect(will).to_contain_text("Nothing was refused or held in the last 10 s.")
     expect(dialog.get_by_role("button", name="Switch off retry_group")).to_be_visible()
     dialog.get_by_role("button", name="Cancel").click()
@@ -125,7 +125,7 @@ def test_connection_is_closed_after_a_question(sidecar: Sluice, open_tab: Any) -
 def test_edits_without_a_state_directory_are_said_to_be_lost(start_sluice: StartSluice, open_tab: Any) -> None:
     volatile = start_sluice(state_dir="off")
     page = open_tab(volatile).open()
-    expect(page.locator(".banner").filter(has_text="until the restart only")).to_be_visible()
+    expect(page.locator(".banner").filter(has_text="Edits are lost on restart")).to_be_visible()
 
 
 def test_page_says_that_it_is_offline_and_resumes(start_sluice: StartSluice, open_tab: Any) -> None:
@@ -184,5 +184,5 @@ def test_switches_are_compact_on_a_phone(start_sluice: StartSluice, open_tab: An
     switch = rows.first.get_by_role("button")
     switch.click()
     page.get_by_role("dialog").get_by_role("button", name="Switch off everything").click()
-    expect(rows.first).to_contain_text("in the file: on")
+    expect(rows.first).to_contain_text("configured: on")
     expect(rows.first).to_contain_text("local")

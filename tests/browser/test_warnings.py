@@ -55,7 +55,7 @@ def test_a_configuration_that_is_wrong_is_said_until_it_is_right(sidecar: Sluice
     failed = {"at": "2026-11-21T19:00:00.000Z", "by": "SIGHUP", "problems": ["sluice.toml:3: limits[0].rate: wrong"]}
     _told(tab.page, sidecar, failed_reload=failed)
     page = tab.open(live=False)
-    banner = page.locator("#banners .banner").filter(has_text="The configuration is wrong")
+    banner = page.locator("#banners .banner").filter(has_text="The configuration is invalid")
     expect(banner).to_contain_text("sluice.toml:3: limits[0].rate: wrong")
     expect(banner).to_contain_text("by SIGHUP")
 
@@ -98,7 +98,7 @@ def test_reload_says_what_it_does_before_it_does_it(
     page = tab.open("#/state")
     file.write_text("[defaults.topic]\nrate = -1\n", encoding="utf-8")
     page.get_by_role("button", name="Reload the configuration").click()
-    dialog = page.get_by_role("dialog", name="The configuration is wrong")
+    dialog = page.get_by_role("dialog", name="The configuration is invalid")
     expect(dialog).to_contain_text("rate")
     dialog.get_by_role("button", name="Close").click()
 

@@ -137,7 +137,7 @@ def test_who_waits_for_no_answer_is_told_of_a_drain_at_once(rabbitmq: RabbitMQ, 
         sluice.process.signal(signal.SIGTERM)
 
         assert client.expect("connection.close")["reply_text"] == (
-            "CONNECTION_FORCED - Sluice is shutting down, and reads no more"
+            "CONNECTION_FORCED - Sluice is shutting down and no longer reads"
         )
         assert rabbitmq.messages("slow-dismissed") < _HELD
         assert sluice.process.wait(timeout_s=_PATIENCE_S) == 0

@@ -128,7 +128,7 @@ def test_text_says_which_limits_in_which_order_why_and_what_state(sidecar: Sluic
     ]
     by_number = {heading[0]: "\n".join(details) for heading, details in limits}
     assert "exact name" in by_number["1"]
-    assert re.search(r"share  of billing: [\d.]+ messages owed, admits what others leave over", by_number["1"])
+    assert re.search(r"share  of billing: [\d.]+ messages owed, admits what others leave unused", by_number["1"])
     assert re.search(r"now +(9|10)(\.\d+)? messages in store", by_number["1"])
     assert "bytes in store" in by_number["2"]
     assert "total of all together: pattern" in by_number["3"]

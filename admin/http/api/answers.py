@@ -71,7 +71,7 @@ def refused(error: EditError | QuestionError, *, batch: bool = False) -> Respons
         case PreconditionError():
             return problem(error.status, str(error), fields if batch else (), etag=error.etag)
         case ReloadError():
-            detail = "the configuration is wrong, and nothing was changed"
+            detail = "the configuration is invalid; nothing was changed"
             return problem(error.status, detail, fields, kind="wrong-configuration")
     return problem(error.status, str(error), fields)
 

@@ -34,7 +34,7 @@ class Events:
     def follow(self, query: Query) -> Response:
         """Answer with a stream, unless there are too many."""
         if self.open >= MAX_STREAMS:
-            detail = f"{MAX_STREAMS} streams are open, which is the maximum; close one, or try again later"
+            detail = f"{MAX_STREAMS} streams are open, which is the maximum; close one or try again later"
             return problem(503, detail, headers={"retry-after": str(RETRY_AFTER_S)})
         headers = {**NO_STORE, "x-accel-buffering": "no"}
         return StreamingResponse(self.stream(query), headers=headers, media_type=wire.EVENT_STREAM)

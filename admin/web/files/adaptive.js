@@ -27,7 +27,7 @@ const columns = (isShadow) => [
     title: "Asks for",
     field: "asks_per_s",
     format: "rate",
-    help: "Messages per second that are sent to it.",
+    help: "Messages per second sent to it.",
   },
   {
     name: "passes",
@@ -36,7 +36,13 @@ const columns = (isShadow) => [
     format: "rate",
     help: "Messages per second.",
   },
-  { name: "may", title: "May use", field: "may_per_s", format: "rate", help: "Its share now, in messages per second." },
+  {
+    name: "may",
+    title: "May use",
+    field: "may_per_s",
+    format: "rate",
+    help: "Its current share, in messages per second.",
+  },
 ];
 const COLUMNS = { reject: columns(false), shadow: columns(true) };
 
@@ -55,7 +61,7 @@ function Adaptive({ of }) {
     ["Broker’s p90", html`${wait(latency)}<span class="muted">usually ${wait(usual)}</span>`],
     of.action === "shadow" && [
       "Action",
-      html`<${Tag} title="It refuses nothing, and counts what it would.">shadow<//>`,
+      html`<${Tag} title="Refuses nothing, and counts what it would refuse.">shadow<//>`,
     ],
   ];
   const times = history.map((each) => each.unix_ms / 1000);
@@ -74,9 +80,9 @@ function Adaptive({ of }) {
       ...${span}
       text=${of.text}
     />
-    <h3>From a message to the broker’s answer, milliseconds</h3>
+    <h3>Broker latency (message to answer), milliseconds</h3>
     <${Chart}
-      label="Latency of the broker"
+      label="Broker latency"
       series=${LATENCY}
       data=${[times, column("latency_s", 1000), usually]}
       ...${span}
@@ -87,13 +93,13 @@ function Adaptive({ of }) {
       columns=${COLUMNS[of.action]}
       rows=${names.slice(0, SHOWN)}
       cells=${cellsOf}
-      empty="Nothing was sent."
+      empty="No messages were sent."
     />
   <//>`;
 }
 
 function cellsOf({ name, asks_per_s: asks, may_per_s: may, weight }) {
-  const shares = weight > 1 && html` <${Tag} title="Equal shares that it gets.">weight ${weight}<//>`;
+  const shares = weight > 1 && html` <${Tag} title="Number of equal shares.">weight ${weight}<//>`;
   return {
     name: html`<${ResourceOf} text=${name} />${shares}`,
     asks: cell(undefined, { class: may !== null && asks > may ? "refusing" : "" }),

@@ -56,14 +56,14 @@ export async function call(method, path, { query, body, etag } = {}) {
   try {
     response = await request(path, query, { method, headers, body: JSON.stringify(body) });
   } catch {
-    throw new ApiError(0, { detail: "Sluice did not answer. Nothing is known to have changed." });
+    throw new ApiError(0, { detail: "Sluice did not answer. The change may not have been made." });
   }
   const text = await response.text();
   let answer;
   try {
     answer = text ? JSON.parse(text) : null;
   } catch {
-    throw new ApiError(response.status, { detail: `The answer is not JSON, status ${response.status}` });
+    throw new ApiError(response.status, { detail: `The answer is not JSON (status ${response.status})` });
   }
   if (response.status === 401) signInNeeded();
   if (!response.ok) throw new ApiError(response.status, answer ?? {});

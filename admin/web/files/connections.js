@@ -53,7 +53,7 @@ export function ConnectionsView({ params }) {
       />
       <${SortChoice} name="connections" sort=${sort} />
     </div>
-    <${Table} ...${table} empty=${answer ? "No connection matches." : "Loading…"} />
+    <${Table} ...${table} empty=${answer ? "No connections match." : "Loading…"} />
     <${Pager} page=${page} size=${PAGE} total=${answer?.total ?? 0} />
   `;
 }
@@ -117,7 +117,7 @@ function askClose({ id, peer, client, in_flight: inFlight }, again) {
 function Links({ of }) {
   const rows = of.links.map((each, index) => ({ ...each, key: index }));
   const cells = ({ name, sends, address, resource, refused }) => {
-    const sendsTo = address ? `client sends to ${address}` : "client sends, each message says where";
+    const sendsTo = address ? `client sends to ${address}` : "client sends, address in each message";
     const about = sends ? sendsTo : `client receives${address && ` from ${address}`}`;
     return {
       name: html`${name || "–"}<div class="faint">${about}</div>`,

@@ -97,7 +97,7 @@ export function ReasonField({ label = "Reason", input, ...how }) {
 }
 
 /** How long a limit or a switch applies. `value` is `{choice, minutes}`. `kept` describes the choice of no change. */
-export function TtlField({ value, onvalue, kept, error, help = "Then the limit before it applies again." }) {
+export function TtlField({ value, onvalue, kept, error, help = "Then the previous limit applies again." }) {
   const minutes = html`<input
     ...${TEXT}
     inputmode="decimal"

@@ -43,7 +43,7 @@ export function FlowView() {
       <${Panel} title="Alarms" facts=${flow.alarms.map((each) => [each.scarce, html`<${Alarm} of=${each} />`])} />
     </div>
     <${Panel} wide title="Waiting connections">
-      <${Table} name="stages" rows=${waiting} cells=${waitingCells} empty="No connection waits." />
+      <${Table} name="stages" rows=${waiting} cells=${waitingCells} empty="No connections are waiting." />
       <${More} of=${flow.more_connections} />
     <//>
     ${
@@ -121,7 +121,7 @@ function Gauge({ amount, most }) {
 
 function askPurge({ kind, name, messages }, again) {
   const amount = Object.values(messages).reduce((sum, each) => sum + each, 0);
-  const all = `${count(amount)} messages are refused if their senders wait for an answer, and dropped if not.`;
+  const all = `${count(amount)} messages are refused if their senders wait for an answer, and dropped otherwise.`;
   const content = html`<p>${all} This cannot be undone.</p>`;
   const words = { label: "Purge", manner: "danger" };
   askReason(`Purge the spooled messages of ${kind} ${name}`, content, words, async (reason) => {

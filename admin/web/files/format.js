@@ -130,7 +130,7 @@ export function readNumber(text, key = "") {
   const bare = isPerSecond ? text.trim().replace(/\s*\/\s*s$/i, "") : text.trim();
   // A comma separates thousands in some countries and decimals in others, so ambiguous input is rejected.
   if (/^-?(\d+(\.\d+)?|\.\d+)$/.test(bare)) return { value: Number(bare), problem: "" };
-  return { value: NaN, problem: "must be digits with at most one point, like 1000 or 2.5" };
+  return { value: NaN, problem: "must be a number, like 1000 or 2.5" };
 }
 
 /** The count or rate that reached the broker, from counts or rates by outcome. */

@@ -11,7 +11,7 @@ const THEME_KEY = "sluice.theme";
 const STATUS = {
   connecting: ["connecting…", ""],
   live: ["live", "ok"],
-  reconnecting: ["reconnecting", "warn", "The connection to Sluice broke."],
+  reconnecting: ["reconnecting", "warn", "The connection to Sluice was lost."],
   offline: ["offline", "bad", "No connection to Sluice."],
 };
 const VIEWS = ["overview", "limits", "rules", "audit", "connections", "flow", "state"];
@@ -27,7 +27,7 @@ export function Header({ view }) {
   const isNarrow = useMedia("(max-width: 1060px)");
   const { state, whoami } = app;
   const isOff = Boolean(state?.off.includes("all"));
-  const title = isOff ? "Switch limiting back on" : "Switch limiting off, of all or of one kind";
+  const title = isOff ? "Switch limiting back on" : "Switch limiting off, for everything or for one kind";
   const switchWrite = { isWrite: true, id: "switch-off", manner: isOff ? "" : "danger-quiet", title };
   const tabs = html`<nav class="tabs" aria-label="Views">
     ${VIEWS.map(
@@ -192,10 +192,10 @@ function Off({ state: { off, rule_set_version: version, etag } }) {
 }
 
 function OffBy({ edit }) {
-  if (!edit) return "By the configuration.";
+  if (!edit) return "Switched off in the configuration.";
   const { by, at, reason, expires_at: end } = edit;
   const why = reason ? `: ${reason.replace(/[.\s]+$/, "")}.` : ".";
-  const until = end ? `On again by itself: ${left(end)}.` : "Until somebody switches it on.";
+  const until = end ? `Switches back on automatically: ${left(end)}.` : "Until an operator switches it on.";
   return html`By ${by}<span title=${exact(at)} aria-live="off">, ${ago(at)}</span>${why}
     <span title=${exact(end)} aria-live="off"> ${until}</span>`;
 }
@@ -204,7 +204,7 @@ function OffBy({ edit }) {
 export function alarms() {
   const { state, status } = app;
   const title = STATUS[status][2];
-  const text = "The figures are old. Traffic does not depend on this page, which reconnects by itself.";
+  const text = "The figures are stale. Traffic is not affected. The page reconnects automatically.";
   return [...(title ? [{ manner: "bad", title, text }] : []), ...(state ? stateAlarms(state) : [])];
 }
 
@@ -231,7 +231,7 @@ function* stateAlarms(state) {
     yield {
       manner: "bad",
       title: `Alarm: ${each.scarce} runs short, and publishers are stopped.`,
-      text: `${each.text}. Consumers go on.${since}`,
+      text: `${each.text}. Consumers are not affected.${since}`,
     };
   }
   if (fleet && fleet.away_s !== null) {
@@ -242,7 +242,7 @@ function* stateAlarms(state) {
     const shown = [...reload.problems.slice(0, SHOWN_PROBLEMS), ...(hidden > 0 ? [`and ${hidden} more`] : [])];
     yield {
       manner: "bad",
-      title: "The configuration is wrong; the one before it still applies.",
+      title: "The configuration is invalid; the previous one still applies.",
       text: `${shown.join(" · ")} (read at ${exact(reload.at)} by ${reload.by})`,
     };
   }
@@ -251,10 +251,10 @@ function* stateAlarms(state) {
     const perS = `${rate(bypassed.per_s_last_60s)} per second over the last minute`;
     yield {
       title: "Requests bypass the limiter:",
-      text: `${perS}, ${count(bypassed.total)} since the start (${reasons}).`,
+      text: `${perS}, ${count(bypassed.total)} since start (${reasons}).`,
     };
   }
-  const ends = "No new connections are accepted. Sluice ends once all requests have their answers.";
+  const ends = "No new connections are accepted. Sluice stops once all requests are answered.";
   if (draining) yield { title: "Draining.", text: ends };
   if (persistence.error) yield { manner: "bad", title: "Edits are not saved:", text: persistence.error };
   if (log.error) yield { title: "Refusals are not recorded:", text: log.error };
@@ -265,10 +265,10 @@ function* warnings(persistence) {
   const { error, directory, set_aside: aside } = persistence ?? { error: "unknown" };
   if (error) return;
   if (!directory) {
-    yield { title: "Edits last until the restart only:", text: "there is no state directory to save them in." };
+    yield { title: "Edits are lost on restart:", text: "there is no state directory to save them in." };
   }
   if (aside.length) {
-    const text = `${aside.join(", ")}. The edits in them are not in force; the configured limits are.`;
-    yield { title: "Damaged files were quarantined at the start:", text };
+    const text = `${aside.join(", ")}. Their edits are not active; the configured limits apply.`;
+    yield { title: "Damaged files were quarantined at startup:", text };
   }
 }

@@ -36,7 +36,7 @@ export const FILTERS = [
   { key: "shadowed", title: "Would refuse", isRare: true },
 ];
 const NOTHING_MATCHES = "Nothing matches. Remove a filter, or add a new limit for this name.";
-const NOTHING_YET = "No requests yet, and no limits.";
+const NOTHING_YET = "No requests and no limits yet.";
 /** On a touch screen `:hover` stays where it was last touched. */
 const pointing = matchMedia("(hover: hover)");
 
@@ -149,11 +149,11 @@ function NewLimit({ kinds, close }) {
       <${Field} label="Kind" value=${kind} onvalue=${setKind} options=${options} />
       <${Field} label="Name or pattern" help=${help} value=${name} onvalue=${setName} input=${input} />
       <${Field}
-        label="One limit for all matching names together, on top of their own limits"
+        label="One limit for all matching names together, in addition to their own limits"
         value=${isShared}
         onvalue=${setShared}
       />
-      <${Actions} label="Set its limit…" cancel=${close} />
+      <${Actions} label="Set the limit…" cancel=${close} />
     <//>
   <//>`;
 }
@@ -199,7 +199,7 @@ function Name({ row }) {
 export function Flags({ row }) {
   if (!row.live || isOff(row)) return null;
   const [words, manner, meaning] = stateOf(row);
-  const wouldRefuse = "A limit in shadow would refuse some of its messages. All of them pass.";
+  const wouldRefuse = "A shadow limit would refuse some messages. All of them pass.";
   return html`
     ${words && html`<${Tag} manner="flag ${manner}" title=${meaning}>${words}<//>`}
     ${row.live.would_refuse && html`<${Tag} manner="would" title=${wouldRefuse}>would refuse<//>`}
@@ -209,7 +209,7 @@ export function Flags({ row }) {
 /** How long its oldest message has waited, if any. */
 export function OldestWaiting({ live, before = "" }) {
   if ((live.oldest_wait_s ?? null) === null) return null;
-  const help = "How long its oldest message has waited, held in memory or in the spool.";
+  const help = "How long the oldest message has waited in memory or in the spool.";
   return html`<span title=${help}>${before}${duration(live.oldest_wait_s)}</span>`;
 }
 
@@ -217,7 +217,7 @@ function Waiting({ live }) {
   return html`
     <${StateTag} state=${live.state} running="" />
     ${live.oldest_wait_s !== null && html`<${Tag}><${OldestWaiting} live=${live} before="oldest waits " /><//>`}
-    ${live.spooled > 0 && html`<${Tag} title="Messages of it in the spool.">${count(live.spooled)} spooled<//>`}
+    ${live.spooled > 0 && html`<${Tag} title="Messages in the spool.">${count(live.spooled)} spooled<//>`}
   `;
 }
 
@@ -238,7 +238,7 @@ function History({ of: { passed, refused }, live }) {
 }
 
 function LastLimited({ live: { last_limited_at: at, last_refused_at: refusedAt, last_wait_s: waitS } }) {
-  return html`<${Ago} at=${at} more=${at === refusedAt && waitS ? `; it was told to wait ${wait(waitS)}` : ""} />`;
+  return html`<${Ago} at=${at} more=${at === refusedAt && waitS ? `; told to wait ${wait(waitS)}` : ""} />`;
 }
 
 function Rule({ row: { edit, limit, rule, source } }) {
@@ -266,7 +266,7 @@ function stateOf({ live }) {
     return near && !wouldRefuse ? ["near limit", "warn", `At least 80 % of the limit was used in ${WINDOW}.`] : [];
   }
   if (holding && !refused) {
-    const now = waitS ? ` A new one would wait ${wait(waitS)}.` : "";
+    const now = waitS ? ` A new request would wait ${wait(waitS)}.` : "";
     return ["holding", "warn", `Requests had to wait in ${WINDOW}.${now}`];
   }
   // Totals and scopes do not count passed messages.

@@ -35,7 +35,7 @@ export function OverviewView() {
       ${state && html`<${Panel} title="Alarms now"><${AlarmList} state=${state} /><//>`}
     </div>
     <${Panel} wide title="Last changes">
-      ${audit && html`<${ChangeTable} changes=${audit.changes} empty="Nothing has been changed yet." />`}
+      ${audit && html`<${ChangeTable} changes=${audit.changes} empty="No changes yet." />`}
       <p><a href=${link("audit")}>All changes</a></p>
     <//>
   `;
@@ -76,7 +76,7 @@ function MostRefused() {
   const { order, byKey, isKnown } = app.rows;
   const rows = order.map((key) => byKey.get(key)).filter((row) => row?.live?.refused_per_s > 0);
   const columns = COLUMNS.limits.filter(({ name }) => SHOWN_COLUMNS.includes(name));
-  const empty = isKnown ? "Nothing is refused." : "Loading…";
+  const empty = isKnown ? "Nothing is being refused." : "Loading…";
   return html`<${Table} name="most-refused" columns=${columns} rows=${rows} cells=${cellsOf} empty=${empty} />
     ${rows.length > 0 && html`<p><a href=${link("limits", { filter: "limited" })}>All limited resources</a></p>`}`;
 }
@@ -97,7 +97,7 @@ function AlarmList({ state }) {
     ...off.map((text) => ["bad", text]),
     ...alarms().map(({ manner, title, text }) => [manner ?? "warn", `${title} ${text}`]),
   ];
-  if (!lines.length) lines.push(["ok", "None. The broker is reachable, and every limit is on."]);
+  if (!lines.length) lines.push(["ok", "None. The broker is reachable, and limiting is on."]);
   return html`<ul class="findings">
     ${lines.map(([manner, text]) => html`<li><${Dot} manner=${manner} /><span>${text}</span></li>`)}
   </ul>`;

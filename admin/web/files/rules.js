@@ -45,7 +45,7 @@ export function RulesView({ params }) {
   const heading = (key, content, rows) => (rows.length ? [{ key, heading: content }] : []);
   const rows = [
     ...own,
-    ...heading("defaults", "Defaults, for each name that no other rule matches", standard),
+    ...heading("defaults", "Defaults, for names that no other rule matches", standard),
     ...standard,
     ...heading("built-in", fold, builtIn),
     ...(isUnfolded ? builtIn : []),
@@ -54,7 +54,7 @@ export function RulesView({ params }) {
   return html`
     <div class="heading second">
       <h1>Rules</h1>
-      <p class="muted">${words} The most specific rule that matches a name applies, and every shared one.</p>
+      <p class="muted">${words} The most specific matching rule applies, and every matching shared rule.</p>
       <span class="spacer"></span>
       <${KindChoice} kinds=${[...defaults.map((each) => each.kind), "total"]} />
       <${Button} onclick=${exportLimits}>Export<//>
@@ -91,7 +91,7 @@ function ruleRow(row, entry = null) {
 
 function cellsOf({ kind, name, holds, action, hours, entry, source, ...row }) {
   const { limit } = row;
-  const aboutConfirms = "The acks of consumers confirm messages to publishers.";
+  const aboutConfirms = "Messages are confirmed to publishers when consumers acknowledge them.";
   const confirmed = html`<${Tag} title=${aboutConfirms}>confirmed by consumers<//>`;
   const edit = () => openDialog(Editor, { kind, name });
   // The whole path is in the title.

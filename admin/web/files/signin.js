@@ -22,14 +22,14 @@ export function signIn(then) {
 
 function SignIn({ then, close }) {
   const [value, setValue] = useState("");
-  const [error, setError] = useState(() => (token() ? "The token of this tab is not valid any more." : ""));
+  const [error, setError] = useState(() => (token() ? "This tab's token is no longer valid." : ""));
   const send = async () => {
     setToken(value.trim());
     try {
       await get("whoami");
     } catch (problem) {
       if (!(problem instanceof ApiError)) throw problem;
-      setError(problem.status === 401 ? "Sluice does not know this token." : problem.message);
+      setError(problem.status === 401 ? "Unknown token." : problem.message);
       document.activeElement?.form?.querySelector("input").select();
       return;
     }
@@ -45,7 +45,7 @@ function SignIn({ then, close }) {
     <${Form} onsend=${send}>
       <${Field}
         label="Token"
-        help="Kept in this tab until it is closed."
+        help="Kept until this tab is closed."
         error=${error}
         value=${value}
         onvalue=${setValue}

@@ -41,7 +41,7 @@ export function StateView() {
       ${
         state && [
           html`<${Panel} title="Listeners" facts=${state.listeners.map(listenerFact)} />`,
-          html`<${Panel} title="Messages since the start" facts=${messageFacts(state)} />`,
+          html`<${Panel} title="Messages since start" facts=${messageFacts(state)} />`,
           html`<${Panel} title="Data path" facts=${dataPathFacts(state)} />`,
           html`<${Panel} title="Closed connections" facts=${closedFacts(state.totals.closed)} />`,
           html`<${Panel} title="Edits and files" facts=${editFacts(state)} />`,
@@ -73,7 +73,7 @@ function messageFacts({ totals, rates: { messages_per_s: perS } }) {
     `${count(amount)} · ${rate(perS[end])}/s`,
   ]);
   // Data that was never read has no resource, and is counted in bytes.
-  const lost = `${count(totals.lost_messages)}, and with those never read ${bytes(totals.lost_bytes)}`;
+  const lost = `${count(totals.lost_messages)}; ${bytes(totals.lost_bytes)} including unread data`;
   return totals.lost_bytes ? [...facts, ["lost", lost]] : facts;
 }
 
@@ -88,7 +88,7 @@ function dataPathFacts({ totals, rates, held, limiters, lanes, bypassed }) {
     ["Read from clients", readFrom("client")],
     ["Read from the broker", readFrom("broker")],
     ["Held now", `${count(held.requests)} requests, ${bytes(held.bytes)}`],
-    ["Live limiters", `${count(live)}${overflowed ? `, ${count(overflowed)} decisions shared past the bound` : ""}`],
+    ["Live limiters", `${count(live)}${overflowed ? `, ${count(overflowed)} decisions by shared limiters` : ""}`],
     ...lanes.map((lane) => [`Lane of ${lane.handler}`, laneText(lane)]),
     [
       "Bypassed",
@@ -103,7 +103,7 @@ function editFacts({ edits, persistence, spool, rejection_log: log, rule_set_ver
   return [
     ["Live edits", count(edits.standing)],
     next && ["Expires next", html`<${TargetLink} target=${next.target}>${next.target}<//>, ${left(next.expires_at)}`],
-    ["Saved in", directory ?? "memory, until the restart"],
+    ["Saved in", directory ?? "memory, lost on restart"],
     error && ["Problem", error],
     aside.length > 0 && ["Quarantined", aside.join(", ")],
     ["Spool", spool.directory ?? spool.error ?? "off"],
@@ -129,7 +129,7 @@ function switchCells(entry) {
   const [word, manner, act] = limiting
     ? ["off", "small danger-quiet", () => switchOff(kind)]
     : ["on", "small", () => switchOn(entry)];
-  const file = html`<span class="narrow-only">in the file: </span>${configured ? "on" : "off"}`;
+  const file = html`<span class="narrow-only">configured: </span>${configured ? "on" : "off"}`;
   const label = `Switch limiting of ${kind} ${limiting ? "off" : "back on"}`;
   return {
     kind: kind === "all" ? "everything" : kind,
@@ -155,7 +155,7 @@ function askReload() {
 }
 
 function WrongConfiguration({ texts, close }) {
-  return html`<${Dialog} title="The configuration is wrong" close=${close}>
+  return html`<${Dialog} title="The configuration is invalid" close=${close}>
     <p>Nothing was changed.</p>
     <${Lines} texts=${texts} />
   <//>`;

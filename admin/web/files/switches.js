@@ -61,12 +61,12 @@ function SwitchOff({ entries, preset, close }) {
   const options = entries
     .filter((each) => each.limiting)
     .map((each) => [each.kind, each.kind === "all" ? "everything" : `only ${each.kind}`]);
-  const help = "An hour unless you choose otherwise: then it is on again by itself.";
+  const help = "Then limiting is switched back on automatically.";
   return html`<${Dialog} title="Switch limiting off" close=${close}>
     <${Problem} text=${acting.problem}>${acting.offer}<//>
     <${Form} isCareful onsend=${send}>
       <${Field} label="What" value=${kind} onvalue=${setKind} options=${options} />
-      <${ReasonField} help="For whoever finds it off." value=${reason} onvalue=${setReason} input=${FOCUS} />
+      <${ReasonField} help="For anyone who finds it off." value=${reason} onvalue=${setReason} input=${FOCUS} />
       <${TtlField} value=${ttl} onvalue=${setTtl} help=${help} error=${fault} />
       <section class="preview" aria-live="polite" aria-label="What will happen">
         <p>${willStop(kind, seconds)}</p>
@@ -79,12 +79,12 @@ function SwitchOff({ entries, preset, close }) {
 
 function willStop(kind, seconds) {
   const what = kind === "all" ? "All limits stop" : `All limits of ${kind} stop`;
-  let until = "for as long as you say";
-  if (seconds === null) until = "until somebody switches them on";
+  let until = "for the chosen time";
+  if (seconds === null) until = "until an operator switches them on";
   else if (seconds > 0)
-    until = `for ${duration(seconds)}, until ${moment(seconds)}, and then apply again by themselves`;
-  const rest = "They refuse and hold nothing; messages are still counted.";
-  return `${what} at once, ${until}. ${rest} Everybody who opens this page sees it.`;
+    until = `for ${duration(seconds)}, until ${moment(seconds)}, and then apply again automatically`;
+  const rest = "Nothing is refused or held; messages are still counted.";
+  return `${what} at once, ${until}. ${rest} Everyone who opens this page sees it.`;
 }
 
 function moment(seconds) {
@@ -99,7 +99,7 @@ async function limitedText(kind) {
   if (!total) return "Nothing was refused or held in the last 10 s.";
   const nameOf = ({ name, live }) => (live?.refused_per_s ? `${name} (${rate(live.refused_per_s)}/s refused)` : name);
   const more = total > rows.length ? ` and ${count(total - rows.length)} more` : "";
-  return `What they refuse or hold now goes to the broker: ${rows.map(nameOf).join(", ")}${more}.`;
+  return `Messages that they refuse or hold now will go to the broker: ${rows.map(nameOf).join(", ")}${more}.`;
 }
 
 export function switchOn(entry) {

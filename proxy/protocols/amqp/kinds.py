@@ -25,7 +25,7 @@ _KINDS_MEANT: Final[Mapping[str, tuple[str, ...]]] = {
     "consumer": (DELIVERY,),
 }
 _NAMED: Final = (QUEUE, EXCHANGE, ROUTING_KEY, DELIVERY)
-_IN_VHOST: Final = "the name of a vhost other than / stands in front, as in tenant1/"
+_IN_VHOST: Final = "outside the vhost /, with the vhost's name in front, as in tenant1/"
 
 
 def kinds(
@@ -35,7 +35,7 @@ def kinds(
     published = partial(Kind, action=action, credit_waits=credit_waits, waits=waits, by_credit=by_credit)
     confirmed = partial(published, after_consume=after_consume)
     return (
-        confirmed(QUEUE, f"messages published straight to a queue; {_IN_VHOST}orders", queues=1),
+        confirmed(QUEUE, f"messages published directly to a queue; {_IN_VHOST}orders", queues=1),
         confirmed(EXCHANGE, f"messages published to a named exchange; {_IN_VHOST}events"),
         published(
             ROUTING_KEY,
@@ -44,7 +44,7 @@ def kinds(
         ),
         Kind(
             DELIVERY,
-            f"messages that a queue hands to consumers; {_IN_VHOST}orders",
+            f"messages that a queue delivers to consumers; {_IN_VHOST}orders",
             action="delay",
             consumes=True,
             refuses=False,
@@ -62,26 +62,26 @@ def check_rule(rule: Rule) -> None:
     """
     if rule.busy_code is not None:
         raise RuleError(
-            f"rule {rule.name}: busy_code {rule.busy_code}; a refusal of AMQP's has no number",
+            f"rule {rule.name}: busy_code {rule.busy_code}; refusals in AMQP have no code",
             "no busy_code",
             "busy_code",
         )
     if rule.kind == QUEUE and rule.confirm_queues not in {None, 1}:
         raise RuleError(
-            f"rule {rule.name}: confirm_queues {rule.confirm_queues}; what is published to a queue goes to it alone",
-            "1, or no confirm_queues; more are for a rule of kind exchange",
+            f"rule {rule.name}: confirm_queues {rule.confirm_queues}; a publish to a queue goes only to that queue",
+            "1, or no confirm_queues; larger numbers need a rule of kind exchange",
             "confirm_queues",
         )
     if rule.kind in _NAMED and rule.pattern.startswith("/"):
         raise RuleError(
             f"rule {rule.name}: {rule.pattern} is an address; did you mean {_meant(rule)}?",
-            "a name, in which no part is empty and / is written %2F",
+            "a name without empty parts, in which / is written as %2F",
             "pattern",
         )
     name = rule.matches.exact_name
     if rule.kind == ROUTING_KEY and name is not None and "/" not in name:
         raise RuleError(
-            f"rule {rule.name}: {name} names no routing key of an exchange",
+            f"rule {rule.name}: {name} does not name a routing key of an exchange",
             f"EXCHANGE/KEY, e.g. {name}/* for the exchange or */{name} for the key",
             "pattern",
         )

@@ -39,7 +39,7 @@ class AboutClient(Identity):
             self.channel_max = min(channels, self._offered_channels or wire.MAX_CHANNEL)
             most_bytes = arguments.long()
             if 0 < most_bytes <= wire.FRAME_BYTES:
-                raise Malformed(f"a tune-ok with frames of at most {most_bytes} bytes")
+                raise Malformed(f"a tune-ok with a maximum frame size of {most_bytes} bytes")
             self.tuned_bytes = most_bytes or 1 << 32
             self.heartbeat_s = arguments.short()
             return True

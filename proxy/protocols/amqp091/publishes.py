@@ -96,7 +96,7 @@ class Publishes(Stream):
         arguments.short()
         exchange, routing_key = arguments.short_string(), arguments.short_string()
         if arguments.position != len(frame) - 2:
-            raise Malformed("a publish that is not as long as its exchange and routing key, and one octet")
+            raise Malformed("a basic.publish whose length does not match its exchange and routing key")
         target = self._names.target(exchange, routing_key)
         content = Content(lane, target=target)
         content.whole = self._marking.active and self._marking.may_wait(lane.channel, target, self._stages.now_ns)
@@ -166,7 +166,7 @@ class Publishes(Stream):
         wants = not bits & no_wait
         automatic = bits & wire.CONSUME_NO_ACK != 0
         if begins and len(channel.consumers) >= MAX_CONSUMERS:
-            raise self._stop(wire.RESOURCE_ERROR, f"more than {MAX_CONSUMERS} consumers in one channel")
+            raise self._stop(wire.RESOURCE_ERROR, f"more than {MAX_CONSUMERS} consumers on one channel")
         if begins and not wants and tag:
             # RabbitMQ 3.10 fails if it has to answer this and a cancel follows at once.
             self._consumers.begin(channel, tag, channel.resolve(queue or channel.declared), automatic=automatic)
@@ -222,7 +222,7 @@ class Publishes(Stream):
 
     def _take_successor(self, method: int, former: Channel, frame: bytes) -> None:
         if method != wire.CHANNEL_OPEN:
-            raise self._stop(wire.CHANNEL_ERROR, f"a method on channel {former.number}, which it has closed")
+            raise self._stop(wire.CHANNEL_ERROR, f"a method on channel {former.number}, which is closed")
         former.successor = channel = Channel(former.number)
         lane = channel.to_broker
         lane.shut = True
@@ -362,7 +362,7 @@ class Publishes(Stream):
 
     def _check_unanswered(self, count: int) -> None:
         if count >= MAX_UNANSWERED:
-            raise self._stop(wire.RESOURCE_ERROR, f"more than {count} requests without waiting for an answer")
+            raise self._stop(wire.RESOURCE_ERROR, f"more than {count} requests without waiting for answers")
 
     def feed(self, chunk: memoryview) -> Sequence[Request]:
         if not self.last_channel and self._about.opened:

@@ -274,7 +274,7 @@ class Replay:
             failures = self._failures.get(suspect.queue.number, 0) + 1
             self._failures[suspect.queue.number] = failures
             if failures >= _MAX_FAILURES:
-                self._drop(suspect, f"the broker closed {failures} connections over it: {code} {text}")
+                self._drop(suspect, f"the broker closed {failures} connections because of it: {code} {text}")
         self._channel, self._owner, self._answer = _Channel.SHUT, None, b""
         self._set_unwritten(0)
         lines = [*self._lines, *self._later]

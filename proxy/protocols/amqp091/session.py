@@ -300,9 +300,9 @@ class AMQP091Session(Session):
 
     def _why_not(self) -> str:
         if self._header in _AMQP_1_0:
-            return 'which is AMQP 1.0: take protocol = "amqp" for its listener, or "amqp10"'
+            return 'which is AMQP 1.0; use protocol = "amqp" or "amqp10" for the listener'
         if self._header in wire.PROTOCOL_HEADERS:
-            return "which is AMQP 0.9.1, but the broker speaks something else"
+            return "which is AMQP 0.9.1, but the broker speaks another protocol"
         return "which is not AMQP 0.9.1"
 
     def _who(self) -> ConnectionInfo:

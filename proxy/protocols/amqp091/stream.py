@@ -228,17 +228,17 @@ class Stream(ABC):
         kind, number, length = wire.prefix_at(self._beginning)
         if number > self.last_channel:
             if not self.last_channel:
-                what = f"a frame of channel {number} before the connection was open"
+                what = f"a frame on channel {number} before connection.open"
                 raise self._stop(wire.COMMAND_INVALID, what)
-            what = f"a frame of channel {number}, {self.last_channel} is the last one"
+            what = f"a frame on channel {number}, but the highest channel is {self.last_channel}"
             raise self._stop(wire.CHANNEL_ERROR, what)
         if kind not in wire.FRAME_TYPES:
-            raise self._stop(wire.FRAME_ERROR, f"a frame of the unknown type {kind}")
+            raise self._stop(wire.FRAME_ERROR, f"a frame of unknown type {kind}")
         most = self.most_payload_bytes
         if kind != wire.BODY:
             most = min(most, MAX_GATHERED_BYTES) if self.side is Side.CLIENT else MAX_GATHERED_OF_BROKER_BYTES
         if length > most:
-            what = f"a frame of {length + FRAME_BYTES} bytes, {most + FRAME_BYTES} may be"
+            what = f"a frame of {length + FRAME_BYTES} bytes; the maximum is {most + FRAME_BYTES}"
             raise self._stop(wire.FRAME_ERROR, what)
         if kind == wire.BODY:
             self._begin_body(number, length)
@@ -250,7 +250,7 @@ class Stream(ABC):
 
     def _check_end(self, octet: int) -> None:
         if octet != FRAME_END:
-            raise self._stop(wire.FRAME_ERROR, f"a frame that ends in {octet:#04x} and not in {FRAME_END:#04x}")
+            raise self._stop(wire.FRAME_ERROR, f"a frame that ends in {octet:#04x} instead of {FRAME_END:#04x}")
 
     def _unexpected(self, what: str, number: int) -> Close:
         return self._stop(wire.UNEXPECTED_FRAME, f"{what} on channel {number}")
@@ -264,7 +264,7 @@ class Stream(ABC):
             lane = self._lanes.get(number)
             if lane is not None and lane.content is not None and not lane.content.done:
                 if not lane.channel.dead:
-                    raise self._unexpected("a method inside a content", number)
+                    raise self._unexpected("a method before the end of a content", number)
                 self._gathered(lane.content)
                 lane.content = None
             self._take_method(wire.method_of(frame), frame, number)
@@ -282,7 +282,7 @@ class Stream(ABC):
             if lane is None and not self.finished:
                 self._pass(frame)
             elif lane is not None and not lane.channel.dead:
-                raise self._unexpected("a content header without its method", number)
+                raise self._unexpected("a content header without a method", number)
             return
         class_id, body_bytes, keys, fields = wire.read_content_header(
             wire.payload(frame), copies=self.side is Side.CLIENT
@@ -318,7 +318,7 @@ class Stream(ABC):
         content = None if lane is None else lane.content
         if content is None or content.done or length > content.left_bytes:
             if lane is not None and not lane.channel.dead:
-                raise self._unexpected("a body that no content header announced", number)
+                raise self._unexpected("a body frame without a content header", number)
             # The broker answers if the channel is not open, and ignores it if it has closed the channel.
             content = Content(self._nowhere, left_bytes=length)
             content.fate = PASSING if lane is None and not self.finished else DROPPED
@@ -949,7 +949,7 @@ class Stream(ABC):
             for handle in lost.handles:
                 self._say(self._alike(line, handle & ~_IS_COPIED, 0), expired=False)
             if len(lost.handles) < lost.entries:
-                self._damage = Close("spool_damaged", f"{lost.entries} publishes put aside: {lost.reason}")
+                self._damage = Close("spool_damaged", f"{lost.entries} spooled publishes were lost: {lost.reason}")
         self._lose_aside(line, lost.entries - (front is not None), 0)
         self.let_ask(line)
 

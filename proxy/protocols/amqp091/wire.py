@@ -163,7 +163,7 @@ class Reader:
     def step(self, count: int) -> int:
         position = self.position
         if count > self.stop - position:
-            raise Malformed(f"{count} bytes of an argument are asked for, {self.stop - position} are there")
+            raise Malformed(f"an argument needs {count} bytes, but only {self.stop - position} are left")
         self.position = position + count
         return position
 
@@ -223,7 +223,7 @@ class Reader:
     def value(self) -> tuple[int, "Reader"]:
         kind = self.octet()
         if kind not in _FIELD_BYTES:
-            raise Malformed(f"a field of the unknown type {chr(kind)!r}")
+            raise Malformed(f"a field of unknown type {chr(kind)!r}")
         length = _FIELD_BYTES[kind]
         begins = self.position
         self.step(self.long() if length is None else length)
@@ -312,7 +312,7 @@ def read_content_header(header: bytes, *, copies: bool = True) -> tuple[int, int
                 if each == _LONG_STRING:
                     keys[text.long_string()[:MAX_SHORT_BYTES]] = None
     if len(keys) > MAX_KEYS:
-        raise Malformed(f"a content header with {len(keys)} routing keys in CC and BCC, {MAX_KEYS} may be")
+        raise Malformed(f"a content header with {len(keys)} routing keys in CC and BCC; the maximum is {MAX_KEYS}")
     return class_id, body_bytes, list(keys), fields
 
 
@@ -370,7 +370,7 @@ class Publish(NamedTuple):
         if len(header) > most_payload_bytes:
             header = self.header
             if len(header) > most_payload_bytes:
-                raise Malformed(f"a content header of {len(header)} bytes, {most_payload_bytes} may be")
+                raise Malformed(f"a content header of {len(header)} bytes; the maximum is {most_payload_bytes}")
         target = _short_string(self.exchange) + _short_string(self.routing_key)
         method = Struct(">IH").pack(BASIC_PUBLISH, 0) + target + b"\0"
         out = [frame(METHOD, channel, method), frame(HEADER, channel, header)]
@@ -387,11 +387,11 @@ def read_publish(data: bytes) -> Publish:
     view, position, size = memoryview(data), 0, len(data)
     while position < size:
         if size - position < FRAME_BYTES:
-            raise Malformed(f"{size - position} bytes behind the frames of a publish")
+            raise Malformed(f"{size - position} extra bytes after the frames of a publish")
         kind, _, length = prefix_at(data, position)
         stop = position + length + FRAME_BYTES
         if stop > size or data[stop - 1] != FRAME_END or kind not in payloads:
-            raise Malformed("a frame that is none of a publish")
+            raise Malformed("a frame that does not belong to a publish")
         payloads[kind].append(view[position + PREFIX_BYTES : stop - 1])
         position = stop
     methods, headers = payloads[METHOD], payloads[HEADER]
@@ -404,14 +404,14 @@ def read_publish(data: bytes) -> Publish:
     exchange, routing_key = arguments.short_string(), arguments.short_string()
     class_id, body_bytes, keys, _ = read_content_header(header)
     if not is_publish or class_id != BASIC or body_bytes != len(body):
-        raise Malformed(f"a method of class {class_id} with {len(body)} of {body_bytes} bytes of a body")
+        raise Malformed(f"a content of class {class_id} with {len(body)} of {body_bytes} body bytes")
     return Publish(exchange, routing_key, keys, header, body)
 
 
 def _marked(header: bytes) -> bytes:
     parts = _split(header)
     if parts.flags & _FLAG_MORE_FLAGS:
-        raise Malformed("a content header with properties that no message has")
+        raise Malformed("a content header with unknown properties")
     return parts.payload(_MARK + (parts.fields or b""), parts.behind)
 
 

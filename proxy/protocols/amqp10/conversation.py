@@ -170,7 +170,7 @@ class Conversation:
         handle, number = performative.uint(0), performative.uint(1)
         link = None if handle is None else half.handles.get(handle)
         if link is None or link.sender is not side:
-            raise Malformed(f"a transfer with handle {handle}, on which it does not send")
+            raise Malformed(f"a transfer with handle {handle}, which is not a sender's")
         settled = performative.boolean(4) or link.gone  # deliveries on an ended link are not answered
         # RabbitMQ delivers an aborted delivery as far as it came, so it counts like any other.
         is_aborted = performative.boolean(9)

@@ -474,7 +474,7 @@ class Link:
             return
         if self.delays or (self.decides and self.shared.limits):
             name = self.name or "without a name"
-            raise Close("transfer_limit_exceeded", f"the client has sent more on link {name} than it had credit for")
+            raise Close("transfer_limit_exceeded", f"the client exceeded its credit on link {name}")
 
     def came(self, deliveries: int) -> None:
         self._begun -= deliveries
@@ -634,7 +634,7 @@ class Link:
         """
         limits = self.shared.limits
         if not delivery.settled and limits and self._may_swallow():
-            why = "a message that does not say where it is to go" if error is None else str(error)
+            why = "a message without a target address" if error is None else str(error)
             self._swallow(delivery, f"SYSTEM_BUSY: {why}")
             return
         delivery.fate = PASSES
@@ -683,7 +683,7 @@ class Link:
             return
         if refuse.most is not None:
             most = f"{refuse.most} {refuse.most_of}"
-            why = f"takes no message of more than the {most} that rule {refuse.rule} admits at once"
+            why = f"accepts no message above the {most} that rule {refuse.rule} admits at once"
         else:
             short = "its share, as the broker is short: " if refuse.rule.startswith(ADAPTIVE_NAME) else ""
             why = f"over {short}rule {refuse.rule}; try again in {-(-refuse.wait_us // 1000)} ms"
@@ -812,4 +812,4 @@ class Link:
 def _check_unread(error: Malformed) -> None:
     """Close the connection over an unreadable message that cannot be refused, unless no broker can read it."""
     if not isinstance(error, CutOff):
-        raise Close("unreadable_message", f"the client has sent {error}; settled ones cannot be refused") from None
+        raise Close("unreadable_message", f"the client sent {error}; a settled message cannot be refused") from None

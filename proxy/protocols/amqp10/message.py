@@ -65,7 +65,7 @@ class MessageHead:
                 return True
         self._passed_bytes += read
         if self._passed_bytes + len(data) - read > MAX_HEAD_BYTES:
-            raise Malformed(f"a message that does not say within {MAX_HEAD_BYTES} bytes where it is to go")
+            raise Malformed(f"a message without a target address in its first {MAX_HEAD_BYTES} bytes")
         if not kept:
             self._rest = bytearray(data[read:])
         elif read:
@@ -84,17 +84,17 @@ class MessageHead:
 
     def _section(self, data: Buffer | bytearray, at: int, stop: int) -> int:
         if data[at]:
-            raise Malformed(f"a value of the type 0x{data[at]:02x} where a section belongs")
+            raise Malformed(f"a value of type 0x{data[at]:02x} instead of a section")
         code, begins = wire.descriptor(data, at + 1, stop)
         if code not in wire.SECTIONS or code <= self._latest:
-            raise Malformed(f"a section of the descriptor 0x{max(code, 0):02x} behind 0x{self._latest:02x}")
+            raise Malformed(f"a section with descriptor 0x{max(code, 0):02x} after 0x{self._latest:02x}")
         if code > wire.PROPERTIES:
             self.known = True
             return at
         ends = wire.ends(data, begins, stop)
         if ends > stop:
             self._wanted_bytes = ends - at
-            raise CutOff(f"a section of {ends - at} bytes that is cut off")
+            raise CutOff(f"a section of {ends - at} bytes that is truncated")
         self._latest = code
         if code == wire.MESSAGE_ANNOTATIONS:
             self._read_annotations(bytes(data[begins:ends]))
@@ -114,5 +114,5 @@ class MessageHead:
             if wire.octets(key) == COPIES:
                 copies |= dict.fromkeys(each for each in map(wire.octets, wire.values(value)) if each is not None)
         if len(copies) > MAX_COPIES:
-            raise Malformed(f"a message with {len(copies)} copies, {MAX_COPIES} may be")
+            raise Malformed(f"a message with {len(copies)} copies; the maximum is {MAX_COPIES}")
         self.copies = tuple(copies)

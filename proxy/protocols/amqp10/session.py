@@ -335,7 +335,7 @@ class AMQP10Session(Session):
             return Step(forward)
         # As in 2.2, and without the broker, whose answer would not be decoded.
         self._streams[Side.BROKER].insert(wire.SASL_HEADER)
-        what = "is AMQP 0.9.1: take the protocol amqp091 for its port, or amqp for both versions"
+        what = 'is AMQP 0.9.1; use protocol = "amqp091" for the listener, or "amqp" for both versions'
         if not header.startswith(b"AMQP\x00\x00\x09") and not header.startswith(b"AMQP\x01\x01"):
             what = "is not AMQP 1.0"
         stream.close = Close("other_protocol", f"the client began with {header!r}, which {what}")
@@ -350,7 +350,7 @@ class AMQP10Session(Session):
         side, code = stream.side, performative.code
         if frame.size > max(begins, MAX_WHOLE_BYTES) and code != wire.TRANSFER:
             # It would be split or rewritten, and the other peer would misread it.
-            raise Malformed(f"a frame of {frame.size} bytes with a payload that is no transfer")
+            raise Malformed(f"a frame of {frame.size} bytes with a payload, but no transfer")
         self._payload[side] = None
         if code == wire.OPEN:
             return self._open(stream, performative)
@@ -360,7 +360,7 @@ class AMQP10Session(Session):
                 each.pass_undecided(side)
             return Step(partial(self._close, stream))
         if side not in self._about.opened:
-            raise Malformed("a frame before an open")
+            raise Malformed("a frame before the open")
         if code == wire.BEGIN:
             return self._begin(side, frame.channel, performative)
         session = self._channels[side].get(frame.channel)
@@ -397,7 +397,7 @@ class AMQP10Session(Session):
     def _open(self, stream: Stream, performative: Performative) -> Step:
         side, shared = stream.side, self._shared
         if side in self._about.opened:
-            raise Malformed("an open on a connection that is open")
+            raise Malformed("a second open")
         opened = wire.read_open(performative)
         self._about.open(side, opened)
         self._streams[side.other].most_frame_bytes = max(opened.max_frame_bytes, wire.MIN_MAX_FRAME_BYTES)
@@ -437,7 +437,7 @@ class AMQP10Session(Session):
         else:
             waiting = self._unanswered[side.other].get(remote)
             if not waiting:
-                raise Malformed(f"a begin in answer to channel {remote}, on which nothing was begun")
+                raise Malformed(f"a begin in answer to channel {remote}, on which no session was begun")
             session = waiting.popleft()
             if not waiting:
                 del self._unanswered[side.other][remote]

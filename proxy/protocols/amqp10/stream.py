@@ -52,8 +52,8 @@ class Phase(Enum):
     """The data that a peer sends next. ``_HEADERS`` has the protocol headers (2.2, 5.3.2)."""
 
     HEADER = "a protocol header"
-    SASL = "frames of SASL, or the header of AMQP"
-    FRAMES = "frames of AMQP"
+    SASL = "a SASL frame or an AMQP header"
+    FRAMES = "an AMQP frame"
 
 
 _HEADERS: Final = {
@@ -168,11 +168,11 @@ class Stream:
         ends = at + size
         whole = ends <= stop
         if self.phase is Phase.SASL and size > MAX_WHOLE_BYTES:
-            raise Malformed(f"a frame of SASL of {size} bytes, {MAX_WHOLE_BYTES} may be")
+            raise Malformed(f"a SASL frame of {size} bytes; the maximum is {MAX_WHOLE_BYTES}")
         if not whole and (size <= MAX_WHOLE_BYTES or stop - at < _FIRST_LOOK_BYTES):
             return at
         if frame.type != (wire.SASL if self.phase is Phase.SASL else wire.AMQP):
-            raise Malformed(f"a frame of the type {frame.type} instead of {self.phase.value}")
+            raise Malformed(f"a frame of type {frame.type} instead of {self.phase.value}")
         self._steps += 1
         if size == frame.doff:
             self.frames += 1
@@ -196,7 +196,7 @@ class Stream:
         return there
 
     def _too_long(self, size: int) -> Malformed:
-        return Malformed(f"a frame of {size} bytes, {self.most_frame_bytes} may be")
+        return Malformed(f"a frame of {size} bytes; the maximum is {self.most_frame_bytes}")
 
     def _take_payload(self, buffer: Buffer, at: int, stop: int) -> int:
         stop = min(stop, at + self._payload_left_bytes)

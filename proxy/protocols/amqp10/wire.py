@@ -152,7 +152,7 @@ def skip(buffer: Buffer | bytearray, at: int, stop: int) -> int:
     described = 0
     while wanted:
         if at >= stop:
-            raise CutOff("a value that ends too early")
+            raise CutOff("a truncated value")
         constructor = buffer[at]
         width = _WIDTH_OF[constructor]
         at += 1
@@ -160,22 +160,22 @@ def skip(buffer: Buffer | bytearray, at: int, stop: int) -> int:
             at += width
         elif width == _BY_SIZE8:
             if at >= stop:
-                raise CutOff("a value that ends too early")
+                raise CutOff("a truncated value")
             at += 1 + buffer[at]
         elif width == _BY_SIZE32:
             if at + 4 > stop:
-                raise CutOff("a value that ends too early")
+                raise CutOff("a truncated value")
             at += 4 + _u32_at(buffer, at)[0]
         elif width == _BY_DESCRIPTOR:
             described += 1
             wanted += 2
             if described > MAX_DESCRIBED:
-                raise Malformed(f"a value that is described more than {MAX_DESCRIBED} times")
+                raise Malformed(f"a value with more than {MAX_DESCRIBED} descriptors")
         else:
-            raise Malformed(f"a value of the unknown type 0x{constructor:02x}")
+            raise Malformed(f"a value of unknown type 0x{constructor:02x}")
         wanted -= 1
     if at > stop:
-        raise CutOff(f"a value that is {at - stop} bytes longer than what is there")
+        raise CutOff(f"a value that is {at - stop} bytes too long")
     return at
 
 
@@ -248,7 +248,7 @@ class Performative:
 
     def _is_no(self, name: str, number: int) -> Malformed:
         return Malformed(
-            f"field {number} of 0x{max(self.code, 0):02x} is of the type 0x{self.raw(number)[0]:02x}, no {name}"
+            f"field {number} of 0x{max(self.code, 0):02x} is of type 0x{self.raw(number)[0]:02x}, not a {name}"
         )
 
     def replaced(self, changes: Mapping[int, bytes]) -> bytes:
@@ -284,7 +284,7 @@ def _performative(buffer: Buffer | bytearray, start: int, stop: int) -> Performa
     if start >= stop:
         raise CutOff("a frame without a performative")
     if buffer[start] != _DESCRIBED:
-        raise Malformed(f"a value of the type 0x{buffer[start]:02x} where a described list belongs")
+        raise Malformed(f"a value of type 0x{buffer[start]:02x} instead of a described list")
     code, at = descriptor(buffer, start + 1, stop)
     described_by = bytes(buffer[start:at])
     stops = ends(buffer, at, stop)
@@ -292,27 +292,27 @@ def _performative(buffer: Buffer | bytearray, start: int, stop: int) -> Performa
     if kind == _LIST0:
         return Performative(code, described_by, [], stops)
     if kind not in {_LIST8, _LIST32}:
-        raise Malformed(f"a value of the type 0x{kind:02x} where a list of fields belongs")
+        raise Malformed(f"a value of type 0x{kind:02x} instead of a list of fields")
     if stops - at > MAX_PERFORMATIVE_BYTES:
-        raise Malformed(f"a performative of {stops - at} bytes, {MAX_PERFORMATIVE_BYTES} may be")
+        raise Malformed(f"a performative of {stops - at} bytes; the maximum is {MAX_PERFORMATIVE_BYTES}")
     if stops > stop:
-        raise CutOff(f"a performative that is {stops - stop} bytes longer than what is there")
+        raise CutOff(f"a performative that is {stops - stop} bytes too long")
     first = at + (3 if kind == _LIST8 else 9)
     if first > stops:
         raise Malformed("a list without a count")
     count = buffer[first - 1] if kind == _LIST8 else _u32_at(buffer, first - 4)[0]
     if count > MAX_FIELDS:
-        raise Malformed(f"a performative of {count} fields, {MAX_FIELDS} may be")
+        raise Malformed(f"a performative of {count} fields; the maximum is {MAX_FIELDS}")
     return Performative(code, described_by, _values(buffer, first, stops, count), stops)
 
 
 def descriptor(buffer: Buffer | bytearray, at: int, stop: int) -> tuple[int, int]:
     # An incomplete descriptor is checked, too: a megabyte of an invalid one is not awaited.
     if at >= stop:
-        raise CutOff("a descriptor that ends too early")
+        raise CutOff("a truncated descriptor")
     constructor = buffer[at]
     if constructor not in _DESCRIPTORS:
-        raise Malformed(f"a descriptor of the type 0x{constructor:02x}")
+        raise Malformed(f"a descriptor of type 0x{constructor:02x}")
     if constructor == _SYMBOL32 and at + 5 <= stop and _u32_at(buffer, at + 1)[0] > 255:
         raise Malformed(f"a descriptor of {_u32_at(buffer, at + 1)[0]} bytes")
     ends = skip(buffer, at, stop)
@@ -325,20 +325,20 @@ def descriptor(buffer: Buffer | bytearray, at: int, stop: int) -> tuple[int, int
 def ends(buffer: Buffer | bytearray, at: int, stop: int) -> int:
     """Return the end of a list or a map, which may be incomplete."""
     if at >= stop:
-        raise CutOff("a list or a map that ends too early")
+        raise CutOff("a truncated list or map")
     constructor = buffer[at]
     if constructor == _LIST0:
         return at + 1
     if constructor in {_LIST8, _MAP8}:
         if at + 2 > stop:
-            raise CutOff("a list or a map that ends too early")
+            raise CutOff("a truncated list or map")
         return at + 2 + buffer[at + 1]
     if constructor in {_LIST32, _MAP32}:
         if at + 5 > stop:
-            raise CutOff("a list or a map that ends too early")
+            raise CutOff("a truncated list or map")
         size: int = _u32_at(buffer, at + 1)[0]
         return at + 5 + size
-    raise Malformed(f"a value of the type 0x{constructor:02x} where a list or a map belongs")
+    raise Malformed(f"a value of type 0x{constructor:02x} instead of a list or a map")
 
 
 def _values(buffer: Buffer | bytearray, at: int, stop: int, count: int) -> list[bytes]:
@@ -353,7 +353,7 @@ def _values(buffer: Buffer | bytearray, at: int, stop: int, count: int) -> list[
     except CutOff as error:
         raise Malformed(f"fewer than {count} values in a list or a map") from error
     if at != size:
-        raise Malformed(f"{count} values in a list or a map take {at} bytes, {size} are there")
+        raise Malformed(f"{count} values in a list or a map take {at} bytes, but only {size} are left")
     return values
 
 
@@ -379,9 +379,9 @@ def _compound(raw: bytes, short: int, long: int) -> list[bytes]:
     elif constructor == long and size > 8:
         begins, count = 9, _u32_at(raw, 5)[0]
     else:
-        raise Malformed(f"a value of the type 0x{constructor:02x} where a list or a map belongs")
+        raise Malformed(f"a value of type 0x{constructor:02x} instead of a list or a map")
     if count > MAX_VALUES:
-        raise Malformed(f"a list or a map of {count} values, {MAX_VALUES} may be")
+        raise Malformed(f"a list or a map of {count} values; the maximum is {MAX_VALUES}")
     return _values(raw, begins, size, count)
 
 
@@ -577,7 +577,7 @@ def _terminus(raw: bytes) -> Terminus | None:
     if node.code == _COORDINATOR:
         return Terminus(coordinator=True)
     if node.code not in {_SOURCE, _TARGET}:
-        raise Malformed(f"a terminus of the descriptor 0x{node.code & 0xFFFF:02x}")
+        raise Malformed(f"a terminus with descriptor 0x{node.code & 0xFFFF:02x}")
     return Terminus(node.octets(0), node.boolean(4))
 
 

@@ -55,7 +55,7 @@ PROTOCOL = Protocol(
         ),
         Kind(
             codes.KIND_TRANSACTION,
-            "ends of the transactions of a producer group; the group's name",
+            "commits and rollbacks of a producer group's transactions; the group's name",
             action="delay",
         ),
         Kind(

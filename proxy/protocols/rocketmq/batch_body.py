@@ -132,7 +132,7 @@ def decode_batch(body: bytes) -> Iterator[BatchMessage]:
 
 
 def _bad_message(at: int) -> RemoteProtocolError:
-    return RemoteProtocolError("bad_batch", f"the lengths of the batch's message at offset {at} do not add up")
+    return RemoteProtocolError("bad_batch", f"inconsistent lengths in the batch's message at offset {at}")
 
 
 _NAME_END: Final = "\x01"

@@ -55,9 +55,7 @@ _NUMBER: Final = re.compile(r"[+-]?[0-9]{1,40}(?:\.[0-9]{0,40})?(?:[eE][+-]?[0-9
 # Fields of 9003 that cannot be changed, and their values for "leave unchanged".
 _DEFAULTS: Final = {"disabled": ("",), "defaultLimitQps": ("", "-1.0", "-1"), "sendMsgBackLimitQps": ("", "-1.0", "-1")}
 _RATES_ALLOWED: Final = f"a number from 0, which refuses everything, to {MAX_RATE_PER_S}, in messages per second"
-_NAMES_ALLOWED: Final = (
-    f"a topic or {RETRY_PREFIX}GROUP, at most {MAX_NAME_CHARS} characters out of letters, digits and % | - _"
-)
+_NAMES_ALLOWED: Final = f"a topic or {RETRY_PREFIX}GROUP, at most {MAX_NAME_CHARS} letters, digits and % | - _"
 
 
 class _Limit(msgspec.Struct, gc=False):
@@ -133,7 +131,7 @@ class LimitCommandReader:
         if asked == "nobody":
             return None
         if asked == "full":
-            return _answer(caller, ResponseCode.SYSTEM_BUSY, "too many requests of this kind are open; try again")
+            return _answer(caller, ResponseCode.SYSTEM_BUSY, "too many such requests are pending; try again")
         self.open += 1
         return b""
 
@@ -151,7 +149,7 @@ class LimitCommandReader:
 
 def _read_update(raw: bytes, header_type: int, caller: _Asker) -> CommandRequest:
     if len(raw) > MAX_DECODED_HEADER_BYTES:
-        raise _BadFieldError(f"a header of {len(raw)} bytes; at most {MAX_DECODED_HEADER_BYTES} are read")
+        raise _BadFieldError(f"a header of {len(raw)} bytes; the maximum is {MAX_DECODED_HEADER_BYTES}")
     try:
         fields = decode_header(raw, header_type).fields
     except RemoteProtocolError as error:
@@ -159,7 +157,7 @@ def _read_update(raw: bytes, header_type: int, caller: _Asker) -> CommandRequest
     for field, leave in _DEFAULTS.items():
         if fields.get(field, "") not in leave:
             raise _BadFieldError(
-                f"{field} cannot be changed by this request; leave it out, and use Sluice's own API or configuration"
+                f"{field} cannot be changed by this request; leave it out, or use Sluice's API or configuration"
             )
     topic, qps = fields.get("topic", ""), fields.get("topicLimitQps", "")
     kind, name = KIND_TOPIC, topic
@@ -201,4 +199,6 @@ def _answer(caller: _Asker, code: ResponseCode, remark: str | None = None, body:
     try:
         return encode(answer)
     except LocalProtocolError as error:
-        return _answer(caller, ResponseCode.SYSTEM_ERROR, f"the limits do not fit a frame: {error.detail}; use the API")
+        return _answer(
+            caller, ResponseCode.SYSTEM_ERROR, f"the limits do not fit into a frame: {error.detail}; use the API"
+        )

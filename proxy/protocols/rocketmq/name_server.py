@@ -266,12 +266,12 @@ class _Answers(_Stream):
 
     def _gather(self, whole: _Whole, piece: memoryview, out: list[Buffer], now_ns: int) -> int:
         if whole.room.lost:
-            raise Close("no_room", "the client has not read for so long that others needed the room for its answer")
+            raise Close("no_room", "the client did not read its answer, and other connections needed the memory")
         piece = piece[: whole.missing]
         whole.missing -= len(piece)
         whole.body += piece
         if not self._context.room.grow(whole.room, len(whole.head) + len(whole.body), now_ns):
-            self._unread(whole, "there is no room for it in memory")
+            self._unread(whole, "there is not enough memory for it")
             self.left = whole.missing
         elif whole.missing:
             return len(piece)
@@ -338,13 +338,13 @@ def _doubts(options: NameServerOptions, listeners: Sequence[ListenerAddresses]) 
     fronts = _fronts(listeners)
     if not fronts and not options.addresses:
         yield (
-            "replaces no address, so clients go to the brokers past Sluice: add listeners of protocol rocketmq for the"
+            "rewrites no address, so clients bypass Sluice: add listeners of protocol rocketmq for the"
             " brokers, or options.addresses"
         )
     for host, port in without_vip(fronts):
         yield (
             f"sends clients to the listener at {host}:{port}; those with a VIP channel connect to port"
-            f" {port + codes.VIP_PORT_OFFSET} there, where no listener is: add one, for the broker's own VIP channel"
+            f" {port + codes.VIP_PORT_OFFSET} there, which has no listener: add one for the broker's VIP channel"
         )
 
 

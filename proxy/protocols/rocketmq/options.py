@@ -35,7 +35,7 @@ class Networks(tuple[Network, ...]):
 def _read_networks(value: object) -> Networks:
     if isinstance(value, Networks):
         return value
-    allowed = 'must be a list of addresses and networks, like ["10.1.2.3", "10.0.0.0/8", "2001:db8::/32"]; [] is nobody'
+    allowed = 'must be a list of addresses and networks, like ["10.1.2.3", "10.0.0.0/8", "2001:db8::/32"]; [] is none'
     if not isinstance(value, list | tuple):
         raise ValueError(allowed)  # noqa: TRY004 - what is wrong with a value is a ValueError
     return Networks(_read_network(each, allowed) for each in value)
@@ -49,7 +49,7 @@ def _read_network(value: object, allowed: str) -> Network:
         try:
             network = read_network(value).network
         except RuleError as error:
-            raise ValueError(f'"{value}" is none of what is allowed: {error.allowed}') from None
+            raise ValueError(f'"{value}" is not valid; allowed: {error.allowed}') from None
     if network is None:
         raise ValueError(allowed)
     return network
@@ -97,7 +97,7 @@ def check_rule(rule: Rule) -> None:
     """
     if rule.busy_code is not None and rule.busy_code not in BUSY_CODES:
         raise RuleError(
-            f"rule {rule.name}: busy_code {rule.busy_code}, which clients do not take for busy",
+            f"rule {rule.name}: busy_code {rule.busy_code}, which clients do not treat as busy",
             " or ".join(map(str, sorted(BUSY_CODES))),
             "busy_code",
         )
@@ -106,13 +106,13 @@ def check_rule(rule: Rule) -> None:
     if rule.kind in {KIND_TOPIC, KIND_RETRY_GROUP} and written.startswith(RETRY_PREFIX):
         group = written.removeprefix(RETRY_PREFIX) or "*"
         raise RuleError(
-            f"rule {rule.name}: {RETRY_PREFIX} is no part of a name here; retry topics are limited by their group",
+            f"rule {rule.name}: {RETRY_PREFIX} is not part of the name; retry topics are limited by their group",
             f"kind {KIND_RETRY_GROUP} and the bare group, {group}",
             "pattern",
         )
     if rule.kind == KIND_SUBSCRIPTION and name is not None and SUBSCRIPTION_MARK not in name:
         raise RuleError(
-            f"rule {rule.name}: {name} names no subscription",
+            f"rule {rule.name}: {name} does not name a subscription",
             f"GROUP{SUBSCRIPTION_MARK}TOPIC, e.g. {name}{SUBSCRIPTION_MARK}* for the group or"
             f" *{SUBSCRIPTION_MARK}{name} for the topic",
             "pattern",

@@ -293,7 +293,7 @@ class RequestStream:
 
     def _grow_header(self) -> None:
         if not self._exempt and not self._room.grow(self._header_room, len(self._beginning.pieces), self._now_ns):
-            raise Close("unparsable", "there is no room to gather a long header of which only a part has come")
+            raise Close("unparsable", "there is not enough memory to buffer an incomplete long header")
 
     def _take_header(self, frame: Frame, header_bytes: int) -> int:
         header = frame.header
@@ -444,11 +444,11 @@ class RequestStream:
         if self._exempt or not self._limiting():
             return
         if header_bytes > MAX_HEADER_BYTES:
-            why = f"{MAX_HEADER_BYTES} bytes at most are read"
+            why = f"the maximum is {MAX_HEADER_BYTES} bytes"
         elif header_type == codes.HEADER_JSON:
-            why = "it is no JSON as clients write it, not even nearly, or names what no broker can have"
+            why = "it is not JSON as clients write it, or names something no broker can have"
         else:
-            why = f"its fields do not add up, are more than {MAX_FIELDS}, or name what no broker can have"
+            why = f"its fields are inconsistent, more than {MAX_FIELDS}, or name something no broker can have"
         raise Close("unparsable", f"the client sent a header of {header_bytes} bytes that cannot be read: {why}")
 
     def _count_undecodable(self, read_by: str) -> None:

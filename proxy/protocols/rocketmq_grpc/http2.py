@@ -78,6 +78,7 @@ COMPRESSION_ERROR: Final = 9
 ENHANCE_YOUR_CALM: Final = 11
 
 FRAME_HEADER_BYTES: Final = 9
+PING_BYTES: Final = FRAME_HEADER_BYTES + 8
 #: The longest frame that every peer takes, and the window of a connection and of each stream, until it says more.
 DEFAULT_FRAME_BYTES: Final = 16_384
 DEFAULT_WINDOW: Final = 65_535
@@ -294,7 +295,7 @@ T = TypeVar("T")
 #: Bytes of which each is a whole indexed field.
 _INDEXED: Final = bytes(range(0x81, 0xFF))
 #: Sets the size of a dynamic table to 0.
-_NO_TABLE: Final = b"\x20"
+NO_TABLE: Final = b"\x20"
 
 
 def _byte(block: bytes, at: int) -> int:
@@ -403,7 +404,9 @@ class HeaderBlocks(Generic[T]):
         try:
             headers = self._decoder.read(block)
         except (HPACKError, ValueError) as error:
-            raise Close("bad_headers", f"the {self._peer} sent a header block that cannot be read: {error}") from None
+            # Without its text, which has bytes of the block, such as a signature.
+            why = type(error).__name__
+            raise Close("bad_headers", f"the {self._peer} sent a header block that cannot be read: {why}") from None
         result = self._understand(headers)
         entries = table.dynamic_entries
         if before[:2] == (table.maxsize, len(entries)) and before[2] is next(iter(entries), None):
@@ -424,9 +427,9 @@ def literal(name: bytes, value: bytes) -> bytes:
     return b"\x00" + _string(name) + _string(value)
 
 
-def literals(headers: Headers, *, is_first: bool) -> bytes:
-    """Return a header block that needs no table. The first one empties the reader's, so that none needs to follow."""
-    return (_NO_TABLE if is_first else b"") + b"".join(literal(name, value) for name, value in headers)
+def literals(headers: Headers) -> bytes:
+    """Return a header block that needs no table."""
+    return b"".join(literal(name, value) for name, value in headers)
 
 
 def _string(text: bytes) -> bytes:
@@ -554,7 +557,7 @@ class Outlet:
         return grant
 
     def drop(self, is_of: Callable[[Buffer], bool]) -> None:
-        """Drop DATA that waits."""
+        """Drop DATA that waits; what was behind it may go on."""
         queue, self._queue = self._queue, deque()
         for entry in queue:
             if is_of(entry[0]):
@@ -562,6 +565,7 @@ class Outlet:
                 self.waiting -= entry[1]
             else:
                 self._queue.append(entry)
+        self.flush()
 
     def take(self) -> list[Buffer]:
         out, self.out, self.out_bytes = self.out, [], 0

@@ -82,6 +82,10 @@ class RocketMQGrpcSession(Session):
         self._frames = {side: http2.Frames(side.value) for side in Side}
         self._requests = http2.HeaderBlocks("client", read_start)
         self._answers = http2.HeaderBlocks[http2.Headers]("broker", lambda headers: headers)
+        # A refusal has gone to the client since the broker wrote HEADERS or DATA. Clients ping behind DATA to find out
+        # which window they need, and a gRPC server ends the connection at the third ping since it wrote something
+        # (``too_many_pings``). So such pings are answered here.
+        self._spoke_last = False
         # The client's table does not follow the broker's any more; and whether it was emptied.
         self._rewrites = self._emptied = False
         self._to_client = http2.Outlet(is_open=False)
@@ -184,7 +188,7 @@ class RocketMQGrpcSession(Session):
         return chunk
 
     def _read_client(self, frames: Iterator[http2.Frame]) -> None:
-        to_broker = self._to_broker
+        to_broker, to_client = self._to_broker, self._to_client
         for kind, flags, stream, frame in frames:
             if kind == http2.DATA:
                 self._take_request_data(self._calls.get(stream), flags, stream, frame)
@@ -198,6 +202,10 @@ class RocketMQGrpcSession(Session):
                 raise Close("bad_frame", "the client sent PUSH_PROMISE")
             else:
                 self._strain_by(1)
+                is_ping = kind == http2.PING and not flags & http2.ACK and len(frame) == http2.PING_BYTES
+                if is_ping and self._spoke_last and to_client.is_open:
+                    to_client.write(http2.frame_of(http2.PING, http2.ACK, 0, frame[http2.FRAME_HEADER_BYTES :]))
+                    continue
                 if kind == http2.SETTINGS:
                     self._take_settings(Side.CLIENT, flags, frame)
                 elif kind == http2.GOAWAY:
@@ -545,8 +553,8 @@ class RocketMQGrpcSession(Session):
             # The broker has not waited for the whole request.
             to_client.put(http2.rst_stream(stream, http2.CANCEL))
             return
-        begin = b"" if self._emptied else self._answers.to_signal
-        pieces, size = refusal(call.method, text, begin, to_client.initial, was_held=was_held)
+        self._spoke_last = True
+        pieces, size = refusal(call.method, text, self._begin_block(), to_client.initial, was_held=was_held)
         to_client.own(size)
         to_client.put(stream.to_bytes(4, "big").join(pieces), size)
         if not call.client_ended:
@@ -604,8 +612,10 @@ class RocketMQGrpcSession(Session):
                 continue
             call = self._calls.get(stream)
             if kind == http2.DATA:
+                self._spoke_last = False
                 self._take_answer_data(call, flags, frame)
             elif kind == http2.HEADERS:
+                self._spoke_last = False
                 self._take_answer_headers(call, flags, stream, frame)
             elif kind == http2.WINDOW_UPDATE:
                 self._take_broker_update(call, stream, frame)
@@ -686,14 +696,12 @@ class RocketMQGrpcSession(Session):
         ends = flags & http2.END_STREAM != 0
         if size and not ends:
             self._to_broker.write(http2.window_update(call.id, size))
-        pieces = [self._rewritten(call, *found) for found in call.answer.feed(http2.content_of(frame, flags))]
-        data = b"".join(pieces)
-        for at in range(0, len(data), http2.DEFAULT_FRAME_BYTES):
-            piece = data[at : at + http2.DEFAULT_FRAME_BYTES]
-            to_client.own(len(piece))
-            to_client.put(http2.frame_of(http2.DATA, 0, call.id, piece), len(piece), call)
-        if ends:
-            to_client.put(http2.frame_of(http2.DATA, http2.END_STREAM, call.id))
+        answers = call.answer.feed(http2.content_of(frame, flags))
+        data = b"".join([self._rewritten(call, *each) for each in answers])
+        if data or ends:
+            for piece, piece_bytes in http2.data_of(call.id, data, ends=ends):
+                to_client.own(piece_bytes)
+                to_client.put(piece, piece_bytes, call)
 
     def _rewritten(self, call: Call, flag: int, length: int, message: bytes) -> bytes:
         if len(message) < length:
@@ -725,12 +733,22 @@ class RocketMQGrpcSession(Session):
             return
         call.answered = True
         if self._rewrites:
-            block = http2.literals(headers, is_first=not self._emptied)
-            self._emptied = True
+            block = self._begin_block() + http2.literals(headers)
             frame = http2.headers_of(flags & http2.END_STREAM, stream, block)
         self._to_client.put(frame)
         if flags & http2.END_STREAM:
             self._broker_ended(call)
+
+    def _begin_block(self) -> bytes:
+        """Return what a header block begins with that is written here.
+
+        That is the change of the table's size that the broker owes the client. Once the client's table does not follow
+        the broker's any more, it is one that empties it, for good.
+        """
+        if not self._rewrites:
+            return self._answers.to_signal
+        begin, self._emptied = b"" if self._emptied else http2.NO_TABLE, True
+        return begin
 
     def _broker_ended(self, call: Call) -> None:
         call.broker_ended = True

@@ -178,7 +178,7 @@ def test_without_a_token_nothing_is_told_and_nothing_changed(sidecar: Sluice, as
         ("POST", "/api/v1/reload"),
     ]:
         answer = ask(path, method, token="")
-        assert refused(answer, 401) == "a token is wanted: Authorization: Bearer TOKEN"
+        assert refused(answer, 401) == "a token is required: Authorization: Bearer TOKEN"
         assert answer.headers["www-authenticate"].startswith("bearer ")
     assert ask("/api/v1/limits").json["etag"] == before["etag"]
     assert sidecar.get("/healthz")[0] == sidecar.get("/readyz")[0] == 200
@@ -334,7 +334,7 @@ def test_on_an_address_that_others_reach_it_does_not_start_without_a_token(tmp_p
     done = run_sluice("run", "--listen", listen, "--broker", "127.0.0.1:1", "--admin", "0.0.0.0:0", cwd=tmp_path)
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
-    assert line.startswith("sluice: --admin 0.0.0.0:0: others reach this address, and it wants no token; ")
+    assert line.startswith("sluice: --admin 0.0.0.0:0: other machines can reach this address, and no token is set; ")
     assert all(way in line for way in ("admin.token_file", "127.0.0.1", "admin.allow_anyone"))
 
 
@@ -397,7 +397,7 @@ def test_a_hangup_takes_new_tokens_and_keeps_the_old_ones_if_the_file_is_wrong(
         assert (status(WRITE), status(READ)) == (200, 401)
         file.write_text("alice write short\n", encoding="utf-8")
         running.process.signal(signal.SIGHUP)
-        running.process.wait_for_line(f"{file}:1: a token has at least 24 characters", timeout_s=_TIMEOUT_S)
+        running.process.wait_for_line(f"{file}:1: a token must have at least 24 characters", timeout_s=_TIMEOUT_S)
         assert (status(WRITE), status(READ)) == (200, 401)
         file.write_text(f"bob read {READ}\n", encoding="utf-8")
         running.process.signal(signal.SIGHUP)

@@ -76,5 +76,5 @@ def test_what_needs_a_restart_is_said_and_the_rest_holds(sluice: Sluice, tmp_pat
 
 def test_limits_without_a_rule_any_more_go_and_the_built_in_ones_come_back(sluice: Sluice, tmp_path: Path) -> None:
     (tmp_path / "sluice.toml").write_text("")
-    assert ask(sluice, "POST", "reload")[1]["changed"] == ["topic:orders: removed, it was 5/s"]
+    assert ask(sluice, "POST", "reload")[1]["changed"] == ["topic:orders: removed, was 5/s"]
     assert rate(sluice) == "unlimited"

@@ -150,7 +150,7 @@ def _parts() -> Iterator[str]:
     yield f"## `[[limits]]`\n\n{head(LimitSettings.__doc__)}"
     yield _keys(LimitSettings)
     for protocol in filter(attrgetter("kinds"), own_protocols()):
-        yield f"Kinds of resources of protocol `{protocol.name}`, and what holds where no limit at all is given:"
+        yield f"Kinds of resources of protocol `{protocol.name}`, with the defaults if no limits are configured:"
         yield _kinds(protocol)
     names = ", ".join(map(code, keys(DefaultLimit)))
     yield f"## `[defaults.KIND]`\n\nThe limit of each name that no other limit matches. Keys as above: {names}."

@@ -46,8 +46,8 @@ def page() -> str:
     parts = [
         f"## {title}\n\n{table(('metric', 'type', 'labels', 'meaning'), some)}"
         for title, some in (
-            ("Of Sluice", [row for row in rows if row[0].startswith("`sluice_")]),
-            ("Of its process", [row for row in rows if not row[0].startswith("`sluice_")]),
+            ("Sluice", [row for row in rows if row[0].startswith("`sluice_")]),
+            ("Process", [row for row in rows if not row[0].startswith("`sluice_")]),
         )
     ]
     reasons = table(("reason", "meaning"), [(code(reason), meaning) for reason, meaning in CLOSING_REASONS.items()])

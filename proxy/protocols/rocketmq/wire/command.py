@@ -81,7 +81,7 @@ def encode(command: RemotingCommand) -> bytes:
         )
     length = 4 + len(header) + len(command.body)
     if 4 + length > MAX_FRAME_BYTES:
-        raise LocalProtocolError("too_long", f"a frame of {4 + length} bytes, where {MAX_FRAME_BYTES} are allowed")
+        raise LocalProtocolError("too_long", f"a frame of {4 + length} bytes; the maximum is {MAX_FRAME_BYTES}")
     return _prefix.pack(length, command.header_type << 24 | len(header)) + header + command.body
 
 
@@ -104,7 +104,7 @@ def _encode_binary(command: RemotingCommand) -> bytes:
             key, text = name.encode(), value.encode()
             parts += (_I16.pack(len(key)), key, _I32.pack(len(text)), text)
     except (struct.error, KeyError) as error:
-        raise LocalProtocolError("bad_header", f"this does not fit a binary header: {error}") from error
+        raise LocalProtocolError("bad_header", f"does not fit into a binary header: {error}") from error
     parts[2] = _I32.pack(sum(map(len, parts[3:])))
     return b"".join(parts)
 
@@ -116,7 +116,7 @@ def decode(frame: bytes) -> RemotingCommand:
         RemoteProtocolError: The bytes are not exactly one frame, or its header is unreadable.
     """
     if len(frame) < PREFIX_BYTES:
-        raise RemoteProtocolError("bad_frame", f"{len(frame)} bytes are no frame")
+        raise RemoteProtocolError("bad_frame", f"{len(frame)} bytes are not a frame")
     length, word = _prefix.unpack_from(frame)
     header_type, header_bytes = word >> 24, word & 0xFFFFFF
     if length != len(frame) - 4 or header_bytes > length - MIN_LENGTH:
@@ -133,14 +133,14 @@ def decode_header(header: bytes, header_type: int, body: bytes = b"") -> Remotin
         return _read_json(header, body)
     if header_type == HEADER_BINARY:
         return _read_binary(header, body)
-    raise RemoteProtocolError("bad_header", f"there is no header type {header_type}")
+    raise RemoteProtocolError("bad_header", f"unknown header type {header_type}")
 
 
 def _read_json(header: bytes, body: bytes) -> RemotingCommand:
     try:
         raw = _decode_json(header)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise RemoteProtocolError("bad_header", f"a JSON header cannot be read: {error}") from error
+        raise RemoteProtocolError("bad_header", f"invalid JSON header: {error}") from error
     fields = raw.extFields or {}
     return RemotingCommand(
         code=raw.code,
@@ -160,7 +160,7 @@ def _spell(value: str | float) -> str:
     return str(value)
 
 
-_NOT_EXT: Final = "the fields of a binary header overrun it"
+_NOT_EXT: Final = "the fields exceed the binary header"
 
 
 def _read_binary(header: bytes, body: bytes) -> RemotingCommand:
@@ -178,7 +178,7 @@ def _read_binary(header: bytes, body: bytes) -> RemotingCommand:
             (length,) = _I32.unpack_from(header, at)
             fields[name], at = _read_string(header, at + _I32.size, length)
     except (struct.error, UnicodeDecodeError) as error:
-        raise RemoteProtocolError("bad_header", f"a binary header cannot be read: {error}") from error
+        raise RemoteProtocolError("bad_header", f"invalid binary header: {error}") from error
     return RemotingCommand(
         code=code,
         opaque=opaque,

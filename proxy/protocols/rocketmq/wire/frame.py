@@ -131,11 +131,11 @@ def header_bytes_of(length: int, word: int, max_length: int) -> int:
         return header_bytes
     begins = (length & 0xFFFFFFFF).to_bytes(4, "big")
     if all(0x20 <= byte < 0x7F for byte in begins):
-        detail = f"{begins.decode()!r} where a frame begins: is `protocol` the one that it speaks?"
+        detail = f"{begins.decode()!r} instead of a frame; does it speak the listener's `protocol`?"
     elif not codes.MIN_LENGTH <= length <= max_length:
-        detail = f"a frame of length {length}, where {codes.MIN_LENGTH} to {max_length} are allowed"
+        detail = f"a frame of length {length}; allowed: {codes.MIN_LENGTH} to {max_length}"
     elif word > _HIGHEST_WORD:
-        detail = f"a header of type {word >> 24}, where {codes.HEADER_JSON} and {codes.HEADER_BINARY} are known"
+        detail = f"a header of type {word >> 24}; known: {codes.HEADER_JSON} and {codes.HEADER_BINARY}"
     else:
         detail = f"a header of {header_bytes} bytes in a frame of length {length}"
     raise Close("bad_frame", f"the client sent {detail}")

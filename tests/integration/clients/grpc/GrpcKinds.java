@@ -53,7 +53,9 @@ public final class GrpcKinds {
         Producer producer = provider.newProducerBuilder()
             .setClientConfiguration(configuration)
             .setTopics(topic("normal"), topic("fifo"), topic("delay"), topic("transaction"))
-            .setTransactionChecker(view -> TransactionResolution.COMMIT)
+            // The broker may ask about the others, too, as it notes their ends late.
+            .setTransactionChecker(view -> body(view).equals("rolled back") ? TransactionResolution.ROLLBACK
+                : TransactionResolution.COMMIT)
             .build();
         normal(producer);
         fifo(producer);
@@ -127,7 +129,9 @@ public final class GrpcKinds {
             producer.send(message("fifo", "behind").setMessageGroup("dead").build());
             consumed.awaitBody("behind");
         }
-        report.put("dead", Json.texts(consumed.bodies.subList(consumed.bodies.indexOf("dead"), consumed.bodies.size())));
+        // The group has the topic from its start.
+        consumed.bodies.removeIf(body -> body.startsWith("fifo-"));
+        report.put("dead", Json.texts(consumed.bodies));
     }
 
     private void simple(Producer producer) throws Exception {

@@ -73,11 +73,11 @@ CASES = {
         says=["21 h 36 min under this limit is too short to lower it"]),
     "the limit of a pattern": Case(
         lambda: log(replace(limited(1000.0), rule="topic:*"), web=steady(100)), "keep", 1000,
-        says=["the limit is of a pattern"]),
+        says=["the limit belongs to a pattern"]),
     "a limit about right": Case(lambda: log(limited(130.0), web=steady(100)), "keep", 130),
     "a limit that is near": Case(
         lambda: log(limited(105.0), web=steady(100)), "raise", 120, says=["87/s would have refused 13"]),
-    "a limit of 0": Case(lambda: log(limited(0.0), web=steady(1)), "keep", 0, says=["A limit of 0 is left as it is"]),
+    "a limit of 0": Case(lambda: log(limited(0.0), web=steady(1)), "keep", 0, says=["A limit of 0 is not changed"]),
     "no limit": Case(lambda: log(limited(None), web=steady(100)), "keep", None),
     "a limit that is off": Case(
         lambda: log(limited(10.0, action="off"), web=steady(100), how={"rule": "x", "at_most": 1e9}), "keep", None,
@@ -103,7 +103,7 @@ CASES = {
         "raise", says=["Client flood has 83.7% of the refused messages with fair shares: call its owner"]),
     "a flood that lasts all week, with others": Case(
         lambda: log(limited(200.0), a=steady(12), b=steady(12), c=steady(12), d=steady(12), flood=steady(500)), "share",
-        200, says=["no other would have had", "To admit all of it takes 660/s"]),
+        200, says=["no other would have had", "Admitting all of it takes 660/s"]),
     "a runaway for 20 hours": Case(
         lambda: log(limited(200.0), web=steady(60), loop=between(2000, 4 * DAY_S, 4 * DAY_S + 20 * HOUR_S)),
         "keep", 200, confidence="medium", says=["Client loop sent 97", "which is what the limit is for"]),
@@ -140,24 +140,24 @@ CASES = {
         says=["limit 300/s since 2025-11-25 18:00 refused nothing", "The limit of 150/s in force before refused 2.8%"]),
     "a client's own limit": Case(
         lambda: log(limited(None), a=steady(50), b=at_night(90, HOUR_S), how=BY_CLIENT),
-        "keep", None, says=["but rule client:10.0.0.9 refused 982,800 messages of it: look at that limit"]),
+        "keep", None, says=["but rule client:10.0.0.9 refused 982,800 messages of it: check that limit"]),
     "a broker that was short": Case(
         lambda: log(limited(160.0), a=steady(50), b=at_night(90, HOUR_S), how=BY_BROKER),
         "keep", 160,
-        says=["the broker was short: rule adaptive listener:* refused 982,800 messages of it, which no higher limit"],
-        never=["look at that limit"]),
+        says=["the broker was short: rule adaptive listener:* refused 982,800 messages of it; a higher"],
+        never=["check that limit"]),
     "a client's own limit besides a topic's": Case(
         lambda: log(limited(160.0), a=steady(50), b=at_night(90, HOUR_S), how=BY_CLIENT),
-        "keep", 160, says=["limit 160/s; rule client:10.0.0.9 refused 982,800 messages of it: look at that limit"]),
+        "keep", 160, says=["limit 160/s; rule client:10.0.0.9 refused 982,800 messages of it: check that limit"]),
     "a shadow limit": Case(
         lambda: log(limited(100.0, action="shadow"), web=at_night(100, 0, 50), job=at_night(150, 6 * HOUR_S)),
         "raise", 240, says=["limit 100/s would have refused"]),
     "a limit edited after another rule refused": Case(
         lambda: log(EDITED, 2, a=steady(50, 2), b=at_night(90, HOUR_S, days=2), how=BY_CLIENT), "keep", 300,
-        confidence="low", says=["refused 280,800 messages of it: look"], never=["100%", "in force before"]),
+        confidence="low", says=["refused 280,800 messages of it: check that limit"], never=["100%", "in force before"]),
     "records that are lost": Case(
         lambda: log(limited(1000.0), web=steady(100)), "lower", 120, "lower", "medium",
-        says=["7 records of the log are lost"], known={"lost_records": 7}),
+        says=["7 records of the log were lost"], known={"lost_records": 7}),
 }  # fmt: skip
 
 
@@ -238,7 +238,7 @@ def test_what_other_rates_would_have_refused() -> None:
 def test_a_limit_that_had_no_demand() -> None:
     found = unused(("a", "topic", "orders"), limited(5.0), Known(8 * DAY_S))
     assert (found.action, found.rate_per_s, found.confidence) == ("unused", 5.0, "high")
-    assert found.evidence == "No demand in 8 d of log."
+    assert found.evidence == "No demand in 8 d of logs."
     assert unused(("a", "topic", "orders"), limited(5.0), Known(8 * DAY_S, 1)).confidence == "low"
 
 

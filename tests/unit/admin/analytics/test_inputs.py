@@ -69,7 +69,7 @@ def test_addresses_are_shown_without_secrets() -> None:
 
 
 def test_nothing_to_read_says_so(tmp_path: Path) -> None:
-    with pytest.raises(StartError, match="no file of a rejection log in it"):
+    with pytest.raises(StartError, match="contains no rejection log files"):
         find([str(tmp_path)])
     with pytest.raises(StartError, match="missing: no such file or folder"):
         find([str(tmp_path / "missing")])
@@ -144,7 +144,7 @@ def test_spark_lists_addresses(log: str, address: str) -> None:
     assert found.files == (File("/logs/a%20b c.jsonl", 10, _NOV_21_S),)
     # Without a slash a bucket would be the folder of the user in it.
     reader.load.assert_called_with(address)
-    with pytest.raises(StartError, match="1 file of the log, by date none in the period"):
+    with pytest.raises(StartError, match="1 file of the log, none in the period, judging by their dates"):
         find([log, log], since_s=_NOV_21_S + _DAY_S, session=session)
 
 

@@ -26,7 +26,7 @@ def test_one_report_at_a_time(tmp_path: Path) -> None:
         pass
     with locked(tmp_path / "out"):
         pass
-    with pytest.raises(StartError, match="/proc/x: cannot be used: it cannot be made there; choose another --out"):
+    with pytest.raises(StartError, match="/proc/x: cannot be used: it cannot be created; choose another --out"):
         locked(Path("/proc/x"))
 
 
@@ -43,7 +43,7 @@ def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
     write_file(file, pieces())
     assert file.read_bytes() == b"half, and more"
     assert list(file.parent.iterdir()) == [file]
-    with pytest.raises(StartError, match=r"^/dev/full/report.html: cannot be written: there is a file of that name$"):
+    with pytest.raises(StartError, match=r"^/dev/full/report.html: cannot be written: a file of that name exists$"):
         write_file(Path("/dev/full/report.html"), [b""])
 
 
@@ -157,7 +157,7 @@ def test_a_killed_first_run_is_repeated_and_one_that_found_nothing_leaves_nothin
 
 def test_a_report_that_was_made_in_another_way_is_not_continued(job: Job) -> None:
     (job.out / "minutes").mkdir(parents=True)
-    with pytest.raises(StartError, match=f"{job.out}: has a report that --once did not make; remove {job.out} to read"):
+    with pytest.raises(StartError, match=f"{job.out}: contains a report made without --once; remove {job.out} to read"):
         job.run()
     (job.out / "minutes").rmdir()
     job.put("a", 0)

@@ -56,7 +56,7 @@ def test_page_is_small_and_self_contained() -> None:
 
 def test_five_questions_are_answered_first() -> None:
     answers = _answers(render(made.results()))
-    assert list(answers) == ["Who flooded?", "When?", "What to change?", "What will it do?", "What is unknown?"]
+    assert list(answers) == ["Who flooded?", "When?", "What to change?", "What would change?", "What is unknown?"]
     assert (
         "10.20.0.7 (group nightly-import): 1,467,579 messages to orders on orders-eu-1 refused"
         in answers["Who flooded?"]
@@ -67,9 +67,9 @@ def test_five_questions_are_answered_first() -> None:
     assert answers["What to change?"].startswith("Raise orders on orders-eu-1: 300/s → 450/s refused 14.1% → 2.1%")
     assert (
         "would refuse 310,000 messages. In the same replay, the present limits refuse 2,096,541. With fair shares"
-        in answers["What will it do?"]
+        in answers["What would change?"]
     )
-    assert "sluice limits apply sluice-report/recommendations.json --dry-run" in answers["What will it do?"]
+    assert "sluice limits apply sluice-report/recommendations.json --dry-run" in answers["What would change?"]
     assert "17 records lost" in answers["What is unknown?"]
 
 
@@ -113,7 +113,7 @@ def test_one_flood_at_several_sidecars_is_one_row() -> None:
 def test_callers_are_judged_by_their_refusals_of_all_resources() -> None:
     many = [made.culprit("orders", f"10.0.0.{at}", 90, 0.09, resources=1) for at in range(3)]
     said = _answers(render(made.results(callers=many)))["Who flooded?"]
-    assert said.startswith("No caller stands out. Most was refused to these:")
+    assert said.startswith("No caller stands out. These had the most refusals:")
     one = made.culprit("orders", "10.0.0.7", 900, 0.85, resources=20)
     victim = made.culprit("orders", "10.0.0.8", 150, 0.15, resources=1)
     said = _answers(render(made.results(callers=[one, victim])))["Who flooded?"]

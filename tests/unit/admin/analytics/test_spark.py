@@ -108,7 +108,7 @@ def test_a_local_java_is_given_only_jars_that_it_needs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("said", "words"),
     [
-        ("java.lang.OutOfMemoryError: Java heap space", "out of memory: give it more with --driver-memory"),
+        ("java.lang.OutOfMemoryError: Java heap space", "out of memory: give it more memory, e.g. --driver-memory"),
         ("error occurred: Could not reserve enough space for object heap", "Java cannot get the memory"),
         ("Caused by: java.io.IOException: No space left on device", "no space left in --out"),
         ("[PATH_NOT_FOUND] Path does not exist: file:/logs/a.jsonl. SQLSTATE", "/logs/a.jsonl: not found"),
@@ -118,7 +118,7 @@ def test_a_local_java_is_given_only_jars_that_it_needs(tmp_path: Path) -> None:
         ("Mkdirs failed to create file:/out/x (exists=false)", "/out/x: permission denied"),
         ("ClassNotFoundException: Class org.apache.hadoop.fs.s3a.S3AFileSystem not found", "--conf spark.jars"),
         ('UnsupportedFileSystemException: No FileSystem for scheme "gs"', "no reader for gs here"),
-        ("All masters are unresponsive! Giving up.", "no such --master, or it does not answer"),
+        ("All masters are unresponsive! Giving up.", "unknown --master, or it does not answer"),
         ("py4j.protocol.Py4JNetworkError: Answer from Java side is empty", "Java process ended unexpectedly"),
         ("Traceback\npyspark.errors.AnalysisException: [SOME] A new one.\n\tat java", "Spark failed: A new one"),
         ("Py4JJavaError: calling o48.\n: java.lang.X: Old\nCaused by: java.lang.Y: New", "Spark failed: java.lang.X"),

@@ -24,7 +24,7 @@ def test_it_begins_with_the_result_and_what_is_unknown() -> None:
     assert lines[0].startswith(
         "From 2026-11-21 12:00:00 to 18:00:00 UTC (6 h), 2 sidecars refused 2,188,979 of 13,393,530"
     )
-    assert "Unknown: 2 lines damaged or not understood, and left out." in lines
+    assert "Unknown: 2 lines damaged or of unknown type, and ignored." in lines
     assert "Unknown" not in _printed(made.empty())
 
 
@@ -109,7 +109,7 @@ def test_missing_minutes_say_whether_the_sidecar_was_running() -> None:
     aside = [{"file": "/logs/a.gz", "reason": "is damaged", "lines": 0, "example": ""}]
     assert list(unknowns(made.empty() | {"totals": totals, "inputs": made.inputs(set_aside=aside)})) == [
         "Not read, or only in part: a.gz.",
-        "3 minutes without records: unknown whether the sidecar was running.", running,
+        "3 minutes without records: it is unknown whether the sidecar was running.", running,
     ]  # fmt: skip
 
 
@@ -119,7 +119,7 @@ def test_killed_sidecars_and_assumed_retries_are_named() -> None:
     said = list(unknowns(made.empty() | {"killed": killed, "recommendations": assumed, "instance_count": 1}))
     assert said[0].startswith("Killed: x at about 2026-11-21 12:00:00 UTC and x at about 2026-11-21 12:01:00 UTC. Each")
     assert [each.partition("assumed, not known, for ")[2] for each in said[1:]] == [
-        "a and b: JAVA 3 times, others once. To give it: --attempts JAVA=1."
+        "a and b: JAVA 3 times, others once. To set it: --attempts JAVA=1."
     ]
 
 

@@ -86,7 +86,9 @@ def test_an_occupied_port_is_named(capsys: pytest.CaptureFixture[str], tmp_path:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         listening = ["run", "--listen", address, "--broker", "127.0.0.1:1", "--admin", "off", "--log-level", "error"]
-        reason = f"cannot listen on {address}: it is in use; stop what listens there or choose another address"
+        reason = (
+            f"cannot listen on {address}: it is in use; stop the process that listens there or choose another address"
+        )
         assert complaint(capsys, *listening, exit_code=1) == f"listener: {reason}"
         assert complaint(capsys, "run", *PAIR, "--admin", address, exit_code=1) == f"admin: {reason}"
         # Nobody was there to hand it over.
@@ -146,7 +148,7 @@ def test_check_says_what_the_environment_replaces(
 ) -> None:
     monkeypatch.setenv("SLUICE_ADMIN", "127.0.0.1:7")
     assert main(["check", write(LISTENER + '[admin]\nlisten = "127.0.0.1:8"\n')]) == 0
-    line = 'admin.listen from SLUICE_ADMIN=127.0.0.1:7, in place of "127.0.0.1:8" (sluice.toml:5)'
+    line = 'admin.listen from SLUICE_ADMIN=127.0.0.1:7, instead of "127.0.0.1:8" (sluice.toml:5)'
     assert f"  {line}\n" in capsys.readouterr().out
 
 
@@ -192,7 +194,7 @@ def test_a_token_file_that_others_can_read_gets_a_warning(
     address = f"127.0.0.1:{reserve()}"
     assert main(["state", "--admin", address, "--token-file", str(token)]) == 1
     warning, line = capsys.readouterr().err.splitlines()
-    assert warning == f"sluice: warning: --token-file {token}: others can read it; run chmod 600 {token}"
+    assert warning == f"sluice: warning: --token-file {token}: other users can read it; run chmod 600 {token}"
     assert line.startswith(f"sluice: nobody answers at http://{address}")
 
 
@@ -252,7 +254,7 @@ def test_a_full_device_is_one_line(write: Write, command: list[str]) -> None:
         done = subprocess.run([SLUICE, *command], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert (done.returncode, done.stderr) == (
         1,
-        "sluice: cannot write the output: no space left on the device\n",
+        "sluice: cannot write the output: no space left on device\n",
     )
 
 

@@ -78,9 +78,9 @@ def test_rates_that_are_asked_about_and_attempts_that_are_known_better(wishes: l
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (("--since", "2026-11-21", "--until", "2026-11-20"), "nothing is between them"),
+        (("--since", "2026-11-21", "--until", "2026-11-20"), "the period is empty"),
         (("--driver-memory", "lots"), "must be a size like 1g"),
-        (("--driver-memory", "100m"), "Spark needs 512m at least"),
+        (("--driver-memory", "100m"), "Spark needs at least 512m"),
         (("--conf", "spark.a"), "--conf spark.a: must be KEY=VALUE"),
         (("--conf", "a=b"), "--conf a=b: must be KEY=VALUE"),
         (("--storm-gap", "0.5s"), "must be whole seconds"),
@@ -100,7 +100,7 @@ def test_rates_that_are_asked_about_and_attempts_that_are_known_better(wishes: l
             "JAVA", "JAVA=", "=3", "JAVA=0", "JAVA=101", "JAVA=1.5", "JAVA=-1",
         )),
         (("--try", "topic:orders=abc"), "--try topic:orders=abc: must be KIND"),
-        (("--attempts", "JAV=1"), "--attempts JAV: must be a language as clients name it: JAVA, "),
+        (("--attempts", "JAV=1"), "--attempts JAV: must be a client language: JAVA, "),
         (("tail", "-n", "-1"), 'invalid value "-1" for -n; must be at least 0'),
     ],
 )  # fmt: skip
@@ -145,5 +145,5 @@ def test_tail_says_which_folder_of_this_machine_it_reads(
     main(["report", "tail"])
     nobody, reading, *_ = capsys.readouterr().err.splitlines()
     assert nobody.startswith("sluice: nobody answers at http://127.0.0.1:1")
-    assert nobody.endswith("these are all logs of this machine and user")
+    assert nobody.endswith("showing all logs of this machine and user until it does")
     assert reading == f"sluice: reading {folder}"

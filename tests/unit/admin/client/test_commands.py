@@ -177,7 +177,7 @@ async def test_connections_are_listed_and_closed(asked: Asked, served: Any) -> N
     )
     line = words((await asked("connections", "list", "--sort", "age", "--desc")).out)[1]
     assert line.startswith("3 10.0.0.1:5 orders@1 JAVA 5.3.0 [exempt] main topic:orders 10 2 1 ")
-    assert (await asked("connections", "close", "3", "--reason", "floods")).out == "connection 3 is closed\n"
+    assert (await asked("connections", "close", "3", "--reason", "floods")).out == "connection 3 closed\n"
     assert served.data_path.closed == [(3, "ada: floods")]
     served.data_path.connections_now = ()
     assert (await asked("connections", "close", "3")).exit_code == 5
@@ -187,7 +187,7 @@ async def test_the_state_is_told(asked: Asked, served: Any) -> None:
     served.warnings.append("doubtful")
     lines = words((await asked("state")).out)
     assert [line.split()[0] for line in lines] == [
-        *("Sluice", "limiting", "messages/s", "connections", "listener", "bypassed", "edits", "kept", "recorded"),
+        *("Sluice", "limiting", "messages/s", "connections", "listener", "bypassed", "edits", "saved", "recorded"),
         "warning",
     ]
     assert lines[-2:] == ["recorded in nothing: the rejection log is off", "warning doubtful"]

@@ -118,7 +118,7 @@ class TestAskingAFile:
             (Question("topic", "a", client="10.1"), "--client: '10.1' is not an IP address"),
             (
                 Question("topic", "a", listener="vip"),
-                "--listener: 'vip' is neither a listener nor a scope; there are: main (scope default)",
+                "--listener: 'vip' is neither a listener nor a scope; listeners: main (scope default)",
             ),
         ],
     )

@@ -22,7 +22,7 @@ class TestFlow:
         assert api.asked[0].query == {"limit": "5"}
         assert lines[0] == FLOW.findings[0].text
         assert lines[2] == "memory alarm none: 128 MiB used, alarm above 1.00 GiB"
-        assert lines[3].startswith("disk alarm STANDS: ")
+        assert lines[3].startswith("disk alarm RAISED: ")
         assert "publishers are blocked until 1.10 GiB are (since 2026-01-02" in lines[3]
         assert lines[4:7] == ["spool disk running", "connections 1 in flow, 11 running", "busy 25% of the last second"]
         assert lines[8:] == [
@@ -76,7 +76,7 @@ class TestPurge:
     def test_wants_a_yes_where_nobody_can_be_asked(self, api: Any, sluice: Sluice) -> None:
         ran = sluice("spool", "purge", "topic:a")
         assert (ran.exit_code, api.asked) == (2, [])
-        assert ran.err == "sluice: purging topic:a cannot be undone: give --yes to purge it without a question\n"
+        assert ran.err == "sluice: purging topic:a cannot be undone: use --yes to skip the question\n"
 
     @pytest.mark.parametrize(("said", "asked"), [("y\n", 1), ("n\n", 0), ("\n", 0)])
     def test_asks_on_a_terminal(

@@ -132,8 +132,8 @@ def test_state_says_what_an_operator_looks_for(api: Any, sluice: Sluice) -> None
     assert lines[1] == "limiting     on, OFF for topic"
     for line in (
         "listener     main: 127.0.0.2:1 -> 127.0.0.1:1 (NOT REACHABLE: refused), 4 open",
-        "bypassed     5 requests since the start (rate_limit late 5)",
-        "kept in      memory: edits are lost at the restart; disk full",
+        "bypassed     5 requests since start (rate_limit late 5)",
+        "saved in     memory: edits are lost on restart; disk full",
         "adaptive     main: 5/s now; the broker's p90 is 2 s",
         "fleet        orders-prod: 4 members; Redis answered 0.1 s ago",
         "quarantined  state.db.damaged-1",
@@ -189,7 +189,7 @@ def test_tail_reads_the_log_of_the_sidecar_that_is_asked(
     assert said == f"sluice: reading {own}"
     code, said = tail_of(tmp_path / "elsewhere")
     assert code == 2
-    assert said.endswith(f"keeps its log in {tmp_path / 'elsewhere'}, which is not on this machine")
+    assert said.endswith(f"has its log in {tmp_path / 'elsewhere'}, which is not on this machine")
     code, said = tail_of(None)
     assert code == 2
-    assert "keeps no rejection log" in said
+    assert "has its rejection log switched off" in said

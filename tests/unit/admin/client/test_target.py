@@ -58,16 +58,16 @@ class TestAddress:
         [
             ("here", "--admin here: must be"),
             ("ftp://a:1", "--admin ftp://a:1: must begin with http:// or https://"),
-            ("http://a:1/page", "--admin http://a:1/page: must be the address alone"),
+            ("http://a:1/page", "--admin http://a:1/page: must be only an address"),
             ("http://a:99999", "--admin http://a:99999: "),
-            ("http://", "--admin http://: must be the address alone"),
+            ("http://", "--admin http://: must be only an address"),
         ],
     )
     def test_that_is_none_names_where_it_came_from(self, text: str, said: str) -> None:
         assert refused(Given(text)).startswith(said)
 
     def test_of_the_environment_is_named_when_it_is_wrong_without_a_password(self) -> None:
-        assert refused(Given("http://me:secret@a:1")).startswith("--admin: must be the address alone")
+        assert refused(Given("http://me:secret@a:1")).startswith("--admin: must be only an address")
         for name in ("SLUICE_URL", "SLUICE_ADMIN"):
             assert refused(Given(), {name: "off"}).startswith(f"{name} off: must be")
 
@@ -75,7 +75,7 @@ class TestAddress:
         ca = secret(tmp_path / "ca.pem")
         assert find_target(Given("a:1", ca_file=ca), {}) == Target("https://a:1", None, ca)
         assert find_target(Given("a:1"), {"SLUICE_CA_FILE": ca}).ca_file == ca
-        assert refused(Given("a:1", ca_file="/nowhere.pem")).startswith("--ca-file /nowhere.pem: there is no such file")
+        assert refused(Given("a:1", ca_file="/nowhere.pem")).startswith("--ca-file /nowhere.pem: no such file")
 
 
 class TestToken:
@@ -92,11 +92,11 @@ class TestToken:
         assert "token-of" not in repr(target)
         Path(file).chmod(0o644)
         (warning,) = find_target(Given(token_file=file), {}).warnings
-        assert warning == f"--token-file {file}: others can read it; run chmod 600 {file}"
+        assert warning == f"--token-file {file}: other users can read it; run chmod 600 {file}"
 
     def test_that_goes_unencrypted_over_a_network_gets_a_warning(self) -> None:
         (warning,) = find_target(Given("10.0.0.1:1"), {"SLUICE_TOKEN": "x"}).warnings
-        assert warning.startswith("http://10.0.0.1:1: the token goes over the network unencrypted")
+        assert warning.startswith("http://10.0.0.1:1: the token crosses the network unencrypted")
         assert find_target(Given("localhost:1"), {"SLUICE_TOKEN": "x"}).warnings == ()
         assert find_target(Given("https://10.0.0.1:1"), {"SLUICE_TOKEN": "x"}).warnings == ()
 
@@ -105,9 +105,9 @@ class TestToken:
         [
             ("", "is empty; "),
             ("a\nb\n", "has several lines; "),
-            ("two words", "has characters that no token has; "),
-            ("ada write sha256:00ff", "has the digest of a token, "),
-            ("schlüssel", "has characters that no token has; "),
+            ("two words", "contains characters that a token cannot have; "),
+            ("ada write sha256:00ff", "contains the digest of a token; "),
+            ("schlüssel", "contains characters that a token cannot have; "),
         ],
     )
     def test_that_is_none_is_not_repeated(self, tmp_path: Path, text: str, said: str) -> None:
@@ -164,17 +164,20 @@ class TestProfile:
     @pytest.mark.parametrize(
         ("text", "said"),
         [
-            ('[test]\nadmin = "a:1"\n', "--profile prod: there is no table [prod] in {file}; there are: test"),
-            ('prod = "a:1"\n', "--profile prod: there is no table [prod] in {file}; there are: prod"),
+            ('[test]\nadmin = "a:1"\n', "--profile prod: no table [prod] in {file}; tables: test"),
+            ('prod = "a:1"\n', "--profile prod: no table [prod] in {file}; tables: prod"),
             ('[prod]\nadmin = "a:1"\ntokn = "x"\n', "{file}:3: prod.tokn: unknown; allowed here: admin, token, "),
             ("[prod]\nadmin = 1\n", "{file}:2: prod.admin: must be text in quotes"),
-            ("[prod]\n", '{file}:1: prod: has no admin; write admin = "HOST:PORT"'),
+            ("[prod]\n", '{file}:1: prod: has no admin; add admin = "HOST:PORT"'),
             ('[prod]\nadmin = "here"\n', "{file}:2: prod.admin here: must be"),
             (
                 '[prod]\nadmin = "a:1"\ntoken = "x"\ntoken_file = "y"\n',
-                "{file}:3: prod.token: there is a token_file, too",
+                "{file}:3: prod.token: token_file is set, too",
             ),
-            ('[prod]\nadmin = "a:1"\ntoken = "x y"\n', "{file}:3: prod.token: has characters that no token has"),
+            (
+                '[prod]\nadmin = "a:1"\ntoken = "x y"\n',
+                "{file}:3: prod.token: contains characters that a token cannot have",
+            ),
             ("[prod\n", "{file}:1: not TOML: "),
         ],
     )
@@ -184,4 +187,4 @@ class TestProfile:
 
     def test_without_a_file_says_where_it_would_be(self) -> None:
         line = refused(Given(profile="prod"))
-        assert line == f"--profile prod: there is no {profiles_file()}; write it, with a table [prod]"
+        assert line == f"--profile prod: {profiles_file()} does not exist; create it with a table [prod]"

@@ -105,7 +105,7 @@ class TestScreen:
         view = View(search="or", filter="near", kind="topic", backwards=True)
         text = seen(view, rows=page(row("a"), total=100, offset=30), lost="nobody answers")
         assert '31 to 31 of 100, by refused (reversed), near, topic, with "or"' in " ".join(text.split())
-        assert "No news: nobody answers; asking again" in text
+        assert "Connection lost: nobody answers; retrying" in text
 
     def test_gives_the_terminal_no_orders(self) -> None:
         view = View(typed="\x1b")
@@ -259,7 +259,7 @@ class TestTerminal:
     def test_a_sidecar_that_goes_away_is_said_and_asked_again(self, api: Any, terminal: Terminal, problem: Any) -> None:
         before = api.answers["GET /state"]
         api.answers["GET /state"] = problem(503, "busy")
-        terminal.wait_for(b"No news: ")
+        terminal.wait_for(b"Connection lost: ")
         api.answers["GET /state"] = before
         terminal.type(b"s")
         terminal.wait_for(b"by-passed")

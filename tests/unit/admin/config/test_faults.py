@@ -42,7 +42,7 @@ def test_tables_become_structs_and_dataclasses_of_any_depth() -> None:
 def test_all_faults_are_found_at_once_each_with_its_place() -> None:
     assert faults({"sise": 0, "inner": {"word": "c", "share": 2, "names": ["", 1]}}) == [
         'sise: unknown; did you mean "size"?',
-        "size: missing; it must be given",
+        "size: missing, but required",
         'inner.word: must be "a" or "b"; found "c"',
         "inner.share: must be more than 0 and at most 1; found 2",
         'inner.names[0]: must not be empty; found ""',

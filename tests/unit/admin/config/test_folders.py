@@ -34,7 +34,7 @@ def test_the_state_directory_is_named_after_the_first_listener(
 def test_a_port_that_the_system_chooses_names_no_state_directory() -> None:
     flags = Flags(listen=["127.0.0.1:0"], broker=["127.0.0.1:9"])
     found = folders.state_dir(load(None, {}, flags).settings, {})
-    assert (found.path, "give --state-dir" in found.why) == (None, True)
+    assert (found.path, "set --state-dir" in found.why) == (None, True)
 
 
 def test_folders_are_in_the_state_directory_unless_configured_otherwise(tmp_path: Path) -> None:

@@ -27,17 +27,20 @@ def warnings(file: str) -> list[str]:
         (FREE + "fair_by = 'client'", '8: limits[0].fair_by = "client": has no effect without a rate or bytes_per_s'),
         (
             TOPIC + "action = 'delay'\nmax_delay_s = 3.5",
-            "9: limits[0].max_delay_s: 3.5 s is longer than most clients wait for an answer, 3 s: they give up",
+            "9: limits[0].max_delay_s: 3.5 s is longer than the 3 s that most clients wait for an answer",
         ),
-        (TOPIC.replace("5", "0") + "action = 'delay'", '8: limits[0].action = "delay": holds everything, and nothing'),
-        (BYTES.replace("5", "0"), "7: limits[0].bytes_per_s = 0.0: refuses everything; leave it out"),
+        (
+            TOPIC.replace("5", "0") + "action = 'delay'",
+            '8: limits[0].action = "delay": holds everything and never admits',
+        ),
+        (BYTES.replace("5", "0"), "7: limits[0].bytes_per_s = 0.0: refuses everything; remove it"),
         (
             "[defaults.subscription]\nrate = 5\nspool = true",
-            "6: defaults.subscription.spool = true: has no effect: only what is sent is spooled",
+            "6: defaults.subscription.spool = true: has no effect: only published messages are spooled",
         ),
         (
             QUEUE.replace("amqp091", "amqp10") + "rate = 5\nspool = true",
-            "9: limits[0].spool = true: has no effect: messages wait at their sender",
+            "9: limits[0].spool = true: has no effect: messages wait at the sender",
         ),
         (EXCHANGE + CONFIRM, '8: limits[0].confirm = "after_consume": has no effect without confirm_queues'),
         (
@@ -57,7 +60,7 @@ def warnings(file: str) -> list[str]:
         (TOPIC + "weight = 2", "8: limits[0].weight = 2: has no effect: no limit of kind listener has adaptive = true"),
         (
             ADAPTIVE + "weight = 2",
-            "8: limits[0].weight = 2: has no effect: give the weight to a limit of a topic or a queue",
+            "8: limits[0].weight = 2: has no effect here: set weight on the limit of a topic or queue",
         ),
         (
             LISTENER.replace(":1", ":3").replace("127.0.0.1:2", "127.0.0.9:2") + ADAPTIVE,

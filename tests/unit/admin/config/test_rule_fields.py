@@ -59,8 +59,8 @@ def test_where_nothing_can_be_limited_no_kind_is_one() -> None:
     for kind in ("topic", "client"):
         with pytest.raises(FieldError) as caught:
             reader.read(kind, "a", {"rate": 1}, "edit")
-        assert caught.value.problems == (("kind", f'no kind "{kind}"; rocketmq-namesrv can limit nothing'),)
-    with pytest.raises(FieldError, match="'a' is not a total; write KIND:PATTERN, for example topic:orders-"):
+        assert caught.value.problems == (("kind", f'no kind "{kind}"; rocketmq-namesrv has no limits'),)
+    with pytest.raises(FieldError, match="'a' is not a shared limit; use KIND:PATTERN, for example topic:orders-"):
         reader.read("total", "a", {"rate": 1}, "edit")
 
 

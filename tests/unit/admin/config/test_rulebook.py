@@ -64,7 +64,7 @@ def test_replies_and_the_clusters_own_are_exempt_unless_a_rule_has_that_very_nam
 def test_exempt_stands_in_place_of_a_rate(write: Write) -> None:
     assert rule(plan(TOPIC + "exempt = true", write=write), "topic", "a").exempt
     assert lines(TOPIC + "rate = 5\nexempt = true", write=write) == [
-        "sluice.toml:5: limits[0].exempt: rule topic:a: exempt, but with a limit; allowed: exempt or a limit, not both"
+        "sluice.toml:5: limits[0].exempt: rule topic:a: exempt with a limit; allowed: exempt or a limit, not both"
     ]
 
 
@@ -186,7 +186,7 @@ def test_without_an_action_each_connection_gets_the_default_of_its_protocol(
 
 def test_a_break_without_an_action_is_refused_where_senders_wait_for_credit() -> None:
     reader = RuleReader([plugins.protocol("amqp", (), load(None, {}, PAIR).origins)], ())
-    with pytest.raises(FieldError, match=r"no action, under which AMQP 1\.0 waits for credit"):
+    with pytest.raises(FieldError, match=r"no action, which makes AMQP 1\.0 wait for credit"):
         reader.read("queue", "*", {"rate": 1, "break_s": 1}, "an edit")
     assert reader.read("queue", "*", {"rate": 1, "break_s": 1, "action": "reject"}, "an edit").break_s == 1
 
@@ -200,7 +200,9 @@ def test_consumers_confirm_what_is_sent_with_a_rule_that_needs_no_rate(name: str
     # Under amqp each connection gets the default of its own version, so no action is written.
     action = {} if name == "amqp" else {"action": "reject"}
     assert written(fields_of(found)) == {"rate": "unlimited", **action, **says, "max_delay_s": 2.0}
-    with pytest.raises(FieldError, match="1, or no confirm_queues; more are for a rule of kind exchange") as error:
+    with pytest.raises(
+        FieldError, match="1, or no confirm_queues; larger numbers need a rule of kind exchange"
+    ) as error:
         reader.read("queue", "orders", says, "an edit")
     assert error.value.problems[0][0] == "confirm_queues"
 
@@ -208,12 +210,20 @@ def test_consumers_confirm_what_is_sent_with_a_rule_that_needs_no_rate(name: str
 @pytest.mark.parametrize(
     ("names", "kind", "why"),
     [
-        (["rocketmq"], "topic", "rocketmq cannot do that; allowed: broker"),
-        (["amqp10"], "queue", "amqp10 cannot do that; allowed: broker"),
-        (["amqp091"], "routing_key", "amqp091 cannot do that for a routing key; allowed: .* of kind queue or exchange"),
-        (["amqp10", "amqp091"], "delivery", "amqp10 and amqp091 cannot do that for a delivery; allowed: after_consume"),
-        (["amqp091"], "user", "not for scopes and totals"),
-        (["amqp091"], "total", "not for scopes and totals"),
+        (["rocketmq"], "topic", "not supported by rocketmq; allowed: broker"),
+        (["amqp10"], "queue", "not supported by amqp10; allowed: broker"),
+        (
+            ["amqp091"],
+            "routing_key",
+            "not supported by amqp091 for a routing key; allowed: .* of kind queue or exchange",
+        ),
+        (
+            ["amqp10", "amqp091"],
+            "delivery",
+            "not supported by amqp10 and amqp091 for a delivery; allowed: after_consume",
+        ),
+        (["amqp091"], "user", "not to scopes and totals"),
+        (["amqp091"], "total", "not to scopes and totals"),
     ],
 )
 def test_consumers_confirm_only_what_a_protocol_has_them_confirm(names: list[str], kind: str, why: str) -> None:
@@ -231,7 +241,7 @@ def test_consumers_confirm_only_what_a_protocol_has_them_confirm(names: list[str
 @pytest.mark.parametrize(
     ("limit", "line"),
     [
-        ("topic:orders=500", f"--limit 'topic:orders=500': the rate needs its unit: 500/s; allowed: {FORM}"),
+        ("topic:orders=500", f"--limit 'topic:orders=500': the rate needs a unit: 500/s; allowed: {FORM}"),
         ("tpoic:orders=5/s", "--limit 'tpoic:orders=5/s': kind 'tpoic' is unknown; did you mean \"topic\"?"),
     ],
 )
@@ -240,7 +250,7 @@ def test_a_bad_limit_of_the_command_line_is_one_line(limit: str, line: str) -> N
 
 
 def test_a_rule_of_an_unknown_kind_is_an_error(write: Write) -> None:
-    of = "it is a kind of amqp, amqp091, amqp10: is the protocol the right one?"
+    of = "it is a kind of amqp, amqp091, amqp10: check the protocol."
     text = '[[limits]]\nkind = "topics"\nname = "a"\nrate = 1\n[defaults.queue]\nrate = 1\n'
     assert lines(text, write=write) == [
         'sluice.toml:2: limits[0].kind = "topics": unknown; did you mean "topic"?',
@@ -252,7 +262,8 @@ def test_two_rules_of_one_name_are_named_with_their_places(write: Write) -> None
     text = '[[limits]]\nkind = "topic"\nname = "*"\nrate = 1\n[defaults.topic]\nrate = 2\n'
     (line,) = lines(text, write=write)
     assert line == (
-        "sluice.toml:5: a second rule for topic:*: topic:*=2/s, besides topic:*=1/s (sluice.toml:1); delete one of them"
+        "sluice.toml:5: duplicate rule for topic:*: topic:*=2/s; the other is topic:*=1/s (sluice.toml:1);"
+        " remove one of them"
     )
 
 
@@ -269,8 +280,8 @@ def test_faulty_rules_of_all_sources_are_named_at_once(write: Write) -> None:
         (
             TOPIC + "rate = 1\nbreak_s = 2",
             (
-                "5: limits[0].break_s: rule topic:a: break_s 2 is longer than burst_s 1.0, which admits less than the"
-                " limit; allowed: 0 to 1.0, or allow_under_limit"
+                "5: limits[0].break_s: rule topic:a: break_s 2 is longer than burst_s 1.0, so less than the limit"
+                " would pass; allowed: 0 to 1.0, or allow_under_limit"
             ),
         ),
         (
@@ -282,7 +293,7 @@ def test_faulty_rules_of_all_sources_are_named_at_once(write: Write) -> None:
         ),
         (
             TOPIC + "rate = 1\nshared = true",
-            "5: limits[0].shared: rule total:topic:a: shared, but it matches one name only; allowed: a pattern",
+            "5: limits[0].shared: rule total:topic:a: shared, but it matches only one name; allowed: a pattern",
         ),
         (
             TOPIC + "rate = 1\nbetween = '9-17'",

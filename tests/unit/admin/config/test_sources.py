@@ -54,11 +54,11 @@ def test_a_variable_that_is_not_there_is_named_with_its_place(write: Write) -> N
     file = write('[[listeners]]\nlisten = "${POD_IP}:1"\nbroker = "${A}${B}:1"\n')
     assert lines(file, {"A": ""}) == [
         (
-            'sluice.toml:2: listeners[0].listen = "${POD_IP}:1": not set in the environment: POD_IP; set it, or write'
+            'sluice.toml:2: listeners[0].listen = "${POD_IP}:1": not set in the environment: POD_IP; set it, or use'
             " the address itself"
         ),
         (
-            'sluice.toml:3: listeners[0].broker = "${A}${B}:1": not set in the environment: A, B; set it, or write the'
+            'sluice.toml:3: listeners[0].broker = "${A}${B}:1": not set in the environment: A, B; set it, or use the'
             " address itself"
         ),
     ]
@@ -74,7 +74,7 @@ def test_limits_of_the_environment_are_separated_by_blanks_or_commas(text: str) 
 
 def test_two_variables_of_one_key_are_refused() -> None:
     assert lines(None, {"SLUICE_ADMIN": "off", "SLUICE_ADMIN_LISTEN": "127.0.0.1:7"}) == [
-        "environment variable SLUICE_ADMIN_LISTEN: sets the same as SLUICE_ADMIN; give one of them"
+        "environment variable SLUICE_ADMIN_LISTEN: sets the same key as SLUICE_ADMIN; set only one of them"
     ]
 
 
@@ -93,8 +93,8 @@ def test_what_the_environment_replaces_is_told_and_no_token(write: Write) -> Non
         "SLUICE_LOG_LEVEL": "debug",
     }
     assert load(file, environ, Flags()).replaced == (
-        "admin.token from SLUICE_ADMIN_TOKEN, in place of sluice.toml:3",
-        "grace_s from SLUICE_GRACE_S=5, in place of 3 (sluice.toml:1)",
+        "admin.token from SLUICE_ADMIN_TOKEN, instead of sluice.toml:3",
+        "grace_s from SLUICE_GRACE_S=5, instead of 3 (sluice.toml:1)",
     )
 
 
@@ -133,7 +133,7 @@ HANDLER = '[[handlers]]\nname = "rate_limit"\n'
         ('[[handlers]]\nname = ""', '2: handlers[0].name = "": must not be empty'),
         ('[log]\nlevel = "loud"', f'2: log.level = "loud": {LEVEL}'),
         ('[listeners]\nlisten = "a:1"', '1: listeners = {"listen": "a:1"}: must be an array'),
-        ("[[listeners]]\n\nlisten = 'a:1'", "1: listeners[0].broker: missing; it must be given"),
+        ("[[listeners]]\n\nlisten = 'a:1'", "1: listeners[0].broker: missing, but required"),
         (LISTENER.format("a:1", "b:0"), '3: listeners[0].broker = "b:0": must name the broker\'s port'),
         (LISTENER.format("a:1", "b:1") + "\nexempt = ['10.1.0.0/8']", '4: listeners[0].exempt[0] = "10.1.0.0/8": must'),
         (LIMIT + "rte = 1\nrate = 1", '4: limits[0].rte: unknown; did you mean "rate"?'),
@@ -198,11 +198,11 @@ def test_a_faulty_secret_is_not_shown(write: Write) -> None:
 def test_a_fault_of_a_flag_names_the_flag() -> None:
     assert lines(flags=Flags(listen=["x"], broker=["b:1"])) == [f"--listen x: {ENDPOINT}"]
     assert lines(flags=Flags(values={("grace_s",): ("--grace-s", -1.0)})) == ["--grace-s -1.0: must be at least 0"]
-    assert lines(flags=Flags(protocol="x")) == ["--protocol x: goes with --listen and --broker; give these too"]
+    assert lines(flags=Flags(protocol="x")) == ["--protocol x: needs --listen and --broker"]
 
 
 def test_addresses_that_are_no_pairs_are_refused() -> None:
-    pairs = "give them in pairs, each address to listen on with that of its broker"
+    pairs = "give them in pairs, one broker for each listen address"
     given = Flags(listen=["a:1", "a:2"], broker=["b:1"])
     assert lines(flags=given) == [f"--listen has 2 values and --broker 1: {pairs}"]
     assert lines(None, {"SLUICE_BROKER": "a:1 a:2 a:3"}) == [f"--listen has 0 values and SLUICE_BROKER 3: {pairs}"]

@@ -70,7 +70,7 @@ def test_edits_alone_say_who_made_them_and_what_a_file_cannot_say(plan_of: Calla
     text = exported(plan, active, heading="Limits edited", edits_only=True)
     assert text.splitlines() == [
         "# Limits edited",
-        "# Switched off, which a file cannot say: topic",
+        "# Switched off, which a file cannot express: topic",
         "limiting = false",
         "",
         '# change 17 by ada at 2026-11-21T11:00:00.000Z: two\\nlines "\\x1b',

@@ -228,8 +228,8 @@ async def test_what_does_not_go_for_a_fleet_is_refused(join: Join, open_edits: A
             await a.change([put(-1)], ALICE, fleet=True)
         with pytest.raises(InvalidError, match="at most 1000 limits"):
             await a.change([put(9, f"t{each}") for each in range(1001)], ALICE, fleet=True)
+        long = SetLimit(kind="topic", name="x", limit={"rate": 1, "days": ["mon"] * 5000})
         with pytest.raises(InvalidError, match="at most 16384 bytes"):
-            long = SetLimit(kind="topic", name="x", limit={"rate": 1, "days": ["mon"] * 5000})
             await a.change([long], ALICE, fleet=True)
         assert await a.audit() == ()
 

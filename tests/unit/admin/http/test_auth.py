@@ -68,14 +68,17 @@ def test_settings_have_two_tokens_of_their_own() -> None:
         (SECRET, "has 1 word; must be NAME ROLE TOKEN"),
         (f"alice write {SECRET} extra", "has 4 words; must be NAME ROLE TOKEN"),
         (f"alice admin {SECRET}", "the second word, the role, must be read or write"),
-        (f"alice write {SECRET[: MIN_TOKEN_LENGTH - 1]}", "a token has at least 24 characters; make one with `openssl"),
-        (f"alice write {SECRET}ä", "has characters other than ASCII"),
-        (f'alice write "{SECRET}"', "a token is of letters, digits and"),
+        (
+            f"alice write {SECRET[: MIN_TOKEN_LENGTH - 1]}",
+            "a token must have at least 24 characters; make one with `openssl",
+        ),
+        (f"alice write {SECRET}ä", "contains non-ASCII characters"),
+        (f'alice write "{SECRET}"', "a token consists of letters, digits and"),
         (f"alice write sha256:{SECRET}", "sha256: must be followed by 64 hexadecimal digits"),
-        (f"al!ce write {SECRET}", "the name must be of at most 64 letters"),
-        (f"{'a' * 65} write {SECRET}", "the name must be of at most 64 letters"),
-        (f"sluice write {SECRET}", "sluice: is what the audit trail calls others; choose another name"),
-        (f"{SECRET} write alice", "a token has at least 24 characters"),
+        (f"al!ce write {SECRET}", "the name must have at most 64 characters"),
+        (f"{'a' * 65} write {SECRET}", "the name must have at most 64 characters"),
+        (f"sluice write {SECRET}", "sluice: reserved by the audit trail; choose another name"),
+        (f"{SECRET} write alice", "a token must have at least 24 characters"),
     ],
 )
 def test_a_faulty_line_is_named_and_its_token_is_not_shown(tokens: Path, line: str, what: str) -> None:
@@ -88,8 +91,8 @@ def test_a_faulty_line_is_named_and_its_token_is_not_shown(tokens: Path, line: s
 def test_a_name_or_a_token_that_is_there_twice_is_refused(tokens: Path) -> None:
     tokens.write_text(f"alice write {SECRET}\nalice read {OTHER}\nbob read {SECRET}\n", encoding="utf-8")
     told = lines(token_file="tokens")
-    assert told[0] == "tokens:2: alice: there is a token of that name at tokens:1"
-    assert told[1].startswith("tokens:3: the token of bob is that of alice; ")
+    assert told[0] == "tokens:2: alice: duplicate name, also at tokens:1"
+    assert told[1].startswith("tokens:3: bob has the same token as alice; ")
     assert SECRET not in str(told)
 
 
@@ -122,8 +125,8 @@ def test_an_address_that_others_reach_needs_a_token_or_a_word(host: str) -> None
     endpoint = Endpoint(host, 9870)
     (told,) = lines(listen=endpoint)
     assert told == (
-        f'admin.listen = "{endpoint}": others reach this address, and it wants no token; set admin.token_file '
-        "(or SLUICE_ADMIN_TOKEN), or listen on 127.0.0.1, or set admin.allow_anyone = true"
+        f'admin.listen = "{endpoint}": other machines can reach this address, and no token is set; set admin.token_file'
+        " (or SLUICE_ADMIN_TOKEN), listen on 127.0.0.1, or set admin.allow_anyone = true"
     )
     (warning,) = read(listen=endpoint, token=SECRET).warnings
     assert warning.startswith(f"admin {endpoint}: tokens cross the network in the clear; ")
@@ -155,5 +158,5 @@ def test_a_keyring_says_what_changed_by_names_only() -> None:
     keyring = Keyring(read(token=SECRET, read_token=OTHER))
     assert keyring.replace(read(token=SECRET, read_token=OTHER)) == []
     changed = keyring.replace(read(token=OTHER))
-    assert changed == ["token read_token: removed", "token token: another one (write)"]
+    assert changed == ["token read_token: removed", "token token: changed (write)"]
     assert keyring.replace(read(token=OTHER, read_token=SECRET)) == ["token read_token: added (read)"]

@@ -221,7 +221,7 @@ async def test_a_write_token_is_the_author(ask: Asking) -> None:
 async def test_a_reload_of_tokens_holds_for_the_next_request(ask: Asking) -> None:
     new = "another-token-for-the-tests"
     changed = ask.keyring.replace(read_access(AdminSettings(token=new), Origins(None, {}, {})))
-    assert changed == ["token read_token: removed", "token token: another one (write)"]
+    assert changed == ["token read_token: removed", "token token: changed (write)"]
     assert (await ask()).status == 401
     assert (await ask(headers={"authorization": f"Bearer {new}"})).status == 200
 

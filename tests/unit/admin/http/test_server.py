@@ -57,7 +57,7 @@ async def test_a_head_request_has_the_head_of_the_answer_only(asked: Served) -> 
 def test_a_name_that_turns_out_to_be_reached_by_others_is_refused() -> None:
     with pytest.raises(StartError) as caught:
         server.bind(Endpoint("0.0.0.0", 0), anyone=False)
-    assert "which others reach, and it wants no token" in caught.value.lines[0]
+    assert "which other machines can reach, and no token is set" in caught.value.lines[0]
     server.bind(Endpoint("127.0.0.1", 0), anyone=False).close()
 
 

@@ -151,13 +151,11 @@ def test_a_full_disk_costs_what_it_does_not_take_and_no_reader_sees_half_a_line(
     assert numbers(found) == [1, 4]
     assert found.names() == [NAME.format(1)]
     assert (files.figures.lost, files.error) == ({"no_space": 2}, None)
-    what = "cannot write the rejection log; traffic continues and lost records are counted"
+    what = "cannot write the rejection log; traffic continues, and lost records are counted"
     assert [(entry["event"], entry["reason"]) for entry in logged] == [
         (what, f"{found.path}: there is no space left on the disk")
     ]
-    assert [(entry["event"], entry["records_lost"]) for entry in resumed] == [
-        ("the rejection log can be written again", 2)
-    ]
+    assert [(entry["event"], entry["records_lost"]) for entry in resumed] == [("rejection log works again", 2)]
 
 
 def test_half_a_line_that_cannot_be_cut_off_ends_its_file(
@@ -205,7 +203,7 @@ def test_a_file_in_the_folders_place_is_an_error_until_it_goes(make: Make, found
     found.path.write_bytes(b"")
     with structlog.testing.capture_logs():
         write(files, line(2))
-        assert files.error == f"{found.path}: there is a file of that name"
+        assert files.error == f"{found.path}: a file of that name exists"
         found.path.unlink()
         write(files, line(3))
     assert (numbers(found), files.figures.lost) == ([3], {"folder_gone": 1})

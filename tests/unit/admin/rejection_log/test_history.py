@@ -272,7 +272,7 @@ def test_resources_counted_together_are_told(log: Log) -> None:
 
 async def test_without_a_log_the_answer_says_why() -> None:
     history = await HistoryReader().of(ORDERS, 60)
-    assert history.problem == "the rejection log is off, so nothing is known of the past"
+    assert history.problem == "the rejection log is off, so there is no history"
     assert history.passed == (None,) * 60
     assert (await HistoryReader(None, "/x: no space left").of(ORDERS, 60)).problem == "/x: no space left"
 

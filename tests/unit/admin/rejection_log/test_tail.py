@@ -51,7 +51,7 @@ def test_a_time_that_no_calendar_has_is_a_line_that_cannot_be_read(
     assert tail([tmp_path]) == 0
     shown = capsys.readouterr()
     assert len(shown.out.splitlines()) == 1
-    assert shown.err == "sluice: lines that could not be read, or are of another version: 2\n"
+    assert shown.err == "sluice: unreadable lines, or lines of another version: 2\n"
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
@@ -140,12 +140,12 @@ def test_what_cannot_be_read_is_counted(tmp_path: Path, capsys: pytest.CaptureFi
     shown = capsys.readouterr()
     assert clients(shown.out) == ["c0"]
     unread, count = shown.err.splitlines()
-    assert count == "sluice: lines that could not be read, or are of another version: 5"
+    assert count == "sluice: unreadable lines, or lines of another version: 5"
     assert unread.startswith(f"sluice: {tmp_path}/cut.jsonl.gz: ")
 
 
 def test_a_path_that_is_not_there_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(StartError, match="nothing: is not there"):
+    with pytest.raises(StartError, match="nothing: does not exist"):
         tail([tmp_path / "nothing"])
 
 
@@ -214,7 +214,7 @@ def test_following_goes_on_across_rotation_cuts_and_new_files(
 
 
 def test_an_empty_folder_is_said(tmp_path: Path) -> None:
-    with pytest.raises(StartError, match="no file of a rejection log in it"):
+    with pytest.raises(StartError, match="contains no rejection log files"):
         tail([tmp_path])
 
 

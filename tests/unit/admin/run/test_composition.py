@@ -260,10 +260,10 @@ def test_a_fleet_by_tls_has_its_files(write: Write, made: Certificates) -> None:
         (_FLEET.replace("redis", "http"), "3: fleet.url: must be a URL: "),
         (_FLEET.replace("//", "//u:hush@"), "3: fleet.url: must have neither user nor password; set fleet.user and"),
         (_FLEET.replace("10.0.0.1", "10.0.0.1,10.0.0.2"), "3: fleet.url: must name one server"),
-        (_FLEET.replace("redis", "sentinel"), "3: fleet.url: must end in the name that Sentinels have"),
+        (_FLEET.replace("redis", "sentinel"), "3: fleet.url: must end in the service name"),
         (_FLEET.replace("redis", "cluster").replace(".1", ".1/2"), "3: fleet.url: must not name a database"),
-        (_FLEET.replace(".1", ".1/x"), "3: fleet.url: must end in the number of a database"),
-        (_FLEET.replace('"f"', '"a b"'), '2: fleet.name = "a b": must have no spaces and no braces'),
+        (_FLEET.replace(".1", ".1/x"), "3: fleet.url: must end in a database number"),
+        (_FLEET.replace('"f"', '"a b"'), '2: fleet.name = "a b": must not have spaces or braces'),
         (_FLEET + 'ca_file = "x"', '4: fleet.ca_file = "x": has no effect without TLS'),
         (_FLEET.replace("redis", "rediss") + 'ca_file = "/x"', '4: fleet.ca_file = "/x": cannot be read'),
         (
@@ -271,7 +271,7 @@ def test_a_fleet_by_tls_has_its_files(write: Write, made: Certificates) -> None:
             '4: fleet.key_file = "/x": certificate_file and key_fil',
         ),
         (_FLEET + 'password_file = "/x"', '4: fleet.password_file = "/x": cannot be read: no such file or directory'),
-        ('[fleet]\nname = "f"\n', "fleet.url: missing; it must be given"),
+        ('[fleet]\nname = "f"\n', "fleet.url: missing, but required"),
     ],
 )
 def test_a_fleet_that_cannot_be_is_refused_without_its_secrets(write: Write, text: str, line: str) -> None:

@@ -180,7 +180,7 @@ async def test_one_that_hangs_as_it_hands_over_is_waited_for_a_minute_and_goes_o
     old.data_path.hangs = True
     predecessor = await hand_over.reach(old.directory)
     assert predecessor is not None
-    with pytest.raises(StartError, match="did not hand over: it did not answer in time; it goes on if it can"):
+    with pytest.raises(StartError, match="did not hand over: it did not respond in time; it continues if it can"):
         await predecessor.take()
     assert trio.current_time() < 3600
     close(predecessor)

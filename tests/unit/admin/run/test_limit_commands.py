@@ -72,7 +72,7 @@ async def test_a_fault_is_answered_and_commands_go_on(nursery: trio.Nursery, dat
                 await trio.testing.wait_all_tasks_blocked(0.01)
             broken = False
     assert [reply.error for _, reply in data_path.replies] == ["internal error; Sluice's log has the reason", ""]
-    assert "a remote command failed" in [entry["event"] for entry in logged]
+    assert "remote limit command failed" in [entry["event"] for entry in logged]
 
 
 async def test_changes_are_made_in_the_order_in_which_they_came_and_a_view_sees_those_before_it(

@@ -32,7 +32,7 @@ def limit(kind: str, name: str, *more: str) -> str:
 
 def test_each_protocol_is_said_to_be_read_by_something(write: Write) -> None:
     second = '[[listeners]]\nlisten = "127.0.0.1:3"\nbroker = "127.0.0.1:4"\nname = "other"\nprotocol = "amqp10"\n'
-    told = section("Everything else", write(LISTENER + second))
+    told = section("Other settings", write(LISTENER + second))
     assert [line.split()[0] for line in told if " read by " in line] == ["rocketmq", "amqp10"]
 
 
@@ -58,7 +58,7 @@ def test_everything_that_a_rule_says_is_shown(write: Write) -> None:
     assert shown["topic:orders"] == ("500/s + 1048576 bytes/s refuse with code 215 bytes_burst_s = 0.5")
     assert shown["topic:mail"] == "5 requests/s hold up to 1.5 s, then refuse"
     assert shown["topic:bulk"] == "5/s hold up to 2 s in the spool, then refuse"
-    assert shown["topic:trial"] == "5/s only count"
+    assert shown["topic:trial"] == "5/s count only"
     assert shown["topic:kept"] == "off (5/s)"
     assert shown["topic:fair-*"] == "5/s, shared by client refuse"
     assert shown["topic:warm-*"] == "5/s refuse warm_up_s = 30"
@@ -102,12 +102,12 @@ def test_what_consumers_confirm_is_shown_with_what_is_promised(write: Write) -> 
     assert rules[-2:] == [
         (
             "queue:a, queue:b: a message below 4096 bytes is confirmed once its consumers have acknowledged it or the"
-            " broker has stored it, never before; what consumers do not acknowledge within 5 s is published again for"
+            " broker has stored it, never before; a message not acknowledged within 5 s is published again for"
             " the broker to confirm."
         ),
         (
             "exchange:e: a message below 100 bytes is confirmed once consumers of 3 queues have acknowledged it or the"
-            " broker has stored it, never before; what consumers do not acknowledge within 5 s is refused."
+            " broker has stored it, never before; a message not acknowledged within 5 s is refused."
         ),
     ]
 
@@ -162,11 +162,11 @@ def test_what_waits_for_credit_is_not_said_to_be_held(write: Write, monkeypatch:
 
     assert [above(kind) for kind in ("queue", "delivery", "user")] == ["withhold credit"] * 3
     assert above("queue", 'action = "reject"') == "refuse"
-    assert above("queue", 'action = "shadow"') == "only count"
+    assert above("queue", 'action = "shadow"') == "count only"
 
 
 def test_without_any_limit_it_is_said_that_all_passes(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    passes = "no limit is given, and the protocol has none of its own: everything passes"
+    passes = "no limits are configured, and the protocol has no defaults: everything passes"
     assert passes not in compose(load(write(LISTENER), {}, Flags())).lint
     monkeypatch.setattr(plugins, "protocol", queues)
     assert compose(load(write(LISTENER), {}, Flags())).lint == (passes,)
@@ -190,7 +190,7 @@ def test_where_files_are_kept_and_why_not_is_said(write: Write) -> None:
         plan = compose(load(write(text), {}, Flags()))
         stream = io.StringIO()
         show(report(plan, MONDAY_NOON, folders.state_dir(plan.settings, {"STATE_DIRECTORY": "/srv"})), stream)
-        lines = stream.getvalue().partition("Everything else")[2].splitlines()[1:]
+        lines = stream.getvalue().partition("Other settings")[2].splitlines()[1:]
         return {line.split()[0]: " ".join(line.split()[1:]) for line in lines}
 
     shown = rows(LISTENER)

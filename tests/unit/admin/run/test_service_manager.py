@@ -168,6 +168,6 @@ def test_what_was_passed_and_is_no_socket_is_named(fourth: str, why: str) -> Non
             check=True,
         )
     assert done.stdout == (
-        f"LISTEN_FDS=2: descriptor 4 is no socket ({why}); have whoever starts Sluice pass sockets only, or start it"
+        f"LISTEN_FDS=2: descriptor 4 is not a socket ({why}); pass only sockets to Sluice, or start it"
         " without LISTEN_FDS\n"
     )

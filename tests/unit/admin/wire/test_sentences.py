@@ -42,18 +42,18 @@ class TestExplained:
         ]
         assert details(whole, "above")[1:] == [
             "held for up to 1.5 s, then refused with code 215",
-            "passes, and is counted as what would be refused",
+            "passes, and is counted as would be refused",
             "refused",
         ]
         assert details(whole, "now")[1:] == [
             "admits again in 0.002 s, 2048 bytes owed; nothing refused so far",
-            "no request has needed it yet",
+            "not used yet",
             "300 messages in store; nothing refused so far",
         ]
-        assert details(whole, "held") == ["3 requests wait for it"]
+        assert details(whole, "held") == ["3 requests"]
         assert details(whole, "share") == [
             "of 10.1.2.3: admits again in 0.01 s, 0.5 messages owed",
-            "of 10.1.2.4: 0.5 messages owed, admits what others leave over",
+            "of 10.1.2.4: 0.5 messages owed, admits what others leave unused",
             "of _other: 2.25 messages in store",
         ]
         assert [each.text for each in whole.unapplied] == [
@@ -70,8 +70,8 @@ class TestExplained:
         question = Question("subscription", "g@orders", "10.1.2.3", "g")
         assert explained(explanation, question=question, ignored=("client", "producer_group")).sentences == (
             (
-                "Limits of a client or producer group do not matter for it: they limit what is sent, and a subscription"
-                " is what is consumed."
+                "Limits of a client or producer group do not apply to it: they limit published messages, and a"
+                " subscription is consumed."
             ),
         )
 
@@ -91,7 +91,7 @@ class TestExplained:
             ("reject", "everything is refused", "refuses everything; last refused 1.5 s ago"),
             (
                 "shadow",
-                "passes, and is counted as what would be refused",
+                "passes, and is counted as would be refused",
                 "would refuse everything; would last have refused 1.5 s ago",
             ),
         ],
@@ -172,7 +172,7 @@ class TestAdaptive:
             ),
             ({"limit_per_s": None, "latency_s": 0.003}, "no limit now; the broker's p90 is 3 ms, usually 12 ms"),
             ({"usual_latency_s": None}, "1840/s now; the broker's p90 is 85 ms"),
-            ({"latency_s": None}, "1840/s now; how soon the broker answers is not known"),
+            ({"latency_s": None}, "1840/s now; the broker's latency is unknown"),
         ],
     )
     def test_what_is_not_known_is_not_said(self, changes: dict[str, Any], now: str) -> None:
@@ -195,14 +195,14 @@ class TestFleet:
 
     def test_a_limit_without_demand_here_has_no_part(self, explanation: Explanation) -> None:
         said = self.said(explanation, replace(FLEET, size=1, limits=()))
-        assert "for 1 member; this one has not asked for it lately" in [each.text for each in said.details]
+        assert "for 1 member; not used by this member recently" in [each.text for each in said.details]
 
     @pytest.mark.parametrize(
         ("when_away", "limit", "all_of_it"),
         [
             ("last", "this one holds 312/s", "each limit goes on with its last share"),
             ("equal", "this one holds 125/s", "each limit goes on with an equal share"),
-            ("unlimited", "everything passes here", "the fleet's limits admit everything"),
+            ("unlimited", "this member admits everything", "the fleet's limits admit everything"),
             ("refuse", "this one holds 0/s", "the fleet's limits refuse everything"),
         ],
     )
@@ -210,7 +210,7 @@ class TestFleet:
         away = replace(FLEET, when_away=when_away, away_s=12.0, error="connection refused")
         said = sentences.of_fleet(away)
         assert said.text == f"Redis has not answered for 12.0 s (connection refused); {all_of_it}"
-        assert said.limits[0].text == f"500/s for 4 members; Redis is away, and {limit}"
+        assert said.limits[0].text == f"500/s for 4 members; Redis does not answer, and {limit}"
 
     def test_says_that_redis_has_not_answered_yet(self) -> None:
         said = sentences.of_fleet(replace(FLEET, size=1, last_contact_s_ago=None))
@@ -242,7 +242,7 @@ class TestConfirms:
                 "promise",
                 (
                     "a message below 4096 bytes is confirmed once its consumers have acknowledged it or the broker has"
-                    " stored it, never before; what consumers do not acknowledge within 5 s is published again for the"
+                    " stored it, never before; a message not acknowledged within 5 s is published again for the"
                     " broker to confirm"
                 ),
             ),
@@ -255,7 +255,7 @@ class TestConfirms:
     )
     def test_why_the_broker_does_it_is_said(self, reason: str, why: str) -> None:
         now = ConfirmState("queue", "orders", "broker", reason, 0, 0, 16, 0, 0, 0, 0)
-        assert [each.text for each in self.confirm(now=now).details[1:]] == [f"by broker: {why}; none waits", "none"]
+        assert [each.text for each in self.confirm(now=now).details[1:]] == [f"by broker: {why}; none waiting", "none"]
 
     def test_its_rule_is_not_among_those_that_do_not_apply(self) -> None:
         rules = (self.VIEW.rule, RuleView("queue:o*", "sluice.toml:9", "5/s", "off", None))
@@ -266,15 +266,15 @@ class TestConfirms:
 
 class TestFlow:
     def test_without_a_bottleneck_says_so(self) -> None:
-        assert sentences.flow(Flow()).sentences == ("No connection waits.",)
+        assert sentences.flow(Flow()).sentences == ("No connections are waiting.",)
         calm = sentences.flow(replace(FLOW, findings=()))
-        assert calm.sentences == ("No bottleneck: connections waited only for moments.",)
+        assert calm.sentences == ("No bottleneck: connections waited only briefly.",)
 
     def test_says_how_often_an_alarm_has_stood(self) -> None:
         calm = replace(FLOW.alarms[0], total=2, stood_s=3.0)
-        assert sentences.flow(Flow(alarms=(calm,))).alarms[0].status.endswith("; it has stood 2 times, 3.0 s")
+        assert sentences.flow(Flow(alarms=(calm,))).alarms[0].status.endswith("; raised 2 times, 3.0 s")
         unknown = replace(calm, bytes_limit=None, total=0)
-        assert sentences.flow(Flow(alarms=(unknown,))).alarms[0].status == "none; the figures are not known"
+        assert sentences.flow(Flow(alarms=(unknown,))).alarms[0].status == "none; usage is unknown"
 
 
 class TestSpool:
@@ -283,7 +283,7 @@ class TestSpool:
         said = sentences.spool(
             replace(SPOOL, holds=replace(SPOOL.holds, alarm="the disk is full", stopped=True, lost_total=2))
         )
-        assert said.sentences[1].startswith("The disk takes no more: the disk is full.")
+        assert said.sentences[1].startswith("The disk does not accept writes: the disk is full.")
         assert said.sentences[2].startswith("Memory is full: ")
         assert said.details[-1].text == "2 lost on disk"
 

@@ -31,8 +31,12 @@ def test_says_that_nothing_is_asked_for_what_is_exempt() -> None:
     )
     assert [(one.rule.name, one.limits, one.why) for one in explain(limits_by(*rules))] == [
         ("topic:orders.*", False, "pattern with 7 literal characters; exempt from every limit"),
-        ("total:topic:*", False, "total of all together: the default of every topic; not asked for what is exempt"),
-        ("client:*", False, "the default of every client; not asked for what is exempt"),
+        (
+            "total:topic:*",
+            False,
+            "total of all together: the default of every topic; does not apply to exempt requests",
+        ),
+        ("client:*", False, "the default of every client; does not apply to exempt requests"),
         ("listener:*", False, "the default of every listener; action off"),
     ]
 

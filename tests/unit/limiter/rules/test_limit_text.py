@@ -43,13 +43,13 @@ def test_limit_of_another_form_is_refused_with_the_text_and_the_form(text: str) 
 @pytest.mark.parametrize(
     ("rate", "reason"),
     [
-        ("500", "the rate needs its unit: 500/s"),
-        ("0.5", "the rate needs its unit: 0.5/s"),
-        ("500/m", "rate '500/m' is not per second, the only unit"),
-        ("500/min", "rate '500/min' is not per second, the only unit"),
-        ("500/S", "rate '500/S' is not per second, the only unit"),
+        ("500", "the rate needs a unit: 500/s"),
+        ("0.5", "the rate needs a unit: 0.5/s"),
+        ("500/m", "rate '500/m' has an unknown unit; rates are per second"),
+        ("500/min", "rate '500/min' has an unknown unit; rates are per second"),
+        ("500/S", "rate '500/S' has an unknown unit; rates are per second"),
         ("-5/s", "rate '-5/s' is negative; 0/s refuses everything"),
-        ("Unlimited", "rate 'Unlimited' is written in lower case: unlimited"),
+        ("Unlimited", "rate 'Unlimited' must be in lower case: unlimited"),
         ("fast", "rate 'fast'"),
     ],
 )

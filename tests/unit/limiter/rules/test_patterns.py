@@ -82,7 +82,7 @@ def test_many_wildcards_do_not_make_a_made_up_name_expensive() -> None:
     "text", ["", "orders", "10.0.0.0.0", "10.0.0.0/33", "300.*", "::1/129", "10.0.0.0/8/8", " 10.0.0.1"]
 )
 def test_what_is_no_network_is_refused_with_what_would_be(text: str) -> None:
-    with pytest.raises(RuleError, match="no address and no network") as error:
+    with pytest.raises(RuleError, match="neither an address nor a network") as error:
         read_network(text)
 
     assert "10.0.0.0/8" in error.value.allowed
@@ -92,7 +92,7 @@ def test_what_is_no_network_is_refused_with_what_would_be(text: str) -> None:
     ("text", "meant"), [("10.*", "10.0.0.0/8"), ("10.1.*.*", "10.1.0.0/16"), ("10.1.2.", "10.1.2.0/24")]
 )
 def test_network_written_as_a_glob_is_refused_with_the_one_meant(text: str, meant: str) -> None:
-    with pytest.raises(RuleError, match="no address and no network") as error:
+    with pytest.raises(RuleError, match="neither an address nor a network") as error:
         read_network(text)
 
     assert error.value.allowed == meant

@@ -125,15 +125,15 @@ def test_word_that_is_none_of_its_field_is_refused_with_those_that_are(field: st
 
 @pytest.mark.parametrize(("kind", "pattern"), [("topic", "orders"), ("topic", "a[*]"), ("client", "10.0.0.1/32")])
 def test_total_of_one_name_is_refused(kind: str, pattern: str) -> None:
-    with pytest.raises(RuleError, match="shared, but it matches one name only"):
+    with pytest.raises(RuleError, match="shared, but it matches only one name"):
         Rule(kind, pattern, 1, shared=True)
 
 
 @pytest.mark.parametrize(
     ("values", "why"),
     [
-        ({"kind": "client", "fair_by": "client"}, "only one client to each limit"),
-        ({"kind": "producer_group", "fair_by": "producer_group"}, "only one producer_group to each limit"),
+        ({"kind": "client", "fair_by": "client"}, "each limit has only one client"),
+        ({"kind": "producer_group", "fair_by": "producer_group"}, "each limit has only one producer_group"),
         ({"kind": "topic", "fair_by": "client", "warm_up_s": 1}, "fair_by with warm_up_s"),
     ],
 )
@@ -145,10 +145,10 @@ def test_fair_shares_where_there_are_none_to_be_had_are_refused(values: dict[str
 @pytest.mark.parametrize(
     ("values", "why"),
     [
-        ({"kind": "topic", "rate_per_s": 1}, "exempt, but with a limit"),
-        ({"kind": "topic", "rate_per_s": None, "bytes_per_s": 1}, "exempt, but with a limit"),
-        ({"kind": "topic", "rate_per_s": None, "shared": True}, "not for scopes and totals"),
-        ({"kind": "client", "rate_per_s": None}, "not for scopes and totals"),
+        ({"kind": "topic", "rate_per_s": 1}, "exempt with a limit"),
+        ({"kind": "topic", "rate_per_s": None, "bytes_per_s": 1}, "exempt with a limit"),
+        ({"kind": "topic", "rate_per_s": None, "shared": True}, "not to scopes and totals"),
+        ({"kind": "client", "rate_per_s": None}, "not to scopes and totals"),
     ],
 )
 def test_exempt_contradicts_a_limit_and_is_for_resources(values: dict[str, Any], why: str) -> None:
@@ -162,7 +162,7 @@ def test_exempt_contradicts_a_limit_and_is_for_resources(values: dict[str, Any],
 
 @pytest.mark.parametrize("values", [{"kind": "queue", "shared": True}, {"kind": "client"}])
 def test_consumers_confirm_for_each_resource_only(values: dict[str, Any]) -> None:
-    with pytest.raises(RuleError, match="not for scopes and totals") as error:
+    with pytest.raises(RuleError, match="not to scopes and totals") as error:
         Rule(pattern="*", rate_per_s=1, confirm="after_consume", **values)
 
     assert error.value.attribute == "confirm"
@@ -194,7 +194,11 @@ def test_an_adaptive_rule_limits_without_a_rate_and_its_name_says_what_it_is() -
         ({"floor_per_s": 0}, "1 to 1000000000 messages per second", "floor_per_s"),
         ({"floor_per_s": float("nan")}, "1 to 1000000000 messages per second", "floor_per_s"),
         ({"ceiling_per_s": 50}, "from the floor to 1000000000 messages per second", "ceiling_per_s"),
-        ({"exempt": True}, "a kind of resource, without shared; clients are exempt by their listener", "exempt"),
+        (
+            {"exempt": True},
+            "a kind of resource, without shared; to exempt clients, use the listener's exempt",
+            "exempt",
+        ),
     ],
 )
 def test_what_does_not_go_with_an_adaptive_rule_is_refused_with_what_does(
@@ -213,4 +217,4 @@ def test_a_ceiling_below_the_floor_is_called_so() -> None:
 def test_shares_by_what_messages_go_to_are_for_adaptive_rules() -> None:
     with pytest.raises(RuleError, match="fair_by 'topic' without adaptive") as error:
         Rule("listener", "*", 5, fair_by="topic")
-    assert error.value.allowed == "a limit for each name in its place, or adaptive = true with it"
+    assert error.value.allowed == "a limit for each name instead, or adaptive = true"

@@ -133,7 +133,7 @@ def test_two_rules_of_one_kind_and_pattern_are_refused_by_name() -> None:
         RuleSet((*limits("topic:a=1/s", source="file:x"), *limits("topic:a=2/s")))
 
     assert "topic:a=1/s (file:x)" in error.value.what
-    assert error.value.what.startswith("flag: a second rule for topic:a: topic:a=2/s, ")
+    assert error.value.what.startswith("flag: duplicate rule for topic:a: topic:a=2/s; ")
 
 
 # --- switches of kinds

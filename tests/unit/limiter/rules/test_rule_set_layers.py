@@ -39,5 +39,5 @@ def test_stronger_rule_with_hours_leaves_the_weaker_one_for_other_times() -> Non
 
 
 def test_layer_with_two_rules_of_one_kind_and_pattern_is_refused() -> None:
-    with pytest.raises(RuleError, match="a second rule for topic:a"):
+    with pytest.raises(RuleError, match="duplicate rule for topic:a"):
         layer_rules(limits("topic:a=1/s", "topic:a=1/s"), limits("topic:a=2/s"))

@@ -122,8 +122,8 @@ async def test_a_limit_and_its_moves_are_seen(
     of = {"listener": "a", "action": "shadow", "reason": "the broker is busy", "usual_latency_ms": 12.0}
     of |= {"not_logged": 0, "log_level": "info"}
     assert logged == [
-        {"event": "the adaptive limit began", "limit_per_s": 500, **of},
-        {"event": "the adaptive limit ended", **of},
+        {"event": "adaptive limit began", "limit_per_s": 500, **of},
+        {"event": "adaptive limit ended", **of},
     ]
     (state,) = path.adapting.states()
     assert (state.listener, state.limit_per_s, state.action, state.usual_latency_s) == ("a", None, "shadow", 0.012)
@@ -144,7 +144,7 @@ async def test_a_limit_that_moves_has_a_line_every_ten_seconds(
             controls.limit = 500 + tenth / 3
             await trio.sleep(0.1)
     told = [(each["event"].rpartition(" ")[2], each["not_logged"] > 50) for each in logged]
-    assert told == [("began", False), ("moved", True), ("moved", True)]
+    assert told == [("began", False), ("changed", True), ("changed", True)]
     assert all(each["limit_per_s"] == round(each["limit_per_s"], 1) for each in logged)
 
 

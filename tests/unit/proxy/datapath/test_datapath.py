@@ -61,7 +61,7 @@ async def until_held(rig: Rig, requests: int) -> None:
 class TestBuilding:
     async def test_handlers_that_make_no_pipeline_are_an_error(self, lines: Protocol) -> None:
         twice = (HandlerConfig(RATE_LIMIT, RateLimitOptions()),) * 2
-        with pytest.raises(PipelineError, match="'rate_limit' stands in the pipeline twice"):
+        with pytest.raises(PipelineError, match="'rate_limit' appears twice in the pipeline"):
             LocalDataPath(DataPathConfig((), twice, RuleSet()))
 
     async def test_cancelling_gives_the_address_back_and_closes_the_connections(

@@ -117,10 +117,10 @@ class TestLimits:
     @pytest.mark.parametrize(
         ("at", "said"),
         [
-            ("tomorrow", "is no time"),
+            ("tomorrow", "is not a valid time"),
             ("2026-01-05T10:00", "has no time zone"),
-            ("0001-01-01T00:00:00+14:00", "is too far away"),
-            ("9999-12-31T23:59:59-14:00", "is too far away"),
+            ("0001-01-01T00:00:00+14:00", "is out of range"),
+            ("9999-12-31T23:59:59-14:00", "is out of range"),
         ],
     )
     def test_of_a_moment_that_is_none_are_an_error(
@@ -288,12 +288,12 @@ class TestSenselessQuestions:
             (
                 Question("topic", "a", listener="x"),
                 "listener",
-                f"'x' is neither a listener nor a scope; there are: {THERE_ARE}",
+                f"'x' is neither a listener nor a scope; listeners: {THERE_ARE}",
             ),
             (
                 Question("listener", "x"),
                 "name",
-                f"'x' is neither a listener nor a scope; there are: {THERE_ARE}",
+                f"'x' is neither a listener nor a scope; listeners: {THERE_ARE}",
             ),
         ],
     )
@@ -349,7 +349,7 @@ class TestConfirm:
         assert three is not None
         assert (three.queues, three.left_alone, three.now) == (3, "", None)
         assert others is not None
-        assert others.left_alone == "confirm_queues does not say to how many queues each message goes"
+        assert others.left_alone == "confirm_queues is not set, so the number of queues of each message is unknown"
 
     def test_exempt_clients_and_limiting_that_is_off_are_named(self, listeners: tuple[ListenerConfig, ...]) -> None:
         off = self.ask(listeners, "queue", "orders", enabled=False)

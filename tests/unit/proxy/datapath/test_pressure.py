@@ -150,7 +150,7 @@ class TestAlarms:
         assert made[1].alarms == ["Sluice is low on disk"]
         alarm = (await rig.path.flow()).alarms[1]
         assert (alarm.stands, alarm.total, alarm.bytes_now, alarm.bytes_limit) == (True, 1, GIB // 2, GIB)
-        assert "512 MiB are free on the spool's disk" in alarm.text
+        assert "512 MiB is free on the spool's disk" in alarm.text
         free.append(2 * GIB)
         await seconds_until(mock_clock, lambda: [each.alarms[-1] for each in made] == ["", ""])
         assert rig.connections[0].stage.state(10**12) == "running"
@@ -163,7 +163,7 @@ class TestAlarms:
             resident.append(used)
             await seconds_until(mock_clock, lambda: rig.path.server.alarm == alarm)  # noqa: B023 - used at once
         lines = [(entry["log_level"], " ".join(entry["event"].split()[:3])) for entry in log]
-        assert lines == [("warning", "memory alarm: Sluice"), ("info", "memory alarm ended")]
+        assert lines == [("warning", "memory alarm: Sluice"), ("info", "memory alarm cleared")]
 
     async def test_memory_is_looked_at_without_a_spool(
         self, start_rig: StartRig, sessions: tuple[Protocol, list[Any]], resident: list[int], mock_clock: MockClock
@@ -352,7 +352,7 @@ class TestSpool:
     async def test_is_none_without_one(self, rig: Rig) -> None:
         assert await rig.path.spool() is None
         assert metrics(await rig.snapshot())["sluice_spool_queues"] == {}
-        with pytest.raises(ValueError, match="there is no spool, so nothing is held of line_topic:a"):
+        with pytest.raises(ValueError, match="there is no spool, so no messages of line_topic:a"):
             await rig.path.purge("line_topic", "a")
 
     async def test_shows_what_is_put_aside_by_resource_connection_and_place(

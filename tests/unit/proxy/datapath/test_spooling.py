@@ -67,7 +67,7 @@ class TestOpening:
 
     async def test_folder_that_another_process_uses_is_named(self, folder: Path) -> None:
         first = await open_in(folder)
-        with pytest.raises(SpoolError, match=f"another process uses the spool's folder {folder}; each needs one"):
+        with pytest.raises(SpoolError, match=f"another process uses the spool's folder {folder}; each process needs"):
             await open_in(folder)
         await first.close()
 
@@ -75,7 +75,7 @@ class TestOpening:
         (tmp_path / "file").write_text("")
         spooling = await open_in(tmp_path / "file", required=False)
         assert spooling.spool is None
-        assert [(entry["event"], entry["log_level"]) for entry in log] == [("the spool is not available", "warning")]
+        assert [(entry["event"], entry["log_level"]) for entry in log] == [("spool unavailable", "warning")]
 
     async def test_data_path_that_has_ended_gives_the_folder_back(self, start_rig: StartRig, folder: Path) -> None:
         rig = await start_rig(spool=SpoolConfig(folder))
@@ -142,7 +142,7 @@ class TestEnding:
         log.clear()
         opened(again).tick(5_000 + 60 * 10**9)
         assert [(entry["event"], entry["messages"], entry["queues"]) for entry in log] == [
-            ("dropped spooled messages of an earlier process, because no client connected to send them", 6, 2)
+            ("dropped spooled messages of an earlier process: no client connected to send them", 6, 2)
         ]
         while again.is_used():
             await trio.lowlevel.checkpoint()
@@ -206,7 +206,7 @@ class TestDisk:
         spool._hooks.alarm(None)
         assert spooling.failure == ""
         assert spool.store.state(5_000) == "running"
-        assert [entry["event"] for entry in log] == ["the spool's disk failed", "the spool's disk works again"]
+        assert [entry["event"] for entry in log] == ["spool disk failed", "spool disk works again"]
         await spooling.close()
 
     async def test_store_is_sent_what_is_written_and_acks_it(self, folder: Path) -> None:

@@ -111,7 +111,7 @@ class TestBuilding:
 
     def test_two_of_one_name_are_refused(self, services: HandlerServices) -> None:
         handler = Scripted(lambda batch, now_ns: NO_VERDICTS)
-        with pytest.raises(PipelineError, match="handler 'x' stands in the pipeline twice; remove one"):
+        with pytest.raises(PipelineError, match="handler 'x' appears twice in the pipeline; remove one"):
             Pipeline([config("x", handler), config("y", handler), config("x", handler)], services)
 
     @pytest.mark.parametrize("lane", ["thread", "inline"])

@@ -91,8 +91,8 @@ def test_log_line_and_banner_say_the_figures_and_what_will_end_it() -> None:
     alarm = MemoryAlarm()
     raised = alarm.look(5 * S, round(1.3 * GIB), 0, 2 * GIB)
     text = (
-        "Sluice uses 1.30 GiB of 2.00 GiB; it stands above 60%, and publishers are blocked until 1.14 GiB or less "
-        "are used"
+        "Sluice uses 1.30 GiB of 2.00 GiB; the alarm is at 60%, and publishers are blocked until 1.14 GiB or less "
+        "is used"
     )
     assert raised is not None
     assert raised.text == f"memory alarm: {text}"
@@ -100,7 +100,7 @@ def test_log_line_and_banner_say_the_figures_and_what_will_end_it() -> None:
     alarm.look(6 * S, round(1.25 * GIB), 0, 2 * GIB)
     assert alarm.banner.startswith("Sluice uses 1.25 GiB")
     ended = alarm.look(17 * S + S // 2, GIB, 0, 2 * GIB)
-    assert ended == ("memory", False, "memory alarm ended after 12.5 s: Sluice uses 1.00 GiB of 2.00 GiB")
+    assert ended == ("memory", False, "memory alarm cleared after 12.5 s: Sluice uses 1.00 GiB of 2.00 GiB")
     assert alarm.banner == ""
 
 
@@ -109,7 +109,7 @@ def test_memory_that_cannot_be_read_any_more_keeps_nobody_blocked() -> None:
     alarm.look(0, 900, 0, 1000)
     ended = alarm.look(S, None, 0, 1000)
     assert ended is not None
-    assert ended.text == "memory alarm ended after 1.0 s: what Sluice uses, or may use, cannot be read"
+    assert ended.text == "memory alarm cleared after 1.0 s: memory usage or its limit cannot be read"
 
 
 def test_publishers_are_told_what_is_scarce() -> None:
@@ -158,5 +158,5 @@ def test_a_full_disk_is_no_alarm_while_nothing_is_in_the_spool() -> None:
     assert alarm.look(S, 5) is not None
     ended = alarm.look(3 * S, 5, is_used=False)
     assert ended is not None
-    assert ended.text == "disk alarm ended after 2.0 s: nothing is in the spool any more"
+    assert ended.text == "disk alarm cleared after 2.0 s: the spool is empty"
     assert not alarm.banner

@@ -103,7 +103,7 @@ def test_channel_that_a_limit_makes_wait_names_the_resource() -> None:
     assert path.causes() == []
     path.channel.throttle(0, on=True)
     (finding,) = diagnose([path.connection], 0)
-    assert finding.text.startswith("The connection waits: a limit of yours lets no more through (resource orders).")
+    assert finding.text.startswith("The connection waits: a configured limit is reached (resource orders).")
     path.fill(path.connection, path.channel)
     assert diagnose([path.connection], 0) == (finding,)
     path.resource.throttle(0, on=False)
@@ -116,8 +116,8 @@ def test_finding_says_who_waits_for_what_and_what_to_do() -> None:
     (finding,) = diagnose([path.connection], 0)
     assert (finding.connections, finding.at) == (1, ("writer broker:5672",))
     assert finding.text == (
-        "The connection waits: the broker or the connection to it takes less than comes (writer broker:5672). "
-        "Look at the broker: its own flow control, its disk, its queues' length; then at the network between."
+        "The connection waits: the broker, or the connection to it, is slower than the incoming traffic"
+        " (writer broker:5672). Check the broker's flow control, disk and queue lengths, then the network to it."
     )
 
 

@@ -106,9 +106,9 @@ async def test_header_of_somebody_else_is_the_protocols(behind: Rig) -> None:
 @pytest.mark.parametrize(
     ("sent", "reason", "wrong"),
     [
-        (b"free 1\n", "proxy_header_missing", "there is none"),
-        (b"PROXY TCP4 what\r\n", "proxy_header_invalid", "two addresses and two ports are due, not 1 fields"),
-        (header()[:-1], "proxy_header_invalid", "it ends after 27 bytes"),
+        (b"free 1\n", "proxy_header_missing", "it is missing"),
+        (b"PROXY TCP4 what\r\n", "proxy_header_invalid", "it needs two addresses and two ports, and has 1 fields"),
+        (header()[:-1], "proxy_header_invalid", "the connection ended after 27 bytes"),
     ],
 )
 async def test_bad_header_ends_the_connection_with_advice(
@@ -123,8 +123,8 @@ async def test_bad_header_ends_the_connection_with_advice(
     (line,) = [entry for entry in log if entry["event"] == "connection closed"]
     assert line["peer"].startswith(f"{HOST}:")
     assert line["detail"] == (
-        f"{HOST} is in proxy_protocol_from and must begin each connection with a PROXY header: {wrong}. Turn it on"
-        " there (HAProxy: send-proxy-v2), or take that address out of proxy_protocol_from"
+        f"{HOST} is in proxy_protocol_from and must begin each connection with a PROXY header: {wrong}. Enable it"
+        " there (HAProxy: send-proxy-v2), or remove the address from proxy_protocol_from"
     )
     assert behind.path.server.open_connections("main") == 0
 
@@ -173,7 +173,7 @@ async def test_bounds_are_those_of_the_true_client(start_behind: StartBehind, lo
     await refused.send(header())
     await gone(refused)
     assert rig.closed == {"too_many_connections_of_client": 1}
-    assert (log[-1]["peer"], log[-1]["detail"]) == (f"{CLIENT}:40000", f"{CLIENT} has 1 open")
+    assert (log[-1]["peer"], log[-1]["detail"]) == (f"{CLIENT}:40000", f"open connections of {CLIENT}: 1")
 
 
 async def test_exempt_is_the_true_client(start_behind: StartBehind) -> None:

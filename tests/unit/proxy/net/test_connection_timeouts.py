@@ -55,7 +55,7 @@ class TestHandshake:
         assert await client.receive_to_end() == b""
         await jump(mock_clock, 2)
         assert rig.closed == {"handshake_timeout": 1}
-        assert log[-1]["detail"] == "nothing came within 10 s of the connection"
+        assert log[-1]["detail"] == "the client sent nothing within 10 s"
 
     async def test_client_that_was_heard_may_be_silent(self, start_timed: StartTimed, mock_clock: MockClock) -> None:
         rig = await start_timed()
@@ -86,7 +86,9 @@ class TestFrame:
             await client.send(b"x")
             await jump(mock_clock, 1)
         assert rig.closed == {"frame_timeout": 1}
-        assert re.fullmatch(r"of an unfinished frame \d\d bytes came in 30 s; \d+ are missing", log[-1]["detail"])
+        assert re.fullmatch(
+            r"only \d\d bytes of an unfinished frame arrived in 30 s; \d+ bytes are missing", log[-1]["detail"]
+        )
 
     async def test_that_stops_ends_the_connection(self, start_timed: StartTimed, mock_clock: MockClock) -> None:
         rig = await start_timed()
@@ -131,7 +133,7 @@ class TestIdleness:
         assert rig.closed == {}
         await jump(mock_clock, 52)
         assert rig.closed == {"idle_timeout": 1}
-        assert log[-1]["detail"] == "nothing came from either side for 40 s"
+        assert log[-1]["detail"] == "neither side sent anything for 40 s"
 
     async def test_is_no_matter_while_something_is_on_its_way(
         self, start_timed: StartTimed, mock_clock: MockClock

@@ -261,7 +261,7 @@ class TestAccepting:
         assert await (await rig.client()).receive_to_end() == b""
         assert rig.closed == {"no_descriptors": 1}
         assert [entry["detail"] for entry in log] == [
-            "1 are open; the limit of open files has no room for more (ulimit -n)"
+            "open connections: 1; the limit on open files allows no more (ulimit -n)"
         ]
 
     async def test_clients_whose_broker_is_still_being_connected_count_too(
@@ -385,8 +385,8 @@ class TestConnectionsOfAClient:
         mock_clock.jump(1)
         await (await rig.client()).receive_to_end()
         assert [(entry["reason"], entry["detail"], entry["not_logged"]) for entry in log] == [
-            ("too_many_connections_of_client", f"{HOST} has 0 open", 0),
-            ("too_many_connections_of_client", f"{HOST} has 0 open", 2),
+            ("too_many_connections_of_client", f"open connections of {HOST}: 0", 0),
+            ("too_many_connections_of_client", f"open connections of {HOST}: 0", 2),
         ]
 
     async def test_that_fail_leave_no_count_behind(
@@ -508,10 +508,10 @@ class TestUnreachableBroker:
             "listen": sockets.format_address(rig.address),
             "broker": sockets.format_address(rig.broker.address),
         }
-        gone = "broker unreachable; not listening until it answers"
+        gone = "broker unreachable; listener closed until it answers"
         assert [entry for entry in log if entry["log_level"] != "debug"] == [
             {"event": gone, "log_level": "warning", "error": "Connection refused", **about},
-            {"event": "broker answers; listening", "log_level": "info", **about},
+            {"event": "broker answers again; listening", "log_level": "info", **about},
         ]
 
     @pytest.mark.parametrize("leave", ["end", "reset"])
@@ -667,7 +667,7 @@ class TestUnreachableBroker:
         assert await (await rig.client()).receive_to_end() == b""
         await rig.until_closed("no_descriptors")
         assert [(entry["event"], entry["reason"]) for entry in log] == [("connection closed", "no_descriptors")]
-        assert "no socket left" in str((await rig.path.probe_brokers())[0].error)
+        assert "no file descriptor left" in str((await rig.path.probe_brokers())[0].error)
         assert rig.path.server.watches["main"].listening
 
 

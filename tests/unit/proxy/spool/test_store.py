@@ -180,7 +180,7 @@ def test_a_full_disk_loses_nothing_and_changes_no_order(tmp_path: Path, made: Ma
     queue = harness.queue()
     fill(queue, 2_000)
     assert not harness.sync()
-    assert harness.alarms == ["[Errno 28] the spool is as large as it may be"]
+    assert harness.alarms == ["[Errno 28] the spool has reached its maximum size"]
     assert harness.flows[-1]
     assert harness.spool.figures().disk_bytes <= 100_000
     fill(queue, 100, first=2_000)
@@ -202,7 +202,7 @@ def test_free_space_is_left_to_others(tmp_path: Path, made: Make) -> None:
     queue = harness.queue()
     fill(queue, 1_000)
     assert not harness.sync()
-    assert harness.alarms == ["[Errno 28] less free space than is to be left"]
+    assert harness.alarms == ["[Errno 28] the disk has too little free space"]
     assert harness.segments() == []
     assert [harness.take(queue).handle for _ in range(1_000)] == list(range(1_000))
 
@@ -311,7 +311,7 @@ def test_the_next_process_replays_what_is_recoverable_and_only_that(tmp_path: Pa
     two = [again.take(queues[b"two"]).handle for _ in range(queues[b"two"].count)]
     assert two == list(range(3_001 - len(two), 3_001))
     assert 2_501 <= len(two) < 3_000
-    with pytest.raises(ValueError, match="nothing can be put into it"):
+    with pytest.raises(ValueError, match="the queue is closed or recovered"):
         fill(queues[b"two"], 1)
     again.sync()
     assert again.segments() == []

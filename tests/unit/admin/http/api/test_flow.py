@@ -33,7 +33,7 @@ async def test_flow_reads_back_in_words(served: Any) -> None:
     assert (flow.connections, flow.more_connections) == (WAITING[:2], 1)
     assert flow.sentences == ("3 connections wait for a limit.",)
     (alarm,) = flow.alarms
-    assert (alarm.since, alarm.status) == (NOW.alarms[0].since, "STANDS: too much")
+    assert (alarm.since, alarm.status) == (NOW.alarms[0].since, "RAISED: too much")
 
 
 async def test_adaptive_limits_read_back_in_words(served: Any) -> None:

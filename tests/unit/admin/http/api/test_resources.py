@@ -102,7 +102,7 @@ async def test_advice_is_put_in_force_by_its_own_edit(served: Any, client: httpx
 
 async def test_without_a_log_or_a_report_the_answers_say_so(served: Any) -> None:
     history = (await served.get("history/topic/orders")).json()
-    assert history["problem"] == "the rejection log is off, so nothing is known of the past"
+    assert history["problem"] == "the rejection log is off, so there is no history"
     advice = (await served.get("advice/topic/orders")).json()
     assert (advice["recommendation"], advice["path"]) == (None, None)
     assert advice["problem"].startswith("no report is looked at")

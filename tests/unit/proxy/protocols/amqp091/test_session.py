@@ -623,9 +623,9 @@ def test_what_was_never_decided_is_counted_as_lost() -> None:
 @pytest.mark.parametrize(
     ("header", "said"),
     [
-        (b"AMQP\3\1\0\0", 'is AMQP 1.0: take protocol = "amqp"'),
-        (b"AMQP\0\1\0\0", 'is AMQP 1.0: take protocol = "amqp"'),
-        (b"AMQP\0\0\x09\1", "is AMQP 0.9.1, but the broker speaks something else"),
+        (b"AMQP\3\1\0\0", 'is AMQP 1.0; use protocol = "amqp"'),
+        (b"AMQP\0\1\0\0", 'is AMQP 1.0; use protocol = "amqp"'),
+        (b"AMQP\0\0\x09\1", "is AMQP 0.9.1, but the broker speaks another protocol"),
         (b"GET / HT", "is not AMQP 0.9.1"),
     ],
 )

@@ -151,7 +151,7 @@ def test_answer_without_room_goes_on_unchanged() -> None:
     connection.feed(Side.BROKER, whole, *range(50_000, len(whole), 50_000))
     assert connection.got[Side.CLIENT] == whole
     assert connection.counters.routes == {"unread": 1}
-    assert connection.warnings[0][1].endswith(": there is no room for it in memory")
+    assert connection.warnings[0][1].endswith(": there is not enough memory for it")
     assert connection.room.taken_bytes == 0
     connection.ask(_ROUTE)
     assert connection.answer(_BODIES[_ROUTE]) == _answer(_told(_BODIES[_ROUTE]))
@@ -182,7 +182,7 @@ def test_answer_that_a_client_does_not_read_keeps_no_room_from_others(*, ends: b
         stalled.session.end(Side.BROKER, 0)
         assert not stalled.session.take(Side.CLIENT)
     else:
-        with pytest.raises(Close, match="others needed the room"):
+        with pytest.raises(Close, match="other connections needed the memory"):
             stalled.feed(Side.BROKER, whole[800_000:])
         stalled.session.close()
     assert not stalled.got[Side.CLIENT]
@@ -310,10 +310,10 @@ def test_options_are_read_as_an_operator_writes_them() -> None:
         ("advertise", "sluice.example.com:10911", "without a port"),
         ("advertise", 'a"b', "without a port"),
         ("addresses", ["10.0.0.5:10911"], "must be a table of addresses"),
-        ("addresses", {"10.0.0.5": "a:1"}, "'10.0.0.5' is no address"),
-        ("addresses", {"10.0.0.5:1": "a"}, "'a' is no address"),
-        ("addresses", {"10.0.0.5:1": 7}, "7 is no address"),
-        ("addresses", {"10.0.0.5:1": 'a"b:1'}, "is no address"),
+        ("addresses", {"10.0.0.5": "a:1"}, "'10.0.0.5' is not an address"),
+        ("addresses", {"10.0.0.5:1": "a"}, "'a' is not an address"),
+        ("addresses", {"10.0.0.5:1": 7}, "7 is not an address"),
+        ("addresses", {"10.0.0.5:1": 'a"b:1'}, "is not an address"),
     ],
 )
 def test_error_of_an_option_says_what_is_allowed(option: str, value: object, what: str) -> None:
@@ -328,7 +328,7 @@ def test_doubts_are_about_what_leads_clients_past_sluice() -> None:
     vip = ListenerAddresses("rocketmq", ("0.0.0.0", 20909), (("10.0.0.5", 10909),))
     addresses = Addresses([(("10.0.0.5", 10911), ("sluice", 1))])
     (alone,) = PROTOCOL.doubts(NameServerOptions(), [_AMQP])
-    assert alone.startswith("replaces no address, so clients go to the brokers past Sluice")
+    assert alone.startswith("rewrites no address, so clients bypass Sluice")
     assert not list(PROTOCOL.doubts(NameServerOptions(addresses=addresses), [_AMQP]))
     assert not list(PROTOCOL.doubts(NameServerOptions(), [_FRONT, vip]))
     (without,) = PROTOCOL.doubts(NameServerOptions(), [_FRONT, _AMQP])

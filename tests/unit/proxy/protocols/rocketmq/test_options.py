@@ -41,8 +41,8 @@ def test_networks_that_were_read_are_taken_as_they_are() -> None:
         (True, "must be a list of addresses and networks"),
         ([7], "must be a list of addresses and networks"),
         (["*"], "must be a list of addresses and networks"),
-        (["broker.example"], '"broker.example" is none'),
-        (["10.1.2.3/8"], '"10.1.2.3/8" is none'),
+        (["broker.example"], '"broker.example" is not valid'),
+        (["10.1.2.3/8"], '"10.1.2.3/8" is not valid'),
     ],
 )
 def test_error_names_the_option_and_what_is_allowed(option: str, value: object, what: str) -> None:

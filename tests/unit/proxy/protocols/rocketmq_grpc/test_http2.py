@@ -134,12 +134,11 @@ def test_a_block_says_whether_it_has_changed_the_table() -> None:
     assert not http2.is_indexed(adds)
 
 
-@given(st.lists(st.tuples(st.binary(max_size=300), st.binary(max_size=20_000)), max_size=4), st.booleans())
-def test_literals_need_no_table(headers: list[tuple[bytes, bytes]], is_first: bool) -> None:  # noqa: FBT001 - Hypothesis gives it
+@given(st.lists(st.tuples(st.binary(max_size=300), st.binary(max_size=20_000)), max_size=4))
+def test_literals_need_no_table(headers: list[tuple[bytes, bytes]]) -> None:
     decoder = Decoder(1 << 30)
-    assert [tuple(each) for each in decoder.decode(http2.literals(headers, is_first=is_first), raw=True)] == headers
+    assert [tuple(each) for each in decoder.decode(http2.literals(headers), raw=True)] == headers
     assert not decoder.header_table.dynamic_entries
-    assert decoder.header_table.maxsize == (0 if is_first else 4096)
 
 
 def test_a_table_follows_the_settings_that_were_acknowledged() -> None:
@@ -265,6 +264,20 @@ def test_long_data_that_waits_goes_on_in_frames_that_fit_any_window() -> None:
     second, third = outlet.take()
     assert [len(each) for each in (first, second, third)] == [16_393, 16_393, 7241]
     assert [each[4] for each in (first, second, third)] == [0, 0, http2.END_STREAM]
+
+
+def test_what_was_behind_dropped_data_goes_on() -> None:
+    outlet = Outlet(is_open=True)
+    outlet.own(60_000)
+    outlet.put(data(60_000), 60_000)
+    outlet.take()
+    outlet.own(16_100)
+    outlet.put(data(16_000, stream=1), 16_000)
+    outlet.put(data(100, stream=3), 100)
+    assert not outlet.take()
+    outlet.drop(lambda frame: frame[8] == 1)
+    assert outlet.take() == [data(100, stream=3)]
+    assert (outlet.waiting, outlet.queued_bytes) == (0, 0)
 
 
 # --- Messages -------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from grpc_talk import (
     send,
     sent,
 )
-from h2.events import DataReceived, PingReceived
+from h2.events import DataReceived, PingAckReceived, PingReceived
 from h2.settings import SettingCodes
 from hpack import Decoder, Encoder
 
@@ -659,6 +659,24 @@ def test_header_blocks_are_written_anew_once_one_was_dropped() -> None:
     assert_answered(talk, stream)
 
 
+def test_a_dropped_block_may_have_been_the_one_that_shortens_the_table() -> None:
+    talk = Talk(only("orders", refuse))
+    talk.client.update_settings({SettingCodes.HEADER_TABLE_SIZE: 64})
+    talk.move()
+    given_up = talk.call("Heartbeat", ends=False)
+    talk.move()
+    talk.client.reset_stream(given_up, 8)
+    # The broker answers before it hears of that.
+    talk.broker.send_headers(given_up, [(":status", "200"), ("grpc-status", "4")], end_stream=True)
+    talk.collect()
+    talk.deliver(Side.CLIENT, 1 << 20)
+    talk.deliver(Side.BROKER, 1 << 20)
+    refused, free = talk.call("SendMessage", send()), talk.call("SendMessage", send("free"))
+    talk.move()
+    assert_refused(talk, refused)
+    assert_answered(talk, free)
+
+
 def test_own_header_blocks_follow_a_table_that_was_shortened() -> None:
     talk = Talk(only("orders", refuse))
     talk.call("SendMessage", send("free"))
@@ -685,6 +703,21 @@ def test_pings_do_not_wait_for_the_clients_window() -> None:
     talk.broker.ping(b"12345678")
     talk.move()
     assert isinstance(talk.events[Side.CLIENT][-1], PingReceived)
+
+
+def test_pings_behind_a_refusal_are_answered_here() -> None:
+    talk = Talk(only("orders", refuse))
+    pings = {}
+    for topic in ("free", "orders", "orders", "free"):
+        talk.call("SendMessage", send(topic))
+        talk.move()
+        for _ in range(2):
+            talk.client.ping(b"01234567")
+        talk.move()
+        pings[len(pings)] = sum(isinstance(event, PingReceived) for event in talk.events[Side.BROKER])
+    assert list(pings.values()) == [2, 2, 2, 4]
+    answered = [event for event in talk.events[Side.CLIENT] if isinstance(event, PingAckReceived)]
+    assert [event.ping_data for event in answered] == [b"01234567"] * 8
 
 
 def test_answers_of_sends_are_signals() -> None:
@@ -962,6 +995,14 @@ def test_resets_that_come_slowly_do_not() -> None:
 )
 def test_what_no_client_does_ends_the_connection(data: bytes, reason: str) -> None:
     assert_closed(data, reason)
+
+
+def test_headers_that_cannot_be_read_are_not_logged() -> None:
+    secret = http2.literal(b"authorization", b"Signature=0011") + b"\x7f\xff\xff\xff\xff\xff"
+    with pytest.raises(Close) as caught:
+        begun().receive(Side.CLIENT, memoryview(http2.frame_of(http2.HEADERS, 4, 1, secret)), 0)
+    assert "Signature" not in str(caught.value)
+    assert "\\x" not in str(caught.value)
 
 
 def test_a_bomb_of_headers_ends_the_connection() -> None:
