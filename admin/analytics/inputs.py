@@ -116,7 +116,7 @@ def find(
             f"nothing to report: {counted(len(outside), 'file')} of the log, none in the period, judging by their dates"
         )
     lines = [f"{each.file}: {each.reason}" for each in aside[:5]]
-    lines = lines or [f"{log}: no file of a rejection log in it ({', '.join(ENDINGS)})" for log in logs]
+    lines = lines or [f"{log}: contains no rejection log files ({', '.join(ENDINGS)})" for log in logs]
     raise StartError([*lines, "nothing to report: name the folder of Sluice's rejection log"])
 
 

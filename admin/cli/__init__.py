@@ -33,8 +33,8 @@ _EPILOGUE: Final = (
     "Commands find a running Sluice by --admin or SLUICE_URL (HOST:PORT or a URL), with the token from --token-file,"
     " SLUICE_TOKEN or SLUICE_TOKEN_FILE. --profile or SLUICE_PROFILE names a table with admin, token or token_file,"
     " and ca_file in profiles.toml in the user's configuration directory (~/.config/sluice).\n\n"
-    "Exit codes: 0 done, 1 no answer or not possible now, 2 wrong command line or refused as invalid, 3 somebody else"
-    " changed it first, 4 not permitted, 5 not found, or nothing to undo, 128 + N ended by signal N."
+    "Exit codes: 0 done, 1 no answer or not possible now, 2 wrong command line or invalid request, 3 conflict with"
+    " another change, 4 not permitted, 5 not found or nothing to undo, 128 + N ended by signal N."
 )
 app = App(
     name="sluice",

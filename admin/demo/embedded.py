@@ -85,10 +85,10 @@ def heading(listen: Endpoint, loopback: Loopback, admin_url: str, notes: Sequenc
     sluice = (f"sluice {listen}", "bold")
     rows = (
         ("way", Text.assemble("clients → ", sluice, f" → embedded broker {loopback.broker_address}")),
-        ("limit", f"{limit} messages per second for each topic, and one burst of {limit} at first"),
+        ("limit", f"{limit} messages per second for each topic, plus one initial burst of {limit}"),
         ("", "messages over the limit get a busy answer"),
-        ("rates", f"mean of the last {WINDOW_S:g} s, so a burst shows for as long"),
-        ("join in", f"any RocketMQ producer, on a topic of its own; name server {loopback.name_server_address}"),
+        ("rates", f"mean of the last {WINDOW_S:g} s, so a burst shows that long"),
+        ("join in", f"any RocketMQ producer on its own topic; name server {loopback.name_server_address}"),
         ("see also", f"{admin_url}metrics, {admin_url}readyz"),
     )
     return view.heading("sluice demo", admin_url, rows, notes)

@@ -105,13 +105,13 @@ def check(ledger: Ledger, stored: Mapping[str, int], limit_per_s: float, elapsed
     agree = all(stored.get(topic, 0) == each.passed for topic, each in counts.items())
     checks.append(Check(agree, f"clients and broker agree on every topic: {passed:,} passed, {kept:,} stored"))
     strange = sum(each.failed + each.unanswered + each.stray for each in counts.values())
-    checks.append(Check(not strange, f"every request got its answer: {strange:,} did not"))
+    checks.append(Check(not strange, f"every request was answered: {strange:,} were not"))
     return checks
 
 
 def held(topic: str, counts: Counts, stored: int, allowed: int, bound: str) -> Check:
     """Check that a runaway topic was held to its limit, unless it never reached it."""
-    text = f"{topic} was held to its limit: {stored:,} stored, {allowed:,} allowed ({bound})"
+    text = f"{topic} stayed within its limit: {stored:,} stored, {allowed:,} allowed ({bound})"
     return Check(stored <= allowed and (counts.sent <= allowed or counts.refused > 0), text)
 
 

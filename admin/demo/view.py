@@ -26,7 +26,7 @@ def heading(
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
     if admin_url:
-        grid.add_row("page", Text.assemble("open ", (admin_url.rstrip("/"), "bold"), ": limits can be changed there"))
+        grid.add_row("page", Text.assemble("open ", (admin_url.rstrip("/"), "bold"), ": change limits there"))
     for about, text in (*rows, *(("note", note) for note in notes)):
         grid.add_row(about, text)
     return Group(Text(title, style="bold"), grid, Text())
@@ -42,7 +42,7 @@ def live(ledger: Ledger, elapsed_s: float, seconds: float | None) -> RenderableT
         rows.append((_topic(load), *rates, f"{counts.sent:,}", f"{counts.passed:,}", _refused(f"{counts.refused:,}")))
     columns = ("sent/s", "passed/s", "refused/s", "", "sent", "passed", "refused")
     tables = (_table(ledger.kind, columns[: count - 1], [row[:count] for row in rows]) for count in (8, 5, 4))
-    left = "Ctrl-C ends it" if seconds is None else f"{max(0.0, seconds - elapsed_s):.0f} s to go"
+    left = "Ctrl-C to stop" if seconds is None else f"{max(0.0, seconds - elapsed_s):.0f} s left"
     window = f"/s: mean of the last {WINDOW_S:g} s"
     below = Text(f"{elapsed_s:.0f} s · {window} · ■ passed □ refused · {left}", style="dim")
     return Group(_FirstThatFits(*tables), below)

@@ -271,7 +271,7 @@ class Demo:
         sent, refused, failed, unanswered = (
             sum(getattr(each, key) for each in quiet) for key in ("sent", "refused", "failed", "unanswered")
         )
-        answered = Check(not unanswered, f"every request for a quiet {kind} got its answer: {unanswered:,} did not")
+        answered = Check(not unanswered, f"every request for a quiet {kind} was answered: {unanswered:,} were not")
         if self.sluice is None:
             lost = f"without Sluice, of {sent:,} messages for quiet {kind}s the broker refused {refused:,}"
             return [answered, Check(holds=True, text=lost)]

@@ -354,4 +354,4 @@ def _check_verdict(index: int, verdict: object) -> None:
     for name, kind in _FIELDS.get(type(verdict), {}).items():
         value = getattr(verdict, name)
         if not isinstance(value, kind):
-            raise TypeError(f"{verdict!r} has {value!r} as its {name}")
+            raise TypeError(f"{verdict!r} has an invalid {name}: {value!r}")

@@ -7,6 +7,7 @@ import argparse
 import socket
 import subprocess
 import time
+from typing import Any
 
 import trio
 from coredis import Redis
@@ -27,7 +28,9 @@ async def measured(port: int, members: int, names: int, active: int, seconds: fl
     caller = Caller("127.0.0.1", "", "main")
     fleets = [Fleet(config, now_ns=time.monotonic_ns) for _ in range(members)]
     limits = [Limits(rules, names + 1, fleet=each.member) for each in fleets]
-    async with Redis("127.0.0.1", port, decode_responses=True) as redis, trio.open_nursery() as nursery:
+    async with Redis("127.0.0.1", port, decode_responses=True) as client, trio.open_nursery() as nursery:
+        # Its types allow for values that none of these figures has.
+        redis: Any = client
         for fleet in fleets:
             nursery.start_soon(fleet.run)
 

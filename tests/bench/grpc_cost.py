@@ -76,9 +76,9 @@ def _load(address: str, seconds: float) -> int:
             sock.sendall(calls.take_replies() + begin)
         while time.monotonic() < end:
             for key, _ in ready.select(1.0):
-                sock, calls = key.fileobj, key.data
-                assert isinstance(sock, socket.socket)
-                data = sock.recv(65_536)
+                client, calls = key.fileobj, key.data
+                assert isinstance(client, socket.socket)
+                data = client.recv(65_536)
                 if not data:
                     raise SystemExit(f"{address} has closed the connection: {calls.goodbye}")
                 ended = calls.feed(data)
@@ -86,7 +86,7 @@ def _load(address: str, seconds: float) -> int:
                 if any(answer.reset or not answer.body for _, answer in ended):
                     raise SystemExit(f"{address} has not answered a call: {ended[0][1].headers}")
                 again = b"".join(calls.call("SendMessage", _REQUEST)[1] for _ in ended)
-                sock.sendall(calls.take_replies() + again)
+                client.sendall(calls.take_replies() + again)
     return answered
 
 

@@ -49,7 +49,7 @@ def test_token_is_asked_for_until_it_is_right_and_forgotten_with_the_tab(
     page.keyboard.press("Escape")
     form.get_by_label("Token").fill("wrong")
     form.get_by_label("Token").press("Enter")
-    expect(form).to_contain_text("does not know this token")
+    expect(form).to_contain_text("Unknown token")
 
     form.get_by_label("Token").fill(_WRITE)
     form.get_by_label("Token").press("Enter")

@@ -55,7 +55,7 @@ def test_the_wheel_runs_in_an_empty_environment(empty_environment: Path, run: Ru
     program = empty_environment / "bin" / "sluice"
     assert run(program, "--version", cwd=tmp_path).strip() == f"sluice {PROJECT['version']}"
     shown = run(program, "demo", "--seconds", "3", cwd=tmp_path)
-    assert "every request got its answer: 0 did not" in shown
+    assert "every request was answered: 0 were not" in shown
     assert list(tmp_path.iterdir()) == []
 
 

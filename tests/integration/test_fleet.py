@@ -3,6 +3,7 @@
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import quantiles
@@ -336,3 +337,19 @@ def test_a_bad_network_to_redis_is_not_noticed_by_clients(
         assert quiet.refused == 0
     for each in fleet:
         assert "Traceback" not in "\n".join(each.process.lines)
+
+
+def test_a_delayed_message_waits_for_a_permit_of_the_fleet(
+    redis: RedisServer, broker: EmbeddedBroker, start_sluice: StartSluice
+) -> None:
+    limit = '[[limits]]\nkind = "topic"\nname = "held"\nrate = 100\nfleet = true\naction = "delay"\nmax_delay_s = 20\n'
+    text = f"[fleet]\nurl = '{redis.url}'\nname = 'f'\n{limit}"
+    with ExitStack() as running:
+        fleet = [running.enter_context(start_sluice(routes=(broker.route(),), config=text)) for _ in range(2)]
+        clients = [running.enter_context(FrameClient(each.routes[0].listen)) for each in fleet]
+        began = time.monotonic()
+        with ThreadPoolExecutor() as threads:
+            answers = list(threads.map(lambda client: client.ask(*sends(150, "held")), clients))
+        # The burst, and the rest at the rate of both together.
+        assert [stored(each) for each in answers] == [150, 150]
+        assert time.monotonic() - began >= 300 / 100 - 1

@@ -93,7 +93,9 @@ def test_everybody_sees_the_clients_address(tmp_path: Path, sluice: Sluice, rabb
     # What the client connected to is HAProxy.
     assert {f"{each['host']}:{each['port']}" for each in seen} == {haproxy.address}
     assert peers == wanted
-    assert f"{_CLIENT} has 2 open" in sluice.process.wait_for_line("too_many_connections_of_client", timeout_s=60)
+    assert f"open connections of {_CLIENT}: 2" in sluice.process.wait_for_line(
+        "too_many_connections_of_client", timeout_s=60
+    )
 
 
 @pytest.mark.parametrize(
@@ -142,7 +144,7 @@ def test_nobody_else_can_say_who_it_is(sluice: Sluice, rabbitmq: RabbitMQ) -> No
         while part := client.recv(4096):
             received += part
     assert received == b""
-    assert "list it in the listener's proxy_protocol_from" in sluice.process.wait_for_line(
+    assert "add it to the listener's proxy_protocol_from" in sluice.process.wait_for_line(
         '"proxy_protocol"', timeout_s=60
     )
     assert not [line for line in rabbitmq.log_lines if "192.0.2.1" in line]

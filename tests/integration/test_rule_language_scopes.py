@@ -242,7 +242,9 @@ def test_client_has_so_many_connections_to_the_listeners_of_a_scope(connect: Con
     sidecar.wait_for_metrics(
         lambda metrics: metrics.total("sluice_connections_closed_total", reason="too_many_connections_of_client") == 2
     )
-    assert "127.0.6.1 has 2 open" in sidecar.process.wait_for_line("too_many_connections_of_client", timeout_s=60)
+    assert "open connections of 127.0.6.1: 2" in sidecar.process.wait_for_line(
+        "too_many_connections_of_client", timeout_s=60
+    )
 
 
 def test_connection_that_ends_makes_room_for_another(connect: Connect, sidecar: Sluice) -> None:

@@ -17,17 +17,17 @@ from typing import Final, NamedTuple
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 BOUNDS: Final = {
-    "admin": 0.0,
-    "proxy": 0.0,
-    "limiter": 0.0,
-    "native": 0.0,
-    "tests": 0.0,
-    "docs": 0.0,
-    "deploy": 0.0,
-    "README.md": 0.0,
-    "CONTRIBUTING.md": 0.0,
-    "SECURITY.md": 0.0,
-    "CHANGELOG.md": 0.0,
+    "admin": 9.9,
+    "proxy": 2.6,
+    "limiter": 4.5,
+    "native": 0.2,
+    "tests": 34.0,
+    "docs": 1.3,
+    "deploy": 3.7,
+    "README.md": 10.7,
+    "CONTRIBUTING.md": 0.9,
+    "SECURITY.md": 4.0,
+    "CHANGELOG.md": 1.4,
 }
 """Finds per 1 000 words that each package may have: what has been reached. Lower a bound when its package improves."""
 _VERBS: Final = (

@@ -33,6 +33,8 @@ const SHOWN = 20;
 /** Seconds of a row of the table below the graph, by the minutes shown. */
 const STEP_S = { 1: 5, 5: 30, 15: 60, 60: 300 };
 const USUAL_MINUTES = 15;
+/** A gap at the beginning that the text does not mention: two steps of the counters. */
+const SHORT_S = 10;
 /** A report this old says little about today. */
 const OLD_S = 8 * 86_400;
 const ABOUT_OFF = "Limiting is switched off: nothing of it is refused or held.";
@@ -272,7 +274,7 @@ function summary(steps, minutes, nowS) {
   const left = dropped ? `, and ${count(dropped)} were dropped because their clients left` : "";
   const sinceS = steps[0].fromS;
   const startedS = Date.parse(app.state?.started_at ?? "") / 1000;
-  const isAll = sinceS - Math.max(nowS - minutes * 60, startedS) < STEP_S[minutes];
+  const isAll = sinceS - Math.max(nowS - minutes * 60, startedS) < SHORT_S;
   const begin = isAll ? `In the last ${words}` : `Since ${timeOfDay(sinceS * 1000)}`;
   const allPerS = (each) => (each.passed + each.refused + each.dropped) / each.lastedS;
   const peak = steps.reduce((most, each) => (allPerS(each) > allPerS(most) ? each : most));

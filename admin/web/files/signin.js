@@ -39,8 +39,8 @@ function SignIn({ then, close }) {
   const input = { type: "password", autocomplete: "current-password", required: true, ...FOCUS };
   return html`<${Dialog} isFixed title="Sign in" close=${close}>
     <p>
-      This address wants a token. The operator of Sluice has it: a read token shows everything, a write token changes
-      limits.
+      This address requires a token, which the operator of Sluice can give you. A read token shows everything, a write
+      token can also change limits.
     </p>
     <${Form} onsend=${send}>
       <${Field}

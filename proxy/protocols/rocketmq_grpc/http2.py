@@ -85,9 +85,9 @@ DEFAULT_WINDOW: Final = 65_535
 MAX_FRAME_BYTES: Final = (1 << 24) - 1
 MAX_WINDOW: Final = (1 << 31) - 1
 STREAM_IDS: Final = (1 << 31) - 1
-#: Of a header block with the headers of its frames, and of what it says.
+#: Of a header block with the headers of its frames; and of what it says, where gRPC's libraries take 8 KiB.
 MAX_BLOCK_BYTES: Final = 64 * 1024
-MAX_HEADER_LIST_BYTES: Final = 64 * 1024
+MAX_HEADER_LIST_BYTES: Final = 16 * 1024
 #: Frames of one chunk that are read before other connections have their turn.
 _MAX_STEPS: Final = 256
 #: A sender with less credit than this is granted more at once, else once that is as much.

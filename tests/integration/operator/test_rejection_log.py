@@ -239,7 +239,7 @@ def test_a_full_disk_costs_records_and_no_traffic_and_writing_resumes(
         client.ask(*sends(100, "orders", group="afterwards"))
         assert sluice.stop() == 0
         said = [
-            line for line in sluice.process.lines if "write the rejection log" in line or "rejection log can be" in line
+            line for line in sluice.process.lines if "write the rejection log" in line or "rejection log works" in line
         ]
         assert len(said) == 2
     numbers = {record["n"] for record in log.records()}

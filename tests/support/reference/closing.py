@@ -3,8 +3,10 @@
 from typing import Final
 
 CLOSING_REASONS: Final = {
+    "answer_too_long": "the Proxy sent an answer about routes of more than 4 MiB (RocketMQ 5)",
     "bad_answer": "the broker sent an answer that cannot be read (RocketMQ)",
     "bad_frame": "a peer sent an invalid frame, or one that is too long",
+    "bad_headers": "a peer sent a header block that cannot be read (RocketMQ 5)",
     "broker_closed": "the broker closed first",
     "broker_error": "the broker's connection failed, for example by a reset",
     "broker_unreachable": "neither the broker nor a backup accepted the connection",
@@ -13,12 +15,15 @@ CLOSING_REASONS: Final = {
     "closed_by_operator": "an operator closed it on the page, by a command or through the API",
     "connection_rate": "clients exceeded `new_connections_per_s`",
     "drained": "Sluice was shutting down, and no request of the connection was in flight",
+    "flood": "the client sent too many empty or control frames, or stream resets (RocketMQ 5)",
     "frame_timeout": "a frame of the client was incomplete after `frame_timeout_s`, and hardly any data arrived",
+    "frame_too_long": "a peer sent a frame longer than the other one accepts (RocketMQ 5)",
     "grace_over": "Sluice was shutting down, and the grace period was over",
     "half_closed": "one peer closed its stream, and the other did not follow within a minute",
     "handed_over": "another process took over, with the client's spooled messages",
     "handshake_timeout": "the PROXY header, the TLS handshake or the first byte did not arrive within"
     " `handshake_timeout_s`",
+    "headers_too_long": "a peer sent a header block of more than 64 KiB (RocketMQ 5)",
     "idle_timeout": "neither side sent anything for `idle_timeout_s`",
     "internal_error": "an error in Sluice or a plug-in; see the log",
     "no_descriptors": "no file descriptor was left for it (`ulimit -n`)",
@@ -29,6 +34,7 @@ CLOSING_REASONS: Final = {
     "proxy_protocol": "a client that is not in `proxy_protocol_from` sent a PROXY header",
     "spool_damaged": "spooled messages were lost on disk, and the client must send them again (AMQP 0.9.1)",
     "tls": "the TLS handshake failed, or the client tried TLS on a listener that does not accept it",
+    "too_many_calls": "the client had more than 10 000 open calls (RocketMQ 5)",
     "too_many_connections": "`bounds.max_connections` connections were open",
     "too_many_connections_of_client": "the client had `max_connections_per_client` connections open",
     "too_many_links": "a peer attached more links than one session may have (AMQP 1.0)",
@@ -36,5 +42,6 @@ CLOSING_REASONS: Final = {
     "transfer_limit_exceeded": "the client exceeded its credit on a link (AMQP 1.0)",
     "unparsable": "the client sent a header that cannot be read, so its purpose is unknown (RocketMQ)",
     "unreadable_message": "the client sent a settled message that cannot be read (AMQP 1.0)",
+    "window_overdrawn": "a peer sent more than its window allowed, or did not read its answers (RocketMQ 5)",
 }
 """In alphabetical order."""

@@ -31,7 +31,7 @@ import org.apache.rocketmq.client.apis.producer.TransactionResolution;
  */
 public final class GrpcKinds {
     private static final int MESSAGES = 20;
-    private static final long PATIENCE_S = 60;
+    private static final long PATIENCE_S = 120;
     private static final FilterExpression ALL = new FilterExpression("*");
 
     private final ClientServiceProvider provider = ClientServiceProvider.loadService();

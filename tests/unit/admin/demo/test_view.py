@@ -66,7 +66,7 @@ def test_what_is_shown_is_labelled(ledger: Ledger) -> None:
     assert "mean of the last 5 s" in "\n".join(screen(view.live(ledger, 600, None)))
     text = "\n".join(screen(HEADING))
     assert "mean of the last 5 s" in text
-    assert "one burst of 200" in text
+    assert "one initial burst of 200" in text
     assert "port 1 is taken" in text
 
 

@@ -142,6 +142,16 @@ def test_a_bucket_pays_for_the_advance_of_a_member_that_died() -> None:
     assert bucket[""][1] <= before - advance + 20 + 1
 
 
+def test_credit_is_afforded_by_what_is_held_and_the_advance() -> None:
+    member, redis = Member("f", "a"), FleetRedis()
+    limiter = joined(member, redis)
+    advance = limiter.lease.advance
+    assert limiter.affords(20 * MS, 1, 1000) == advance
+    limiter.take(20 * MS, 1, advance)
+    talk(member, redis, 30 * MS)
+    assert limiter.affords(31 * MS, 1, 1000) == limiter.lease.held + limiter.lease.lent > 0
+
+
 def test_overflow_limiters_of_two_rules_have_buckets_of_their_own() -> None:
     member = Member("f", "a")
     rules = RuleSet([Rule("topic", f"{letter}*", 100, fleet=True) for letter in "ab"])

@@ -139,14 +139,14 @@ class TestVerdicts:
 
     @pytest.mark.parametrize("nonsense", [None, True, "refuse", Refuse])
     def test_what_is_no_verdict_is_refused(self, batch_of: MakeBatch, nonsense: Any) -> None:
-        with pytest.raises(TypeError, match="not a verdict for request 0"):
+        with pytest.raises(TypeError, match="not a valid verdict for request 0"):
             batch_of("a").add_verdicts({0: nonsense})
 
     @pytest.mark.parametrize(("resource", "rule", "wait_us"), [("a", "r", 0), (A, None, 0), (A, "r", None)])
     def test_refusal_that_no_answer_can_be_made_of_is_refused(
         self, batch_of: MakeBatch, resource: Any, rule: Any, wait_us: Any
     ) -> None:
-        with pytest.raises(TypeError, match="belongs"):
+        with pytest.raises(TypeError, match="has an invalid"):
             batch_of("a").add_verdicts({0: Refuse(resource, rule, wait_us)})
 
     def test_of_a_faulty_answer_nothing_is_taken(self, batch_of: MakeBatch) -> None:
@@ -160,7 +160,7 @@ class TestVerdicts:
         [Hold(A, "r", None), Hold("a", "r", Ticket(print)), Shadow(A, None), Shadow("a", "r"), Refuse(A, "r", 1, "2")],  # type: ignore[arg-type]  # the faults
     )
     def test_verdict_with_a_wrong_attribute_is_refused(self, batch_of: MakeBatch, verdict: Verdict) -> None:
-        with pytest.raises(TypeError, match="belongs"):
+        with pytest.raises(TypeError, match="has an invalid"):
             batch_of("a").add_verdicts({0: verdict})
 
 

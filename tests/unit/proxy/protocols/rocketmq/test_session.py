@@ -199,7 +199,7 @@ def test_details_name_what_was_seen() -> None:
         open_session().receive(Side.CLIENT, memoryview(b"\0\0\0\3\0\0\0\0"), 0)
     with pytest.raises(Close, match="a header of 9 bytes in a frame of length 12"):
         open_session().receive(Side.CLIENT, memoryview(b"\0\0\0\x0c\0\0\0\x09"), 0)
-    with pytest.raises(Close, match="a header of type 7, where 0 and 1 are known"):
+    with pytest.raises(Close, match="a header of type 7; known: 0 and 1"):
         open_session().receive(Side.CLIENT, memoryview(b"\0\0\0\x0c\7\0\0\x08"), 0)
     with pytest.raises(Close, match="the broker sent a header of 9 bytes in a frame of length 12"):
         open_session().receive(Side.BROKER, memoryview(b"\0\0\0\x0c\0\0\0\x09"), 0)

@@ -106,7 +106,7 @@ def read_all(read: object, many: Sequence[bytes]) -> list[object]:
 def test_blocks_are_read_as_the_library_reads_them(lists: list[list[tuple[bytes, bytes, bool]]], huffman: bool) -> None:  # noqa: FBT001 - Hypothesis gives it
     encoder = Encoder()
     many = [encoder.encode(fields, huffman=huffman) for fields in lists for _ in range(2)]
-    mine, library = blocks(), Decoder()
+    mine, library = blocks(), Decoder(http2.MAX_HEADER_LIST_BYTES)
     assert read_all(lambda block: mine.read(block)[0], many) == read_all(
         lambda block: library.decode(block, raw=True), many
     )
@@ -114,7 +114,7 @@ def test_blocks_are_read_as_the_library_reads_them(lists: list[list[tuple[bytes,
 
 @given(st.lists(st.binary(max_size=40), max_size=6))
 def test_any_bytes_are_read_as_the_library_reads_them(many: list[bytes]) -> None:
-    mine, library = blocks(), Decoder()
+    mine, library = blocks(), Decoder(http2.MAX_HEADER_LIST_BYTES)
     assert read_all(lambda block: mine.read(block)[0], many) == read_all(
         lambda block: library.decode(block, raw=True), many
     )
