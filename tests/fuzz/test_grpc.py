@@ -110,7 +110,7 @@ class Conversation:
             self.answer_some,
             self.answer_early,
         )
-        steps += (self.reset_some, self.grant, self.resolve)
+        steps += (self.reset_some, self.grant, self.resolve, self.tick)
         self.todo = todo
         while todo or random.random() < 0.98:
             random.choice(steps)()
@@ -127,7 +127,10 @@ class Conversation:
         for _ in range(self.random.randrange(12)):
             if self.todo:
                 call = self.todo.pop()
-                call.stream = self.talk.call(call.method, ends=False)
+                user = (
+                    f"MQv2-HMAC-SHA1 Credential={self.random.choice('abc')}, SignedHeaders=x-mq-date-time, Signature=0"
+                )
+                call.stream = self.talk.call(call.method, ends=False, authorization=user)
                 self.calls[call.stream] = call
 
     def send_some(self, sizes: Sequence[int] = (1, 7, 500, 20_000, 70_000), most: int = 8) -> None:
@@ -202,6 +205,10 @@ class Conversation:
                 peer.acknowledge_received_data(size, stream)
             self.read[side].clear()
 
+    def tick(self) -> None:
+        self.talk.decided(self.talk.session.tick(self.talk.now_ns))
+        self.talk.carry()
+
     def resolve(self) -> None:
         if self.talk.tickets:
             self.resolve_one(self.random.randrange(len(self.talk.tickets)))
@@ -222,6 +229,7 @@ class Conversation:
                 self.resolve_one(0)
             self.answer_some(1)
             self.grant()
+            self.tick()
             talk.move()
             if all(map(self.is_over, self.calls.values())):
                 break

@@ -1,7 +1,7 @@
 """RocketMQ 5 over gRPC, as its Proxy speaks it. Kinds and names are those of ``rocketmq``: one rule set serves both.
 
-A topic's name here is its name there. There is no producer group: the Proxy takes the topic for it, so the end of a
-transaction is named by its topic. A rule's ``busy_code`` belongs to the other protocol: here it is always 42900.
+Topics have the same names in both. gRPC has no producer groups: the Proxy uses the topic instead, so the end of a
+transaction is named by its topic. A rule's ``busy_code`` applies to remoting only: here the code is always 42900.
 """
 
 from typing import Final

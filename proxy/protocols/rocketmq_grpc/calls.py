@@ -1,21 +1,20 @@
-"""One call: an HTTP/2 stream from the client's HEADERS to its end; and the answer that refuses it.
+"""One call: an HTTP/2 stream from the client's HEADERS to its end. And the answer that refuses it.
 
 The DATA of a LIMITED method is kept back until its message has been decided:
 
 ======== ============================================== ===============================================================
-state    its DATA                                       ends with
+state    its DATA                                       left by
 ======== ============================================== ===============================================================
-GATHERS  is kept until the message is complete, or its  ASKED; PASSES or REFUSED if it cannot be read
-         beginning long enough to be decided
+GATHERS  is kept until the message is complete, or      ASKED. PASSES or REFUSED if the message cannot be read
+         enough of it has arrived for a decision
 ASKED    is kept, in a batch                            the verdict
-LATER    is kept                                        the verdict, once another call is resolved
-HELD     is kept                                        its ticket, or its deadline: PASSES or REFUSED
-PASSES   goes on                                        both peers' END_STREAM, or a reset
-REFUSED  is swallowed. The broker gets RST_STREAM, the  at once: there is no Call any more
-         client our answer
+HELD     is kept                                        its ticket or its deadline: PASSES or REFUSED
+PASSES   is forwarded                                   END_STREAM of both peers, or a reset
+REFUSED  is discarded. The broker gets RST_STREAM, the  at once: there is no Call any more
+         client an answer
 ======== ============================================== ===============================================================
 
-A unary call whose message is not complete is never run by the broker, so a refused call has left no trace there.
+The broker runs a unary call only when its message is complete. So a refused call has no effect there.
 """
 
 import re
@@ -25,22 +24,22 @@ from typing import Final, NamedTuple
 
 from proxy.deciding.batch import Request
 from proxy.protocols.base import Buffer
-from proxy.protocols.rocketmq.wire.codes import MAX_NAME_CHARS
 from proxy.protocols.rocketmq_grpc import http2, messages
 
 PASSES: Final = 0
 GATHERS: Final = 1
 ASKED: Final = 2
-LATER: Final = 3
-HELD: Final = 4
+HELD: Final = 3
 
 TELEMETRY: Final = "Telemetry"
-#: A request is decided by so much of it at the latest, as it may be longer than any window.
+#: A request is decided once this much of it has arrived, because the whole may be longer than any window.
 CUT_BYTES: Final = 32 * 1024
-#: Of a message that is compressed, or rewritten.
+#: Limit for a message that is rewritten.
 MAX_MESSAGE_BYTES: Final = 4 * 1024 * 1024
-#: How long before the client's deadline a held call is refused, so that the client sees why.
+#: A held call is refused this long before the client's deadline, so that the client gets the reason.
 BEFORE_DEADLINE_NS: Final = 100_000_000
+#: Deadlines are rounded down to these, so that one tick is enough for many calls.
+_DEADLINE_STEP_NS: Final = 50_000_000
 
 _SERVICE: Final = b"/apache.rocketmq.v2.MessagingService/"
 _TIMEOUT: Final = re.compile(rb"([0-9]{1,8})([HMSmun])")
@@ -52,7 +51,6 @@ class Start(NamedTuple):
 
     method: str = ""  # empty for other services
     timeout_ns: int = 0  # 0: none
-    encoding: bytes = b""
     access_key: str = ""
     client_id: str = ""
     language: str = ""
@@ -65,12 +63,11 @@ def read_start(headers: http2.Headers) -> Start:
     return Start(
         path.removeprefix(_SERVICE).decode(errors="replace") if path.startswith(_SERVICE) else "",
         0 if timeout is None else int(timeout[1]) * _UNITS_NS[timeout[2][0]],
-        found.get(b"grpc-encoding", b""),
         messages.access_key(_text(found, b"authorization")),
-        _text(found, b"x-mq-client-id")[:MAX_NAME_CHARS],
-        # Node's client names its language in Telemetry's settings only.
-        _text(found, b"x-mq-language").replace("HTTP", "")[:MAX_NAME_CHARS],
-        _text(found, b"x-mq-client-version")[:MAX_NAME_CHARS],
+        messages.printable(_text(found, b"x-mq-client-id")),
+        # Node's client says HTTP here. Its Telemetry settings have the language.
+        messages.printable(_text(found, b"x-mq-language")).replace("HTTP", ""),
+        messages.printable(_text(found, b"x-mq-client-version")),
     )
 
 
@@ -79,29 +76,31 @@ def _text(headers: dict[bytes, bytes], name: bytes) -> str:
 
 
 class Asking(NamedTuple):
-    """What a call asks for, as far as its message has come."""
+    """What a call asks for, by the part of its message that has arrived."""
 
     asked: messages.Asked | None  # None: it passes
-    size_bytes: int  # of the whole message
+    size_bytes: int  # the whole message
 
 
 class Call:
-    """One stream; the handle of its request.
+    """One stream. It is the handle of its request.
 
     Attributes:
-        deadline_ns: when it is to be refused at the latest, if it is held; 0 if it may wait for ever.
-        is_over: there is no such call any more; client_ended, broker_ended: that peer has sent its END_STREAM.
+        deadline_ns: when to refuse it if it is still held. 0: there is no deadline.
+        is_over: the session has forgotten it.
+        client_ended, broker_ended: that peer has sent END_STREAM.
         answered: the broker has begun to answer.
-        is_looked_at: its first message was, if it passes unasked.
-        since_ns: when it began; or when its request went on, if that is timed.
-        kept, waiting: frames of the chunk in hand that are kept back, with their bytes of DATA; and the sum of these,
-            which count as waiting in the outlet.
-        stored: what earlier frames have brought, if there were any.
-        granted, sent: of its own window: of the client's DATA while it is gathered, or of an answer that is rewritten.
-        request: once it was asked about.
-        messages, size_bytes: of its request, once that has gone on; or what a consumer got.
-        answer: cuts the broker's answer, if that is read.
-        target: the endpoints that the client has used.
+        is_inspected: its first message has been inspected, if it passes undecided.
+        since_ns: when it began. If its round trip is measured: when its request was forwarded.
+        kept: frames of the current chunk that are kept back, with their bytes of DATA.
+        waiting: the sum of these bytes, which count as waiting in the outlet.
+        stored: the content of earlier frames, if any.
+        granted, sent: for the stream's own window: for the client's DATA while it is gathered, or for an answer that is
+            rewritten.
+        request: set once it has been put into a batch.
+        messages, size_bytes: those of its request once forwarded, or those that a consumer received.
+        answer: splits the broker's answer into messages, if the session reads it.
+        target: the endpoints that the client used.
     """
 
     __slots__ = (
@@ -109,6 +108,7 @@ class Call:
             "_counter",
             "_left_bytes",
             "_skip_bytes",
+            "access_key",
             "answer",
             "answered",
             "broker_ended",
@@ -116,10 +116,9 @@ class Call:
             "deadline_ns",
         ),
         *(
-            "encoding",
             "granted",
             "id",
-            "is_looked_at",
+            "is_inspected",
             "is_over",
             "kept",
             "messages",
@@ -134,10 +133,11 @@ class Call:
     def __init__(self, stream: int, start: Start, now_ns: int) -> None:
         self.id = stream
         self.method = start.method
-        self.encoding = start.encoding
-        self.deadline_ns = now_ns + start.timeout_ns - BEFORE_DEADLINE_NS if start.timeout_ns else 0
+        self.access_key = start.access_key
+        latest_ns = now_ns + start.timeout_ns - BEFORE_DEADLINE_NS
+        self.deadline_ns = latest_ns // _DEADLINE_STEP_NS * _DEADLINE_STEP_NS if start.timeout_ns else 0
         self.state = PASSES
-        self.is_over = self.client_ended = self.broker_ended = self.answered = self.is_looked_at = False
+        self.is_over = self.client_ended = self.broker_ended = self.answered = self.is_inspected = False
         self.kept: list[tuple[Buffer, int]] = []
         self.stored: bytearray | None = None
         self.waiting = self.granted = self.sent = 0
@@ -146,23 +146,23 @@ class Call:
         self.since_ns = now_ns
         self.answer: http2.Messages | None = None
         self.target: bytes | None = None
-        # Counts the messages in the rest of a request that was decided by its beginning: what it skips of the next
-        # bytes, and where the message ends in them.
+        # Counts the messages in the rest of a request that was decided by its beginning. Then the bytes to skip before
+        # the message, and the bytes until its end.
         self._counter: messages.MessageCounter | None = None
         self._skip_bytes = self._left_bytes = 0
 
     @property
-    def is_long(self) -> bool:
-        """Whether it waits for something to happen, however long that takes."""
+    def is_long_lived(self) -> bool:
+        """Whether it is a long poll or the Telemetry stream."""
         return self.method == TELEMETRY or self.method in messages.CONSUMING
 
     def keep(self, frame: Buffer, size: int) -> None:
-        """Keep a frame for as long as its chunk is in hand."""
+        """Keep a frame while its chunk is valid."""
         self.kept.append((frame, size))
         self.waiting += size
 
     def store(self) -> int:
-        """Store what the frames that are kept bring; returns their bytes, which do not wait any more."""
+        """Copy the content of the kept frames. Return their bytes of DATA, which no longer wait."""
         stored = self.stored = bytearray() if self.stored is None else self.stored
         for frame, _ in self.kept:
             stored += http2.content_of(frame, frame[4])
@@ -171,7 +171,7 @@ class Call:
         return size
 
     def forget_kept(self) -> int:
-        """Drop all that is kept or stored; returns the bytes that do not wait any more."""
+        """Drop all kept and stored data. Return the bytes of DATA that no longer wait."""
         size, self.waiting = self.waiting, 0
         self.kept, self.stored = [], None
         return size
@@ -185,10 +185,10 @@ class Call:
         return b"".join(http2.content_of(frame, frame[4]) for frame, _ in self.kept)
 
     def ask(self, initial_window: int) -> Asking | None:
-        """Return what the message asks for, once enough of it is here.
+        """Return what the message asks for, once enough of it has arrived.
 
         Args:
-            initial_window: of each stream, as the broker has set it.
+            initial_window: the broker's initial window of each stream.
 
         Raises:
             ValueError: it cannot be read.
@@ -196,33 +196,29 @@ class Call:
         content = self._content()
         have = len(content) - http2.MESSAGE_PREFIX_BYTES
         flag, length = http2.prefix_of(content) if have >= 0 else (0, 1)
+        if flag:
+            raise ValueError("compressed")
         is_cut = have < length
         if is_cut:
-            # Without more window, no more will come.
+            # Without window left, the client cannot send more.
             has_window = initial_window + self.granted > self.sent
             if not self.client_ended and len(content) < CUT_BYTES and has_window:
                 return None
-            if self.client_ended or have < 0 or flag:
+            if self.client_ended or have < 0:
                 raise ValueError("too short, or too long to be read")
         with memoryview(content)[http2.MESSAGE_PREFIX_BYTES : http2.MESSAGE_PREFIX_BYTES + length] as message:
-            asked = messages.read_request(self.method, bytes(self.plain(flag, message)), is_cut=is_cut)
+            asked = messages.read_request(self.method, bytes(message), is_cut=is_cut)
         size_bytes = http2.MESSAGE_PREFIX_BYTES + length
-        if is_cut and self.method == "SendMessage":
+        if is_cut:
             self._counter = messages.MessageCounter()
             self._skip_bytes, self._left_bytes = http2.MESSAGE_PREFIX_BYTES, size_bytes
         return Asking(asked, size_bytes)
 
-    def plain(self, flag: int, message: Buffer) -> Buffer:
-        """Return a message of the client, decompressed; raises ValueError if that cannot be."""
-        if flag > 1:
-            raise ValueError("an unknown flag")
-        return http2.decompressed(message, self.encoding, MAX_MESSAGE_BYTES) if flag else message
-
     def count_rest(self, frame: Buffer, flags: int) -> int:
-        """Return how many messages a frame that goes on adds to those that were asked about; mostly 0.
+        """Return how many messages a forwarded frame adds to those already decided. Usually 0.
 
         Raises:
-            ValueError: it cannot be read, or could be understood in two ways.
+            ValueError: it cannot be read, or is ambiguous.
         """
         counter, request = self._counter, self.request
         if counter is None or request is None:
@@ -235,12 +231,11 @@ class Call:
         return max(0, counter.count - before)
 
     def message_id(self) -> bytes:
-        """Return the id of its first message, while that is kept; empty if it has none."""
+        """Return the id of its first message while that is kept. Empty if it has none."""
         if self.method != "SendMessage" or not (self.kept or self.stored):
             return b""
-        content = bytes(self._content())
         try:
-            return messages.message_id(self.plain(content[0], content[http2.MESSAGE_PREFIX_BYTES :]))
+            return messages.message_id(bytes(self._content())[http2.MESSAGE_PREFIX_BYTES :])
         except ValueError:
             return b""
 
@@ -253,15 +248,15 @@ def refusal(method: str, text: str, begin: bytes, most_bytes: int, *, was_held: 
     """Return the frames that refuse a call.
 
     Args:
-        method: of the call.
-        text: for people.
-        begin: what its header blocks begin with.
-        most_bytes: the client's window for the answer. If that is not enough, the answer is trailers only, with
-            grpc-status 8, which is RESOURCE_EXHAUSTED.
-        was_held: it has waited.
+        method: the call's method.
+        text: the reason, for people.
+        begin: the prefix of its first header block.
+        most_bytes: the client's window for the answer. If it is too small, the answer is trailers only, with
+            grpc-status 8 (RESOURCE_EXHAUSTED).
+        was_held: the call was held.
 
     Returns:
-        What stands between the four bytes of the stream's number, each time; and the bytes of DATA in it.
+        The pieces to join with the four bytes of the stream id. And the bytes of DATA in them.
     """
     message = http2.message_of(0, messages.refuse(method, text, was_held=was_held))
     size = len(message)
@@ -286,6 +281,6 @@ def _around_stream(frames: Sequence[bytes]) -> tuple[bytes, ...]:
 
 
 def _percent(text: str) -> bytes:
-    """Spell a text as gRPC spells ``grpc-message``."""
+    """Encode a text as gRPC encodes ``grpc-message``."""
     plain = frozenset(range(0x20, 0x7F)) - {0x25}
     return b"".join(b"%c" % byte if byte in plain else b"%%%02X" % byte for byte in text.encode())

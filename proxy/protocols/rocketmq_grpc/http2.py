@@ -3,43 +3,42 @@
 The windows of a connection
 ===========================
 An ``Outlet`` is one direction: frames to a *receiver*, most of which come from a *sender*. Only DATA counts. Three
-numbers of bytes are enough, whatever is held, swallowed, written by Sluice itself or made longer:
+numbers of bytes are enough, whatever is held, discarded, lengthened or written by Sluice itself:
 
-- ``window``: what the receiver takes now.
-- ``credit``: what the sender may send now, as it knows.
-- ``waiting``: DATA that is here and will be forwarded, or may be.
+- ``window``: what the receiver accepts now.
+- ``credit``: what the sender may send now, as it has been told.
+- ``waiting``: DATA that has arrived and may still be forwarded.
 
 ========================== ============================================================================================
 event                      then
 ========================== ============================================================================================
-the sender's DATA arrives  ``credit -= n, waiting += n``; with a credit below zero the sender has broken the rules
-DATA goes on               ``window -= n, waiting -= n``; only if n <= window, else it waits, and all DATA behind it
-it is swallowed, or held   ``waiting -= n``
-held DATA is released      ``waiting += n``, as for DATA that Sluice makes itself; then it goes on
+the sender's DATA arrives  ``credit -= n, waiting += n``; a credit below zero is a protocol error of the sender
+DATA is forwarded          ``window -= n, waiting -= n``; only if n <= window, else it and all DATA behind it wait
+it is discarded or held    ``waiting -= n``
+held DATA is released      ``waiting += n``, as for DATA of Sluice itself. Then it is forwarded
 the receiver's update of n ``window += n``
-the sender is granted      ``max(0, window - waiting - credit)``, at once after an update, else once it is worth a frame
+the sender is granted      ``max(0, window - waiting - credit)``: at once after an update, else once it is worth a frame
 ========================== ============================================================================================
 
 Invariants, for every order of these:
 
 1. ``window >= 0``: no receiver's window is overdrawn.
-2. ``credit >= 0``, or the connection ends: so what waits for a window is bounded by what was granted.
-3. Once granted, ``credit >= window - waiting``: the sender has never less than the receiver would take, whatever is
-   held, so no call waits for the window of another one that is held.
-4. ``credit`` is more than that by ``ahead``, which grows only by released DATA and by Sluice's own, and shrinks with
-   every update and every byte swallowed. So it is zero again once the receiver has read everything, after any number
-   of refusals.
+2. ``credit >= 0``, or the connection ends. So DATA that waits for a window is bounded by the credit granted.
+3. After a grant, ``credit >= window - waiting``: the sender never has less than the receiver would accept, whatever is
+   held. So no call waits for the window of a held call.
+4. The excess of ``credit`` over that grows only by released DATA and by DATA of Sluice itself. It shrinks with every
+   update and every byte discarded. So it is zero again once the receiver has read everything, after any number of
+   refusals.
 
-Windows of single streams are the two peers' own, since nothing is granted for them. Only for a stream whose answer is
-rewritten is there another one on either side.
+Stream windows are between the two peers: Sluice grants nothing for them. Only a stream whose answer is rewritten has a
+window of its own on each side.
 """
 
-import zlib
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from struct import Struct
-from typing import Final, Generic, Protocol, TypeVar, cast
+from typing import Final, Protocol, cast
 
 from hpack import Decoder, HPACKDecodingError, HPACKError, OversizedHeaderListError
 from hpack.huffman_table import decode_huffman
@@ -71,6 +70,7 @@ MAX_FRAME_SIZE: Final = 5
 # Error codes.
 NO_ERROR: Final = 0
 PROTOCOL_ERROR: Final = 1
+INTERNAL_ERROR: Final = 2
 FLOW_CONTROL_ERROR: Final = 3
 FRAME_SIZE_ERROR: Final = 6
 CANCEL: Final = 8
@@ -79,22 +79,23 @@ ENHANCE_YOUR_CALM: Final = 11
 
 FRAME_HEADER_BYTES: Final = 9
 PING_BYTES: Final = FRAME_HEADER_BYTES + 8
-#: The longest frame that every peer takes, and the window of a connection and of each stream, until it says more.
+#: Defaults until a peer announces more: the longest frame, and the window of a connection and of each stream.
 DEFAULT_FRAME_BYTES: Final = 16_384
 DEFAULT_WINDOW: Final = 65_535
 MAX_FRAME_BYTES: Final = (1 << 24) - 1
 MAX_WINDOW: Final = (1 << 31) - 1
 STREAM_IDS: Final = (1 << 31) - 1
-#: Of a header block with the headers of its frames; and of what it says, where gRPC's libraries take 8 KiB.
+#: Limits for a header block with its frame headers, and for its decoded fields (gRPC's libraries accept 8 KiB).
 MAX_BLOCK_BYTES: Final = 64 * 1024
 MAX_HEADER_LIST_BYTES: Final = 16 * 1024
-#: Frames of one chunk that are read before other connections have their turn.
+#: Frames of one chunk to read before other connections get their turn.
 _MAX_STEPS: Final = 256
 #: A sender with less credit than this is granted more at once, else once that is as much.
 _GRANT_BYTES: Final = 16_384
-#: Frames that wait for a window: each costs more memory than the few bytes that it may have.
+#: Limit for frames that wait for a window. Small ones cost much more memory than their bytes.
 _MAX_QUEUED: Final = 65_536
-_CACHED_BLOCKS: Final = 64
+#: SETTINGS that wait for an acknowledgement.
+_MAX_PENDING_SETTINGS: Final = 100
 
 _head = Struct(">IBI")
 _read_head = _head.unpack_from
@@ -121,7 +122,7 @@ def goaway(last_stream: int, code: int, detail: str) -> bytes:
 
 
 def headers_of(flags: int, stream: int, block: bytes) -> bytes:
-    """Return a header block in as many frames as every peer takes."""
+    """Return a header block in frames of the default size, which every peer accepts."""
     pieces = [block[at : at + DEFAULT_FRAME_BYTES] for at in range(0, len(block), DEFAULT_FRAME_BYTES)] or [b""]
     last = len(pieces) - 1
     return b"".join(
@@ -133,7 +134,7 @@ def headers_of(flags: int, stream: int, block: bytes) -> bytes:
 
 
 def data_of(stream: int, data: bytes, *, ends: bool = False) -> list[tuple[bytes, int]]:
-    """Return DATA in frames that every peer takes, with the bytes in each."""
+    """Return DATA in frames of the default size, each with its bytes of DATA."""
     pieces = [data[at : at + DEFAULT_FRAME_BYTES] for at in range(0, len(data), DEFAULT_FRAME_BYTES)] or [b""]
     frames = [(frame_of(DATA, 0, stream, piece), len(piece)) for piece in pieces]
     if ends:
@@ -142,13 +143,21 @@ def data_of(stream: int, data: bytes, *, ends: bool = False) -> list[tuple[bytes
 
 
 def word_of(frame: Buffer) -> int:
-    """Return the number in a WINDOW_UPDATE or RST_STREAM; the reserved bit does not count."""
+    """Return the number in a WINDOW_UPDATE or RST_STREAM, without the reserved bit."""
     if len(frame) != FRAME_HEADER_BYTES + _word.size:
         raise Close(
             "bad_frame", f"a frame of type {frame[3]} has {len(frame) - FRAME_HEADER_BYTES} bytes in place of 4"
         )
     word: int = _word.unpack_from(frame, FRAME_HEADER_BYTES)[0]
     return word & MAX_WINDOW
+
+
+def last_stream_of(frame: Buffer) -> int:
+    """Return the last stream that the sender of a GOAWAY has accepted."""
+    if len(frame) < FRAME_HEADER_BYTES + 2 * _word.size:
+        raise Close("bad_frame", f"a GOAWAY of {len(frame) - FRAME_HEADER_BYTES} bytes")
+    word: int = _word.unpack_from(frame, FRAME_HEADER_BYTES)[0]
+    return word & STREAM_IDS
 
 
 def settings_of(frame: Buffer) -> dict[int, int]:
@@ -160,7 +169,7 @@ def settings_of(frame: Buffer) -> dict[int, int]:
 
 
 def content_of(frame: Buffer, flags: int) -> Buffer:
-    """Return what a DATA frame, or the first frame of a header block, brings, without padding and priority."""
+    """Return the content of a DATA or HEADERS frame, without padding and priority."""
     start, stop = FRAME_HEADER_BYTES, len(frame)
     if flags & PADDED:
         stop -= frame[start] if start < stop else 0
@@ -192,12 +201,12 @@ Frame = tuple[int, int, int, Buffer]
 
 
 class Frames:
-    """Cuts one peer's stream into frames; a header block comes with its CONTINUATIONs as one.
+    """Splits one peer's stream into frames. A header block and its CONTINUATIONs count as one.
 
     Attributes:
         count: frames so far.
-        most_bytes: what the other peer takes as the payload of a frame.
-        left_bytes: at the end of the last chunk, which were not read.
+        most_bytes: the longest payload that the other peer accepts.
+        left_bytes: bytes at the end of the last chunk that were not read yet.
     """
 
     __slots__ = ("_block", "_peer", "_tail", "count", "left_bytes", "most_bytes")
@@ -219,7 +228,7 @@ class Frames:
         return len(self._tail)
 
     def missing_bytes(self) -> int:
-        """Return how many bytes to read for the header, or for the rest, of the frame in hand."""
+        """Return how many bytes are missing of the current frame, or of its header."""
         have = len(self._tail)
         if have < FRAME_HEADER_BYTES:
             return FRAME_HEADER_BYTES - have
@@ -234,7 +243,7 @@ class Frames:
         return FRAME_HEADER_BYTES + length
 
     def read(self, chunk: memoryview) -> Iterator[Frame]:
-        """Yield each whole frame: a part of the chunk, or a copy."""
+        """Yield each complete frame, as a part of the chunk or a copy."""
         at, size, tail = 0, len(chunk), self._tail
         self.left_bytes = 0
         while tail and at < size:
@@ -291,20 +300,19 @@ class Frames:
 _SIMPLE: Final = frozenset({DATA, WINDOW_UPDATE, RST_STREAM, SETTINGS, PING})
 
 Headers = Sequence[tuple[bytes, bytes]]
-T = TypeVar("T")
-#: Bytes of which each is a whole indexed field.
+#: Bytes that are each a complete indexed field.
 _INDEXED: Final = bytes(range(0x81, 0xFF))
 #: Sets the size of a dynamic table to 0.
 NO_TABLE: Final = b"\x20"
 
 
 def _byte(block: bytes, at: int) -> int:
-    """Return the second and last byte of a number; IndexError if it is longer."""
+    """Return the second byte of a number if it is the last one. Otherwise raise IndexError."""
     return block[at] if block[at] < 0x80 else block[len(block)]
 
 
 def _text(block: bytes, at: int) -> tuple[bytes, int]:
-    """Return a string in a block, and where it ends; IndexError if it is long, or cut."""
+    """Return a string in a block, and where it ends. Raise IndexError if it is long or truncated."""
     first = block[at]
     length = first & 0x7F
     at += 1
@@ -318,7 +326,7 @@ def _text(block: bytes, at: int) -> tuple[bytes, int]:
 
 
 class _Decoder(Decoder):
-    """Reads fields as clients mostly write them several times as fast; the library reads all others."""
+    """A fast path for fields as most clients encode them. The library decodes all others."""
 
     def read(self, block: bytes) -> list[tuple[bytes, bytes]]:
         table = self.header_table
@@ -355,31 +363,27 @@ class _Decoder(Decoder):
         return headers + cast("list[tuple[bytes, bytes]]", self.decode(rest, raw=True))
 
 
-class HeaderBlocks(Generic[T]):
-    """Follows the table of one peer's header blocks.
+class HeaderBlocks:
+    """Follows the table of one peer's header blocks."""
 
-    Args:
-        understand: makes the result of a block; called once for a block that is repeated and changes no table.
-    """
+    __slots__ = ("_decoder", "_peer", "_table_sizes")
 
-    __slots__ = ("_decoder", "_known", "_peer", "_table_sizes", "_understand")
-
-    def __init__(self, peer: str, understand: Callable[[Headers], T]) -> None:
+    def __init__(self, peer: str) -> None:
         self._peer = peer
-        self._understand = understand
         self._decoder = _Decoder(MAX_HEADER_LIST_BYTES)
-        self._known: dict[bytes, T] = {}
-        # What the other peer allows with settings that this one has not acknowledged.
+        # Table sizes in the other peer's settings that this one has not acknowledged.
         self._table_sizes: deque[int | None] = deque()
 
     def allow(self, table_bytes: int | None) -> None:
-        """Note the other peer's settings: how long the table may be, if they say so. ``acknowledged`` follows."""
+        """Note the other peer's SETTINGS with the table size in it, if any. ``acknowledged`` follows."""
+        if len(self._table_sizes) >= _MAX_PENDING_SETTINGS:
+            raise Close("flood", f"the {self._peer} has not acknowledged {_MAX_PENDING_SETTINGS} SETTINGS")
         self._table_sizes.append(table_bytes)
         if table_bytes is not None and table_bytes > self._decoder.max_allowed_table_size:
             self._decoder.max_allowed_table_size = table_bytes
 
     def acknowledged(self) -> None:
-        """Note this peer's acknowledgement: from now on its table must not be longer."""
+        """Note this peer's acknowledgement. From now on, its table must not be longer."""
         table_bytes = self._table_sizes.popleft() if self._table_sizes else None
         if table_bytes is not None:
             allowed = [each for each in self._table_sizes if each is not None]
@@ -387,48 +391,40 @@ class HeaderBlocks(Generic[T]):
 
     @property
     def to_signal(self) -> bytes:
-        """What a block must begin with that comes before this peer's next one; mostly nothing.
+        """The prefix of a block that is inserted before this peer's next one. Usually empty.
 
-        The first block after an acknowledgement shortens a table that has become too long (RFC 7541, 4.2).
+        The first block after an acknowledgement must shrink a table that is now too long (RFC 7541, 4.2).
         """
         allowed_bytes = self._decoder.max_allowed_table_size
         return _number(0x20, 5, allowed_bytes) if self._decoder.header_table.maxsize > allowed_bytes else b""
 
-    def read(self, block: bytes) -> tuple[T, bool]:
-        """Return the result of a block, and whether it has changed the table."""
-        known = self._known.get(block)
-        if known is not None:
-            return known, False
+    def read(self, block: bytes) -> tuple[Headers, bool]:
+        """Return the headers in a block, and whether it has changed the table."""
         table = self._decoder.header_table
         before = table.maxsize, len(table.dynamic_entries), next(iter(table.dynamic_entries), None)
         try:
             headers = self._decoder.read(block)
         except (HPACKError, ValueError) as error:
-            # Without its text, which has bytes of the block, such as a signature.
+            # Not the error's text: it has bytes of the block, perhaps of a signature.
             why = type(error).__name__
             raise Close("bad_headers", f"the {self._peer} sent a header block that cannot be read: {why}") from None
-        result = self._understand(headers)
         entries = table.dynamic_entries
-        if before[:2] == (table.maxsize, len(entries)) and before[2] is next(iter(entries), None):
-            if len(self._known) < _CACHED_BLOCKS and len(block) <= 1024:
-                self._known[block] = result
-            return result, False
-        self._known.clear()
-        return result, True
+        is_same = before[:2] == (table.maxsize, len(entries)) and before[2] is next(iter(entries), None)
+        return headers, not is_same
 
 
 def is_indexed(block: bytes) -> bool:
-    """Say whether a block has nothing but indexed fields of one byte each, so that it changes no table."""
+    """Return whether a block has only indexed fields of one byte each, so that it does not change the table."""
     return not block.translate(None, _INDEXED)
 
 
 def literal(name: bytes, value: bytes) -> bytes:
-    """Return a field that no table is needed for, and that changes none."""
+    """Return a field that does not use or change the table."""
     return b"\x00" + _string(name) + _string(value)
 
 
 def literals(headers: Headers) -> bytes:
-    """Return a header block that needs no table."""
+    """Return a header block that does not use or change the table."""
     return b"".join(literal(name, value) for name, value in headers)
 
 
@@ -451,96 +447,136 @@ def _number(pattern: int, bits: int, value: int) -> bytes:
 
 
 class StreamWindow(Protocol):
-    """A stream with a window of its own, for an Outlet that looks after that."""
+    """A stream whose own window an Outlet observes."""
 
     granted: int  # by WINDOW_UPDATEs
     sent: int
-    is_over: bool  # nothing of it waits for its window any more
+
+
+class _Queued:
+    """A frame that waits. Empty once it is dropped."""
+
+    __slots__ = ("frame", "size", "stream", "window")
+
+    def __init__(self, frame: bytes, size: int, stream: int, window: StreamWindow | None) -> None:
+        self.frame = frame
+        self.size = size
+        self.stream = stream
+        self.window = window
 
 
 class Outlet:
-    """What is written to one peer; the module's docstring explains the windows.
+    """The frames to one peer. The module's docstring explains the windows.
 
     Attributes:
-        is_open: frames may be written. Until then all wait.
+        is_open: frames may be written. Until then, all wait.
         initial: the window of each new stream.
-        out, out_bytes: what may be written.
-        queued_bytes: of frames that wait for a window.
+        out, out_bytes: frames that may be written, and their bytes.
+        queued_bytes: bytes of frames that wait for a window.
     """
 
-    __slots__ = ("_queue", "credit", "initial", "is_open", "out", "out_bytes", "queued_bytes", "waiting", "window")
+    __slots__ = (
+        "_queue",
+        "_streams",
+        "credit",
+        "initial",
+        "is_open",
+        "out",
+        "out_bytes",
+        "queued_bytes",
+        "waiting",
+        "window",
+    )
 
     def __init__(self, *, is_open: bool) -> None:
         self.is_open = is_open
         self.initial = self.window = self.credit = DEFAULT_WINDOW
         self.waiting = self.out_bytes = self.queued_bytes = 0
         self.out: list[Buffer] = []
-        self._queue: deque[tuple[Buffer, int, StreamWindow | None]] = deque()
+        self._queue: deque[_Queued] = deque()
+        # The frames in the queue that can be dropped, by stream.
+        self._streams: dict[int, deque[_Queued]] = {}
 
     def arrive(self, size: int, sender: str) -> None:
-        """Take note of the sender's DATA."""
+        """Note DATA of the sender."""
         self.credit -= size
         self.waiting += size
         if self.credit < 0:
             raise Close("window_overdrawn", f"the {sender} sent more than the window of the connection allows")
 
     def retire(self, size: int) -> None:
-        """Take note that DATA is swallowed, or held, so that the sender gets its window back."""
+        """Note that DATA is discarded or held, so the sender gets its window back."""
         self.waiting -= size
 
-    def own(self, size: int) -> None:
-        """Take note of DATA that is made here, or was held."""
+    def add(self, size: int) -> None:
+        """Note DATA that Sluice makes itself, or that was held."""
         self.waiting += size
 
     def write(self, frame: Buffer) -> None:
-        """Write a frame ahead of what waits."""
+        """Write a frame ahead of those that wait."""
         self.out.append(frame)
         self.out_bytes += len(frame)
 
-    def put(self, frame: Buffer, size: int = 0, stream: StreamWindow | None = None) -> None:
-        """Write a frame behind those that wait; of ``size`` bytes of DATA, for which ``arrive`` or ``own`` was called.
+    def put(self, frame: Buffer, size: int = 0, stream: int = 0, window: StreamWindow | None = None) -> None:
+        """Write a frame behind those that wait; of ``size`` bytes of DATA, for which ``arrive`` or ``add`` was called.
 
-        ``stream`` has a window that counts as well.
+        Args:
+            frame: one or more frames.
+            size: bytes of DATA in it.
+            stream: the stream with which it can be dropped; 0: it cannot.
+            window: the stream's own window, if that counts as well.
         """
-        if (
-            self._queue
-            or not self.is_open
-            or size > self.window
-            or (stream is not None and not self._fits(size, stream))
-        ):
-            for each, part in _parts(frame, size):
-                self._queue.append((each, part, stream))
-                self.queued_bytes += len(each)
-            if len(self._queue) > _MAX_QUEUED:
-                raise Close("window_overdrawn", f"more than {_MAX_QUEUED} frames wait for a window")
-            self.flush()
+        if not (self._queue or not self.is_open or not self._fits(size, window)):
+            self._send(frame, size, window)
             return
-        self._send(frame, size, stream)
+        for each, part in _parts(frame, size):
+            queued = _Queued(each, part, stream, window)
+            self._queue.append(queued)
+            self.queued_bytes += len(each)
+            if stream:
+                self._streams.setdefault(stream, deque()).append(queued)
+        if len(self._queue) > _MAX_QUEUED:
+            raise Close("window_overdrawn", f"more than {_MAX_QUEUED} frames wait for a window")
+        self.flush()
 
     def flush(self) -> None:
-        """Write what no longer has to wait."""
+        """Write the frames that no longer have to wait."""
         queue = self._queue
         while queue and self.is_open:
-            frame, size, stream = queue[0]
-            if size > self.window or (stream is not None and not self._fits(size, stream)):
+            first = queue[0]
+            if not self._fits(first.size, first.window):
                 return
             queue.popleft()
-            self.queued_bytes -= len(frame)
-            self._send(frame, size, stream)
+            if not first.frame:
+                continue
+            self.queued_bytes -= len(first.frame)
+            if first.stream:
+                others = self._streams[first.stream]
+                others.popleft()
+                if not others:
+                    del self._streams[first.stream]
+            self._send(first.frame, first.size, first.window)
 
-    def _send(self, frame: Buffer, size: int, stream: StreamWindow | None) -> None:
+    def _send(self, frame: Buffer, size: int, window: StreamWindow | None) -> None:
         self.window -= size
         self.waiting -= size
-        if stream is not None:
-            stream.sent += size
+        if window is not None:
+            window.sent += size
         self.out.append(frame)
         self.out_bytes += len(frame)
 
-    def _fits(self, size: int, stream: StreamWindow) -> bool:
-        return stream.is_over or size <= self.initial + stream.granted - stream.sent
+    def _fits(self, size: int, window: StreamWindow | None) -> bool:
+        return size <= self.window and (
+            window is None or not size or size <= self.initial + window.granted - window.sent
+        )
+
+    def window_of(self, stream: int) -> StreamWindow | None:
+        """Return the window for which a stream's frames wait; None if none do."""
+        queued = self._streams.get(stream)
+        return queued[0].window if queued else None
 
     def update(self, size: int) -> int:
-        """Take the receiver's WINDOW_UPDATE for the connection; return what of it the sender gets."""
+        """Apply the receiver's WINDOW_UPDATE for the connection. Return the sender's share."""
         self.window += size
         if self.window > MAX_WINDOW:
             raise Close("window_overdrawn", f"a window of more than {MAX_WINDOW} bytes")
@@ -549,22 +585,19 @@ class Outlet:
         return grant
 
     def grant(self, least: int = _GRANT_BYTES) -> int:
-        """Return what the sender is granted now: 0 if it is less than that, and the sender has enough."""
+        """Grant the sender window. 0: it would be less than ``least``, and the sender has enough."""
         grant = self.window - self.waiting - self.credit
         if grant <= 0 or grant < min(self.credit, least):
             return 0
         self.credit += grant
         return grant
 
-    def drop(self, is_of: Callable[[Buffer], bool]) -> None:
-        """Drop DATA that waits; what was behind it may go on."""
-        queue, self._queue = self._queue, deque()
-        for entry in queue:
-            if is_of(entry[0]):
-                self.queued_bytes -= len(entry[0])
-                self.waiting -= entry[1]
-            else:
-                self._queue.append(entry)
+    def drop(self, stream: int) -> None:
+        """Drop a stream's frames that wait, so that those behind them may be written."""
+        for queued in self._streams.pop(stream, ()):
+            self.queued_bytes -= len(queued.frame)
+            self.waiting -= queued.size
+            queued.frame, queued.size = b"", 0
         self.flush()
 
     def take(self) -> list[Buffer]:
@@ -573,7 +606,7 @@ class Outlet:
 
 
 def _parts(frame: Buffer, size: int) -> list[tuple[bytes, int]]:
-    """Return copies of a frame that has to wait: long DATA in frames that fit into any window that is not used up."""
+    """Return copies of a frame that has to wait. Long DATA is split to fit into small windows."""
     whole = bytes(frame)
     if size <= DEFAULT_FRAME_BYTES or whole[4] & PADDED or size + FRAME_HEADER_BYTES != len(whole):
         return [(whole, size)]
@@ -581,10 +614,10 @@ def _parts(frame: Buffer, size: int) -> list[tuple[bytes, int]]:
 
 
 class Messages:
-    """Cuts the DATA of a stream into gRPC's messages.
+    """Splits the DATA of a stream into gRPC messages.
 
     Args:
-        most_bytes: of each message that is kept.
+        most_bytes: how much to keep of each message.
     """
 
     __slots__ = ("_have", "_left", "_most_bytes")
@@ -596,7 +629,7 @@ class Messages:
         self._left = 0
 
     def feed(self, content: Buffer) -> list[tuple[int, int, bytes]]:
-        """Return flag, length and bytes, or the first of them, of each message that is complete now."""
+        """Return flag, length and the first ``most_bytes`` of each message that is now complete."""
         have, at, size = self._have, 0, len(content)
         if not have and MESSAGE_PREFIX_BYTES <= size <= self._most_bytes:
             flag, length = prefix_of(content)
@@ -626,33 +659,11 @@ class Messages:
 
 
 def message_of(flag: int, message: bytes) -> bytes:
-    """Return a message with what gRPC puts before it."""
+    """Return a message with gRPC's prefix."""
     return _message_prefix.pack(flag, len(message)) + message
 
 
 def prefix_of(content: Buffer | bytearray) -> tuple[int, int]:
-    """Return the flag and the length that begin a message."""
+    """Return the flag and the length in a message's prefix."""
     flag, length = _message_prefix.unpack_from(content)
     return flag, length
-
-
-_WINDOW_BITS: Final = {b"gzip": 31, b"deflate": 15}
-
-
-def decompressed(message: Buffer, encoding: bytes, most_bytes: int) -> bytes:
-    """Return a compressed message.
-
-    Raises:
-        ValueError: it is compressed in another way, broken, or longer than ``most_bytes``.
-    """
-    bits = _WINDOW_BITS.get(encoding)
-    if bits is None:
-        raise ValueError("an unknown compression")
-    reader = zlib.decompressobj(bits)
-    try:
-        data = reader.decompress(message, most_bytes)
-    except zlib.error as error:
-        raise ValueError(str(error)) from None
-    if not reader.eof:
-        raise ValueError(f"more than {most_bytes} bytes, or cut")
-    return data

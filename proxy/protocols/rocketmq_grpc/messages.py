@@ -1,11 +1,11 @@
-"""The meaning of RocketMQ 5's gRPC methods: what a request asks for, refusals, routes, and what answers say.
+"""The meaning of RocketMQ 5's gRPC methods: requests, refusals, routes and answers.
 
-Everything here reads or writes one message of ``apache.rocketmq.v2`` in protobuf's wire format, without the five bytes
-that gRPC puts before it. Messages that pass are not written anew, so fields that are not named here never matter.
+All functions read or write one message of ``apache.rocketmq.v2`` in protobuf's wire format, without gRPC's five-byte
+prefix. Messages that pass are never re-encoded, so fields that are not named here do not matter.
 
-Readings are strict: where the Proxy's parser would accept something that no client writes (overlong varints, groups),
-they raise ValueError, so that a request cannot mean one thing here and another thing there. Several parts with the key
-of one are joined before they are read, which is how protobuf merges them.
+Parsing is strict: encodings that the Proxy's parser accepts but no client writes (overlong varints, groups) raise
+ValueError. So a request cannot mean one thing here and another in the Proxy. A singular field that occurs several times
+is joined before it is read, as protobuf merges it.
 """
 
 import re
@@ -42,13 +42,13 @@ LIMITED: Final = frozenset(
         "EndTransaction",
     }
 )
-"""Methods whose request is held until it is decided."""
+"""Methods whose request is kept back until it is decided."""
 CONSUMING: Final = frozenset({"ReceiveMessage", "PullMessage"})
-"""Methods that answer with a stream of messages, after a long poll."""
+"""Methods whose answer is a stream of messages, after a long poll."""
 STORING: Final = frozenset({"SendMessage", "ForwardMessageToDeadLetterQueue", "ChangeInvisibleDuration"})
 """Methods that an alarm of Sluice refuses."""
 ROUTES: Final = frozenset({"QueryRoute", "QueryAssignment"})
-"""Methods whose answer names addresses. No other one does: a ``ReconnectEndpointsCommand`` has a nonce only."""
+"""Methods whose answer has addresses. No other one does: a ``ReconnectEndpointsCommand`` has only a nonce."""
 READ: Final = frozenset({"SendMessage", "ReceiveMessage", "PullMessage"})
 """Methods whose answers are read."""
 
@@ -69,8 +69,10 @@ _MESSAGE_GROUP_WRITTEN: Final = b"\x8a\x01"
 
 _MAX_LENGTH: Final = (1 << 31) - 1
 _ENDLESS: Final = 1 << 32
-# The serialized ``Resource`` of names of MAX_NAME_CHARS characters, with its namespace, is shorter.
+# A serialized ``Resource`` with a name of MAX_NAME_CHARS characters and a namespace is shorter.
 _MAX_RESOURCE_BYTES: Final = 4096
+# The client's endpoints are repeated for each queue of an answer, so they must be short.
+_MAX_ENDPOINTS_BYTES: Final = 1024
 
 
 class Asked(NamedTuple):
@@ -86,27 +88,29 @@ class Asked(NamedTuple):
 
 
 def read_request(method: str, message: Buffer, *, is_cut: bool = False) -> Asked | None:
-    """Return what a request message of a LIMITED method asks for; None if it passes, as the Proxy will refuse it.
+    """Return what a request of a LIMITED method asks for. None: it passes, because the Proxy will refuse it.
 
     Args:
         method: the last part of ``:path``.
         message: all of it, or its beginning.
-        is_cut: only the beginning is here. Then ``messages`` are those that have begun; MessageCounter counts the rest.
+        is_cut: only its beginning is given. Then ``messages`` counts those that have begun. MessageCounter counts all.
 
     Raises:
-        ValueError: it cannot be read, or it is cut and its names have not come yet.
+        ValueError: it cannot be read, or it is cut and is not a SendMessage that names its topic in its beginning.
     """
-    end = _ENDLESS if is_cut else len(message)
     if method == "SendMessage":
-        return _read_send(message, end)
+        return _read_send(message, _ENDLESS if is_cut else len(message))
+    if is_cut:
+        # The rest could change the names: parts with the key of one are merged.
+        raise ValueError("too long")
     if method in CONSUMING:
-        return _read_receive(message, end)
+        return _read_receive(message)
     if method == "EndTransaction":
-        # The Proxy takes the topic for the producer group.
-        name = _name_of(_joined(message, end, _1))
+        # The Proxy uses the topic as the producer group.
+        name = _name_of(_joined(message, _1))
         return Asked(_resources(KIND_TRANSACTION, name), 1, "impossible") if name else None
     if method in LIMITED:
-        group = _name_of(_joined(message, end, _1))
+        group = _name_of(_joined(message, _1))
         return Asked(_resources(KIND_RETRY_GROUP, group), 1) if group else None
     return None
 
@@ -141,9 +145,9 @@ def _read_send(message: Buffer, end: int) -> Asked | None:
 
 
 def message_id(message: Buffer) -> bytes:
-    """Return the id that the client gave the first message of a SendMessage request, or of its beginning.
+    """Return the id that the client gave the first message in a SendMessage request, or in its beginning.
 
-    It is the same for each repeat, and empty if it is not here.
+    It is equal for each repeat. Empty if it is not found.
     """
     for key, start, stop in _fields(message, 0, _ENDLESS):
         if key != _1:
@@ -157,10 +161,9 @@ def message_id(message: Buffer) -> bytes:
     return b""
 
 
-def _read_receive(message: Buffer, end: int) -> Asked | None:
-    group = _name_of(_joined(message, end, _1))
-    queue = _joined(message, end, _2)
-    topic = _name_of(_joined(queue, len(queue), _1))
+def _read_receive(message: Buffer) -> Asked | None:
+    group = _name_of(_joined(message, _1))
+    topic = _name_of(_joined(_joined(message, _2), _1))
     if not group or not topic:
         return None
     resources = _resources(KIND_SUBSCRIPTION, f"{group}{SUBSCRIPTION_MARK}{topic}")
@@ -169,7 +172,7 @@ def _read_receive(message: Buffer, end: int) -> Asked | None:
 
 @lru_cache(maxsize=1024)
 def _sent_to(topic: bytes) -> tuple[Resource, ...] | None:
-    """Return what a send to a serialized ``Resource`` is charged to; None without a name."""
+    """Return the resource for a send to a serialized ``Resource``. None: it has no name."""
     name = _name_of(topic)
     if name.startswith(RETRY_PREFIX):
         return (Resource(KIND_RETRY_GROUP, name.removeprefix(RETRY_PREFIX)),)
@@ -185,7 +188,7 @@ def _name_of(resource: bytes) -> str:
     """Return the name of a serialized ``Resource``; the Proxy ignores its namespace.
 
     Raises:
-        ValueError: it is longer than a broker takes, no UTF-8, or cannot be read.
+        ValueError: it is longer than brokers accept, not UTF-8, or cannot be read.
     """
     if len(resource) > _MAX_RESOURCE_BYTES:
         raise ValueError(f"a name in {len(resource)} bytes")
@@ -199,16 +202,16 @@ def _name_of(resource: bytes) -> str:
 
 
 class MessageCounter:
-    """Counts the messages of a SendMessage request that is never here as a whole.
+    """Counts the messages of a SendMessage request that is read in pieces.
 
-    The Proxy takes the topic of the first message, and refuses the request if another has a different one.
+    The Proxy uses the topic of the first message, and refuses the request if another one differs.
     """
 
     def __init__(self) -> None:
         self.count = 0
-        # What ``feed`` has not read yet: a key with its length that is not complete.
+        # An incomplete key and length at the end of the last piece.
         self._left = b""
-        # Bytes of the current value still to come, and of the message that it is part of.
+        # Bytes missing of the current value, and of the message that contains it.
         self._skip = 0
         self._message = 0
         self._topics = 0
@@ -252,7 +255,7 @@ class MessageCounter:
 
 
 def _key_and_length(data: bytes, at: int) -> tuple[int, int, int] | None:
-    """Return a key, where its value begins, and the length of that; None if they are not all here."""
+    """Return a key, where its value begins, and the value's length. None: they are incomplete."""
     try:
         key, at = _small_varint(data, at)
         kind = key & 7
@@ -267,17 +270,17 @@ def _key_and_length(data: bytes, at: int) -> tuple[int, int, int] | None:
 
 
 def read_target(method: str, message: Buffer) -> bytes | None:
-    """Return the endpoints that a client says it has used, as ``rewrite_routes`` takes them; None if it does not.
+    """Return the endpoints that a client says it used, for ``rewrite_routes``. None: there are none, or too long.
 
     Raises:
         ValueError: it cannot be read.
     """
-    target = _joined(message, len(message), _3 if method == "QueryAssignment" else _2)
-    return target if _joined(target, len(target), _2) else None
+    target = _joined(message, _3 if method == "QueryAssignment" else _2)
+    return target if len(target) <= _MAX_ENDPOINTS_BYTES and _joined(target, _2) else None
 
 
 def endpoints_of(host: str, port: int) -> bytes:
-    """Return one address as ``rewrite_routes`` takes it: the serialized ``Endpoints``."""
+    """Return one address for ``rewrite_routes``: the serialized ``Endpoints``."""
     try:
         scheme = _SCHEMES[ip_address(host).version]
     except ValueError:
@@ -291,24 +294,24 @@ _DOMAIN_NAME: Final = 3
 
 
 def rewrite_routes(method: str, message: Buffer, to: bytes) -> bytes:
-    """Return an answer about routes with other endpoints in place of each broker's; all else in it is the same.
+    """Return a route answer with each broker's endpoints replaced. Everything else is unchanged.
 
     Args:
         method: one of ROUTES.
         message: the whole answer.
-        to: the result of ``read_target`` or ``endpoints_of``.
+        to: a result of ``read_target`` or ``endpoints_of``.
 
     Raises:
         ValueError: it cannot be read.
     """
     data = bytes(message)
-    # To the broker: past an assignment, and a message queue.
+    # The path to the broker: the assignment, if any, and the message queue.
     path = (_2, _1, _4) if method == "QueryAssignment" else (_2, _4)
     return _rewritten(data, path, to, {})
 
 
 def _rewritten(data: bytes, path: Sequence[int], to: bytes, known: dict[bytes, bytes]) -> bytes:
-    """Follow a path of keys to the brokers; ``known`` has what was made of each so far, as queues share them."""
+    """Follow a path of keys to the brokers. ``known``: results so far, because queues share brokers."""
     pieces: list[bytes] = []
     begins = copied = 0
     wanted = path[0] if path else _3
@@ -328,17 +331,17 @@ def _rewritten(data: bytes, path: Sequence[int], to: bytes, known: dict[bytes, b
 
 
 def refuse(method: str, text: str, code: int = TOO_MANY_REQUESTS, *, was_held: bool = False) -> bytes:
-    """Return the response message of a refusal; a consumer that was held gets what an empty long poll gives."""
+    """Return the response message of a refusal. A consumer that was held gets the answer of an empty long poll."""
     if was_held and method in CONSUMING:
         code, text = MESSAGE_NOT_FOUND, "no new message"
     return _part(_1, _number(_NUMBER_1, code) + _text(_2, text))
 
 
 class Answered(NamedTuple):
-    """What one message of an answer says."""
+    """One message of an answer."""
 
     code: int  # 0 if it has no status
-    messages: int = 0  # that a consumer got
+    messages: int = 0  # those for a consumer
     size_bytes: int = 0
 
     @property
@@ -364,7 +367,7 @@ def read_answer(method: str, message: Buffer) -> Answered:
 
 
 class UserAgent(NamedTuple):
-    """What a client says of itself; empty where it does not."""
+    """A client's description of itself. Empty where it has none."""
 
     language: str = ""
     version: str = ""
@@ -388,21 +391,25 @@ LANGUAGES: Final = (
 )
 
 
+def printable(text: str) -> str:
+    """Return a client's text for display, truncated. Empty if it is not printable."""
+    return text[:MAX_NAME_CHARS] if text.isprintable() else ""
+
+
 def read_settings(message: Buffer) -> UserAgent:
     """Read the settings in a client's TelemetryCommand.
 
     Raises:
         ValueError: it cannot be read.
     """
-    settings = _joined(message, len(message), _2)
-    agent = _joined(settings, len(settings), _USER_AGENT)
+    agent = _joined(_joined(message, _2), _USER_AGENT)
     language = version = ""
     for key, start, stop in _fields(agent, 0, len(agent)):
         if key == _NUMBER_1:
             number = _varint(agent, start, stop)
             language = LANGUAGES[number] if number < len(LANGUAGES) else str(number)
         elif key == _2:
-            version = agent[start:stop].decode(errors="replace")[:MAX_NAME_CHARS]
+            version = printable(agent[start:stop].decode(errors="replace"))
     return UserAgent(language, version)
 
 
@@ -410,7 +417,7 @@ _CREDENTIAL: Final = re.compile(r"Credential=([^,/\s]{1,255})")
 
 
 def access_key(authorization: str) -> str:
-    """Return the access key in the metadata ``authorization``, and nothing else of it; empty without one.
+    """Return only the access key in the metadata ``authorization``. Empty without one.
 
     Clients write ``MQv2-HMAC-SHA1 Credential=KEY, SignedHeaders=x-mq-date-time, Signature=…``.
     """
@@ -425,9 +432,9 @@ _MAX_SMALL_VARINT_BYTES: Final = 5
 
 
 def _fields(data: Buffer, at: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Yield key, start and stop of each field's value; ``end`` is beyond the data if the rest has not come.
+    """Yield key, start and stop of each field's value. ``end`` is beyond the data if it is incomplete.
 
-    The value of the last one may then stop beyond the data, too.
+    Then the last value may stop beyond the data, too.
     """
     size = min(end, len(data))
     try:
@@ -456,7 +463,7 @@ def _fields(data: Buffer, at: int, end: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _small_varint(data: Buffer, at: int) -> tuple[int, int]:
-    """Return a varint of a key or a length, and where it ends; Java reads longer ones, and drops what is too much."""
+    """Return a key or length, and where it ends. Java accepts longer ones, and drops the excess bits."""
     value = shift = 0
     for _ in range(_MAX_SMALL_VARINT_BYTES):
         byte = data[at]
@@ -492,14 +499,9 @@ def _fixed_bytes(key: int) -> int:
     return 8 if kind == _FIXED64 else 4
 
 
-def _joined(data: Buffer, end: int, wanted: int) -> bytes:
-    """Return the parts of a message with one key, merged; the names in a part that is cut have not come yet."""
-    parts = []
-    for key, start, stop in _fields(data, 0, end):
-        if key == wanted:
-            if stop > len(data):
-                raise ValueError("a part that has not come yet")
-            parts.append(bytes(data[start:stop]))
+def _joined(data: Buffer, wanted: int) -> bytes:
+    """Return the parts of a message with one key, merged."""
+    parts = [bytes(data[start:stop]) for key, start, stop in _fields(data, 0, len(data)) if key == wanted]
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 

@@ -22,11 +22,11 @@ class RocketMQGrpcOptions:
     """What can be set for a listener in front of RocketMQ's Proxy.
 
     Attributes:
-        advertise: host and port at which clients reach this listener, which they are told in place of the Proxy's. By
-            default it is the address that each client says it has used, which is right unless an address translation
-            gives it another one.
-        tls: for clients that begin with a TLS handshake, where that does not end at the listener: ``refuse`` closes the
-            connection, ``pass`` relays it unread, without limits and with the Proxy's own address in routes.
+        advertise: host and port at which clients reach this listener. Routes name it instead of the Proxy's address. By
+            default, routes name the address that each client says it used. Behind an address translation this can be
+            wrong.
+        tls: for TLS handshakes that the listener does not terminate. ``refuse`` closes the connection. ``pass`` relays
+            it unread, without limits and with the Proxy's own address in routes.
     """
 
     advertise: Annotated[str, Meta(extra={"check": _read_advertise})] = ""
@@ -34,7 +34,7 @@ class RocketMQGrpcOptions:
 
 
 def doubts(options: RocketMQGrpcOptions, listeners: Sequence[ListenerAddresses]) -> Iterable[str]:
-    """Yield what sends clients past Sluice."""
+    """Yield reasons why clients would bypass Sluice."""
     advertised = read_address(options.advertise)
     if advertised is not None and any(advertised in each.brokers for each in listeners):
-        yield f"sends clients to {options.advertise}, which is the Proxy itself, so they go past Sluice"
+        yield f"sends clients to {options.advertise}, which is the Proxy itself, so they bypass Sluice"

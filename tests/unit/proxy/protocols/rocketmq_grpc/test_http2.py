@@ -19,8 +19,8 @@ VALUES = st.one_of(
 FIELDS = st.lists(st.tuples(NAMES, VALUES, st.booleans()), max_size=8)
 
 
-def blocks() -> HeaderBlocks[http2.Headers]:
-    return HeaderBlocks("client", lambda headers: headers)
+def blocks() -> HeaderBlocks:
+    return HeaderBlocks("client")
 
 
 def data(size: int, stream: int = 1, flags: int = 0) -> bytes:
@@ -159,6 +159,15 @@ def test_a_table_follows_the_settings_that_were_acknowledged() -> None:
     mine.read(b"\x3f\xe1\x3f\x88")
 
 
+def test_settings_that_are_never_acknowledged_are_bounded() -> None:
+    mine = blocks()
+    for _ in range(100):
+        mine.allow(4096)
+    with pytest.raises(Close) as caught:
+        mine.allow(4096)
+    assert caught.value.reason == "flood"
+
+
 # --- Windows --------------------------------------------------------------------------------------
 
 
@@ -211,7 +220,7 @@ def test_no_window_is_overdrawn_and_no_credit_is_lost(events: list[tuple[str, in
                 outlet.retire(size)
                 book.held += [size] * (event == "held")
         elif event == "own":
-            outlet.own(size)
+            outlet.add(size)
             outlet.put(data(size), size)
         elif event == "update" and book.unread:
             granted = min(size, book.unread)
@@ -221,7 +230,7 @@ def test_no_window_is_overdrawn_and_no_credit_is_lost(events: list[tuple[str, in
         elif book.held and event in {"released", "dropped"}:
             held = book.held.pop(size % len(book.held))
             if event == "released":
-                outlet.own(held)
+                outlet.add(held)
                 outlet.put(data(held), held)
         book.grant()
         book.check()
@@ -229,7 +238,7 @@ def test_no_window_is_overdrawn_and_no_credit_is_lost(events: list[tuple[str, in
         assert book.credit >= min(16_384, book.window - outlet.waiting)
     # At last all is read.
     for held in book.held:
-        outlet.own(held)
+        outlet.add(held)
         outlet.put(data(held), held)
     book.check()
     while book.unread:
@@ -253,10 +262,10 @@ def test_a_sender_that_overdraws_its_credit_ends_the_connection() -> None:
 
 def test_long_data_that_waits_goes_on_in_frames_that_fit_any_window() -> None:
     outlet = Outlet(is_open=True)
-    outlet.own(DEFAULT_WINDOW)
+    outlet.add(DEFAULT_WINDOW)
     outlet.put(data(DEFAULT_WINDOW), DEFAULT_WINDOW)
     outlet.take()
-    outlet.own(40_000)
+    outlet.add(40_000)
     outlet.put(data(40_000, flags=http2.END_STREAM), 40_000)
     outlet.update(20_000)
     (first,) = outlet.take()
@@ -268,14 +277,14 @@ def test_long_data_that_waits_goes_on_in_frames_that_fit_any_window() -> None:
 
 def test_what_was_behind_dropped_data_goes_on() -> None:
     outlet = Outlet(is_open=True)
-    outlet.own(60_000)
+    outlet.add(60_000)
     outlet.put(data(60_000), 60_000)
     outlet.take()
-    outlet.own(16_100)
-    outlet.put(data(16_000, stream=1), 16_000)
-    outlet.put(data(100, stream=3), 100)
+    outlet.add(16_100)
+    outlet.put(data(16_000, stream=1), 16_000, 1)
+    outlet.put(data(100, stream=3), 100, 3)
     assert not outlet.take()
-    outlet.drop(lambda frame: frame[8] == 1)
+    outlet.drop(1)
     assert outlet.take() == [data(100, stream=3)]
     assert (outlet.waiting, outlet.queued_bytes) == (0, 0)
 
@@ -292,10 +301,3 @@ def test_messages_are_the_same_however_they_are_cut(sizes: list[int], cuts: list
         found += cutter.feed(stream[at : at + cut])
         at += cut
     assert found == [(1, len(each), each[:20]) for each in all_messages]
-
-
-def test_only_what_is_compressed_can_be_decompressed() -> None:
-    with pytest.raises(ValueError, match="unknown"):
-        http2.decompressed(b"", b"snappy", 10)
-    with pytest.raises(ValueError, match="cut"):
-        http2.decompressed(b"", b"gzip", 10)

@@ -38,4 +38,4 @@ def test_an_address_of_sluice_is_not_doubted(advertise: str) -> None:
 
 def test_who_advertises_the_proxy_sends_clients_past_sluice() -> None:
     (doubt,) = PROTOCOL.doubts(RocketMQGrpcOptions("127.0.0.1:18081"), _LISTENERS)
-    assert "go past Sluice" in doubt
+    assert "bypass Sluice" in doubt

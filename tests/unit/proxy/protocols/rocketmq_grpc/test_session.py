@@ -27,11 +27,13 @@ from h2.settings import SettingCodes
 from hpack import Decoder, Encoder
 
 from limiter.rules.resource import USER, Resource
+from limiter.waiting.holding import Bounds
 from proxy.common.buffers import GatherRoom
-from proxy.deciding.batch import LATER, Charge, Refuse, Request, Side, Verdict
+from proxy.deciding.batch import Charge, Refuse, Request, Side, Verdict
 from proxy.flow.broker_signals import BrokerSignals
 from proxy.protocols.base import Close
 from proxy.protocols.rocketmq_grpc import http2, messages
+from proxy.protocols.rocketmq_grpc import session as grpc_session
 from proxy.protocols.rocketmq_grpc.calls import CUT_BYTES
 from proxy.protocols.rocketmq_grpc.options import RocketMQGrpcOptions
 from proxy.protocols.rocketmq_grpc.session import MAX_CALLS, MAX_STRAIN, RocketMQGrpcSession
@@ -227,7 +229,7 @@ def test_held_call_is_refused_before_its_deadline() -> None:
     assert talk.session.next_tick_ns() == 2900 * MS
     talk.now_ns = 2900 * MS
     talk.tick()
-    assert_refused(talk, stream, "[RateLimit] the limit admits no more before the client's deadline")
+    assert_refused(talk, stream, "[RateLimit] the limit admits the request only after the client's deadline")
     assert later not in talk.ended[Side.CLIENT]
     assert len(talk.given_up) == 1
     assert talk.session.next_tick_ns() == 3000 * MS
@@ -254,30 +256,52 @@ def test_the_end_of_a_transaction_goes_on_at_its_deadline() -> None:
     assert talk.batches[-1].charges == [Charge(passed[0].resources, 1, passed[0].size_bytes)]
 
 
-def test_a_call_that_is_not_decided_comes_again_once_a_held_one_is_resolved() -> None:
-    verdicts: list[Any] = [hold(), LATER, None]
-    talk = Talk(lambda _: verdicts.pop(0))
-    end = grpc(part(1, part(2, "orders")) + number(4, 1))
-    streams = [talk.call("EndTransaction", end) for _ in range(2)]
-    talk.move()
-    talk.resolve()
-    assert talk.ended[Side.BROKER] == {streams[0]}
-    talk.tick()
-    assert_answered(talk, *streams)
+def end_transaction() -> bytes:
+    return grpc(part(1, part(2, "orders")) + number(4, 1))
 
 
-def test_it_comes_again_if_the_held_one_is_reset() -> None:
-    verdicts: list[Any] = [hold(), LATER, None]
-    woken: list[int] = []
-    talk = Talk(lambda _: verdicts.pop(0), wake=lambda: woken.append(1))
-    end = grpc(part(1, part(2, "orders")) + number(4, 1))
-    streams = [talk.call("EndTransaction", end) for _ in range(2)]
+def test_ends_of_transactions_are_decided_each_by_itself() -> None:
+    talk = Talk(lambda _: hold())
+    streams = [talk.call("EndTransaction", end_transaction()) for _ in range(3)]
     talk.move()
-    talk.client.reset_stream(streams[0], 8)
-    talk.move()
-    assert woken
-    talk.tick()
-    assert_answered(talk, streams[1])
+    (batch,) = talk.batches
+    assert len(batch.groups) == 3
+    talk.resolve(1)
+    assert talk.ended[Side.BROKER] == {streams[1]}
+
+
+def test_ends_of_transactions_that_are_held_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    passed: list[Request] = []
+    talk = Talk(lambda _: hold(), pass_on=passed.extend)
+    size_bytes = len(end_transaction())
+    for bounds in (Bounds(requests_per_connection=2), Bounds(size_bytes_per_connection=2 * size_bytes)):
+        monkeypatch.setattr(grpc_session, "_UNREFUSABLE", bounds)
+        streams = [talk.call("EndTransaction", end_transaction()) for _ in range(3)]
+        talk.move()
+        asked, charged = talk.batches
+        assert passed == [asked.requests[2]]
+        assert_answered(talk, streams[2])
+        assert charged.charges == [Charge(passed.pop().resources, 1, size_bytes)]
+        talk.batches.clear()
+        talk.tickets.pop()
+        talk.resolve()
+        talk.client.reset_stream(streams[1], 8)
+        talk.move()
+        talk.tickets.clear()
+
+
+def test_many_deadlines_need_few_ticks() -> None:
+    talk = Talk(lambda _: hold())
+    for at in range(100):
+        talk.call("SendMessage", send(), grpc_timeout=f"{3000 + at}m")
+        talk.move()
+    ticks = 0
+    while (due_ns := talk.session.next_tick_ns()) is not None:
+        talk.now_ns = due_ns
+        talk.tick()
+        ticks += 1
+    assert ticks <= 3
+    assert len(talk.ended[Side.CLIENT]) == 100
 
 
 def test_an_alarm_refuses_sends() -> None:
@@ -393,9 +417,9 @@ def test_a_message_of_many_frames_goes_on_in_few() -> None:
 TWO_TOPICS = grpc(part(1, part(1, part(2, "orders")) + part(4, bytes(60_000)) + part(1, part(2, "other"))))
 
 
-def send_in_pieces(talk: Talk, request: bytes) -> int:
+def send_in_pieces(talk: Talk, request: bytes, method: str = "SendMessage") -> int:
     """Send it until the client hears an answer."""
-    stream = talk.call("SendMessage", request[:16_000], ends=False)
+    stream = talk.call(method, request[:16_000], ends=False)
     for at in range(16_000, len(request), 16_000):
         talk.move()
         if stream not in talk.ended[Side.CLIENT] and stream not in talk.resets[Side.CLIENT]:
@@ -468,25 +492,17 @@ def test_a_verdict_for_a_call_that_is_over_comes_too_late() -> None:
     assert talk.session.in_flight() == 0
 
 
-def test_trailers_of_a_client_end_its_call() -> None:
-    talk = Talk()
-    stream = talk.call("Heartbeat", grpc(b""), ends=False)
-    talk.client.send_headers(stream, [("x-trailer", "1")], end_stream=True)
-    talk.move()
-    assert_answered(talk, stream)
-
-
 @pytest.mark.parametrize(
     "request_",
     [
         grpc(b"\xff\xff\xff"),
-        grpc(send()[5:], flag=1),
+        grpc(gzip.compress(send()[5:]), flag=1),
         grpc(send()[5:], flag=7),
         send()[:-1],
         b"\x00\x00",
         grpc(part(1, part(4, bytes(60_000)))),
     ],
-    ids=["protobuf", "not compressed", "flag", "cut", "prefix", "no topic"],
+    ids=["protobuf", "compressed", "flag", "cut", "prefix", "no topic"],
 )
 def test_an_unreadable_request_is_refused_while_limits_apply(request_: bytes) -> None:
     for limiting in (True, False):
@@ -504,19 +520,24 @@ def test_an_unreadable_request_is_refused_while_limits_apply(request_: bytes) ->
             assert talk.bodies[Side.BROKER][stream] == request_
 
 
-def test_a_compressed_request_is_read() -> None:
-    talk = Talk(lambda _: refuse())
-    stream = talk.call("SendMessage", grpc(gzip.compress(send()[5:]), flag=1), grpc_encoding="gzip")
-    talk.move()
-    assert_refused(talk, stream)
+#: Longer than what a request is decided by, with another name behind that.
+LONG_RECEIVE = grpc(receive()[5:] + part(100, bytes(60_000)) + part(1, part(2, "other")))
 
 
-def test_a_bomb_is_not_decompressed() -> None:
-    talk = Talk(lambda _: refuse())
-    bomb = gzip.compress(bytes(8 << 20))
-    stream = talk.call("SendMessage", grpc(bomb, flag=1), grpc_encoding="gzip")
-    talk.move()
+@pytest.mark.parametrize("method", sorted(messages.LIMITED - {"SendMessage"}))
+def test_only_a_send_is_decided_by_its_beginning(method: str) -> None:
+    talk = Talk()
+    stream = send_in_pieces(talk, LONG_RECEIVE, method)
     assert_refused(talk, stream, "cannot be read")
+    assert not talk.batches
+
+
+def test_compressed_requests_of_other_methods_pass() -> None:
+    talk = Talk()
+    stream = talk.call("AckMessage", grpc(gzip.compress(send()[5:]), flag=1), grpc_encoding="gzip")
+    talk.move()
+    assert_answered(talk, stream)
+    assert not talk.context.counters.undecodable
 
 
 def test_messages_that_are_gathered_make_room_for_others() -> None:
@@ -534,9 +555,30 @@ def test_messages_that_are_gathered_make_room_for_others() -> None:
         other.move()
     talk.tick()
     for stream in streams:
-        assert_refused(talk, stream, "there is no memory")
+        assert_refused(talk, stream, "no memory left")
     talk.session.close()
     other.session.close()
+    assert room.taken_bytes == 0
+
+
+@pytest.mark.parametrize("by", ["the broker's reset", "a tick"])
+def test_room_for_messages_is_given_back(by: str) -> None:
+    room = GatherRoom()
+    talk = Talk(lambda _: refuse(), room=room)
+    request = send(body=bytes(30_000))
+    # Longer than a frame for which no room is taken.
+    streams = []
+    for _ in range(5):
+        streams.append(talk.call("SendMessage", request[:16_000], ends=False))
+        talk.move()
+    assert room.taken_bytes > 0
+    if by == "the broker's reset":
+        for stream in streams:
+            talk.broker.reset_stream(stream, 2)
+        talk.move()
+    else:
+        talk.session._lose()
+        talk.tick()
     assert room.taken_bytes == 0
 
 
@@ -571,6 +613,14 @@ def test_routes_name_the_address_that_the_client_has_used(queues: int) -> None:
     assert talk.context.counters.routes == {"rewritten": 1}
 
 
+def test_endpoints_that_are_too_long_are_not_repeated_for_each_queue() -> None:
+    talk = Talk()
+    talk.answered = lambda *_: (routes("10.9.9.9", 10911),)
+    stream = talk.call("QueryRoute", grpc(part(1, part(2, "orders")) + part(2, endpoints("h" * 1024, 8081))))
+    talk.move()
+    assert len(talk.bodies[Side.CLIENT][stream]) < 2048
+
+
 def test_routes_name_what_is_advertised() -> None:
     talk = Talk(options=RocketMQGrpcOptions(advertise="192.0.2.7:9999"))
     talk.answered = lambda *_: (routes("10.9.9.9", 10911),)
@@ -591,6 +641,54 @@ def test_routes_that_cannot_be_read_pass_with_a_warning() -> None:
         answers.pop(0)
     assert talk.context.counters.routes == {"unread": 2}
     assert len(warned) == 2
+
+
+def routes_that_wait(talk: Talk) -> tuple[int, bytes]:
+    """Have an answer about routes end that is longer than its stream's window, once rewritten."""
+    talk.answered = lambda *_: None
+    talk.grants[Side.CLIENT] = False
+    stream = talk.call("QueryRoute", grpc(part(1, part(2, "orders")) + part(2, endpoints("h" * 200, 8081))))
+    talk.move()
+    talk.broker.send_headers(stream, [(":status", "200")])
+    talk.broker.send_data(stream, routes("10.9.9.9", 10911, 100))
+    talk.broker.send_headers(stream, [("grpc-status", "0")], end_stream=True)
+    talk.move()
+    return stream, routes("h" * 200, 8081, 100)
+
+
+def test_routes_that_became_longer_wait_for_the_streams_window() -> None:
+    talk = Talk(client_settings={SettingCodes.INITIAL_WINDOW_SIZE: 20_000})
+    stream, answer = routes_that_wait(talk)
+    assert len(answer) > 20_000
+    assert stream not in talk.ended[Side.CLIENT]
+    talk.client.increment_flow_control_window(20_000, stream)
+    talk.move()
+    assert talk.bodies[Side.CLIENT][stream] == answer
+    assert stream in talk.ended[Side.CLIENT]
+
+
+def test_routes_come_to_a_client_whose_streams_begin_without_a_window() -> None:
+    talk = Talk(client_settings={SettingCodes.INITIAL_WINDOW_SIZE: 0})
+    talk.answered = lambda *_: (routes("10.9.9.9", 10911),)
+    stream = talk.call("QueryRoute", QUERY, ends=False)
+    talk.client.increment_flow_control_window(10_000, stream)
+    talk.client.end_stream(stream)
+    talk.move()
+    assert talk.bodies[Side.CLIENT][stream] == routes("10.0.0.1", 8081)
+
+
+def test_a_reset_of_routes_that_wait_lets_other_answers_go_on() -> None:
+    talk = Talk(client_settings={SettingCodes.INITIAL_WINDOW_SIZE: 20_000})
+    stream, _ = routes_that_wait(talk)
+    other = talk.call("SendMessage", send())
+    talk.move()
+    talk.answer(other, (sent(),))
+    talk.move()
+    assert other not in talk.ended[Side.CLIENT]
+    talk.client.reset_stream(stream, 8)
+    talk.move()
+    assert_answered(talk, other)
+    assert talk.session._to_client.waiting == 0
 
 
 def test_an_answer_about_routes_may_end_with_its_data() -> None:
@@ -617,6 +715,8 @@ def test_an_answer_about_routes_is_gathered_up_to_a_bound() -> None:
     with pytest.raises(Close) as caught:
         send_data_on_and_on(talk, stream)
     assert caught.value.reason == "answer_too_long"
+    talk.session.farewell("too long", 0)
+    assert pack(">I", http2.INTERNAL_ERROR) + b"too long" in b"".join(talk.session.take(Side.CLIENT))
 
 
 def send_data_on_and_on(talk: Talk, stream: int) -> None:
@@ -720,6 +820,16 @@ def test_pings_behind_a_refusal_are_answered_here() -> None:
     assert [event.ping_data for event in answered] == [b"01234567"] * 8
 
 
+def test_keepalives_behind_a_refusal_reach_the_broker() -> None:
+    talk = Talk(lambda _: refuse())
+    talk.call("SendMessage", send())
+    talk.move()
+    talk.now_ns = 10_000 * MS
+    talk.client.ping(b"01234567")
+    talk.move()
+    assert isinstance(talk.events[Side.BROKER][-1], PingReceived)
+
+
 def test_answers_of_sends_are_signals() -> None:
     signals = BrokerSignals()
     talk = Talk(signals=signals, wants_responses=True)
@@ -768,6 +878,75 @@ def test_the_client_is_known_by_its_headers_and_settings() -> None:
     assert not talk.batches[0].connection.spools
 
 
+def credential(key: str) -> str:
+    return f"MQv2-HMAC-SHA1 Credential={key}, SignedHeaders=x-mq-date-time, Signature=00FF"
+
+
+def test_each_call_is_its_own_users() -> None:
+    woken: list[int] = []
+    talk = Talk(wake=lambda: woken.append(1))
+    for key in ("one", "two", "one"):
+        talk.call("SendMessage", send(), authorization=credential(key))
+    talk.call("Heartbeat", grpc(b""), authorization=credential("three"))
+    talk.call("SendMessage", send())
+    talk.move()
+    assert woken
+    talk.tick()
+    talk.tick()
+    assert [(batch.connection.scopes, len(batch.requests)) for batch in talk.batches] == [
+        ((Resource(USER, "one"),), 2),
+        ((Resource(USER, "two"),), 1),
+        ((), 1),
+    ]
+    talk.tick()
+    assert len(talk.batches) == 3
+
+
+def test_an_answer_does_not_take_the_requests_of_other_users() -> None:
+    talk = Talk()
+    streams = [talk.call("SendMessage", send(), authorization=credential(key)) for key in ("one", "two")]
+    talk.move()
+    assert talk.ended[Side.CLIENT] == {streams[0]}
+    talk.tick()
+    assert_answered(talk, *streams)
+    assert [batch.side for batch in talk.batches] == [Side.CLIENT] * 2
+
+
+def test_what_each_user_got_is_charged_to_it() -> None:
+    talk = Talk()
+    talk.answered = lambda *_: (grpc(part(2, message())),)
+    for key in ("one", "two"):
+        talk.call("ReceiveMessage", receive(), authorization=credential(key))
+        talk.move()
+    talk.tick()
+    charged = {batch.connection.scopes[0].name: len(batch.charges) for batch in talk.batches if batch.charges}
+    assert charged == {"one": 1, "two": 1}
+
+
+def test_what_several_users_got_is_charged_at_the_end() -> None:
+    talk = Talk()
+    talk.answered = lambda *_: None
+    streams = [talk.call("ReceiveMessage", receive(), authorization=credential(key)) for key in ("one", "two")]
+    talk.move()
+    talk.tick()
+    for stream in streams:
+        talk.broker.send_headers(stream, [(":status", "200")])
+        talk.broker.send_data(stream, grpc(part(2, message())))
+    talk.move()
+    batch = talk.session.settle(0)
+    assert batch is not None
+    assert [charge.messages for charge in batch.charges] == [1, 1]
+
+
+def test_what_is_no_text_is_not_shown() -> None:
+    talk = Talk()
+    talk.call("Heartbeat", grpc(b""), x_mq_client_id="a\x7f", x_mq_language="evil\x01")
+    talk.call("Telemetry", grpc(part(2, part(7, part(2, "5\n")))), ends=False)
+    talk.move()
+    assert (talk.session.language, talk.session.product) == ("", "")
+    assert talk.session.describe(0).client == ClientDescription("", "", "")
+
+
 # --- The end --------------------------------------------------------------------------------------
 
 
@@ -794,6 +973,36 @@ def test_a_draining_client_opens_no_more_calls_and_waits_for_those_in_flight() -
     talk.carry()
     talk.hear(Side.BROKER)
     assert talk.ended[Side.BROKER] == {held}
+
+
+def test_a_drain_waits_for_answers_that_wait_for_the_clients_window() -> None:
+    talk = Talk(lambda _: refuse())
+    talk.grants[Side.CLIENT] = False
+    while not talk.session._to_client.queued_bytes:
+        talk.call("SendMessage", send())
+        talk.move()
+    assert talk.session.in_flight() == 1
+    assert not talk.session.between_frames(Side.CLIENT)
+    talk.client.increment_flow_control_window(1000)
+    talk.move()
+    assert talk.session.in_flight() == 0
+
+
+def test_a_drain_does_not_wait_for_a_consumer_that_is_held() -> None:
+    talk = Talk(lambda _: hold("g@orders"))
+    talk.call("ReceiveMessage", receive(), grpc_timeout="20S")
+    talk.move()
+    assert len(talk.tickets) == 1
+    assert talk.session.in_flight() == 0
+
+
+def test_the_brokers_goaway_drops_the_calls_that_it_has_not_taken() -> None:
+    talk = Talk(lambda _: hold())
+    streams = [talk.call("SendMessage", send()) for _ in range(2)]
+    talk.move()
+    talk.feed(Side.BROKER, bytearray(http2.goaway(streams[0], 0, "")))
+    assert talk.given_up == [talk.tickets[1][0]]
+    assert talk.session.in_flight() == 1
 
 
 def test_a_farewell_says_why() -> None:
@@ -847,7 +1056,7 @@ def test_a_preface_may_come_in_pieces() -> None:
     [
         (b"GET / HTTP/1.1\r\n", "other_protocol"),
         (b"PRI * HTTP/1.1\r\n", "other_protocol"),
-        (b"PROXY TCP4 1.2.3.4", "proxy_protocol"),
+        (b"PROXY TCP4 1.2.3.4", "other_protocol"),
         (b"\r\n\r\n\0\r\nQUIT\n", "proxy_protocol"),
         (b"\x16\x03\x01", "tls"),
     ],
@@ -949,6 +1158,13 @@ def test_rapid_resets_end_the_connection() -> None:
     assert_closed(resets, "flood")
 
 
+def test_data_between_rapid_resets_does_not_hide_them() -> None:
+    one, data = begun(), b""
+    for stream in range(3, MAX_STRAIN, 2):
+        data += headers(stream) + http2.frame_of(http2.DATA, 0, stream, b"x") * 5 + http2.rst_stream(stream, 8)
+    assert_closed(data, "flood", one=one)
+
+
 def test_many_calls_may_reach_their_deadline_at_once() -> None:
     one, streams = begun(), range(1, 6000, 2)
     receive_all(one, Side.CLIENT, b"".join(map(headers, streams)))
@@ -974,7 +1190,7 @@ def test_resets_that_come_slowly_do_not() -> None:
         (http2.frame_of(http2.HEADERS, 4, 1, b"\xff\xff\xff\xff\xff\xff"), "bad_headers"),
         (http2.frame_of(http2.HEADERS, 4, 1, b"\x3f\xff\xff\x7f"), "bad_headers"),
         (headers(2), "bad_frame"),
-        (headers(1) + headers(1), "bad_frame"),
+        (headers(1) + headers(1, http2.END_HEADERS | http2.END_STREAM), "bad_frame"),
         (headers(3) + headers(1), "bad_frame"),
         (http2.frame_of(http2.DATA, 0, 1, b"x"), "bad_frame"),
         (headers(1) + http2.frame_of(http2.DATA, 1, 1, b"x") * 2, "bad_frame"),
@@ -1043,6 +1259,8 @@ def test_a_client_that_takes_no_answers_is_left() -> None:
     with pytest.raises(Close) as caught:
         refuse_sends(one, range(2 * MAX_CALLS + 1, 200_000, 2), refusal)
     assert caught.value.reason == "window_overdrawn"
+    one.farewell("enough", 0)
+    assert b"".join(one.take(Side.CLIENT)).endswith(pack(">I", http2.FLOW_CONTROL_ERROR) + b"enough")
 
 
 def refuse_sends(one: RocketMQGrpcSession, streams: range, refusal: Refuse) -> None:
