@@ -100,7 +100,7 @@ class Row:
 
     seen_ns: int
     retired: bool
-    looks_until_ns: int
+    repeats_until_ns: int
     @property
     def shared(self) -> bool: ...
     @property
@@ -167,7 +167,7 @@ class Resources:
         limits_of: returns the limits of a request's resources at a time, without its scopes.
         default_of: returns the default limit of a kind's names if it is plain and no other limit applies.
         row_of: returns the row of a resource at a time.
-        nobody_waits: says whether all credit in store can be granted at a time.
+        no_waiters: says whether all credit in store can be granted at a time.
         most: maximum number of cached names.
         live: the live limiters, by dimension.
         own: resources with their own rule.
@@ -183,7 +183,7 @@ class Resources:
         limits_of: Callable[[tuple[Resource, ...], int], _PlainLimits],
         default_of: Callable[[str], PlainDefault | None],
         row_of: Callable[[Resource, int], row.Row],
-        nobody_waits: Callable[[int], bool],
+        no_waiters: Callable[[int], bool],
         most: int,
         live: Sequence[registry.Live],
         own: dict[Resource, Rule],
@@ -211,15 +211,15 @@ class Shares:
 class Requests:
     """The request state of one RocketMQ connection: cached keys, and requests without an answer.
 
-    A key is a resource and a producer group. A chunk that begins with more than ``most_keys`` clears the cache. As a
-    container, it holds the opaques (i32) of at most ``most_owed`` requests, in at most some 42 bytes each.
+    A key is a resource and a producer group. A chunk that begins with more than ``max_keys`` clears the cache. As a
+    container, it holds the opaques (i32) of at most ``max_owed`` requests, in at most some 42 bytes each.
 
     Attributes:
         ambiguous: an opaque was added twice, or there was no room for it.
         sends: number of opaques of sends and send-backs.
     """
 
-    def __new__(cls, resources: Resources, most_keys: int, most_owed: int) -> Self: ...
+    def __new__(cls, resources: Resources, max_keys: int, max_owed: int) -> Self: ...
     @property
     def ambiguous(self) -> bool: ...
     @property
@@ -269,7 +269,7 @@ def lend_amqp091(
     channels: Channels,
     of_channels: Mapping[int, tuple[int, Numbers | None]],
     frame_max: int,
-    most_body_bytes: int,
+    max_body_bytes: int,
     publishes: bool,
     routing_keys: bool,
     contents: bool,
@@ -289,7 +289,7 @@ def lend_amqp091(
         of_channels: bytes left of the client's open content by channel, and the numbers of publishes if it has
             confirms.
         frame_max: maximum length of a frame in bytes, with framing.
-        most_body_bytes: publishes with a longer body are left to Python.
+        max_body_bytes: publishes with a longer body are left to Python.
         publishes: read publishes at all.
         routing_keys: publishes to an exchange also count for their routing key.
         contents: no rule limits deliveries.
@@ -307,7 +307,7 @@ def lend_amqp091(
 def lend_amqp10(
     judge: Judge,
     session: LentConnection,
-    most_frame_bytes: tuple[int, int],
+    max_frame_bytes: tuple[int, int],
     timed: tuple[Conversation, int, int, bool] | None,
     unsettled: int,
     kept: tuple[bytes, bytes],
@@ -327,7 +327,7 @@ def lend_amqp10(
     Args:
         judge: decides and counts.
         session: provides the state of links and sessions, and is told of frames read.
-        most_frame_bytes: maximum size of frames read here, by peer.
+        max_frame_bytes: maximum size of frames read here, by peer.
         timed: the delivery whose settlement is timed: session, id, start time, and whether it is settled.
         unsettled: forwarded deliveries of the client that are not settled.
         kept: the incomplete frame of each peer, at most 64 KiB.
@@ -341,7 +341,7 @@ def lend_rocketmq(
     requests: Requests,
     around: Callable[[Refuse], tuple[bytes, bytes]],
     max_length: int,
-    most_polls: int,
+    max_polls: int,
     client: tuple[int, bool],
     broker: int,
     polls: Sequence[int],
@@ -359,13 +359,13 @@ def lend_rocketmq(
         requests: the request state of the connection.
         around: returns the header of a refusal before and after the opaque.
         max_length: maximum value of a frame's length field.
-        most_polls: maximum number of outstanding long polls.
+        max_polls: maximum number of outstanding long polls.
         client: bytes left of the client's current frame, and whether they are discarded.
         broker: bytes left of the broker's current frame.
         polls: opaques of long polls without an answer.
         timed: opaque of the timed request, and when it, or the last one, was forwarded.
         kept: the client's incomplete frame.
-        is_new: call ``judge.meet`` with the first header.
+        is_new: call ``judge.identify`` with the first header.
 
     Returns:
         The reader. Its state is ``client``, ``broker``, own answers that wait for the end of the broker's frame, polls

@@ -113,10 +113,10 @@ class DataPath(Protocol):
     async def close_connection(self, connection_id: int, reason: str) -> bool:
         """Close one connection; returns whether it was there."""
 
-    async def flow(self, most_connections: int = 100) -> Flow:
+    async def flow(self, max_connections: int = 100) -> Flow:
         """Return what waits for what, and which stage is the bottleneck; also at most as many destinations."""
 
-    async def spool(self, most_resources: int = 100) -> SpoolState | None:
+    async def spool(self, max_resources: int = 100) -> SpoolState | None:
         """Return what the spool holds; None if there is no spool."""
 
     async def purge(self, kind: str, name: str) -> Purged:
@@ -184,11 +184,11 @@ class DataPath(Protocol):
         """Stop accepting connections and requests, close the spool, and return the state of all limits.
 
         The sockets stay open: new clients wait for the other process. Requests in flight or held are finished; call
-        ``drain`` or ``go_on`` next. If the spool is in use, all connections end at once, since the other process has
+        ``drain`` or ``resume`` next. If the spool is in use, all connections end at once, since the other process has
         the spool's messages.
         """
 
-    async def go_on(self) -> None:
+    async def resume(self) -> None:
         """Accept clients and open the spool again, after a ``hand_over`` that failed."""
 
     async def save_limits(self) -> SavedLimits: ...

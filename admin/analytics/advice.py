@@ -25,15 +25,15 @@ from admin.common.tables import printable
 from limiter.rules.patterns import glob_of
 from limiter.rules.rule import ADAPTIVE_NAME, DEFAULT_MAX_FAIR_KEYS, MAX_RATE_PER_S
 
-LEAST_PER_S: Final = 1.0  # the lowest rate recommended
+MIN_PER_S: Final = 1.0  # the lowest rate recommended
 SAME: Final = 0.1  # a smaller relative difference from the limit does not change it
 FEW_CLIENTS_SHARE: Final = 0.8  # one or two clients with this share of the refusals caused them
 FLOOD_TIMES: Final = 3.0  # the factor above the usual demand that makes a flood
 FLOOD_ACTIVE_SHARE: Final = 0.34  # refusals in more than this share of the seconds with demand are demand
 SHORT_SHARE: Final = 0.005  # floods in less than this share of the time do not raise a limit
-LEAST_QUIET_S: Final = 600  # with less calm demand than this, the usual demand is unknown
-NEXT_TO_NOTHING: Final = 0.001  # a limit that refuses at most this share of the demand is large enough
-LEAST_DAYS: Final = 4  # fewer days do not show recurrence
+MIN_QUIET_S: Final = 600  # with less calm demand than this, the usual demand is unknown
+NEGLIGIBLE_SHARE: Final = 0.001  # a limit that refuses at most this share of the demand is large enough
+MIN_DAYS: Final = 4  # fewer days do not show recurrence
 STEPS: Final = (1.1, 1.25, 1.5, 2.0, FLOOD_TIMES)  # the rates to try in order, as multiples of the need
 MAX_GROWTH: Final = 0.5  # more growth in a week is not expected to continue
 MAX_NAME: Final = 60  # characters of a name in evidence
@@ -83,21 +83,21 @@ class _Case:
         self._backtest = Backtest(minutes, demand.limit, demand.under)
         self._now = demand.limit.rate_per_s
         self._unit = "requests" if demand.limit.count == "requests" else ""
-        self._is_flood, self._untold = is_flood(demand), untold(demand)
-        self._comes_back = demand.days >= LEAST_DAYS and demand.storms.days >= LEAST_DAYS - 1
+        self._is_flood, self._unknown_above_limit = is_flood(demand), unknown_above_limit(demand)
+        self._comes_back = demand.days >= MIN_DAYS and demand.storms.days >= MIN_DAYS - 1
         top = demand.storms.top
         self._top = top if top and top.share >= MAX_SHARE else None
         is_own = demand.storms.own_share >= MAX_SHARE
-        self._refuses = is_own and demand.now_refused_messages > NEXT_TO_NOTHING * demand.now_messages
+        self._refuses = is_own and demand.now_refused_messages > NEGLIGIBLE_SHARE * demand.now_messages
         self._p99, minute = demand.corrected_p99, demand.minute_per_s
         if self._is_flood:
             self._p99, minute = demand.calm_p99, demand.calm_minute_per_s
         growth = 1 + min(max(demand.growth, 0.0), MAX_GROWTH)
         self._room = (1 + options.headroom) * growth
         need = max(self._p99 * (1 + options.headroom), minute) * growth
-        self._need = self._all = max(LEAST_PER_S, two_digits(need))
+        self._need = self._all = max(MIN_PER_S, two_digits(need))
         if self._is_flood:
-            self._all = max(LEAST_PER_S, two_digits(max(demand.corrected_top, demand.minute_per_s)))
+            self._all = max(MIN_PER_S, two_digits(max(demand.corrected_top, demand.minute_per_s)))
         # A single flood, or a demand below twice the limit, does not need shares.
         is_many = self._all >= 2 * (self._now or 0.0) and not (self._is_flood and len(demand.storms.rows) == 1)
         may_share = self._refuses and is_many and demand.limit.fair_by is None and not demand.known.twice
@@ -105,7 +105,9 @@ class _Case:
         is_much = demand.limit.fair_by is not None or self._all >= FLOOD_TIMES * (self._now or 0.0)
         self._is_held_back = self._refuses and self._top is not None and is_much
         # A possible flood uses no more of the broker than its limit.
-        self.claim = min(self._need, self._now or self._need) if self._untold and not self._is_flood else self._need
+        self.claim = (
+            min(self._need, self._now or self._need) if self._unknown_above_limit and not self._is_flood else self._need
+        )
 
     def recommendation(self) -> Recommendation:
         demand, limit = self._demand, self._demand.limit
@@ -134,7 +136,7 @@ class _Case:
         demand, now, need = self._demand, self._now, self._need
         if now is None:
             off = "Its limit is off" if demand.limit.action == "off" else ""
-            own = f"It has no limit of its own, but {self._look_there()}" if demand.storms.other_rule else ""
+            own = f"It has no limit of its own, but {self._other_limit_advice()}" if demand.storms.other_rule else ""
             return "keep", now, [off or own]
         if now == 0:
             return "keep", now, ["A limit of 0 is not changed"]
@@ -156,8 +158,8 @@ class _Case:
         if need < now and not is_same:
             why = self._not_lowered(now)
             return ("keep", now, [self._about_demand(), why]) if why else ("lower", need, [])
-        if self._untold:
-            return "keep", now, [self._about_top() if demand.limit.fair_by else "", self._untold]
+        if self._unknown_above_limit:
+            return "keep", now, [self._about_top() if demand.limit.fair_by else "", self._unknown_above_limit]
         is_enough = not self._refuses or (is_same and self._holds(now))
         if is_enough and (is_same or self._holds(now / self._room)):
             return "keep", now, []
@@ -180,12 +182,12 @@ class _Case:
             return "the limit belongs to a pattern, and other names may need it"
         if demand.limit_s < DAY_S:
             return f"{duration(demand.limit_s)} under this limit is too short to lower it"
-        if test.replay(self._need).refused_share > test.replay(now).refused_share + NEXT_TO_NOTHING:
+        if test.replay(self._need).refused_share > test.replay(now).refused_share + NEGLIGIBLE_SHARE:
             return f"{self._refusing(self._need)}, so it stays"
         return ""
 
     def _holds(self, per_s: float) -> bool:
-        return self._backtest.replay(per_s, wanted=True).refused_share <= NEXT_TO_NOTHING
+        return self._backtest.replay(per_s, wanted=True).refused_share <= NEGLIGIBLE_SHARE
 
     def _tested(self, chosen: float | None, others: Others | None) -> rec.Backtest:
         now, test = self._now, self._backtest
@@ -230,8 +232,8 @@ class _Case:
     def _confidence(self) -> Confidence:
         level, demand = self._evidence_level(), self._demand
         # A single occurrence may not recur.
-        is_once = demand.days >= LEAST_DAYS and 1 <= demand.refused_days * LEAST_DAYS <= demand.days
-        most = 1 if self._is_flood or is_once else 0 if self._untold else 2
+        is_once = demand.days >= MIN_DAYS and 1 <= demand.refused_days * MIN_DAYS <= demand.days
+        most = 1 if self._is_flood or is_once else 0 if self._unknown_above_limit else 2
         return _LEVELS[min(level, most)]
 
     def _what_if(self, chosen: float | None) -> Iterator[rec.WhatIf]:
@@ -268,7 +270,7 @@ class _Case:
         if demand.held_messages and demand.limit.action != "delay":
             yield f"{counted(demand.held_messages, 'message')} had to wait for it, so the demand may be higher"
         if MAX_SHARE <= storms.own_share < 1 - SAME:
-            yield self._look_there()
+            yield self._other_limit_advice()
         if not self._is_flood and action != "share":
             yield self._about_top()
         yield from _unknowns(demand.known)
@@ -285,7 +287,7 @@ class _Case:
         since = "" if demand.limit_since_s is None else f" since {moment(demand.limit_since_s)[:16]}"
         said += f", limit {rate(limit.rate_per_s, self._unit)}{since}"
         if storms.own_share < MAX_SHARE:
-            return f"{said}; {self._look_there()}"
+            return f"{said}; {self._other_limit_advice()}"
         said += f" {self._did(demand.now_refused_messages, demand.now_messages)}"
         in_storms = storms.rows and demand.now_refused_messages and not demand.before
         return f"{said} in {counted(len(storms.rows), 'storm')}" if in_storms else said
@@ -302,7 +304,7 @@ class _Case:
         verb = "would have refused" if self._demand.limit.action == "shadow" else "refused"
         return f"{verb} {percent(refused / messages)}" if refused and messages else f"{verb} nothing"
 
-    def _look_there(self) -> str:
+    def _other_limit_advice(self) -> str:
         rule, refused = self._demand.storms.other_rule, counted(self._demand.storms.other_messages, "message")
         if rule.startswith(ADAPTIVE_NAME):
             return f"the broker was short: rule {_name(rule)} refused {refused} of it; a higher limit would not help"
@@ -312,7 +314,7 @@ class _Case:
         demand, storms = self._demand, self._demand.storms
         sent = f"up to {counted(storms.clients, 'client')} sent the refused messages"
         if self._top and self._top.share >= (MAX_SHARE if demand.limit.fair_by else FEW_CLIENTS_SHARE):
-            sent = f"{_called(self._top)} sent {percent(self._top.share)} of the refused messages"
+            sent = f"{_caller_text(self._top)} sent {percent(self._top.share)} of the refused messages"
         elif storms.top_two_share >= FEW_CLIENTS_SHARE:
             sent = f"one or two clients sent {percent(storms.top_two_share)} of the refused messages"
         times = demand.refusing_per_s / max(demand.usual_per_s, 1e-9)
@@ -326,7 +328,7 @@ class _Case:
         caller = others.caller
         most = f"more than {percent(max(0.001, others.worst_then))}" if others.worst_then > 0 else "any"
         return (
-            f"{_called(caller)} has {percent(caller.share)} of the refused messages:"
+            f"{_caller_text(caller)} has {percent(caller.share)} of the refused messages:"
             f' with fair_by = "{caller.fair_by}" at the same rate, no other would have had {most} of its messages'
             f" refused in storms, not {percent(others.refused_now)}"
         )
@@ -334,7 +336,7 @@ class _Case:
     def _about_top(self) -> str:
         if self._top is None:
             return ""
-        said = f"{_called(self._top)} has {percent(self._top.share)} of the refused messages"
+        said = f"{_caller_text(self._top)} has {percent(self._top.share)} of the refused messages"
         shared = " with fair shares" if self._demand.limit.fair_by else ""
         return f"{said}{shared}: call its owner, or raise the limit" if self._is_held_back else said
 
@@ -351,20 +353,20 @@ def is_flood(demand: Demand) -> bool:
     """Return whether refusals were far above the usual demand, and very short or by one or two callers."""
     storms, is_short = demand.storms, demand.refused_s <= SHORT_SHARE * demand.observed_s
     is_few = max(storms.top_two_share, storms.top.share if storms.top else 0.0) >= FEW_CLIENTS_SHARE
-    is_recurring = demand.days >= LEAST_DAYS and storms.days * 2 >= demand.days
+    is_recurring = demand.days >= MIN_DAYS and storms.days * 2 >= demand.days
     if not storms.days or not (is_short or (is_few and not is_recurring)):
         return False
     is_exception = demand.refused_s <= FLOOD_ACTIVE_SHARE * demand.active_s
     return is_exception and demand.refusing_per_s >= FLOOD_TIMES * demand.usual_per_s
 
 
-def untold(demand: Demand) -> str:
+def unknown_above_limit(demand: Demand) -> str:
     """Return why refusals in the log may all be from a flood, so that the limit stays. Empty: they are not."""
     if not demand.refused_messages or (demand.refused_span_s >= DAY_S and demand.refused_days * 2 >= demand.days):
         return ""
     most = max(demand.corrected_p99, demand.minute_per_s, demand.refusing_per_s)
     is_known = demand.observed_s >= DAY_S or most < FLOOD_TIMES * demand.usual_per_s
-    if is_known and demand.quiet_s >= LEAST_QUIET_S:
+    if is_known and demand.quiet_s >= MIN_QUIET_S:
         return ""
     log = f"{duration(demand.quiet_s)} with demand and without refusals in {duration(demand.observed_s)} of log"
     return f"{NOT_KNOWN}: {log}"
@@ -383,7 +385,7 @@ def _sentences(said: Iterable[str]) -> str:
     return " ".join(f"{text[:1].upper() if text[:3] != 'p99' else text[:1]}{text[1:]}." for text in said)
 
 
-def _called(caller: Caller) -> str:
+def _caller_text(caller: Caller) -> str:
     return f"{caller.fair_by.replace('_', ' ')} {_name(caller.name)}"
 
 

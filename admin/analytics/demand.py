@@ -1,8 +1,8 @@
 """The demand of one resource: figures for the advice, and the minutes for replays.
 
 Demand is in the limit's unit, messages or requests per second. *Corrected* demand excludes retries of refused requests
-(see ``left_of``). *Calm* demand is outside refusals: in each minute, before the first refusal and after the last one.
-Messages that a shadow limit would have refused count as refused.
+(see ``without_retries``). *Calm* demand is outside refusals: in each minute, before the first refusal and after the
+last one. Messages that a shadow limit would have refused count as refused.
 
 Percentiles are over *all* observed seconds, including those without demand, and are interpolated like SQL's
 ``percentile_cont``. They come from histograms, and seconds are kept only of the busiest minutes, so memory is bounded.
@@ -27,13 +27,13 @@ from admin.common.recommendations import Retries
 from limiter.rules.rule import DEFAULT_MAX_DELAY_S, FairBy
 
 MAX_REPLAYED: Final = 7 * DAY_S // MINUTE_S  # minutes of a resource kept for replays: those with the busiest seconds
-LEAST_DAY_S: Final = DAY_S // 2  # a day that was observed for less does not count for growth
-LEAST_GROWTH: Final = 0.05  # per week
-LEAST_GROWTH_DAYS: Final = 4
-LEAST_FIT: Final = 0.5  # share of the variance between days that steady growth explains
+MIN_DAY_S: Final = DAY_S // 2  # a day that was observed for less does not count for growth
+MIN_GROWTH: Final = 0.05  # per week
+MIN_GROWTH_DAYS: Final = 4
+MIN_FIT: Final = 0.5  # share of the variance between days that steady growth explains
 SILENT_SHARE: Final = 0.01  # a day with less than this share of the busiest day's demand is silent
 GONE_DAYS: Final = 2  # a resource with this many silent days at the end may be gone
-MOST_ASSUMED: Final = 0.2  # if more of the refused requests had no message id, retries count as assumed
+MAX_ASSUMED: Final = 0.2  # if more of the refused requests had no message id, retries count as assumed
 MEASURED_SHARE: Final = 0.95  # with ids on this share of a minute's refused requests, all count as measured
 WHO: Final[tuple[FairBy, ...]] = ("client", "user", "producer_group")
 """Kinds of callers that can have fair shares. Clients first, because addresses cannot be invented."""
@@ -190,7 +190,7 @@ class Collector:
         of_minute = partial(np.bincount, row, minlength=len(minute_s))
         messages = rows.seconds("admitted") + rows.seconds("refused")
         asked = np.where((rows["count"] == "requests")[row], rows.seconds("requests"), messages)
-        left, measured, assumed = left_of(rows, self._attempts)
+        left, measured, assumed = without_retries(rows, self._attempts)
         self._measured += measured
         self._assumed += assumed
         wanted = asked * left
@@ -263,7 +263,7 @@ class Collector:
         seconds, calm = self._seconds, self._seconds["calm"]
         raw, corrected = calm + seconds["refusing"], calm + seconds["refusing, corrected"]
         retries = self._measured + self._assumed
-        is_assumed = self._assumed > MOST_ASSUMED * retries
+        is_assumed = self._assumed > MAX_ASSUMED * retries
         limit, before = self.limits[-1], self._by_rate(its)
         now_messages, now_refused_messages = before.pop(limit.rate_per_s)
         since_s = int(minute_s[np.argmax(its["under"])]) if before else None
@@ -316,7 +316,7 @@ class _Days:
 
     def __init__(self, day_s: Mapping[int, int], minute_s: Ints, wanted: Ints) -> None:
         self._day_s = day_s
-        self._days = sorted(day for day, known_s in day_s.items() if known_s >= LEAST_DAY_S)
+        self._days = sorted(day for day, known_s in day_s.items() if known_s >= MIN_DAY_S)
         days, places = np.unique(minute_s // DAY_S, return_inverse=True)
         self._demand = Counter(dict(zip(days.tolist(), np.bincount(places, wanted).tolist(), strict=True)))
         self._first_s = int(minute_s[0])
@@ -348,10 +348,10 @@ class _Days:
         if days and self.last_s < days[-1] * DAY_S + day_s[days[-1]] - HOUR_S:
             days = days[:-1]
         per_s = [self._demand[day] / min(day_s[day], DAY_S) for day in days]
-        if len(days) < LEAST_GROWTH_DAYS or min(per_s) <= SILENT_SHARE * max(per_s):
+        if len(days) < MIN_GROWTH_DAYS or min(per_s) <= SILENT_SHARE * max(per_s):
             return 0.0
         growth = linear_regression(days, per_s).slope * 7 / fmean(per_s)
-        return growth if abs(growth) >= LEAST_GROWTH and correlation(days, per_s) ** 2 >= LEAST_FIT else 0.0
+        return growth if abs(growth) >= MIN_GROWTH and correlation(days, per_s) ** 2 >= MIN_FIT else 0.0
 
 
 class Rows:
@@ -394,7 +394,7 @@ class Rows:
             yield begin, end, limit_of(columns.slice(begin, 1).to_pylist()[0])
 
 
-def left_of(rows: Rows, attempts: Mapping[str, int]) -> tuple[Values, int, int]:
+def without_retries(rows: Rows, attempts: Mapping[str, int]) -> tuple[Values, int, int]:
     """Return the share of each second that is not retries, which repeat a refused request.
 
     For messages with ids, the sidecar counts those that had been refused a moment ago and came again (``repeated``),

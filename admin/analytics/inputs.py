@@ -21,7 +21,7 @@ import msgspec
 from admin.analytics.words import counted
 from admin.common.disk import open_to_read
 from admin.common.errors import StartError
-from admin.common.numbers import LATEST_S
+from admin.common.numbers import MAX_TIMESTAMP_S
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -33,7 +33,7 @@ _DATE: Final = re.compile(r"(?<!\d)20\d\d-\d\d-\d\d(?!\d)")
 _CLOCK_S: Final = 600  # clocks that differ by more are named
 
 
-class SetAside(NamedTuple):
+class SkippedInput(NamedTuple):
     """A file that was not read, and why. Or unreadable lines of a file, with the first one."""
 
     file: str
@@ -61,7 +61,7 @@ class Found:
 
     logs: tuple[str, ...]  # as given on the command line
     files: tuple[File, ...]
-    skipped: tuple[SetAside, ...] = ()
+    skipped: tuple[SkippedInput, ...] = ()
     outside: int = 0  # how many files are outside of the period
 
     @property
@@ -87,9 +87,9 @@ class Found:
             if file.path.endswith(".gz") is packed and file.exists
         ]
 
-    def vanished(self) -> list[SetAside]:
+    def vanished(self) -> list[SkippedInput]:
         """Return the files that no longer exist, because they may have been read in part."""
-        return [SetAside(file.path, "vanished while it was read") for file in self.files if not file.exists]
+        return [SkippedInput(file.path, "vanished while it was read") for file in self.files if not file.exists]
 
 
 def find(
@@ -108,7 +108,7 @@ def find(
             outside.add(file.path)
         else:
             files[file.path] = file
-    aside = tuple(SetAside(file, reason) for file, reason in sorted(skipped.items()))
+    aside = tuple(SkippedInput(file, reason) for file, reason in sorted(skipped.items()))
     if files or (session is None and any("://" in log for log in logs)):
         return Found(tuple(logs), tuple(files[path] for path in sorted(files)), aside, len(outside - files.keys()))
     if outside:
@@ -204,7 +204,7 @@ def _why(error: OSError) -> str:
 
 class _Last(msgspec.Struct):
     instance: str
-    at_s: Annotated[int, msgspec.Meta(ge=0, le=LATEST_S)]
+    at_s: Annotated[int, msgspec.Meta(ge=0, le=MAX_TIMESTAMP_S)]
 
 
 def clocks(files: Sequence[File]) -> list[dict[str, Any]]:

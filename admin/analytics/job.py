@@ -16,8 +16,8 @@ import msgspec
 from admin.analytics import inputs
 from admin.analytics.options import Options
 from admin.analytics.out import Seen, locked, write_file
-from admin.analytics.spark import SparkOptions, in_words, open_session
-from admin.common.disk import words_for
+from admin.analytics.spark import SparkOptions, open_session, short_errors
+from admin.common.disk import os_error_text
 from admin.common.errors import SettingsError, StartError
 from admin.common.recommendations import Period, RecommendationsFile
 from admin.run.check import show
@@ -30,7 +30,7 @@ Step = Callable[[str], object]  # called with the name of each step, for progres
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wish:
+class ReportSpec:
     """The report to make."""
 
     logs: tuple[str, ...]  # as given. Empty: the logs of this machine
@@ -52,7 +52,7 @@ class Wish:
         return self.html or self.files / "report.html"
 
 
-def report_logs(wish: Wish) -> int:
+def report_logs(spec: ReportSpec) -> int:
     """Make a report and print it. Return the exit code.
 
     Raises:
@@ -60,65 +60,65 @@ def report_logs(wish: Wish) -> int:
     """
     from admin.config.folders import default_logs  # noqa: PLC0415 - takes its time
 
-    logs = wish.logs or tuple(map(str, default_logs()))
+    logs = spec.logs or tuple(map(str, default_logs()))
     try:
-        _check(wish, logs)
+        _check(spec, logs)
     except OSError as error:
-        raise StartError(f"--out {wish.out}: cannot be used: {words_for(error)}; choose another") from error
-    period = (wish.options.since_s, wish.options.until_s)
+        raise StartError(f"--out {spec.out}: cannot be used: {os_error_text(error)}; choose another") from error
+    period = (spec.options.since_s, spec.options.until_s)
     found = inputs.find(logs, *period)
     has_addresses = any("://" in log for log in logs)
-    log = wish.files.absolute() / "_logs" / "spark.log"
-    with locked(wish.files), _progress() as step:
-        seen = Seen.read(wish.files, wish.options) if wish.once else None
+    log = spec.files.absolute() / "_logs" / "spark.log"
+    with locked(spec.files), _progress() as step:
+        seen = Seen.read(spec.files, spec.options) if spec.once else None
         # Left by a killed run. Nothing else writes here.
-        for left in wish.files.glob("*/.spark-staging-*"):
+        for left in spec.files.glob("*/.spark-staging-*"):
             shutil.rmtree(left, ignore_errors=True)
         # Import while Java starts. PySpark's modules have circular imports, which only one thread may do.
         import_module("pyspark.sql")
         threading.Thread(target=import_module, args=("admin.analytics.report",), daemon=True).start()
         # The size at addresses is not known yet.
         log_bytes = inf if has_addresses else _log_bytes(found, seen)
-        spark = replace(wish.spark, log=log, log_bytes=log_bytes)
-        with in_words(log), open_session(spark) as session:
+        spark = replace(spec.spark, log=log, log_bytes=log_bytes)
+        with short_errors(log), open_session(spark) as session:
             found = inputs.find(logs, *period, session) if has_addresses else found
-            results = make_report(session, wish, found, step, seen)
-    if wish.json:
+            results = make_report(session, spec, found, step, seen)
+    if spec.json:
         print(msgspec.json.format(msgspec.json.encode(results)).decode())  # noqa: T201 - the requested output
     else:
         from admin.analytics.summary import summary  # noqa: PLC0415 - takes its time
 
-        show(summary(results, wish.page))
+        show(summary(results, spec.page))
     return 0
 
 
 def make_report(
-    session: "SparkSession", wish: Wish, found: inputs.Found, step: Step, seen: Seen | None = None
+    session: "SparkSession", spec: ReportSpec, found: inputs.Found, step: Step, seen: Seen | None = None
 ) -> dict[str, Any]:
     """Make the tables, the recommendations and the page. Return the results."""
     from admin.analytics import page, report  # noqa: PLC0415 - imported while Java starts
     from admin.analytics.tables import Store  # noqa: PLC0415 - as above
 
-    tables = wish.out.rstrip("/") if "://" in wish.out else str(wish.files.absolute())
+    tables = spec.out.rstrip("/") if "://" in spec.out else str(spec.files.absolute())
     tools = report.Tools(session, Store(session, tables), step, _log_bytes(found, seen))
     take = report.make_tables if seen is None else seen.take
-    frames, read = take(tools, found, wish.options)
+    frames, read = take(tools, found, spec.options)
     sidecars, coverage = report.sidecars_of(frames.coverage)
-    advised = report.advise(tools, frames, wish.options, sidecars)
+    advised = report.advise(tools, frames, spec.options, sidecars)
     step("collecting results")
     made_at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     results: dict[str, Any] = {
         "made_at": made_at,
-        "out": str(wish.files),
+        "out": str(spec.files),
         "tables": tables,
         "clocks": inputs.clocks(found.files),
     }
-    results |= report.results(frames, advised, coverage, read, wish.options)
+    results |= report.results(frames, advised, coverage, read, spec.options)
     step("writing the page")
     period = Period(from_s=results["period"]["from"], until_s=results["period"]["until"])
     head = RecommendationsFile(made_at=made_at, period=period, instances=tuple(sorted(sidecars)))
-    write_file(wish.files / "recommendations.json", _recommendations(head, advised[1]))
-    write_file(wish.page, [page.render(results).encode()])
+    write_file(spec.files / "recommendations.json", _recommendations(head, advised[1]))
+    write_file(spec.page, [page.render(results).encode()])
     return results
 
 
@@ -135,22 +135,22 @@ def _recommendations(head: RecommendationsFile, frame: "DataFrame") -> Iterator[
     yield b"\n]}\n"
 
 
-def _check(wish: Wish, logs: tuple[str, ...]) -> None:
+def _check(spec: ReportSpec, logs: tuple[str, ...]) -> None:
     """Check the output paths. A report must not be read as a log by the next one.
 
     Raises:
         SettingsError: A path is invalid.
     """
-    files = wish.files.resolve()
+    files = spec.files.resolve()
     for log in logs:
         if "://" not in log and Path(log).is_dir() and files.is_relative_to(Path(log).resolve()):
-            raise SettingsError(f"--out {wish.out}: is inside the logs, {log}; choose another place")
-        if "://" not in log and wish.page.resolve().is_relative_to(Path(log).resolve()):
-            raise SettingsError(f"--html {wish.page}: is inside the logs, {log}; choose another place")
-    if wish.page.exists() and not wish.page.is_file():
-        raise SettingsError(f"--html {wish.page}: is not a regular file; name another")
-    if not wish.once and Seen.is_kept(wish.files):
-        raise SettingsError(f"--out {wish.out}: is updated by --once; choose another directory, or add --once")
+            raise SettingsError(f"--out {spec.out}: is inside the logs, {log}; choose another place")
+        if "://" not in log and spec.page.resolve().is_relative_to(Path(log).resolve()):
+            raise SettingsError(f"--html {spec.page}: is inside the logs, {log}; choose another place")
+    if spec.page.exists() and not spec.page.is_file():
+        raise SettingsError(f"--html {spec.page}: is not a regular file; name another")
+    if not spec.once and Seen.is_kept(spec.files):
+        raise SettingsError(f"--out {spec.out}: is updated by --once; choose another directory, or add --once")
 
 
 @contextmanager

@@ -39,7 +39,7 @@ _Parse = Callable[[_Lines], _Rows]
 _TAGS: Final[dict[type[Record], str]] = {type_: type_.__struct_config__.tag for type_ in AnyRecord.__args__}
 _OLDEST_S: Final = 1_577_836_800  # 2020: there was no Sluice before
 _UNPACKED_BYTES: Final = 4 << 20  # unpacked at a time
-_LONGEST_BYTES: Final = 4 << 20  # maximum length of a line in a packed file
+_MAX_RECORD_BYTES: Final = 4 << 20  # maximum length of a line in a packed file
 _AT_ONCE: Final = 20_000  # lines
 
 
@@ -148,7 +148,7 @@ def _split(pieces: Iterable[bytes]) -> Iterator[bytes]:
     is_first = True
     for piece in pieces:
         first, *lines = piece.split(b"\n")
-        if len(begun) < _LONGEST_BYTES:
+        if len(begun) < _MAX_RECORD_BYTES:
             begun += first.removeprefix(codecs.BOM_UTF8) if is_first else first
         is_first = False
         if lines:

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import msgspec
 
-from admin.analytics.inputs import File, Found, SetAside
+from admin.analytics.inputs import File, Found, SkippedInput
 from admin.analytics.options import Options
 from admin.analytics.words import DAY_S, counted
-from admin.common.disk import FileLock, LockedError, replace_durably, words_for
+from admin.common.disk import FileLock, LockedError, os_error_text, replace_durably
 from admin.common.errors import StartError
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def locked(out: Path) -> "closing[FileLock]":
     except LockedError:
         raise StartError(f"{out}: another report is writing there; stop it, or choose another --out") from None
     except OSError as error:
-        why = "it cannot be created" if isinstance(error, FileNotFoundError) else words_for(error)
+        why = "it cannot be created" if isinstance(error, FileNotFoundError) else os_error_text(error)
         raise StartError(f"{out}: cannot be used: {why}; choose another --out") from None
 
 
@@ -57,7 +57,7 @@ def write_file(path: Path, pieces: Iterable[bytes]) -> None:
         replace_durably(path, pieces)
         path.chmod(0o644)
     except OSError as error:
-        raise StartError(f"{path}: cannot be written: {words_for(error)}") from error
+        raise StartError(f"{path}: cannot be written: {os_error_text(error)}") from error
 
 
 class _Read(msgspec.Struct):
@@ -164,7 +164,7 @@ class Seen:
         newest_s = max((each.hours[-1] for each in files.values() if each.hours), default=0)
         for path in files.keys() - {file.path for file in there}:
             if not hours.isdisjoint(files[path].hours):
-                gone = SetAside(path, "is gone, and an hour was recomputed without it")
+                gone = SkippedInput(path, "is gone, and an hour was recomputed without it")
                 files[path].set_aside = [gone._asdict()]
             if not files[path].hours or files[path].hours[-1] < newest_s - _KEPT_S:
                 del files[path]

@@ -28,7 +28,7 @@ from limiter.rules.rule import DEFAULT_BREAK_S, DEFAULT_MAX_DEBT_S, MAX_FAIR_KEY
 
 FEW: Final = 50  # if a bucket holds fewer requests than this, their times within a second matter
 MAX_SHARE: Final = 0.5  # a caller with this share of the refusals has the largest demand
-LEAST_CALLERS: Final = 3  # with fewer callers there are no others to protect
+MIN_CALLERS: Final = 3  # with fewer callers there are no others to protect
 MAX_SECONDS: Final = 20_000  # maximum seconds of storms replayed for fair shares, the largest storms first
 UNEVEN: Final = 1.25  # a share has no room for a caller's busier moments, so it is replayed with this much more
 _BLOCK: Final = 300  # seconds whose levels are computed in one step
@@ -261,7 +261,7 @@ def others_of(demand: Demand, minutes: Minutes) -> Others | None:
         return None
     named, counted = f"{caller.fair_by}s", f"{caller.fair_by}_count"
     storms = [row for row in demand.storms.rows if row["start_s"] >= (demand.limit_since_s or 0)]
-    if max((max(row[counted], row["client_count"]) for row in storms), default=0) < LEAST_CALLERS:
+    if max((max(row[counted], row["client_count"]) for row in storms), default=0) < MIN_CALLERS:
         return None
     left, keys, now = MAX_SECONDS, 0, 0.0
     asked, then = defaultdict[str, float](float), defaultdict[str, float](float)
@@ -285,7 +285,7 @@ def others_of(demand: Demand, minutes: Minutes) -> Others | None:
                 now += share * refused_messages
                 then[name] += share / part * _refused(demand.limit, minutes, at, part, count)
     messages = sum(asked.values())
-    if not messages or not LEAST_CALLERS <= keys <= MAX_FAIR_KEYS:
+    if not messages or not MIN_CALLERS <= keys <= MAX_FAIR_KEYS:
         return None
     worst = max(min(1.0, then[name] / its) for name, its in asked.items() if its)
     refused_now = min(1.0, now / messages)

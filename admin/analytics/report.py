@@ -22,7 +22,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from admin.analytics import log, rollup, tables, words
 from admin.analytics.demand import Known
-from admin.analytics.inputs import Found, SetAside
+from admin.analytics.inputs import Found, SkippedInput
 from admin.analytics.options import Options
 from admin.analytics.resources import advise_each, advise_here, rows_of
 from admin.analytics.spark import SMALL_BYTES, TASK_BYTES, TINY_BYTES
@@ -50,7 +50,7 @@ _TOGETHER: Final = (
     "Two processes wrote as {} at the same time, or its clock was set back between two runs,"
     " so no limit of it is changed by default: give each process its own [rejection_log] instance"
 )
-_SET_BACK: Final = (
+_CLOCK_SET_BACK: Final = (
     "The clock of {} was set back, so minutes count twice and no limit of it is changed by default:"
     " leave that time out with --since or --until"
 )
@@ -200,7 +200,9 @@ def _set_aside(lines: "DataFrame") -> list[Row]:
         .orderBy(F.desc("lines"), "file", "why")
         .collect()
     )
-    return [SetAside(path_of(row["file"]), row["why"], row["lines"], row["example"] or "")._asdict() for row in rows]
+    return [
+        SkippedInput(path_of(row["file"]), row["why"], row["lines"], row["example"] or "")._asdict() for row in rows
+    ]
 
 
 def path_of(address: str) -> str:
@@ -280,7 +282,7 @@ def _sidecar(name: str, rows: Sequence[Row]) -> tuple[Known, Row]:
         if run[0]["run"] in killed:
             killed_s.append(max(row["newest_s"] for row in run))
         if sum(row["seconds"] for row in run) > minutes * MINUTE_S + _TWICE_S:
-            twice = _SET_BACK
+            twice = _CLOCK_SET_BACK
         spans.append((first_s, last_s, minutes))
         # The run went on, so its heartbeats are missing.
         missing += (last_s - first_s) // MINUTE_S - minutes

@@ -94,7 +94,7 @@ _MEANINGS: Final = {
 
 
 @contextmanager
-def in_words(log: Path) -> Iterator[None]:
+def short_errors(log: Path) -> Iterator[None]:
     """Turn Spark errors into one line. Append the whole error to the log.
 
     Raises:
@@ -237,7 +237,7 @@ def _start(options: SparkOptions, scratch: Path, log: Path) -> "SparkSession":
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     conf = SparkConf().setAll(list(settings.items()))
-    # Java appends, and so does in_words.
+    # Java appends, and so does short_errors.
     with log.open("ab") as output:
         gateway = launch_gateway(conf, {"stdout": output, "stderr": output})  # type: ignore[no-untyped-call]
     if is_linked:

@@ -84,7 +84,7 @@ def main(tokens: Sequence[str] | None = None) -> int:
         # At interpreter shutdown, a write error could not be reported in words.
         sys.stdout.flush()
     except CycloptsError as error:
-        return _complain([_usage(error)], 2)
+        return _print_error([_usage(error)], 2)
     except KeyboardInterrupt:
         return 130
     except Exception as error:  # noqa: BLE001 - an operator gets a line and no traceback
@@ -104,7 +104,7 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 def _failed(errors: Sequence[BaseException]) -> int:
     known = [each for each in errors if isinstance(each, OperatorError)]
     if known:
-        return _complain([line for each in known for line in each.lines], known[0].exit_code)
+        return _print_error([line for each in known for line in each.lines], known[0].exit_code)
     for each in errors:
         if isinstance(each, BrokenPipeError):
             # The reader of the output has left.
@@ -112,8 +112,8 @@ def _failed(errors: Sequence[BaseException]) -> int:
             return 0
         if isinstance(each, OSError) and each.errno == errno.ENOSPC:
             _discard_output()
-            return _complain(["cannot write the output: no space left on device"], 1)
-    return _complain([f"internal error: {_describe(errors[0])}; please report it"], 1)
+            return _print_error(["cannot write the output: no space left on device"], 1)
+    return _print_error([f"internal error: {_describe(errors[0])}; please report it"], 1)
 
 
 def _discard_output() -> None:
@@ -121,7 +121,7 @@ def _discard_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _complain(lines: Sequence[str], exit_code: int) -> int:
+def _print_error(lines: Sequence[str], exit_code: int) -> int:
     # If nothing reads stderr, the exit code must do.
     with suppress(OSError):
         for line in lines:

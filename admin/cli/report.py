@@ -20,7 +20,7 @@ from cyclopts.validators import Number
 from admin.cli.options import ASK, PLAIN, FileName
 from admin.client.text import read_seconds
 from admin.common.errors import SettingsError
-from admin.common.numbers import LATEST_S
+from admin.common.numbers import MAX_TIMESTAMP_S
 from admin.common.tables import printable
 from limiter.rules.rule import MAX_RATE_PER_S
 
@@ -66,8 +66,8 @@ Directory = Annotated[FileName, Parameter(metavar="DIRECTORY")]
 File = Annotated[FileName | None, Parameter(metavar="FILE")]
 _MINUTE_S: Final = 60
 """Traffic is recorded by the minute, so a partial minute would have refusals without a demand."""
-_LEAST_KIB: Final = 512 << 10
-_LEAST_RATE: Final = 1e-6
+_MIN_KIB: Final = 512 << 10
+_MIN_RATE: Final = 1e-6
 """Limits are in millionths."""
 
 
@@ -133,7 +133,7 @@ def report(
     check_requirements(java=not spark.is_connect)
     from admin.analytics import job  # noqa: PLC0415 - see the module
 
-    wish = job.Wish(
+    spec = job.ReportSpec(
         logs=tuple(map(str, logs)),
         out=str(out),
         html=None if html is None else Path(html),
@@ -143,7 +143,7 @@ def report(
         once=once,
     )
     with _ended_in_order():
-        return job.report_logs(wish)
+        return job.report_logs(spec)
 
 
 @app.command(help_epilogue=TAIL_EPILOGUE)
@@ -208,14 +208,14 @@ def read_time(text: str | None, flag: str, now: datetime) -> int | None:
     except ValueError:
         example = "2026-11-21, 2026-11-21T13:30, or a time ago: 36h, 7d"
         raise SettingsError(f"{flag} {text}: must be a time like {example}") from None
-    if not 0 <= at_s <= LATEST_S:
+    if not 0 <= at_s <= MAX_TIMESTAMP_S:
         raise SettingsError(f"{flag} {text}: must be from 1970 to 9999")
     return int(at_s)
 
 
 def _memory(text: str) -> str:
     found = re.fullmatch(r"(\d+)([kmgt])b?", text.lower())
-    if found is None or int(found[1]) << 10 * "kmgt".index(found[2]) < _LEAST_KIB:
+    if found is None or int(found[1]) << 10 * "kmgt".index(found[2]) < _MIN_KIB:
         raise SettingsError(f"--driver-memory {text}: must be a size like 1g or 1500m; Spark needs at least 512m")
     return text.lower()
 
@@ -269,7 +269,7 @@ def _try(word: str) -> "Try":
     must = f"KIND:NAME=RATE, like topic:orders=150/s, with a rate up to {MAX_RATE_PER_S:,}/s"
     if not (equals and colon and kind and name):
         raise SettingsError(f"--try {word}: must be {must}")
-    return Try(kind, name, _number(f"--try {word}", rate, must, least=_LEAST_RATE, most=MAX_RATE_PER_S))
+    return Try(kind, name, _number(f"--try {word}", rate, must, least=_MIN_RATE, most=MAX_RATE_PER_S))
 
 
 @contextmanager

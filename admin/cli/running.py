@@ -104,16 +104,16 @@ def run(  # noqa: D417 - the other options have computed help
     )
     environ = dict(os.environ)
 
-    def plan_anew() -> Plan:
+    def replan() -> Plan:
         plan = compose(load(None if config is None else str(config), environ, flags))
         if not plan.listeners:
             raise SettingsError("nothing to listen on: give --listen and --broker, or [[listeners]] in a --config file")
         return plan
 
-    plan = plan_anew()
+    plan = replan()
     logs.start(plan.settings.log)
     with short_pauses():
-        exit_code: int = trio.run(sidecar.run_until_signal, plan, plan_anew)
+        exit_code: int = trio.run(sidecar.run_until_signal, plan, replan)
     return exit_code
 
 

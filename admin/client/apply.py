@@ -176,7 +176,9 @@ def apply_recommendations(
             except SettingsError as error:
                 raise SettingsError(f"{place}: {error}") from None
             changed = "" if force else applying.changed_since(each, entry)
-            why = applying.beside_the_point(each, entry) or (changed and f"{changed}; --force applies it nevertheless")
+            why = applying.not_applicable_reason(each, entry) or (
+                changed and f"{changed}; --force applies it nevertheless"
+            )
         if entry is None or why:
             names = {"instance": each.instance, "kind": each.kind, "name": each.name}
             skipped.append({**names, "action": each.action, "why": why})
@@ -220,7 +222,7 @@ def _choice(text: str, instance: str, offered: Collection[str]) -> Callable[[Rec
             return f"no change is recommended: {each.evidence}"
         if each.only_with and each.only_with not in offered:
             return f"{applying.change_of(each)} is offered apart, --{each.only_with} applies it: {each.evidence}"
-        return applying.nothing_to_do(each)
+        return applying.no_change_reason(each)
 
     return why
 

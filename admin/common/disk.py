@@ -29,7 +29,7 @@ class LockedError(Exception):
     """Another process has the lock."""
 
 
-def words_for(error: OSError) -> str:
+def os_error_text(error: OSError) -> str:
     """Return in plain words why a file or directory cannot be written."""
     return _WORDS.get(error.errno or 0) or (error.strerror or str(error)).lower()
 

@@ -3,11 +3,11 @@
 import math
 from typing import Final
 
-LATEST_S: Final = 253_402_214_400
+MAX_TIMESTAMP_S: Final = 253_402_214_400
 """The last day of the year 9999, the maximum of datetime, in seconds since 1970."""
 #: Figures outside of these are written with an exponent.
-_MOST: Final = 1e15
-_LEAST: Final = 1e-9
+_MAX: Final = 1e15
+_MIN: Final = 1e-9
 
 
 def number(value: float, decimals: int = 3, *, grouped: bool = False) -> str:
@@ -17,7 +17,7 @@ def number(value: float, decimals: int = 3, *, grouped: bool = False) -> str:
     thousands.
     """
     size = abs(value)
-    if not math.isfinite(value) or size >= _MOST or 0 < size < _LEAST:
+    if not math.isfinite(value) or size >= _MAX or 0 < size < _MIN:
         return f"{value:g}"
     if 0 < size < 1:
         decimals = max(decimals, max(1, decimals) - 1 - math.floor(math.log10(size)))

@@ -4,7 +4,7 @@ from typing import Annotated, Final, Literal, get_args
 
 import msgspec
 
-from admin.common.numbers import LATEST_S, percent
+from admin.common.numbers import MAX_TIMESTAMP_S, percent
 from limiter.rules.rule import MAX_RATE_PER_S, Count, FairBy
 
 VERSION: Final = 1
@@ -22,7 +22,7 @@ Retries = Literal["none", "measured", "assumed"]
 Confidence = Literal["low", "medium", "high"]
 
 _Rate = Annotated[float, msgspec.Meta(ge=0, le=MAX_RATE_PER_S)]
-_Moment = Annotated[int, msgspec.Meta(ge=0, le=LATEST_S + 86_399)]
+_Moment = Annotated[int, msgspec.Meta(ge=0, le=MAX_TIMESTAMP_S + 86_399)]
 """Seconds since 1970, to the end of the year 9999."""
 
 

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 import platformdirs
 
-from admin.common.disk import words_for
+from admin.common.disk import os_error_text
 from admin.common.errors import SettingsError, StartError
 from admin.config.settings import OFF, RejectionLogSettings, Settings, SpoolSettings
 
@@ -128,7 +128,7 @@ def _make(folder: Folder, key: str, hint: str, mode: int) -> Folder:
     except ValueError:
         raise StartError(f"{key} {str(path)!r}: is not a path") from None
     except OSError as error:
-        why = f"{path}: {words_for(error)}"
+        why = f"{path}: {os_error_text(error)}"
         if error.errno in _FULL:
             return folder._replace(why=why)
         if folder.given:

@@ -17,10 +17,12 @@ from proxy.protocols.base import Kind
 def warnings(settings: Settings, rules: Sequence[Rule], kinds: Iterable[Kind], origins: Origins) -> list[str]:
     """Return the warnings about limits and listeners."""
     by_name = {kind.name: kind for kind in kinds}
-    patience = [kind.patience_s for kind in by_name.values() if kind.patience_s is not None and not kind.consumes]
+    patience = [
+        kind.client_timeout_s for kind in by_name.values() if kind.client_timeout_s is not None and not kind.consumes
+    ]
     for scope in by_name.keys() & set(SCOPES):
         # Scopes limit everything that is sent.
-        by_name[scope] = replace(by_name[scope], patience_s=min(patience, default=None))
+        by_name[scope] = replace(by_name[scope], client_timeout_s=min(patience, default=None))
     found: list[str] = []
     for place, kind, _, limit in written_limits(settings):
         doubts = _of_limit(limit, by_name[kind])
@@ -68,11 +70,11 @@ def _of_limit(limit: Written, kind: Kind) -> Iterable[tuple[str, str]]:
 
 def _longer_than_clients_wait(limit: Written, kind: Kind) -> str:
     action = limit.get("action", kind.action)
-    if action != "delay" or kind.patience_s is None or kind.by_credit or not kind.refuses:
+    if action != "delay" or kind.client_timeout_s is None or kind.by_credit or not kind.refuses:
         return ""
     delay_s = limit.get("max_delay_s", longest_delay_s(kind, action=action, spool=limit.get("spool")))
-    wait = f"{delay_s:g} s is longer than the {kind.patience_s:g} s that most clients wait for an answer"
-    return f"{wait}: clients give up and may send again" if delay_s > kind.patience_s else ""
+    wait = f"{delay_s:g} s is longer than the {kind.client_timeout_s:g} s that most clients wait for an answer"
+    return f"{wait}: clients give up and may send again" if delay_s > kind.client_timeout_s else ""
 
 
 def _of_weights(settings: Settings, rules: Sequence[Rule], origins: Origins) -> Iterable[str]:

@@ -15,7 +15,7 @@ from limiter.rules.patterns import Matcher
 from limiter.rules.resource import CERTIFICATE, CLIENT, LISTENER, PRODUCER_GROUP, SCOPES, TOTAL, USER, VHOST
 from limiter.rules.rule import MAX_TIME_S, FairBy, Rule
 from limiter.rules.schedule import DAYS, EVERY_DAY, Hours, read_hours
-from proxy.protocols.base import Kind, Protocol, kinds_of, know_no
+from proxy.protocols.base import Kind, Protocol, kinds_of, unsupported_kind
 
 SCOPE_KINDS: Final = (
     Kind(CLIENT, "all messages sent from an address; the name is an address or a network"),
@@ -37,7 +37,7 @@ _GIVEN: Final = {
     if each.key != "rate" and (attribute := _ATTRIBUTES.get(each.key, each.key)) in Rule.__dataclass_fields__
 }
 #: Kinds that other words may mean, with any protocol.
-_KINDS_MEANT: Final = dict.fromkeys(("address", "ip", "host", "network", "client_address"), (CLIENT,))
+_KIND_HINTS: Final = dict.fromkeys(("address", "ip", "host", "network", "client_address"), (CLIENT,))
 #: Glob characters that need brackets to be literal.
 _SPECIAL: Final = frozenset("*?[")
 _LIMIT: Final = Annotated[dict[str, Any], Meta(extra={"table": Limit})]
@@ -96,7 +96,7 @@ def longest_delay_s(kind: Kind, *, action: str, spool: bool | None) -> float:
     Spooled messages have room to wait. But if clients give up early and resend, the spool would only fill with messages
     that no client waits for.
     """
-    put_aside = spool and action == "delay" and not kind.consumes and kind.patience_s is None
+    put_aside = spool and action == "delay" and not kind.consumes and kind.client_timeout_s is None
     return float(MAX_TIME_S) if put_aside else kind.max_delay_s
 
 
@@ -113,8 +113,8 @@ class RuleReader:
         kinds = (*kinds_of(protocols), *scope_kinds_of(protocols))
         self.kinds: Mapping[str, Kind] = {kind.name: kind for kind in kinds}
         self._scopes = frozenset(scopes)
-        self._meant = dict(_KINDS_MEANT)
-        for word, meant in (pair for each in protocols for pair in each.kinds_meant.items()):
+        self._meant = dict(_KIND_HINTS)
+        for word, meant in (pair for each in protocols for pair in each.kind_hints.items()):
             # A protocol's own meaning of the word comes first.
             self._meant[word] = tuple(dict.fromkeys((*meant, *self._meant.get(word, ()))))
 
@@ -132,7 +132,7 @@ class RuleReader:
         if of and kind not in SCOPES:
             return f"{of}: check the protocol. Allowed here: {', '.join(sorted(allowed))}"
         if kind in SCOPES and kind not in self.kinds:
-            return f"unknown; {know_no(self.protocols, kind)}; allowed here: {', '.join(sorted(allowed))}"
+            return f"unknown; {unsupported_kind(self.protocols, kind)}; allowed here: {', '.join(sorted(allowed))}"
         return unknown_key(kind, allowed)
 
     def no_kind(self, kind: str, allowed: Collection[str] = ()) -> str:
@@ -190,7 +190,7 @@ class RuleReader:
         for protocol in concerned:
             protocol.check_rule(rule)
         if rule.fair_by is not None and not any(protocol.has(rule.fair_by) for protocol in concerned):
-            what = f'rule {rule.name}: fair_by "{rule.fair_by}", but {know_no(concerned, rule.fair_by)}'
+            what = f'rule {rule.name}: fair_by "{rule.fair_by}", but {unsupported_kind(concerned, rule.fair_by)}'
             known = {
                 kind.name for kind in (*scope_kinds_of(concerned), *(kinds_of(concerned) if rule.adaptive else ()))
             }

@@ -50,7 +50,7 @@ class Reading(NamedTuple):
     """A listener's files, read again: what changed, a line each, and what uses them for new connections."""
 
     changed: tuple[str, ...]
-    put_in_force: Callable[[], None]
+    activate: Callable[[], None]
 
 
 class Expiry(NamedTuple):
@@ -203,14 +203,14 @@ class ListenerTls:
         """
         read = ListenerTls(self._settings, self._place, self._origins, self._alpn)
 
-        def put_in_force() -> None:
+        def activate() -> None:
             if self.clients is not None and read.clients is not None:
                 self.clients.context = read.clients.context
             if self.broker is not None and read.broker is not None:
                 self.broker.context = read.broker.context
             self.expiries, self.digests = read.expiries, read.digests
 
-        return Reading(tuple(self._changed(read.digests, read.expiries)), put_in_force)
+        return Reading(tuple(self._changed(read.digests, read.expiries)), activate)
 
     @property
     def files(self) -> tuple[str, ...]:

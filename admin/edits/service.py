@@ -54,7 +54,7 @@ from proxy.stats.flow import Purged
 _log = structlog.get_logger(__name__)
 
 #: The wall clock can be set, so it is looked at again after this time.
-_LONGEST_SLEEP_S: Final = 30.0
+_MAX_SLEEP_S: Final = 30.0
 _AFTER_FAILURE_S: Final = 5.0
 _WITHOUT_REDIS_S: Final = 1.0
 _FLEETS_BUCKET: Final = "nothing: the bucket is the fleet's, and fills by itself; raise the limit for a while"
@@ -341,7 +341,7 @@ class EditService:
                         if self._store.error is not None:
                             await self._save(self._transaction(), required=False)
                 end = min(self._limits.ends.values(), default=None)
-                longest_s = _LONGEST_SLEEP_S if self._store.error is None else _AFTER_FAILURE_S
+                longest_s = _MAX_SLEEP_S if self._store.error is None else _AFTER_FAILURE_S
                 sleep_s = longest_s if end is None else min((end - self._clock()).total_seconds(), longest_s)
             except Exception as error:  # noqa: BLE001 - whatever it was, traffic and later edits go on
                 _log.exception("a group of edits failed", error=repr(error))

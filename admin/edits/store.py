@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 import structlog
 
-from admin.common.disk import FileLock, LockedError, exposed_to, fresh_name, words_for
+from admin.common.disk import FileLock, LockedError, exposed_to, fresh_name, os_error_text
 from admin.common.errors import StartError
 from admin.config.folders import Folder
 from admin.edits import limiter_state, previous
@@ -402,7 +402,7 @@ def active_in(place: Folder) -> tuple[Mapping[str, ActiveEdit], str | None]:
     except FileNotFoundError:
         return {}, None
     except OSError as error:
-        return {}, words_for(error)
+        return {}, os_error_text(error)
     except sqlite3.Error as error:
         return {}, f"{NAME}: {_reason(error)}" + ("; it will be quarantined" if _is_damage(error) else "")
     except (TypeError, msgspec.MsgspecError) as error:
@@ -433,7 +433,7 @@ def open_store(place: Folder, *, lock: int | None = None) -> Store:
     except ValueError:
         raise StartError(f"state directory {str(directory)!r}: is not a path") from None
     except OSError as error:
-        why = words_for(error)
+        why = os_error_text(error)
         if error.filename is not None and Path(error.filename).parent == directory:
             why = f"{Path(error.filename).name}: {why}"
         if place.given:

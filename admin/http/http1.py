@@ -46,7 +46,7 @@ _LINGER_S: Final = 1.0
 _READ_BYTES: Final = 16 * 1024
 _WRITE_BYTES: Final = 64 * 1024
 #: Connections accepted, and requests read, in one turn of the event loop.
-_MOST_A_TURN: Final = 8
+_MAX_PER_TURN: Final = 8
 #: After a failed accept, for example because of missing descriptors.
 _PAUSE_S: Final = 0.1
 _GONE: Final = (OSError, trio.BrokenResourceError, trio.ClosedResourceError)
@@ -71,7 +71,7 @@ class Http1Server:
         self.refusals = Refusals() if refusals is None else refusals
         self._probes = {path.encode() for path in probes}
         #: Each is held for one turn of the event loop.
-        self._reads, self._turns = trio.Semaphore(_MOST_A_TURN), trio.StrictFIFOLock()
+        self._reads, self._turns = trio.Semaphore(_MAX_PER_TURN), trio.StrictFIFOLock()
         self._max_connections, self._max_unsent_bytes = max_connections, max_unsent_bytes
         #: The longest without progress first.
         self._open: dict[_Connection, None] = {}
@@ -88,7 +88,7 @@ class Http1Server:
                 while True:
                     await trio.lowlevel.wait_readable(sock)
                     try:
-                        for _ in range(_MOST_A_TURN):
+                        for _ in range(_MAX_PER_TURN):
                             self._enter(sock.accept()[0], nursery)
                     except BlockingIOError:
                         continue

@@ -12,13 +12,13 @@ from typing import Final, NamedTuple
 import msgspec
 import trio
 
-from admin.common.disk import open_to_read, words_for
+from admin.common.disk import open_to_read, os_error_text
 from admin.common.recommendations import VERSION, Recommendation, RecommendationsFile, of_fleet
 from admin.config.settings import OFF, ReportSettings
 from admin.edits.model import LimitEntry
-from admin.rejection_log.history import needle_of, read_patiently
+from admin.rejection_log.history import needle_of, read_with_timeout
 from admin.wire import ResourceAdvice
-from admin.wire.applying import beside_the_point, changed_since, fields_of, nothing_to_do, reason_of
+from admin.wire.applying import changed_since, fields_of, no_change_reason, not_applicable_reason, reason_of
 from limiter.rules.resource import Resource
 from proxy.common.clock import Clock, write_time
 
@@ -65,7 +65,7 @@ class AdviceReader:
         if path is None:
             return ResourceAdvice(problem=self._why)
         instance = of_fleet(self._fleet) if self._fleet and entry.limit.get("fleet") else self._instance
-        found = await read_patiently(partial(_read, path, instance, resource), path, self._limiter)
+        found = await read_with_timeout(partial(_read, path, instance, resource), path, self._limiter)
         if isinstance(found, str):
             return ResourceAdvice(path=str(path), problem=found)
         head, recommendation = found
@@ -82,8 +82,8 @@ class AdviceReader:
         if recommendation is None:
             return answer
         why_not = (
-            nothing_to_do(recommendation)
-            or beside_the_point(recommendation, entry)
+            no_change_reason(recommendation)
+            or not_applicable_reason(recommendation, entry)
             or changed_since(recommendation, entry)
         )
         if why_not:
@@ -137,7 +137,7 @@ def _read(path: Path, instance: str, resource: Resource) -> _Found | str:
     except IsADirectoryError:
         return f"{path}: is a folder; name the recommendations.json in it"
     except OSError as error:
-        return f"{path}: {words_for(error)}"
+        return f"{path}: {os_error_text(error)}"
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return f"{path}: is not a recommendations.json of `sluice report`; {_REMAKE}"
     except ValueError:

@@ -19,7 +19,7 @@ from typing import Annotated, Final, NamedTuple
 import msgspec
 import structlog
 
-from admin.common.disk import open_to_read, words_for
+from admin.common.disk import open_to_read, os_error_text
 from proxy.common.metric import Metric, Samples
 
 _log = structlog.get_logger(__name__)
@@ -235,7 +235,7 @@ class LogFiles:
                 self.figures.records += records
         except OSError as error:
             self.figures.lost[_REASONS.get(error.errno or 0, "error")] += len(lines)
-            words = f"{self.directory}: {words_for(error)}"
+            words = f"{self.directory}: {os_error_text(error)}"
             if self.error is None:
                 what = "cannot write the rejection log; traffic continues, and lost records are counted"
                 _log.error(what, reason=words)

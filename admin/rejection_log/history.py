@@ -19,7 +19,7 @@ from typing import Final, NamedTuple, TypeVar
 import msgspec
 import trio
 
-from admin.common.disk import open_to_read, words_for
+from admin.common.disk import open_to_read, os_error_text
 from admin.rejection_log.files import file_name
 from admin.rejection_log.records import (
     MINUTE_S,
@@ -46,7 +46,7 @@ SHOWN_CLIENTS: Final = 100
 MAX_CLIENTS: Final = 10_000
 """Clients counted by name in one answer. The others are combined as ``_other``."""
 
-_PATIENCE_S: Final = 15.0
+_TIMEOUT_S: Final = 15.0
 _MAX_STEPS: Final = 900
 _MAX_LINE_BYTES: Final = 4 * 1024 * 1024
 _HEARTBEAT: Final = b'"type":"heartbeat"'
@@ -72,15 +72,15 @@ class HistoryReader:
         found: ResourceHistory | str = self._why
         if self._directory is not None:
             work = partial(read, self._directory, resource, seconds, until_s)
-            found = await read_patiently(work, self._directory, self._limiter)
+            found = await read_with_timeout(work, self._directory, self._limiter)
         return _History(resource, seconds, until_s).answer(_Reading(0), found) if isinstance(found, str) else found
 
 
-async def read_patiently(work: Callable[[], _Found], path: Path, limiter: trio.CapacityLimiter) -> _Found | str:
+async def read_with_timeout(work: Callable[[], _Found], path: Path, limiter: trio.CapacityLimiter) -> _Found | str:
     """Read on a thread. Returns an error text if the disk hangs, while its thread keeps its place in the limiter."""
-    with trio.move_on_after(_PATIENCE_S):
+    with trio.move_on_after(_TIMEOUT_S):
         return await trio.to_thread.run_sync(work, limiter=limiter, abandon_on_cancel=True)
-    return f"{path}: the disk has not answered for {_PATIENCE_S:.0f} s"
+    return f"{path}: the disk has not answered for {_TIMEOUT_S:.0f} s"
 
 
 def read(
@@ -92,7 +92,7 @@ def read(
     try:
         files = _files(directory, history.begin_s - MINUTE_S)
     except OSError as error:
-        return history.answer(reading, f"{directory}: {words_for(error)}")
+        return history.answer(reading, f"{directory}: {os_error_text(error)}")
     needle = needle_of(resource)
     for path in files:
         try:
@@ -103,7 +103,7 @@ def read(
             # The oldest files may be deleted at any time.
             continue
         except OSError as error:
-            problems.append(f"{path}: {words_for(error)}")
+            problems.append(f"{path}: {os_error_text(error)}")
         if reading.cut:
             break
     return history.answer(reading, "; ".join(problems[:3]) or None)

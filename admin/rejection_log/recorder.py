@@ -28,9 +28,9 @@ _log = structlog.get_logger(__name__)
 _AFTER_THE_SECOND_S: Final = 0.02
 _SLOW_S: Final = 10.0
 """A disk that takes longer is an error."""
-_PATIENCE_S: Final = 5.0
+_TIMEOUT_S: Final = 5.0
 """How long the end of the process waits for the disk."""
-_HURRIED_S: Final = 1.0
+_SHUTDOWN_WAIT_S: Final = 1.0
 """How long it waits after a second signal."""
 
 
@@ -73,7 +73,7 @@ class Recorder:
         self.files.error = problem
         self._data_path, self._live, self._wall_s = data_path, live, wall_s
         self._takes_over = takes_over
-        self._patience_s = _PATIENCE_S
+        self._patience_s = _TIMEOUT_S
         self._last_wait = trio.CancelScope(shield=True)
         self._last_change = live.last_id
         self._recording = False
@@ -131,10 +131,10 @@ class Recorder:
                 "the last records of the rejection log were not written: the disk does not respond", waited_s=waited_s
             )
 
-    def hurry(self) -> None:
+    def shorten_wait(self) -> None:
         """Shorten the wait at the end of the process to a second."""
-        self._patience_s = _HURRIED_S
-        self._last_wait.deadline = min(self._last_wait.deadline, trio.current_time() + _HURRIED_S)
+        self._patience_s = _SHUTDOWN_WAIT_S
+        self._last_wait.deadline = min(self._last_wait.deadline, trio.current_time() + _SHUTDOWN_WAIT_S)
 
     async def _begin(self) -> None:
         if self._recording:

@@ -16,7 +16,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from admin.common.numbers import LATEST_S
+from admin.common.numbers import MAX_TIMESTAMP_S
 from limiter.counting.rejections import Amount, Count, RejectionVerdict
 from limiter.rules.rule import DEFAULT_MAX_DELAY_S, MAX_RATE_PER_S, MAX_TIME_S, Action, FairBy
 from limiter.rules.rule import Count as Counts
@@ -26,7 +26,7 @@ VERSION: Final = 1
 MINUTE_S: Final = 60
 _MAX: Final = 2**63 - 1
 """The tables of a report have 64 bits, and a greater number in one line must not end the report."""
-_Moment = Annotated[int, msgspec.Meta(ge=0, le=LATEST_S)]
+_Moment = Annotated[int, msgspec.Meta(ge=0, le=MAX_TIMESTAMP_S)]
 _Rate = Annotated[float, msgspec.Meta(ge=0, le=MAX_RATE_PER_S)]
 _Time = Annotated[float, msgspec.Meta(ge=0, le=MAX_TIME_S)]
 """As in rules, because a report makes rules of them again."""

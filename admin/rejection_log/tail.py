@@ -18,13 +18,13 @@ from typing import Any, Final
 import msgspec
 import trio
 
-from admin.common.disk import open_to_read, words_for
+from admin.common.disk import open_to_read, os_error_text
 from admin.common.errors import StartError
 from admin.common.tables import printable
 from admin.rejection_log.records import MINUTE_S, VERSION, AnyRecord, HeartbeatRecord, RejectionRecord, TrafficRecord
 from limiter.rules.rule import ADAPTIVE_NAME
 
-_LOOK_S: Final = 0.5
+_POLL_S: Final = 0.5
 _LINE_BYTES: Final = 4 * 1024 * 1024
 """Longer than any record."""
 _MAX_LINES: Final = 1_000_000
@@ -56,7 +56,7 @@ def tail(paths: Sequence[Path], lines: int = 10, follow: bool = False) -> int:  
         try:
             path.stat()
         except OSError as error:
-            words = "does not exist" if error.errno in {errno.ENOENT, errno.ENOTDIR} else words_for(error)
+            words = "does not exist" if error.errno in {errno.ENOENT, errno.ENOTDIR} else os_error_text(error)
             raise StartError(f"{printable(str(path))}: {words}") from None
     reader = _Reader()
     try:
@@ -73,7 +73,7 @@ def tail(paths: Sequence[Path], lines: int = 10, follow: bool = False) -> int:  
 
 async def _follow(paths: Sequence[Path], reader: "_Reader") -> None:
     while True:
-        await trio.sleep(_LOOK_S)
+        await trio.sleep(_POLL_S)
         _print(reader.added(reader.find(paths)))
 
 
@@ -169,7 +169,7 @@ class _Reader:
             self._cannot_read(path, error)
 
     def _cannot_read(self, path: Path, error: OSError | EOFError | zlib.error) -> None:
-        words = words_for(error) if isinstance(error, OSError) and error.errno else str(error)
+        words = os_error_text(error) if isinstance(error, OSError) and error.errno else str(error)
         self.problems[path] = words
 
 

@@ -137,8 +137,7 @@ class Plan:
                 SpoolSettings(
                     **_same(spool, SpoolSettings),
                     # While the alarm is on, requests that are here already can still be written.
-                    least_free_bytes=alarms.disk_free_bytes // 2,
-                    most_age_s=spool.max_age_s,
+                    min_free_bytes=alarms.disk_free_bytes // 2,
                 ),
                 recover=spool.recover,
                 required=spool_required,
@@ -195,7 +194,7 @@ def compose(configuration: Configuration) -> Plan:
     rule_set = book.rule_set()
     all_kinds = (*kinds, *scope_kinds_of(protocols.values()))
     doubtful = lint.warnings(settings, book.configured, all_kinds, origins)
-    doubtful += _doubts_of_listeners(listeners, origins)
+    doubtful += _lint_listeners(listeners, origins)
     doubtful += _mixed_brokers(listeners, book.configured, origins)
     doubtful += _unshared_limits(listeners, book.configured, origins)
     return Plan(
@@ -303,7 +302,7 @@ def _tls_warnings(listener: PlannedListener) -> Iterator[str]:
         )
 
 
-def _doubts_of_listeners(listeners: tuple[PlannedListener, ...], origins: Origins) -> Iterator[str]:
+def _lint_listeners(listeners: tuple[PlannedListener, ...], origins: Origins) -> Iterator[str]:
     """Say what the protocols take for hardly meant about their listeners; a line each."""
     addresses = [
         ListenerAddresses(
@@ -312,7 +311,7 @@ def _doubts_of_listeners(listeners: tuple[PlannedListener, ...], origins: Origin
         for each in listeners
     ]
     for index, listener in enumerate(listeners):
-        for doubt in listener.protocol.doubts(listener.options, addresses):
+        for doubt in listener.protocol.lint(listener.options, addresses):
             yield origins.problem(("listeners", index, "protocol"), doubt, listener.settings.protocol)
 
 

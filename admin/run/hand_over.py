@@ -250,7 +250,7 @@ class HandOver:
                 accepted, _ = await listening.accept()
                 channel = _Channel(accepted)
                 try:
-                    await self._leave_to(channel)
+                    await self._hand_over_to(channel)
                 finally:
                     channel.close()
 
@@ -261,7 +261,7 @@ class HandOver:
             with suppress(_BrokenError), trio.move_on_after(1):
                 await channel.send(_SpentSince(self._data_path.spent_since(saved)))
 
-    async def _leave_to(self, channel: _Channel) -> None:
+    async def _hand_over_to(self, channel: _Channel) -> None:
         try:
             with trio.fail_after(_READY_S):
                 await channel.receive(_Hello)
@@ -271,14 +271,14 @@ class HandOver:
                     descriptors = (self._store.lock, *self._data_path.descriptors(), *admin)
                     await channel.send(_Offer(_VERSION, os.getpid()), descriptors)
                     await channel.receive(_Ready)
-                await self._leave_listeners_to(channel)
+                await self._hand_over_listeners(channel)
                 self.handed_over.set()
                 # The new process makes the edits from now on.
                 await trio.sleep_forever()
         except (_BrokenError, trio.TooSlowError, OverflowError) as error:
             _log.warning("a take-over by another process failed; this process continues", reason=_reason(error))
 
-    async def _leave_listeners_to(self, channel: _Channel) -> None:
+    async def _hand_over_listeners(self, channel: _Channel) -> None:
         try:
             saved = await self._data_path.hand_over(self._grace_s)
             with trio.fail_after(_SERVES_S):
@@ -286,7 +286,7 @@ class HandOver:
                 await channel.receive(_Serves)
         except BaseException:
             with trio.CancelScope(shield=True):
-                await self._data_path.go_on()
+                await self._data_path.resume()
             raise
         self._successor = channel, saved
 

@@ -17,7 +17,7 @@ _PER_LISTENER: Final = 3
 _RESERVE: Final = 16
 #: The admin address answers however many clients there are.
 _ADMIN_SHARE: Final = 1 / 4
-_LEAST_ADMIN: Final = 4
+_MIN_ADMIN: Final = 4
 
 
 #: The oldest generation. Its collection is a full one.
@@ -52,11 +52,11 @@ def share_descriptors(max_connections: int, listeners: int) -> Descriptors:
         open_files = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, hard))
     left = open_files - others
-    admin = min(MAX_CONNECTIONS, max(int(left * _ADMIN_SHARE), _LEAST_ADMIN))
+    admin = min(MAX_CONNECTIONS, max(int(left * _ADMIN_SHARE), _MIN_ADMIN))
     clients = (left - admin) // 2
     if clients < 1:
         raise StartError(
-            f"open files: the system allows {open_files}, and Sluice needs {others + _LEAST_ADMIN + 2} to serve one"
+            f"open files: the system allows {open_files}, and Sluice needs {others + _MIN_ADMIN + 2} to serve one"
             f" client, and two for each further client; raise the limit (ulimit -n, LimitNOFILE=) to {needed} for"
             f" bounds.max_connections = {max_connections}"
         )

@@ -28,7 +28,7 @@ from proxy.common.clock import utc_now, write_time
 
 _log = structlog.get_logger(__name__)
 
-LOOK_EVERY_S: Final = 1.0
+POLL_INTERVAL_S: Final = 1.0
 
 #: Keys and key prefixes that take effect at once. Changed limits and defaults are reported as rules.
 _AT_ONCE: Final = ("limiting", "log.level", "limits", "defaults")
@@ -88,7 +88,7 @@ class Reloader:
 
             def switch_over() -> None:
                 for each in read:
-                    each.put_in_force()
+                    each.activate()
                 self._keyring.replace(new.access)
                 if new.settings.log.level != old.settings.log.level:
                     logs.change_level(new.settings.log)
@@ -174,7 +174,7 @@ async def reload_on_change(
     read = before = await look()
     task_status.started()
     while True:
-        await sleep(LOOK_EVERY_S)
+        await sleep(POLL_INTERVAL_S)
         now = await look()
         if now == before != read:
             read = now

@@ -16,7 +16,7 @@ _log = structlog.get_logger(__name__)
 
 _FIRST_DESCRIPTOR: Final = 3
 #: A failed watchdog message is logged again after this time.
-_SAY_AGAIN_S: Final = 60.0
+_REPEAT_S: Final = 60.0
 #: Watchdog messages per timeout. systemd recommends two.
 _BEATS: Final = 3
 _NOT_TOLD: Final = "cannot notify the service manager"
@@ -77,13 +77,13 @@ class Manager:
         if self.watchdog_s is None:
             return
         pause_s = self.watchdog_s / _BEATS
-        not_logged, said_s = 0, -_SAY_AGAIN_S
+        not_logged, said_s = 0, -_REPEAT_S
         while True:
             await data_path.turn()
             error = self._send("WATCHDOG=1")
             if error is not None:
                 now_s = trio.current_time()
-                if now_s - said_s >= _SAY_AGAIN_S:
+                if now_s - said_s >= _REPEAT_S:
                     _log.warning(_NOT_TOLD, lines=["WATCHDOG=1"], error=error, not_logged=not_logged)
                     not_logged, said_s = 0, now_s
                 else:

@@ -194,7 +194,7 @@ class Sidecar:
                 operators = await nursery.start(_open_nursery)
                 await self._serve_operators(nursery, operators, admin)
                 if handed_over is not None and self._store.directory is not None:
-                    nursery.start_soon(_end_after, handed_over, operators.cancel_scope)
+                    nursery.start_soon(_cancel_after, handed_over, operators.cancel_scope)
                     grace_s = self._plan.settings.grace_s
                     self._leaving = HandOver(self._store, admin, self.data_path, self.edits, grace_s, handed_over)
                     await nursery.start(self._supervisor.keep, "hand-over", self._leaving.run)
@@ -397,7 +397,7 @@ async def _open_nursery(*, task_status: trio.TaskStatus[trio.Nursery]) -> None:
         await trio.sleep_forever()
 
 
-async def _end_after(event: trio.Event, scope: trio.CancelScope) -> None:
+async def _cancel_after(event: trio.Event, scope: trio.CancelScope) -> None:
     await event.wait()
     scope.cancel()
 
@@ -422,7 +422,7 @@ async def run_until_signal(plan: Plan, load: Callable[[], Plan] | None = None) -
     """
     sockets, manager = service_manager.listening_sockets(os.environ), Manager(os.environ)
     with trio.open_signal_receiver(*STOP_SIGNALS) as signals, trio.open_signal_receiver(signal.SIGHUP) as reloads:
-        ending = _Ending(manager, plan.settings.grace_s)
+        ending = _Shutdown(manager, plan.settings.grace_s)
         async with trio.open_nursery() as listening:
             async with trio.open_nursery() as nursery:
                 listening.start_soon(ending.wait, signals, nursery.cancel_scope)
@@ -444,7 +444,7 @@ async def _reload_on_signal(signals: AsyncIterator[int], sidecar: Sidecar, manag
         manager.ready(sidecar.status)
 
 
-class _Ending:
+class _Shutdown:
     """Ends the process: a drain at the first signal or after a hand-over, at once at the second."""
 
     def __init__(self, manager: Manager, grace_s: float) -> None:
@@ -456,7 +456,7 @@ class _Ending:
     async def wait(self, signals: AsyncIterator[int], everything: trio.CancelScope) -> None:
         why = "handed over to another process"
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_end_after, self.handed_over, nursery.cancel_scope)
+            nursery.start_soon(_cancel_after, self.handed_over, nursery.cancel_scope)
             why = signal.Signals(await anext(signals)).name
             nursery.cancel_scope.cancel()
         if self.sidecar is not None:
@@ -478,4 +478,4 @@ class _Ending:
         _log.warning("stopped immediately", signal=signal.Signals(number).name)
         self.exit_code = 128 + number
         if self.sidecar is not None and self.sidecar.recorder is not None:
-            self.sidecar.recorder.hurry()
+            self.sidecar.recorder.shorten_wait()

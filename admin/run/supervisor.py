@@ -10,7 +10,7 @@ import trio
 _log = structlog.get_logger(__name__)
 
 _FIRST_PAUSE_S: Final = 1.0
-_LONGEST_PAUSE_S: Final = 60.0
+_MAX_PAUSE_S: Final = 60.0
 
 
 class Supervisor:
@@ -37,13 +37,13 @@ class Supervisor:
                 if not status.started_once:
                     raise
                 self._failures[name] += 1
-                if trio.current_time() - began_s > _LONGEST_PAUSE_S:
+                if trio.current_time() - began_s > _MAX_PAUSE_S:
                     pause_s = _FIRST_PAUSE_S
                 _log.exception(
                     "admin task failed and was restarted; traffic is not affected", task=name, error=repr(error)
                 )
                 await trio.sleep(pause_s)
-                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                pause_s = min(2 * pause_s, _MAX_PAUSE_S)
             else:
                 return
 

@@ -13,7 +13,7 @@ _Rates = tuple[float | None, float | None]
 _TOLERANCE: Final = 1e-6
 
 
-def nothing_to_do(each: Recommendation) -> str:
+def no_change_reason(each: Recommendation) -> str:
     """Return why a recommendation changes nothing, whatever the current limit is. Empty: it does."""
     if each.action not in TO_DO:
         return "no change is recommended" if each.action == "keep" else "never used: unset it if nobody needs it"
@@ -28,7 +28,7 @@ def nothing_to_do(each: Recommendation) -> str:
     return ""
 
 
-def beside_the_point(each: Recommendation, entry: LimitEntry) -> str:
+def not_applicable_reason(each: Recommendation, entry: LimitEntry) -> str:
     """Return why a recommendation does not apply to the current limit. Empty: it does."""
     limit = entry.limit
     if limit.get("exempt"):

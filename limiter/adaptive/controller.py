@@ -24,17 +24,17 @@ from limiter.rules.rule import NS_PER_S
 
 STEP_NS: Final = 100_000_000
 
-_LEAST_SMOOTHED_S, _MOST_SMOOTHED_S, _SMOOTHED_MESSAGES = 0.3, 1.0, 30
+_MIN_SMOOTHED_S, _MAX_SMOOTHED_S, _SMOOTHED_MESSAGES = 0.3, 1.0, 30
 """Rates are averaged over this many messages, within these bounds."""
 _SLOWER: Final = 1 / 3
 """Weight of a slower average of the goodput. Cuts use the lower of both: a queue costs more than idle capacity."""
-_WAIT_MESSAGES, _LEAST_PART = 30, 0.25
+_WAIT_MESSAGES, _MIN_PART = 30, 0.25
 """If a step has fewer answers, the time in the broker is smoothed, with at least this weight."""
 _QUEUE_S: Final = 0.015
-_FOR_FEW_S, _MOST_FOR_FEW_S = 0.3, 0.05
+_FOR_FEW_S, _MAX_FOR_FEW_S = 0.3, 0.05
 """The target's queue: the minimum, and the addition at 1 message per second, which falls with the square root."""
 _HORIZON_S: Final = 0.25
-_LEAST, _MOST = 0.35, 1.15
+_MIN_FACTOR, _MAX_FACTOR = 0.35, 1.15
 """Bounds of the correction."""
 _ADDED_PER_S: Final = 30.0
 """Messages per second, added each second."""
@@ -45,7 +45,7 @@ _SILENT_NS: Final = NS_PER_S // 2
 _USUAL_NS: Final = 3_500_000_000
 _FIRST_DIP_NS: Final = 1_500_000_000
 _DIP_NS: Final = 800_000_000
-_MOST_RAISE_S: Final = 0.01
+_MAX_RAISE_S: Final = 0.01
 _STUCK_STEPS: Final = 20
 _HELD_NS: Final = NS_PER_S
 _ENDS_NS: Final = 5 * NS_PER_S
@@ -92,7 +92,7 @@ class Controller:
         if seen.answers or not seen.unanswered:
             # Without answers, the broker may just be pausing, which says nothing about its rate.
             self._answered_ns = now_ns
-            smoothed_s = min(_MOST_SMOOTHED_S, max(_LEAST_SMOOTHED_S, _SMOOTHED_MESSAGES / max(self._rate, 1.0)))
+            smoothed_s = min(_MAX_SMOOTHED_S, max(_MIN_SMOOTHED_S, _SMOOTHED_MESSAGES / max(self._rate, 1.0)))
             part = min(1.0, elapsed_s / smoothed_s) if self._rate else 1.0
             self._rate += part * (seen.answers / elapsed_s - self._rate)
             good = (seen.answers - seen.busy) / elapsed_s
@@ -102,7 +102,7 @@ class Controller:
         if seen.round_trips_ns:
             self._learn(now_ns, seen)
         wait_s = (seen.unanswered - min(self._leaked, seen.unanswered)) / max(self._rate, 1.0)
-        part = min(1.0, max(_LEAST_PART, self._rate * elapsed_s / _WAIT_MESSAGES))
+        part = min(1.0, max(_MIN_PART, self._rate * elapsed_s / _WAIT_MESSAGES))
         self._wait_s += part * (wait_s - self._wait_s)
         busy = seen.busy / seen.answers if seen.answers else 0.0
         if self.limit_per_s is None:
@@ -128,7 +128,7 @@ class Controller:
         elif self._mean_s <= self._usual_s or is_late:
             self._usual_s, self._usual_at_ns = self._mean_s, now_ns
         elif now_ns - self._usual_at_ns > _USUAL_NS + _DIP_NS and self.limit_per_s is not None:
-            self._usual_s, self._usual_at_ns = min(self._mean_s, self._usual_s + _MOST_RAISE_S), now_ns
+            self._usual_s, self._usual_at_ns = min(self._mean_s, self._usual_s + _MAX_RAISE_S), now_ns
         # Messages beyond Little's law will never be answered, or are new in a queue.
         beyond = seen.unanswered - self._rate * self._mean_s
         self._leaked = max(0.0, min(beyond, self._leaked + _LEAK * seen.answers))
@@ -159,12 +159,12 @@ class Controller:
             self._held_ns = now_ns
         if busy > _BUSY and self._mean_s is not None:
             self._usual_s = min(self._usual_s, self._mean_s / 2)
-        target_s = self._usual_s + _QUEUE_S + min(_FOR_FEW_S / max(self._rate, 1.0) ** 0.5, _MOST_FOR_FEW_S)
+        target_s = self._usual_s + _QUEUE_S + min(_FOR_FEW_S / max(self._rate, 1.0) ** 0.5, _MAX_FOR_FEW_S)
         if now_ns < self._dip_ends_ns:
             target_s = 0.5 * self._usual_s
         elif now_ns - self._usual_at_ns > _USUAL_NS:
             self._dip_ends_ns = now_ns + _DIP_NS
-        factor = max(_LEAST, min(_MOST, 1 + (target_s - wait_s) / _HORIZON_S - 2 * busy))
+        factor = max(_MIN_FACTOR, min(_MAX_FACTOR, 1 + (target_s - wait_s) / _HORIZON_S - 2 * busy))
         is_held = now_ns - self._held_ns < _HELD_NS
         self._steps_over = self._steps_over + 1 if factor < 1 and busy <= _BUSY else 0
         if is_blocked or now_ns - self._answered_ns > _SILENT_NS:

@@ -26,9 +26,9 @@ _ALL: Final = 1 << 62
 _NEAR: Final = 1.2
 _SPARED: Final = 0.8
 """Names within the first factor of the level are near it. The others' level falls at most by the second for them."""
-_LEAST_BURST: Final = 20 * UPERMITS_PER_PERMIT
+_MIN_BURST: Final = 20 * UPERMITS_PER_PERMIT
 _DEBT_S: Final = 10
-_LEAST_DEBT: Final = 100 * UPERMITS_PER_PERMIT
+_MIN_DEBT: Final = 100 * UPERMITS_PER_PERMIT
 """A request may leave a debt of 10 s, as with other limits, or of 100 messages if that is more."""
 _BURSTS_PER_S: Final = 4
 _SMOOTHED_NS: Final = NS_PER_S // 2
@@ -89,10 +89,10 @@ class Share(Limiter):
             stored = capacity = self.max_debt_upermits = _ALL
         else:
             rate = max(1, int(rate_per_s * UPERMITS_PER_PERMIT))
-            burst = max(_LEAST_BURST, rate // _BURSTS_PER_S)
-            self.max_debt_upermits = debt = max(_LEAST_DEBT, rate * _DEBT_S)
+            burst = max(_MIN_BURST, rate // _BURSTS_PER_S)
+            self.max_debt_upermits = debt = max(_MIN_DEBT, rate * _DEBT_S)
             # When a limit begins, there is already a queue.
-            had = _LEAST_BURST if self.capacity_upermits == _ALL else self.stored_upermits
+            had = _MIN_BURST if self.capacity_upermits == _ALL else self.stored_upermits
             stored = max(-debt, min(had, burst))
             # A second of headroom: the bucket does not fill up between steps, so its balance counts admitted messages
             # exactly.
@@ -106,8 +106,8 @@ class AdaptiveLimiter(Limiter):
     """The adaptive limit of one listener. Its own bucket admits everything. The shares decide."""
 
     __slots__ = (
-        *("_answerable_per_s", "_at_ns", "_level", "_passed_per_s", "_shares", "_took", "_weight_of"),
-        *("is_refusing", "limit_per_s", "swaps"),
+        *("_answerable_per_s", "_at_ns", "_level", "_passed_per_s", "_shares", "_took", "_weight_of", "is_refusing"),
+        *("limit_per_s", "swaps"),
     )
 
     def __init__(self, resource: Resource, rule: Rule, now_ns: int) -> None:

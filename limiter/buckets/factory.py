@@ -21,7 +21,7 @@ def new_limiter(resource: Resource, rule: Rule, now_ns: int, join: Join | None =
     return limiter
 
 
-def put_in_force(limiter: Limiter, now_ns: int, rule: Rule, join: Join | None = None) -> Limiter:
+def apply_rule(limiter: Limiter, now_ns: int, rule: Rule, join: Join | None = None) -> Limiter:
     """Apply another rule to a limiter, in place or with a successor of another class.
 
     A successor has the balance that the limiter would have under the new rule, and every debt. Shares are merged into
@@ -34,12 +34,12 @@ def put_in_force(limiter: Limiter, now_ns: int, rule: Rule, join: Join | None = 
     limiter.reconfigure(now_ns, rule)
     if type(limiter) is kind_of(rule):
         return limiter
-    successor = begun_anew(limiter, now_ns, rule, join)
+    successor = restart_limiter(limiter, now_ns, rule, join)
     successor.inherit(limiter, now_ns)
     return successor
 
 
-def begun_anew(limiter: Limiter, now_ns: int, rule: Rule, join: Join | None = None) -> Limiter:
+def restart_limiter(limiter: Limiter, now_ns: int, rule: Rule, join: Join | None = None) -> Limiter:
     successor = new_limiter(limiter.resource, rule, now_ns, join)
     limiter.retired = True
     if isinstance(limiter, AdaptiveLimiter):

@@ -40,7 +40,7 @@ from limiter.buckets.limiter import (
     Limiter,
     LimiterState,
     ShareState,
-    afforded,
+    affordable,
     until_us,
 )
 from limiter.rules.resource import Resource
@@ -86,7 +86,7 @@ class FairShare(Gate):
         total = self.total
         if not total.rate_upermits_per_s:
             return Admission(0, total.refuse_all_wait_us())
-        most = total.rule.most_permits
+        most = total.rule.max_permits
         if self.open_next_free_ns is not None and self.is_open(now_ns):
             if costs[0] > most:
                 return self._alone(now_ns, costs, 0, most)
@@ -113,7 +113,7 @@ class FairShare(Gate):
         self.total.spend(split.pooled)
         self.spend(split.own)
         if stays_open:
-            self.follow_debt(now_ns)
+            self.on_debt_changed(now_ns)
 
     def _split(self, now_ns: int, costs: Sequence[int]) -> _Split:
         stored, pool = self.settled(now_ns)[0], self.total.pool_upermits(now_ns)
@@ -158,22 +158,22 @@ class FairShare(Gate):
         self.total.refill(now_ns)
         (self if own else self.total).spend(permits)
         if stays_open:
-            self.follow_debt(now_ns)
+            self.on_debt_changed(now_ns)
 
     def affords(self, now_ns: int, price: int, most: int) -> int:
         if not self.total.rate_upermits_per_s or (self.open_next_free_ns is not None and self.is_open(now_ns)):
             return 0
-        return min(most, sum(self._afforded(now_ns, price)))
+        return min(most, sum(self._affordable(now_ns, price)))
 
-    def _afforded(self, now_ns: int, price: int) -> tuple[int, int]:
+    def _affordable(self, now_ns: int, price: int) -> tuple[int, int]:
         return (
-            afforded(self.settled(now_ns)[0], self.max_debt_upermits, price),
-            afforded(self.total.pool_upermits(now_ns), self.rule.max_debt_upermits, price),
+            affordable(self.settled(now_ns)[0], self.max_debt_upermits, price),
+            affordable(self.total.pool_upermits(now_ns), self.rule.max_debt_upermits, price),
         )
 
     def take(self, now_ns: int, price: int, count: int) -> None:
         self.close_if_due(now_ns)
-        own = min(count, self._afforded(now_ns, price)[0])
+        own = min(count, self._affordable(now_ns, price)[0])
         self.refill(now_ns)
         self.total.refill(now_ns)
         self.total.spend((count - own) * price)
@@ -268,7 +268,7 @@ class FairShare(Gate):
             self.open_next_free_ns = None
         self._stays_open(now_ns)
 
-    def follow_debt(self, now_ns: int) -> None:
+    def on_debt_changed(self, now_ns: int) -> None:
         """Keep an open breaker open while a changed debt lasts."""
         if self.open_next_free_ns is not None:
             self.open_next_free_ns = max(self.open_next_free_ns, self.ready_ns(now_ns))
@@ -337,7 +337,7 @@ class FairLimiter(Limiter):
         self._shares: dict[str, FairShare] = {}
         # The debt has no known key. Admitting new keys on credit would let each toggling of ``fair_by`` admit one
         # request per key.
-        self._owes_together = False
+        self._has_shared_debt = False
         # No key becomes inactive before this.
         self._look_ns = _NEVER_NS
 
@@ -350,10 +350,10 @@ class FairLimiter(Limiter):
 
         While a debt without a known key is unpaid, return the limiter itself, which admits nothing.
         """
-        if self._owes_together:
+        if self._has_shared_debt:
             if self.refill(now_ns) <= 0:
                 return self
-            self._owes_together, self.open_next_free_ns = False, None
+            self._has_shared_debt, self.open_next_free_ns = False, None
             # The total has paid the debt, so no key may borrow it from the pool again.
             if self._shares.pop(OTHER_KEY, None):
                 self._divide(now_ns)
@@ -387,7 +387,7 @@ class FairLimiter(Limiter):
             share.set_rate(now_ns, rate, capacity)
         for share in self._shares.values():
             if rule.break_ns and rule.rate_upermits_per_s and not (raised and share.has_permits(now_ns)):
-                share.follow_debt(now_ns)
+                share.on_debt_changed(now_ns)
             else:
                 share.open_next_free_ns = None
         self._look_again()
@@ -414,7 +414,7 @@ class FairLimiter(Limiter):
         if lacking > taken:
             share = self._shares.get(OTHER_KEY) or self._add(OTHER_KEY, now_ns)
             share.stored_upermits += self.pool_upermits(now_ns)
-        self._owes_together = self._owes_together or self.stored_upermits <= 0
+        self._has_shared_debt = self._has_shared_debt or self.stored_upermits <= 0
         self._look_again()
 
     def put_back(self, shares: Iterable[tuple[str, int, int, int | None, int]]) -> None:
@@ -428,7 +428,7 @@ class FairLimiter(Limiter):
         other = self._shares.get(OTHER_KEY)
         # There was room for more keys, so no key made that debt.
         room = len(self._shares) <= self.rule.max_fair_keys
-        self._owes_together = other is not None and other.stored_upermits < 0 and room
+        self._has_shared_debt = other is not None and other.stored_upermits < 0 and room
         self._look_again()
 
     def idle_at_ns(self) -> int | None:

@@ -21,15 +21,15 @@ _NEVER_NS: Final = 1 << 62
 _EVERYTHING: Final = 1 << 62
 _WINDOW_NS: Final = 150_000_000
 _ENDING: Final = 0.5
-_SHORTEST_NS: Final = 50_000_000
+_MIN_ELAPSED_NS: Final = 50_000_000
 _SOON_NS: Final = 10_000_000
 _LESS_SOON_NS: Final = 50_000_000
 _SHORTAGES: Final = 5
 """After so many in a row there is nothing to be had sooner."""
 _AHEAD_S: Final = 0.3
-_LEAST_DEMAND_PER_S: Final = 0.01
-_MOST_IDLE_NS: Final = 10 * NS_PER_S
-_LEAST_WAIT_US: Final = 100_000
+_MIN_DEMAND_PER_S: Final = 0.01
+_MAX_IDLE_NS: Final = 10 * NS_PER_S
+_MIN_WAIT_US: Final = 100_000
 
 
 class Fleet(Protocol):
@@ -52,8 +52,8 @@ class Lease:
     """
 
     __slots__ = (
-        *("asked_per_s", "base_upermits", "counted", "counted_ns", "fleet", "held", "is_idle", "is_local"),
-        *("__weakref__", "answered_ns", "key", "lent", "limiter", "share", "shortages", "spent", "used_ns"),
+        *("__weakref__", "answered_ns", "asked_per_s", "base_upermits", "counted", "counted_ns", "fleet", "held"),
+        *("is_idle", "is_local", "key", "lent", "limiter", "share", "shortages", "spent", "used_ns"),
     )
 
     def __init__(self, fleet: Fleet, key: str, limiter: "FleetLimiter", now_ns: int) -> None:
@@ -108,9 +108,9 @@ class Lease:
             self.lent = self.advance
             self.limiter.stored_upermits += self.lent * UPERMITS_PER_PERMIT
             self.base_upermits += self.lent * UPERMITS_PER_PERMIT
-        self._hurry()
+        self._sync_soon()
 
-    def _hurry(self) -> None:
+    def _sync_soon(self) -> None:
         if self.shortages < _SHORTAGES:
             self.fleet.wants(self, _SOON_NS if not self.shortages else _LESS_SOON_NS)
         else:
@@ -120,24 +120,24 @@ class Lease:
         """Settle, give back what is not needed, and return (permits wanted, demand per second)."""
         self.settle()
         elapsed_ns = max(now_ns - self.counted_ns, 1)
-        lately = self.counted * NS_PER_S / max(elapsed_ns, _SHORTEST_NS)
+        recent_per_s = self.counted * NS_PER_S / max(elapsed_ns, _MIN_ELAPSED_NS)
         if self.counted:
             self.used_ns = now_ns
         # Of two windows the larger, for the noise, unless the demand is ending.
-        is_ending = elapsed_ns >= _WINDOW_NS and lately < _ENDING * self.asked_per_s
-        demand = lately if is_ending else max(self.asked_per_s, lately)
+        is_ending = elapsed_ns >= _WINDOW_NS and recent_per_s < _ENDING * self.asked_per_s
+        demand = recent_per_s if is_ending else max(self.asked_per_s, recent_per_s)
         if elapsed_ns >= _WINDOW_NS:
-            self.asked_per_s, self.counted, self.counted_ns = lately, 0, now_ns
+            self.asked_per_s, self.counted, self.counted_ns = recent_per_s, 0, now_ns
         rate = self.rule.rate_upermits_per_s / UPERMITS_PER_PERMIT
         # A member of a small limit waits for its turn, however rarely it is asked.
-        idle_ns = max(NS_PER_S, min(_MOST_IDLE_NS, int(2 * self.fleet.members / rate * NS_PER_S))) if rate else 0
+        idle_ns = max(NS_PER_S, min(_MAX_IDLE_NS, int(2 * self.fleet.members / rate * NS_PER_S))) if rate else 0
         self.is_idle = now_ns - self.used_ns >= idle_ns
         target = 0 if self.is_idle else max(1, -int(-min(demand, rate) * _AHEAD_S // 1))
         self.held = min(self.held, target)
         if self.is_idle and not self.held:
             self.lent, demand = 0, 0.0
         else:
-            demand = max(demand, _LEAST_DEMAND_PER_S)
+            demand = max(demand, _MIN_DEMAND_PER_S)
         self.put()
         return max(0, target - self.held), demand
 
@@ -148,9 +148,9 @@ class Lease:
         self.shortages = self.shortages + 1 if granted < wanted else 0
         self.put()
         if self.lent:
-            self._hurry()
+            self._sync_soon()
 
-    def run_out(self) -> None:
+    def expire(self) -> None:
         """Hold nothing any more: for the fleet what was held is spent."""
         self.settle()
         if self.held > 0:
@@ -158,7 +158,7 @@ class Lease:
 
     def begin_local(self, now_ns: int, *, is_full: bool = False) -> None:
         """Decide without the fleet: what is held is the balance of a bucket."""
-        self.run_out()
+        self.expire()
         self.lent, self.is_local = 0, True
         limiter, rule, share = self.limiter, self.rule, self.fleet.local_share(self.share)
         if share is None:
@@ -221,7 +221,7 @@ class FleetLimiter(Limiter):
 
     def refuse(self, now_ns: int) -> int:
         self.last_refused_ns = now_ns
-        self.last_wait_us = max(_LEAST_WAIT_US, self.wait_us_behind(now_ns, 0))
+        self.last_wait_us = max(_MIN_WAIT_US, self.wait_us_behind(now_ns, 0))
         return self.last_wait_us
 
     def reconfigure(self, now_ns: int, rule: Rule) -> None:

@@ -35,7 +35,7 @@ _TURN_OF_LINE_NS: Final = _NS_PER_MS // 2
 """Minimum turn per line with waiting requests: 2 000 turns a second for all lines together."""
 _ROUND_NS: Final = 1000 * _NS_PER_MS
 """Target duration of a round through all waiting requests of a line."""
-_SHORTEST: Final = 10
+_MAX_SHORTENING: Final = 10
 """Turns are shortened at most by this factor to reach ``_ROUND_NS``."""
 REFUSE_ALL_WAIT_US: Final = 1_000_000
 """The wait stated to a request that is never admitted, or whose wait is unknown."""
@@ -97,7 +97,7 @@ class Gate(Bucket, ABC):
     def affords(self, now_ns: int, price: int, most: int) -> int:
         """Return how many of up to ``most`` requests of one price would be admitted, without any effect.
 
-        ``price`` is in permits: not 0, and at most ``rule.most_permits``.
+        ``price`` is in permits: not 0, and at most ``rule.max_permits``.
         """
 
     @abstractmethod
@@ -119,7 +119,7 @@ class Gate(Bucket, ABC):
             lines: limits with waiting requests. More make turns longer.
         """
         longest_ns = max(_TURN_NS, lines * _TURN_OF_LINE_NS)
-        turn_ns = max(longest_ns // _SHORTEST, min(longest_ns, _ROUND_NS // waiting)) if waiting else longest_ns
+        turn_ns = max(longest_ns // _MAX_SHORTENING, min(longest_ns, _ROUND_NS // waiting)) if waiting else longest_ns
         # A full bucket loses its refill, so never wait for it to fill.
         enough = min(self.rate_upermits_per_s * turn_ns // NS_PER_S, self.capacity_upermits // 2)
         return max(1, enough // (price * UPERMITS_PER_PERMIT))
@@ -133,12 +133,12 @@ class Gate(Bucket, ABC):
 
     def wait_us_alone(self, now_ns: int, permits: int, before: int = 0) -> int:
         """Return the wait stated to a request of that cost, once ``before`` is spent."""
-        if permits > self.rule.most_permits:
+        if permits > self.rule.max_permits:
             return REFUSE_ALL_WAIT_US
         return max(1, self.wait_us_behind(now_ns, before, permits))
 
     def _alone(self, now_ns: int, costs: Sequence[int], admitted: int, most: int) -> Admission:
-        alone = run_of_larger(costs, admitted, most, self.rule.most_permits)
+        alone = count_larger(costs, admitted, most, self.rule.max_permits)
         return Admission(admitted, self.wait_us_alone(now_ns, costs[admitted], sum(costs[:admitted])), alone)
 
 
@@ -181,7 +181,7 @@ class Limiter(Gate):
         if not costs:
             return Admission(0, 0)
         if self.open_next_free_ns is not None and self._stays_open(now_ns):
-            if costs[0] > self.rule.most_permits:
+            if costs[0] > self.rule.max_permits:
                 self.refuse_alone(now_ns, costs[0])
                 return self.check(now_ns, costs)
             return Admission(0, self.refuse(now_ns))
@@ -203,8 +203,8 @@ class Limiter(Gate):
             return Admission(0, 0)
         next_free_ns = self.open_next_free_ns
         if next_free_ns is not None and is_open(next_free_ns, self.rule.break_ns, now_ns):
-            if costs[0] > self.rule.most_permits:
-                return self._alone(now_ns, costs, 0, self.rule.most_permits)
+            if costs[0] > self.rule.max_permits:
+                return self._alone(now_ns, costs, 0, self.rule.max_permits)
             return Admission(0, self._wait_us(now_ns, next_free_ns))
         stored, at_ns = self.settled(now_ns)
         # A request is admitted if those before it cost less than the stored permits.
@@ -220,8 +220,8 @@ class Limiter(Gate):
             return self._alone(now_ns, costs, admitted - 1, most - spent[admitted - 1])
         if admitted == count:
             return Admission(count, 0)
-        if costs[admitted] > self.rule.most_permits:
-            return self._alone(now_ns, costs, admitted, self.rule.most_permits)
+        if costs[admitted] > self.rule.max_permits:
+            return self._alone(now_ns, costs, admitted, self.rule.max_permits)
         left = stored - spent[admitted] * UPERMITS_PER_PERMIT
         return Admission(admitted, self._wait_us(now_ns, free_at_ns(left, at_ns, self.rate_upermits_per_s)))
 
@@ -255,7 +255,7 @@ class Limiter(Gate):
         # Refill even for no permits: with other limiters or alone, the balance is the same to the nanosecond.
         self.refill(now_ns)
         self.spend(permits)
-        self._follow_debt(now_ns)
+        self._on_debt_changed(now_ns)
 
     def wait_us_behind(self, now_ns: int, permits: int, cost: int = 1) -> int:
         if not self.rate_upermits_per_s:
@@ -271,19 +271,19 @@ class Limiter(Gate):
     def affords(self, now_ns: int, price: int, most: int) -> int:
         if not self.rate_upermits_per_s or is_open(self.open_next_free_ns, self.rule.break_ns, now_ns):
             return 0
-        return min(most, afforded(self.settled(now_ns)[0], self.max_debt_upermits, price))
+        return min(most, affordable(self.settled(now_ns)[0], self.max_debt_upermits, price))
 
     def take(self, now_ns: int, price: int, count: int) -> None:
         self.charge(now_ns, count * price)
 
     def give_back(self, now_ns: int, permits: int) -> None:
         self.stored_upermits = min(self.capacity_upermits, self.refill(now_ns) + permits * UPERMITS_PER_PERMIT)
-        self._follow_debt(now_ns)
+        self._on_debt_changed(now_ns)
 
     def debit(self, now_ns: int, upermits: int) -> None:
         """Take off permits that another process spent of the same limit. Negative gives back."""
         self.stored_upermits = min(self.capacity_upermits, self.refill(now_ns) - upermits)
-        self._follow_debt(now_ns)
+        self._on_debt_changed(now_ns)
 
     def price_upermits(self, now_ns: int, permits: int) -> int:  # noqa: ARG002 - for limiters whose prices change
         return permits * UPERMITS_PER_PERMIT
@@ -306,7 +306,7 @@ class Limiter(Gate):
         self.rule = rule
         self.max_debt_upermits = rule.max_debt_upermits
         if rule.break_ns and rule.rate_upermits_per_s and not (raised and self.stored_upermits > 0):
-            self._follow_debt(now_ns)
+            self._on_debt_changed(now_ns)
         else:
             self.open_next_free_ns = None
 
@@ -343,7 +343,7 @@ class Limiter(Gate):
         self.open_next_free_ns = None
         return False
 
-    def _follow_debt(self, now_ns: int) -> None:
+    def _on_debt_changed(self, now_ns: int) -> None:
         if self.open_next_free_ns is not None and self._stays_open(now_ns) and self.stored_upermits <= 0:
             self.open_next_free_ns = self.next_free_ns()
 
@@ -359,7 +359,7 @@ class Limiter(Gate):
         return -(-self.rule.break_ns // _NS_PER_US) or REFUSE_ALL_WAIT_US
 
 
-def afforded(stored_upermits: int, max_debt_upermits: int, price: int) -> int:
+def affordable(stored_upermits: int, max_debt_upermits: int, price: int) -> int:
     """Return how many consecutive requests of one price a balance admits. The last may leave a debt."""
     price_upermits = price * UPERMITS_PER_PERMIT
     return max(0, min(-(-stored_upermits // price_upermits), (stored_upermits + max_debt_upermits) // price_upermits))
@@ -370,9 +370,9 @@ def until_us(now_ns: int, ready_ns: int) -> int:
     return max(1, -((now_ns - ready_ns) // _NS_PER_US))
 
 
-def run_of_larger(costs: Sequence[int], start: int, most: int, most_ever: int) -> int:
-    """Return the length of the run of costs from ``start`` that exceed ``most``. All or none exceed ``most_ever``."""
-    end, never = start, costs[start] > most_ever
-    while end < len(costs) and costs[end] > most and (costs[end] > most_ever) is never:
+def count_larger(costs: Sequence[int], start: int, most: int, max_ever: int) -> int:
+    """Return the length of the run of costs from ``start`` that exceed ``most``. All or none exceed ``max_ever``."""
+    end, never = start, costs[start] > max_ever
+    while end < len(costs) and costs[end] > most and (costs[end] > max_ever) is never:
         end += 1
     return end - start

@@ -5,7 +5,7 @@ Times are of the monotonic clock, which all processes of one boot share.
 
 from typing import Final, NamedTuple
 
-from limiter.buckets.factory import Join, kind_of, put_in_force
+from limiter.buckets.factory import Join, apply_rule, kind_of
 from limiter.buckets.fair import FairLimiter
 from limiter.buckets.fleet import FleetLimiter
 from limiter.buckets.limiter import Limiter
@@ -13,7 +13,7 @@ from limiter.buckets.warm_up import WarmUpLimiter
 from limiter.rules.resource import Resource
 from limiter.rules.rule import NS_PER_S, UPERMITS_PER_PERMIT, Rule
 
-LONGEST_DEBT_S: Final = 86_400
+MAX_DEBT_S: Final = 86_400
 """A saved debt blocks a limit for at most this long."""
 
 
@@ -121,16 +121,16 @@ def restore(saved: SavedLimiter, rule: Rule, now_ns: int, join: Join | None = No
         limiter.put_back(share._replace(stored_upermits=min(share.stored_upermits, most)) for share in saved.shares)
     had = (type(limiter), limiter.rate_upermits_per_s, limiter.capacity_upermits, saved.coldest_upermits)
     if had != (kind_of(rule), rule.rate_upermits_per_s, rule.capacity_upermits, coldest_upermits):
-        limiter = put_in_force(limiter, now_ns, rule, join)
+        limiter = apply_rule(limiter, now_ns, rule, join)
     bound_debt(limiter, now_ns)
     return limiter
 
 
 def bound_debt(limiter: Limiter, now_ns: int) -> None:
-    """Reduce debts to ``LONGEST_DEBT_S`` of the limit, so that damaged state cannot block a limit for ever."""
-    most = (limiter.rate_upermits_per_s or UPERMITS_PER_PERMIT) * LONGEST_DEBT_S
+    """Reduce debts to ``MAX_DEBT_S`` of the limit, so that damaged state cannot block a limit for ever."""
+    most = (limiter.rate_upermits_per_s or UPERMITS_PER_PERMIT) * MAX_DEBT_S
     for bucket in (limiter, *(limiter.shares if isinstance(limiter, FairLimiter) else ())):
         bucket.stored_upermits = max(bucket.stored_upermits, -most)
         bucket.forgiven_upermits = min(bucket.forgiven_upermits, most)
         if bucket.open_next_free_ns is not None:
-            bucket.open_next_free_ns = min(bucket.open_next_free_ns, now_ns + LONGEST_DEBT_S * NS_PER_S)
+            bucket.open_next_free_ns = min(bucket.open_next_free_ns, now_ns + MAX_DEBT_S * NS_PER_S)

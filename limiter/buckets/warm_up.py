@@ -57,8 +57,8 @@ class WarmUpLimiter(Limiter):
                 return self._alone(now_ns, costs, admitted - 1, most)
         if admitted == len(costs):
             return Admission(admitted, 0)
-        if costs[admitted] > self.rule.most_permits:
-            return self._alone(now_ns, costs, admitted, self.rule.most_permits)
+        if costs[admitted] > self.rule.max_permits:
+            return self._alone(now_ns, costs, admitted, self.rule.max_permits)
         next_free_ns = free_at_ns(stored - spent[admitted], at_ns, self.rate_upermits_per_s)
         return Admission(admitted, self._wait_us(now_ns, next_free_ns))
 

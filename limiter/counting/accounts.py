@@ -42,10 +42,10 @@ WINDOWS_S: Final = (1, 10, KEPT_S)
 _NS_PER_S: Final = 1_000_000_000
 _SILENT_S: Final = 600
 """A name that was silent for this long may lose its row."""
-_LOOKS: Final = 4
+_MAX_CHECKS: Final = 4
 """Rows checked per new name while there is no room."""
 _MIN_ROWS: Final = 10_000
-_PASSED_OVER: Final = 64
+_MAX_SKIPPED: Final = 64
 _JITTER_NS: Final = 5_000_000
 """Tolerance for the wall clock being behind when a second ends by the monotonic one."""
 _KEPT_SPANS: Final = 60
@@ -84,7 +84,7 @@ RuleSums = Mapping[RejectionVerdict, tuple[int, int]]
 """(requests, messages) by verdict of a rule."""
 
 
-class _Places:
+class _Rows:
     """The rows of one sort. Pinned ones are not bounded."""
 
     def __init__(self, most: int, silent_s: int) -> None:
@@ -123,9 +123,9 @@ class Accounts:
         self._max_resources = max_resources
         max_rows = max(max_labels, max_resources, _MIN_ROWS)
         self._pinned: set[Resource] = set()
-        self._labelled = _Places(max_labels, _SILENT_S)
-        self._unlabelled = _Places(max_rows, _SILENT_S)
-        self._scopes = _Places(max_rows, KEPT_S)
+        self._labelled = _Rows(max_labels, _SILENT_S)
+        self._unlabelled = _Rows(max_rows, _SILENT_S)
+        self._scopes = _Rows(max_rows, KEPT_S)
         # By kind: the shared row, and the sum of all retired rows.
         self._shared: dict[str, Row] = {}
         self._folded: dict[str, Row] = {}
@@ -208,44 +208,44 @@ class Accounts:
             # It now has a label. Its past counts stay under ``_other``.
             del self._unlabelled.order[resource]
             self._retire(row, self._unlabelled)
-        pinned, places = resource in self._pinned, self._scopes
+        pinned, rows = resource in self._pinned, self._scopes
         if resource.kind not in UNCOUNTED:
             if self._labelled.full:
                 self._retire_silent(self._labelled, now_ns)
-            places = self._unlabelled if self._labelled.full else self._labelled
-        if places.full and not pinned:
-            self._retire_silent(places, now_ns)
+            rows = self._unlabelled if self._labelled.full else self._labelled
+        if rows.full and not pinned:
+            self._retire_silent(rows, now_ns)
         # A client's name ``_other`` must not hide the counts of the others.
-        if resource.name == OTHER or (places.full and not pinned):
+        if resource.name == OTHER or (rows.full and not pinned):
             if resource.kind not in self._shared:
                 self._shared[resource.kind] = Row(Resource(resource.kind, OTHER), shared=True)
             return self._shared[resource.kind]
-        row = places.rows[resource] = Row(resource)
+        row = rows.rows[resource] = Row(resource)
         row.seen_ns = now_ns
         if not pinned:
-            places.order[resource] = row
+            rows.order[resource] = row
         return row
 
-    def _retire_silent(self, places: _Places, now_ns: int) -> None:
+    def _retire_silent(self, rows: _Rows, now_ns: int) -> None:
         """Retire silent rows among those checked longest ago.
 
         Not in a prolonged second, which would keep the entries of all of them.
         """
         number = self._span.second.number
-        for _ in range(min(_LOOKS, len(places.order)) if self._span.seconds == 1 else 0):
-            resource, row = places.order.popitem(last=False)
-            if now_ns - row.seen_ns >= places.silent_ns and number - row.spent_in > KEPT_S:
-                self._retire(row, places)
+        for _ in range(min(_MAX_CHECKS, len(rows.order)) if self._span.seconds == 1 else 0):
+            resource, row = rows.order.popitem(last=False)
+            if now_ns - row.seen_ns >= rows.silent_ns and number - row.spent_in > KEPT_S:
+                self._retire(row, rows)
             else:
-                places.order[resource] = row
+                rows.order[resource] = row
 
-    def _retire(self, row: Row, places: _Places) -> None:
+    def _retire(self, row: Row, rows: _Rows) -> None:
         resource, row.retired = row.resource, True
-        del places.rows[resource]
+        del rows.rows[resource]
         folded = self._folded.setdefault(resource.kind, Row(Resource(resource.kind, OTHER)))
         folded.fold(row.totals())
         folded.seen_ns = max(folded.seen_ns, row.seen_ns)
-        if places is self._labelled:
+        if rows is self._labelled:
             self._stops.pop(resource, None)
 
     def pin(self, resources: Iterable[Resource]) -> None:
@@ -254,8 +254,8 @@ class Accounts:
             if resource.name == OTHER or resource in self._pinned:
                 continue
             self._pinned.add(resource)
-            for places in (self._labelled, self._unlabelled, self._scopes):
-                places.order.pop(resource, None)
+            for rows in (self._labelled, self._unlabelled, self._scopes):
+                rows.order.pop(resource, None)
             if resource.kind not in UNCOUNTED and resource not in self._labelled.rows:
                 row = self._unlabelled.rows.get(resource)
                 if row is not None:
@@ -265,12 +265,12 @@ class Accounts:
     def unpin(self, resources: Iterable[Resource]) -> None:
         for resource in self._pinned.intersection(resources):
             self._pinned.discard(resource)
-            places = self._scopes if resource.kind in UNCOUNTED else self._labelled
-            row = places.rows.get(resource)
-            if row is not None and row.seen_ns and not places.full:
-                places.order[resource] = row
+            rows = self._scopes if resource.kind in UNCOUNTED else self._labelled
+            row = rows.rows.get(resource)
+            if row is not None and row.seen_ns and not rows.full:
+                rows.order[resource] = row
             elif row is not None:
-                self._retire(row, places)
+                self._retire(row, rows)
 
     def sender(self, address: str, language: str = "", user: str = "", product: str = "") -> Sender:
         """Return the ``Sender`` of a client: the same object while it is referenced."""
@@ -301,9 +301,9 @@ class Accounts:
         if judged is not None:
             self._count_rule(judged, amount)
 
-    def looks_for_repeats(self, resource: Resource, now_ns: int) -> bool:
+    def may_have_repeats(self, resource: Resource, now_ns: int) -> bool:
         """Say whether repeats are possible, because requests for a resource were refused recently."""
-        return self.row(resource, now_ns).looks_until_ns > now_ns
+        return self.row(resource, now_ns).repeats_until_ns > now_ns
 
     def repeat(self, now_ns: int, resources: Iterable[Resource], repeats: Repeats, *, refused: bool) -> None:
         """Count the repeats of refused requests. If they were ``refused``, their own repeats will be recognized."""
@@ -313,7 +313,7 @@ class Accounts:
             if self._taking and any(repeats):
                 self._span.repeat(row.resource, repeats)
             if refused:
-                row.looks_until_ns = now_ns + KEPT_NS
+                row.repeats_until_ns = now_ns + KEPT_NS
 
     def _count_rule(self, judged: Judged, amount: Sums) -> None:
         rule = judged.rule
@@ -324,7 +324,7 @@ class Accounts:
         requests, messages = sums.get(judged.verdict, (0, 0))
         sums[judged.verdict] = (requests + amount[0], messages + amount[1])
 
-    def let_go(self, now_ns: int, resources: Iterable[Resource]) -> None:
+    def release(self, now_ns: int, resources: Iterable[Resource]) -> None:
         for resource in resources:
             self._stop(resource, now_ns, None)
 
@@ -348,13 +348,13 @@ class Accounts:
             _add(others, row)
         for number, row in enumerate(unlabelled):
             _add(others, row)
-            if not number % _PASSED_OVER:
+            if not number % _MAX_SKIPPED:
                 yield None
         for number, row in enumerate(labelled):
             if row.seen_ns >= since_ns:
                 found = (row.resource, row.totals())
                 yield found if row.resource in self._pinned or _ended(found[1]) else None
-            elif not number % _PASSED_OVER:
+            elif not number % _MAX_SKIPPED:
                 yield None
         for row in others.values():
             found = (row.resource, row.totals())
@@ -365,13 +365,13 @@ class Accounts:
         return self._stops.get(resource, NEVER)
 
     def spent(self) -> Iterator[Resource]:
-        for places in (self._labelled, self._unlabelled, self._scopes):
-            yield from (row.resource for row in list(places.rows.values()) if row.spent_in >= 0)
+        for rows in (self._labelled, self._unlabelled, self._scopes):
+            yield from (row.resource for row in list(rows.rows.values()) if row.spent_in >= 0)
 
     def usage(self, now_ns: int, resource: Resource, rule: Rule, dimension: Dimension) -> Usage | None:
         """Return the usage of a limit, or None if it was not checked in the last minute."""
-        places = (self._labelled, self._unlabelled, self._scopes)
-        row = next((places.rows[resource] for places in places if resource in places.rows), None)
+        rows = (self._labelled, self._unlabelled, self._scopes)
+        row = next((rows.rows[resource] for rows in rows if resource in rows.rows), None)
         spent = None if row is None else row.used(self.at(now_ns).number, DIMENSIONS.index(dimension))
         return None if spent is None else _usage(spent, rule)
 
@@ -381,7 +381,7 @@ class Accounts:
             silent_s = self._span.second.number - row.spent_in
             if row.spent_in >= 0 and self._ends_ns - silent_s * _NS_PER_S > since_ns:
                 yield row.resource
-            elif not number % _PASSED_OVER:
+            elif not number % _MAX_SKIPPED:
                 yield None
 
 

@@ -24,7 +24,7 @@ class Repeats(NamedTuple):
     size_bytes: int = 0
     identified: int = 0  # requests whose repeats will be recognized
 
-    def and_more(self, more: "Repeats") -> "Repeats":
+    def plus(self, more: "Repeats") -> "Repeats":
         return Repeats(*map(add, self, more))
 
 
@@ -60,7 +60,7 @@ class RefusedIds:
             than ``SOON_NS`` was dropped to make room.
         """
         number = hash((key, message_id))
-        self._grow_old(now_ns)
+        self._rotate(now_ns)
         new, old = self._new, self._old
         known = number in new
         if known and refused:
@@ -81,7 +81,7 @@ class RefusedIds:
             self._unseen -= 1
         return known, seen
 
-    def _grow_old(self, now_ns: int) -> None:
+    def _rotate(self, now_ns: int) -> None:
         age_ns = now_ns - self._began_ns
         if age_ns >= HALF_NS:
             self._turn(now_ns)

@@ -68,7 +68,7 @@ PythonEntry = Entry
 
 class Row:
     __slots__ = (
-        *("_before", "_began", "_entry", "_figures", "_given_back", "_rings", "_senders", "looks_until_ns"),
+        *("_before", "_began", "_entry", "_figures", "_given_back", "_rings", "_senders", "repeats_until_ns"),
         *("resource", "retired", "seen_ns", "shared", "spent_in"),
     )
 
@@ -78,7 +78,7 @@ class Row:
         self.seen_ns = 0  # when counts were last added, 0 if never. May be set
         self.spent_in = -1  # number of the second in which permits were last spent, -1 if never
         self.retired = False  # replaced by another row. Holders must ask again. Set by the owner of the rows
-        self.looks_until_ns = 0  # until then, repeats may arrive. May be set
+        self.repeats_until_ns = 0  # until then, repeats may arrive. May be set
         # A reference to the second itself would keep everything in it alive.
         self._began: int | None = None
         self._figures = [0] * _FIGURES

@@ -43,7 +43,7 @@ class Sender(msgspec.Struct, eq=False, weakref=True):
     product: str = ""
 
 
-NOBODY: Final = Sender("")
+NO_SENDER: Final = Sender("")
 
 
 class Judged(NamedTuple):
@@ -109,7 +109,7 @@ class Span:
 
     def repeat(self, resource: Resource, repeats: Repeats) -> None:
         """Count repeats among requests that are counted elsewhere, under the name of the resource's row."""
-        self._repeats[resource] = self._repeats.get(resource, NO_REPEATS).and_more(repeats)
+        self._repeats[resource] = self._repeats.get(resource, NO_REPEATS).plus(repeats)
 
     def steps(self, max_resources: int, pinned: Container[Resource]) -> Iterator[TrafficSecond | None]:
         """Yield None after each of many short steps, and then the TrafficSecond."""
@@ -140,7 +140,7 @@ class Span:
         told = tuple(resources.values()), tuple(rejections.values())
         yield TrafficSecond(self.at_s, *told, other, self.seconds, self.stepped_s)
 
-    def let_go(self) -> Iterator[None]:
+    def drain(self) -> Iterator[None]:
         """Free it in short steps: 10 000 resources at once take 4 ms."""
         while len(self):
             del self.second.entries[-1:]

@@ -18,7 +18,7 @@ from limiter.buckets.saved import SavedLimiter, bound_debt
 from limiter.compiled import COMPILED
 from limiter.counting.accounts import Accounts, Usage
 from limiter.counting.row import Row
-from limiter.deciding.asking import Asking
+from limiter.deciding.acquirer import Acquirer
 from limiter.deciding.explain import Applied, explain
 from limiter.fleet.member import Member
 from limiter.plans.plans import (
@@ -88,7 +88,7 @@ class SavedLimits(NamedTuple):
 
     at_ns: int
     limiters: dict[Dimension, list[SavedLimiter]]  # without those in their initial state
-    set_aside: Sequence[Spent] = ()  # what the old process will still spend for held requests. The successor must not
+    reserved: Sequence[Spent] = ()  # what the old process will still spend for held requests. The successor must not
 
 
 _PLAIN: Final = (Limiter, FleetLimiter)
@@ -126,14 +126,14 @@ class Limits:
         self.swaps = 0
         self._note_rules(rule_set)
         self._tightest: dict[frozenset[str], Advance | None] = {}
-        self.holding = Holding(self._ask_again, self._expire)
+        self.holding = Holding(self._check_again, self._expire)
         self.delays = Delays(self.holding)
-        self._asking = Asking(self.delays, self._accounts)
+        self._acquirer = Acquirer(self.delays, self._accounts)
         self.resources: Resources | None = None  # None without the compiled part
         self._callers: dict[Caller, Callers] = {}
         self._shares: dict[Resource, Shares] = {}
         if COMPILED is not None:
-            callbacks = (self._plain_of, self._default_of, self._accounts.row, self.delays.nobody_is_before)
+            callbacks = (self._plain_of, self._default_of, self._accounts.row, self.delays.can_grant_all)
             live = [registry.limiters for registry in self._registries.values()]
             self.resources = COMPILED.Resources(*callbacks, max_live + _MORE_NAMES, live, rule_set.own)
 
@@ -178,7 +178,7 @@ class Limits:
             self.resources.swap(
                 self.swaps, rule_set.own, {kind: self._default_of(kind) for kind in self.resources.kinds}
             )
-        self.holding.ask_all_soon(now_ns)
+        self.holding.recheck_all_soon(now_ns)
 
     def callers(self, caller: Caller) -> "Callers | None":
         """Return the limits of a caller's scopes for the compiled part, or None if no rule limits scopes."""
@@ -322,12 +322,14 @@ class Limits:
             return Decision(0)
         sizes = size_bytes() if plan.has_bytes or scoped.has_bytes else ()
         enforcing = plan.enforcing + scoped.enforcing
-        decision = self._asking.ask(now_ns, enforcing, caller, messages, sizes, held=held, doubled=plan.doubled)
+        decision = self._acquirer.ask(now_ns, enforcing, caller, messages, sizes, held=held, doubled=plan.doubled)
         shadows = plan.shadows + scoped.shadows
         admitted = decision.admitted
         if shadows and admitted:
-            shades = self._asking.shades(now_ns, shadows, caller, messages[:admitted], sizes[:admitted])
-            return decision._replace(shades=shades) if shades else decision
+            shadow_denials = self._acquirer.shadow_denials(
+                now_ns, shadows, caller, messages[:admitted], sizes[:admitted]
+            )
+            return decision._replace(shadow_denials=shadow_denials) if shadow_denials else decision
         return decision
 
     def grant(
@@ -336,7 +338,7 @@ class Limits:
         plan, scoped, caller = self._asked(resources, caller)
         if not plan.parts and not scoped.parts:
             return Granted(credit.most)
-        return self._asking.grant(now_ns, plan, scoped, caller, credit, held=held)
+        return self._acquirer.grant(now_ns, plan, scoped, caller, credit, held=held)
 
     def grant_at_once(self, now_ns: int, resources: tuple[Resource, ...], caller: Caller, credit: Credit) -> bool:
         """Grant the full amount if ``grant`` would do so at once, otherwise nothing."""
@@ -344,7 +346,7 @@ class Limits:
         if plan.doubled or plan.shadows or scoped.shadows:
             return False
         parts = plan.enforcing + scoped.enforcing
-        return not parts or self._asking.grant_at_once(now_ns, parts, caller, credit)
+        return not parts or self._acquirer.grant_at_once(now_ns, parts, caller, credit)
 
     def _asked(self, resources: tuple[Resource, ...], caller: Caller) -> tuple[Plan, Plan, Caller]:
         """Return the plans of resources and scopes, and the caller as used by adaptive limits."""
@@ -360,7 +362,7 @@ class Limits:
         if not self._plans.scoped:
             return terms
         more = self._plans.of_scopes(caller, plan).terms
-        most = min((most for most in (terms.most_bytes, more.most_bytes) if most is not None), default=None)
+        most = min((most for most in (terms.max_bytes, more.max_bytes) if most is not None), default=None)
         advance = min((each.advance for each in (terms, more) if each.advance is not None), default=None)
         return Terms(terms.delays or more.delays, terms.refuses or more.refuses, most, terms.confirm, advance)
 
@@ -370,7 +372,7 @@ class Limits:
             self._tightest[key] = advance_of(rule for rule in self.rule_set.in_force if rule.kind in key)
         return self._tightest[key]
 
-    def _ask_again(self, held: Held, now_ns: int) -> Denial | Wait | None:
+    def _check_again(self, held: Held, now_ns: int) -> Denial | Wait | None:
         caller = held.caller
         if held.credit is not None:
             granted = self.grant(now_ns, held.resources, caller, held.credit, held)
@@ -384,7 +386,7 @@ class Limits:
         if decision.delays:
             return self.delays.still_waits(now_ns, decision.delays, held)
         if decision.stop is None:
-            held.shades = decision.shades
+            held.shadow_denials = decision.shadow_denials
         return decision.stop
 
     def _expire(self, held: Held, now_ns: int) -> Denial | None:
@@ -476,8 +478,8 @@ class Limits:
                 except ValueError:
                     is_taken = False
                 taken, left = taken + is_taken, left + (not is_taken)
-        self.debit((each for each in saved.set_aside if each.upermits > 0), now_ns)
-        for aside in saved.set_aside:
+        self.debit((each for each in saved.reserved if each.upermits > 0), now_ns)
+        for aside in saved.reserved:
             limiter = self._registries[aside.dimension].of(aside, now_ns)
             if limiter is not None:
                 bound_debt(limiter, now_ns)
@@ -489,7 +491,7 @@ class Limits:
         for dimension, registry in self._registries.items():
             for each in registry.spent_since(saved.limiters.get(dimension, ()), saved.at_ns, now_ns):
                 spent[each._replace(upermits=0)] += each.upermits
-        for each in saved.set_aside:
+        for each in saved.reserved:
             spent[each._replace(upermits=0)] -= each.upermits
         return [each._replace(upermits=upermits) for each, upermits in spent.items() if upermits]
 
@@ -498,7 +500,7 @@ class Limits:
             limiter = self._registries[each.dimension].of(each, now_ns)
             if limiter is not None:
                 limiter.debit(now_ns, each.upermits)
-        self.holding.ask_all_soon(now_ns)
+        self.holding.recheck_all_soon(now_ns)
 
     def reset(self, kind: str, name: str, now_ns: int) -> Iterator[tuple[Dimension, LimiterState | None]]:
         """Restart the limiters of one name, of a total, or of all names under a pattern's rule, in short steps.
@@ -515,7 +517,7 @@ class Limits:
             else:
                 for state in registry.reset_all_of(pattern, now_ns):
                     yield dimension, state
-            self.holding.ask_all_soon(now_ns)
+            self.holding.recheck_all_soon(now_ns)
 
     def state(self, resource: Resource, now_ns: int, dimension: Dimension = "messages") -> LimiterState | None:
         return self._registries[dimension].state(resource, now_ns)

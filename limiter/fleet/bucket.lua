@@ -5,7 +5,7 @@
 -- Returns {} if a later call was here before; else {members, its part of the advances in billionths, its slot}, and for each bucket
 --   {permits granted, its part of the demand in millionths, members that ask}; last the version of the log.
 -- Hashes: field "" is the whole, every other field a member; both below 64 bytes. Times are microseconds.
-local SILENT_US, STOPPED_US, KEEP_S, LEAST_PER_S, MOST_SLOTS = 3e6, 1e6, 10, 0.25, 8
+local SILENT_US, STOPPED_US, KEEP_S, MIN_PER_S, MAX_SLOTS = 3e6, 1e6, 10, 0.25, 8
 local max, min, floor, pack, unpack = math.max, math.min, math.floor, struct.pack, struct.unpack
 local time = redis.call('TIME')
 local now = time[1] * 1e6 + time[2]
@@ -47,7 +47,7 @@ for k = 2, #KEYS - 1 do
   local a, key = k * 7 - 10, KEYS[k]
   local rate, capacity, spent, kept = tonumber(ARGV[a + 1]), tonumber(ARGV[a + 2]), tonumber(ARGV[a + 3]), tonumber(ARGV[a + 4])
   local want, demand, age = tonumber(ARGV[a + 5]), tonumber(ARGV[a + 6]), tonumber(ARGV[a + 7])
-  local slots = min(floor(0.75 * (capacity - 1)), MOST_SLOTS)
+  local slots = min(floor(0.75 * (capacity - 1)), MAX_SLOTS)
   local parts = capacity / 2 - slots >= 2 and capacity / 2 - slots or 0
   local room = capacity - parts - slots
   local fields = redis.call('HMGET', key, '', id)
@@ -105,7 +105,7 @@ for k = 2, #KEYS - 1 do
     stored = part < 0 and stored + kept or stored
     redis.call('HDEL', key, id)
   else
-    local least = weights * min(1 / (asking + 1), LEAST_PER_S / max(rate, LEAST_PER_S))
+    local least = weights * min(1 / (asking + 1), MIN_PER_S / max(rate, MIN_PER_S))
     local weight = demand > 0 and max(demand, least) or 0
     weights, claims, held, asking = weights + weight, claims + max(0, claim), held + max(-advance, kept), asking + 1
     share = floor(weight / max(weights, 1e-9) * 1e6)

@@ -17,10 +17,10 @@ WhenAway = Literal["last", "equal", "unlimited", "refuse"]
 AWAY_NS: Final = 400_000_000
 """Redis is away after this long without an answer: members hold permits for longer than that."""
 HEARTBEAT_NS: Final = NS_PER_S // 2
-MOST_ROUNDS_PER_S: Final = 10
-MOST_SLOTS: Final = 8
+MAX_ROUNDS_PER_S: Final = 10
+MAX_SLOTS: Final = 8
 """Advances of one permit, for as many members; what else is set aside is divided among all members."""
-MOST_NAMES: Final = 100
+MAX_NAMES: Final = 100
 """Names in one call, so that Redis is not kept from others for more than some ms."""
 
 
@@ -80,7 +80,7 @@ class Member:
         self._number = 0
         self._gap_ns = HEARTBEAT_NS
         self._waiting: list[Call] = []
-        self._rounds: deque[int] = deque(maxlen=MOST_ROUNDS_PER_S)
+        self._rounds: deque[int] = deque(maxlen=MAX_ROUNDS_PER_S)
 
     def wake(self) -> None:
         """Do what the caller puts here: look at ``next_ns`` again."""
@@ -115,7 +115,7 @@ class Member:
 
     def advance(self, capacity: float) -> int:
         """Return the permits of a bucket that this member may spend before it has a lease there, as the script does."""
-        slots = min(floor(0.75 * (capacity - 1)), MOST_SLOTS)
+        slots = min(floor(0.75 * (capacity - 1)), MAX_SLOTS)
         parts = capacity / 2 - slots
         return (floor(parts * self.part) if parts >= 2 else 0) + (0 <= self.slot < slots)
 
@@ -132,7 +132,7 @@ class Member:
         if not self._rounds:
             return self._began_ns
         last_ns = self._rounds[-1]
-        first_ns = self._rounds[0] + NS_PER_S if len(self._rounds) == MOST_ROUNDS_PER_S else last_ns
+        first_ns = self._rounds[0] + NS_PER_S if len(self._rounds) == MAX_ROUNDS_PER_S else last_ns
         return max(last_ns + self._gap_ns, first_ns)
 
     def ask(self, now_ns: int) -> list[Call]:
@@ -143,7 +143,7 @@ class Member:
         self._rounds.append(now_ns)
         active = [] if self._is_local else list(self._active)
         self._gap_ns = ROUND_NS if active else HEARTBEAT_NS
-        batches = [active[start : start + MOST_NAMES] for start in range(0, len(active), MOST_NAMES)] or [[]]
+        batches = [active[start : start + MAX_NAMES] for start in range(0, len(active), MAX_NAMES)] or [[]]
         self._waiting = [self._call(now_ns, batch, self._reserved) for batch in batches]
         return list(self._waiting)
 
@@ -155,7 +155,7 @@ class Member:
             lease.settle()
             lease.held, lease.lent = min(0, lease.held), 0
             lease.put()
-        batches = [leases[start : start + MOST_NAMES] for start in range(0, len(leases), MOST_NAMES)] or [[]]
+        batches = [leases[start : start + MAX_NAMES] for start in range(0, len(leases), MAX_NAMES)] or [[]]
         return [self._call(now_ns, batch, -1.0) for batch in batches]
 
     def _call(self, now_ns: int, leases: Sequence[Lease], part: float) -> Call:
@@ -215,7 +215,7 @@ class Member:
                 if self._is_local:
                     lease.begin_local(now_ns)
                 else:
-                    lease.run_out()
+                    lease.expire()
                     lease.put()
 
     def state(self, most: int = 100) -> MemberState:

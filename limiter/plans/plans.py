@@ -100,7 +100,7 @@ def advance_of(rules: Iterable[Rule]) -> Advance | None:
         limit = None if rule.exempt or rule.adaptive or rule.action == "shadow" else rule.part("messages")
         if limit is not None and limit.rate_upermits_per_s:
             burst = max(1, limit.capacity_upermits // UPERMITS_PER_PERMIT)
-            advance = Advance(limit.rate_upermits_per_s, burst, max(burst, limit.most_permits))
+            advance = Advance(limit.rate_upermits_per_s, burst, max(burst, limit.max_permits))
             if found is None or not found.most or advance < found:
                 found = advance
         elif limit is not None and found is None:
@@ -113,13 +113,13 @@ class Terms(NamedTuple):
 
     delays: bool = False  # some rule holds messages, so credit must be requested for them
     refuses: bool = False  # some rule refuses or shadows, so each message must be decided
-    most_bytes: int | None = None  # None: any
+    max_bytes: int | None = None  # None: any
     confirm: Confirming | None = None  # None: none. Not a limit
     advance: Advance | None = None
 
     @property
     def limits(self) -> bool:
-        return self.delays or self.refuses or self.most_bytes is not None
+        return self.delays or self.refuses or self.max_bytes is not None
 
 
 NO_TERMS: Final = Terms()
@@ -218,7 +218,7 @@ class Plan:
             rules = [(part.registry.dimension, id(part.rule)) for part in self.enforcing]
             self.doubled = len(set(rules)) < len(rules)
         self._asked: dict[Asks, Plan] = {}
-        most = [part.rule.most_permits for part in self.enforcing if part.unit == BYTES]
+        most = [part.rule.max_permits for part in self.enforcing if part.unit == BYTES]
         self.terms = Terms(
             any(part.delays for part in self.parts),
             not all(part.delays for part in self.parts),
@@ -256,7 +256,7 @@ class Plans:
         self._scopes = rule_set.scopes
         self.scoped = bool(rule_set.scopes)
         self.by_resources: dict[Sequence[Resource], Plan] = {}
-        self._by_asker: dict[Caller, Plan] = {}
+        self._by_caller: dict[Caller, Plan] = {}
         # One part per limit, shared by all plans.
         self._parts: dict[tuple[Dimension, Resource], ApplicableLimit] = {}
 
@@ -282,10 +282,10 @@ class Plans:
         """Return the limits of a caller's scopes, in addition to the plan of the resources."""
         if not self._scopes or caller.consumes or plan.exempt:
             return NO_PLAN
-        scoped = self._by_asker.get(caller)
+        scoped = self._by_caller.get(caller)
         if scoped is None:
             scoped = Plan(part for scope in scopes(caller) if scope.kind in self._scopes for part in self._of(scope))
-            _remember(self._by_asker, caller, scoped)
+            _remember(self._by_caller, caller, scoped)
         return scoped
 
     def _of(self, resource: Resource) -> list[ApplicableLimit]:

@@ -21,7 +21,7 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from limiter.buckets.factory import begun_anew, new_limiter, put_in_force
+from limiter.buckets.factory import apply_rule, new_limiter, restart_limiter
 from limiter.buckets.fleet import FleetLimiter
 from limiter.buckets.limiter import Limiter, LimiterState
 from limiter.buckets.saved import SavedLimiter, restore, save
@@ -34,7 +34,7 @@ from limiter.rules.rule_set import RuleSet
 DEFAULT_MAX_LIVE: Final = 100_000
 
 _LONG_AGO_NS: Final = -(2**63)
-_MAX_LOOKS: Final = 16
+_MAX_CHECKS: Final = 16
 """Limiters checked to make room: some 20 µs per new name while none is idle."""
 _REMEMBERED: Final = 16
 
@@ -101,7 +101,7 @@ class Live:
         """Evict an idle limiter if there is no room for one more. False if a few checks find none."""
         if now_ns == self._no_room_ns and self.unpinned >= self._max_live:
             return False
-        for _ in range(min(_MAX_LOOKS, len(self._order))):
+        for _ in range(min(_MAX_CHECKS, len(self._order))):
             if self.unpinned < self._max_live:
                 return True
             resource = self._order.popleft()
@@ -210,7 +210,7 @@ class Registry:
             if rule is None:
                 del self.overflow[name]
             elif rule is not limiter.rule:
-                self.overflow[name] = put_in_force(limiter, at_ns, rule, self._join)
+                self.overflow[name] = apply_rule(limiter, at_ns, rule, self._join)
 
     def _limit_named(self, bare_name: str) -> Rule | None:
         rule = self._rule_set.pattern_rule(bare_name)
@@ -224,7 +224,7 @@ class Registry:
             return None
         at_ns = self._latest_ns = max(self._latest_ns, now_ns)
         before = limiter.state(at_ns)
-        self.limiters.put(begun_anew(limiter, at_ns, limiter.rule, self._join))
+        self.limiters.put(restart_limiter(limiter, at_ns, limiter.rule, self._join))
         return before
 
     def reset_all_of(self, rule: Rule, now_ns: int) -> Iterator[LimiterState | None]:
@@ -235,7 +235,7 @@ class Registry:
         limiter = self.overflow.get(rule.bare_name)
         if limiter is not None:
             at_ns = self._latest_ns = max(self._latest_ns, now_ns)
-            self.overflow[rule.bare_name] = begun_anew(limiter, at_ns, limiter.rule, self._join)
+            self.overflow[rule.bare_name] = restart_limiter(limiter, at_ns, limiter.rule, self._join)
             yield limiter.state(at_ns)
 
     def state(self, resource: Resource, now_ns: int) -> LimiterState | None:
@@ -342,9 +342,9 @@ class Registry:
                 # It does not continue after a time without a limit.
                 limiter.retired = limiter.retired or not swap.rule_set.limits_otherwise(resource, self.dimension)
             elif limiter.retired:
-                limiter = begun_anew(limiter, swap.at_ns, rule, self._join)
+                limiter = restart_limiter(limiter, swap.at_ns, rule, self._join)
             elif rule is not limiter.rule:
-                limiter = put_in_force(limiter, swap.at_ns, rule, self._join)
+                limiter = apply_rule(limiter, swap.at_ns, rule, self._join)
         limiter.epoch = ~self._epoch if unlimited else self._epoch
         if limiter is not had:
             self.limiters.put(limiter)

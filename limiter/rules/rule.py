@@ -125,7 +125,7 @@ class Rule:
     capacity_upermits: int = field(init=False, repr=False, compare=False)
     max_debt_upermits: int = field(init=False, repr=False, compare=False)
     # The largest cost that can be admitted: the full burst plus the full debt.
-    most_permits: int = field(init=False, repr=False, compare=False)
+    max_permits: int = field(init=False, repr=False, compare=False)
     burst_ns: int = field(init=False, repr=False, compare=False)
     break_ns: int = field(init=False, repr=False, compare=False)
     max_debt_ns: int = field(init=False, repr=False, compare=False)
@@ -159,7 +159,7 @@ class Rule:
         self._derive("burst_ns", burst_ns)
         self._derive("max_debt_ns", self._seconds("max_debt_s"))
         self._derive("max_debt_upermits", debt_upermits(rate, self.max_debt_ns))
-        self._derive("most_permits", (capacity + self.max_debt_upermits) // UPERMITS_PER_PERMIT)
+        self._derive("max_permits", (capacity + self.max_debt_upermits) // UPERMITS_PER_PERMIT)
         self._derive("max_delay_ns", self._seconds("max_delay_s"))
         self._derive("warm_up_ns", self._seconds("warm_up_s"))
         self._derive("confirm_within_ns", self._seconds("confirm_within_s"))
@@ -170,7 +170,7 @@ class Rule:
             self._check_adaptive()
             # Each share has its own bound on debt.
             self._derive("max_debt_upermits", _NO_BOUND_UPERMITS)
-            self._derive("most_permits", _NO_BOUND_UPERMITS // UPERMITS_PER_PERMIT)
+            self._derive("max_permits", _NO_BOUND_UPERMITS // UPERMITS_PER_PERMIT)
         self._derive("bytes_rule", self._of_bytes())
 
     def __str__(self) -> str:

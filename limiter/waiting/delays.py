@@ -14,7 +14,7 @@ from limiter.rules.rule import MAX_TIME_S, NS_PER_S, UPERMITS_PER_PERMIT, Rule
 from limiter.waiting.holding import NEVER_NS, Holding
 from limiter.waiting.lines import Credit, Denial, Held, ShadowDenial, Wait
 
-REGARD_NS: Final = 1_000_000_000
+REMEMBER_NS: Final = 1_000_000_000
 _MAX_LINES: Final = 4_096
 """Bounds the lines, because names come from clients. A forgotten one starts over with an answer of one permit."""
 
@@ -39,13 +39,13 @@ class ExpectedCosts:
         if flow is None:
             return 0
         released_ns = flow.released_ns
-        while released_ns and released_ns[0] + REGARD_NS <= now_ns:
+        while released_ns and released_ns[0] + REMEMBER_NS <= now_ns:
             released_ns.popleft()
         return len(released_ns) * flow.last_cost
 
-    def regard_ends_ns(self, line: QueueKey) -> int | None:
+    def remembered_until_ns(self, line: QueueKey) -> int | None:
         flow = self._flows.get(line)
-        return flow.released_ns[0] + REGARD_NS if flow is not None and flow.released_ns else None
+        return flow.released_ns[0] + REMEMBER_NS if flow is not None and flow.released_ns else None
 
     def released(self, line: QueueKey, now_ns: int) -> None:
         self._flow(line).released_ns.append(now_ns)
@@ -92,7 +92,7 @@ class Decision(NamedTuple):
     admitted: int  # requests from the front that pass
     stop: Denial | None = None  # the limit that stops the others
     delays: tuple[Demand, ...] = ()  # the delay rules that stop the others, if only these do: they may be held
-    shades: tuple[ShadowDenial, ...] = ()  # verdicts of shadow rules on those that pass
+    shadow_denials: tuple[ShadowDenial, ...] = ()  # verdicts of shadow rules on those that pass
     # Number of the others that are stopped, each for its size. Check those behind again. 0: all are stopped.
     alone: int = 0
 
@@ -106,7 +106,7 @@ class Delays:
         self._answers = ExpectedCosts()
         # Of requests that may not wait.
         self._refused_ns: dict[QueueKey, int] = {}
-        self._last_refused_ns = -REGARD_NS
+        self._last_refused_ns = -REMEMBER_NS
         self.lines = holding.lines
 
     def must_wait(self, now_ns: int, part: ApplicableLimit, gate: Gate, caller: Caller, *, held: Held | None) -> bool:
@@ -129,9 +129,9 @@ class Delays:
         ahead = self._ahead(now_ns, part, caller, line)
         return ahead > 0 and gate.wait_us_behind(now_ns, ahead) > 0
 
-    def nobody_is_before(self, now_ns: int) -> bool:
+    def can_grant_all(self, now_ns: int) -> bool:
         """Say whether all available credit can be granted: none waits, and none unable to wait was refused lately."""
-        return not self.lines and self._last_refused_ns + REGARD_NS <= now_ns
+        return not self.lines and self._last_refused_ns + REMEMBER_NS <= now_ns
 
     def credit_of(
         self, now_ns: int, demand: CreditDemand, credit: Credit, held: Held | None
@@ -147,7 +147,7 @@ class Delays:
         others = 0 if line is None else line.waiting - (held is not None and held.line is line)
         turn = gate.turn(price, others + 1, len(self.lines))
         enough, left = max(credit.least, min(credit.most, turn)), 0
-        if self._refused_ns and self._refused_ns.get(key, -REGARD_NS) + REGARD_NS > now_ns:
+        if self._refused_ns and self._refused_ns.get(key, -REMEMBER_NS) + REMEMBER_NS > now_ns:
             fits = (enough + turn) * price * UPERMITS_PER_PERMIT <= gate.capacity_upermits
             left = turn if fits else 0
         demand = CreditDemand(part, gate, price, enough, left)
@@ -177,7 +177,7 @@ class Delays:
         before = 0 if line is None else line.permits
         return wait.due_ns + (before * UPERMITS_PER_PERMIT * NS_PER_S // rate if rate else 0)
 
-    def overtook(self, part: ApplicableLimit, gate: Gate, permits: int) -> None:
+    def on_overtaken(self, part: ApplicableLimit, gate: Gate, permits: int) -> None:
         line = self.lines.get(part.line(gate))
         if line is not None:
             line.overtaken += permits
@@ -189,7 +189,7 @@ class Delays:
 
     def given_back(self, now_ns: int, part: ApplicableLimit, gate: Gate) -> None:
         if self.lines:
-            self._holding.ask_soon(part.line(gate), now_ns)
+            self._holding.recheck_soon(part.line(gate), now_ns)
 
     def wait_us(self, now_ns: int, part: ApplicableLimit, gate: Gate, cost: int = 1) -> int:
         line = self.lines.get(part.line(gate))
@@ -222,7 +222,7 @@ class Delays:
             rule, cost = gate.rule, costs[len(costs) - behind - 1]
             wait_us = self.wait_us(now_ns, part, gate, cost)
             if held.caller.refusable:
-                if rule.rate_upermits_per_s and cost > rule.most_permits:
+                if rule.rate_upermits_per_s and cost > rule.max_permits:
                     return too_large(part, rule, cost, gate.refuse_alone(now_ns, cost))
                 too_long = wait_us * _NS_PER_US > rule.max_delay_ns - waited_ns and not held.caller.by_answer
                 if too_long or not rule.rate_upermits_per_s:
@@ -272,7 +272,7 @@ class Delays:
             ahead = self._ahead(now_ns, part, held.caller, line)
             due_ns = now_ns + max(1, _wait_us(now_ns, gate, ahead, costs[0])) * _NS_PER_US
             if ahead:
-                due_ns = min(due_ns, self._answers.regard_ends_ns(line) or due_ns)
+                due_ns = min(due_ns, self._answers.remembered_until_ns(line) or due_ns)
             waits.append(Wait(line, costs[0], due_ns, part.resource, rule))
             if held.line is not None and held.line.key == line:
                 return waits[-1]
@@ -288,7 +288,7 @@ class Delays:
         if part.by_answer and caller.by_answer:
             line = part.line(gate)
             self._answers.answered(line, cost)
-            self._holding.ask_soon(line, now_ns)
+            self._holding.recheck_soon(line, now_ns)
 
     def _ahead(self, now_ns: int, part: ApplicableLimit, caller: Caller, line: QueueKey) -> int:
         return self._answers.ahead(line, now_ns) if part.by_answer and caller.by_answer else 0
@@ -299,5 +299,5 @@ def _wait_us(now_ns: int, gate: Gate, permits: int, cost: int) -> int:
 
 
 def too_large(part: ApplicableLimit, rule: Rule, cost: int, wait_us: int) -> Denial:
-    most = rule.most_permits if cost > rule.most_permits else None
+    most = rule.max_permits if cost > rule.max_permits else None
     return Denial(part.resource, rule, wait_us, most, "bytes" if part.unit == BYTES else "messages")

@@ -74,7 +74,7 @@ class Holding:
     ) -> None:
         self.bounds = Bounds()
         # Called when work is due earlier than ``next_due_ns`` last returned.
-        self.earlier: Callable[[], None] = _nobody
+        self.earlier: Callable[[], None] = _ignore
         self.refused_by_bound: Counter[BoundName] = Counter()
         self._ask = ask
         self._expire = expire
@@ -116,10 +116,10 @@ class Holding:
 
     def hold(self, now_ns: int, held: Held, wait: Wait, max_delay_ns: int) -> None:
         """Hold a request in line for up to ``max_delay_ns``. The caller has checked ``over_bound``."""
-        self._take_in(held, wait.resource, wait.rule, now_ns + max_delay_ns)
+        self._insert(held, wait.resource, wait.rule, now_ns + max_delay_ns)
         self._enter(held, wait)
 
-    def last_before(self, connection: int, order_key: str | int | None) -> Held | None:
+    def previous_of_key(self, connection: int, order_key: str | int | None) -> Held | None:
         if order_key is None or not self._orders:
             return None
         order = self._orders.get((connection, order_key))
@@ -127,7 +127,7 @@ class Holding:
 
     def follow(self, now_ns: int, held: Held, leader: Held) -> None:
         """Hold a request behind one that it must not overtake, for as long as the leader's rule allows."""
-        self._take_in(held, leader.resource, leader.rule, now_ns + leader.rule.max_delay_ns)
+        self._insert(held, leader.resource, leader.rule, now_ns + leader.rule.max_delay_ns)
 
     def is_behind(self, key: QueueKey, number: int | None) -> bool:
         """Say whether a request older than that number waits in a line. None: any request."""
@@ -148,16 +148,16 @@ class Holding:
     def drop(self, held: Held) -> None:
         """Forget a request whose sender has left. Idempotent."""
         if not held.gone:
-            self._let_go(held)
+            self._remove(held)
 
-    def ask_soon(self, key: QueueKey, now_ns: int) -> None:
+    def recheck_soon(self, key: QueueKey, now_ns: int) -> None:
         line = self.lines.get(key)
         if line is not None and line.due_ns > now_ns:
             self._arm(line, now_ns)
 
-    def ask_all_soon(self, now_ns: int) -> None:
+    def recheck_all_soon(self, now_ns: int) -> None:
         for key in self.lines:
-            self.ask_soon(key, now_ns)
+            self.recheck_soon(key, now_ns)
 
     def is_over(self, now_ns: int) -> bool:
         """Say whether a drain has ended, so that requests that cannot be refused pass."""
@@ -199,7 +199,7 @@ class Holding:
         while left and dues and dues[0][0] <= now_ns:
             due_ns, _, line = heappop(dues)
             if line.due_ns == due_ns:
-                left = self._ask_line(line, now_ns, left)
+                left = self._check_line(line, now_ns, left)
         left = RELEASED_AT_ONCE
         deadlines = self._deadlines
         while left and deadlines and (ends or deadlines[0][0] <= now_ns):
@@ -208,7 +208,7 @@ class Holding:
                 left -= 1
                 self._finish(held, self._expire(held, now_ns))
 
-    def _ask_line(self, line: WaitQueue, now_ns: int, left: int) -> int:
+    def _check_line(self, line: WaitQueue, now_ns: int, left: int) -> int:
         stayed = False
         try:
             while left and not stayed and (held := line.first()) is not None:
@@ -235,7 +235,7 @@ class Holding:
             self._leave(held, line)
         self._enter(held, answer)
 
-    def _take_in(self, held: Held, resource: Resource, rule: Rule, deadline_ns: int) -> None:
+    def _insert(self, held: Held, resource: Resource, rule: Rule, deadline_ns: int) -> None:
         self._number += 1
         held.number, held.resource, held.rule, held.deadline_ns = self._number, resource, rule, deadline_ns
         for load in self._loads(held):
@@ -280,10 +280,10 @@ class Holding:
         self._tell(due_ns)
 
     def _finish(self, held: Held, stop: Denial | None) -> None:
-        self._let_go(held)
+        self._remove(held)
         held.resolved(stop)
 
-    def _let_go(self, held: Held) -> None:
+    def _remove(self, held: Held) -> None:
         held.gone = True
         if held.line is not None:
             self._leave(held, held.line)
@@ -315,4 +315,4 @@ class Holding:
             self.earlier()
 
 
-def _nobody() -> None: ...
+def _ignore() -> None: ...

@@ -84,7 +84,7 @@ class Held(ABC):
         self.spooled = False  # represents everything that its session has spooled, so it counts for no bound
         self.line: WaitQueue | None = None  # None while it follows another request
         self.gone = False
-        self.shades: tuple[ShadowDenial, ...] = ()
+        self.shadow_denials: tuple[ShadowDenial, ...] = ()
 
     @abstractmethod
     def resolved(self, stop: Denial | None) -> None:

@@ -20,7 +20,7 @@ pub struct Live {
     unpinned: i64,
     #[pyo3(get)]
     evicted_total: u64,
-    most_unpinned: i64,
+    max_unpinned: i64,
     is_idle: Py<PyAny>,
     limiters: HashMap<Arc<str>, Py<Cell>>,
     /// Keys in order of checking for eviction.
@@ -37,7 +37,7 @@ impl Live {
     }
 
     fn has_room(&self) -> bool {
-        self.unpinned < self.most_unpinned
+        self.unpinned < self.max_unpinned
     }
 
     fn insert(&mut self, py: Python<'_>, key: Arc<str>, limiter: Py<Cell>) {
@@ -104,7 +104,7 @@ impl Live {
             overflow: PyDict::new(py).unbind(),
             unpinned: 0,
             evicted_total: 0,
-            most_unpinned: max_live,
+            max_unpinned: max_live,
             is_idle,
             limiters: HashMap::new(),
             order: VecDeque::new(),

@@ -27,7 +27,7 @@ pub struct Requests {
     /// Requests without an answer.
     pub owed: Opaques,
     resources: Py<Resources>,
-    most_keys: usize,
+    max_keys: usize,
 }
 
 impl Requests {
@@ -37,9 +37,9 @@ impl Requests {
         chunk: &[u8],
         position: usize,
         max_length: i64,
-        most_runs: usize,
+        max_runs: usize,
     ) -> PyResult<Taken> {
-        let bounds = Bounds { max_length, most_keys: self.most_keys, most_runs };
+        let bounds = Bounds { max_length, max_keys: self.max_keys, max_runs };
         let taken = with_headers(|headers| self.scanner.scan(chunk, position, &bounds, headers, &mut self.owed));
         self.askers.truncate(taken.first_new);
         for key in &taken.new {
@@ -61,9 +61,9 @@ impl Requests {
 #[pymethods]
 impl Requests {
     #[new]
-    fn new(resources: Py<Resources>, most_keys: usize, most_owed: usize) -> Self {
-        let owed = Opaques::new(most_owed);
-        Self { scanner: Scanner::default(), askers: Vec::new(), owed, resources, most_keys }
+    fn new(resources: Py<Resources>, max_keys: usize, max_owed: usize) -> Self {
+        let owed = Opaques::new(max_owed);
+        Self { scanner: Scanner::default(), askers: Vec::new(), owed, resources, max_keys }
     }
 
     fn names(&self, py: Python<'_>) -> PyResult<Vec<Py<PyAny>>> {

@@ -215,7 +215,7 @@ pub struct Resources {
     limits_of: Py<PyAny>,
     default_of: Py<PyAny>,
     row_of: Py<PyAny>,
-    nobody_waits: Py<PyAny>,
+    no_waiters: Py<PyAny>,
     most: usize,
     /// By dimension.
     live: [Py<Live>; 2],
@@ -438,8 +438,8 @@ impl Target {
         (permits, waiting): (i64, bool),
         at: &Moment,
     ) -> PyResult<bool> {
-        let nobody_waits = all.borrow(py).nobody_waits.clone_ref(py);
-        if !nobody_waits.call1(py, (at.now_ns,))?.extract::<bool>(py)? {
+        let no_waiters = all.borrow(py).no_waiters.clone_ref(py);
+        if !no_waiters.call1(py, (at.now_ns,))?.extract::<bool>(py)? {
             return Ok(false);
         }
         let costs = Costs { before: [permits - 1, permits - 1, 0], all: [permits, permits, 0] };
@@ -473,7 +473,7 @@ impl Target {
         may_look: bool,
     ) -> PyResult<bool> {
         let count = |row: &mut Row| {
-            if may_look && row.looks_until_ns > at.now_ns {
+            if may_look && row.repeats_until_ns > at.now_ns {
                 return Ok(false);
             }
             row.count(py, at.second, at.now_ns, sender, outcome, amount, 0).map(|()| true)
@@ -543,13 +543,13 @@ impl Resources {
         limits_of: Py<PyAny>,
         default_of: Py<PyAny>,
         row_of: Py<PyAny>,
-        nobody_waits: Py<PyAny>,
+        no_waiters: Py<PyAny>,
         most: usize,
         live: [Py<Live>; 2],
         own: Py<PyDict>,
     ) -> Self {
         let (kinds, targets, order) = (Vec::new(), HashMap::new(), VecDeque::new());
-        Self { limits_of, default_of, row_of, nobody_waits, most, live, epoch: 0, own, kinds, targets, order }
+        Self { limits_of, default_of, row_of, no_waiters, most, live, epoch: 0, own, kinds, targets, order }
     }
 
     #[getter]
@@ -569,7 +569,7 @@ impl Resources {
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
-        for of_python in [&self.limits_of, &self.default_of, &self.row_of, &self.nobody_waits] {
+        for of_python in [&self.limits_of, &self.default_of, &self.row_of, &self.no_waiters] {
             visit.call(of_python)?;
         }
         self.live.iter().try_for_each(|live| visit.call(live))

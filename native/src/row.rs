@@ -93,7 +93,7 @@ pub struct Row {
     #[pyo3(get)]
     pub shared: bool,
     #[pyo3(get, set)]
-    pub looks_until_ns: i64,
+    pub repeats_until_ns: i64,
     /// `began` of the entry's second.
     began: Option<i64>,
     entry: Option<Py<Entry>>,
@@ -191,7 +191,7 @@ impl Row {
             seen_ns: 0,
             retired: false,
             shared,
-            looks_until_ns: 0,
+            repeats_until_ns: 0,
             began: None,
             entry: None,
             total: Sums::default(),

@@ -123,13 +123,13 @@ class GatherRoom:
         missing_bytes = self.taken_bytes + more_bytes - self._budget_bytes
         client_bytes = self._by_client[gathering.client] + more_bytes
         #: Clients with less are protected for KEPT_NS, so that ordinary batches can complete.
-        least_bytes = self._budget_bytes // 16
+        min_bytes = self._budget_bytes // 16
         #: Each client's bytes after the evictions chosen so far.
         left = Counter(self._by_client)
         may_lose: list[tuple[int, Gathering]] = []
         for other in self._gatherings if missing_bytes > 0 else ():
             has_bytes = left[other.client]
-            can = has_bytes > max(client_bytes, least_bytes) or now_ns - other.since_ns >= KEPT_NS
+            can = has_bytes > max(client_bytes, min_bytes) or now_ns - other.since_ns >= KEPT_NS
             if can and other is not gathering and other.lose is not None:
                 may_lose.append((has_bytes, other))
                 left[other.client] -= other.has_bytes

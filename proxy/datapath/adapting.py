@@ -113,7 +113,7 @@ class Adapting:
         if limit != before:
             self._log_move(scope, followed, before, now_ns)
         if limit is None and before is not None:
-            self._limits.holding.ask_all_soon(now_ns)
+            self._limits.holding.recheck_all_soon(now_ns)
         followed.passed += passed
         if now_ns - followed.point_ns >= _NS:
             self._remember(followed, now_ns)

@@ -8,11 +8,11 @@ from typing import Final
 import trio
 
 from proxy.flow import machine
-from proxy.flow.alarms import LEAST_FREE_BYTES, WATERMARK, Alarm, AlarmChange, DiskAlarm, MemoryAlarm
+from proxy.flow.alarms import MIN_FREE_BYTES, WATERMARK, Alarm, AlarmChange, DiskAlarm, MemoryAlarm
 
 _LOOK_S: Final = 1.0
 #: The limit seldom changes, and reading it takes a millisecond.
-_LOOKS_PER_LIMIT: Final = 10
+_CHECKS_PER_LIMIT: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class AlarmConfig:
     """Thresholds of the alarms."""
 
     memory_watermark: float = WATERMARK  # share of the available memory, above 0 and at most 1
-    disk_free_bytes: int = LEAST_FREE_BYTES  # where the spool is
+    disk_free_bytes: int = MIN_FREE_BYTES  # where the spool is
 
 
 class AlarmWatch:
@@ -66,22 +66,22 @@ class AlarmWatch:
                 nursery.start_soon(self._watch_disk, self.disk, self._folder)
 
     async def _watch_memory(self) -> None:
-        looks = 0
+        checks = 0
         limit: machine.MemoryLimit | None = None
         while True:
-            if looks % _LOOKS_PER_LIMIT == 0:
+            if checks % _CHECKS_PER_LIMIT == 0:
                 limit = await trio.to_thread.run_sync(machine.memory_limit, abandon_on_cancel=True)
-            looks += 1
+            checks += 1
             limit_bytes = None if limit is None else limit.limit_bytes
             await self._tell(
-                self.memory.look(self._now_ns(), machine.resident_bytes(), self._held_bytes(), limit_bytes)
+                self.memory.update(self._now_ns(), machine.resident_bytes(), self._held_bytes(), limit_bytes)
             )
             await trio.sleep(_LOOK_S)
 
     async def _watch_disk(self, alarm: DiskAlarm, folder: Path) -> None:
         while True:
             free_bytes = await trio.to_thread.run_sync(machine.free_bytes, folder, abandon_on_cancel=True)
-            await self._tell(alarm.look(self._now_ns(), free_bytes, is_used=self._spool_is_used()))
+            await self._tell(alarm.update(self._now_ns(), free_bytes, is_used=self._spool_is_used()))
             await trio.sleep(_LOOK_S)
 
     async def _tell(self, change: AlarmChange | None) -> None:

@@ -43,7 +43,7 @@ from proxy.flow import machine
 from proxy.flow.alarms import AlarmChange, reason
 from proxy.flow.credit import DEFAULT_CREDIT, STORE_CREDIT, Credit
 from proxy.flow.diagnosis import CAUSES
-from proxy.flow.spells import Spells
+from proxy.flow.periods import Periods
 from proxy.net.limit_commands import LimitCommands
 from proxy.net.reactor import Reactor
 from proxy.net.server import ListenerConfig, Server
@@ -76,9 +76,9 @@ _LOAD_S: Final = 0.5
 #: Above it the event loop has no time to spare.
 _SATURATED_RATIO: Final = 0.95
 #: The wall clock may jump, so rules with hours are looked at this often even if none is due to change.
-_LOOK_AT_HOURS_S: Final = 30.0
+_CHECK_HOURS_S: Final = 30.0
 #: When a change is due the wall clock may be a little behind.
-_SHORTEST_WAIT_S: Final = 0.05
+_MIN_WAIT_S: Final = 0.05
 #: Handlers resolve what they hold this long before a drain ends, so that the answers still go out.
 _DRAIN_MARGIN_S: Final = 0.5
 _NS_PER_S: Final = 1_000_000_000
@@ -212,7 +212,7 @@ class LocalDataPath(DataPath):
             wall_ns=self._wall_ns,
         )
         self._busy_ratio = 0.0
-        self._saturated = Spells()
+        self._saturated = Periods()
         iso = Clock(now_ns, wall_clock).iso_of
         self._pressure = Pressure(
             self.server,
@@ -260,7 +260,7 @@ class LocalDataPath(DataPath):
                 if self._lending is not None:
                     nursery.start_soon(self._lending.run)
                 nursery.start_soon(self._pipeline.run)
-                nursery.start_soon(self._follow_the_clock)
+                nursery.start_soon(self._watch_hours)
                 nursery.start_soon(self._measure_load)
                 nursery.start_soon(self._adapting.run)
                 if self._fleet is not None:
@@ -292,12 +292,12 @@ class LocalDataPath(DataPath):
         now_ns = self._now_ns()
         return await in_pieces(self._limits.save(now_ns, now_ns + round(grace_s * _NS_PER_S)))
 
-    async def go_on(self) -> None:
+    async def resume(self) -> None:
         try:
             self._services.spool = await self._spooling.open()
         except SpoolError as error:
             _log.error("continuing without the spool", reason=str(error))
-        self.server.go_on()
+        self.server.resume()
 
     async def save_limits(self) -> SavedLimits:
         now_ns = self._now_ns()
@@ -364,19 +364,19 @@ class LocalDataPath(DataPath):
             connection.alarm(why)
             yield
 
-    async def _follow_the_clock(self) -> None:
+    async def _watch_hours(self) -> None:
         while True:
-            self._switch_by_the_clock()
+            self._apply_hours()
             self._rules_changed = trio.Event()
             now = self._wall_clock()
-            wait_s = _LOOK_AT_HOURS_S if self._rule_set.has_hours else float("inf")
+            wait_s = _CHECK_HOURS_S if self._rule_set.has_hours else float("inf")
             change = self._rule_set.next_change(now)
             if change is not None:
-                wait_s = min(wait_s, max((change - now).total_seconds(), _SHORTEST_WAIT_S))
+                wait_s = min(wait_s, max((change - now).total_seconds(), _MIN_WAIT_S))
             with trio.move_on_after(wait_s):
                 await self._rules_changed.wait()
 
-    def _switch_by_the_clock(self) -> None:
+    def _apply_hours(self) -> None:
         now, held = self._wall_clock(), self._limits.rule_set
         with_hours = self._rule_set.with_hours
         # Many rules have the same hours.
@@ -476,17 +476,17 @@ class LocalDataPath(DataPath):
         connection = self.server.connection(connection_id)
         if connection is None:
             return False
-        connection.ending.dismiss("closed_by_operator", reason)
+        connection.shutdown.close_at_once("closed_by_operator", reason)
         return True
 
-    async def flow(self, most_connections: int = 100) -> Flow:
-        return await self._pressure.flow(most_connections)
+    async def flow(self, max_connections: int = 100) -> Flow:
+        return await self._pressure.flow(max_connections)
 
     async def confirms(self) -> list[ConfirmState]:
         return by_destination(self.server.confirm_states())
 
-    async def spool(self, most_resources: int = 100) -> SpoolState | None:
-        return await self._pressure.spool(most_resources)
+    async def spool(self, max_resources: int = 100) -> SpoolState | None:
+        return await self._pressure.spool(max_resources)
 
     async def purge(self, kind: str, name: str) -> Purged:
         return await self._pressure.purge(Resource(kind, name))
@@ -567,7 +567,7 @@ def _traffic(accounts: Accounts, taken: list[Span]) -> tuple[TrafficSecond, ...]
     """Turn seconds into plain data, and free them here: the event loop would take milliseconds for it."""
     seconds = tuple(second for second in accounts.steps_of(taken) if second is not None)
     for span in taken:
-        deque(span.let_go(), maxlen=0)
+        deque(span.drain(), maxlen=0)
     return seconds
 
 

@@ -19,7 +19,7 @@ from limiter.rules.rule import Count, Rule
 from limiter.rules.rule_set import RuleSet
 from proxy.common.admission import client_address, in_networks
 from proxy.net.server import ListenerConfig
-from proxy.protocols.base import Kind, Protocol, kinds_of, know_no
+from proxy.protocols.base import Kind, Protocol, kinds_of, unsupported_kind
 from proxy.stats.question import (
     AppliedLimit,
     ConfirmView,
@@ -202,7 +202,7 @@ def _check_scopes(question: Question, protocols: Iterable[Protocol]) -> None:
     asked = [protocol for protocol in protocols if protocol.has(question.kind)]
     for scope in SCOPES:
         if getattr(question, scope) and not any(protocol.has(scope) for protocol in asked):
-            raise QuestionError(scope, know_no(asked, scope))
+            raise QuestionError(scope, unsupported_kind(asked, scope))
 
 
 def _moment(text: str) -> datetime:
@@ -245,7 +245,7 @@ def _limit_view(rule: Rule, unit: Count | Literal["bytes"], *, spools: bool) -> 
         "unit": unit,
         "rate_per_s": rule.rate_per_s or 0.0,
         "break_s": rule.break_in_force_s,
-        "most_at_once": rule.most_permits,
+        "most_at_once": rule.max_permits,
         "max_delay_s": rule.max_delay_s if rule.action == "delay" else None,
         "spool": rule.spool if rule.action == "delay" and spools else None,
     }

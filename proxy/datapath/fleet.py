@@ -43,8 +43,8 @@ _LEAVE_S: Final = 0.5
 _NODE_S: Final = 0.3
 _LOG_EVERY_NS: Final = 10 * NS_PER_S
 _READ_EVERY_NS: Final = NS_PER_S // 2
-_LONGEST_MEMBER: Final = 48
-_LONGEST_TEXT: Final = 200
+_MAX_MEMBER_CHARS: Final = 48
+_MAX_TEXT_CHARS: Final = 200
 _SCRIPT: Final = files("limiter.fleet").joinpath("bucket.lua").read_text()
 _ADD_EDITS: Final = files("limiter.fleet").joinpath("edits.lua").read_text()
 _SHA: Final = hashlib.sha1(_SCRIPT.encode(), usedforsecurity=False).hexdigest()
@@ -107,7 +107,7 @@ class Fleet:
         # All that it logs is in the errors, too.
         logging.getLogger(coredis.__name__).setLevel(logging.CRITICAL + 1)
         # A process that begins must not have the name of one that was: its numbers would be lower.
-        member = f"{config.member[:_LONGEST_MEMBER]}#{token_hex(4)}"
+        member = f"{config.member[:_MAX_MEMBER_CHARS]}#{token_hex(4)}"
         self._kept_size = _read_size(config.size_file)
         self.member = Member(config.name, member, now_ns(), config.when_away, self._kept_size)
         self.member.wake = self._wake  # type: ignore[method-assign]
@@ -452,7 +452,7 @@ def _reason(error: BaseException) -> str:
     """Say what is wrong with Redis, and the remedy."""
     texts = []
     for cause in _causes(error):
-        texts.append(" ".join(str(cause).split())[:_LONGEST_TEXT] or type(cause).__name__)
+        texts.append(" ".join(str(cause).split())[:_MAX_TEXT_CHARS] or type(cause).__name__)
         for told in (_BY_TYPE.get(type(cause).__name__), *(_BY_CODE[each] for each in _BY_CODE if each in texts[-1])):
             if told is not None:
                 return told.format(texts[-1])

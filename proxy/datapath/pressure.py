@@ -19,7 +19,7 @@ from proxy.datapath.spooling import Spooling
 from proxy.flow.alarms import Alarm, DiskAlarm, MemoryAlarm
 from proxy.flow.credit import STATES, Kind, Stage, StageState, State
 from proxy.flow.diagnosis import FlowFinding, Survey
-from proxy.flow.spells import Spells
+from proxy.flow.periods import Periods
 from proxy.net.connection import Connection
 from proxy.net.server import Server
 from proxy.spool.figures import SpooledResource, SpoolState
@@ -29,7 +29,7 @@ from proxy.stats.snapshot import AlarmState, ConfirmState
 
 _NS: Final = 1_000_000_000
 #: A connection that was out of credit for less of the last minute is not reported: it only waited for its turn.
-LEAST_SHARE: Final = 0.2
+MIN_SHARE: Final = 0.2
 _SHOWN_FIRST: Final[tuple[State, ...]] = ("flow", "blocked", "throttled")
 
 
@@ -47,7 +47,7 @@ def stages_beside(connection: Connection, now_ns: int) -> tuple[StageState, ...]
     return tuple(stage.figures(now_ns) for stage in shown)
 
 
-class Surveyed(NamedTuple):
+class SurveyResult(NamedTuple):
     """The state of all stages."""
 
     findings: tuple[FlowFinding, ...]  # the bottlenecks, first that which most connections wait for
@@ -80,7 +80,7 @@ class Pressure:
         alarm_watch: AlarmWatch,
         busy_ratio: Callable[[], float],
         *,
-        saturated: Spells,
+        saturated: Periods,
         now_ns: Callable[[], int],
         iso: Callable[[int], str],
     ) -> None:
@@ -95,13 +95,13 @@ class Pressure:
 
     # --- Stages -----------------------------------------------------------------------------------
 
-    async def survey(self) -> Surveyed:
+    async def survey(self) -> SurveyResult:
         return await in_pieces(self._survey())
 
-    def _survey(self) -> Generator[None, None, Surveyed]:
+    def _survey(self) -> Generator[None, None, SurveyResult]:
         now_ns = self._now_ns()
-        is_saturated = self._saturated.share(now_ns) >= LEAST_SHARE
-        survey = Survey(now_ns, is_saturated=is_saturated, least_share=LEAST_SHARE)
+        is_saturated = self._saturated.share(now_ns) >= MIN_SHARE
+        survey = Survey(now_ns, is_saturated=is_saturated, min_share=MIN_SHARE)
         counts = Counter[tuple[Kind, State]]()
         waiting: dict[State, list[Connection]] = {state: [] for state in _SHOWN_FIRST}
         for connection in self._server.each_connection():
@@ -117,12 +117,12 @@ class Pressure:
             yield
         if self._spooling.spool is not None:
             counts["store", self._spooling.spool.store.state(now_ns)] += 1
-        return Surveyed(survey.findings(), counts, waiting)
+        return SurveyResult(survey.findings(), counts, waiting)
 
-    async def flow(self, most_connections: int) -> Flow:
+    async def flow(self, max_connections: int) -> Flow:
         surveyed = await self.survey()
         waiting = [connection for state in _SHOWN_FIRST for connection in surveyed.waiting[state]]
-        shown = await in_pieces(self._connection_flows(waiting[:most_connections]))
+        shown = await in_pieces(self._connection_flows(waiting[:max_connections]))
         confirms = by_destination(self._server.confirm_states())
         # Destinations that fall back to the broker's confirms come first.
         confirms.sort(key=lambda each: (each.mode != "broker", -each.pending, each.kind, each.name))
@@ -131,12 +131,12 @@ class Pressure:
             findings=surveyed.findings,
             counts=tuple(StageCount(kind, state, stages) for (kind, state), stages in surveyed.counts.items()),
             connections=shown,
-            more_connections=max(0, len(waiting) - most_connections),
+            more_connections=max(0, len(waiting) - max_connections),
             store=None if spool is None else spool.store.figures(self._now_ns()),
             alarms=self.alarms(),
             busy_ratio=self._busy_ratio(),
-            confirms=tuple(confirms[:most_connections]),
-            more_confirms=max(0, len(confirms) - most_connections),
+            confirms=tuple(confirms[:max_connections]),
+            more_confirms=max(0, len(confirms) - max_connections),
         )
 
     def _connection_flows(self, waiting: Iterable[Connection]) -> Generator[None, None, tuple[ConnectionFlow, ...]]:
@@ -168,22 +168,22 @@ class Pressure:
 
     def _alarm(self, alarm: Alarm) -> AlarmState:
         now_ns = self._now_ns()
-        all_spells, texts = [alarm.spells], [alarm.banner]
+        all_periods, texts = [alarm.periods], [alarm.banner]
         bytes_now = bytes_limit = None
         if isinstance(alarm, MemoryAlarm):
             bytes_now, bytes_limit = alarm.used_bytes, alarm.watermark_bytes
         elif isinstance(alarm, DiskAlarm):
-            bytes_now, bytes_limit = alarm.free_bytes, alarm.least_bytes
-            all_spells.append(self._spooling.failing)
+            bytes_now, bytes_limit = alarm.free_bytes, alarm.min_bytes
+            all_periods.append(self._spooling.failing)
             failure = self._spooling.failure
             texts.append(f"the spool's disk failed ({failure}); clients with spooled messages wait" if failure else "")
-        since_ns = [spells.since_ns for spells in all_spells if spells.since_ns is not None]
+        since_ns = [periods.since_ns for periods in all_periods if periods.since_ns is not None]
         return AlarmState(
             alarm.scarce,
             stands=bool(since_ns),
             since=self._iso(min(since_ns)) if since_ns else None,
-            total=sum(spells.total for spells in all_spells),
-            stood_s=sum(spells.together_ns(now_ns) for spells in all_spells) / _NS,
+            total=sum(periods.total for periods in all_periods),
+            stood_s=sum(periods.total_ns(now_ns) for periods in all_periods) / _NS,
             text="; ".join(filter(None, texts)),
             bytes_now=bytes_now,
             bytes_limit=bytes_limit,
@@ -191,9 +191,9 @@ class Pressure:
 
     # --- The spool --------------------------------------------------------------------------------
 
-    async def spool(self, most_resources: int) -> SpoolState | None:
+    async def spool(self, max_resources: int) -> SpoolState | None:
         spool = self._spooling.spool
-        return None if spool is None else await in_pieces(_add_queues(spool, most_resources))
+        return None if spool is None else await in_pieces(_add_queues(spool, max_resources))
 
     async def waiting(self) -> Waiting:
         return await in_pieces(self._add_waiting())
@@ -283,7 +283,7 @@ def _together(one: ConfirmState, other: ConfirmState) -> ConfirmState:
     )
 
 
-def _add_queues(spool: Spool, most_resources: int) -> Generator[None, None, SpoolState]:
+def _add_queues(spool: Spool, max_resources: int) -> Generator[None, None, SpoolState]:
     resources, by_queue = dict[tuple[str, str], SpooledResource](), dict[bytes, SpooledResource]()
     total = SpooledResource("", "")
     for queue in spool.queues():
@@ -298,7 +298,7 @@ def _add_queues(spool: Spool, most_resources: int) -> Generator[None, None, Spoo
         resource.add(queue, states)
         total.add(queue, states)
         yield
-    shown = nlargest(most_resources, resources.values(), key=lambda each: sum(each.messages.values()))
+    shown = nlargest(max_resources, resources.values(), key=lambda each: sum(each.messages.values()))
     return msgspec.structs.replace(
         spool.figures(),
         messages=total.messages,

@@ -11,7 +11,7 @@ import trio
 
 from proxy.common.log_rate import LogRate
 from proxy.flow.credit import STORE_CREDIT, Credit
-from proxy.flow.spells import Spells
+from proxy.flow.periods import Periods
 from proxy.spool.queue import Lost
 from proxy.spool.spool import Hooks, QueueName, Recovered, Spool, SpoolSettings
 
@@ -57,7 +57,7 @@ class Spooling:
         self._credit, self._now_ns, self._wall_ns = credit, now_ns, wall_ns
         self.spool: Spool | None = None  # None until it is open
         self.failure = ""  # why the disk fails; empty if it does not
-        self.failing = Spells()
+        self.failing = Periods()
         self._wanted = trio.Event()
         self._log_rate = LogRate()
 

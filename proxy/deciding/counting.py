@@ -94,14 +94,14 @@ class Tally:
             for request in requests:
                 request.message_id = batch.ids.message_id(request)
 
-    def _look_at_held(self, request: Request, now_ns: int, *, refused: bool) -> None:
+    def _check_held(self, request: Request, now_ns: int, *, refused: bool) -> None:
         if request.message_id:
             self._look(request.resources, [(request, request.message_id)], now_ns, refused=refused)
 
     def _look(
         self, resources: tuple[Resource, ...], with_ids: Iterable[tuple[Request, bytes]], now_ns: int, *, refused: bool
     ) -> None:
-        if not refused and not (len(self.ids) > 0 and self._accounts.looks_for_repeats(resources[0], now_ns)):
+        if not refused and not (len(self.ids) > 0 and self._accounts.may_have_repeats(resources[0], now_ns)):
             return
         repeated = messages = size_bytes = identified = 0
         for request, message_id in with_ids:
@@ -146,22 +146,22 @@ class Tally:
             self._release(request, now_ns)
             return
         answers = 1 if request.refusal == "answered" else 0
-        self._let_go(request, _word(verdict, request.producer_group, answers, "admitted"), now_ns, sender)
-        self._look_at_held(request, now_ns, refused=isinstance(verdict, Refuse))
+        self._count_and_release(request, _word(verdict, request.producer_group, answers, "admitted"), now_ns, sender)
+        self._check_held(request, now_ns, refused=isinstance(verdict, Refuse))
 
     def dropped(self, request: Request, now_ns: int, sender: Sender) -> None:
         """Count a held request whose client left. One that returns is only released."""
         if request.returns or request.most:
             self._release(request, now_ns)
         else:
-            self._let_go(request, "dropped", now_ns, sender)
-            self._look_at_held(request, now_ns, refused=True)
+            self._count_and_release(request, "dropped", now_ns, sender)
+            self._check_held(request, now_ns, refused=True)
 
     def passed_on(self, request: Request, now_ns: int, sender: Sender) -> None:
         """Count a held request that is forwarded anyway. Its cost is counted as a Charge."""
         self._release(request, now_ns)
         self._accounts.count(now_ns, request.resources, sender, "admitted", (1, 0, 0))
-        self._look_at_held(request, now_ns, refused=False)
+        self._check_held(request, now_ns, refused=False)
 
     def lost(self, requests: Iterable[Request], now_ns: int, sender: Sender) -> None:
         """Count requests abandoned undecided. One object may be repeated for many requests."""
@@ -169,7 +169,7 @@ class Tally:
             alike = list(run)
             self._count(alike[0], "dropped", now_ns, sender, times=len(alike))
 
-    def _let_go(self, request: Request, what: Outcome | Judged, now_ns: int, sender: Sender) -> None:
+    def _count_and_release(self, request: Request, what: Outcome | Judged, now_ns: int, sender: Sender) -> None:
         self._count(request, what, now_ns, sender)
         self._release(request, now_ns)
 
@@ -179,7 +179,7 @@ class Tally:
             del self._credit[id(request)]
         else:
             self.held_bytes -= request.size_bytes
-        self._accounts.let_go(now_ns, request.resources)
+        self._accounts.release(now_ns, request.resources)
 
     def _count(self, request: Request, what: Outcome | Judged, now_ns: int, sender: Sender, *, times: int = 1) -> None:
         size_bytes = 0 if request.by_answer else request.size_bytes

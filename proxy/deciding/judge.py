@@ -61,12 +61,12 @@ class Judge:
         self.passed = NUMBERS["exempt" if connection.exempt else "admitted"]
         self.bypassed = NUMBERS["exempt" if connection.exempt else "bypassed"]
 
-    def renew(self) -> tuple[bool, bool, bool, "Callers | None"]:
+    def refresh(self) -> tuple[bool, bool, bool, "Callers | None"]:
         """Return ``stays()``, whether all rules refuse, whether bytes are limited, and the callers."""
         limits = self._limits
         return self.stays(), limits.only_refuse, limits.limit_bytes, limits.callers(caller_of(self.connection))
 
-    def meet(self, header: bytes, header_type: int) -> tuple[Sender, RefusedIds | None] | None:
+    def identify(self, header: bytes, header_type: int) -> tuple[Sender, RefusedIds | None] | None:
         """Return ``sender`` and ``ids`` for the first header of a new client. None: leave it to Python."""
         learned = self.learn(header, header_type)
         if learned is None:

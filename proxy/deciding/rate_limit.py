@@ -94,8 +94,8 @@ class _HeldRequest(Held):
             self.request.messages = self.messages
             self.ticket.resolve(None)
         else:
-            shade = self.shades[0] if self.shades else None
-            self.ticket.resolve(None, None if shade is None else Shadow(shade.resource, shade.rule))
+            denial = self.shadow_denials[0] if self.shadow_denials else None
+            self.ticket.resolve(None, None if denial is None else Shadow(denial.resource, denial.rule))
 
 
 class RateLimit(Handler):
@@ -194,7 +194,7 @@ class RateLimit(Handler):
             # Requests that are alike can be in several groups.
             verdicts.update(dict.fromkeys(indexes, LATER))
             return
-        leader = self.holding.last_before(connection.id, request.order_key)
+        leader = self.holding.previous_of_key(connection.id, request.order_key)
         if leader is not None:
             self._follow(batch, indexes, caller, leader, now_ns=now_ns, verdicts=verdicts)
             return
@@ -211,9 +211,9 @@ class RateLimit(Handler):
                 else:
                     refuse = self.refuse(decision.stop, caller.client, resources, len(stopped))
                     verdicts.update(dict.fromkeys(stopped, refuse))
-            for shade in decision.shades:
-                shadow = Shadow(shade.resource, shade.rule)
-                for index in indexes[shade.first : shade.end]:
+            for denial in decision.shadow_denials:
+                shadow = Shadow(denial.resource, denial.rule)
+                for index in indexes[denial.first : denial.end]:
                     verdicts.setdefault(index, shadow)
             if end == len(indexes):
                 return

@@ -23,13 +23,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Final, Literal, NamedTuple
 
-from proxy.flow.spells import Spells
+from proxy.flow.periods import Periods
 
 Scarce = Literal["memory", "disk"]
 
 WATERMARK: Final = 0.6
 """RabbitMQ 4's ``vm_memory_high_watermark.relative``: a fraction of the limit."""
-LEAST_FREE_BYTES: Final = 1024**3
+MIN_FREE_BYTES: Final = 1024**3
 _MEMORY_ENDS_AT: Final = 0.95
 """Fraction of the watermark."""
 _DISK_ENDS_AT: Final = 1.1
@@ -47,11 +47,11 @@ class Alarm(ABC):
     scarce: Scarce
 
     def __init__(self) -> None:
-        self.spells = Spells()
+        self.periods = Periods()
 
     @property
     def stands(self) -> bool:
-        return self.spells.since_ns is not None
+        return self.periods.since_ns is not None
 
     @property
     @abstractmethod
@@ -61,14 +61,14 @@ class Alarm(ABC):
     def _raise(self, now_ns: int) -> AlarmChange | None:
         if self.stands:
             return None
-        self.spells.begin(now_ns)
+        self.periods.begin(now_ns)
         return AlarmChange(self.scarce, True, f"{self.scarce} alarm: {self.banner}")
 
     def _end(self, now_ns: int, why: str) -> AlarmChange | None:
-        since_ns = self.spells.since_ns
+        since_ns = self.periods.since_ns
         if since_ns is None:
             return None
-        self.spells.end(now_ns)
+        self.periods.end(now_ns)
         took_s = (now_ns - since_ns) / _NS_PER_S
         return AlarmChange(self.scarce, False, f"{self.scarce} alarm cleared after {took_s:.1f} s: {why}")
 
@@ -93,7 +93,7 @@ class MemoryAlarm(Alarm):
         self.spare_bytes = 0  # resident but free
         self._resident_bytes = self._held_bytes = 0
 
-    def look(
+    def update(
         self, now_ns: int, resident_bytes: int | None, held_bytes: int, limit_bytes: int | None
     ) -> AlarmChange | None:
         """Update the alarm and return the change, if any. Unknown figures are None.
@@ -135,30 +135,30 @@ class MemoryAlarm(Alarm):
 
 
 class DiskAlarm(Alarm):
-    """Raised when the spool's disk has less than ``least_bytes`` free. Ends at 110 % of that.
+    """Raised when the spool's disk has less than ``min_bytes`` free. Ends at 110 % of that.
 
     Raises:
-        ValueError: ``least_bytes`` is negative.
+        ValueError: ``min_bytes`` is negative.
     """
 
     scarce = "disk"
 
-    def __init__(self, least_bytes: int = LEAST_FREE_BYTES) -> None:
+    def __init__(self, min_bytes: int = MIN_FREE_BYTES) -> None:
         super().__init__()
-        self.least_bytes = least_bytes
-        self._enough_bytes = round(least_bytes * _DISK_ENDS_AT)
-        if least_bytes < 0:
-            raise ValueError(f"disk alarm below {least_bytes} bytes: it must be 0 or more")
+        self.min_bytes = min_bytes
+        self._enough_bytes = round(min_bytes * _DISK_ENDS_AT)
+        if min_bytes < 0:
+            raise ValueError(f"disk alarm below {min_bytes} bytes: it must be 0 or more")
         self.free_bytes: int | None = None  # None if unknown
 
-    def look(self, now_ns: int, free_bytes: int | None, *, is_used: bool = True) -> AlarmChange | None:
+    def update(self, now_ns: int, free_bytes: int | None, *, is_used: bool = True) -> AlarmChange | None:
         """Update the alarm and return the change, if any. ``is_used``: the spool is not empty."""
         self.free_bytes = free_bytes
         if not is_used:
             return self._end(now_ns, "the spool is empty")
         if free_bytes is None:
             return self._end(now_ns, "free space on the spool's disk cannot be read")
-        if free_bytes < self.least_bytes:
+        if free_bytes < self.min_bytes:
             return self._raise(now_ns)
         if free_bytes >= self._enough_bytes:
             return self._end(now_ns, f"{size_text(free_bytes)} is free on the spool's disk")
@@ -169,7 +169,7 @@ class DiskAlarm(Alarm):
         if not self.stands or self.free_bytes is None:
             return ""
         return (
-            f"{size_text(self.free_bytes)} is free on the spool's disk, less than {size_text(self.least_bytes)}; "
+            f"{size_text(self.free_bytes)} is free on the spool's disk, less than {size_text(self.min_bytes)}; "
             f"publishers are blocked until {size_text(self._enough_bytes)} is free"
         )
 

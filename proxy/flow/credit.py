@@ -73,7 +73,7 @@ from typing import Final, Literal, NamedTuple, get_args
 
 import msgspec
 
-from proxy.flow.spells import Spells
+from proxy.flow.periods import Periods
 
 Kind = Literal["connection", "channel", "resource", "writer", "store"]
 State = Literal["running", "throttled", "flow", "blocked"]
@@ -95,12 +95,12 @@ DEFAULT_CREDIT: Final = Credit(400, 200)
 STORE_CREDIT: Final = Credit(4000, 800)
 """RabbitMQ's ``msg_store_credit_disc_bound``."""
 _CREDITS: Final[Mapping[Kind, Credit]] = {"store": STORE_CREDIT}
-_BYTES_A_CREDIT: Final = 16 * 1024
+_BYTES_PER_CREDIT: Final = 16 * 1024
 _NS_PER_S: Final = 1_000_000_000
-LATELY_NS: Final = _NS_PER_S
+RECENT_NS: Final = _NS_PER_S
 """How long ``flow`` and ``throttled`` stay visible after they ended."""
-_NO_SPELLS: Final = Spells()
-LATELY_OF_CONNECTIONS_NS: Final = 5_000_000_000
+_NO_PERIODS: Final = Periods()
+CONNECTION_RECENT_NS: Final = 5_000_000_000
 """The same for connections."""
 
 
@@ -199,9 +199,9 @@ class Stage:
         self._waited_for: _Pair | None = None
         # Grants owed to senders until this stage has credit.
         self._deferred: dict[_Pair, int] | None = None
-        self._flow: Spells | None = None
-        self._throttled: Spells | None = None
-        self._blocked: Spells | None = None
+        self._flow: Periods | None = None
+        self._throttled: Periods | None = None
+        self._blocked: Periods | None = None
 
     def send(self, to: "Stage", count: int, now_ns: int) -> None:
         """Record ``count`` messages sent to a follower, with or without credit."""
@@ -285,7 +285,7 @@ class Stage:
         pair = self._find(to)
         return to.gives.initial if pair is None else max(0, pair.balance)
 
-    def under_way(self, to: "Stage") -> int:
+    def in_flight(self, to: "Stage") -> int:
         pair = self._find(to)
         if pair is None:
             return 0
@@ -322,41 +322,41 @@ class Stage:
             return now_ns
         return 0 if self._flow is None else self._flow.ended_ns
 
-    def state(self, now_ns: int, lately_ns: int = 0, least_share: float = 0.0) -> State:
+    def state(self, now_ns: int, recent_ns: int = 0, min_share: float = 0.0) -> State:
         """Return the visible state.
 
         Args:
             now_ns: monotonic time.
-            lately_ns: how long ``flow`` and ``throttled`` stay visible. 0: the default of the kind.
-            least_share: minimum fraction of about the last minute out of credit for ``flow``.
+            recent_ns: how long ``flow`` and ``throttled`` stay visible. 0: the default of the kind.
+            min_share: minimum fraction of about the last minute out of credit for ``flow``.
         """
         if self._blocked is not None and self._blocked.since_ns is not None:
             return "blocked"
-        lately_ns = lately_ns or (LATELY_OF_CONNECTIONS_NS if self.kind == "connection" else LATELY_NS)
+        recent_ns = recent_ns or (CONNECTION_RECENT_NS if self.kind == "connection" else RECENT_NS)
         flow = self._flow
-        if flow is not None and flow.lately(now_ns, lately_ns) and flow.share(now_ns) >= least_share:
+        if flow is not None and flow.is_recent(now_ns, recent_ns) and flow.share(now_ns) >= min_share:
             return "flow"
-        if self._throttled is not None and self._throttled.lately(now_ns, lately_ns):
+        if self._throttled is not None and self._throttled.is_recent(now_ns, recent_ns):
             return "throttled"
         return "running"
 
     def waited_ns(self, now_ns: int) -> dict[State, int]:
         of_states = zip(STATES[1:], (self._throttled, self._flow, self._blocked), strict=True)
-        return {state: spells.together_ns(now_ns) for state, spells in of_states if spells is not None}
+        return {state: periods.total_ns(now_ns) for state, periods in of_states if periods is not None}
 
     def figures(self, now_ns: int) -> StageState:
         state, waits_for = self.state(now_ns), self.waits_for()
-        flow, throttled, blocked = (spells or _NO_SPELLS for spells in (self._flow, self._throttled, self._blocked))
+        flow, throttled, blocked = (periods or _NO_PERIODS for periods in (self._flow, self._throttled, self._blocked))
         return StageState(
             kind=self.kind,
             name=self.name,
             state=state,
             flow_total=flow.total,
-            flow_s=flow.together_ns(now_ns) / _NS_PER_S,
+            flow_s=flow.total_ns(now_ns) / _NS_PER_S,
             throttled_total=throttled.total,
-            throttled_s=throttled.together_ns(now_ns) / _NS_PER_S,
+            throttled_s=throttled.total_ns(now_ns) / _NS_PER_S,
             blocked_total=blocked.total,
-            blocked_s=blocked.together_ns(now_ns) / _NS_PER_S,
+            blocked_s=blocked.total_ns(now_ns) / _NS_PER_S,
             waits_for=tuple(f"{each.kind} {each.name}".rstrip() for each in waits_for) if state == "flow" else (),
         )
 
@@ -392,7 +392,7 @@ class Stage:
         if self._blockers is None:
             self._blockers = {}
             if self._flow is None:
-                self._flow = Spells()
+                self._flow = Periods()
             self._flow.begin(now_ns)
         self._blockers[pair] = None
 
@@ -418,16 +418,16 @@ def credit_for(size_bytes: int) -> int:
 
     RabbitMQ counts messages whatever their size. A few hundred of the largest would be gigabytes.
     """
-    return 1 + size_bytes // _BYTES_A_CREDIT
+    return 1 + size_bytes // _BYTES_PER_CREDIT
 
 
-def _switch(spells: Spells | None, now_ns: int, *, on: bool) -> Spells | None:
+def _switch(periods: Periods | None, now_ns: int, *, on: bool) -> Periods | None:
     if on:
-        spells = spells or Spells()
-        spells.begin(now_ns)
-    elif spells is not None:
-        spells.end(now_ns)
-    return spells
+        periods = periods or Periods()
+        periods.begin(now_ns)
+    elif periods is not None:
+        periods.end(now_ns)
+    return periods
 
 
 def _each(pairs: _Pairs) -> tuple[_Pair, ...]:

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from proxy.flow.credit import LATELY_NS, Kind, Stage, State
+from proxy.flow.credit import RECENT_NS, Kind, Stage, State
 
 _EXAMPLES: Final = 3
 
@@ -126,26 +126,26 @@ class Survey:
     Args:
         now_ns: monotonic time.
         is_saturated: the event loop had no idle time recently.
-        least_share: minimum fraction of about the last minute out of credit to count as in flow. Every busy sender is
+        min_share: minimum fraction of about the last minute out of credit to count as in flow. Every busy sender is
             briefly out of credit now and then.
     """
 
-    def __init__(self, now_ns: int, *, is_saturated: bool = False, least_share: float = 0.0) -> None:
+    def __init__(self, now_ns: int, *, is_saturated: bool = False, min_share: float = 0.0) -> None:
         self._now_ns = now_ns
-        self._least_share = least_share
+        self._min_share = min_share
         self._is_saturated = is_saturated
         self._ends: dict[Stage, _Ends] = {}
         self._behind: dict[Stage, _Ends] = {}
         self._counts: dict[Cause, int] = {}
         self._at: _Ends = {}
-        self._looked_at: dict[str, int] = {}
+        self._examined: dict[str, int] = {}
 
     def add(self, stage: Stage, writer: Stage | None = None, *, is_read: bool = False) -> None:
         """Examine a stage, usually a connection, and everything it waits for.
 
         ``writer`` is the end of the path: if it is blocked, that is reported before anything waits for it.
         """
-        self._looked_at[stage.kind] = self._looked_at.get(stage.kind, 0) + 1
+        self._examined[stage.kind] = self._examined.get(stage.kind, 0) + 1
         ends = self._ends_of(stage)
         waits = stage.out_of_credit and self._state(stage) == "flow"
         if writer is not None and not waits and writer.state(self._now_ns) == "blocked":
@@ -166,16 +166,16 @@ class Survey:
 
     def _finding(self, cause: Cause) -> FlowFinding:
         count, at = self._counts[cause], self._at[cause]
-        kinds = set(self._looked_at)
+        kinds = set(self._examined)
         noun = kinds.pop() if len(kinds) == 1 else "stage"
-        total = sum(self._looked_at.values())
+        total = sum(self._examined.values())
         who = f"{count} of {total} {noun}s" if total > 1 else f"The {noun}"
         verb = "wait" if count > 1 else "waits"
         names = ", ".join(at) + (", …" if len(at) == _EXAMPLES else "")
         return FlowFinding(cause.name, count, at, f"{who} {verb}: {cause.says} ({names}). {cause.do}")
 
     def _state(self, stage: Stage) -> State:
-        return stage.state(self._now_ns, least_share=self._least_share)
+        return stage.state(self._now_ns, min_share=self._min_share)
 
     def _ends_of(self, stage: Stage) -> _Ends:
         state = self._state(stage)
@@ -203,7 +203,7 @@ class Survey:
     def _ends_under_way(self, stage: Stage) -> _Ends:
         ends: _Ends = {}
         for follower in stage.followers():
-            if follower.kind == "channel" or stage.under_way(follower):
+            if follower.kind == "channel" or stage.in_flight(follower):
                 _merge(ends, self._ends_of(follower))
         return ends
 
@@ -217,7 +217,7 @@ class Survey:
             ends = self._behind[stage] = {}
             waited_ns = stage.waited_until_ns(self._now_ns)
             for follower in stage.waits_for():
-                state = follower.state(waited_ns, LATELY_NS)
+                state = follower.state(waited_ns, RECENT_NS)
                 further: _Ends = {}
                 if state == "flow":
                     further = self._ends_behind(follower)

@@ -76,32 +76,32 @@ class Arrival(Watched):
     def start(self) -> None:
         """Begin. The arrival may be over when this returns."""
         try:
-            self._go_on()
+            self._resume()
         except Exception as error:  # noqa: BLE001 - as the reactor does
             self.failed(error)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Stop waiting. The socket stays open."""
         self._timer.cancel()
         self.unwatch()
         self._steps.close()
 
     def readable(self) -> None:
-        self._go_on()
+        self._resume()
 
     def writable(self) -> None:
-        self._go_on()
+        self._resume()
 
     def failed(self, error: Exception) -> None:
         self._timer.cancel()
         self.unwatch()
         self._on_failed(error)
 
-    def _go_on(self) -> None:
+    def _resume(self) -> None:
         event = next(self._steps, None)
         if event is not None:
-            self.want_no_more(self.events & ~event)
-            self.want(event)
+            self.remove_interest(self.events & ~event)
+            self.add_interest(event)
             return
         self._timer.cancel()
         self.unwatch()

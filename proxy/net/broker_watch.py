@@ -38,8 +38,8 @@ _log = structlog.get_logger(__name__)
 #: Time limit of one try, and so of a health probe.
 _TRY_S: Final = 1.0
 #: A broker that has been away for 3 s is tried every 0.1 s. After 30 s it is tried every second.
-_SHORTEST_WAIT_S: Final = 0.1
-_LONGEST_WAIT_S: Final = 1.0
+_MIN_WAIT_S: Final = 0.1
+_MAX_WAIT_S: Final = 1.0
 _WAIT_SHARE: Final = 1 / 30
 #: A broker that shuts down may close its connections up to 50 ms before it stops listening. It is tried after this
 #: time, before the client is told.
@@ -170,7 +170,7 @@ class BrokerWatch:
         for each in self.sockets:
             each.hold()
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Undo ``hold``: no other process has the sockets."""
         self._closed = False
         self._wanted.set()
@@ -184,9 +184,9 @@ class BrokerWatch:
 
     def _wait_s(self) -> float:
         if self._away_since_s is None:
-            return float("inf") if self.broker == self._brokers[0] else _LONGEST_WAIT_S
+            return float("inf") if self.broker == self._brokers[0] else _MAX_WAIT_S
         away_s = trio.current_time() - self._away_since_s
-        return min(max(away_s * _WAIT_SHARE, _SHORTEST_WAIT_S), _LONGEST_WAIT_S)
+        return min(max(away_s * _WAIT_SHARE, _MIN_WAIT_S), _MAX_WAIT_S)
 
     async def _try(self, *, better: bool = False) -> None:
         """Try the brokers in order, or only those before the one in use."""
@@ -268,14 +268,14 @@ class BrokerWatch:
             for each in self.sockets:
                 each.start()
         except OSError as error:
-            self._give_way(error)
+            self._retry_listen(error)
             return
         self.listening = True
         if self._away_since_s is not None:
             self._away_since_s = None
             _log.info("broker answers again; listening", **self._about)
 
-    def _give_way(self, error: OSError) -> None:
+    def _retry_listen(self, error: OSError) -> None:
         """Try again later: another process took the address while nothing listened there."""
         for each in self.sockets:
             each.pause()

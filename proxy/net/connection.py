@@ -1,7 +1,7 @@
 """One proxied connection: drives a sans-IO session between two sockets.
 
-Each direction is a ``Peer``, and the end of the connection is ``Ending``. Each peer has one writer, whoever queued the
-data. A task exists only to wait for something other than a socket, and for sessions that tick.
+Each direction is a ``Peer``, and the end of the connection is ``Shutdown``. Each peer has one writer, whoever queued
+the data. A task exists only to wait for something other than a socket, and for sessions that tick.
 
 The connection's stage shows why its client is not read: out of credit if the session's queued data has nowhere to go,
 or stalled by the broker's writer, decoding, or the limiter.
@@ -21,14 +21,14 @@ from proxy.control import LimitCommandReply
 from proxy.deciding.batch import Batch, ConnectionInfo, Later, Request, Side, Ticket, drop_tickets
 from proxy.deciding.judge import Judge, judge_of
 from proxy.flow.credit import Stage
-from proxy.net.ending import Ending
-from proxy.net.peer import Doing, Peer, PeerError
+from proxy.net.peer import Peer, PeerError, PeerState
 from proxy.net.reactor import Timer
 from proxy.net.services import Services
+from proxy.net.shutdown import Shutdown
 from proxy.net.sockets import Wire
 from proxy.net.tickets import Tickets
-from proxy.net.timeouts import Looks, Timeouts
-from proxy.net.turn import LONGEST_STALL_S, Pieces
+from proxy.net.timeouts import TimeoutChecks, Timeouts
+from proxy.net.turn import MAX_STALL_S, Pieces
 from proxy.protocols.base import Buffer, Close, CommandRequest, CommandStatus, Session
 
 if TYPE_CHECKING:
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 #: A client with more unwritten answers than this is not read until they are written.
 OUTBOX_BYTES: Final = 1024 * 1024
-_STALLED_NS: Final = round(LONGEST_STALL_S * 1e9)
-_MOST_APART: Final = 63
+_STALLED_NS: Final = round(MAX_STALL_S * 1e9)
+_MAX_LEND_BACKOFF: Final = 63
 """Maximum number of chunks for which Python keeps a connection lent in vain: 1 at first, then 3, 7 and so on."""
 
 
@@ -62,11 +62,10 @@ class Connection:
 
     #: A dict with this many attributes takes half a KiB more.
     __slots__ = (
-        *("__weakref__", "_apart", "_apart_left", "_fed", "_hears_of_writes", "_judge", "_lent", "_long_stall"),
-        *("_looks", "_on_over", "_scopes", "_services", "_stalled_by", "_stalled_ns", "_woken"),
-        *("broker_left", "bytes_read"),
-        *("draining", "ending", "info", "open_batches", "opened_ns", "peers", "read_ns", "reading", "session", "stage"),
-        *("tickets", "writer"),
+        *("__weakref__", "_fed", "_judge", "_lend_backoff", "_lend_backoff_left", "_lent", "_long_stall", "_on_over"),
+        *("_scopes", "_services", "_stalled_by", "_stalled_ns", "_timeout_checks", "_watches_writes", "_woken"),
+        *("broker_left", "bytes_read", "draining", "info", "open_batches", "opened_ns", "peers", "read_ns", "reading"),
+        *("session", "shutdown", "stage", "tickets", "writer"),
     )
 
     session: Session
@@ -95,13 +94,13 @@ class Connection:
         self.bytes_read = {Side.CLIENT: 0, Side.BROKER: 0}
         self.broker_left = broker_left
         self.draining = False
-        self.ending = Ending(self, services.reactor, half_closes=half_closes)
+        self.shutdown = Shutdown(self, services.reactor, half_closes=half_closes)
         self.tickets = Tickets(services.tally, services.now_ns, services.tally.sender(info.address))
         self.stage = Stage("connection", info.peer, services.credit, self._on_credit)
         self.writer = Stage("writer", broker_name, services.credit)
         self._services = services
         self._on_over = on_over
-        self._looks = Looks(self, timeouts, services)
+        self._timeout_checks = TimeoutChecks(self, timeouts, services)
         #: Scopes of the tasks that wait. An empty set would take more memory.
         self._scopes: dict[trio.CancelScope, None] = {}
         self._woken: trio.Event | None = None
@@ -109,14 +108,14 @@ class Connection:
         #: The stage that the client's direction waits for.
         self._stalled_by: Stage | None = None
         self._stalled_ns = 0
-        self._hears_of_writes = False
+        self._watches_writes = False
         self._lent = lent
         self.reading: Lent | None = None
         self._fed: dict[Side, list[Buffer]] = {}
         self._judge: Judge | None = None
         self._long_stall: Timer | None = None
         #: For how many chunks it stays with Python after it was lent in vain, and how many of these are left.
-        self._apart = self._apart_left = 0
+        self._lend_backoff = self._lend_backoff_left = 0
         self.peers: dict[Side, Peer] = {}
         self.session = open_session(self)
         if services.lending is not None and services.resources is not None and self.session.lends:
@@ -134,7 +133,7 @@ class Connection:
         """
         if self.session.ticks:
             self._begin_ticks()
-        self._looks.start(handshake, may_be_idle=self._lent is not None)
+        self._timeout_checks.start(handshake, may_be_idle=self._lent is not None)
         self.guard(self.progressed)
 
     def guard(self, step: Callable[..., None], *args: object) -> None:
@@ -146,16 +145,16 @@ class Connection:
 
     def failed(self, error: Exception) -> None:
         if isinstance(error, Close):
-            self.ending.part(error.reason, error.detail)
+            self.shutdown.close_gracefully(error.reason, error.detail)
         elif isinstance(error, PeerError):
-            self.ending.broker_failed(error)
+            self.shutdown.broker_failed(error)
         else:
             self._services.log_failed(self.info, error)
-            self.ending.finish("internal_error", repr(error))
+            self.shutdown.abort("internal_error", repr(error))
 
     def start_soon(self, task: Callable[..., Awaitable[None]], *args: object) -> None:
         scope = trio.CancelScope()
-        if self.ending.over:
+        if self.shutdown.over:
             scope.cancel()
         self._scopes[scope] = None
         self._services.reactor.start_soon(self._run_task, scope, task, *args)
@@ -182,10 +181,10 @@ class Connection:
         for peer in self.peers.values():
             peer.progressed()
         if self.draining:
-            self.ending.look_at_drain()
+            self.shutdown.check_drained()
 
     def must_wait(self, side: Side) -> bool:
-        if self.ending.parting is not None:
+        if self.shutdown.close_reason is not None:
             return False
         session = self.session
         if session.paused(side):
@@ -218,7 +217,7 @@ class Connection:
 
     def _on_credit(self) -> None:
         """Resume reading the client after the credit callbacks. A busy direction checks by itself."""
-        if self.peers and self.peers[Side.CLIENT].doing is Doing.READING:
+        if self.peers and self.peers[Side.CLIENT].state is PeerState.READING:
             self._services.reactor.soon(self._read_on)
 
     def _read_on(self) -> None:
@@ -237,20 +236,20 @@ class Connection:
             lending is None
             or judge is None
             or self.reading is not None
-            or self.ending.parting is not None
-            or self.ending.over
+            or self.shutdown.close_reason is not None
+            or self.shutdown.over
             or self.draining
-            or self.ending.first is not None
+            or self.shutdown.first is not None
             or self.open_batches
             or not all(peer.is_quiet for peer in self.peers.values())
         ):
             return
-        if self._apart_left:
-            self._apart_left -= 1
+        if self._lend_backoff_left:
+            self._lend_backoff_left -= 1
             return
         if not self.tickets.sender.language:
             # The data sent until now was not counted.
-            self._know_sender(self.info)
+            self._update_sender(self.info)
         judge.connection, judge.sender = self.info, self.tickets.sender
         lent = self.session.lend(judge)
         if lent is None:
@@ -285,18 +284,20 @@ class Connection:
             elif number is not None:
                 self._take_back(number)
             for peer in self.peers.values():
-                peer.let_session_have_kept()
+                peer.feed_kept_bytes()
                 peer.flush()
             if number is not None:
                 # Not earlier: a drain waits for the end of the current frame only.
                 for peer in self.peers.values():
-                    peer.go_on_reading()
+                    peer.resume_reading()
         except Exception as error:  # noqa: BLE001 - as in guard
             self.failed(error)
 
     def _returned(self, state: Any) -> None:
         in_vain = self.session.returned(state)
-        self._apart = self._apart_left = min(2 * self._apart + 1, _MOST_APART) if in_vain else 0
+        self._lend_backoff = self._lend_backoff_left = (
+            min(2 * self._lend_backoff + 1, _MAX_LEND_BACKOFF) if in_vain else 0
+        )
 
     def _take_back(self, number: int) -> None:
         assert self._services.lending is not None  # noqa: S101 - else nothing is lent
@@ -332,9 +333,9 @@ class Connection:
             # The client does not read its answers, so some may have arrived.
             return 0
         if self._lent is not None:
-            return self.session.unanswered_further()
+            return self.session.unanswered_in_batches()
         if self.reading is not None:
-            return self.reading.unanswered() + self.session.unanswered_further()
+            return self.reading.unanswered() + self.session.unanswered_in_batches()
         return self.session.unanswered()
 
     def queue(self, chunk: memoryview, pieces: Pieces) -> None:
@@ -360,7 +361,7 @@ class Connection:
         self.stall(self.writer if on else None)
         if self._long_stall is not None:
             self._long_stall.cancel()
-        self._long_stall = self._services.reactor.after(LONGEST_STALL_S, self.left) if on else None
+        self._long_stall = self._services.reactor.after(MAX_STALL_S, self.left) if on else None
 
     # --- Deciding ---------------------------------------------------------------------------------
 
@@ -381,7 +382,7 @@ class Connection:
             await rest
         finally:
             self.open_batches -= 1
-        if self.ending.over:
+        if self.shutdown.over:
             # It ended after the verdicts were made and before they were used.
             drop_tickets(batch.verdicts)
 
@@ -393,11 +394,11 @@ class Connection:
             or (not sender.language and session.language)
             or (not sender.product and session.product)
         ):
-            self._know_sender(batch.connection)
+            self._update_sender(batch.connection)
         now_ns = services.now_ns()
         services.tally.count(batch, now_ns, self.tickets.sender)
         tickets = self.tickets.take(batch) if batch.verdicts else {}
-        if tickets and (self.ending.parting is not None or self.ending.over):
+        if tickets and (self.shutdown.close_reason is not None or self.shutdown.over):
             self.tickets.drop()
         self.session.decided(batch, now_ns)
         for ticket, request in tickets.items():
@@ -405,7 +406,7 @@ class Connection:
         undecided = sum(isinstance(verdict, Later) for verdict in batch.verdicts.values()) if tickets else 0
         return len(batch.requests) - len(tickets) - undecided
 
-    def _know_sender(self, info: ConnectionInfo) -> None:
+    def _update_sender(self, info: ConnectionInfo) -> None:
         self.info, session = info, self.session
         user = next((scope.name for scope in info.scopes if scope.kind == USER), "")
         self.tickets.sender = self._services.tally.sender(info.address, session.language, user, session.product)
@@ -430,23 +431,23 @@ class Connection:
 
     def waits_for_client(self) -> bool:
         """Whether nothing is read only because the client sends nothing."""
-        return self.peers[Side.CLIENT].doing is Doing.READING and not self.must_wait(Side.CLIENT)
+        return self.peers[Side.CLIENT].state is PeerState.READING and not self.must_wait(Side.CLIENT)
 
     # --- Calls from outside, above all from the session ------------------------------------------------
 
     def drain(self) -> None:
         """Read no further requests, and close once every request in flight is answered."""
         self.draining = True
-        self.guard(self.ending.look_at_drain)
+        self.guard(self.shutdown.check_drained)
 
     @property
     def deciding(self) -> bool:
-        ending = self.ending
-        return not ending.over and ending.parting is None and self.peers[Side.CLIENT].is_deciding
+        shutdown = self.shutdown
+        return not shutdown.over and shutdown.close_reason is None and self.peers[Side.CLIENT].is_deciding
 
     def alarm(self, reason: str) -> None:
         """Tell the session that Sluice runs short of a resource. Empty: it no longer does."""
-        if self.ending.parting is None and not self.ending.over and not self.info.exempt:
+        if self.shutdown.close_reason is None and not self.shutdown.over and not self.info.exempt:
             self.guard(self._alarm, reason)
 
     def waiting(self) -> Iterator[tuple[Resource, int]]:
@@ -456,7 +457,7 @@ class Connection:
 
     def purge(self, resource: Resource) -> tuple[int, int]:
         """Refuse or drop held messages of a resource. Return the number of each."""
-        if self.ending.parting is not None or self.ending.over:
+        if self.shutdown.close_reason is not None or self.shutdown.over:
             return 0, 0
         try:
             self.recall()
@@ -473,16 +474,16 @@ class Connection:
         if not reason:
             self.stage.block(now_ns, on=False)
         client = self.peers[Side.CLIENT]
-        if client.doing is Doing.READING and self.must_wait(Side.CLIENT):
+        if client.state is PeerState.READING and self.must_wait(Side.CLIENT):
             # It is not read from now on, so read ahead before it is told.
-            client.leave_unread()
+            client.pause_reading()
         self.flush()
 
     def ask(self, ask: CommandRequest) -> CommandStatus:
         return self._services.commands.ask(self.info, ask, self._on_replied)
 
     def _on_replied(self, ask: CommandRequest, reply: LimitCommandReply) -> None:
-        if self.ending.parting is None:
+        if self.shutdown.close_reason is None:
             self.guard(self._replied, ask, reply)
 
     def _replied(self, ask: CommandRequest, reply: LimitCommandReply) -> None:
@@ -490,7 +491,7 @@ class Connection:
         self.flush()
 
     def wake(self) -> None:
-        if self._woken is None and not self.ending.over:
+        if self._woken is None and not self.shutdown.over:
             self._begin_ticks()
         if self._woken is not None:
             self._woken.set()
@@ -499,17 +500,17 @@ class Connection:
         self._woken = woken = trio.Event()
         self.start_soon(self._tick, self.session, woken)
 
-    def hear_of_writes(self, on: bool) -> None:  # noqa: FBT001 - as SessionContext has it
-        self._hears_of_writes = on
+    def watch_writes(self, on: bool) -> None:  # noqa: FBT001 - as SessionContext has it
+        self._watches_writes = on
 
     def end_client(self) -> None:
-        self._services.reactor.soon(partial(self.guard, self.ending.client_closed))
+        self._services.reactor.soon(partial(self.guard, self.shutdown.client_closed))
 
     def client_silent(self) -> None:
-        self._services.reactor.soon(partial(self.guard, self.ending.client_silent))
+        self._services.reactor.soon(partial(self.guard, self.shutdown.client_silent))
 
     def written(self, side: Side) -> None:
-        if self._hears_of_writes and not self.ending.over:
+        if self._watches_writes and not self.shutdown.over:
             self.session.written(side, self._services.now_ns())
 
     async def _tick(self, session: Session, woken: trio.Event) -> None:
@@ -521,7 +522,7 @@ class Connection:
                     timer.deadline = trio.current_time() + max(0, due_ns - services.now_ns()) / 1e9
                 await woken.wait()
             self._woken = woken = trio.Event()
-            if self.ending.parting is not None:
+            if self.shutdown.close_reason is not None:
                 return
             self.recall()
             batch = session.tick(services.now_ns())
@@ -529,7 +530,7 @@ class Connection:
                 rest = self.begin(batch)
                 if rest is not None:
                     await self.decide_later(batch, rest)
-                if self.ending.over:
+                if self.shutdown.over:
                     return
                 self.decided(batch)
             self.flush()
@@ -537,11 +538,11 @@ class Connection:
 
     # --- The end ----------------------------------------------------------------------------------
 
-    def farewell(self, detail: str) -> None:
-        self.guard(self.session.farewell, detail, self._services.now_ns())
+    def start_close(self, detail: str) -> None:
+        self.guard(self.session.start_close, detail, self._services.now_ns())
 
-    def dismisses_client(self, detail: str) -> bool:
-        return self.session.dismisses_client(detail, self._services.now_ns())
+    def close_client(self, detail: str) -> bool:
+        return self.session.close_client(detail, self._services.now_ns())
 
     def end(self) -> None:
         if not self.peers:
@@ -551,9 +552,9 @@ class Connection:
             self._settle()
         except Exception as error:  # noqa: BLE001 - as in guard
             self._services.log_failed(self.info, error)
-        self.let_go()
-        assert self.ending.parting is not None  # noqa: S101 - that is why it ends
-        self._on_over(*self.ending.parting)
+        self.release()
+        assert self.shutdown.close_reason is not None  # noqa: S101 - that is why it ends
+        self._on_over(*self.shutdown.close_reason)
 
     def _settle(self) -> None:
         """Charge and count what the session has not yet, because the connection no longer counts for the limits."""
@@ -565,21 +566,21 @@ class Connection:
             if rest is not None:
                 services.reactor.start_soon(lambda: rest)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Release everything but the sockets."""
-        if not self.ending.over:
+        if not self.shutdown.over:
             self.recall()
-        unread_bytes = self.ending.left_unread
-        self.ending.let_go()
-        self._looks.stop()
+        unread_bytes = self.shutdown.left_unread
+        self.shutdown.release()
+        self._timeout_checks.stop()
         for peer in self.peers.values():
-            peer.let_go()
+            peer.release()
         self.peers.clear()
         tickets, services = self.tickets, self._services
         tickets.ends = True
         tickets.drop()
         # Messages spooled then are on disk for the next process.
-        tickets.ends = services.spool is None or not services.spool.keeps
+        tickets.ends = services.spool is None or not services.spool.is_persistent
         try:
             self.session.close()
         except Exception as error:  # noqa: BLE001 - as in guard

@@ -19,7 +19,7 @@ MAX_OPEN: Final = 256
 """Maximum number of open commands, of all connections."""
 MAX_OPEN_OF_CLIENT: Final = 16
 """The same per client address (IPv6: per /64), so that one client leaves room for others."""
-_NOBODY: Final = LimitCommandReply(error="Sluice is shutting down; try again later")
+_NO_CONNECTIONS: Final = LimitCommandReply(error="Sluice is shutting down; try again later")
 
 
 class _Open(NamedTuple):
@@ -102,7 +102,7 @@ class LimitCommands:
         finally:
             self._taken = False
             for command_id in list(self._open):
-                self.reply(command_id, _NOBODY)
+                self.reply(command_id, _NO_CONNECTIONS)
 
     async def _commands(self) -> AsyncGenerator[LimitCommand, None]:
         while True:

@@ -44,12 +44,12 @@ if TYPE_CHECKING:
 #: A client that is unread for no longer than this is written to without reading ahead, as by a broker that is briefly
 #: busy.
 BRIEF_NS: Final = 100_000_000
-#: How long a write to an unread client waits for data that its kernel still sends: until nothing arrives for LOOK_S,
-#: which is more than a round trip, and at most MAX_LOOKS times as long.
-LOOK_S: Final = 0.05
-MAX_LOOKS: Final = 4
+#: How long a write to an unread client waits for data that its kernel still sends: until nothing arrives for CHECK_S,
+#: which is more than a round trip, and at most MAX_CHECKS times as long.
+CHECK_S: Final = 0.05
+MAX_CHECKS: Final = 4
 #: How often a client that is not read is read ahead a little.
-KEEP_OPEN_S: Final = 0.4
+KEEP_OPEN_INTERVAL_S: Final = 0.4
 _NOTHING: Final = memoryview(b"")
 
 
@@ -61,7 +61,7 @@ class PeerError(Exception):
         self.side = side
 
 
-class Doing(Enum):
+class PeerState(Enum):
     """See the table in the module's docstring."""
 
     READING = "reading"
@@ -84,9 +84,9 @@ class Peer(Watched):
     """
 
     __slots__ = (
-        *("_buffer", "_came_bytes", "_chunk", "_connection", "_ending", "_ends", "_keeps_open", "_kept", "_look"),
-        *("_looks_left", "_observed", "_rest", "_services", "_session", "_unread_ns", "busy", "counted_bytes", "doing"),
-        *("ended", "opposite", "side", "wire"),
+        *("_buffer", "_check_timer", "_checks_left", "_chunk", "_connection", "_ends", "_keep_open_timer", "_kept"),
+        *("_observed", "_received_bytes", "_rest", "_services", "_session", "_shutdown", "_unread_ns", "busy"),
+        *("counted_bytes", "ended", "opposite", "side", "state", "wire"),
     )
 
     opposite: "Peer"
@@ -96,7 +96,7 @@ class Peer(Watched):
         self.side = side
         self.wire = wire
         self._connection = connection
-        self._ending = connection.ending
+        self._shutdown = connection.shutdown
         self._services = services
         self._session = session
         self._observed = side is Side.BROKER and services.pipeline.wants_responses
@@ -105,7 +105,7 @@ class Peer(Watched):
         self._chunk = _NOTHING
         #: The beginning of a frame that is incomplete for the compiled part.
         self._kept = b""
-        self.doing = Doing.READING
+        self.state = PeerState.READING
         self.counted_bytes = 0
         self._rest: Sequence[Buffer] = ()
         #: The end of the stream follows it.
@@ -114,34 +114,34 @@ class Peer(Watched):
         #: Since when it has not been read, though there may be data.
         self._unread_ns = 0
         #: While a write waits for read-ahead: the timer, the checks left, and the bytes received since the last one.
-        self._look: Timer | None = None
-        self._looks_left = self._came_bytes = 0
-        self._keeps_open: Timer | None = None
+        self._check_timer: Timer | None = None
+        self._checks_left = self._received_bytes = 0
+        self._keep_open_timer: Timer | None = None
 
     # --- Reading and relaying ---------------------------------------------------------------------
 
-    def read_on(self) -> None:
-        self.want(EPOLLIN)
+    def start_reading(self) -> None:
+        self.add_interest(EPOLLIN)
         if self._chunk:
             self._show_stall(self._services.decoding)
         if self._chunk or self.wire.has_unread:
             self.reactor.count_readable(self)
 
     def readable(self) -> None:
-        if self._look is not None:
+        if self._check_timer is not None:
             if self.read_ahead() is None:
-                self._end_look()
+                self._end_check()
             return
-        if self.doing is Doing.READING and self._chunk:
+        if self.state is PeerState.READING and self._chunk:
             # First, because other calls check whether the client may be read.
             self._show_stall(None)
-        if self.doing is not Doing.READING or self._ending.over or self._connection.must_wait(self.side):
+        if self.state is not PeerState.READING or self._shutdown.over or self._connection.must_wait(self.side):
             # Only checked now: usually a direction is back before there is more to read.
-            self.leave_unread()
+            self.pause_reading()
             return
-        self.doing = Doing.RELAYING
-        if self._ending.parting is not None:
-            self._hear_out()
+        self.state = PeerState.RELAYING
+        if self._shutdown.close_reason is not None:
+            self._discard_input()
         elif self._chunk or self._read():
             self._relay()
 
@@ -153,14 +153,14 @@ class Peer(Watched):
             # The buffer has no room behind it.
             self._connection.recall()
         kept = len(self._kept)
-        most = session.most_bytes(side)
+        most = session.max_bytes(side)
         if self._connection.draining and side is Side.CLIENT:
             # No further than the current frame.
             most = min(most, session.missing_bytes(side))
         count = self._receive_into(buffer[kept : kept + most])
         if count:
             self.takes_long = kept + count == len(buffer)
-            self._ending.goes_on()
+            self._shutdown.extend_timeout()
             buffer[:kept], self._kept = self._kept, b""
             self._chunk = buffer[: kept + count]
         else:
@@ -171,7 +171,7 @@ class Peer(Watched):
         try:
             count = self.wire.receive_into(room)
         except OSError as error:
-            if self._ending.parting is None:
+            if self._shutdown.close_reason is None:
                 self._write_failed(PeerError(self.side, error))
             return 0
         if count:
@@ -187,7 +187,7 @@ class Peer(Watched):
     def _relay(self) -> None:
         connection = self._connection
         read_ns = connection.read_ns = self._services.now_ns()
-        if connection.reading is not None and self._is_fed(connection.reading, read_ns):
+        if connection.reading is not None and self._feed_lent(connection.reading, read_ns):
             self._decided(None, read_ns)
             return
         batch = self._session.receive(self.side, self._chunk, read_ns)
@@ -199,7 +199,7 @@ class Peer(Watched):
             if rest is not None:
                 self._show_stall(self._services.limiter)
                 decided = partial(self._decided, batch, read_ns)
-                self._wait(Doing.DECIDING, partial(connection.decide_later, batch, rest), decided)
+                self._wait(PeerState.DECIDING, partial(connection.decide_later, batch, rest), decided)
                 return
         self._decided(batch, read_ns)
 
@@ -221,13 +221,13 @@ class Peer(Watched):
 
     def _written(self) -> None:
         """Read on once the chunk's results are written. Until then its buffer is in use."""
-        if self._ending.over:
+        if self._shutdown.over:
             return
         if self.opposite.busy:
-            self.doing = Doing.WRITING
+            self.state = PeerState.WRITING
             self._show_stall(self._connection.writer)
             return
-        left = self._session.left_bytes(self.side) if self._ending.parting is None else 0
+        left = self._session.left_bytes(self.side) if self._shutdown.close_reason is None else 0
         if left:
             self._chunk = self._chunk[-left:]
         self.takes_long = self.takes_long or left > 0
@@ -240,22 +240,22 @@ class Peer(Watched):
         if is_over:
             self.end_stream()
             return
-        self.doing = Doing.READING
+        self.state = PeerState.READING
         if self.events & EPOLLIN:
-            self.read_on()
+            self.start_reading()
         self._connection.progressed()
 
-    def _hear_out(self) -> None:
+    def _discard_input(self) -> None:
         self._give_back()
         buffer = self._buffer = self._services.buffers.borrow()
         count = self._receive_into(buffer)
         if count:
-            self._connection.guard(self.hear, buffer[:count])
+            self._connection.guard(self.receive_closing, buffer[:count])
         self._end_chunk(is_over=count == 0)
 
-    def hear(self, chunk: memoryview = _NOTHING) -> None:
+    def receive_closing(self, chunk: memoryview = _NOTHING) -> None:
         """Handle data that arrives while closing. End the stream to the peer once nothing more is expected."""
-        if not self.ended and self._session.heard_out(self.side, chunk):
+        if not self.ended and self._session.receive_closing(self.side, chunk):
             self.end()
 
     def _give_back(self) -> None:
@@ -265,44 +265,44 @@ class Peer(Watched):
 
     @property
     def unread_bytes(self) -> int:
-        left = len(self._chunk) if self.doing is Doing.READING else 0
+        left = len(self._chunk) if self.state is PeerState.READING else 0
         return left + self.wire.unread_bytes()
 
     def end_stream(self) -> None:
         self._connection.recall()
-        ending, session = self._ending, self._session
-        if ending.parting is not None or ending.first is not None:
-            self._pass_end_on()
+        shutdown, session = self._shutdown, self._session
+        if shutdown.close_reason is not None or shutdown.first is not None:
+            self._forward_end()
         elif self.side is Side.BROKER and session.closing is not Side.CLIENT:
-            self._wait(Doing.LEAVING, self._connection.broker_left, self._pass_end_on)
-        elif ending.keeps(self.side):
-            self.doing = Doing.KEEPING
+            self._wait(PeerState.LEAVING, self._connection.broker_left, self._forward_end)
+        elif shutdown.has_undelivered(self.side):
+            self.state = PeerState.KEEPING
             self.stop_writing()
             self.unwatch()
-            ending.keep()
+            shutdown.keep_undelivered()
             # Data that waited to be written is dropped, so the broker can be read on.
-            self.opposite.go_on()
+            self.opposite.resume()
         else:
-            self._pass_end_on()
+            self._forward_end()
 
-    def _pass_end_on(self) -> None:
-        self.doing = Doing.ENDING
-        self._ending.stream_ended(self.side)
-        if self._ending.parting is None:
+    def _forward_end(self) -> None:
+        self.state = PeerState.ENDING
+        self._shutdown.on_stream_end(self.side)
+        if self._shutdown.close_reason is None:
             self._session.end(self.side, self._services.now_ns())
             self.opposite.end()
         self._end_written()
 
     def _end_written(self) -> None:
         if not self.opposite.busy:
-            self.doing = Doing.ENDED
-            self.want_no_more(EPOLLIN)
-            self._ending.end_passed_on()
+            self.state = PeerState.ENDED
+            self.remove_interest(EPOLLIN)
+            self._shutdown.on_end_forwarded()
 
     # --- Waiting ----------------------------------------------------------------------------------
 
-    def _wait(self, doing: Doing, wait: Callable[[], Awaitable[None]], then: Callable[[], None]) -> None:
-        self.doing = doing
+    def _wait(self, state: PeerState, wait: Callable[[], Awaitable[None]], then: Callable[[], None]) -> None:
+        self.state = state
         self._connection.start_soon(self._wait_then, wait, then)
 
     async def _wait_then(self, wait: Callable[[], Awaitable[None]], then: Callable[[], None]) -> None:
@@ -310,45 +310,45 @@ class Peer(Watched):
             await wait()
         except Exception as error:  # noqa: BLE001 - as the reactor does
             then = partial(self.failed, error)
-        if self._ending.over:
+        if self._shutdown.over:
             return
         # First, because other calls check whether the client may be read.
         self._show_stall(None)
-        self.doing = Doing.RELAYING
+        self.state = PeerState.RELAYING
         try:
             then()
         except Exception as error:  # noqa: BLE001 - as the reactor does
             self.failed(error)
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Continue if the direction waits for the other peer's writer, or failed midway."""
-        if self._ending.over:
+        if self._shutdown.over:
             return
-        if self.doing is Doing.WRITING or self.doing is Doing.RELAYING:
-            if self.doing is Doing.WRITING and not self.opposite.busy:
+        if self.state is PeerState.WRITING or self.state is PeerState.RELAYING:
+            if self.state is PeerState.WRITING and not self.opposite.busy:
                 self._show_stall(None)
             self._written()
-        elif self.doing is Doing.ENDING:
+        elif self.state is PeerState.ENDING:
             self._end_written()
 
     def progressed(self) -> None:
-        if self.doing is Doing.READING:
+        if self.state is PeerState.READING:
             if not self.events & EPOLLIN and not self._connection.must_wait(self.side):
-                self.read_on()
-        elif self.doing is Doing.KEEPING and not self._session.keeps(self.side):
-            self._pass_end_on()
+                self.start_reading()
+        elif self.state is PeerState.KEEPING and not self._session.has_undelivered(self.side):
+            self._forward_end()
 
     @property
     def is_deciding(self) -> bool:
         """Whether the current chunk may have undecided requests."""
-        if self.doing is Doing.READING:
+        if self.state is PeerState.READING:
             return bool(self._chunk and self.events & EPOLLIN)
-        return self.doing is Doing.RELAYING or self.doing is Doing.DECIDING or self.doing is Doing.WRITING
+        return self.state is PeerState.RELAYING or self.state is PeerState.DECIDING or self.state is PeerState.WRITING
 
     @property
-    def is_past(self) -> bool:
+    def is_finished(self) -> bool:
         """Whether the peer's stream has ended, with nothing left of it but messages that are kept."""
-        return self.doing is Doing.ENDED or self.doing is Doing.KEEPING
+        return self.state is PeerState.ENDED or self.state is PeerState.KEEPING
 
     def _show_stall(self, follower: Stage | None) -> None:
         if self.side is Side.CLIENT:
@@ -373,7 +373,7 @@ class Peer(Watched):
 
     def writable(self) -> None:
         """Write more to the peer, then the end of the stream if due, and continue the waiting direction."""
-        if self._ending.over:
+        if self._shutdown.over:
             self.unwatch()
             return
         if self.busy:
@@ -386,29 +386,29 @@ class Peer(Watched):
             if buffers and not self.ended:
                 self._send(buffers)
         if not self.busy:
-            self.want_no_more(EPOLLOUT)
+            self.remove_interest(EPOLLOUT)
             if self._ends:
                 self.end()
         if not self.busy:
-            self.opposite.go_on()
+            self.opposite.resume()
             self._connection.progressed()
 
     def write_later(self, data: bytes) -> None:
         if data:
             self._rest, self.busy = (memoryview(data),), True
-            self.want(EPOLLOUT)
+            self.add_interest(EPOLLOUT)
 
     def _send(self, buffers: Sequence[Buffer]) -> None:
         try:
             self._rest = self.wire.send_now(buffers)
         except OSError as error:
             self._rest = ()
-            self.want_no_more(EPOLLOUT)
+            self.remove_interest(EPOLLOUT)
             self._write_failed(PeerError(self.side, error))
             return
         if self._rest:
             self.busy = True
-            self.want(EPOLLOUT)
+            self.add_interest(EPOLLOUT)
         else:
             self._connection.written(self.side)
 
@@ -429,7 +429,7 @@ class Peer(Watched):
 
     def stop_writing(self) -> None:
         self.ended, self.busy, self._rest = True, False, ()
-        self.want_no_more(EPOLLOUT)
+        self.remove_interest(EPOLLOUT)
 
     def failed(self, error: Exception) -> None:
         """End the connection for a fault. If it is closing already, that continues."""
@@ -437,7 +437,7 @@ class Peer(Watched):
         connection.failed(error)
         # Twice, because the rest of a chunk may itself end the connection.
         for peer in 2 * (self, self.opposite):
-            connection.guard(peer.go_on)
+            connection.guard(peer.resume)
 
     def _write_failed(self, error: PeerError) -> None:
         """Stop writing to a client whose socket failed, but read on. A broker's failure ends the connection."""
@@ -447,7 +447,7 @@ class Peer(Watched):
             # It has left, and everything it sent is here.
             self.stop_writing()
         else:
-            self._ending.client_failed(error)
+            self._shutdown.client_failed(error)
 
     # --- A client that is not read ----------------------------------------------------------------
 
@@ -458,11 +458,11 @@ class Peer(Watched):
         ahead, because only a client that is alive does that.
         """
         connection = self._connection
-        if self.side is Side.BROKER or self._ending.parting is not None or connection.draining:
+        if self.side is Side.BROKER or self._shutdown.close_reason is not None or connection.draining:
             return False
-        if self._look is None:
+        if self._check_timer is None:
             if not self._session.paused(Side.CLIENT):
-                is_read = self.events & EPOLLIN or self.doing is Doing.READING or self.doing is Doing.RELAYING
+                is_read = self.events & EPOLLIN or self.state is PeerState.READING or self.state is PeerState.RELAYING
                 if is_read and not connection.must_wait(Side.CLIENT):
                     # It is being read, or will be in a moment.
                     return False
@@ -470,21 +470,21 @@ class Peer(Watched):
                     return False
             if not self.read_ahead():
                 return False
-            self._looks_left, self._came_bytes = MAX_LOOKS, 0
-            self._look = self.reactor.after(LOOK_S, self._look_again)
+            self._checks_left, self._received_bytes = MAX_CHECKS, 0
+            self._check_timer = self.reactor.after(CHECK_S, self._check_again)
             # Reading makes the client's kernel send the rest.
-            self.want(EPOLLIN)
+            self.add_interest(EPOLLIN)
         return True
 
-    def leave_unread(self) -> None:
+    def pause_reading(self) -> None:
         if self.events & EPOLLIN:
             self._unread_ns = self._services.now_ns()
-        self.want_no_more(EPOLLIN)
-        if self.doing is Doing.READING and self._chunk:
+        self.remove_interest(EPOLLIN)
+        if self.state is PeerState.READING and self._chunk:
             # It no longer waits for its turn.
             self._show_stall(None)
-        if self.side is Side.CLIENT and self._keeps_open is None and not self._ending.over:
-            self._keeps_open = self.reactor.after(KEEP_OPEN_S, self._keep_open)
+        if self.side is Side.CLIENT and self._keep_open_timer is None and not self._shutdown.over:
+            self._keep_open_timer = self.reactor.after(KEEP_OPEN_INTERVAL_S, self._keep_open)
 
     def _keep_open(self) -> None:
         """Open an unread client's receive window a little: its kernel gives up on a closed window and its data.
@@ -492,43 +492,43 @@ class Peer(Watched):
         It does so after TCP_USER_TIMEOUT, which py-amqp, and so Celery, sets to one second. If the client has left, it
         does so after some minutes in any case.
         """
-        self._keeps_open = None
-        if self.events & EPOLLIN or self._ending.over or self._connection.draining:
+        self._keep_open_timer = None
+        if self.events & EPOLLIN or self._shutdown.over or self._connection.draining:
             return
-        if self.is_past or self.doing is Doing.ENDING:
+        if self.is_finished or self.state is PeerState.ENDING:
             return
-        if self._look is None:
+        if self._check_timer is None:
             self.read_ahead(a_little=True)
         if self.wire.ended:
-            self._connection.guard(self._ending.client_left)
+            self._connection.guard(self._shutdown.client_left)
         else:
-            self._keeps_open = self.reactor.after(KEEP_OPEN_S, self._keep_open)
+            self._keep_open_timer = self.reactor.after(KEEP_OPEN_INTERVAL_S, self._keep_open)
 
     def read_ahead(self, *, a_little: bool = False) -> int | None:
         """Read ahead from a client that its session does not want to read. Return as ``Wire.read_ahead`` does."""
         try:
             count = self.wire.read_ahead(self._services.ahead, a_little=a_little)
         except OSError as error:
-            self._ending.client_failed(PeerError(self.side, error))
+            self._shutdown.client_failed(PeerError(self.side, error))
             return None
-        self._came_bytes += count or 0
+        self._received_bytes += count or 0
         return count
 
-    def _look_again(self) -> None:
-        self._look = None
-        self._looks_left -= 1
-        if self._came_bytes and self._looks_left and not self._ending.over:
-            self._came_bytes = 0
-            self._look = self.reactor.after(LOOK_S, self._look_again)
+    def _check_again(self) -> None:
+        self._check_timer = None
+        self._checks_left -= 1
+        if self._received_bytes and self._checks_left and not self._shutdown.over:
+            self._received_bytes = 0
+            self._check_timer = self.reactor.after(CHECK_S, self._check_again)
         else:
-            self._connection.guard(self._end_look)
+            self._connection.guard(self._end_check)
 
-    def _end_look(self) -> None:
-        if self._look is not None:
-            self._look.cancel()
-            self._look = None
+    def _end_check(self) -> None:
+        if self._check_timer is not None:
+            self._check_timer.cancel()
+            self._check_timer = None
         # The next read asks for it, and gets the read-ahead bytes.
-        self.leave_unread()
+        self.pause_reading()
         self.writable()
 
     # --- Lending ----------------------------------------------------------------------------------
@@ -540,14 +540,14 @@ class Peer(Watched):
         Received but unread bytes go along, if the compiled part also serves the socket.
         """
         return (
-            self.doing is Doing.READING
+            self.state is PeerState.READING
             and self.events == EPOLLIN
             and not (self.busy or self.ended or self.wire.ended)
-            and self._look is None
+            and self._check_timer is None
             and (self.wire.is_plain or not (self._chunk or self.wire.has_unread))
         )
 
-    def _is_fed(self, reading: "Lent", read_ns: int) -> bool:
+    def _feed_lent(self, reading: "Lent", read_ns: int) -> bool:
         """Have the compiled part read the chunk. Return False if the session has to read the rest of it."""
         connection, chunk = self._connection, self._chunk
         assert self._services.lending is not None  # noqa: S101 - else nothing is lent
@@ -564,7 +564,7 @@ class Peer(Watched):
     def keep(self, data: bytes) -> None:
         self._kept = data
 
-    def let_session_have_kept(self) -> None:
+    def feed_kept_bytes(self) -> None:
         kept, self._kept = self._kept, b""
         if kept:
             self._session.put_back(self.side, kept, self._services.now_ns())
@@ -576,9 +576,9 @@ class Peer(Watched):
         self._count(len(ahead))
         unread = bytes(self._chunk) + ahead
         self._give_back()
-        if self._keeps_open is not None:
-            self._keeps_open.cancel()
-            self._keeps_open = None
+        if self._keep_open_timer is not None:
+            self._keep_open_timer.cancel()
+            self._keep_open_timer = None
         return unread
 
     def put_back(self, unread: bytes, errno: int = 0) -> None:
@@ -586,15 +586,15 @@ class Peer(Watched):
         self.wire.put_back(unread, errno, self._services.ahead)
         self.counted_bytes = len(unread)
 
-    def go_on_reading(self) -> None:
+    def resume_reading(self) -> None:
         # If it must wait, it is left unread once there is data. The unread time counts from then.
-        self.read_on()
+        self.start_reading()
         if self.opposite.busy:
-            self.doing = Doing.WRITING
+            self.state = PeerState.WRITING
             self._show_stall(self._connection.writer)
 
-    def let_go(self) -> None:
-        for timer in (self._look, self._keeps_open):
+    def release(self) -> None:
+        for timer in (self._check_timer, self._keep_open_timer):
             if timer is not None:
                 timer.cancel()
         self.unwatch()

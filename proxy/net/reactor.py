@@ -61,11 +61,11 @@ class Watched(ABC):
     def failed(self, error: Exception) -> None:
         """Handle an error of ``readable`` or ``writable``, so that no other socket is affected. Does not raise."""
 
-    def want(self, event: int) -> None:
+    def add_interest(self, event: int) -> None:
         if not self.events & event:
             self._change(self.events | event)
 
-    def want_no_more(self, event: int) -> None:
+    def remove_interest(self, event: int) -> None:
         if self.events & event:
             self._change(self.events & ~event)
 

@@ -26,10 +26,10 @@ from proxy.net import proxy_protocol, sockets
 from proxy.net.arrival import Arrival
 from proxy.net.broker_watch import BrokerWatch
 from proxy.net.connection import Connection
-from proxy.net.ending import PARTING_S
 from proxy.net.proxy_protocol import Header
 from proxy.net.reactor import Timer, Watched
 from proxy.net.services import Services
+from proxy.net.shutdown import CLOSE_TIMEOUT_S
 from proxy.net.sockets import Address, Connecting, Inherited, ListeningSocket, Wire, format_address
 from proxy.net.timeouts import Timeouts
 from proxy.net.tls import BrokerTls, ClientTls, TlsError, TlsWire
@@ -42,7 +42,7 @@ _BACKLOG: Final = 4096
 #: Requests read before a hand-over are mostly decided within a few milliseconds. A broker that does not read prevents
 #: it.
 _SETTLE_S: Final = 0.1
-_LOOK_AGAIN_S: Final = 0.001
+_CHECK_AGAIN_S: Final = 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +168,7 @@ class Server:
         self._next_id = 0
         self._log_rate = LogRate()
         self._gather_room = GatherRoom()
-        self._places: dict[tuple[str, Address], dict[sockets.Found, Address] | None] = {}
+        self._candidates: dict[tuple[str, Address], dict[sockets.Found, Address] | None] = {}
         self._log = _log.bind()
         by_broker: dict[tuple[str, Address], Any] = {}
         #: State shared by the sessions of one broker, by listener.
@@ -201,7 +201,7 @@ class Server:
         """
         for config in self.listeners:
             try:
-                enter, no_room = partial(self._enter, config), partial(self._cannot_accept, config)
+                enter, no_room = partial(self._enter, config), partial(self._log_accept_error, config)
                 make = partial(ListeningSocket, self.services.reactor, enter, no_room, _BACKLOG)
                 bound = await sockets.bind(
                     *config.listen, make, inherited, v6only=config.v6only, reuse_port=config.reuse_port
@@ -232,7 +232,7 @@ class Server:
             self.close()
             self._before_end()
             for client in list(self._served):
-                client.let_go()
+                client.release()
 
     def each_connection(self, *, new: bool = True) -> Iterator[Connection]:
         """Yield the open connections, which may end between two steps. Without ``new``: only ``connections``."""
@@ -266,14 +266,14 @@ class Server:
         }
 
     def held_bytes(self) -> int:
-        return sum(protocol.held_bytes(hub) for protocol, hub in self._by_hub())
+        return sum(protocol.held_bytes(hub) for protocol, hub in self._hubs_with_protocols())
 
     def confirm_states(self) -> Iterator[ConfirmState]:
         now_ns = self.services.now_ns()
-        for protocol, hub in self._by_hub():
+        for protocol, hub in self._hubs_with_protocols():
             yield from protocol.confirm_states(hub, now_ns)
 
-    def _by_hub(self) -> Iterable[tuple[Protocol, Any]]:
+    def _hubs_with_protocols(self) -> Iterable[tuple[Protocol, Any]]:
         return {id(hub): (self._protocols[name], hub) for name, hub in self._hubs.items()}.values()
 
     def descriptors(self) -> list[int]:
@@ -294,20 +294,20 @@ class Server:
             self._before_end()
         for connection in self.each_connection():
             if at_once:
-                connection.ending.dismiss("handed_over", at_once)
+                connection.shutdown.close_at_once("handed_over", at_once)
             else:
                 connection.drain()
         with trio.move_on_after(_SETTLE_S):
             while at_once and self.connections:
                 await self._nothing_open.park()
             while any(each.deciding for each in self.connections.values()):  # noqa: ASYNC110 - many places end it
-                await trio.sleep(_LOOK_AGAIN_S)
+                await trio.sleep(_CHECK_AGAIN_S)
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Accept again, because no other process took the sockets. Draining connections still end."""
         self.draining = False
         for watch in self.watches.values():
-            watch.go_on()
+            watch.resume()
 
     async def drain(self, grace_s: float) -> None:
         """Stop accepting, let requests in flight finish, and end what is left after ``grace_s`` seconds."""
@@ -320,11 +320,11 @@ class Server:
                 await self._nothing_open.park()
         self._before_end()
         for connection in list(self.connections.values()):
-            connection.ending.dismiss(
+            connection.shutdown.close_at_once(
                 "grace_over", f"Sluice is shutting down, and the grace period of {grace_s:g} s is over"
             )
 
-    def _cannot_accept(self, config: ListenerConfig, error: Exception) -> None:
+    def _log_accept_error(self, config: ListenerConfig, error: Exception) -> None:
         number = error.errno if isinstance(error, OSError) else type(error)
         not_logged = self._log_rate.take((config.name, number), trio.current_time())
         if not_logged is not None:
@@ -335,10 +335,10 @@ class Server:
         self.counters.accepted[config.name] += 1
         self._next_id += 1
         info = self.info(config, self._next_id, peer, local[0])
-        no_place = self._no_place()
-        if no_place is not None:
+        overload = self._overload_reason()
+        if overload is not None:
             wire.close()
-            self.closed(info, *no_place)
+            self.closed(info, *overload)
             return
         self._open[config.name] += 1
         client = _Client(self, config, info, wire, (peer, local))
@@ -358,7 +358,7 @@ class Server:
             local=client_address(local),
         )
 
-    def _no_place(self) -> tuple[str, str] | None:
+    def _overload_reason(self) -> tuple[str, str] | None:
         open_now = sum(self._open.values())
         if open_now >= self._max_connections:
             return "too_many_connections", f"open connections: {self._max_connections}"
@@ -424,13 +424,13 @@ class Server:
         if not_logged is not None:
             _log.warning(about, listener=info.listener, peer=info.peer, detail=detail, not_logged=not_logged)
 
-    def places(self, config: ListenerConfig) -> dict[sockets.Found, Address] | None:
+    def candidates(self, config: ListenerConfig) -> dict[sockets.Found, Address] | None:
         """Return where to connect a client. None: a broker's address is a name, to be resolved each time."""
         key = config.name, self.watches[config.name].broker
-        if key not in self._places:
+        if key not in self._candidates:
             known = {broker: sockets.resolved(*broker) for broker in self.watches[config.name].in_order()}
-            self._places[key] = _places(known) if all(known.values()) else None
-        return self._places[key]
+            self._candidates[key] = _candidates(known) if all(known.values()) else None
+        return self._candidates[key]
 
     def connect(self, client: "_Client", wires: tuple[Wire, Wire], broker: Address, lent: int | None) -> None:
         services, config, info = self.services, client.config, client.info
@@ -456,7 +456,7 @@ class Server:
                 spool=services.spool,
                 stage=connection.stage,
                 writer=connection.writer,
-                hear_of_writes=connection.hear_of_writes,
+                watch_writes=connection.watch_writes,
                 end_client=connection.end_client,
                 client_silent=connection.client_silent,
                 replayed=partial(_log_replayed, info),
@@ -481,7 +481,7 @@ class Server:
             lent=lent,
         )
         if self.draining and lent is None:
-            connection.ending.finish("drained", "accepted just before shutdown began")
+            connection.shutdown.abort("drained", "accepted just before shutdown began")
         else:
             handshake, client.handshake = client.handshake, None
             connection.start(handshake)
@@ -505,13 +505,13 @@ def _log_replayed(info: ConnectionInfo, replayed: Replayed) -> None:
     )
 
 
-def _places(found: Mapping[Address, Iterable[sockets.Found] | None]) -> dict[sockets.Found, Address]:
+def _candidates(found: Mapping[Address, Iterable[sockets.Found] | None]) -> dict[sockets.Found, Address]:
     """Return the addresses to try in order, each with its broker. The first broker owns a shared address."""
-    places: dict[sockets.Found, Address] = {}
+    candidates: dict[sockets.Found, Address] = {}
     for broker, its_places in found.items():
         for place in its_places or ():
-            places.setdefault(place, broker)
-    return places
+            candidates.setdefault(place, broker)
+    return candidates
 
 
 class _Client(Watched):
@@ -524,8 +524,8 @@ class _Client(Watched):
     """
 
     __slots__ = (
-        *("_admitted", "_arrival", "_broker", "_closed", "_connecting", "_ends", "_lent", "_places"),
-        *("_resolving", "_server", "_timer", "_wire", "begun", "config", "handshake", "info", "opened_ns"),
+        *("_admitted", "_arrival", "_broker", "_candidates", "_closed", "_connecting", "_ends", "_lent", "_resolving"),
+        *("_server", "_timer", "_wire", "begun", "config", "handshake", "info", "opened_ns"),
     )
 
     def __init__(
@@ -541,7 +541,7 @@ class _Client(Watched):
         self._arrival: Arrival | None = None
         self._admitted = False
         self._broker: Wire | None = None
-        self._places: dict[sockets.Found, Address] = {}
+        self._candidates: dict[sockets.Found, Address] = {}
         #: Its number with the compiled part, while that serves it without a session.
         self._lent: int | None = None
         self.begun: Any = None
@@ -561,17 +561,17 @@ class _Client(Watched):
             try:
                 self._identified(None)
             except Close as close:
-                self._not_arrived(close)
+                self._on_arrival_failed(close)
             else:
-                self._arrived(self._wire)
+                self._on_arrival(self._wire)
             return
         self._arrival = Arrival(
             *(self.reactor, self._wire, self.info.address, config.handshake_timeout_s),
             expects_header=expects_header,
             tls=config.client_tls,
             on_identified=self._identified,
-            on_arrived=self._arrived,
-            on_failed=self._not_arrived,
+            on_arrived=self._on_arrival,
+            on_failed=self._on_arrival_failed,
         )
         self._arrival.start()
 
@@ -582,7 +582,7 @@ class _Client(Watched):
         self._server.admit(self.config, self.info)
         self._admitted = True
 
-    def _arrived(self, wire: Wire) -> None:
+    def _on_arrival(self, wire: Wire) -> None:
         self._arrival, self._wire = None, wire
         if isinstance(wire, TlsWire):
             name = wire.certificate
@@ -590,7 +590,7 @@ class _Client(Watched):
             self.info = replace(self.info, tls=wire.version, certificate=name, scopes=scopes)
         self.serve()
 
-    def _not_arrived(self, error: Exception) -> None:
+    def _on_arrival_failed(self, error: Exception) -> None:
         if isinstance(error, Close):
             self._close(error.reason, error.detail)
         elif isinstance(error, OSError):
@@ -604,9 +604,9 @@ class _Client(Watched):
             # A flood of connections that are closed at once must not reach the broker.
             self._close("client_closed", "the client disconnected before it was served")
             return
-        places = self._server.places(self.config)
-        if places is not None:
-            self._connect(places)
+        candidates = self._server.candidates(self.config)
+        if candidates is not None:
+            self._connect(candidates)
         else:
             self._wait()
             self._resolving = trio.CancelScope()
@@ -620,16 +620,16 @@ class _Client(Watched):
         brokers = self._server.watches[self.config.name].in_order()
         try:
             with scope:
-                self._connect(_places({broker: await _resolved(broker, brokers) for broker in brokers}))
+                self._connect(_candidates({broker: await _resolved(broker, brokers) for broker in brokers}))
         except Exception as error:  # noqa: BLE001 - as the reactor does
             self.failed(error)
 
-    def _connect(self, places: dict[sockets.Found, Address]) -> None:
+    def _connect(self, candidates: dict[sockets.Found, Address]) -> None:
         if self._closed:
             # It timed out just as the address was resolved.
             return
-        self._places = places
-        self._connecting = Connecting(self.config.broker[0], places)
+        self._candidates = candidates
+        self._connecting = Connecting(self.config.broker[0], candidates)
         try:
             self.writable()
         except Exception as error:  # noqa: BLE001 - as the reactor does
@@ -642,14 +642,14 @@ class _Client(Watched):
         assert self._connecting is not None  # noqa: S101 - nothing is written before
         self.unwatch()
         try:
-            self._broker = self._connecting.go_on()
+            self._broker = self._connecting.resume()
         except OSError as error:
             self._unreachable(error)
             return
         if self._broker is None:
             self._wait()
             self._fd = self._connecting.fileno()
-            self.want(EPOLLOUT)
+            self.add_interest(EPOLLOUT)
             return
         self._fd = self._broker.fileno()
         try:
@@ -671,8 +671,8 @@ class _Client(Watched):
             return
         if event:
             self._wait()
-            self.want_no_more(self.events & ~event)
-            self.want(event)
+            self.remove_interest(self.events & ~event)
+            self.add_interest(event)
         else:
             self.unwatch()
             self._connected()
@@ -746,7 +746,7 @@ class _Client(Watched):
         if over:
             self._ended()
         else:
-            self._timer = self.reactor.after(PARTING_S, self._ended)
+            self._timer = self.reactor.after(CLOSE_TIMEOUT_S, self._ended)
 
     def _cancel_timers(self) -> None:
         for timer in (self._timer, self.handshake):
@@ -767,7 +767,7 @@ class _Client(Watched):
     @property
     def _address(self) -> Address:
         assert self._connecting is not None  # noqa: S101 - it is connected to
-        return self._places[self._connecting.place]
+        return self._candidates[self._connecting.place]
 
     def failed(self, error: Exception) -> None:
         """Close the client because of an internal error or a plug-in's."""
@@ -782,11 +782,11 @@ class _Client(Watched):
         self._server.connections.pop(self.info.id, None)
         self._broker.close()
         if reason == "broker_error":
-            self.reactor.start_soon(self._close_later, reason, detail)
+            self.reactor.start_soon(self._close_after_probe, reason, detail)
         else:
             self._close(reason, detail)
 
-    async def _close_later(self, reason: str, detail: str) -> None:
+    async def _close_after_probe(self, reason: str, detail: str) -> None:
         await self._server.watches[self.config.name].broker_left()
         self._close(reason, detail)
 
@@ -807,9 +807,11 @@ class _Client(Watched):
         if self._timer is not None:
             self._timer.cancel()
         self._broker.close()
-        self.reactor.start_soon(self._close_later, "broker_unreachable", self._says(error.strerror or str(error)))
+        self.reactor.start_soon(
+            self._close_after_probe, "broker_unreachable", self._broker_error(error.strerror or str(error))
+        )
 
-    def _says(self, error: str) -> str:
+    def _broker_error(self, error: str) -> str:
         return f"broker {', '.join(map(format_address, self.config.brokers))}: {error}"
 
     def _timed_out(self) -> None:
@@ -819,20 +821,20 @@ class _Client(Watched):
         if self._closed:
             return
         self._server.watches[self.config.name].lost(error)
-        self._close("broker_unreachable", self._says(error))
+        self._close("broker_unreachable", self._broker_error(error))
 
     def _close(self, reason: str, detail: str) -> None:
         if not self._closed:
-            self.let_go()
+            self.release()
             self._server.closed(self.info, reason, detail)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         if self._closed:
             return
         self._closed = True
         self.unwatch()
         if self._arrival is not None:
-            self._arrival.let_go()
+            self._arrival.release()
         self._cancel_timers()
         if self._resolving is not None:
             self._resolving.cancel()
@@ -840,7 +842,7 @@ class _Client(Watched):
             self._connecting.close()
         connection = self._server.connections.pop(self.info.id, None)
         if connection is not None:
-            connection.let_go()
+            connection.release()
         if self._broker is not None:
             self._broker.close()
         self._wire.close()
@@ -867,7 +869,7 @@ async def _resolved(broker: Address, others: Sequence[Address]) -> list[sockets.
 def main_address(config: ListenerConfig, listeners: Iterable[ListenerConfig]) -> Address:
     """Return the main address of a listener's broker, also if the listener has its second port."""
     host, port = config.broker
-    main = (host, port - config.protocol.second_port_offset)
+    main = (host, port - config.protocol.extra_port_offset)
     return main if any(each.broker == main for each in listeners) else config.broker
 
 

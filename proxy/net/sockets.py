@@ -46,7 +46,7 @@ _NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, e
 
 _NO_ROOM_PAUSE_S: Final = 0.1
 #: Other sockets have a turn after this many accepts.
-_ACCEPTS_A_TURN: Final = 8
+_ACCEPTS_PER_TURN: Final = 8
 
 Address = tuple[str, int]
 
@@ -72,7 +72,7 @@ class ReadAhead:
 
     #: Per connection: the amount that both kernels hold for a departed client, with Linux's default settings.
     MAX_BYTES: Final = 16 * 1024 * 1024
-    MAX_BYTES_IN_ALL: Final = 128 * 1024 * 1024
+    MAX_TOTAL_BYTES: Final = 128 * 1024 * 1024
     CHUNK_BYTES: Final = 256 * 1024
 
     def __init__(self) -> None:
@@ -190,7 +190,7 @@ class Wire:
         try:
             room = 2 if a_little else 1
             while not self.ended and room * len(ahead) < of_all.MAX_BYTES:
-                if room * of_all.taken_bytes >= of_all.MAX_BYTES_IN_ALL or (a_little and len(ahead) > began):
+                if room * of_all.taken_bytes >= of_all.MAX_TOTAL_BYTES or (a_little and len(ahead) > began):
                     break
                 chunk = self._sock.recv(of_all.CHUNK_BYTES)
                 self.ended = not chunk
@@ -305,10 +305,10 @@ class Connecting:
         self._last: OSError | None = None
 
     def fileno(self) -> int:
-        assert self._sock is not None  # noqa: S101 - go_on comes first
+        assert self._sock is not None  # noqa: S101 - resume comes first
         return self._sock.fileno()
 
-    def go_on(self) -> Wire | None:
+    def resume(self) -> Wire | None:
         """Return the connection, or None: call again when the socket is writable.
 
         Raises:
@@ -344,10 +344,10 @@ class Connecting:
 
 
 async def connect(host: str, port: int) -> Wire:
-    """Connect to a broker, trying all its addresses in turn. Raises as ``Connecting.go_on`` and ``resolve``."""
+    """Connect to a broker, trying all its addresses in turn. Raises as ``Connecting.resume`` and ``resolve``."""
     connecting = Connecting(host, await resolve(host, port))
     try:
-        while (wire := connecting.go_on()) is None:
+        while (wire := connecting.resume()) is None:
             await trio.lowlevel.wait_writable(connecting.fileno())
     except BaseException:
         connecting.close()
@@ -412,7 +412,7 @@ class ListeningSocket(Watched):
         """Listen. Raises OSError if another process that was allowed to bind the address too is listening there."""
         self._sock.listen(self._backlog)
         self._started, self._paused = True, False
-        self.want(EPOLLIN)
+        self.add_interest(EPOLLIN)
 
     def hold(self) -> None:
         """Stop accepting. New clients wait in the backlog, for another process that has the socket."""
@@ -433,7 +433,7 @@ class ListeningSocket(Watched):
         return self._sock.fileno()
 
     def readable(self) -> None:
-        for _ in range(_ACCEPTS_A_TURN):
+        for _ in range(_ACCEPTS_PER_TURN):
             accepted = self.accept()
             if accepted is None:
                 return
@@ -448,12 +448,12 @@ class ListeningSocket(Watched):
     def failed(self, error: Exception) -> None:
         """Stop accepting for a moment: without room for the waiting clients, the socket would stay ready."""
         self.unwatch()
-        self.reactor.after(_NO_ROOM_PAUSE_S, self._go_on)
+        self.reactor.after(_NO_ROOM_PAUSE_S, self._resume)
         self._no_room(error)
 
-    def _go_on(self) -> None:
+    def _resume(self) -> None:
         if self._started:
-            self.want(EPOLLIN)
+            self.add_interest(EPOLLIN)
 
     def accept(self) -> tuple[Wire, Address] | None:
         """Return the next waiting client, if any.

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import structlog
 
-from limiter.counting.seconds import NOBODY, Sender
+from limiter.counting.seconds import NO_SENDER, Sender
 from limiter.rules.resource import Resource
 from proxy.deciding.batch import Batch, Hold, Request, Side, Ticket
 from proxy.deciding.counting import Tally
@@ -21,7 +21,7 @@ class Tickets:
             because the client assumes it delivered.
     """
 
-    def __init__(self, tally: Tally, now_ns: Callable[[], int], sender: Sender = NOBODY) -> None:
+    def __init__(self, tally: Tally, now_ns: Callable[[], int], sender: Sender = NO_SENDER) -> None:
         self._tally = tally
         self._now_ns = now_ns
         self.sender = sender

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 #: A frame that arrives at least this fast may take as long as it needs. A modem of 9600 bit/s is faster.
 MIN_FRAME_BYTES_PER_S: Final = 1024
-_IDLE_LOOKS: Final = 4
+_IDLE_CHECKS: Final = 4
 
 
 class Timeouts(NamedTuple):
@@ -23,7 +23,7 @@ class Timeouts(NamedTuple):
     idle_s: float | None = None
 
 
-class Looks:
+class TimeoutChecks:
     __slots__ = ("_connection", "_frame_seen", "_frames", "_idleness", "_services", "_timeouts")
 
     def __init__(self, connection: "Connection", timeouts: Timeouts, services: Services) -> None:
@@ -38,13 +38,13 @@ class Looks:
 
     def start(self, handshake: Timer | None, *, may_be_idle: bool) -> None:
         if handshake is None:
-            handshake = self._look_in(self._timeouts.handshake_s, self._at_handshake)
+            handshake = self._check_after(self._timeouts.handshake_s, self._at_handshake)
         else:
             handshake.call = partial(self._connection.guard, self._at_handshake)
         self._frames = handshake
         if self._timeouts.idle_s is not None:
-            delay_s = self._timeouts.idle_s / (_IDLE_LOOKS if may_be_idle else 1)
-            self._idleness = self._look_in(delay_s, self._at_idleness)
+            delay_s = self._timeouts.idle_s / (_IDLE_CHECKS if may_be_idle else 1)
+            self._idleness = self._check_after(delay_s, self._at_idleness)
 
     def stop(self) -> None:
         for timer in (self._frames, self._idleness):
@@ -53,14 +53,14 @@ class Looks:
         self._frames = self._idleness = None
         del self._connection
 
-    def _look_in(self, delay_s: float, look: Callable[[], None]) -> Timer:
-        return self._services.reactor.after(delay_s, partial(self._connection.guard, look))
+    def _check_after(self, delay_s: float, check: Callable[[], None]) -> Timer:
+        return self._services.reactor.after(delay_s, partial(self._connection.guard, check))
 
     def _at_handshake(self) -> None:
         if not self._connection.bytes_read[Side.CLIENT] and self._connection.waits_for_client():
             detail = f"the client sent nothing within {self._timeouts.handshake_s:g} s"
             raise Close("handshake_timeout", detail)
-        self._frames = self._look_in(self._timeouts.frame_s, self._at_frame)
+        self._frames = self._check_after(self._timeouts.frame_s, self._at_frame)
 
     def _at_frame(self) -> None:
         """End the connection if the current frame is that of the last check and hardly grew since.
@@ -74,18 +74,18 @@ class Looks:
         if self._connection.waits_for_client() and connection.session.within_frame(Side.CLIENT):
             self._frame_seen = read_bytes + missing_bytes, read_bytes
             if seen is not None and seen[0] == self._frame_seen[0]:
-                came_bytes = read_bytes - seen[1]
-                if came_bytes < period_s * MIN_FRAME_BYTES_PER_S:
-                    detail = f"only {came_bytes} bytes of an unfinished frame arrived in {period_s:g} s"
+                received_bytes = read_bytes - seen[1]
+                if received_bytes < period_s * MIN_FRAME_BYTES_PER_S:
+                    detail = f"only {received_bytes} bytes of an unfinished frame arrived in {period_s:g} s"
                     raise Close("frame_timeout", f"{detail}; {missing_bytes} bytes are missing")
-        self._frames = self._look_in(period_s, self._at_frame)
+        self._frames = self._check_after(period_s, self._at_frame)
 
     def _at_idleness(self) -> None:
         connection, idle_s = self._connection, self._timeouts.idle_s
         assert idle_s is not None  # noqa: S101 - it is not looked at otherwise
         silent_s = (self._services.now_ns() - (connection.read_ns or connection.opened_ns)) / 1e9
         # Held requests may take longer, and what a departed client left has its own bound.
-        may_end = connection.ending.first is None and not connection.session.in_flight()
+        may_end = connection.shutdown.first is None and not connection.session.in_flight()
         if silent_s >= idle_s and may_end and connection.waits_for_client():
             raise Close("idle_timeout", f"neither side sent anything for {idle_s:g} s")
-        self._idleness = self._look_in(idle_s / _IDLE_LOOKS, self._at_idleness)
+        self._idleness = self._check_after(idle_s / _IDLE_CHECKS, self._at_idleness)

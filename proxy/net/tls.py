@@ -141,7 +141,7 @@ class TlsWire(Wire):
         self._undecrypted = b""
         self._piece_bytes = _PIECE_BYTES
         #: Plaintext that was decrypted before its reader asked for it.
-        self._aside = b""
+        self._decrypted = b""
         #: The stream has ended, with an error or in order.
         self._over: OSError | None = None
         self._in_order = False
@@ -181,7 +181,7 @@ class TlsWire(Wire):
         except ssl.SSLWantReadError:
             pass
         except (ssl.SSLError, ssl.CertificateError) as error:
-            failed = TlsError(_said(error, self._meanings))
+            failed = TlsError(_readable_error(error, self._meanings))
         if said := self._outgoing.read():
             # Also after a failure, or the peer would not know the reason.
             with suppress(*((OSError,) if failed else ())):
@@ -202,7 +202,7 @@ class TlsWire(Wire):
     @property
     def has_unread(self) -> bool:
         """Whether there is data to receive, or the end of the stream, that the kernel no longer reports."""
-        return bool(self._left or self._undecrypted or self._aside or self._ahead) or self._is_over
+        return bool(self._left or self._undecrypted or self._decrypted or self._ahead) or self._has_ended
 
     def has_left(self, *, half_closes: bool) -> bool:
         return not self._left and not self._undecrypted and super().has_left(half_closes=half_closes)
@@ -213,12 +213,12 @@ class TlsWire(Wire):
         A stream without TLS's closing message still ends in order, because truncation is for the protocol above to
         notice.
         """
-        count = len(self._aside[: len(buffer)])
-        buffer[:count], self._aside = self._aside[:count], self._aside[count:]
+        count = len(self._decrypted[: len(buffer)])
+        buffer[:count], self._decrypted = self._decrypted[:count], self._decrypted[count:]
         if self._left:
             count = self._decrypt(buffer, count)
         ends_ns = perf_counter_ns() + ROUND_NS
-        while count < len(buffer) and not self._is_over:
+        while count < len(buffer) and not self._has_ended:
             if self._undecrypted:
                 ciphertext, self._undecrypted = memoryview(self._undecrypted), b""
                 count = self._decrypt_all(ciphertext, buffer, count, ends_ns)
@@ -270,7 +270,7 @@ class TlsWire(Wire):
         """Send the end of the stream. Reading continues."""
         if self._left:
             # OpenSSL looks for the peer's close while it sends ours, and would drop data that it finds instead.
-            self._put_aside()
+            self._buffer_decrypted()
         # Usually the peer has not sent its close yet. After a failure nothing is sent.
         with suppress(ssl.SSLError):
             self._tls.unwrap()
@@ -280,13 +280,13 @@ class TlsWire(Wire):
         super().end()
 
     @property
-    def _is_over(self) -> bool:
+    def _has_ended(self) -> bool:
         return self._in_order or self._over is not None
 
     def _decrypt_all(self, ciphertext: memoryview, buffer: memoryview, count: int, ends_ns: int) -> int:
         """Decrypt in pieces, as ``_decrypt``. Keep the rest when time is up."""
         at = 0
-        while at < len(ciphertext) and not self._is_over:
+        while at < len(ciphertext) and not self._has_ended:
             began_ns = perf_counter_ns()
             if began_ns >= ends_ns and at:
                 self._undecrypted = bytes(ciphertext[at:])
@@ -310,7 +310,7 @@ class TlsWire(Wire):
             except ssl.SSLZeroReturnError:
                 read = 0
             except ssl.SSLError as error:
-                self._over = TlsError(_said(error, {}))
+                self._over = TlsError(_readable_error(error, {}))
                 return count
             if not read:
                 self._in_order = True
@@ -322,16 +322,16 @@ class TlsWire(Wire):
         self._left = True
         return count
 
-    def _put_aside(self) -> None:
+    def _buffer_decrypted(self) -> None:
         room = memoryview(bytearray(_RECORD_BYTES))
         while self._left:
-            self._aside += room[: self._decrypt(room, 0)]
+            self._decrypted += room[: self._decrypt(room, 0)]
 
     def _encrypted(self, record: Buffer) -> bytes:
         try:
             self._tls.write(record)
         except ssl.SSLError as error:
-            raise TlsError(_said(error, {})) from None
+            raise TlsError(_readable_error(error, {})) from None
         return self._outgoing.read()
 
     def _answer(self) -> None:
@@ -361,7 +361,7 @@ def name_in(certificate: Mapping[str, Any], encoded: bytes = b"") -> str:
     return "".join(each if each.isprintable() else "?" for each in name[:_NAME_CHARS])
 
 
-def _said(error: ssl.SSLError | ssl.CertificateError, meanings: Mapping[str, str]) -> str:
+def _readable_error(error: ssl.SSLError | ssl.CertificateError, meanings: Mapping[str, str]) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate was rejected: {error.verify_message.rstrip('.')}"
     reason = getattr(error, "reason", None) or "connection lost"

@@ -30,7 +30,7 @@ _ENDS: Final = 3
 _ENDED: Final = 4
 _BROKEN: Final = 5
 #: A connection whose broker accepts nothing for this long returns, so that Python looks after its client.
-LONGEST_STALL_S: Final = 0.1
+MAX_STALL_S: Final = 0.1
 
 
 Pieces = tuple[list[bytes | tuple[int, int]], list[bytes | tuple[int, int]]]

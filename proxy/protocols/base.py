@@ -228,7 +228,7 @@ class Session(ABC):
         del now_ns
         return Description()
 
-    def keeps(self, side: Side) -> bool:
+    def has_undelivered(self, side: Side) -> bool:
         """Return whether a peer whose stream has ended assumes data delivered that still waits here.
 
         Nothing more is written to that peer, and its held requests that expect an answer are given up. Called after
@@ -244,11 +244,11 @@ class Session(ABC):
         Comes when nothing of that peer is kept any more, and the tickets of its held requests were dropped.
         """
 
-    def farewell(self, detail: str, now_ns: int) -> None:
+    def start_close(self, detail: str, now_ns: int) -> None:
         """Queue the protocol's close messages before Sluice ends the connection. ``detail``: for people."""
         del detail, now_ns
 
-    def dismisses_client(self, detail: str, now_ns: int) -> bool:
+    def close_client(self, detail: str, now_ns: int) -> bool:
         """Close the client's side of a draining connection if the client waits for nothing else.
 
         The client is not read any more, but its earlier data may still be forwarded. Called often. ``detail``: for
@@ -260,8 +260,8 @@ class Session(ABC):
         del detail, now_ns
         return False
 
-    def heard_out(self, side: Side, chunk: memoryview) -> bool:
-        """Ignore data that a peer sends after ``farewell``. The chunk may be empty.
+    def receive_closing(self, side: Side, chunk: memoryview) -> bool:
+        """Ignore data that a peer sends after ``start_close``. The chunk may be empty.
 
         Returns:
             Whether the stream to that peer may end now, because it has answered or need not. Otherwise it ends a moment
@@ -271,7 +271,7 @@ class Session(ABC):
         return True
 
     def written(self, side: Side, now_ns: int) -> None:
-        """All output for that peer is in the kernel's buffer. Called if enabled by ``hear_of_writes``."""
+        """All output for that peer is in the kernel's buffer. Called if enabled by ``watch_writes``."""
         del side, now_ns
 
     def alarm(self, reason: str, now_ns: int) -> None:
@@ -337,7 +337,7 @@ class Session(ABC):
         """Return how many forwarded messages still expect an answer or a confirm of the broker."""
         return 0
 
-    def unanswered_further(self) -> int:
+    def unanswered_in_batches(self) -> int:
         """Return how many of these the compiled part does not count during a lend."""
         return 0
 
@@ -360,7 +360,7 @@ class Session(ABC):
         del side
         return 1
 
-    def most_bytes(self, side: Side) -> int:
+    def max_bytes(self, side: Side) -> int:
         """Return how many bytes to read next at most, at least 1. Called before each read."""
         del side
         return NO_BOUND
@@ -406,7 +406,7 @@ class SessionContext:
     stage: Stage = field(default_factory=lambda: Stage("connection"))
     writer: Stage = field(default_factory=lambda: Stage("writer"))  # for bytes queued for the broker
     # Turns calls of ``written`` on or off, initially off.
-    hear_of_writes: Callable[[bool], None] = lambda _: None
+    watch_writes: Callable[[bool], None] = lambda _: None
     # Ends the stream to a client that has closed the connection, after queued bytes. Its kept data is still forwarded.
     end_client: Callable[[], None] = lambda: None
     client_silent: Callable[[], None] = lambda: None  # nothing was read from the client for half of its heartbeat
@@ -438,7 +438,7 @@ class Kind:
     credit_waits: str = ""
     max_delay_s: float = DEFAULT_MAX_DELAY_S  # default of how long a rule with action ``delay`` holds, in seconds
     consumes: bool = False  # its requests take messages, so scopes of senders do not limit them
-    patience_s: float | None = None  # how long clients wait for an answer by default; None: unknown
+    client_timeout_s: float | None = None  # how long clients wait for an answer by default; None: unknown
     in_commands: bool = False  # clients can read and change its limits in the protocol itself
     # False: all requests wait as long as needed, whatever the action.
     refuses: bool = True
@@ -486,8 +486,8 @@ class Protocol:
     # A peer may end its stream and still wait for the other's. Otherwise the end of one stream ends the connection, so
     # a broker that hangs does not keep it open.
     half_closes: bool = True
-    second_port_offset: int = 0  # a broker's second port minus its main one, 0: none; both share a hub
-    kinds_meant: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # the kinds that other words may mean
+    extra_port_offset: int = 0  # a broker's second port minus its main one, 0: none; both share a hub
+    kind_hints: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # the kinds that other words may mean
     # Kinds of scopes from ``limiter.rules.resource.SCOPES``, beyond those of all protocols. A rule for a scope of no
     # protocol in use is an error.
     scopes: tuple[str, ...] = ()
@@ -498,7 +498,7 @@ class Protocol:
     # Protocols that TLS offers by ALPN (RFC 7301), to clients and to the broker. Empty: none.
     alpn: tuple[str, ...] = ()
     # Takes a listener's options and all listeners. Returns warnings about settings that are probably not intended.
-    doubts: Callable[[Any, Sequence[ListenerAddresses]], Iterable[str]] = lambda *_: ()
+    lint: Callable[[Any, Sequence[ListenerAddresses]], Iterable[str]] = lambda *_: ()
 
     def has(self, kind: str) -> bool:
         """Return whether rules of a kind, of resources or scopes, can limit its requests."""
@@ -526,6 +526,6 @@ def kinds_of(protocols: Iterable[Protocol]) -> tuple[Kind, ...]:
     return tuple(kinds.values())
 
 
-def know_no(protocols: Sequence[Protocol], kind: str) -> str:
+def unsupported_kind(protocols: Sequence[Protocol], kind: str) -> str:
     names = " and ".join(protocol.name for protocol in protocols)
     return f"{names} {'knows' if len(protocols) == 1 else 'know'} no {kind.replace('_', ' ')}"

@@ -49,7 +49,7 @@ from proxy.spool.store import Read, Write
 _NS: Final = 1_000_000_000
 MAX_RUN_BYTES: Final = 64 * 1024
 # With smaller runs, reads and writes are mostly overhead.
-LEAST_RUN_BYTES: Final = 1024
+MIN_RUN_BYTES: Final = 1024
 # Memory of a run without its bytes, measured with empty runs.
 _OBJECT_BYTES: Final = 400
 # Seconds of output to read ahead, when less than half of it is left.
@@ -87,14 +87,14 @@ class Pool:
     """State shared by all queues: bounds, memory, and totals. The totals include closed queues.
 
     Args:
-        least_bytes: memory bound. Higher if there are many queues.
-        most_age_ns: age at which entries are too old. 0: never.
+        min_bytes: memory bound. Higher if there are many queues.
+        max_age_ns: age at which entries are too old. 0: never.
         target_s: seconds of traffic that a queue may keep in memory.
     """
 
-    def __init__(self, least_bytes: int, most_age_ns: int, target_s: float) -> None:
-        self._least_bytes = least_bytes
-        self.most_age_ns, self.target_s = most_age_ns, target_s
+    def __init__(self, min_bytes: int, max_age_ns: int, target_s: float) -> None:
+        self._min_bytes = min_bytes
+        self.max_age_ns, self.target_s = max_age_ns, target_s
         self.memory_bytes = self.wanted_bytes = 0
         self.busy = 0  # queues that are not empty
         self.in_total = self.out_total = 0
@@ -106,10 +106,10 @@ class Pool:
 
     def count_busy(self, change: int) -> None:
         self.busy += change
-        self.bound_bytes = max(self._least_bytes, self.busy * 4 * (LEAST_RUN_BYTES + _OBJECT_BYTES))
+        self.bound_bytes = max(self._min_bytes, self.busy * 4 * (MIN_RUN_BYTES + _OBJECT_BYTES))
         self.spill_bytes = self.bound_bytes // 2  # below this, nothing needs to go to disk
         share = self.spill_bytes // (2 * max(1, self.busy)) - _OBJECT_BYTES
-        self.run_bytes = min(max(share, LEAST_RUN_BYTES), MAX_RUN_BYTES, max(1, self.bound_bytes // 8))
+        self.run_bytes = min(max(share, MIN_RUN_BYTES), MAX_RUN_BYTES, max(1, self.bound_bytes // 8))
 
 
 class _Place(Enum):
@@ -122,9 +122,8 @@ class Run:
     """Adjacent entries, in memory or in transfer from or to disk. Only ``Queue`` changes it."""
 
     __slots__ = (
-        *("body_bytes", "content", "content_bytes", "data", "demoted", "entries", "extent", "memory_bytes"),
-        *("number", "pending", "place", "position", "queue", "recoverable", "recoverable_bytes", "sent"),
-        *("single", "written"),
+        *("body_bytes", "content", "content_bytes", "data", "demoted", "entries", "extent", "memory_bytes", "number"),
+        *("pending", "place", "position", "queue", "recoverable", "recoverable_bytes", "sent", "single", "written"),
     )
 
     def __init__(self, queue: "Queue", number: int, *, single: bool = False) -> None:
@@ -178,8 +177,8 @@ class Orders(Protocol):
     def read(self, run: Run, *, index_only: bool) -> None: ...
     def release(self, extents: Iterable[tuple[Extent, int]]) -> None: ...
     def press(self) -> None: ...
-    def ease(self) -> None: ...
-    def tell_lost(self, lost: Lost) -> None: ...
+    def relieve(self) -> None: ...
+    def report_lost(self, lost: Lost) -> None: ...
     def gone(self, queue: "Queue") -> None: ...
 
 
@@ -351,7 +350,7 @@ class Queue:
             return None
         if entry.expires_ns and now_ns >= entry.expires_ns:
             return "expired"
-        return "too old" if self._pool.most_age_ns and now_ns - entry.entered_ns >= self._pool.most_age_ns else None
+        return "too old" if self._pool.max_age_ns and now_ns - entry.entered_ns >= self._pool.max_age_ns else None
 
     def fetch(self) -> None:
         """Read the content of the first entry, if necessary. ``ready`` is called when it is in memory."""
@@ -402,7 +401,7 @@ class Queue:
             if not self.count:
                 pool.count_busy(-1)
                 self._settle_first()
-            self._orders.ease()
+            self._orders.relieve()
         if self._ahead_bytes < self._low_bytes:
             self._refill()
         return entry
@@ -427,7 +426,7 @@ class Queue:
             self._pool.count_busy(-1)
             self._pool.dropped_total += count
         self.count = self.content_bytes = self._ahead_bytes = 0
-        self._orders.ease()
+        self._orders.relieve()
         return count
 
     def close(self) -> int:
@@ -501,12 +500,12 @@ class Queue:
             wanted_bytes = wanted_bytes * pool.spill_bytes // pool.wanted_bytes
         self.target_bytes = max(wanted_bytes, 2 * pool.run_bytes)
         # Otherwise read-ahead runs would be dropped and read again.
-        most_bytes = max(self.target_bytes // 2, self.target_bytes - 2 * pool.run_bytes)
-        self._want_ahead_bytes = min(max(int(out_bytes * _AHEAD_S), pool.run_bytes), most_bytes)
+        max_bytes = max(self.target_bytes // 2, self.target_bytes - 2 * pool.run_bytes)
+        self._want_ahead_bytes = min(max(int(out_bytes * _AHEAD_S), pool.run_bytes), max_bytes)
         self._low_bytes = min(max(int(out_bytes * _AHEAD_S / 2), pool.run_bytes // 4), self._want_ahead_bytes)
 
-    def shrink(self, most_bytes: int) -> int:
-        """Move entries above the target to disk, from the end of the head, but not much more than ``most_bytes``.
+    def shrink(self, max_bytes: int) -> int:
+        """Move entries above the target to disk, from the end of the head, but not much more than ``max_bytes``.
 
         Returns:
             Bytes of memory that this will free.
@@ -518,7 +517,7 @@ class Queue:
         less_bytes = 0
         for index in range(len(self._head) - 1, -1, -1):
             run = self._head[index]
-            if less_bytes >= min(excess_bytes, most_bytes) or run.pending == "read":
+            if less_bytes >= min(excess_bytes, max_bytes) or run.pending == "read":
                 break
             if index:
                 # A run within the target stays, or it would be read again at once. Large ones do not stay.
@@ -559,7 +558,7 @@ class Queue:
             if not self._disk and self._ahead_bytes < self._want_ahead_bytes:
                 self._to_head(self._tail.pop(0))
             else:
-                self._disk.append(self._let_go(self._tail.pop(0)))
+                self._disk.append(self._release_run(self._tail.pop(0)))
         self._settle_head()
 
     def was_read(self, run: Run, job: Read, reason: str) -> None:
@@ -597,18 +596,18 @@ class Queue:
             self._settle_first()
         try:
             if lost:
-                self._tell_lost(Lost(self, lost, tuple(job.lost_handles), reason))
+                self._report_lost(Lost(self, lost, tuple(job.lost_handles), reason))
         finally:
             if self._awaited and (not self.count or self._is_ready()):
                 self._awaited = False
                 self.ready(self)
 
-    def _tell_lost(self, lost: Lost) -> None:
+    def _report_lost(self, lost: Lost) -> None:
         try:
             if self.on_lost is not None:
                 self.on_lost(lost)
         finally:
-            self._orders.tell_lost(lost)
+            self._orders.report_lost(lost)
 
     def _is_ready(self) -> bool:
         if not self._settle_first():
@@ -709,7 +708,7 @@ class Queue:
         elif run.pending == "write":
             self._orders.cancel(run)
 
-    def _let_go(self, run: Run) -> RunOnDisk:
+    def _release_run(self, run: Run) -> RunOnDisk:
         assert run.extent is not None  # noqa: S101 - its place there is what is kept
         run.place = _Place.GONE
         self._charge(run, -run.memory_bytes)
@@ -747,7 +746,7 @@ class Queue:
         while len(head) > 1 and head[-1].demoted and head[-1].extent is not None and head[-1].pending is None:
             run = head.pop()
             self._ahead_bytes -= run.body_bytes
-            self._disk.appendleft(self._let_go(run))
+            self._disk.appendleft(self._release_run(run))
         if head:
             run = head[0]
             if run.demoted and run.single and run.extent is not None and run.pending is None and not self._fetched:

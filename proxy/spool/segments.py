@@ -440,7 +440,7 @@ class Found:
     is_full: bool = False  # the disk is too full to rewrite the ledger
 
 
-def look(folder: Folder, ledger: Ledger) -> Found:
+def scan_folder(folder: Folder, ledger: Ledger) -> Found:
     """Read all segments of a folder.
 
     Raises:

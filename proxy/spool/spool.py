@@ -15,7 +15,7 @@ Runs in the event loop. Only ``Spool.open`` and ``Spool.close`` do I/O or block.
   the channel, so that its client publishes unconfirmed messages again. This is not needed if nothing in the queue is
   refusable.
 - Recovered queues of ``Spool.open`` are used like others. Set your own ``ready`` and ``on_lost``. ``tick`` drops those
-  that no connection takes within ``most_age_s``.
+  that no connection takes within ``max_age_s``.
 - For an orderly shutdown, call ``keep`` while all queues exist. Recoverable entries are written, and stay on disk when
   their queues are closed. Then call ``Spool.close``. ``sync`` only writes.
 """
@@ -68,10 +68,10 @@ class QueueName(msgspec.Struct, frozen=True, array_like=True):
 class SpoolSettings:
     memory_bytes: int = 32 * 1024 * 1024  # above half of it, queues write what exceeds their target
     max_disk_bytes: int = 16 * 1024 * 1024 * 1024
-    least_free_bytes: int = 1024 * 1024 * 1024  # left free on the file system
+    min_free_bytes: int = 1024 * 1024 * 1024  # left free on the file system
     # Age at which an entry is too old (``Queue.ending``), and after which unclaimed recovered queues are dropped. 0:
     # never.
-    most_age_s: float = 0
+    max_age_s: float = 0
     target_s: float = 2  # seconds of traffic that a queue may keep in memory
 
 
@@ -82,7 +82,7 @@ class Hooks(NamedTuple):
     alarm: Callable[[str | None], object]  # None when it works again
     lost: Callable[[Lost], object]
     busy: Callable[[], object] = lambda: None  # no longer idle: call ``tick``
-    # Recovered queues, and their entries, dropped after ``most_age_s``.
+    # Recovered queues, and their entries, dropped after ``max_age_s``.
     unclaimed: Callable[[int, int], object] = lambda _queues, _entries: None
 
 
@@ -124,7 +124,7 @@ class Spool:
         self._now_ns, self._clock_ns = now_ns, clock_ns
         self._time_ns = time_ns or self._last_tick_ns
         self.store = Stage("store", "spool", credit)
-        self._pool = Pool(settings.memory_bytes, round(settings.most_age_s * _NS), settings.target_s)
+        self._pool = Pool(settings.memory_bytes, round(settings.max_age_s * _NS), settings.target_s)
         self._queues: dict[int, Queue] = {}
         self._next = 0
         self._measured: deque[Queue] = deque()
@@ -143,7 +143,7 @@ class Spool:
         self._probe: Run | None = None
         # Unclaimed, longest waiting first.
         self._recovered: dict[Queue, _Left] = {}
-        self._stopped = self._keeps = False
+        self._stopped = self._is_persistent = False
         self._stops_total = self._lost_total = 0
         self._disk = disk
         disk.done = self.completed
@@ -171,7 +171,7 @@ class Spool:
             BlockingIOError: another process uses the folder.
             OSError: it cannot be used.
         """
-        store = Store(folder, most_bytes=settings.max_disk_bytes, least_free_bytes=settings.least_free_bytes, post=post)
+        store = Store(folder, max_bytes=settings.max_disk_bytes, min_free_bytes=settings.min_free_bytes, post=post)
         try:
             spool = cls(settings, hooks, store, now_ns=now_ns, clock_ns=clock_ns, credit=credit, time_ns=time_ns)
             recovered = spool._adopt(store.recover(adopt=recover))
@@ -184,7 +184,7 @@ class Spool:
     def _adopt(self, found: Found) -> Recovered:
         queues = []
         for number, its in found.queues.items():
-            queue = self._make(number, its.name, _nobody)
+            queue = self._make(number, its.name, _ignore)
             queue.adopt(its, self._clock_ns)
             queues.append(queue)
         self._next = max([*found.queues, -1]) + 1
@@ -254,7 +254,7 @@ class Spool:
         return taken
 
     def give_back(self, queue: Queue) -> None:
-        queue.ready, queue.on_lost = _nobody, None
+        queue.ready, queue.on_lost = _ignore, None
         self._recovered[queue] = _Left(QueueName.read(queue.name), self._time_ns())
 
     def tick(self, now_ns: int) -> None:
@@ -276,7 +276,7 @@ class Spool:
             if self._unread and not unread:
                 # The unreadable runs are no longer needed.
                 self._read_alarm = None
-                self._tell_alarm()
+                self._report_alarm()
             self._unread = []
             for run, index_only in unread:
                 self.read(run, index_only=index_only)
@@ -287,12 +287,12 @@ class Spool:
             self._drop_unclaimed()
 
     def _drop_unclaimed(self) -> None:
-        most_age_ns = self._pool.most_age_ns
-        if not most_age_ns:
+        max_age_ns = self._pool.max_age_ns
+        if not max_age_ns:
             return
         queues = entries = 0
         for queue, left in list(self._recovered.items()):
-            if self._now_ns - left.since_ns < most_age_ns:
+            if self._now_ns - left.since_ns < max_age_ns:
                 break
             del self._recovered[queue]
             queues += 1
@@ -311,11 +311,11 @@ class Spool:
     def keep(self) -> None:
         """Write recoverable entries, and keep them on disk when their queues are closed."""
         self.sync(lambda _: None)
-        self._keeps = True
+        self._is_persistent = True
 
     @property
-    def keeps(self) -> bool:
-        return self._keeps
+    def is_persistent(self) -> bool:
+        return self._is_persistent
 
     def close(self) -> None:
         """Stop the store. Its files stay. Blocks until all writes are done."""
@@ -370,7 +370,7 @@ class Spool:
 
     def cancel(self, run: Run) -> None:
         write = self._writes.get(run)
-        if write is not None and not (self._keeps and run.recoverable):
+        if write is not None and not (self._is_persistent and run.recoverable):
             write.cancelled = True
 
     def read(self, run: Run, *, index_only: bool) -> None:
@@ -381,7 +381,7 @@ class Spool:
 
     def release(self, extents: Iterable[tuple[Extent, int]]) -> None:
         """Delete runs, given with their recoverable entries at the time of writing."""
-        if self._keeps:
+        if self._is_persistent:
             extents = [each for each in extents if not each[1]]
         self._disk.submit(Release(extents))
 
@@ -390,11 +390,11 @@ class Spool:
             self._relieve()
             self._adjust_flow()
 
-    def ease(self) -> None:
+    def relieve(self) -> None:
         if self._stopped:
             self._adjust_flow()
 
-    def tell_lost(self, lost: Lost) -> None:
+    def report_lost(self, lost: Lost) -> None:
         self._lost_total += lost.entries
         self._hooks.lost(lost)
 
@@ -465,11 +465,11 @@ class Spool:
             self._retry_ns = self._now_ns + _RETRY_NS
             if not self._read_alarm:
                 self._read_alarm = str(job.error)
-                self._tell_alarm()
+                self._report_alarm()
             return
         if self._read_alarm and not self._unread:
             self._read_alarm = None
-            self._tell_alarm()
+            self._report_alarm()
         if job.error is not None:
             job.left, job.content_bytes, job.lost_handles = 0, 0, ()
         run.queue.was_read(run, job, str(job.error or "damaged on disk"))
@@ -498,9 +498,9 @@ class Spool:
                     self._submit(run)
                 else:
                     self._acknowledge(run)
-        self._tell_alarm()
+        self._report_alarm()
 
-    def _tell_alarm(self) -> None:
+    def _report_alarm(self) -> None:
         reason = self._alarm or self._read_alarm
         # A changed reason is not reported again.
         if (reason is None) is not (self._told is None):
@@ -546,4 +546,4 @@ class Spool:
         return self._now_ns
 
 
-def _nobody(_: Queue) -> None: ...
+def _ignore(_: Queue) -> None: ...

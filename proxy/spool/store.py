@@ -31,8 +31,8 @@ from proxy.spool.segments import (
     RunHeader,
     header_at,
     is_head,
-    look,
     salvage,
+    scan_folder,
     segment_name,
     with_crc,
 )
@@ -119,8 +119,8 @@ class Store:
     """A folder of segments and its thread.
 
     Args:
-        most_bytes: maximum disk usage. Beyond it, writes fail with ENOSPC.
-        least_free_bytes: space left free on the file system. Beyond it, writes fail with ENOSPC.
+        max_bytes: maximum disk usage. Beyond it, writes fail with ENOSPC.
+        min_free_bytes: space left free on the file system. Beyond it, writes fail with ENOSPC.
         post: called in the thread with a function to call in the event loop, like ``TrioToken.run_sync_soon``.
             RuntimeError: the event loop has ended.
         segment_bytes: size at which a file is finished.
@@ -134,8 +134,8 @@ class Store:
         self,
         folder: Path,
         *,
-        most_bytes: int,
-        least_free_bytes: int,
+        max_bytes: int,
+        min_free_bytes: int,
         post: Callable[[Callable[[], object]], object],
         segment_bytes: int = _SEGMENT_BYTES,
     ) -> None:
@@ -145,7 +145,7 @@ class Store:
         except OSError:
             self._folder.close()
             raise
-        self._most_bytes, self._least_free_bytes, self._segment_bytes = most_bytes, least_free_bytes, segment_bytes
+        self._max_bytes, self._min_free_bytes, self._segment_bytes = max_bytes, min_free_bytes, segment_bytes
         self._post = post
         self.done: Callable[[Sequence[Job]], object] = list
         self.used_bytes = 0  # approximate, readable from any thread
@@ -168,7 +168,7 @@ class Store:
         Raises:
             OSError: a file can neither be read nor deleted.
         """
-        found = look(self._folder, self._ledger)
+        found = scan_folder(self._folder, self._ledger)
         if not adopt:
             found.queues = {}
         held: dict[int, int] = {}
@@ -344,9 +344,9 @@ class Store:
 
     def _check_room(self, more_bytes: int) -> None:
         stats = os.statvfs(self._folder.path)
-        if self.used_bytes + more_bytes > self._most_bytes:
+        if self.used_bytes + more_bytes > self._max_bytes:
             raise OSError(errno.ENOSPC, "the spool has reached its maximum size")
-        if stats.f_bavail * stats.f_frsize < self._least_free_bytes + more_bytes:
+        if stats.f_bavail * stats.f_frsize < self._min_free_bytes + more_bytes:
             raise OSError(errno.ENOSPC, "the disk has too little free space")
 
     def _open_current(self) -> tuple[int, _Segment, int]:

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import guava
-from decisions import FRAMES_OF_A_READ, PLENTY, ns_per_call, of_all_limits, of_one_limiter, stacked
+from decisions import FRAMES_PER_READ, PLENTY, ns_per_call, of_all_limits, of_one_limiter, stacked
 from goals import BATCHED
 from peers import BenchError
 from report import GUAVA, Table
@@ -22,7 +22,7 @@ LINES = {
     "sluice, one by one, the limiter alone": (1, partial(of_one_limiter, f"topic:bench={PLENTY}/s", 1)),
     "sluice, one by one": (1, partial(of_all_limits, stacked(ONE_RULE), 1)),
     "sluice, batches of 16": (16, partial(of_all_limits, stacked(ONE_RULE), 16)),
-    BATCHED: (FRAMES_OF_A_READ, partial(of_all_limits, stacked(ONE_RULE), FRAMES_OF_A_READ)),
+    BATCHED: (FRAMES_PER_READ, partial(of_all_limits, stacked(ONE_RULE), FRAMES_PER_READ)),
 }
 """By name: requests of a call, and what sets it up."""
 

@@ -13,9 +13,9 @@ from rows import ACCEPT, ANSWERED, CONFIRMS, FLOOD, LOADED, MEMORY, PUBLISHES, Q
 # The load's own deadlines (drain, late answers, all topics) end it long before this.
 LOAD_DEADLINE_S = 480.0
 # Where a machine is so busy that next to nothing came through.
-LEAST_REQUESTS = 10
+MIN_REQUESTS = 10
 # The load itself is late above that.
-MOST_REQUESTS_PER_S = 300_000.0
+MAX_REQUESTS_PER_S = 300_000.0
 MIB = 1 << 20
 KIB = 1 << 10
 
@@ -101,7 +101,7 @@ class Asker:
         """Measure round trips at a share of the peer's saturation, and HAProxy's at the same rate right after it."""
         assert row.kind == LOADED
         assert row.share is not None
-        rate_per_s = min(max(LEAST_REQUESTS / self.seconds, saturation * row.share), MOST_REQUESTS_PER_S)
+        rate_per_s = min(max(MIN_REQUESTS / self.seconds, saturation * row.share), MAX_REQUESTS_PER_S)
         mine = self.measure(row, running, rate_per_s)
         if haproxy is None:
             return [mine]

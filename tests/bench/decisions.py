@@ -26,7 +26,7 @@ from limiter.rules.rule import Rule
 from limiter.rules.rule_set import RuleSet
 
 # As many 536-byte frames as one read of 256 KiB holds.
-FRAMES_OF_A_READ = 489
+FRAMES_PER_READ = 489
 CALLS_BETWEEN_LOOKS = 1000
 PLENTY = 1_000_000_000
 TOPIC = Resource("topic", "bench")
@@ -92,7 +92,7 @@ ALONE = tuple(
     for name, limit, batch in (
         ("single, admitted", "topic:bench=1000000000/s", 1),
         ("batches of 16, admitted", "topic:bench=1000000000/s", 16),
-        (f"batches of {FRAMES_OF_A_READ}, admitted", "topic:bench=1000000000/s", FRAMES_OF_A_READ),
+        (f"batches of {FRAMES_PER_READ}, admitted", "topic:bench=1000000000/s", FRAMES_PER_READ),
         ("single, refused, breaker open", "topic:bench=1/s", 1),
         ("single, refused, rate 0", "topic:bench=0/s", 1),
     )

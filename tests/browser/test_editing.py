@@ -130,9 +130,7 @@ def test_change_of_the_audit_trail_is_reverted_after_a_look(
     assert limit_of(sidecar, topic)["limit"]["rate"] == 200
 
 
-def test_edit_is_refused_when_somebody_else_was_faster(
-    sidecar: Sluice, open_tab: Any, flood: Any, fresh_name: Any
-) -> None:
+def test_concurrent_edit_is_refused(sidecar: Sluice, open_tab: Any, flood: Any, fresh_name: Any) -> None:
     topic = fresh_name("contested")
     flood(sidecar, topic, 20)
     tab = open_tab(sidecar)
@@ -282,9 +280,7 @@ def test_all_edits_are_reverted_after_a_look_at_what_falls_back(
     expect(page.get_by_role("button", name="Revert all edits")).to_be_hidden()
 
 
-def test_what_is_put_aside_is_chosen_in_the_form(
-    sidecar: Sluice, open_tab: Any, fresh_name: Any, limit_of: Any
-) -> None:
+def test_spooling_is_chosen_in_the_form(sidecar: Sluice, open_tab: Any, fresh_name: Any, limit_of: Any) -> None:
     topic = fresh_name("bulk")
     page = open_tab(sidecar).open(f"#/limits?edit=topic/{topic}")
     drawer = page.get_by_role("dialog")
@@ -308,7 +304,7 @@ def test_what_is_put_aside_is_chosen_in_the_form(
     assert (limit["spool"], limit["max_delay_s"]) == (False, 2)
 
 
-def test_what_goes_with_another_choice_is_asked_for_with_it_only(
+def test_dependent_fields_appear_with_their_choice_only(
     start_sluice: Any, open_tab: Any, limit_of: Any, picture: Any
 ) -> None:
     sidecar = start_sluice(protocol="amqp091")

@@ -40,7 +40,7 @@ def opened(open_tab: Any, sluice: Sluice, flow: Any = FLOW, spool: Any = SPOOL, 
 
 
 @pytest.mark.parametrize("width", [1280, 390])
-def test_the_bottleneck_is_said_first_and_who_waits_below(open_tab: Any, sluice: Sluice, width: int) -> None:
+def test_bottleneck_is_shown_first_then_the_waiting_senders(open_tab: Any, sluice: Sluice, width: int) -> None:
     page = opened(open_tab, sluice, width=width, height=800)
     expect(page.locator(".findings")).to_have_text(FLOW.findings[0].text)
     expect(page.locator(".stages tbody tr")).to_have_count(2)
@@ -60,7 +60,7 @@ def test_the_four_places_of_the_spool_are_listed(open_tab: Any, sluice: Sluice, 
     expect(row).to_contain_text("50,000")
 
 
-def test_without_a_spool_and_with_nobody_who_waits_it_says_so(open_tab: Any, sluice: Sluice) -> None:
+def test_empty_flow_view_without_a_spool_says_so(open_tab: Any, sluice: Sluice) -> None:
     flow = msgspec.structs.replace(FLOW, sentences=("Nobody waits.",), connections=())
     text = "There is no spool: /big: it may not be written"
     page = opened(open_tab, sluice, flow, msgspec.structs.replace(SPOOL, holds=None, sentences=(text,), details=()))
@@ -69,7 +69,7 @@ def test_without_a_spool_and_with_nobody_who_waits_it_says_so(open_tab: Any, slu
     expect(page.locator("main")).to_contain_text(text)
 
 
-def test_a_purge_is_asked_for_and_tells_what_it_did(open_tab: Any, sluice: Sluice) -> None:
+def test_purge_asks_for_confirmation_and_reports_the_result(open_tab: Any, sluice: Sluice) -> None:
     page = opened(open_tab, sluice)
     asked: list[str] = []
     answer(page, "spool/topic/orders?*", PURGED, asked)
@@ -145,9 +145,7 @@ def test_the_links_of_a_connection_are_shown_below_it(open_tab: Any, sluice: Slu
     expect(page.locator("table.links")).to_have_count(0)
 
 
-def test_an_alarm_that_stands_is_a_banner_wherever_one_looks(
-    start_sluice: StartSluice, open_tab: Any, picture: Any
-) -> None:
+def test_active_alarm_is_a_banner_in_every_view(start_sluice: StartSluice, open_tab: Any, picture: Any) -> None:
     config = "[alarms]\nmemory_high_watermark = 0.0001\n"
     sidecar = start_sluice(config=config)
     page = open_tab(sidecar).open("#/limits")
@@ -161,7 +159,7 @@ def test_an_alarm_that_stands_is_a_banner_wherever_one_looks(
     expect(page.locator(".panels")).to_contain_text("RAISED")
 
 
-def test_what_really_waits_is_shown_and_purged(start_sluice: StartSluice, open_tab: Any, picture: Any) -> None:
+def test_spooled_messages_are_shown_and_purged(start_sluice: StartSluice, open_tab: Any, picture: Any) -> None:
     limit = '[[limits]]\nkind = "topic"\nname = "slow"\nrate = 1\naction = "delay"\nspool = true\nmax_delay_s = 3600\n'
     sidecar = start_sluice(config=limit)
     with FrameClient(sidecar.routes[0].listen) as client:

@@ -47,7 +47,7 @@ def test_phone_sorts_by_a_choice(phone: Page) -> None:
 
 
 @pytest.mark.parametrize("view", ["limits", "connections"])
-def test_focus_goes_over_a_phone_as_eyes_do_and_never_out_of_sight(phone: Page, view: str) -> None:
+def test_phone_focus_order_follows_the_layout_and_stays_visible(phone: Page, view: str) -> None:
     phone.goto(f"{phone.url.split('#')[0]}#/{view}")
     # The keyboard begins at the top again.
     phone.reload()

@@ -109,7 +109,7 @@ def _pictures(page: Page) -> list[str]:
     return page.locator(".chart canvas").evaluate_all("all => all.map(one => one.toDataURL())")
 
 
-def test_what_is_chosen_in_one_chart_all_of_them_show(open_report: OpenReport) -> None:
+def test_selection_in_one_chart_applies_to_all(open_report: OpenReport) -> None:
     page = open_report(render(made.results()))
     before, whole = _pictures(page), "2026-11-21 12:00:00 to 2026-11-21 18:00:00"
     expect(page.locator("#range")).to_have_text(whole)
@@ -138,7 +138,7 @@ def test_the_cursor_is_in_all_charts_at_once(open_report: OpenReport) -> None:
     expect(values).to_have_text(["", "", ""])
 
 
-def test_a_limit_that_is_not_drawn_is_said_to_be_above_the_chart(open_report: OpenReport) -> None:
+def test_limit_above_the_chart_is_labelled(open_report: OpenReport) -> None:
     page = open_report(render(made.results(curves=[made.curve("orders", 300.0), made.curve("calm", 50_000.0)])))
     above = page.get_by_text("(above the chart)")
     expect(above.nth(0)).to_be_hidden()

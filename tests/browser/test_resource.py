@@ -191,9 +191,7 @@ def test_counts_of_the_page_are_those_of_the_metrics(
     assert sum(int(cell.replace(",", "")) for column in columns for cell in column) == 8 * 97
 
 
-def test_counts_of_an_hour_have_those_of_the_process_before(
-    start_sluice: StartSluice, open_tab: Any, tmp_path: Path
-) -> None:
+def test_hourly_counts_include_the_old_process(start_sluice: StartSluice, open_tab: Any, tmp_path: Path) -> None:
     ends = {"passed": 0, "refused": 0}
     for _ in range(2):
         sluice = start_sluice(config=LIMITS, state_dir=tmp_path / "state")
@@ -285,7 +283,7 @@ def answer_history(page: Page, **changes: Any) -> None:
         ({"others_together": True}, "some of its traffic may be missing"),
     ],
 )
-def test_what_the_graph_lacks_is_said(sluice: Sluice, open_tab: Any, changes: dict[str, Any], said: str) -> None:
+def test_gaps_in_the_graph_are_explained(sluice: Sluice, open_tab: Any, changes: dict[str, Any], said: str) -> None:
     tab = open_tab(sluice)
     answer_history(tab.page, **changes)
     page = tab.open(address("quiet", minutes="60"))
@@ -385,7 +383,9 @@ def test_every_name_of_it_leads_there_and_back(sluice: Sluice, open_tab: Any, pu
         expect(page.get_by_role("dialog")).to_have_count(0)
 
 
-def test_a_change_by_somebody_else_leads_there(sluice: Sluice, open_tab: Any, put_limit: Any, fresh_name: Any) -> None:
+def test_change_by_another_user_links_to_the_resource(
+    sluice: Sluice, open_tab: Any, put_limit: Any, fresh_name: Any
+) -> None:
     page = open_tab(sluice).open("#/state")
     expect(page.locator(".panels")).to_contain_text("Listeners")
     name = fresh_name("elsewhere")
@@ -395,7 +395,7 @@ def test_a_change_by_somebody_else_leads_there(sluice: Sluice, open_tab: Any, pu
     expect(region(page, "Changes")).to_contain_text("unlimited → 5/s")
 
 
-def test_patterns_and_limits_of_who_asks_have_no_page_but_their_editor(sluice: Sluice, open_tab: Any) -> None:
+def test_patterns_and_caller_limits_have_an_editor_but_no_page(sluice: Sluice, open_tab: Any) -> None:
     page = open_tab(sluice).open("#/limits")
     for key in ("topic/pay*", "total/topic:log-*"):
         row = page.locator(f'tr[data-row="{key}"]')
@@ -432,7 +432,7 @@ def test_another_resource_takes_the_place_of_the_first(sluice: Sluice, open_tab:
     expect(page.locator("main")).to_contain_text("Which resource?")
 
 
-def test_last_limited_is_the_latest_that_anything_knows_of(sluice: Sluice, open_tab: Any) -> None:
+def test_last_limited_is_the_latest_of_all_sources(sluice: Sluice, open_tab: Any) -> None:
     (client,) = RESOURCE_HISTORY.clients
     at = write_time(datetime.now(UTC) - timedelta(minutes=25))
     tab = open_tab(sluice)

@@ -194,7 +194,7 @@ def test_sluice_is_a_native_sidecar_that_listens_before_the_broker_starts(usual:
 
 
 @pytest.mark.parametrize("variant", ["usual", "everything"])
-def test_it_may_do_nothing_that_it_need_not(render: Render, variant: str) -> None:
+def test_container_has_no_unneeded_privileges(render: Render, variant: str) -> None:
     objects = render(*VARIANTS[variant])
     for container in (sidecar(objects), one(objects, "Pod")["spec"]["containers"][0]):
         context = container["securityContext"]

@@ -26,12 +26,12 @@ def instructions(stage: int, word: str) -> list[str]:
 
 
 @pytest.mark.parametrize("line", instructions(0, "COPY") + instructions(1, "COPY")[:1])
-def test_what_is_copied_is_there(line: str) -> None:
+def test_copied_files_exist(line: str) -> None:
     *sources, _ = line.split()
     assert all((ROOT / source).exists() for source in sources)
 
 
-def test_it_runs_as_nobody_special_and_says_how_it_is() -> None:
+def test_container_runs_unprivileged_and_reports_health() -> None:
     assert instructions(1, "USER") == ["10001:10001"]
     assert "10001" in (CONTAINER / "runtime.sh").read_text(encoding="utf-8")
     assert len(instructions(1, "HEALTHCHECK")) == 1

@@ -193,7 +193,7 @@ def test_a_variable_has_values(scraped: Scraped, name: str) -> None:
 
 
 @pytest.mark.parametrize("record", RECORDED)
-def test_what_is_recorded_has_data(scraped: Scraped, record: str) -> None:
+def test_recording_rules_have_data(scraped: Scraped, record: str) -> None:
     assert scraped.vector(record)
 
 

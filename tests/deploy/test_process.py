@@ -52,7 +52,7 @@ def until(sock: socket.socket, word: str) -> list[str]:
     return lines
 
 
-def test_a_manager_starts_it_with_its_sockets_and_hears_how_it_is(
+def test_service_manager_passes_sockets_and_gets_status(
     tmp_path: Path, broker: EmbeddedBroker, notified: socket.socket
 ) -> None:
     route, admin = broker.route(), f"{HOST}:{free_port(HOST)}"

@@ -72,7 +72,7 @@ def test_the_sockets_are_those_of_the_sample() -> None:
     assert listened == {*(str(each.listen) for each in sample.listeners), str(sample.admin.listen)}
 
 
-def test_what_could_be_shut_is_shut(run: Run) -> None:
+def test_systemd_sandboxing_is_as_strict_as_possible(run: Run) -> None:
     shown = run(tool("systemd-analyze"), "security", "--offline=true", "--no-pager", f"--threshold={EXPOSURE}", UNIT)
     assert f"Overall exposure level for sluice.service: {EXPOSURE / 10:.1f} OK" in shown
 

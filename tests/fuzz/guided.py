@@ -26,7 +26,7 @@ _INSTRUMENTED: Final = (
     " -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table"
     " -Cllvm-args=-sanitizer-coverage-trace-compares"
 )
-_LONGEST_INPUT_BYTES: Final = 8192
+_MAX_INPUT_BYTES: Final = 8192
 #: In the tree: how many inputs of a target, of how many bytes in all, and each.
 _KEPT_INPUTS, _KEPT_BYTES, _KEPT_INPUT_BYTES = 80, 48 * 1024, 2048
 #: An input that takes longer is a finding, on a busy machine too.
@@ -105,7 +105,7 @@ def _run(name: str, seconds: int) -> Ran:
     print(f"{name}: {seconds} s, log in {(WORK / name / 'log').relative_to(ROOT)}", flush=True)
     flags = [
         f"-max_total_time={seconds}",
-        f"-max_len={_LONGEST_INPUT_BYTES}",
+        f"-max_len={_MAX_INPUT_BYTES}",
         f"-timeout={_TIMEOUT_S}",
         f"-report_slow_units={_TIMEOUT_S}",
         "-rss_limit_mb=2048",
@@ -141,7 +141,7 @@ def _write_seeds(name: str) -> None:
     folder = WORK / name / "seeds"
     folder.mkdir(parents=True, exist_ok=True)
     for data in native.SEEDS[name]() if name in NATIVE else load(name).seeds():
-        if len(data) <= _LONGEST_INPUT_BYTES:
+        if len(data) <= _MAX_INPUT_BYTES:
             (folder / _name_of(data)).write_bytes(data)
 
 
@@ -184,9 +184,9 @@ def _fuzz_python(name: str, arguments: Sequence[str]) -> int:
             traceback.print_exc()
             raise
 
-    def mutate(data: bytes, most_bytes: int, seed: int) -> bytes:
+    def mutate(data: bytes, max_bytes: int, seed: int) -> bytes:
         assert target.mutated is not None
-        return target.mutated(data, most_bytes, atheris.Mutate, Random(seed))
+        return target.mutated(data, max_bytes, atheris.Mutate, Random(seed))
 
     more: dict[str, Any] = {} if target.mutated is None else {"custom_mutator": mutate}
     # A merge has a shell start the same command again.

@@ -10,12 +10,12 @@ from limiter.compiled import COMPILED
 
 _CORPUS = Path(__file__).with_name("corpus")
 _MAX_BYTES = 1 << 20
-_LONGEST_BYTES = 8192
+_MAX_RECORD_BYTES = 8192
 _NAMES = [name for name in TARGETS if COMPILED is not None or not name.endswith("_compiled")]
 
 
 @pytest.mark.parametrize("name", _NAMES)
-def test_what_was_found_before(name: str) -> None:
+def test_earlier_findings_stay_fixed(name: str) -> None:
     target = load(name)
     inputs = sorted((_CORPUS / target.corpus).iterdir())
     assert inputs
@@ -30,7 +30,7 @@ def test_what_was_found_before(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", _NAMES)
-def test_what_it_begins_with_as_it_is_and_changed_at_random(name: str, factor: int) -> None:
+def test_seeds_unchanged_and_mutated(name: str, factor: int) -> None:
     target = load(name)
     seeds = list(target.seeds())
     for data in seeds:
@@ -48,7 +48,7 @@ def test_what_it_begins_with_as_it_is_and_changed_at_random(name: str, factor: i
 
 
 def _mutated(mutate: Mutate, data: bytes, random: Random) -> bytes:
-    return mutate(data, _LONGEST_BYTES, lambda part, most_bytes: _changed(part, random)[:most_bytes], random)
+    return mutate(data, _MAX_RECORD_BYTES, lambda part, max_bytes: _changed(part, random)[:max_bytes], random)
 
 
 def _changed(data: bytes, random: Random) -> bytes:

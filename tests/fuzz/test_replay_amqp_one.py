@@ -34,7 +34,7 @@ class _Between:
 
     def _read(self, side: Side, random: Random, longest: int) -> None:
         unread = self.unread[side]
-        most = min(self.session.most_bytes(side), random.randint(1, longest))
+        most = min(self.session.max_bytes(side), random.randint(1, longest))
         chunk = bytes(unread[:most])
         del unread[:most]
         room = bytearray(chunk)

@@ -59,7 +59,7 @@ def test_answer_cut_off_anywhere(first: int) -> None:
 
 @pytest.mark.parametrize("share", [0.05, 0.5, 1.0])
 @pytest.mark.parametrize("capture", CAPTURES, ids=str)
-def test_refused_and_passed_are_all_there_was(capture: Capture, share: float, factor: int) -> None:
+def test_refused_and_passed_add_up(capture: Capture, share: float, factor: int) -> None:
     for seed in range(2 * factor):
         random = Random(seed)
         refuses = refuses_share(share, seed)

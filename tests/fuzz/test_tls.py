@@ -74,9 +74,7 @@ def changed(random: Random, data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_handshake_that_is_not_as_it_should_be_fails_or_waits(
-    seed: int, factor: int, certificates: Certificates
-) -> None:
+def test_mutated_handshake_fails_or_waits(seed: int, factor: int, certificates: Certificates) -> None:
     random = Random(seed)
     server = certificates.server(clients=random.choice(list(ssl.VerifyMode)))
     client = certificates.client(random.choice((None, "client")))
@@ -104,7 +102,7 @@ def test_handshake_that_is_not_as_it_should_be_fails_or_waits(
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
 @pytest.mark.parametrize("seed", range(10))
-def test_records_that_are_not_as_they_should_be_bring_nothing_that_was_not_sent(
+def test_mutated_records_never_deliver_foreign_bytes(
     seed: int, version: ssl.TLSVersion, factor: int, certificates: Certificates
 ) -> None:
     random = Random(seed)

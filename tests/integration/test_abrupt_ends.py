@@ -26,7 +26,7 @@ from harness.sidecar import Route, Sluice, StartSluice
 
 pytestmark = [pytest.mark.integration]
 
-_PATIENCE_S = 60.0
+_TIMEOUT_S = 60.0
 _BODY = bytes(4096)
 _AMQP = """
 [[listeners]]
@@ -60,7 +60,7 @@ def amqp(start_sluice: StartSluice, rabbitmq: RabbitMQ) -> Sluice:
 
 
 def _wait_until(condition: Callable[[], object]) -> None:
-    deadline_s = time.monotonic() + _PATIENCE_S
+    deadline_s = time.monotonic() + _TIMEOUT_S
     while not condition() and time.monotonic() < deadline_s:
         time.sleep(0.1)
 
@@ -145,7 +145,7 @@ def test_all_that_a_process_published_is_stored_when_it_has_ended(
 
 
 @pytest.mark.parametrize("where", ["held", "spooled"])
-def test_what_came_before_a_reset_is_stored(amqp: Sluice, rabbitmq: RabbitMQ, where: str) -> None:
+def test_messages_before_a_reset_are_stored(amqp: Sluice, rabbitmq: RabbitMQ, where: str) -> None:
     queue, messages = f"{where}-reset", 60
     _declare(rabbitmq, queue)
     client = AmqpClient(amqp.routes[0].listen)
@@ -166,7 +166,9 @@ def _reset_shared(sock: socket.socket) -> None:
 
 
 @pytest.mark.parametrize("heartbeat_s", [pytest.param(0, marks=pytest.mark.long), 2])
-def test_half_closed_client_hears_on_and_all_is_stored(amqp: Sluice, rabbitmq: RabbitMQ, heartbeat_s: int) -> None:
+def test_half_closed_client_still_receives_and_all_is_stored(
+    amqp: Sluice, rabbitmq: RabbitMQ, heartbeat_s: int
+) -> None:
     queue, messages = f"held-half-{heartbeat_s}", 400
     _declare(rabbitmq, queue)
     client = AmqpClient(amqp.routes[0].listen, heartbeat_s=heartbeat_s, beating=False)
@@ -200,7 +202,7 @@ def test_deliveries_to_a_client_that_has_left_destroy_nothing_that_it_sent(amqp:
 
 
 @pytest.mark.long
-def test_live_client_that_is_not_read_hears_heartbeats_and_deliveries(amqp: Sluice, rabbitmq: RabbitMQ) -> None:
+def test_paused_client_still_gets_heartbeats_and_deliveries(amqp: Sluice, rabbitmq: RabbitMQ) -> None:
     queue, work, messages = "held-live", "work-live", 1500
     _declare(rabbitmq, queue, work)
     with rabbitmq.connect() as feeding, AmqpClient(amqp.routes[0].listen, heartbeat_s=2, beating=False) as client:

@@ -24,8 +24,8 @@ from proxy.protocols.rocketmq.wire.codes import ResponseCode
 pytestmark = [pytest.mark.integration]
 
 _DISK_BYTES = 64 * 1024 * 1024
-_LEAST_FREE_BYTES = 16 * 1024 * 1024
-_PATIENCE_S = 60.0
+_MIN_FREE_BYTES = 16 * 1024 * 1024
+_TIMEOUT_S = 60.0
 _CONSUMED = 2000
 _PUT_ASIDE = 500
 
@@ -46,7 +46,7 @@ class Alarming:
 
     def begin(self) -> None:
         """Fill the disk, and wait until the alarm stands."""
-        self._in_the_way = fill(self._folder, left_bytes=_LEAST_FREE_BYTES // 2)
+        self._in_the_way = fill(self._folder, left_bytes=_MIN_FREE_BYTES // 2)
         self._wait(stands=True)
 
     def end(self) -> None:
@@ -56,7 +56,7 @@ class Alarming:
         self._wait(stands=False)
 
     def _wait(self, *, stands: bool) -> None:
-        deadline_s = time.monotonic() + _PATIENCE_S
+        deadline_s = time.monotonic() + _TIMEOUT_S
         while _alarm(self.sluice, "disk")["stands"] is not stands:
             assert time.monotonic() < deadline_s
         # One line each way; it may come a moment later.
@@ -67,7 +67,7 @@ class Alarming:
 
 
 def _alarming(start_sluice: StartSluice, disk: SmallDisk, broker: str, protocol: str) -> Alarming:
-    settings = f'[spool]\ndir = "{disk.path}/spool"\n\n[alarms]\ndisk_free_bytes = {_LEAST_FREE_BYTES}\n'
+    settings = f'[spool]\ndir = "{disk.path}/spool"\n\n[alarms]\ndisk_free_bytes = {_MIN_FREE_BYTES}\n'
     kind = "queue" if protocol == "amqp091" else "topic"
     settings += f'[[limits]]\nkind = "{kind}"\nname = "aside"\nrate = 1\naction = "delay"\nspool = true\n'
     route = Route(f"127.0.0.1:{free_port('127.0.0.1')}", broker)
@@ -193,7 +193,7 @@ def test_callbacks_of_real_clients_are_called(rabbitmq: RabbitMQ, amqp: Alarming
         amqp.end()
         for name, client in clients.items():
             _wait_for_word(client, "unblocked")
-            deadline_s = time.monotonic() + _PATIENCE_S
+            deadline_s = time.monotonic() + _TIMEOUT_S
             while rabbitmq.messages(name) <= before[name]:
                 assert time.monotonic() < deadline_s
             assert '"blocked"' in "".join(client.lines)
@@ -212,14 +212,14 @@ spool = false
 
 
 @pytest.mark.long
-def test_an_alarm_of_memory_ends_when_what_was_held_has_gone(
+def test_memory_alarm_ends_when_held_messages_are_gone(
     start_sluice: StartSluice, rabbitmq: RabbitMQ, listen: str
 ) -> None:
     """What Sluice holds raises the alarm, and what lets it go on ends it."""
     _declare(rabbitmq, "held-for-memory")
     route = (Route(listen, rabbitmq.address),)
     with start_sluice(routes=route, protocol="amqp091", config="[alarms]\nmemory_high_watermark = 0.5\n") as looked:
-        deadline_s = time.monotonic() + _PATIENCE_S
+        deadline_s = time.monotonic() + _TIMEOUT_S
         while (alarm := _alarm(looked, "memory"))["bytes_now"] is None:
             assert time.monotonic() < deadline_s
     limit_bytes = alarm["bytes_limit"] / 0.5
@@ -247,7 +247,7 @@ def test_an_alarm_of_memory_ends_when_what_was_held_has_gone(
         assert [each.number for each in bodies if each.epoch == publisher] == list(range(1, 401))
 
 
-def test_rocketmq_sends_are_busy_while_it_stands_and_pulls_go_on(rocketmq_alarming: Alarming) -> None:
+def test_rocketmq_sends_are_refused_during_an_alarm_and_pulls_continue(rocketmq_alarming: Alarming) -> None:
     address = rocketmq_alarming.address
     with FrameClient(address) as client:
         assert stored(client.ask(*sends(20, "alarmed"))) == 20

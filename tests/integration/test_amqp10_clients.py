@@ -172,9 +172,7 @@ def test_settled_messages_keep_the_limit_without_a_loss(broker: OneBroker, sluic
         assert len(broker.take_all(limited)) == told["sent"]
 
 
-def test_over_the_limit_with_reject_each_client_is_told_so(
-    broker: OneBroker, sluice: Sluice, client_home: Path
-) -> None:
+def test_rejected_transfers_are_reported_to_each_client(broker: OneBroker, sluice: Sluice, client_home: Path) -> None:
     seconds = 3
     for client in broker.clients:
         refused, beside = broker.queue(f"refused-{client}"), broker.queue(f"beside-{client}")

@@ -98,7 +98,7 @@ def _send_all(sender: Sender, count: int) -> None:
         assert sender.outcome(sender.send(message(b"x"))).descriptor == ACCEPTED
 
 
-def test_both_are_said_goodbye_to(sluice: Sluice) -> None:
+def test_both_peers_get_a_close(sluice: Sluice) -> None:
     listen = sluice.routes[0].listen
     with AmqpClient(listen) as old, AmqpOneClient(listen) as new:
         sluice.process.signal(signal.SIGTERM)

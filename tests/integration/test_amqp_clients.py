@@ -91,7 +91,7 @@ def test_limited_queue_holds_its_limit_and_the_other_loses_nothing_alone(
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", _CLIENTS)
-def test_limit_that_puts_aside_is_no_error_to_any_client(
+def test_spooling_limit_is_no_error_to_any_client(
     name: str, start_sluice: StartSluice, rabbitmq: RabbitMQ, client_home: Path, listen: str
 ) -> None:
     queues = f"put-aside-{name}", f"beside-{name}"

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.alone]
 
 #: From when the flood begins, or what stops it does. A connection must wait for a fifth of about a minute.
 _NAMED_WITHIN_S = 30.0
-_PATIENCE_S = 60.0
+_TIMEOUT_S = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def _wait_for_cause(sluice: Sluice, cause: str) -> dict[str, Any]:
 
 def _wait_until_well(sluice: Sluice) -> None:
     """States show for a moment that there was something."""
-    deadline_s = time.monotonic() + _PATIENCE_S
+    deadline_s = time.monotonic() + _TIMEOUT_S
     while findings := _findings(sluice):
         assert time.monotonic() < deadline_s, findings
 

@@ -60,7 +60,7 @@ def _declare(rabbitmq: RabbitMQ, *queues: str) -> None:
             client.call(channel, "queue.declare", queue=queue)
 
 
-def _most_memory(sluice: Sluice) -> int:
+def _peak_memory_bytes(sluice: Sluice) -> int:
     """The most memory that the process has had so far, in bytes."""
     status = Path(f"/proc/{sluice.process.pid}/status").read_text(encoding="ascii")
     return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM:"))
@@ -95,7 +95,7 @@ def _check_flood(rabbitmq: RabbitMQ, sluice: Sluice, action: str, messages: int)
         for _ in range(_CONSUMED_MEANWHILE):
             filling.publish(channel, consumed)
         filling.wait_for_confirms(channel)
-    before = _most_memory(sluice)
+    before = _peak_memory_bytes(sluice)
     with (
         AmqpClient(sluice.routes[0].listen) as flooding,
         AmqpClient(sluice.routes[0].listen) as stranger,
@@ -115,7 +115,7 @@ def _check_flood(rabbitmq: RabbitMQ, sluice: Sluice, action: str, messages: int)
             strangers += 1
         thread.join()
         assert flooding.end is None
-    grown = _most_memory(sluice) - before
+    grown = _peak_memory_bytes(sluice) - before
     print(
         f"{action}: {messages} messages, {deliveries} deliveries and {strangers} others meanwhile, {grown} bytes more"
     )

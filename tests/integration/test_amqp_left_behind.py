@@ -50,7 +50,7 @@ _LIMITS = (
 )
 _TARGETS = ("free", "slow", "spooled", "refused", "events")
 _FILLED = 12
-_PATIENCE_S = 120.0
+_TIMEOUT_S = 120.0
 # The time in which consumers of a client that has left must be gone, on a machine that does much else.
 _GONE_S = 6.0
 _AT_ONCE = 60
@@ -133,11 +133,11 @@ class _Client:
                 await self.read()
 
     async def until(self, condition: Callable[[], bool], what: str) -> None:
-        with trio.move_on_after(_PATIENCE_S):
+        with trio.move_on_after(_TIMEOUT_S):
             while not condition():
                 await self.read()
             return
-        raise AssertionError(f"not {what} after {_PATIENCE_S:g} s")
+        raise AssertionError(f"not {what} after {_TIMEOUT_S:g} s")
 
     async def expect(self, channel: int, *names: str) -> Event:
         found: list[Event] = []
@@ -624,7 +624,7 @@ async def _faulty(seeds: Iterable[int], rabbitmq: RabbitMQ, sluice: Sluice, *, a
     async def guarded(run: _Run, what: Callable[[], Any]) -> None:
         async with at_once:
             try:
-                with trio.fail_after(4 * _PATIENCE_S):
+                with trio.fail_after(4 * _TIMEOUT_S):
                     await what()
             except Exception as error:  # noqa: BLE001 - of this seed; the others go on
                 run.faults.append(f"{what.__name__}: {error!r}"[:400])

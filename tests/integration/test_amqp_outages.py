@@ -33,7 +33,7 @@ max_delay_s = 60
 """
 _HELD = 20
 _PLAIN = 4
-_PATIENCE_S = 60.0
+_TIMEOUT_S = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +95,7 @@ def test_blocked_connections_are_told_as_directly(rabbitmq: RabbitMQ, both: tupl
     assert names[2] == names[3]
 
 
-def test_draining_sluice_says_goodbye_to_both(rabbitmq: RabbitMQ, sluice: Sluice) -> None:
+def test_draining_closes_both_connections_cleanly(rabbitmq: RabbitMQ, sluice: Sluice) -> None:
     _declare(rabbitmq, "free", "slow-drained")
     logged = len(rabbitmq.log_lines)
     address = sluice.routes[0].listen
@@ -127,7 +127,7 @@ def test_draining_sluice_says_goodbye_to_both(rabbitmq: RabbitMQ, sluice: Sluice
     assert "unexpectedly closed" not in log, log
 
 
-def test_who_waits_for_no_answer_is_told_of_a_drain_at_once(rabbitmq: RabbitMQ, sluice: Sluice) -> None:
+def test_client_without_pending_answers_is_told_of_a_drain_at_once(rabbitmq: RabbitMQ, sluice: Sluice) -> None:
     _declare(rabbitmq, "slow-dismissed")
     with AmqpClient(sluice.routes[0].listen) as client:
         channel = client.open_channel()
@@ -140,7 +140,7 @@ def test_who_waits_for_no_answer_is_told_of_a_drain_at_once(rabbitmq: RabbitMQ, 
             "CONNECTION_FORCED - Sluice is shutting down and no longer reads"
         )
         assert rabbitmq.messages("slow-dismissed") < _HELD
-        assert sluice.process.wait(timeout_s=_PATIENCE_S) == 0
+        assert sluice.process.wait(timeout_s=_TIMEOUT_S) == 0
     assert rabbitmq.messages("slow-dismissed") == _HELD
 
 
@@ -208,7 +208,7 @@ def test_client_that_breaks_off_has_published_all(rabbitmq: RabbitMQ, sluice: Sl
     assert sluice.metrics().total("sluice_held_requests") == 0
     # Nobody hears any more what became of the other one.
     assert [body for body in rabbitmq.drain("slow-left") if body == b"plain"] == [b"plain"] * _PLAIN
-    deadline = time.monotonic() + _PATIENCE_S
+    deadline = time.monotonic() + _TIMEOUT_S
     while rabbitmq.connections():
         assert time.monotonic() < deadline
 
@@ -298,7 +298,7 @@ def test_clients_are_told_of_refusals_alarms_and_a_killed_broker(
         time.sleep(1)
         rabbitmq.kill()
         for client in (*direct.values(), *through.values()):
-            client.wait(timeout_s=_PATIENCE_S)
+            client.wait(timeout_s=_TIMEOUT_S)
     finally:
         _kill_all(direct, through)
         rabbitmq.start()
@@ -320,7 +320,7 @@ def test_clients_are_told_of_a_drain_as_of_a_broker_that_stops(
         sluice.stop()
         rabbitmq.stop()
         for client in (*direct.values(), *through.values()):
-            client.wait(timeout_s=_PATIENCE_S)
+            client.wait(timeout_s=_TIMEOUT_S)
     finally:
         _kill_all(direct, through)
         rabbitmq.start()

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.integration]
 
 _FLOOD_S = float(os.environ.get("TESTED_FLOOD_S", "6"))
 _RATE, _TIMES = 500, 10
-_PATIENCE_S = 60.0
+_TIMEOUT_S = 60.0
 _SPARK_S = 580.0
 
 
@@ -70,7 +70,7 @@ def _spool(sluice: Sluice) -> dict[str, Any]:
 
 
 def _wait_until(sluice: Sluice, figure: str, at_least: int) -> dict[str, Any]:
-    deadline_s = time.monotonic() + _PATIENCE_S
+    deadline_s = time.monotonic() + _TIMEOUT_S
     while (spool := _spool(sluice))[figure] < at_least:
         assert time.monotonic() < deadline_s, spool
     return spool
@@ -87,9 +87,9 @@ def _flood(rabbitmq: RabbitMQ, sluice: Sluice, queue: str) -> int:
     with AmqpClient(sluice.routes[0].listen) as client:
         begun_s = time.monotonic()
         publisher = Publisher(client, queue, count=messages, per_s=_RATE * _TIMES)
-        publisher.join(timeout_s=3 * _FLOOD_S + _PATIENCE_S)
+        publisher.join(timeout_s=3 * _FLOOD_S + _TIMEOUT_S)
         written_s = time.monotonic() - begun_s
-        confirmed = client.wait_for_confirms(publisher.channel, timeout_s=2 * messages / _RATE + _PATIENCE_S)
+        confirmed = client.wait_for_confirms(publisher.channel, timeout_s=2 * messages / _RATE + _TIMEOUT_S)
         took_s = time.monotonic() - begun_s
         # No error whatsoever: the channel and the connection stand, and nothing was refused or answered twice.
         assert (client.end, publisher.error) == (None, "")
@@ -152,7 +152,7 @@ def test_a_limit_that_is_taken_away_lets_its_queue_go_at_once(rabbitmq: RabbitMQ
         publisher.join()
         status, answer = ask(sluice, "PUT", "limits/queue/freed", {"rate": "unlimited"})
         assert status in {200, 201}, answer
-        deadline_s = time.monotonic() + _PATIENCE_S
+        deadline_s = time.monotonic() + _TIMEOUT_S
         while rabbitmq.messages("freed") < publisher.sent:
             assert time.monotonic() < deadline_s
     _check(rabbitmq, "freed", publisher)
@@ -198,7 +198,7 @@ def test_a_purge_refuses_what_can_be_refused(rabbitmq: RabbitMQ, start: Any) -> 
         confirming.wait_for_confirms(publishers[0].channel)
         assert number in confirmed.acked
         # What was held, and not put aside, has stayed.
-        deadline_s = time.monotonic() + _PATIENCE_S
+        deadline_s = time.monotonic() + _TIMEOUT_S
         while rabbitmq.messages("purged") < 6001 - purged["refused"] - purged["dropped"]:
             assert time.monotonic() < deadline_s
     assert rabbitmq.messages("purged") == 6001 - purged["refused"] - purged["dropped"]
@@ -219,7 +219,7 @@ disk_free_bytes = 0
     with AmqpClient(sluice.routes[0].listen) as client:
         # 60 MB: three times what the disk, the memory and the sockets' buffers can hold together.
         publisher = Publisher(client, "full-disk", count=20_000, size=3000)
-        deadline_s = time.monotonic() + _PATIENCE_S
+        deadline_s = time.monotonic() + _TIMEOUT_S
         while not (spool := _spool(sluice))["alarm"]:
             assert time.monotonic() < deadline_s, spool
         assert publisher.sent < 20_000
@@ -247,7 +247,7 @@ disk_free_bytes = 0
     in_the_way = fill(disk.of(sluice.process), left_bytes=1_000_000)
     with AmqpClient(sluice.routes[0].listen) as client:
         publisher = Publisher(client, "filled-disk", count=10_000, size=1000)
-        deadline_s = time.monotonic() + _PATIENCE_S
+        deadline_s = time.monotonic() + _TIMEOUT_S
         while not (spool := _spool(sluice))["alarm"]:
             assert time.monotonic() < deadline_s, spool
         in_the_way.unlink()

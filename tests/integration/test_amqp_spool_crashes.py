@@ -20,7 +20,7 @@ from proxy.spool.spool import Hooks, Spool, SpoolSettings
 
 pytestmark = [pytest.mark.integration]
 
-_PATIENCE_S = 60.0
+_TIMEOUT_S = 60.0
 _MESSAGES = 4000
 
 
@@ -92,7 +92,7 @@ def _spool(sluice: Sluice) -> dict[str, Any]:
 
 
 def _wait_until(sluice: Sluice, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    deadline_s = time.monotonic() + _PATIENCE_S
+    deadline_s = time.monotonic() + _TIMEOUT_S
     while not condition(spool := _spool(sluice)):
         assert time.monotonic() < deadline_s, spool
     return spool
@@ -100,7 +100,7 @@ def _wait_until(sluice: Sluice, condition: Callable[[dict[str, Any]], bool]) -> 
 
 def _kill(sluice: Sluice) -> None:
     sluice.process.signal(signal.SIGKILL)
-    sluice.process.wait(timeout_s=_PATIENCE_S)
+    sluice.process.wait(timeout_s=_TIMEOUT_S)
 
 
 def _in_order(stored: list[Numbered]) -> None:
@@ -171,7 +171,7 @@ def _spill_and_kill(lives: Lives, queue: str, *, size: int = 1000, recover: bool
 
 def _found(sluice: Sluice) -> dict[str, Any]:
     """Return what it has logged of what the earlier process left."""
-    line = sluice.process.wait_for_line("found spooled messages", timeout_s=_PATIENCE_S)
+    line = sluice.process.wait_for_line("found spooled messages", timeout_s=_TIMEOUT_S)
     print(line)
     return dict(json.loads(line))
 
@@ -198,7 +198,7 @@ def _wait_until_replayed(sluice: Sluice) -> dict[str, Any]:
 
 
 @pytest.mark.long
-def test_what_was_on_disk_without_confirms_is_replayed(rabbitmq: RabbitMQ, lives: Lives, queue: str) -> None:
+def test_unconfirmed_spooled_messages_are_replayed(rabbitmq: RabbitMQ, lives: Lives, queue: str) -> None:
     sent, on_disk = _spill_and_kill(lives, queue)
     before = rabbitmq.messages(queue)
     with lives.start("unlimited", recover=True) as sluice, AmqpClient(lives.address) as client:
@@ -217,7 +217,7 @@ def test_what_was_on_disk_without_confirms_is_replayed(rabbitmq: RabbitMQ, lives
 
 
 @pytest.mark.long
-def test_what_was_on_disk_without_confirms_is_counted_and_dropped(rabbitmq: RabbitMQ, lives: Lives, queue: str) -> None:
+def test_unconfirmed_spooled_messages_are_counted_and_dropped(rabbitmq: RabbitMQ, lives: Lives, queue: str) -> None:
     _, on_disk = _spill_and_kill(lives, queue, recover=False)
     before = rabbitmq.messages(queue)
     with lives.start("unlimited") as sluice, AmqpClient(lives.address) as client:
@@ -247,7 +247,7 @@ def _flipped(path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("damage", [_truncated, _flipped, Path.unlink], ids=["truncated", "bit flipped", "missing"])
-def test_of_what_is_damaged_the_count_is_exact(
+def test_damaged_entries_are_counted_exactly(
     rabbitmq: RabbitMQ, lives: Lives, queue: str, damage: Callable[[Path], None]
 ) -> None:
     _, on_disk = _spill_and_kill(lives, queue, size=6000)

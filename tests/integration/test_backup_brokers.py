@@ -10,11 +10,11 @@ from harness.sidecar import Sluice, StartSluice
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]
 
-_PATIENCE_S, _POLL_S = 60.0, 0.1
+_TIMEOUT_S, _POLL_S = 60.0, 0.1
 
 
 def _wait_for_broker(sluice: Sluice, address: str) -> None:
-    deadline_s = time.monotonic() + _PATIENCE_S
+    deadline_s = time.monotonic() + _TIMEOUT_S
     while f'"broker":"{address}"' not in sluice.get("/api/v1/state")[1]:
         assert time.monotonic() < deadline_s, sluice.get("/api/v1/state")[1]
         time.sleep(_POLL_S)

@@ -65,7 +65,7 @@ def _connect_many(stack: ExitStack, sluice: Sluice, listen: str, first: bytes, e
 
 
 @pytest.mark.long
-def test_idle_connections_take_as_much_as_is_said(
+def test_idle_connections_use_the_documented_memory(
     start_sluice: StartSluice, broker: EmbeddedBroker, listen: str, stack: ExitStack
 ) -> None:
     sluice = _start(start_sluice, broker, listen)
@@ -75,7 +75,7 @@ def test_idle_connections_take_as_much_as_is_said(
 
 @pytest.mark.long
 @pytest.mark.parametrize("begun_kib", [64, 100])
-def test_unfinished_frames_take_as_much_as_is_said(
+def test_unfinished_frames_use_the_documented_memory(
     start_sluice: StartSluice, broker: EmbeddedBroker, listen: str, stack: ExitStack, begun_kib: int
 ) -> None:
     begun = frames.frame(b'{"code":310,"remark":"' + b"x" * 200 * _KIB + b'"}')[: begun_kib * _KIB]

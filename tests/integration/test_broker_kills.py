@@ -26,7 +26,7 @@ _KILLS: Final = 10
 _OUTAGE_S: Final = 2.0
 _MORE: Final = 30
 #: A client of RocketMQ's may look for its broker every half a minute only, and again if it did not find it.
-_LONGEST_S: Final = 600
+_MAX_S: Final = 600
 
 
 class _Killed(NamedTuple):
@@ -80,7 +80,7 @@ def _check(
             ledger.wait_for_more(_MORE)
         for nth in range(_KILLS):
             # pytest would end the test after as long in all.
-            faulthandler.dump_traceback_later(_LONGEST_S, exit=True)
+            faulthandler.dump_traceback_later(_MAX_S, exit=True)
             killed = list(at_once.map(lambda kill: kill(), brokers))
             for name, ledger in ledgers.items():
                 times = killed[0] if name.endswith(places[0]) else killed[-1]

@@ -35,7 +35,7 @@ _CONFIG: Final = _rule("exchange", "unknown", 3600) + "".join(
     for fallback in ("persist", "nack")
     for kind, more in {"queue": (), "exchange": ("confirm_queues = 2",)}.items()
 )
-_PATIENCE_S: Final = 60.0
+_TIMEOUT_S: Final = 60.0
 _BLOCKER: Final = "blocker"
 _WAYS: Final = ("after_consume", "broker", "persisted", "nacked")
 
@@ -81,12 +81,12 @@ class Scene:
         """Start a consumer here that is busy with a message for ever, so that whatever comes stays in the queue."""
         consumer = self.take("keep", prefetch=1)
         self.push(_BLOCKER)
-        consumer.wait_for_line(_BLOCKER, timeout_s=_PATIENCE_S)
+        consumer.wait_for_line(_BLOCKER, timeout_s=_TIMEOUT_S)
         return consumer
 
     def publish(self, *bodies: str, exchange: str = "") -> list[str]:
         """Publish with pika, one message after the other; return what it says of each."""
-        told: list[str] = run_client(self._publisher(*bodies, exchange=exchange), home=self._home, seconds=_PATIENCE_S)
+        told: list[str] = run_client(self._publisher(*bodies, exchange=exchange), home=self._home, seconds=_TIMEOUT_S)
         print(told)
         return told
 
@@ -144,7 +144,7 @@ class Scene:
 
 
 def _wait_until(condition: Callable[[], bool], what: str) -> None:
-    deadline_s = time.monotonic() + _PATIENCE_S
+    deadline_s = time.monotonic() + _TIMEOUT_S
     while not condition():
         assert time.monotonic() < deadline_s, f"not {what}"
         time.sleep(0.02)
@@ -230,7 +230,7 @@ def test_the_consumers_ack_is_the_publishers_confirm(scene: MakeScene) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("what", ["requeue", "recover"])
-def test_what_is_given_back_stays_pending_until_it_is_acknowledged(scene: MakeScene, what: str) -> None:
+def test_requeued_message_stays_pending_until_acknowledged(scene: MakeScene, what: str) -> None:
     each = scene(f"nack-{what}")
     each.declare()
     consumer = each.take(what)
@@ -241,7 +241,7 @@ def test_what_is_given_back_stays_pending_until_it_is_acknowledged(scene: MakeSc
 
 @pytest.mark.long
 @pytest.mark.parametrize("what", ["vanish", "close"])
-def test_what_another_consumer_takes_over_stays_pending(scene: MakeScene, what: str) -> None:
+def test_message_taken_over_by_another_consumer_stays_pending(scene: MakeScene, what: str) -> None:
     """The connection or the channel of the one that had it is gone."""
     each = scene(f"nack-{what}")
     each.declare()
@@ -258,7 +258,7 @@ def test_what_another_consumer_takes_over_stays_pending(scene: MakeScene, what: 
 
 @_FALLBACKS
 @pytest.mark.parametrize("what", ["reject", pytest.param("nack", marks=[pytest.mark.long])])
-def test_what_a_consumer_refuses_falls_back(scene: MakeScene, what: str, fallback: str, told: str) -> None:
+def test_rejected_message_falls_back(scene: MakeScene, what: str, fallback: str, told: str) -> None:
     each = scene(f"{fallback}-refused-by-{what}")
     each.declare()
     consumer = each.take(what)
@@ -269,7 +269,7 @@ def test_what_a_consumer_refuses_falls_back(scene: MakeScene, what: str, fallbac
 
 
 @_FALLBACKS
-def test_what_is_never_acknowledged_falls_back_in_time(scene: MakeScene, fallback: str, told: str) -> None:
+def test_unacknowledged_message_falls_back_in_time(scene: MakeScene, fallback: str, told: str) -> None:
     each = scene(f"soon-{fallback}-kept")
     each.declare()
     consumer = each.take("keep", prefetch=2)
@@ -301,7 +301,7 @@ def test_without_a_consumer_the_broker_confirms(scene: MakeScene) -> None:
 
 @pytest.mark.long
 @_FALLBACKS
-def test_what_a_consumer_elsewhere_takes_falls_back_in_time(scene: MakeScene, fallback: str, told: str) -> None:
+def test_message_consumed_elsewhere_falls_back_in_time(scene: MakeScene, fallback: str, told: str) -> None:
     """One here is seen, one that connects directly is not: it takes what comes, marked and transient."""
     each = scene(f"soon-{fallback}-both")
     each.declare()
@@ -317,7 +317,7 @@ def test_what_a_consumer_elsewhere_takes_falls_back_in_time(scene: MakeScene, fa
 @pytest.mark.long
 @_FALLBACKS
 @pytest.mark.parametrize("what", ["auto", "get", "get-auto", "transaction"])
-def test_what_is_taken_in_another_way_falls_back(scene: MakeScene, what: str, fallback: str, told: str) -> None:
+def test_message_taken_by_get_falls_back(scene: MakeScene, what: str, fallback: str, told: str) -> None:
     each = scene(f"{fallback}-by-{what}")
     each.declare()
     each.block()
@@ -337,7 +337,7 @@ def test_what_is_taken_in_another_way_falls_back(scene: MakeScene, what: str, fa
 @pytest.mark.long
 @_FALLBACKS
 @pytest.mark.parametrize("arguments", [{"x_message_ttl": 200}, {"x_max_length": 0}], ids=["ttl", "length"])
-def test_what_the_queue_drops_unseen_falls_back_in_time(
+def test_message_dropped_by_the_queue_falls_back_in_time(
     scene: MakeScene, arguments: dict[str, object], fallback: str, told: str
 ) -> None:
     """And is dropped again then, if it is published again: that is what the queue does."""
@@ -351,7 +351,7 @@ def test_what_the_queue_drops_unseen_falls_back_in_time(
 @pytest.mark.long
 @_FALLBACKS
 @pytest.mark.parametrize("why", ["ttl", "length", "reject"])
-def test_what_is_dead_lettered_falls_back(scene: MakeScene, why: str, fallback: str, told: str) -> None:
+def test_dead_lettered_message_falls_back(scene: MakeScene, why: str, fallback: str, told: str) -> None:
     """The queue where it ends has a consumer here, too."""
     each = scene(f"{fallback}-dying-by-{why}")
     dead = each.declare(f"dead-by-{why}")
@@ -377,7 +377,7 @@ def test_what_is_dead_lettered_falls_back(scene: MakeScene, why: str, fallback: 
 
 @pytest.mark.long
 @_FALLBACKS
-def test_what_the_last_consumer_leaves_falls_back(scene: MakeScene, fallback: str, told: str) -> None:
+def test_message_left_by_the_last_consumer_falls_back(scene: MakeScene, fallback: str, told: str) -> None:
     """Its connection is gone, and no other is there."""
     each = scene(f"{fallback}-left")
     each.declare()
@@ -390,7 +390,7 @@ def test_what_the_last_consumer_leaves_falls_back(scene: MakeScene, fallback: st
 
 @pytest.mark.long
 @_FALLBACKS
-def test_what_a_cancelled_consumer_keeps_falls_back_in_time(scene: MakeScene, fallback: str, told: str) -> None:
+def test_message_kept_by_a_cancelled_consumer_falls_back_in_time(scene: MakeScene, fallback: str, told: str) -> None:
     each = scene(f"soon-{fallback}-cancelled")
     each.declare()
     each.take("cancel")
@@ -457,7 +457,7 @@ class Consumer:
     def stop(self) -> None:
         """Acknowledge no more, and keep what comes."""
         self._over.set()
-        self._thread.join(_PATIENCE_S)
+        self._thread.join(_TIMEOUT_S)
 
     def close(self) -> None:
         """Take no more."""
@@ -502,7 +502,7 @@ def test_every_client_is_told_of_each_message_once(name: str, scene: MakeScene, 
 
 
 @pytest.mark.long
-def test_what_a_publisher_that_is_gone_has_published_waits_no_more(scene: MakeScene) -> None:
+def test_messages_of_a_gone_publisher_no_longer_wait(scene: MakeScene) -> None:
     """It was promised nothing; its message is in the queue as it went on, for whoever comes."""
     each = scene("persist-orphaned")
     each.declare()
@@ -525,12 +525,12 @@ def test_when_sluice_ends_everything_falls_back(scene_alone: Callable[..., Scene
     consumer = each.take("keep")
 
     def end() -> None:
-        consumer.wait_for_line('"a"', timeout_s=_PATIENCE_S)
+        consumer.wait_for_line('"a"', timeout_s=_TIMEOUT_S)
         each.sluice.process.signal(signal.SIGTERM)
 
     # The answer and the close come together, and of these pika tells the close.
     assert each.publish_while(end) in {told, "ConnectionClosedByBroker"}
-    each.sluice.process.wait(timeout_s=_PATIENCE_S)
+    each.sluice.process.wait(timeout_s=_TIMEOUT_S)
     assert each.rabbitmq.drain(each.queue) == [b"a"] * _copies(fallback)
 
 
@@ -545,7 +545,7 @@ def test_when_the_broker_is_killed_its_publisher_was_told_nothing(
         consumer = each.take("keep")
 
         def kill() -> None:
-            consumer.wait_for_line('"a"', timeout_s=_PATIENCE_S)
+            consumer.wait_for_line('"a"', timeout_s=_TIMEOUT_S)
             broker.kill()
 
         assert each.publish_while(kill) in {"StreamLostError", "ConnectionClosedByBroker"}

@@ -42,7 +42,7 @@ _FANOUT: Final = "fan"
 _WAYS: Final = {"queue": ("", "one", ("one",)), "exchange": (_FANOUT, "", ("fan-a", "fan-b"))}
 _CONSUMED: Final = ("one", "one", "fan-a", "fan-b")
 _HOLD_MS: Final = 60
-_PATIENCE_S: Final = 60.0
+_TIMEOUT_S: Final = 60.0
 _KILLS, _BLOCKS = 10, 20
 TARGETS: Final = ("broker", "sluice", "consumer", "publisher")
 
@@ -86,7 +86,7 @@ class Stage:
         elif target == "sluice":
             self.note_metrics()
             self.sluices[-1].process.signal(signal.SIGKILL)
-            self.sluices[-1].process.wait(timeout_s=_PATIENCE_S)
+            self.sluices[-1].process.wait(timeout_s=_TIMEOUT_S)
             self._start_sluice()
         elif target == "consumer":
             place = self._chance.choice(list(self._consumers))
@@ -133,7 +133,7 @@ class Stage:
 
     def _wait_for_confirms(self) -> None:
         """Wait until more was confirmed to each publisher than now."""
-        deadline_s = time.monotonic() + _PATIENCE_S
+        deadline_s = time.monotonic() + _TIMEOUT_S
         before = self._sizes()
         while any(size <= before.get(way, 0) for way, size in self._sizes().items()):
             assert time.monotonic() < deadline_s, f"nothing more is confirmed: {before}, {self._sizes()}"
@@ -210,7 +210,7 @@ def _check_block(start_stage: StartStage, kills: list[str], seed: int, inside: t
         assert stage.after_consume > 0
 
 
-def test_what_was_confirmed_is_consumed_or_on_disk_whoever_is_killed(start_stage: StartStage) -> None:
+def test_confirmed_messages_survive_any_kill(start_stage: StartStage) -> None:
     _check_block(start_stage, ["consumer", "publisher", "sluice", "broker"], seed=0)
 
 
@@ -229,5 +229,5 @@ def test_a_sluice_that_does_not_wait_for_consumers_is_found(start_stage: StartSt
 @pytest.mark.long
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(2, _BLOCKS + 1))])
-def test_what_was_confirmed_is_consumed_or_on_disk(target: str, seed: int, start_stage: StartStage) -> None:
+def test_confirmed_messages_are_consumed_or_on_disk(target: str, seed: int, start_stage: StartStage) -> None:
     _check_block(start_stage, [target] * _KILLS, seed)

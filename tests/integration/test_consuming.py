@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.alone, pytest.mark.long]
 _LIMITED_S = 20
 # At first each queue is pulled once before anything is known of what it holds, and the limit has a second in store.
 _SET_ASIDE_S = 3
-_PATIENCE_S = 90
+_TIMEOUT_S = 90
 
 
 class _Subscription(NamedTuple):
@@ -39,7 +39,7 @@ class _Subscription(NamedTuple):
         return f"subscription:{self.group}@{self.topic}={self.per_s}/s"
 
     def arguments(self, rocketmq: RocketMQ) -> tuple[str, ...]:
-        return rocketmq.namesrv, self.group, self.topic, str(self.messages), str(_PATIENCE_S)
+        return rocketmq.namesrv, self.group, self.topic, str(self.messages), str(_TIMEOUT_S)
 
 
 _JAVA = _Subscription("java", 5000, 100)
@@ -85,7 +85,7 @@ async def test_push_consumers_keep_to_the_limit_and_resume_when_it_is_gone(
 
     async def consume(subscription: _Subscription) -> None:
         home = client_home / subscription.group
-        run = partial(run_client, commands[subscription], home=home, seconds=_PATIENCE_S)
+        run = partial(run_client, commands[subscription], home=home, seconds=_TIMEOUT_S)
         report = await trio.to_thread.run_sync(run)
         assert report["again"] == 0
         times_ms[subscription] = report["times_ms"]
@@ -104,7 +104,7 @@ async def test_push_consumers_keep_to_the_limit_and_resume_when_it_is_gone(
     for subscription in _ALL:
         per_s, times = subscription.per_s, times_ms[subscription]
         limited = _between(times, removed_ms - _LIMITED_S * 1000, removed_ms)
-        left = _between(times, removed_ms, removed_ms + _PATIENCE_S * 1000)
+        left = _between(times, removed_ms, removed_ms + _TIMEOUT_S * 1000)
         at_once = _between(times, removed_ms, removed_ms + 2000)
         seconds = [_between(times, removed_ms + 1000 * s, removed_ms + 1000 * (s + 1)) for s in range(-_LIMITED_S, 0)]
         print(f"{subscription.group}: {limited} in {_LIMITED_S} s, by the second {seconds}")
@@ -125,7 +125,7 @@ def _between(times_ms: list[int], begin_ms: float, end_ms: float) -> int:
 async def _until_consuming(path: LocalDataPath, subscription: _Subscription) -> None:
     """Wait until it has got its first messages."""
     resource = "subscription", f"{subscription.group}@{subscription.topic}"
-    with trio.fail_after(_PATIENCE_S):
+    with trio.fail_after(_TIMEOUT_S):
         while True:
             counts = (await path.snapshot()).resources.get(resource)
             if counts is not None and counts.messages["pass"]:

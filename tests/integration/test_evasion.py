@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.integration]
 
 _PER_S = 50
 _TIMES = 2000
-_PATIENCE_S = 60.0
+_TIMEOUT_S = 60.0
 _CREATE_TOPIC = 17
 _RUNTIME_INFO = 28
 _COMMIT = "8"
@@ -87,7 +87,7 @@ class _Watched:
         assert stored <= _PER_S * seconds + _PER_S + largest_cost - 1, f"{stored} stored in {seconds:.1f} s"
 
     def wait_for(self, messages: int) -> None:
-        deadline_s = time.monotonic() + _PATIENCE_S
+        deadline_s = time.monotonic() + _TIMEOUT_S
         while self.stored() < messages:
             assert time.monotonic() < deadline_s, f"{self.stored()} stored of {messages}"
             time.sleep(0.1)
@@ -478,7 +478,7 @@ def test_broker_stores_of_a_body_what_is_counted(
     if answer.code == 0:
         topic.wait_for(1)
     stored, reader = topic.stored(), BatchReader()
-    assert reader.go_on(body)
+    assert reader.resume(body)
     counted = "malformed" if reader.malformed else reader.count
     print(f"{stored} stored of {counted} counted, answer {answer.code} {answer.remark}")
     assert reader.malformed or stored == reader.count

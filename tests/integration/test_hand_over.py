@@ -172,7 +172,7 @@ def within_limits(broker: EmbeddedBroker, began_s: float) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("times", [2, pytest.param(50, marks=[pytest.mark.long, pytest.mark.alone])])
-def test_a_process_is_replaced_under_load_and_no_client_notices_more_than_a_goodbye(tmp_path: Path, times: int) -> None:
+def test_process_is_replaced_under_load_with_only_clean_closes(tmp_path: Path, times: int) -> None:
     began_s = time.monotonic()
     with EmbeddedBroker() as broker, Processes(tmp_path, (broker.route(),)) as processes:
         with Load(processes.routes[0].listen) as load:
@@ -250,7 +250,7 @@ def test_edits_go_over_and_can_be_made_at_once(processes: Processes) -> None:
     assert actions == ["set"] * 3
 
 
-def test_what_is_held_is_answered_by_the_process_that_holds_it(processes: Processes) -> None:
+def test_held_requests_are_answered_by_the_process_that_holds_them(processes: Processes) -> None:
     address = processes.routes[0].listen
     with FrameClient(address) as client:
         commands = sends(50 + 40, "held")
@@ -377,7 +377,7 @@ spool = true
 
 @pytest.mark.alone
 @pytest.mark.long
-def test_what_a_java_producer_was_told_is_stored_in_rocketmq(
+def test_messages_acknowledged_to_a_java_producer_are_stored(
     rocketmq: RocketMQ, tmp_path: Path, client_home: Path
 ) -> None:
     topic = rocketmq.create_topic("handed-over")

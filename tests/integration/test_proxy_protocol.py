@@ -16,7 +16,7 @@ from harness.sidecar import Sluice, StartSluice
 pytestmark = [pytest.mark.integration]
 
 _CLIENT, _ANOTHER = "127.0.7.1", "127.0.7.2"
-_PATIENCE_S, _POLL_S = 60.0, 0.1
+_TIMEOUT_S, _POLL_S = 60.0, 0.1
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ def test_everybody_sees_the_clients_address(tmp_path: Path, sluice: Sluice, rabb
         seen = rabbitmq.connections()
         # The list is made anew every second or so.
         wanted = {f"{each['peer_host']}:{each['peer_port']}" for each in seen}
-        deadline_s = time.monotonic() + _PATIENCE_S
+        deadline_s = time.monotonic() + _TIMEOUT_S
         while (peers := _peers(sluice)) != wanted and time.monotonic() < deadline_s:
             time.sleep(_POLL_S)
         with pytest.raises((AmqpError, OSError)):
@@ -122,7 +122,7 @@ def test_everybody_sees_a_clients_ipv6_address(
         assert client.open_channel()
         (seen,) = rabbitmq.connections()
         wanted = {f"[{seen['peer_host']}]:{seen['peer_port']}"}
-        deadline_s = time.monotonic() + _PATIENCE_S
+        deadline_s = time.monotonic() + _TIMEOUT_S
         while (peers := _peers(sluice)) != wanted and time.monotonic() < deadline_s:
             time.sleep(_POLL_S)
     assert (seen["peer_host"], f"[{seen['host']}]:{seen['port']}") == ("::1", haproxy.address)

@@ -179,7 +179,7 @@ def test_without_permission_nothing_is_changed_or_seen(
 
 
 @pytest.mark.long
-def test_what_makes_no_sense_is_refused_with_what_does(ask: Ask, start: Callable[[], Sluice], listen: str) -> None:
+def test_invalid_values_are_refused_with_the_allowed_ones(ask: Ask, start: Callable[[], Sluice], listen: str) -> None:
     sluice = start()
     *answers, sent = ask(
         listen,

@@ -128,7 +128,7 @@ def test_request_behind_held_ones_passes_them(client: FrameClient, sidecar: Slui
     assert sidecar.metrics().total("sluice_held_requests") == 5
 
 
-def test_what_would_wait_too_long_is_refused_at_once(client: FrameClient, sidecar: Sluice) -> None:
+def test_request_that_would_wait_too_long_is_refused_at_once(client: FrameClient, sidecar: Sluice) -> None:
     spend_ten(client, "too-long")
 
     answers = client.ask(*sends(15, "too-long"))
@@ -141,7 +141,7 @@ def test_what_would_wait_too_long_is_refused_at_once(client: FrameClient, sideca
 
 
 @pytest.mark.long
-def test_what_is_held_until_its_deadline_is_refused_then(client: FrameClient, sidecar: Sluice) -> None:
+def test_held_request_is_refused_at_its_deadline(client: FrameClient, sidecar: Sluice) -> None:
     assert stored(client.ask(send("a-while", group="also-delayed", batch=2))) == 1
 
     # The topic's next permit is five seconds away, and others overdraw meanwhile what the group has left.
@@ -156,7 +156,7 @@ def test_what_is_held_until_its_deadline_is_refused_then(client: FrameClient, si
     assert sidecar.metrics().total("sluice_rule_refused_total", rule="producer_group:also-delayed") == 1
 
 
-def test_what_is_held_is_dropped_when_its_client_leaves(
+def test_held_request_is_dropped_when_its_client_leaves(
     client: FrameClient, sidecar: Sluice, broker: EmbeddedBroker
 ) -> None:
     _wait_until_held(sidecar, 0)
@@ -176,7 +176,7 @@ def test_what_is_held_is_dropped_when_its_client_leaves(
     assert broker.stored("never-dropped") == 11
 
 
-def test_what_is_over_the_bound_is_refused_and_counted(client: FrameClient, sidecar: Sluice) -> None:
+def test_requests_over_the_bound_are_refused_and_counted(client: FrameClient, sidecar: Sluice) -> None:
     _wait_until_held(sidecar, 0)
     before = sidecar.metrics().total("sluice_hold_refused_total", bound="max_held_per_connection")
 

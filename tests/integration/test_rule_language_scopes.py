@@ -231,7 +231,7 @@ def test_exempt_clients_are_limited_by_nothing(connect: Connect, sidecar: Sluice
     assert sidecar.metrics().total("sluice_requests_total", resource="ten", verdict="exempt") == before + 50
 
 
-def test_client_has_so_many_connections_to_the_listeners_of_a_scope(connect: Connect, sidecar: Sluice) -> None:
+def test_connections_of_a_client_are_bounded_per_scope(connect: Connect, sidecar: Sluice) -> None:
     for listener in ("two-each", "two-each-vip"):
         assert stored(connect(listener, source="127.0.6.1").ask(send("free"))) == 1
 

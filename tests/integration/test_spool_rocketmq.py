@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.integration]
 
 _FLOOD_S = float(os.environ.get("TESTED_FLOOD_S", "6"))
 _RATE, _TIMES, _AT_ONCE = 500, 10, 50
-_PATIENCE_S = 60.0
+_TIMEOUT_S = 60.0
 _LITTLE_MEMORY = "[spool]\nmemory_bytes = 1_048_576\n"
 _NUMBER = re.compile(rb"#(\d+)#")
 
@@ -59,7 +59,7 @@ def _spool(sluice: Sluice) -> dict[str, Any]:
 
 
 def _wait_until(sluice: Sluice, figure: str, at_least: int) -> dict[str, Any]:
-    deadline_s = time.monotonic() + _PATIENCE_S
+    deadline_s = time.monotonic() + _TIMEOUT_S
     while (spool := _spool(sluice))[figure] < at_least:
         assert time.monotonic() < deadline_s, spool
     return spool
@@ -78,7 +78,7 @@ def _stored_numbers(broker: EmbeddedBroker, topic: str) -> list[int]:
     return numbers
 
 
-def _wait_until_stored(broker: EmbeddedBroker, topic: str, count: int, *, within_s: float = _PATIENCE_S) -> None:
+def _wait_until_stored(broker: EmbeddedBroker, topic: str, count: int, *, within_s: float = _TIMEOUT_S) -> None:
     deadline_s = time.monotonic() + within_s
     while broker.stored(topic) < count:
         assert time.monotonic() < deadline_s, broker.stored(topic)
@@ -115,7 +115,7 @@ def test_flood_of_ten_times_the_limit_is_stored_without_any_error(
             assert stored(answers) == count
             assert [int(answer.fields["queueOffset"]) for answer in answers] == list(range(count))
         flooding.join()
-        _wait_until_stored(broker, topic, count, within_s=2 * count / _RATE + _PATIENCE_S)
+        _wait_until_stored(broker, topic, count, within_s=2 * count / _RATE + _TIMEOUT_S)
     took_s = time.monotonic() - begun_s
     spool = _spool(sluice)
     print(f"{count} stored after {took_s:.1f} s: {spool}")
@@ -142,7 +142,7 @@ def test_a_raised_limit_lets_its_queue_go_at_once(broker: EmbeddedBroker, start:
     assert _stored_numbers(broker, topic) == list(range(1, count + 1))
 
 
-def test_a_purge_answers_who_waits_for_an_answer(broker: EmbeddedBroker, start: Any) -> None:
+def test_purge_answers_waiting_senders(broker: EmbeddedBroker, start: Any) -> None:
     topic = "purged"
     sluice = start(_LITTLE_MEMORY + _rule(topic, 10, "burst_s = 1"))
     with FrameClient(sluice.routes[0].listen) as answered, FrameClient(sluice.routes[0].listen) as silent:
@@ -176,16 +176,16 @@ def test_oneways_that_were_on_disk_are_replayed_if_that_is_wanted(
     sluice = started(_rule(topic, 20, "burst_s = 1"))
     with FrameClient(route.listen) as client:
         client.write(*_numbered(topic, 1, count, oneway=True))
-        deadline_s = time.monotonic() + _PATIENCE_S
+        deadline_s = time.monotonic() + _TIMEOUT_S
         while (there := _spool(sluice))["in_total"] < count - 200 or there["writing_bytes"]:
             assert time.monotonic() < deadline_s, there
         sluice.process.signal(signal.SIGKILL)
-        sluice.process.wait(timeout_s=_PATIENCE_S)
+        sluice.process.wait(timeout_s=_TIMEOUT_S)
     before = broker.stored(topic)
     with started("") as sluice, FrameClient(route.listen) as client:
         assert stored(client.ask(send(topic, body=b"#9999#"))) == 1
         while sum((spool_now := _spool(sluice))["messages"].values()):
-            assert time.monotonic() < deadline_s + _PATIENCE_S, spool_now
+            assert time.monotonic() < deadline_s + _TIMEOUT_S, spool_now
         print("\n".join(sluice.process.lines))
     numbers = _stored_numbers(broker, topic)
     assert numbers[:before] == list(range(1, before + 1))

@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.integration]
 _SIDECAR_HOST: Final = "127.0.0.2"
 _SENDING_S: Final = 3
 _RATE: Final = 20
-_PATIENCE_S, _POLL_S = 60.0, 0.1
+_TIMEOUT_S, _POLL_S = 60.0, 0.1
 _AMQP: Final = {"pika": lambda: amqp_python("pika_flat_out.py"), "java": lambda: amqp_java("FlatOut.java")}
 
 
@@ -150,7 +150,7 @@ def test_name_in_the_clients_certificate_is_limited_and_shown(
         publishing = pool.submit(
             *(_publish, "pika", address, client_home, "free-of-certificate"), seconds=12, env=environment
         )
-        deadline = time.monotonic() + _PATIENCE_S
+        deadline = time.monotonic() + _TIMEOUT_S
         while not (rows := json.loads(sluice.get("/api/v1/connections?search=orders-service")[1])["rows"]):
             assert not publishing.done(), publishing.result()
             assert time.monotonic() < deadline

@@ -12,7 +12,7 @@ from log_truth import Truth, make
 from pyspark.sql import SparkSession
 
 from admin.analytics.inputs import find
-from admin.analytics.job import Wish, make_report
+from admin.analytics.job import ReportSpec, make_report
 from admin.analytics.options import Options, default_attempts
 from admin.analytics.out import Seen
 from admin.analytics.spark import SparkOptions, open_session
@@ -68,11 +68,11 @@ def report(spark: SparkSession) -> Report:
         named = tuple(map(str, logs))
         here = SparkOptions(master="local[2]")
         asked = Options(**({"attempts": default_attempts()} | options))
-        wish = Wish(logs=named, out=str(out), html=None, options=asked, spark=here, once=once)
-        found = find(named, wish.options.since_s, wish.options.until_s)
+        spec = ReportSpec(logs=named, out=str(out), html=None, options=asked, spark=here, once=once)
+        found = find(named, spec.options.since_s, spec.options.until_s)
         for file in gone:
             file.unlink()
-        seen = Seen.read(out, wish.options) if once else None
-        return make_report(spark, wish, found, lambda _step: None, seen)
+        seen = Seen.read(out, spec.options) if once else None
+        return make_report(spark, spec, found, lambda _step: None, seen)
 
     return make

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.long
 ROOT: Final = Path(__file__).resolve().parents[2]
 SPARK_HOME: Final = Path(pyspark.__file__).parent
 LOOPBACK: Final = "127.0.0.1"
-PATIENCE_S: Final = 580.0
+TIMEOUT_S: Final = 580.0
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Here:
 
 
 def _report(folder: Path, *arguments: str) -> Any:
-    answer = run_sluice("report", *arguments, "--json", cwd=folder, timeout_s=PATIENCE_S)
+    answer = run_sluice("report", *arguments, "--json", cwd=folder, timeout_s=TIMEOUT_S)
     assert answer.returncode == 0, answer.stderr
     return json.loads(answer.stdout)
 
@@ -76,7 +76,7 @@ class Cluster:
     def run(self, command: Sequence[str], cwd: Path, *conf: str) -> None:
         given = [word for setting in (*_CLUSTER, *conf) for word in ("--conf", setting)]
         done = subprocess.run(
-            [*command[:2], *given, *command[2:]], capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+            [*command[:2], *given, *command[2:]], capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
             cwd=cwd, env=os.environ | self.environment,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr[-4000:]
@@ -116,11 +116,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         port = free_port()
         url = f"spark://{LOOPBACK}:{port}"
         master = start("Master", port)
-        master.wait_for_line("New state: ALIVE", timeout_s=PATIENCE_S)
+        master.wait_for_line("New state: ALIVE", timeout_s=TIMEOUT_S)
         for number in range(2):
             own = free_port()
             start("Worker", own, "--cores", "1", "--memory", "1g", "--work-dir", str(folder / str(number)), url)
-            master.wait_for_line(f"Registering worker {LOOPBACK}:{own}", timeout_s=PATIENCE_S)
+            master.wait_for_line(f"Registering worker {LOOPBACK}:{own}", timeout_s=TIMEOUT_S)
         yield Cluster(url, environment)
         # A job had both workers.
         assert (folder / f"Master-{port}.log").read_text().count("Launching executor") >= 2
@@ -184,7 +184,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     ]
     environment = {"SPARK_HOME": str(SPARK_HOME), "SPARK_LOCAL_IP": LOOPBACK, "PYSPARK_PYTHON": sys.executable}
     with ManagedProcess("Spark Connect", command, log=folder / "server.log", env=environment, cwd=folder) as process:
-        process.wait_for_line("Spark Connect server started at", timeout_s=PATIENCE_S)
+        process.wait_for_line("Spark Connect server started at", timeout_s=TIMEOUT_S)
         yield f"sc://{LOOPBACK}:{port}"
 
 
@@ -256,7 +256,7 @@ def s3(tmp_path: Path) -> Iterator[S3]:
     port = free_port()
     command = [str(python), "-c", "from moto.server import main; main()", "-H", LOOPBACK, "-p", str(port)]
     with ManagedProcess("S3", command, log=tmp_path / "s3.log") as server:
-        server.wait_for_line(f"Running on http://{LOOPBACK}:{port}", timeout_s=PATIENCE_S)
+        server.wait_for_line(f"Running on http://{LOOPBACK}:{port}", timeout_s=TIMEOUT_S)
         yield S3(f"http://{LOOPBACK}:{port}")
 
 

@@ -121,7 +121,7 @@ def logs(request: pytest.FixtureRequest, folder: Path, tmp_path: Path) -> Path:
     return large
 
 
-def test_what_is_no_record_is_set_aside_with_the_reason(report: Report, logs: Path, tmp_path: Path) -> None:
+def test_invalid_lines_are_skipped_with_the_reason(report: Report, logs: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     inputs = report(out, logs, once=True)["inputs"]
     found = {(Path(each["file"]).name, each["reason"]): each for each in inputs["set_aside"]}

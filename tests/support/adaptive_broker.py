@@ -48,7 +48,7 @@ class Model:
     fast_failure_ms: float | None = 200
     pause_every_s: float | None = None  # mean time between pauses, as of a garbage collector
     latency_ms: float | Over = 2  # of the network, or what else is not the queue
-    most_pause_ms: float = 100  # they take at least half of this
+    max_pause_ms: float = 100  # they take at least half of this
     lost: float = 0.0  # how much of the requests gets no answer, ever
     lies: bool = False  # it answers busy to everything
     blocked: Callable[[float], bool] = field(default=lambda _: False)
@@ -176,7 +176,7 @@ def run(model: Model, trace: Callable[[float, list[Controller], int], None] | No
         latency_ms = _at(model.latency_ms, now_s)
         due = (now_ms + latency_ms) / TICK_MS
         if now_ms >= next_pause_ms:
-            free_ms = max(free_ms, now_ms + random.uniform(0.5, 1) * model.most_pause_ms)
+            free_ms = max(free_ms, now_ms + random.uniform(0.5, 1) * model.max_pause_ms)
             next_pause_ms = now_ms + random.expovariate(1 / (model.pause_every_s or 1)) * 1000
         oldest_ms = now_ms - (model.fast_failure_ms or float("inf"))
         capacity = 0 if model.blocked(now_s) else _at(model.capacity, now_s)
@@ -272,14 +272,14 @@ def broader_model(seed: int) -> Model:
         latency_ms=lambda now_s: latency_ms + drift_ms * now_s,
         lost=random.choice((0, 0, 0.002)),
         pause_every_s=random.choice((None, 3, 8)),
-        most_pause_ms=200,
+        max_pause_ms=200,
     )
 
 
 def capacity_of(model: Model, begins_s: int = 3) -> float:
     """Return what the broker could serve on average, less its pauses, or what is offered if that is less."""
     seconds = range(begins_s, int(model.seconds))
-    pause_s = 0.00075 * model.most_pause_ms
+    pause_s = 0.00075 * model.max_pause_ms
     part = 1 - pause_s / (model.pause_every_s + pause_s) if model.pause_every_s else 1.0
     offered = mean(sum(_at(topic.per_s, now_s) for topic in model.topics) for now_s in seconds)
     return min(offered, part * mean(_at(model.capacity, now_s + 0.5) for now_s in seconds))

@@ -46,7 +46,7 @@ from proxy.deciding.rate_limit import PLUGIN as RATE_LIMIT
 from proxy.deciding.rate_limit import RateLimitOptions
 from proxy.flow.credit import StageState
 from proxy.net import broker_watch, reactor, sockets, tls, turn
-from proxy.net.peer import LOOK_S, MAX_LOOKS
+from proxy.net.peer import CHECK_S, MAX_CHECKS
 from proxy.net.server import ListenerConfig
 from proxy.net.tls import ClientTls
 from proxy.protocols.base import Protocol
@@ -330,7 +330,7 @@ class Both:
         await self.settle(compare=False)
         if not self.stalled:
             # So long at most a write to a client that was not read waits.
-            await self.jump(LOOK_S * (MAX_LOOKS + 1))
+            await self.jump(CHECK_S * (MAX_CHECKS + 1))
 
     async def jump(self, by_s: float) -> None:
         """Let time pass; what is due then is done one after the other."""
@@ -467,8 +467,11 @@ class Both:
         protocol = path.server.listeners[0].protocol.name
         snapshot = await path.snapshot()
         seen = {name: getattr(snapshot, name) for name in snapshot.__struct_fields__ if name not in _NOT_COMPARED}
-        partings = [connection.ending.parting for connection in way.connections]
-        ended = {*(parting[0] for parting in partings if parting), *(reason for _, reason in snapshot.closed_total)}
+        close_reasons = [connection.shutdown.close_reason for connection in way.connections]
+        ended = {
+            *(close_reason[0] for close_reason in close_reasons if close_reason),
+            *(reason for _, reason in snapshot.closed_total),
+        }
         is_bad = bool(_BAD & ended)
         signals = path.server.take_seen()
         if protocol == "amqp10" or is_bad:
@@ -607,7 +610,7 @@ def _settings(random: Random, known: Sockets, *, small: bool, budget_ns: int | N
         (AlarmWatch, "run", _nothing),
         # It goes by times that are not the same.
         (Controller, "step", _limit_of_few),
-        (adaptive, "_LEAST_BURST", 1),
+        (adaptive, "_MIN_BURST", 1),
         (scheduling, "_ALLOW_DETERMINISTIC_SCHEDULING", True),
         (scheduling, "_r", _Order(random.getrandbits(32))),
     )

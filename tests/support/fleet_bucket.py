@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import floor
 from typing import Any
 
-SILENT_US, STOPPED_US, LEAST_PER_S, MOST_SLOTS = 3e6, 1e6, 0.25, 8
+SILENT_US, STOPPED_US, MIN_PER_S, MAX_SLOTS = 3e6, 1e6, 0.25, 8
 
 
 class FleetRedis:
@@ -66,7 +66,7 @@ class FleetRedis:
         figures: Sequence[float],
     ) -> list[int]:
         rate, capacity, spent, kept, want, demand, age = figures
-        slots = min(floor(0.75 * (capacity - 1)), MOST_SLOTS)
+        slots = min(floor(0.75 * (capacity - 1)), MAX_SLOTS)
         parts = capacity / 2 - slots if capacity / 2 - slots >= 2 else 0
         room = capacity - parts - slots
         fields = self.hashes.setdefault(key, {})
@@ -125,7 +125,7 @@ class FleetRedis:
             stored = stored + kept if leaves else stored
             fields.pop(member_id, None)
         else:
-            least = weights * min(1 / (asking + 1), LEAST_PER_S / max(rate, LEAST_PER_S))
+            least = weights * min(1 / (asking + 1), MIN_PER_S / max(rate, MIN_PER_S))
             weight = max(demand, least) if demand > 0 else 0.0
             weights, claims, held, asking = (
                 weights + weight,

@@ -85,7 +85,7 @@ class Simulation:
     def refused(self) -> int:
         return sum(len(one.refused_ns) for one in self.members)
 
-    def most_beyond(self) -> float:
+    def max_beyond(self) -> float:
         """Return by how much any stretch of time admits more than the rate and one burst; not above 0 if none does."""
         rate, burst = self.rule.rate_upermits_per_s / 1e6, self.rule.capacity_upermits / 1e6
         level, at_ns, worst = 0.0, 0, -burst
@@ -95,7 +95,7 @@ class Simulation:
             worst = max(worst, level - burst)
         return worst
 
-    def most_rounds_in_a_second(self) -> int:
+    def max_rounds_per_second(self) -> int:
         return max(
             sum(1 for each in one.rounds_ns if begin <= each < begin + NS_PER_S)
             for one in self.members

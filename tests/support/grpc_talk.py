@@ -102,7 +102,7 @@ class Talk:
         bodies: DATA that has come, by peer and stream.
         headers, resets: likewise.
         ended: streams whose end a peer has seen.
-        lags: what is written to peers waits for ``hear`` or ``move``.
+        lags: what is written to peers waits for ``receive`` or ``move``.
         grants: a peer opens its windows again as it reads.
         tickets: of requests that were held, in order.
     """
@@ -183,7 +183,7 @@ class Talk:
         """Carry bytes until both peers wait."""
         while True:
             for side in Side:
-                self.hear(side)
+                self.receive(side)
             self.collect()
             sides = [side for side in Side if self.waiting[side]]
             if not sides:
@@ -243,9 +243,9 @@ class Talk:
         for side in Side:
             self.toward[side] += b"".join(map(bytes, self.session.take(side)))
             if not self.lags:
-                self.hear(side)
+                self.receive(side)
 
-    def hear(self, side: Side, size: int = 1 << 30) -> None:
+    def receive(self, side: Side, size: int = 1 << 30) -> None:
         """Give a peer what was written to it."""
         data = bytes(self.toward[side][:size])
         del self.toward[side][:size]

@@ -25,7 +25,7 @@ _HERE: Final = files("admin.analytics.page")
 _WEB: Final = files("admin.web") / "files"
 _WHOLE: Final = 20  # words of up to this many characters are not broken
 _PARTS: Final = re.compile(r"[^-._:/@]{1,20}[-._:/@]?|[-._:/@]+")  # the parts of a longer word
-_LEAST_S: Final = 60  # minimum time shown, and minimum margin around a storm
+_MIN_S: Final = 60  # minimum time shown, and minimum margin around a storm
 
 
 def render(results: Row) -> str:
@@ -90,7 +90,7 @@ def period(results: Row) -> tuple[int, int]:
     for curve in results["curves"]:
         ends += [end for point in curve["points"] for end in (point["at_s"], point["at_s"] + curve["step_s"])]
     start_s = min(ends, default=0)
-    return start_s, max(max(ends, default=0), start_s + _LEAST_S)
+    return start_s, max(max(ends, default=0), start_s + _MIN_S)
 
 
 def _around(flood: Row, results: Row, whole: tuple[int, int]) -> tuple[int, int]:
@@ -98,7 +98,7 @@ def _around(flood: Row, results: Row, whole: tuple[int, int]) -> tuple[int, int]
     steps = [
         each["step_s"] for each in results["curves"] if (each["kind"], each["name"]) == (flood["kind"], flood["name"])
     ]
-    margin_s = max(flood["end_s"] - flood["start_s"], 10 * max(steps, default=1), _LEAST_S)
+    margin_s = max(flood["end_s"] - flood["start_s"], 10 * max(steps, default=1), _MIN_S)
     return max(whole[0], flood["start_s"] - margin_s), min(whole[1], flood["end_s"] + margin_s)
 
 

@@ -46,10 +46,10 @@ from admin.http.api.requests import (
     Write,
     check_kind,
     expected,
-    left_by,
     read_body,
     read_edits,
     read_tags,
+    tag_after,
 )
 from admin.http.api.routing import Api, endpoint
 from admin.http.api.state import Services, Status
@@ -263,7 +263,7 @@ class _Limits(_Chapter):
             [edit], _author(request), dry_run=query.dry_run, volatile=query.volatile, fleet=query.fleet
         )
         after = self._edits.limit(edit.kind, edit.name)
-        etag = left_by(change, after)
+        etag = tag_after(change, after)
         limit = None if query.dry_run or etag is None else after
         return Tagged(model.Written(**msgspec.structs.asdict(change), limit=limit), etag)
 
@@ -325,7 +325,7 @@ class _Switches(_Chapter):
         (change,) = await self._edits.change(
             [edit], _author(request), dry_run=query.dry_run, volatile=query.volatile, fleet=query.fleet
         )
-        return Tagged(change, left_by(change, self._entry(edit.kind)))
+        return Tagged(change, tag_after(change, self._entry(edit.kind)))
 
 
 class _Rules(_Chapter):

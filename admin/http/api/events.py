@@ -54,7 +54,7 @@ class Events:
                     changes, changes_seen = self._stats.changes_since(changes_seen), self._stats.changed
                     parts += [event("change", msgspec.json.encode(change)) for change in changes]
                     now = await self._status.state()
-                if state is None or _timeless(now) != _timeless(state):
+                if state is None or _without_uptime(now) != _without_uptime(state):
                     state = now
                     parts.append(event("state", msgspec.json.encode(state)))
                 if state.draining:
@@ -88,7 +88,7 @@ def _changed(before: wire.LimitPage, page: wire.LimitPage) -> bytes:
     return event("limits", msgspec.json.encode(news))
 
 
-def _timeless(state: wire.State) -> wire.State:
+def _without_uptime(state: wire.State) -> wire.State:
     return msgspec.structs.replace(state, uptime_s=0)
 
 

@@ -364,7 +364,7 @@ def expected(request: Request, entry: Callable[[], LimitEntry | SwitchEntry]) ->
     return _ANY if match.any else match.one_of(now.etag)
 
 
-def left_by(change: Change, entry: LimitEntry | SwitchEntry) -> str | None:
+def tag_after(change: Change, entry: LimitEntry | SwitchEntry) -> str | None:
     """Return the tag of what a write left in force; None if another write has changed it already."""
     stands = None if entry.edit is None else entry.edit.change_id
     mine = change.id if change.action == "set" else None

@@ -36,7 +36,7 @@ impl RefusedIds {
     #[inline]
     pub fn see(&mut self, key: i64, message_id: &[u8], now_ns: i64, refused: bool) -> (bool, bool) {
         let number = self.hasher.hash_one((key, message_id));
-        self.grow_old(now_ns);
+        self.rotate(now_ns);
         if !refused {
             return (self.new.remove(&number) || self.old.remove(&number), false);
         }
@@ -59,7 +59,7 @@ impl RefusedIds {
     }
 
     #[inline]
-    fn grow_old(&mut self, now_ns: i64) {
+    fn rotate(&mut self, now_ns: i64) {
         let age_ns = now_ns - self.began_ns;
         if age_ns >= HALF_NS {
             self.turn(now_ns);

@@ -69,8 +69,8 @@ pub struct Bounds {
     /// Maximum value of a frame's length field.
     pub max_length: i64,
     /// With more keys at the start of a scan, the cache is cleared.
-    pub most_keys: usize,
-    pub most_runs: usize,
+    pub max_keys: usize,
+    pub max_runs: usize,
 }
 
 /// Templates of recent headers: of requests of both types, and of answers.
@@ -107,10 +107,10 @@ impl Scanner {
         headers: &mut Headers,
         owed: &mut Opaques,
     ) -> Taken {
-        self.keys.begin(bounds.most_keys);
+        self.keys.begin(bounds.max_keys);
         let mut taken = Taken { stop: position, first_new: self.keys.len(), ..Taken::default() };
         taken.frames.reserve(self.expected);
-        while taken.runs.len() < bounds.most_runs {
+        while taken.runs.len() < bounds.max_runs {
             let Some(frame) = self.frame(chunk, &mut taken, bounds.max_length, headers) else { break };
             if !frame.is_oneway() {
                 owed.add(frame.opaque, true);

@@ -18,7 +18,7 @@ fn frame(header: &[u8]) -> Vec<u8> {
 /// Scan each header as a separate chunk, and return the last result.
 fn scan(known: &mut Headers, headers: &[Vec<u8>]) -> Taken {
     let (mut scanner, mut owed) = (Scanner::default(), Opaques::new(10));
-    let bounds = Bounds { max_length: 1 << 24, most_keys: 10, most_runs: 10 };
+    let bounds = Bounds { max_length: 1 << 24, max_keys: 10, max_runs: 10 };
     let mut last = Taken::default();
     for header in headers {
         last = scanner.scan(&frame(header), 0, &bounds, known, &mut owed);

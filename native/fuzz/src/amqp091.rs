@@ -9,10 +9,10 @@ fn bounds(options: u8) -> Bounds {
     let few = options & 1 != 0;
     Bounds {
         frame_max: 4096,
-        most_body: if few { 99 } else { 1 << 20 },
-        most_keys: if few { 3 } else { 100 },
-        most_runs: if few { 3 } else { 100 },
-        most_publishes: if few { 9 } else { 1000 },
+        max_body: if few { 99 } else { 1 << 20 },
+        max_keys: if few { 3 } else { 100 },
+        max_runs: if few { 3 } else { 100 },
+        max_publishes: if few { 9 } else { 1000 },
         routing_keys: options & 2 != 0,
     }
 }
@@ -20,7 +20,7 @@ fn bounds(options: u8) -> Bounds {
 fn check(chunk: &[u8], taken: &Taken, bounds: &Bounds) {
     assert!(taken.stop <= chunk.len() || taken.cut.is_some());
     assert!(taken.stop <= chunk.len() + bounds.frame_max);
-    assert!(taken.runs.len() <= bounds.most_runs && taken.publishes.len() <= bounds.most_publishes);
+    assert!(taken.runs.len() <= bounds.max_runs && taken.publishes.len() <= bounds.max_publishes);
     assert!(taken
         .pieces
         .iter()
@@ -85,7 +85,7 @@ pub fn run(data: &[u8]) {
             }
         }
         let before = channels.unconfirmed();
-        let Some((begin, left)) = cut.map_or(Some((position, None)), |cut: Cut| cut.go_on(chunk)) else { continue };
+        let Some((begin, left)) = cut.map_or(Some((position, None)), |cut: Cut| cut.resume(chunk)) else { continue };
         let read =
             channels.relay(&mut deliveries, chunk, begin, options & 2 != 0, bounds.frame_max, &mut Out::default());
         assert!(

@@ -29,18 +29,18 @@ pub fn run(data: &[u8]) {
         let (channel, handle) = (u16::from(options >> 6), u32::from(options >> 4 & 3));
         match options & 7 {
             0 => links.begin(channel),
-            3 => links.mark(channel, handle, Terms { most_bytes: Some(50), copies: true, decides: true }),
+            3 => links.mark(channel, handle, Terms { max_bytes: Some(50), copies: true, decides: true }),
             _ => {}
         }
-        let most_runs = if options & 7 == 5 { 3 } else { 1000 };
+        let max_runs = if options & 7 == 5 { 3 } else { 1000 };
         let mut taken = links.scan(0);
-        links.take(chunk, &mut taken, most_runs);
+        links.take(chunk, &mut taken, max_runs);
         let stop = taken.stop;
-        links.take(chunk, &mut taken, most_runs);
+        links.take(chunk, &mut taken, max_runs);
         assert!(stop == taken.stop, "it stops there for a reason");
         assert!(taken.stop <= chunk.len());
         let ranges: usize = taken.begun.iter().map(|begun| 1 + begun.unsettled.len()).sum();
-        assert!(taken.moved.len() + ranges + taken.disposed.len() <= most_runs);
+        assert!(taken.moved.len() + ranges + taken.disposed.len() <= max_runs);
         assert!(taken.moved.iter().map(|moved| moved.bytes).sum::<u64>() <= taken.stop as u64);
         for flow in &taken.flows {
             let frame = &chunk[flow.start..flow.stop];

@@ -8,7 +8,7 @@ use sluice_native_core::scan::{Bounds, Headers, Scanner, Taken};
 use sluice_native_core::templates::Templates;
 use sluice_native_core::{answers, binary, json, sends};
 
-const BOUNDS: Bounds = Bounds { max_length: (1 << 24) - 4, most_keys: 1024, most_runs: 256 };
+const BOUNDS: Bounds = Bounds { max_length: (1 << 24) - 4, max_keys: 1024, max_runs: 256 };
 
 fn scan(chunk: &[u8], known: &mut Headers, owed: &mut Opaques) -> Taken {
     Scanner::default().scan(chunk, 0, &BOUNDS, known, owed)
@@ -65,7 +65,7 @@ pub fn run(data: &[u8]) {
     let (mut known, mut owed) = (Headers::default(), Opaques::new(1 << 14));
     let begun = scanner.scan(first, 0, &BOUNDS, &mut known, &mut owed);
     assert_eq!(begun.frames, whole.frames[..begun.frames.len()]);
-    if begun.stop <= chunk.len() && begun.runs.len() < BOUNDS.most_runs {
+    if begun.stop <= chunk.len() && begun.runs.len() < BOUNDS.max_runs {
         let rest = scanner.scan(chunk, begun.stop, &BOUNDS, &mut known, &mut owed);
         let frames = begun.frames.iter().chain(&rest.frames).map(|frame| (frame.start, frame.size, frame.opaque));
         assert!(frames.take(whole.frames.len()).eq(whole.frames.iter().map(|frame| (

@@ -119,9 +119,9 @@ type Refused = Option<Vec<usize>>;
 
 impl Amqp091 {
     /// Returns the end of the current body frame in the chunk. None if its last octet is wrong.
-    fn go_on(&mut self, side: usize, chunk: &[u8], out: &mut Out) -> Option<usize> {
+    fn resume(&mut self, side: usize, chunk: &[u8], out: &mut Out) -> Option<usize> {
         let Some(cut) = self.cuts[side] else { return Some(0) };
-        let (stop, left) = cut.go_on(chunk)?;
+        let (stop, left) = cut.resume(chunk)?;
         self.cuts[side] = left;
         out.pass(1 - side, 0..stop);
         Some(stop)
@@ -134,7 +134,7 @@ impl Amqp091 {
         context: &mut Context<'_>,
         out: &mut Out,
     ) -> PyResult<Next> {
-        let Some(mut at) = self.go_on(CLIENT, chunk, out) else { return Ok(Next::Leave(0)) };
+        let Some(mut at) = self.resume(CLIENT, chunk, out) else { return Ok(Next::Leave(0)) };
         let mut decided = 0;
         // Of the last publish, if that passes and has a number.
         let mut last = None;
@@ -277,7 +277,7 @@ impl Amqp091 {
     }
 
     fn read_broker(&mut self, py: Python<'_>, chunk: &[u8], context: &mut Context<'_>, out: &mut Out) -> Next {
-        let Some(begin) = self.go_on(BROKER, chunk, out) else { return Next::Leave(0) };
+        let Some(begin) = self.resume(BROKER, chunk, out) else { return Next::Leave(0) };
         let mut channels = self.channels.borrow_mut(py);
         let frame_max = self.bounds.frame_max;
         let read = channels.state.relay(&mut self.deliveries, chunk, begin, self.contents, frame_max, out);
@@ -310,7 +310,7 @@ impl Reading for Amqp091 {
         context: &mut Context<'_>,
         out: &mut Out,
     ) -> PyResult<Next> {
-        if !self.judge.renew(py)? {
+        if !self.judge.refresh(py)? {
             return Ok(Next::Leave(0));
         }
         let next = if side == CLIENT {
@@ -361,7 +361,7 @@ pub fn lend_amqp091(
     channels: &Bound<'_, Channels>,
     of_channels: HashMap<u16, (u64, Option<Numbers>)>,
     frame_max: usize,
-    most_body_bytes: u64,
+    max_body_bytes: u64,
     publishes: bool,
     routing_keys: bool,
     contents: bool,
@@ -379,10 +379,10 @@ pub fn lend_amqp091(
     drop(borrowed);
     let bounds = Bounds {
         frame_max,
-        most_body: most_body_bytes.min(MAX_BODY_BYTES),
-        most_keys: MAX_KEYS,
-        most_runs: MAX_RUNS,
-        most_publishes: if publishes { MAX_PUBLISHES } else { 0 },
+        max_body: max_body_bytes.min(MAX_BODY_BYTES),
+        max_keys: MAX_KEYS,
+        max_runs: MAX_RUNS,
+        max_publishes: if publishes { MAX_PUBLISHES } else { 0 },
         routing_keys,
     };
     let reading = Box::new(Amqp091 {

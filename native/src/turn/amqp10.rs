@@ -37,7 +37,7 @@ struct Credit {
 }
 
 impl Credit {
-    fn came(&mut self, deliveries: u32) {
+    fn note_received(&mut self, deliveries: u32) {
         self.sent = self.sent.wrapping_add(deliveries);
         self.used = self.used.saturating_add(deliveries);
         self.untouched &= deliveries == 0;
@@ -133,7 +133,7 @@ impl Link {
     /// Returns whether it then has pending work.
     fn pass(&mut self, deliveries: u32) -> bool {
         self.deliveries += deliveries;
-        self.credit.iter_mut().for_each(|credit| credit.came(deliveries));
+        self.credit.iter_mut().for_each(|credit| credit.note_received(deliveries));
         let deliveries = u64::from(deliveries);
         let is_over = self.left < deliveries;
         for bound in [&mut self.known, &mut self.left].into_iter().filter(|bound| **bound != u64::MAX) {
@@ -218,8 +218,8 @@ type KnownLink =
 /// From `session`: by peer the channel, and the offset of its numbers, with the first number of either side that it
 /// applies to.
 type KnownSession = (Py<PyAny>, [u16; 2], Option<u32>, Option<[(Option<u32>, Option<u32>, u32); 2]>);
-/// From `came` and `flows`: granted requests for credit, new allowances of links by sender, frames for each peer, and
-/// whether the connection stays.
+/// From `note_received` and `flows`: granted requests for credit, new allowances of links by sender, frames for each
+/// peer, and whether the connection stays.
 type Answered = (u32, Vec<(usize, Key, Allowance)>, [Vec<u8>; 2], bool);
 /// From `flows`: also the changed fields by flow. None if the flows are for Python, and nothing else is to be written.
 type FlowsAnswered = (Option<Vec<Changes>>, Answered);
@@ -273,14 +273,14 @@ impl Amqp10 {
 
     fn learn_link(&mut self, py: Python<'_>, side: usize, key: Key) -> PyResult<bool> {
         let known: Option<KnownLink> = self.python.call_method1(py, "link", (side, key.0, key.1))?.extract(py)?;
-        let Some((python, names, allowance, (most_bytes, copies), admitted, receiver, waiting)) = known else {
+        let Some((python, names, allowance, (max_bytes, copies), admitted, receiver, waiting)) = known else {
             return Ok(false);
         };
         let asker = Asker::of(py, &self.judge.resources, &names)?;
         if let Some(receiver) = receiver {
             self.received[1 - side].insert(receiver, key);
         }
-        self.scans[side].mark(key.0, key.1, Terms { most_bytes, copies, decides: admitted.is_some() });
+        self.scans[side].mark(key.0, key.1, Terms { max_bytes, copies, decides: admitted.is_some() });
         let (known, left, deliveries, asks, credit, flowed) = (0, 0, 0, None, None, None);
         let mut link = Link { python, asker, known, left, deliveries, asks, credit, flowed, waiting, admitted };
         link.allow(allowance);
@@ -345,8 +345,8 @@ impl Amqp10 {
         let from = out.own.len();
         let numbers = self.numbers(side, taken);
         if !numbers.is_empty() {
-            let most_bytes = self.scans[side].most_frame_bytes;
-            if amqp10::renumber(chunk, start, stop, &numbers, most_bytes, &mut out.own) < stop {
+            let max_bytes = self.scans[side].max_frame_bytes;
+            if amqp10::renumber(chunk, start, stop, &numbers, max_bytes, &mut out.own) < stop {
                 out.own.truncate(from);
                 return Ok(false);
             }
@@ -460,7 +460,7 @@ impl Amqp10 {
         self.tell(py, Some(context.now_ns))?;
         let asking = std::mem::take(&mut self.asking);
         let links: Vec<&Py<PyAny>> = asking.iter().map(|key| &self.links[side][key].python).collect();
-        let answered = self.python.call_method1(py, "came", (links,))?;
+        let answered = self.python.call_method1(py, "note_received", (links,))?;
         Ok(self.answer(answered.extract(py)?))
     }
 
@@ -587,7 +587,7 @@ impl Reading for Amqp10 {
         context: &mut Context<'_>,
         out: &mut Out,
     ) -> PyResult<Next> {
-        if !self.judge.renew(py)? {
+        if !self.judge.refresh(py)? {
             return Ok(Next::Leave(0));
         }
         self.heard[side] = true;
@@ -666,7 +666,7 @@ impl Reading for Amqp10 {
 pub fn lend_amqp10(
     judge: &Bound<'_, PyAny>,
     session: Py<PyAny>,
-    most_frame_bytes: [usize; 2],
+    max_frame_bytes: [usize; 2],
     timed: TimedState,
     unsettled: u64,
     kept: [Vec<u8>; 2],
@@ -674,7 +674,7 @@ pub fn lend_amqp10(
     let reading = Box::new(Amqp10 {
         judge: Judge::new(judge)?,
         python: session,
-        scans: most_frame_bytes.map(Links::new),
+        scans: max_frame_bytes.map(Links::new),
         links: Default::default(),
         received: Default::default(),
         sessions: Vec::new(),

@@ -87,21 +87,21 @@ impl Judge {
 
     /// Load the current rules. False if the connection then belongs to Python.
     #[inline]
-    pub fn renew(&mut self, py: Python<'_>) -> PyResult<bool> {
+    pub fn refresh(&mut self, py: Python<'_>) -> PyResult<bool> {
         let epoch = self.resources.borrow(py).epoch();
         if self.epoch == Some(epoch) {
             return Ok(true);
         }
         let stays: bool;
         (stays, self.only_refuses, self.limits_bytes, self.callers) =
-            self.python.call_method0(py, "renew")?.extract(py)?;
+            self.python.call_method0(py, "refresh")?.extract(py)?;
         self.epoch = stays.then_some(epoch);
         Ok(stays)
     }
 
     /// Let Python identify a new client by one of its headers. False if the connection belongs to Python.
-    pub fn meet(&mut self, py: Python<'_>, header: &[u8], header_type: u32) -> PyResult<bool> {
-        let met = self.python.call_method1(py, "meet", (PyBytes::new(py, header), header_type))?;
+    pub fn identify(&mut self, py: Python<'_>, header: &[u8], header_type: u32) -> PyResult<bool> {
+        let met = self.python.call_method1(py, "identify", (PyBytes::new(py, header), header_type))?;
         let Some((sender, ids)) = met.extract::<Option<(Py<PyAny>, Option<Py<RefusedIds>>)>>(py)? else {
             return Ok(false);
         };
@@ -304,7 +304,7 @@ impl Judge {
     pub fn looks<R: Runs>(&self, py: Python<'_>, runs: &R, run: usize, context: &Context<'_>) -> PyResult<bool> {
         let asker = runs.asker_of(run)?;
         let row = self.with(py, asker, context, |_, at| Target::row(&asker.target, py, &self.resources, at))?;
-        let looks = row.borrow(py).looks_until_ns > context.now_ns;
+        let looks = row.borrow(py).repeats_until_ns > context.now_ns;
         Ok(looks)
     }
 

@@ -43,8 +43,8 @@ pub const MAX_UNWRITTEN_BYTES: usize = 1024 * 1024;
 /// Sockets read per rank before the next: brokers, clients, floods.
 const READ_AT_ONCE: [usize; 3] = [128, 16, 1];
 /// A read with more runs, or more runs decided by Python, is continued after the others had their turn.
-const MAX_RUNS_A_READ: usize = 4096;
-const MAX_ASKED_A_READ: usize = 64;
+const MAX_RUNS_PER_READ: usize = 4096;
+const MAX_REQUESTS_PER_READ: usize = 64;
 /// Larger buffers are freed when empty.
 const MAX_IDLE_BYTES: usize = 4096;
 const EVENTS: usize = 256;
@@ -541,7 +541,7 @@ impl Turn {
         self.report.scope = conn.scope;
         self.out.clear();
         let (reading, out) = (&mut conn.reading, &mut self.out);
-        let (runs_left, asks_left) = (MAX_RUNS_A_READ, MAX_ASKED_A_READ);
+        let (runs_left, asks_left) = (MAX_RUNS_PER_READ, MAX_REQUESTS_PER_READ);
         let mut context =
             Context { now_ns, second, clock: &self.clock, report: &mut self.report, runs_left, asks_left };
         let next = reading.read(py, side, chunk, &mut context, out)?;

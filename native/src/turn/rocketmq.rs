@@ -101,7 +101,7 @@ impl RocketMq {
     }
 
     /// Returns the end of the current frame in the chunk.
-    fn go_on(&mut self, side: usize, chunk: &[u8], out: &mut Out) -> usize {
+    fn resume(&mut self, side: usize, chunk: &[u8], out: &mut Out) -> usize {
         let step = self.left[side].min(chunk.len());
         self.left[side] -= step;
         if side == BROKER || !self.swallows {
@@ -118,10 +118,10 @@ impl RocketMq {
         out: &mut Out,
     ) -> PyResult<Next> {
         // A new connection may also be TLS, or begin with a PROXY header.
-        if !self.judge.renew(py)? || (self.is_new && chunk[0] != 0) {
+        if !self.judge.refresh(py)? || (self.is_new && chunk[0] != 0) {
             return Ok(Next::Leave(0));
         }
-        let mut at = self.go_on(CLIENT, chunk, out);
+        let mut at = self.resume(CLIENT, chunk, out);
         let mut decided = 0;
         let mut first = None;
         let next = loop {
@@ -133,7 +133,7 @@ impl RocketMq {
                 match self.other(chunk, at, |header, header_type| known(header, header_type == HEADER_JSON)) {
                     Other::Incomplete => break Next::Keep(at),
                     Other::Known(known, stop) if known.is_answer() || !sends::is_read(known.code) => {
-                        if !self.meet(py, chunk, at)? {
+                        if !self.identify(py, chunk, at)? {
                             break Next::Leave(at);
                         }
                         self.note(py, known);
@@ -149,7 +149,7 @@ impl RocketMq {
             }
             let whole = self.cut(py, &mut taken, context)?;
             if !taken.frames.is_empty() {
-                if !self.meet(py, chunk, at)? {
+                if !self.identify(py, chunk, at)? {
                     self.give_up(py, &taken, 0);
                     break Next::Leave(at);
                 }
@@ -213,10 +213,10 @@ impl RocketMq {
     }
 
     /// Identify a new client. False if the connection belongs to Python.
-    fn meet(&mut self, py: Python<'_>, chunk: &[u8], at: usize) -> PyResult<bool> {
+    fn identify(&mut self, py: Python<'_>, chunk: &[u8], at: usize) -> PyResult<bool> {
         let Some((_, word)) = prefix(chunk, at).filter(|_| self.is_new) else { return Ok(true) };
         let header = &chunk[at + PREFIX_BYTES..][..(word & HEADER_LENGTH) as usize];
-        self.is_new = !self.judge.meet(py, header, word >> 24)?;
+        self.is_new = !self.judge.identify(py, header, word >> 24)?;
         Ok(!self.is_new)
     }
 
@@ -349,7 +349,7 @@ impl RocketMq {
     }
 
     fn read_broker(&mut self, py: Python<'_>, chunk: &[u8], context: &mut Context<'_>, out: &mut Out) -> Next {
-        let mut at = self.go_on(BROKER, chunk, out);
+        let mut at = self.resume(BROKER, chunk, out);
         if self.left[BROKER] == 0 && !self.waiting.is_empty() {
             out.add(CLIENT, &std::mem::take(&mut self.waiting));
         }
@@ -459,7 +459,7 @@ pub fn lend_rocketmq(
     requests: Py<Requests>,
     around: Py<PyAny>,
     max_length: i64,
-    most_polls: usize,
+    max_polls: usize,
     client: (usize, bool),
     broker: usize,
     polls: Vec<i32>,
@@ -467,7 +467,7 @@ pub fn lend_rocketmq(
     kept: Vec<u8>,
     is_new: bool,
 ) -> PyResult<Lent> {
-    let mut numbers = Opaques::new(most_polls);
+    let mut numbers = Opaques::new(max_polls);
     for poll in polls {
         numbers.add(poll, false);
     }

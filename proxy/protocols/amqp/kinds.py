@@ -17,7 +17,7 @@ _EXEMPT: Final = tuple(
     for kind in (QUEUE, DELIVERY)
     for name in ("amq.rabbitmq.reply-to*", "*/amq.rabbitmq.reply-to*")
 )
-_KINDS_MEANT: Final[Mapping[str, tuple[str, ...]]] = {
+_KIND_HINTS: Final[Mapping[str, tuple[str, ...]]] = {
     "topic": (QUEUE, EXCHANGE, ROUTING_KEY),
     "address": (QUEUE, EXCHANGE),
     "binding": (ROUTING_KEY,),
@@ -111,5 +111,5 @@ amqp_protocol: Final = partial(
     half_closes=False,
     scopes=(USER, VHOST),
     certificate_logins=True,
-    kinds_meant=_KINDS_MEANT,
+    kind_hints=_KIND_HINTS,
 )

@@ -118,7 +118,7 @@ class Destination:
     _paused_as: State = "behind"
     _pause_ns: int = 0
 
-    def look(self, now_ns: int, *, is_full: bool) -> State:
+    def update(self, now_ns: int, *, is_full: bool) -> State:
         state = self._state(now_ns)
         if state != "after_consume":
             self.window, self._soon = FIRST_WINDOW, 0
@@ -236,7 +236,7 @@ class AfterConsume:
         self._random = SystemRandom()
         self.maker = self._random.getrandbits(_BITS)  # identifies this process in marks
         self.waiting_bytes = 0
-        self.most_bytes = 0
+        self.max_bytes = 0
         self._waiting: dict[int, Waiting] = {}
         self._destinations: OrderedDict[Resource, Destination] = OrderedDict()
         self._consumers: dict[str, Consumers] = {}
@@ -265,7 +265,7 @@ class AfterConsume:
         return [self._shown(each, now_ns) for each in self._destinations.values()]
 
     def _shown(self, each: Destination, now_ns: int) -> ConfirmState:
-        state = each.look(now_ns, is_full=self._is_full())
+        state = each.update(now_ns, is_full=self._is_full())
         oldest = next(iter(each.waiting.values()), None)
         waits = state == "after_consume"
         return ConfirmState(
@@ -283,11 +283,11 @@ class AfterConsume:
         )
 
     def _is_full(self) -> bool:
-        return self.waiting_bytes >= self.most_bytes
+        return self.waiting_bytes >= self.max_bytes
 
     def takes(self, destination: Destination, now_ns: int) -> int:
         """Return a number for a message that is to wait, 0 if none may wait now."""
-        state = destination.look(now_ns, is_full=self._is_full())
+        state = destination.update(now_ns, is_full=self._is_full())
         if state != "after_consume" or len(destination.waiting) >= destination.window:
             return 0
         return self._random.getrandbits(_BITS) or 1

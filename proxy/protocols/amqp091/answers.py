@@ -57,7 +57,7 @@ class Answers(Stream):
         if number == 0:
             self._take_connection_method(method, frame)
         elif number == self._about.own_channel:
-            self._owner.hear_own(method, wire.arguments(frame))
+            self._owner.on_own_channel(method, wire.arguments(frame))
         elif channel is None:
             self._pass(frame)
         elif method in {wire.BASIC_DELIVER, wire.BASIC_GET_OK, wire.BASIC_RETURN}:
@@ -72,9 +72,9 @@ class Answers(Stream):
     def _take_connection_method(self, method: int, frame: bytes) -> None:
         if method == wire.CONNECTION_TUNE and self._owner.withholds():
             frame = wire.with_payload(frame, self._about.withhold(wire.payload(frame)))
-        self._about.hear(method, wire.arguments(frame))
+        self._about.receive(method, wire.arguments(frame))
         if self._about.opened and self._about.tuned_bytes:
-            self.most_payload_bytes = self._about.tuned_bytes - wire.FRAME_BYTES
+            self.max_payload_bytes = self._about.tuned_bytes - wire.FRAME_BYTES
         if method == wire.CONNECTION_CLOSE:
             self.silent = True
             self._owner.broker_ends(wire.arguments(frame))
@@ -250,23 +250,23 @@ class Answers(Stream):
             self._take_declared(channel, arguments.short_string())
         elif method == wire.TX_COMMIT_OK:
             channel.committing -= 1
-            self._owner.hear_left(channel, method)
+            self._owner.on_abandoned_channel(channel, method)
         elif method == wire.CHANNEL_CLOSE or (
             method == wire.CHANNEL_CLOSE_OK and channel.to_broker.shut and not channel.dead
         ):
-            self._owner.hear_left(channel, method)
+            self._owner.on_abandoned_channel(channel, method)
         elif method == wire.CHANNEL_CLOSE_OK:
             # The close-ok for the client may still wait for the end of a content.
             for frame in [item for item in channel.to_client.ready if isinstance(item, bytes)]:
                 self._pass(frame)
             self._owner.channel_closes(channel.number)
 
-    def _goes(self, method: Method) -> bool:
+    def _forwards_now(self, method: Method) -> bool:
         """Let the end of a consumer overtake deliveries, except in a transaction, where requeuing is impossible."""
         lane, frame = method.lane, method.frame
         ends = wire.method_of(frame) == wire.BASIC_CANCEL_OK
         if not ends or not lane.lines or lane.after or lane.channel.transacts:
-            return super()._goes(method)
+            return super()._forwards_now(method)
         self._end_deliveries(lane, wire.arguments(frame).short_string())
         self._flush(lane)
         return True
@@ -285,7 +285,7 @@ class Answers(Stream):
                 elif content.automatic:
                     content.tag = 0  # it overtakes others
                     self._passes(content, passed)
-                    self._let_go(lane, content)
+                    self._make_ready(lane, content)
                 else:
                     is_of_stream = _is_of_stream(content)
                     self._forget(content)

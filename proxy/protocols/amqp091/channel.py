@@ -78,11 +78,11 @@ class Tags:
     def is_known(self, tag: int) -> bool:
         return not 0 < tag < self._known_from
 
-    def last_open(self, upto: int) -> int:
-        at = bisect_right(self._firsts, upto)
-        if at and upto <= self._lasts[at - 1]:
-            upto = self._firsts[at - 1] - 1
-        return upto if upto > self._upto else 0
+    def last_open(self, up_to: int) -> int:
+        at = bisect_right(self._firsts, up_to)
+        if at and up_to <= self._lasts[at - 1]:
+            up_to = self._firsts[at - 1] - 1
+        return up_to if up_to > self._upto else 0
 
 
 class Delivery(NamedTuple):
@@ -94,7 +94,7 @@ class Delivery(NamedTuple):
 class Deliveries:
     by_tag: OrderedDict[int, Delivery] = field(default_factory=OrderedDict)
 
-    def upto(self, tag: int, *, multiple: bool) -> list[int]:
+    def up_to(self, tag: int, *, multiple: bool) -> list[int]:
         """Return the tags settled by one ack or nack. With ``multiple``, tag 0 means all."""
         if not multiple:
             return [tag] if tag in self.by_tag else []
@@ -138,7 +138,7 @@ class Content:
     data: Piece = b""  # while it waits or is gathered
     request: Request | None = None
     spools: bool = False  # contents behind it are spooled
-    aside: bool = False  # its bytes are at the head of the line's spool queue
+    spooled: bool = False  # its bytes are at the head of the line's spool queue
     gathers: bool = False  # until the header has arrived, or until the end if it is ``whole``
     whole: bool = False
     since_ns: int = 0
@@ -157,7 +157,7 @@ class Line:
         queue      in the spool: complete and undecided
         rest       in memory: contents that cannot be spooled yet (incomplete), and all behind them
 
-    A large content stays in the spool while it is asked about. Then it is ``aside``: the last of ``contents`` and the
+    A large content stays in the spool while it is asked about. Then it is ``spooled``: the last of ``contents`` and the
     first in the spool.
     """
 
@@ -176,15 +176,15 @@ class Line:
         self.purged = 0  # entries to leave the spool without being asked about
 
     @property
-    def aside(self) -> int:
+    def spooled(self) -> int:
         return 0 if self.queue is None else self.queue.count - (self.front() is not None)
 
     def front(self) -> Content | None:
         contents = self.contents
-        return contents[-1] if contents and contents[-1].aside else None
+        return contents[-1] if contents and contents[-1].spooled else None
 
     def append(self, content: Content) -> None:
-        if self.rest or self.aside or (self.spools and self.contents):
+        if self.rest or self.spooled or (self.spools and self.contents):
             self.rest.append(content)
         else:
             self.contents.append(content)
@@ -198,13 +198,13 @@ class Line:
         return (*self.contents, *self.rest)
 
     def advance(self) -> bool:
-        if not self.contents and not self.aside:
+        if not self.contents and not self.spooled:
             self.contents, self.rest = self.rest, self.contents
         return bool(self.contents)
 
     def forget(self, content: Content) -> None:
-        if content.aside and self.queue is not None:
-            content.aside = False
+        if content.spooled and self.queue is not None:
+            content.spooled = False
             self.queue.pop()
 
     def close(self) -> None:

@@ -96,13 +96,13 @@ class Confirms:
                 ahead.add(tag)
             self._step()
             return None if tag <= alike else self._heard([tag], refused=refused)
-        upto = min(tag, self._sent) if tag else self._sent
+        up_to = min(tag, self._sent) if tag else self._sent
         # The client's publishes up to there were all forwarded.
         as_it_is = 0 < tag <= alike
-        answered = [] if as_it_is else [each for each in range(first, upto + 1) if each not in ahead]
+        answered = [] if as_it_is else [each for each in range(first, up_to + 1) if each not in ahead]
         if ahead:
-            ahead.difference_update(range(first, upto + 1))
-        self._first_open = max(first, upto + 1)
+            ahead.difference_update(range(first, up_to + 1))
+        self._first_open = max(first, up_to + 1)
         self._step()
         if as_it_is:
             return None

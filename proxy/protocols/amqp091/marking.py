@@ -82,7 +82,7 @@ class Marking:
         rule = self._rule(target)
         return rule is not None and body_bytes < rule.below_bytes
 
-    def mark(self, content: Content, frames: bytes, most_payload_bytes: int, now_ns: int) -> bytes:
+    def mark(self, content: Content, frames: bytes, max_payload_bytes: int, now_ns: int) -> bytes:
         """Return the marked frames of a publish that is to wait, otherwise an empty string.
 
         ``frames`` is the whole publish, or empty if it cannot wait.
@@ -99,7 +99,7 @@ class Marking:
         if number and channel not in self._samples and destination.begins_sample(now_ns):
             self._samples[channel] = confirms.latest(), now_ns, destination
             number = 0
-        marked = _marked(frames, hub.maker, number, most_payload_bytes) if number else b""
+        marked = _marked(frames, hub.maker, number, max_payload_bytes) if number else b""
         if not marked:
             destination.broker_total += 1
             return b""
@@ -240,7 +240,7 @@ class ConsumerAcks:
         if unknown and any(each.automatic for consumers in channel.consumers.values() for each in consumers):
             # It may be the tag of a delivery without acks, which the broker refuses.
             return
-        tags = deliveries.upto(tag, multiple=multiple)
+        tags = deliveries.up_to(tag, multiple=multiple)
         if method == wire.BASIC_ACK:
             hub.acknowledged(deliveries, tags, now_ns)
         elif bits & (wire.REJECT_REQUEUE if method == wire.BASIC_REJECT else wire.NACK_REQUEUE):
@@ -254,12 +254,12 @@ def _queues(target: Target, rule: Confirming) -> int:
     return rule.queues or 0 if target.exchange else 1
 
 
-def _marked(frames: bytes, maker: int, number: int, most_payload_bytes: int) -> bytes:
+def _marked(frames: bytes, maker: int, number: int, max_payload_bytes: int) -> bytes:
     try:
         start, stop = wire.content_header_at(frames)
         header = wire.mark_header(frames[start:stop], maker, number)
     except Malformed:
         return b""
-    if header is None or len(header) > most_payload_bytes:
+    if header is None or len(header) > max_payload_bytes:
         return b""
     return wire.with_header(frames, start, stop, header)

@@ -18,13 +18,13 @@ class SharedMemory:
 class Memory:
     """The copies of one direction. ``wake`` is called once there is room again."""
 
-    __slots__ = ("_hub", "_most_bytes", "_most_bytes_in_all", "_wake", "taken_bytes")
+    __slots__ = ("_hub", "_max_bytes", "_max_total_bytes", "_wake", "taken_bytes")
 
-    def __init__(self, hub: SharedMemory, most_bytes: int, most_bytes_in_all: int, wake: Callable[[], None]) -> None:
+    def __init__(self, hub: SharedMemory, max_bytes: int, max_total_bytes: int, wake: Callable[[], None]) -> None:
         self.taken_bytes = 0
         self._hub = hub
-        self._most_bytes = most_bytes
-        self._most_bytes_in_all = most_bytes_in_all
+        self._max_bytes = max_bytes
+        self._max_total_bytes = max_total_bytes
         self._wake = wake
 
     def take(self, count: int) -> None:
@@ -35,7 +35,7 @@ class Memory:
     def give_back(self, count: int) -> None:
         self.take(-count)
         hub = self._hub
-        if hub.wakers and hub.waiting_bytes <= self._most_bytes_in_all:
+        if hub.wakers and hub.waiting_bytes <= self._max_total_bytes:
             wakers, hub.wakers = hub.wakers, {}
             for wake in wakers:
                 wake()
@@ -47,17 +47,17 @@ class Memory:
         The total then stays below twice its bound.
         """
         taken, hub = self.taken_bytes, self._hub
-        if alone and taken > self._most_bytes:
+        if alone and taken > self._max_bytes:
             return True
-        if hub.waiting_bytes > self._most_bytes_in_all < taken * hub.holders:
+        if hub.waiting_bytes > self._max_total_bytes < taken * hub.holders:
             hub.wakers[self._wake] = None
             return True
         return False
 
     def is_overfull(self) -> bool:
         taken = self.taken_bytes - _SLACK_BYTES
-        hub, most_in_all = self._hub, 2 * self._most_bytes_in_all
-        return taken > 2 * self._most_bytes or hub.waiting_bytes > most_in_all < taken * hub.holders
+        hub, max_in_all = self._hub, 2 * self._max_total_bytes
+        return taken > 2 * self._max_bytes or hub.waiting_bytes > max_in_all < taken * hub.holders
 
     def forget(self) -> None:
         self._hub.wakers.pop(self._wake, None)

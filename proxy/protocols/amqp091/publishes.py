@@ -38,13 +38,13 @@ class Publishes(Stream):
     def __init__(self, memory: Memory, shared: Shared, owner: Owner) -> None:
         super().__init__(memory, shared, owner)
         spool = self._spool = shared.context.spool
-        self._most_age_ns = 0 if spool is None else round(spool.settings.most_age_s * _NS)
+        self._max_age_ns = 0 if spool is None else round(spool.settings.max_age_s * _NS)
         self.exclusive: dict[bytes, bytes] = {}  # with the frames that declared them
         # Exclusive queues of a client that has left, by the channel that deletes them.
         self.deleting: dict[int, dict[bytes, bytes]] = {}
         self.published = False
         self.last_channel = 0
-        self.most_body_bytes = shared.context.options.max_message_bytes
+        self.max_body_bytes = shared.context.options.max_message_bytes
         self._last_words = b""  # the client's connection.close, which waits for its publishes
         self._completes = False
 
@@ -64,7 +64,7 @@ class Publishes(Stream):
         elif method == wire.BASIC_PUBLISH:
             self._take_publish(lane, frame)
         elif method in _GOES_ON:
-            self._take_going_on(method, lane, frame)
+            self._take_ongoing(method, lane, frame)
         elif method == wire.CHANNEL_FLOW_OK:
             self._pass(frame)
         elif method == wire.CHANNEL_CLOSE_OK:
@@ -102,7 +102,7 @@ class Publishes(Stream):
         content.whole = self._marking.active and self._marking.may_wait(lane.channel, target, self._stages.now_ns)
         self._open_content(content, frame)
 
-    def _take_going_on(self, method: int, lane: Lane, frame: bytes) -> None:
+    def _take_ongoing(self, method: int, lane: Lane, frame: bytes) -> None:
         channel = lane.channel
         if method in {wire.BASIC_CONSUME, wire.BASIC_CANCEL} and not channel.dead:
             frame = self._take_consumer(method, channel, frame)
@@ -228,7 +228,7 @@ class Publishes(Stream):
         lane.shut = True
         self._lanes[-former.number] = former.to_broker
         self._lanes[former.number] = lane
-        self._set_aside(Method(lane, frame, barrier=True))
+        self._defer(Method(lane, frame, barrier=True))
 
     def succeed(self, channel: Channel) -> None:
         channel.to_broker.shut = False
@@ -265,13 +265,13 @@ class Publishes(Stream):
                 else:
                     self._forget(item)
                 continue
-            self._set_aside_no_more(item)
+            self._undefer(item)
             method = wire.method_of(item.frame)
             lasting = method >> 16 in (_LASTING if commit < 0 else _IN_TRANSACTION)
             if at < stop and method in SETTLES:
-                self._let_go(lane, item.frame)
+                self._make_ready(lane, item.frame)
             elif at < stop and lasting and not _is_exclusive(method, item.frame):
-                super()._set_aside(Method(lane, item.frame, barrier=True))
+                super()._defer(Method(lane, item.frame, barrier=True))
         close = wire.channel_close(channel.number)
         if commit >= 0:
             for tag in consumers:
@@ -284,45 +284,45 @@ class Publishes(Stream):
         elif lane.lines or lane.after:
             self.insert(lane, close)
             lane.shut = True
-            super()._set_aside(Method(lane, close, barrier=True))
+            super()._defer(Method(lane, close, barrier=True))
         else:
             self.insert(lane, close)
 
     def committed(self, channel: Channel) -> None:
         if not channel.committing:
             lane = channel.to_broker
-            super()._set_aside(Method(lane, wire.channel_close(channel.number), barrier=True))
+            super()._defer(Method(lane, wire.channel_close(channel.number), barrier=True))
             self._advance_after(lane)
             self.flush()
 
     def reopen(self, channel: Channel) -> None:
         lane, number = channel.to_broker, channel.number
         lane.shut = False
-        self._let_go(lane, wire.channel_open(number))
+        self._make_ready(lane, wire.channel_open(number))
         if channel.takes_replies:
-            self._let_go(lane, wire.consume(number, REPLIES))
+            self._make_ready(lane, wire.consume(number, REPLIES))
         for line in list(lane.lines.values()):
             self._advance(line)
         self._advance_after(lane)
         self.flush()
 
-    def cannot_leave(self) -> bool:
+    def cannot_close(self) -> bool:
         return any(lane.channel.latest and lane.is_within_content() for lane in self._lanes.values())
 
     def forget_exclusive(self) -> None:
         for lane in self._lanes.values():
             for line in list(lane.lines.values()):
-                if not self._is_for_exclusive(line.first()):
+                if not self._targets_exclusive(line.first()):
                     continue
                 for content in line.in_memory():
                     self._forget(content)
-                self._drop_aside(line)
+                self._drop_spooled(line)
                 self._advance(line)
             for item in lane.after:
-                if isinstance(item, Content) and self._is_for_exclusive(item):
+                if isinstance(item, Content) and self._targets_exclusive(item):
                     self._forget(item)
 
-    def _is_for_exclusive(self, content: Content) -> bool:
+    def _targets_exclusive(self, content: Content) -> bool:
         target = content.target
         return not target.exchange and target.routing_key in self.exclusive and content.resources is target.resources
 
@@ -339,7 +339,7 @@ class Publishes(Stream):
         queues, self.exclusive = self.exclusive, {}
         self._delete([queues] if queues else [])
 
-    def delete_apart(self, number: int) -> None:
+    def delete_one_by_one(self, number: int) -> None:
         """Delete queues one by one after the broker closed their channel over one of another client."""
         queues = self.deleting.pop(number, {})
         if len(queues) > 1:
@@ -368,7 +368,7 @@ class Publishes(Stream):
         if not self.last_channel and self._about.opened:
             self.last_channel = self._about.own_channel - 1 if self._about.own_channel else wire.MAX_CHANNEL
             if self._about.tuned_bytes:
-                self.most_payload_bytes = self._about.tuned_bytes - wire.FRAME_BYTES
+                self.max_payload_bytes = self._about.tuned_bytes - wire.FRAME_BYTES
         return super().feed(chunk)
 
     def close_lane(self, number: int) -> None:
@@ -378,8 +378,8 @@ class Publishes(Stream):
             return
         super().close_lane(number)
 
-    def _set_aside(self, method: Method) -> None:
-        super()._set_aside(method)
+    def _defer(self, method: Method) -> None:
+        super()._defer(method)
         lane = method.lane
         if lane.channel.closes and not lane.shut and wire.method_of(method.frame) == wire.CHANNEL_CLOSE:
             self._owner.channel_left(lane.channel)
@@ -420,21 +420,21 @@ class Publishes(Stream):
             channel.confirms.sent(content.number)
             return frames
         whole = bytes(frames) if content.whole else b""
-        return marking.mark(content, whole, self.most_payload_bytes, self._stages.now_ns) or frames
+        return marking.mark(content, whole, self.max_payload_bytes, self._stages.now_ns) or frames
 
     def publish_again(self, message: Waiting) -> None:
         content = Content(message.channel.to_broker, left_bytes=0, done=True, again=True)
         content.number, content.size_bytes = message.sequence, len(message.frames)
         self._wait(content, message.frames)
-        self._let_go(content.lane, content)
+        self._make_ready(content.lane, content)
 
     def flush(self) -> None:
         super().flush()
-        if self._last_words and not self._in_hand and not self._completes:
+        if self._last_words and not self._current and not self._completes:
             self._completes = True
             self.forget_incomplete(refusable=False)
-            if self.keeps():
-                self._owner.client_leaves()
+            if self.has_undelivered():
+                self._owner.on_client_close()
         if self._last_words and not self.waiting and not self._ready and self.at_boundary():
             self.out.append(self._last_words)
             self._last_words = b""

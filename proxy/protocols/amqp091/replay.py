@@ -92,7 +92,7 @@ class Replay:
         queues: Sequence[Queue],
         names: Names,
         number: int,
-        most_payload_bytes: int,
+        max_payload_bytes: int,
         *,
         send: Callable[[bytes], bool],
         listen: Callable[[bool], None],
@@ -104,7 +104,7 @@ class Replay:
         self.charges: list[Charge] = []  # always empty, unlike a stream's
         self._spool: Spool = context.spool
         self._wake, self._give_up, self._report = context.wake, context.give_up, context.replayed
-        self._names, self._most_payload_bytes = names, most_payload_bytes
+        self._names, self._max_payload_bytes = names, max_payload_bytes
         self._send, self._listen, self._failures = send, listen, failures
         self._channel = _Channel.SHUT
         self._later = deque(_Line(queue) for queue in queues)
@@ -128,7 +128,7 @@ class Replay:
                 request = self._next(line, now_ns)
                 if request is not None:
                     requests.append(request)
-        self.go_on()
+        self.resume()
         return requests
 
     def _next(self, line: _Line, now_ns: int) -> Request | None:
@@ -148,7 +148,7 @@ class Replay:
                 return None
             try:
                 publish = wire.read_publish(b"".join(entry.content))
-                line.frames = publish.frames(self.number, self._most_payload_bytes)
+                line.frames = publish.frames(self.number, self._max_payload_bytes)
             except Malformed:
                 queue.pop()
                 line.dropped += 1
@@ -186,7 +186,7 @@ class Replay:
                 self.again_ns = now_ns + _AGAIN_NS
             else:
                 line.head, line.request = _Head.GRANTED, None
-        self.go_on()
+        self.resume()
 
     def resolved(self, request: Request) -> bool:
         """Send a held message. Return whether it belongs to the replay."""
@@ -195,10 +195,10 @@ class Replay:
             return False
         if line.request is request:
             line.head, line.request = _Head.GRANTED, None
-            self.go_on()
+            self.resume()
         return True
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         while not self._is_stopped and self._step():
             pass
 
@@ -249,7 +249,7 @@ class Replay:
             self._set_unwritten(0)
             self._wake()
 
-    def hear(self, method: int, arguments: Reader) -> None:
+    def receive(self, method: int, arguments: Reader) -> None:
         if self._is_stopped:
             return
         owner = self._owner
@@ -297,7 +297,7 @@ class Replay:
                 dropped = line.queue.purge()
                 line.dropped += dropped
                 count += dropped
-        self.go_on()
+        self.resume()
         return count
 
     def _drop(self, line: _Line, reason: str) -> None:
@@ -314,7 +314,7 @@ class Replay:
         self._forget_head(line)
         self._failures.pop(line.queue.number, None)
         line.queue.close()
-        line.queue.ready = _nobody
+        line.queue.ready = _ignore
         self._tell(line, 0, dropped, reason)
 
     def _forget_head(self, line: _Line) -> None:
@@ -339,5 +339,5 @@ class Replay:
             self._wake()
 
 
-def _nobody(_: Queue) -> None:
+def _ignore(_: Queue) -> None:
     """Replaces the callback of a closed queue, to cut a reference cycle."""

@@ -91,7 +91,7 @@ class AMQP091Session(Session):
             for side in Side
         }
         after_consume, names = context.hub.after_consume, Names()
-        after_consume.most_bytes = options.max_pending_bytes
+        after_consume.max_bytes = options.max_pending_bytes
         self._marking = Marking(context, self._who, after_consume)
         self._consumers = ConsumerAcks(names, after_consume)
         #: None if the compiled part may not read. Its state of the channels, from the first lend on.
@@ -177,12 +177,12 @@ class AMQP091Session(Session):
         if channel.left:
             self._answers.left_channels.add(channel)
 
-    def client_leaves(self) -> None:
+    def on_client_close(self) -> None:
         self._gone = True
         answers, publishes = self._answers, self._publishes
         answers.finished = answers.silent = True
         answers.give_up_all()
-        if publishes.cannot_leave():
+        if publishes.cannot_close():
             publishes.give_up_all()
             return
         publishes.forget_exclusive()
@@ -192,14 +192,14 @@ class AMQP091Session(Session):
         self._agrees = publishes.finished
         self._context.wake()
 
-    def hear_left(self, channel: Channel, method: int) -> None:
+    def on_abandoned_channel(self, channel: Channel, method: int) -> None:
         if method == wire.CHANNEL_CLOSE:
             channel.dead = True
             lane = channel.to_broker
             own = [item for item in lane.ready if isinstance(item, bytes)] if lane.shut else []
             self._publishes.give_up(lane, methods=lane.shut)
             self._publishes.insert(lane, b"".join((*own, wire.channel_close_ok(channel.number))))
-            self._publishes.delete_apart(channel.number)
+            self._publishes.delete_one_by_one(channel.number)
         elif method == wire.TX_COMMIT_OK:
             self._publishes.committed(channel)
         else:
@@ -266,13 +266,13 @@ class AMQP091Session(Session):
         requests = stream.feed(chunk)
         self._context.counters.frames[side] += stream.frames - before
         if side is Side.BROKER:
-            self._look_at_timed(now_ns)
+            self._check_timed(now_ns)
             self._marking.heard(now_ns)
             if self._about.own_channel and self._about.opened and not self._begun:
                 self._begun = True
                 self._begin_replay()
         if self._alarm or self._blocked:
-            self._look_at_alarm(now_ns)
+            self._check_alarm(now_ns)
         if self._about.heartbeat_s and self._heartbeat_ns is None:
             self._heartbeat_ns = now_ns + self._half_ns()
             self._context.wake()
@@ -328,7 +328,7 @@ class AMQP091Session(Session):
             if channel.confirms is not None:
                 self._timed = channel, channel.confirms.latest(), now_ns
 
-    def _look_at_timed(self, now_ns: int) -> None:
+    def _check_timed(self, now_ns: int) -> None:
         if self._timed is not None:
             channel, tag, sent_ns = self._timed
             if channel.confirms is not None and not channel.confirms.is_open(tag):
@@ -351,8 +351,8 @@ class AMQP091Session(Session):
             self._agrees = False
             self._about.closed_by = Side.CLIENT
             self._context.end_client()
-        self._look_at_spool(self._stages.now_ns)
-        self._go_on_with_replay()
+        self._check_spool(self._stages.now_ns)
+        self._resume_replay()
 
     def resolved(self, request: Request, refuse: Refuse | None, now_ns: int) -> None:
         self._stages.now_ns = now_ns
@@ -376,12 +376,12 @@ class AMQP091Session(Session):
 
     def tick(self, now_ns: int) -> Batch | None:
         self._stages.now_ns = now_ns
-        self._look_at_spool(now_ns)
+        self._check_spool(now_ns)
         self._answer_waiting(now_ns)
         if self._heartbeat_ns is not None and now_ns >= self._heartbeat_ns:
             self._heartbeat_ns = now_ns + self._half_ns()
             self._beat()
-        self._go_on_with_replay()
+        self._resume_replay()
         self._names.with_keys = self._context.limits_kind(ROUTING_KEY)
         sources: list[Stream | Replay] = list(self._streams.values())
         if self._replay is not None:
@@ -400,7 +400,7 @@ class AMQP091Session(Session):
                 batch = Batch(self._who(), source.side, requests, charges)
                 self._asked = batch, source
                 break
-        self._look_at_spool(now_ns)
+        self._check_spool(now_ns)
         if any(source.asks() for source in sources):
             self._context.wake()
         return batch
@@ -426,7 +426,7 @@ class AMQP091Session(Session):
         before = bool(self._listeners)
         (self._listeners.add if on else self._listeners.discard)(who)
         if before is not bool(self._listeners):
-            self._context.hear_of_writes(not before)
+            self._context.watch_writes(not before)
 
     def purge(self, resource: Resource, now_ns: int) -> tuple[int, int]:
         self._stages.now_ns = now_ns
@@ -480,24 +480,24 @@ class AMQP091Session(Session):
             failures=self._context.hub.failures,
         )
 
-    def hear_own(self, method: int, arguments: Reader) -> None:
+    def on_own_channel(self, method: int, arguments: Reader) -> None:
         if self._replay is not None:
-            self._replay.hear(method, arguments)
+            self._replay.receive(method, arguments)
 
-    def _go_on_with_replay(self) -> None:
+    def _resume_replay(self) -> None:
         if self._replay is not None:
             if self._publishes.finished:
                 self._replay.stop()
-            self._replay.go_on()
+            self._replay.resume()
 
     def alarm(self, reason: str, now_ns: int) -> None:
         """Block a publishing client with everything that it sends, as RabbitMQ does."""
         if not self._connection.exempt:
             self._alarm = reason.encode()
-            self._look_at_alarm(now_ns)
+            self._check_alarm(now_ns)
             self._flush()
 
-    def _look_at_alarm(self, now_ns: int) -> None:
+    def _check_alarm(self, now_ns: int) -> None:
         publishes = self._publishes
         self._answers.silent = self._answers.silent or publishes.finished
         before, self._blocked = self._blocked, bool(self._alarm) and publishes.published and not publishes.finished
@@ -511,7 +511,7 @@ class AMQP091Session(Session):
         if self._replay is not None:
             self._replay.stop()
 
-    def dismisses_client(self, detail: str, now_ns: int) -> bool:
+    def close_client(self, detail: str, now_ns: int) -> bool:
         """Close the client's side if it waits for no answer. It assumes its messages in flight delivered."""
         del now_ns
         self._marking.end()
@@ -522,7 +522,7 @@ class AMQP091Session(Session):
         self._answers.silent = self._answers.insert(None, wire.connection_close(wire.CONNECTION_FORCED, detail))
         return self._answers.silent
 
-    def farewell(self, detail: str, now_ns: int) -> None:
+    def start_close(self, detail: str, now_ns: int) -> None:
         del now_ns
         self._stop_waits()
         if self._publishes.finished or self._about.closed_by is not None:
@@ -540,7 +540,7 @@ class AMQP091Session(Session):
         if Side.CLIENT not in self._ended:
             self._closes = self._publishes.insert(None, wire.connection_close(wire.CONNECTION_FORCED, detail))
 
-    def heard_out(self, side: Side, chunk: memoryview) -> bool:
+    def receive_closing(self, side: Side, chunk: memoryview) -> bool:
         """Wait for the broker's close-ok: RabbitMQ logs a warning about a connection that ends before it."""
         if side is Side.CLIENT or not self._closes:
             return True
@@ -552,7 +552,7 @@ class AMQP091Session(Session):
     def closing(self) -> Side | None:
         return self._about.closed_by
 
-    def keeps(self, side: Side) -> bool:
+    def has_undelivered(self, side: Side) -> bool:
         """Keep the unconfirmed publishes of a client that has left: it assumes them delivered."""
         if side is Side.BROKER or Side.BROKER in self._ended:
             return False
@@ -560,9 +560,9 @@ class AMQP091Session(Session):
             self._gone = True
             self._stop_waits()
             self._publishes.forget_incomplete(refusable=True)
-            if self._publishes.keeps():
-                self.client_leaves()
-        return self._publishes.keeps()
+            if self._publishes.has_undelivered():
+                self.on_client_close()
+        return self._publishes.has_undelivered()
 
     def end(self, side: Side, now_ns: int) -> None:
         del now_ns
@@ -588,7 +588,7 @@ class AMQP091Session(Session):
         self._stages.part()
         for memory in self._memory.values():
             memory.forget()
-        self._look_at_spool(self._stages.now_ns)
+        self._check_spool(self._stages.now_ns)
         self._asked = None
         self._names.forget()
 
@@ -611,8 +611,8 @@ class AMQP091Session(Session):
                 number: (rests.get(number, 0), None if channel.confirms is None else channel.confirms.numbers())
                 for number, channel in self._channels.items()
             },
-            publishes.most_payload_bytes + wire.FRAME_BYTES,
-            publishes.most_body_bytes,
+            publishes.max_payload_bytes + wire.FRAME_BYTES,
+            publishes.max_body_bytes,
             # The publisher is known from the first batch on.
             judge.connection is self._who(),
             self._names.with_keys,
@@ -707,14 +707,14 @@ class AMQP091Session(Session):
                 return True
         return self._is_full(side) and self._streams[side].can_stop()
 
-    def most_bytes(self, side: Side) -> int:
+    def max_bytes(self, side: Side) -> int:
         pauses = self._is_full(side) or (self._blocked and side is Side.CLIENT)
         return self._streams[side].missing_bytes() if pauses else NO_BOUND
 
-    def _look_at_spool(self, now_ns: int) -> None:
+    def _check_spool(self, now_ns: int) -> None:
         spool, publishes = self._context.spool, self._publishes
         if spool is not None and (spool.is_stopped or self._waits_for_spool):
-            waits = spool.is_stopped and publishes.puts_aside() and publishes.can_stop()
+            waits = spool.is_stopped and publishes.is_spooling() and publishes.can_stop()
             if waits and not self._waits_for_spool:
                 self._context.stage.stall(spool.store, now_ns, on=True)
             elif self._waits_for_spool and not waits:
@@ -723,7 +723,7 @@ class AMQP091Session(Session):
 
     def _is_full(self, side: Side) -> bool:
         spool = self._context.spool
-        if side is Side.CLIENT and spool is not None and spool.is_stopped and self._publishes.puts_aside():
+        if side is Side.CLIENT and spool is not None and spool.is_stopped and self._publishes.is_spooling():
             return True
         return self._memory[side].is_full(alone=not (self.client_left and side is Side.CLIENT))
 

@@ -12,16 +12,16 @@ from proxy.protocols.amqp091.channel import Channel
 
 class Stages:
     def __init__(
-        self, connection: Stage, writer: Stage, hear_of_writes: Callable[[bool], None], wake: Callable[[], None]
+        self, connection: Stage, writer: Stage, watch_writes: Callable[[bool], None], wake: Callable[[], None]
     ) -> None:
         self.now_ns = 0
         # Of messages that have waited and are not in the kernel's buffer yet.
         self.unwritten_bytes = 0
         self._connection = connection
         self._writer = writer
-        self._hear_of_writes = hear_of_writes
+        self._watch_writes = watch_writes
         self._wake = wake
-        self._hears = False
+        self._watches = False
         self._channels: dict[Channel, Stage] = {}
         self._resources: dict[Stage, Channel] = {}
         self._unwritten: dict[Stage, int] = {}  # forwarded messages of each resource
@@ -30,7 +30,7 @@ class Stages:
         return [*self._channels.values(), *self._resources]
 
     def part(self) -> None:
-        del self._hear_of_writes
+        del self._watch_writes
 
     def begin(self, channel: Channel, name: str) -> Stage:
         gives, now_ns = self._connection.gives, self.now_ns
@@ -87,7 +87,7 @@ class Stages:
         return not resource.credit(self._writer)
 
     def _listen(self) -> None:
-        hears = bool(self._resources or self._unwritten)
-        if hears is not self._hears:
-            self._hears = hears
-            self._hear_of_writes(hears)
+        watches = bool(self._resources or self._unwritten)
+        if watches is not self._watches:
+            self._watches = watches
+            self._watch_writes(watches)

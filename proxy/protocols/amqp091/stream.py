@@ -26,7 +26,6 @@ from limiter.rules.resource import Resource
 from proxy.deciding.batch import Batch, Charge, Hold, Refuse, Request, Shadow, Side, Verdict
 from proxy.protocols.amqp.names import Names
 from proxy.protocols.amqp091 import wire
-from proxy.protocols.amqp091.about import AboutClient
 from proxy.protocols.amqp091.channel import (
     ASKED,
     DROPPED,
@@ -45,6 +44,7 @@ from proxy.protocols.amqp091.channel import (
     Line,
     Method,
 )
+from proxy.protocols.amqp091.client_info import ClientInfo
 from proxy.protocols.amqp091.marking import ConsumerAcks, Marking
 from proxy.protocols.amqp091.memory import Memory
 from proxy.protocols.amqp091.stages import Stages
@@ -88,7 +88,7 @@ class Shared:
     marking: Marking
     stages: Stages
     names: Names
-    about: AboutClient = field(default_factory=AboutClient)
+    about: ClientInfo = field(default_factory=ClientInfo)
     channels: dict[int, Channel] = field(default_factory=dict)
 
 
@@ -99,14 +99,14 @@ class Owner(Protocol):
     def channel_left(self, channel: Channel) -> None: ...
     def channel_dies(self, channel: Channel) -> None: ...
     def channel_closes(self, number: int) -> None: ...
-    def client_leaves(self) -> None: ...
+    def on_client_close(self) -> None: ...
     def broker_ends(self, arguments: Reader) -> None: ...
     def answer(self, channel: Channel, frame: bytes) -> None: ...
     def requeue(self, channel: Channel, tag: int) -> None: ...
     def shown(self, channel: Channel) -> tuple[int, bool]: ...
     def queue_declared(self, queue: bytes, frame: bytes) -> None: ...
-    def hear_left(self, channel: Channel, method: int) -> None: ...
-    def hear_own(self, method: int, arguments: Reader) -> None: ...
+    def on_abandoned_channel(self, channel: Channel, method: int) -> None: ...
+    def on_own_channel(self, method: int, arguments: Reader) -> None: ...
     def withholds(self) -> bool: ...
     def backlog_bytes(self, side: Side) -> int: ...
 
@@ -132,14 +132,14 @@ class Stream(ABC):
         self._consumers, self._marking = shared.consumers, shared.marking
         self._give_up: Callable[[Sequence[Request]], None] = shared.context.give_up
         self._spool: Spool | None = None
-        self._most_age_ns = 0
+        self._max_age_ns = 0
         self._has_much_unwritten = False
         self._damage: Close | None = None
         self._lanes: dict[int, Lane] = {}
         #: The content whose body frame is arriving, and the missing bytes of the frame with its end octet.
         self._frame_owner: Content | None = None
         self._frame_left_bytes = 0
-        self._in_hand = False  # a chunk is being read or decided
+        self._current = False  # a chunk is being read or decided
         #: Lanes with ready data. Lines to ask about, and those that first wait for writes.
         self._ready: dict[Lane, None] = {}
         self._askable: dict[Line, None] = {}
@@ -147,11 +147,11 @@ class Stream(ABC):
         self._unsettled: dict[Line, None] = {}
         self.frames = 0  # complete frames, and body frames that have begun
         self.left_bytes = 0  # of the last chunk, to be fed again
-        self.most_payload_bytes = wire.DEFAULT_FRAME_MAX - FRAME_BYTES
-        self.most_body_bytes = MAX_BODY_BYTES  # a longer body is not charged
+        self.max_payload_bytes = wire.DEFAULT_FRAME_MAX - FRAME_BYTES
+        self.max_body_bytes = MAX_BODY_BYTES  # a longer body is not charged
         self.finished = False  # a peer has closed the connection: further contents are dropped
         self.last_channel = wire.MAX_CHANNEL
-        self._nowhere = Channel(0).to_broker  # for contents in channels that are not open
+        self._unroutable = Channel(0).to_broker  # for contents in channels that are not open
         self._beginning = bytearray()  # an incomplete frame, or a body frame's prefix
         self._steps = 0
         self._requests: list[Request] = []
@@ -190,7 +190,7 @@ class Stream(ABC):
 
     def feed(self, chunk: memoryview) -> Sequence[Request]:
         """Return the requests of one chunk. ``pass_on`` must follow before the next chunk."""
-        self._in_hand = True
+        self._current = True
         self.left_bytes = self._steps = 0
         try:
             self._cut(chunk)
@@ -234,7 +234,7 @@ class Stream(ABC):
             raise self._stop(wire.CHANNEL_ERROR, what)
         if kind not in wire.FRAME_TYPES:
             raise self._stop(wire.FRAME_ERROR, f"a frame of unknown type {kind}")
-        most = self.most_payload_bytes
+        most = self.max_payload_bytes
         if kind != wire.BODY:
             most = min(most, MAX_GATHERED_BYTES) if self.side is Side.CLIENT else MAX_GATHERED_OF_BROKER_BYTES
         if length > most:
@@ -304,9 +304,9 @@ class Stream(ABC):
         if content.fate != NEW:
             return
         body_bytes = content.left_bytes
-        if body_bytes > self.most_body_bytes:
+        if body_bytes > self.max_body_bytes:
             body_bytes = 0
-        content.size_bytes = len(frames) + body_bytes + -(-body_bytes // self.most_payload_bytes) * FRAME_BYTES
+        content.size_bytes = len(frames) + body_bytes + -(-body_bytes // self.max_payload_bytes) * FRAME_BYTES
         asks = self._limit(content, keys)
         if content.resources and asks:
             self._requests.append(self._make_request(content))
@@ -320,7 +320,7 @@ class Stream(ABC):
             if lane is not None and not lane.channel.dead:
                 raise self._unexpected("a body frame without a content header", number)
             # The broker answers if the channel is not open, and ignores it if it has closed the channel.
-            content = Content(self._nowhere, left_bytes=length)
+            content = Content(self._unroutable, left_bytes=length)
             content.fate = PASSING if lane is None and not self.finished else DROPPED
         content.left_bytes -= length
         self._frame_owner, self._frame_left_bytes = content, length + 1
@@ -370,7 +370,7 @@ class Stream(ABC):
         self._pieces, self._requests = [], []
         self._frame_owner = None
         self._beginning.clear()
-        self._nowhere.channel.part()
+        self._unroutable.channel.part()
         del self._owner
 
     # --- For the driver ---------------------------------------------------------------------------
@@ -381,7 +381,7 @@ class Stream(ABC):
         return beginning
 
     def between_frames(self) -> bool:
-        return not self._beginning and not self._frame_left_bytes and not self._in_hand and not self.left_bytes
+        return not self._beginning and not self._frame_left_bytes and not self._current and not self.left_bytes
 
     def unfinished(self) -> list[Content]:
         contents = (lane.content for lane in self._lanes.values())
@@ -402,7 +402,7 @@ class Stream(ABC):
 
     def is_plain(self) -> bool:
         """Return whether nothing waits except the rest of contents that pass."""
-        waits = self.waiting or self.out or self._ready or self.charges or self.left_bytes or self._in_hand
+        waits = self.waiting or self.out or self._ready or self.charges or self.left_bytes or self._current
         if waits or len(self._beginning) > MAX_TAKEN_BACK_BYTES or self.finished or self.close is not None:
             return False
         unfinished, owner = self.unfinished(), self._frame_owner
@@ -444,18 +444,18 @@ class Stream(ABC):
         for owner, data in pieces:
             if isinstance(owner, Content):
                 self._forward(owner, data)
-            elif owner is None or self._goes(owner):
+            elif owner is None or self._forwards_now(owner):
                 self.out.append(data)
-        self._in_hand = False
+        self._current = False
         self.flush()
 
-    def _goes(self, method: Method) -> bool:
+    def _forwards_now(self, method: Method) -> bool:
         lane = method.lane
         goes = not lane.after and not (method.barrier and lane.lines)
         if goes:
             self._flush(lane)
         else:
-            self._set_aside(method)
+            self._defer(method)
         return goes
 
     def _forward(self, content: Content, data: Buffer) -> None:
@@ -468,7 +468,7 @@ class Stream(ABC):
                 lane.writing = content
                 data = self._begin_writing(content, data)
             elif content.fate == WAITING:
-                self._begin_to_wait(content, data)
+                self._start_waiting(content, data)
         elif content.fate == WAITING:
             assert isinstance(content.data, bytearray)  # noqa: S101 - as it was when the wait began
             content.data += data
@@ -524,12 +524,12 @@ class Stream(ABC):
             self.refused += not expired
             self._owner.answer(channel, (wire.ack if expired else wire.nack)(channel.number, content.number))
 
-    def _set_aside(self, method: Method) -> None:
+    def _defer(self, method: Method) -> None:
         method.lane.after.append(method)
         self.waiting += 1
         self._memory.take(method.size_bytes())
 
-    def _set_aside_no_more(self, method: Method) -> None:
+    def _undefer(self, method: Method) -> None:
         self.waiting -= 1
         self._memory.give_back(method.size_bytes())
 
@@ -538,7 +538,7 @@ class Stream(ABC):
         self.waiting += 1
         self._memory.take(content.waiting_bytes())
 
-    def _begin_to_wait(self, content: Content, data: Buffer) -> None:
+    def _start_waiting(self, content: Content, data: Buffer) -> None:
         content.since_ns = self._stages.now_ns
         self._wait(content, bytearray(data))
         if content.lane.after:
@@ -561,7 +561,7 @@ class Stream(ABC):
             self.let_ask(line)
         if self.side is Side.CLIENT:
             self._stages.waits(line.stage, content.size_bytes)
-            self._look_at_age(content)
+            self._check_age(content)
 
     def _line_bytes(self) -> int:
         return 0 if self._spool is None else _LINE_BYTES
@@ -583,7 +583,7 @@ class Stream(ABC):
         for line in behind:
             self.let_ask(line)
 
-    def _waits_no_more(self, content: Content) -> Piece:
+    def _release_waiting(self, content: Content) -> Piece:
         self.waiting -= 1
         self._memory.give_back(content.waiting_bytes())
         data, content.data = content.data, b""
@@ -609,7 +609,7 @@ class Stream(ABC):
             self.close, self.code = self._damage, wire.INTERNAL_ERROR
             raise self._damage
         if self.old_ns is not None and now_ns >= self.old_ns:
-            self._let_old_go(now_ns)
+            self._release_overdue(now_ns)
         if self._spool is not None:
             # Once for all lines: the cost grows with the waiting answers.
             unwritten_bytes = max(self._stages.unwritten_bytes, self._owner.backlog_bytes(Side.CLIENT))
@@ -671,7 +671,7 @@ class Stream(ABC):
                     self._let_spool(line, content)
             if content.verdict == REFUSED:
                 self._leave_out(line, content)
-            self._look_at_age(content)
+            self._check_age(content)
         for line, waits in lines.items():
             if line.spools:
                 line.most = max(1, line.most // 2) if waits else min(2 * line.most, MAX_OF_LINE)
@@ -689,7 +689,7 @@ class Stream(ABC):
     def _leave_out(self, line: Line | None, content: Content) -> None:
         if line is not None:
             line.forget(content)
-        self._waits_no_more(content)
+        self._release_waiting(content)
         self._drop(content)
 
     def resolved(self, request: Request, refuse: Refuse | None) -> None:
@@ -715,18 +715,18 @@ class Stream(ABC):
                 if self._has_expired(line, head):
                     self._say(head, expired=True)
                     line.forget(head)
-                    self._waits_no_more(head)
+                    self._release_waiting(head)
                     head.fate, head.verdict = DROPPED, REFUSED
                 elif self._bring(line, head):
                     if self.side is Side.CLIENT:
                         self._stages.goes(line.stage, len(head.data))
-                    self._let_go(lane, head)
+                    self._make_ready(lane, head)
                 else:
                     return
             elif head.verdict != REFUSED:
                 break
             line.contents.popleft()
-        if line.contents or line.aside:
+        if line.contents or line.spooled:
             if not line.contents or line.contents[0].verdict == LATER:
                 self.let_ask(line)
             return
@@ -750,31 +750,31 @@ class Stream(ABC):
                 if item.barrier and lane.lines:
                     break
                 after.popleft()
-                self._let_go(lane, item.frame)
-                self._set_aside_no_more(item)
+                self._make_ready(lane, item.frame)
+                self._undefer(item)
                 continue
             after.popleft()
             if item.verdict == GRANTED and item.key not in lane.lines:
-                self._let_go(lane, item)
+                self._make_ready(lane, item)
             elif item.verdict != REFUSED:
                 self._join(item)
 
-    def _let_go(self, lane: Lane, item: Content | bytes) -> None:
+    def _make_ready(self, lane: Lane, item: Content | bytes) -> None:
         lane.ready.append(item)
         self._ready[lane] = None
 
     # --- The spool --------------------------------------------------------------------------------
 
-    def puts_aside(self) -> bool:
+    def is_spooling(self) -> bool:
         return any(line.spools for line in self._lines())
 
     def _settle(self, line: Line) -> None:
-        if len(line.contents) == 1 and not line.aside:
+        if len(line.contents) == 1 and not line.spooled:
             first = line.contents[0]
             is_large = _WINDOW_BYTES < len(first.data) <= MAX_BYTES
-            if is_large and first.done and not first.aside and first.verdict in {HELD, LATER, ASKED}:
+            if is_large and first.done and not first.spooled and first.verdict in {HELD, LATER, ASKED}:
                 self._put(line, first)
-                first.aside = True
+                first.spooled = True
         while line.rest:
             content = line.rest[0]
             if content.verdict != REFUSED:
@@ -846,14 +846,14 @@ class Stream(ABC):
                 line.most = min(2 * line.most, MAX_OF_LINE)
                 self._passes(content, [])
             if ending is None and (entry.content is None or entry.size_bytes > _WINDOW_BYTES):
-                content.aside = True
+                content.spooled = True
             else:
                 queue.pop(ending)
                 content.data = _joined(entry)
                 window_bytes += len(content.data)
             self._memory.take(content.waiting_bytes())
             contents.append(content)
-        self._lose_aside(line, ended, ended_bytes)
+        self._count_lost_spooled(line, ended, ended_bytes)
         return ended
 
     def _of_entry(self, line: Line, entry: Entry) -> Content:
@@ -872,12 +872,12 @@ class Stream(ABC):
 
     def _bring(self, line: Line, content: Content) -> bool:
         """Load a content's bytes. Return False while they are being read from disk."""
-        if content.aside and line.queue is not None:
+        if content.spooled and line.queue is not None:
             entry = _fetch(line.queue)
             if entry is None:
                 return False
             line.queue.pop()
-            content.aside, content.data = False, _joined(entry)
+            content.spooled, content.data = False, _joined(entry)
             self._memory.take(len(content.data))
         return True
 
@@ -888,23 +888,23 @@ class Stream(ABC):
             content.expires_ns = _expiry_ns(content, content.data) or _NEVER_NS
         return content.expires_ns <= self._stages.now_ns
 
-    def _look_at_age(self, content: Content) -> None:
-        if content.verdict == HELD and content.spools and not content.number and self._most_age_ns:
-            old_ns = content.since_ns + self._most_age_ns
+    def _check_age(self, content: Content) -> None:
+        if content.verdict == HELD and content.spools and not content.number and self._max_age_ns:
+            old_ns = content.since_ns + self._max_age_ns
             if self.old_ns is None or old_ns < self.old_ns:
                 self.old_ns = old_ns
                 self._context.wake()
 
-    def _let_old_go(self, now_ns: int) -> None:
+    def _release_overdue(self, now_ns: int) -> None:
         self.old_ns = None
         passed: list[Request] = []
         lines = [line for line in self._lines() if line.contents]
         for line in lines:
             content = line.contents[0]
-            is_old = content.request is not None and content.since_ns + self._most_age_ns <= now_ns
+            is_old = content.request is not None and content.since_ns + self._max_age_ns <= now_ns
             if is_old and content.spools and not content.number:
                 self._passes(content, passed)
-            self._look_at_age(content)
+            self._check_age(content)
         self._context.pass_on(passed)
         for line in lines:
             self._advance(line)
@@ -917,22 +917,22 @@ class Stream(ABC):
         content.verdict = GRANTED
         self.charges.append(Charge(content.resources, 1, content.size_bytes, consumes=self.side is Side.BROKER))
 
-    def _lose_aside(self, line: Line, count: int, size_bytes: int) -> None:
+    def _count_lost_spooled(self, line: Line, count: int, size_bytes: int) -> None:
         if count and line.like is not None:
             self.waiting -= count
             content = self._alike(line, line.like.number, size_bytes // count)
             self._context.lose([self._make_request(content)] * count)
 
-    def _drop_aside(self, line: Line) -> int:
-        queue, front, count = line.queue, line.front(), line.aside
+    def _drop_spooled(self, line: Line) -> int:
+        queue, front, count = line.queue, line.front(), line.spooled
         if queue is None:
             return 0
         size_bytes = queue.content_bytes
         if front is not None:
-            front.aside = False
+            front.spooled = False
         line.purged = 0
         queue.purge()
-        self._lose_aside(line, count, size_bytes)
+        self._count_lost_spooled(line, count, size_bytes)
         return count
 
     def _lost(self, line: Line, lost: Lost) -> None:
@@ -942,7 +942,7 @@ class Stream(ABC):
             if entry is not None and (entry.handle & ~_IS_COPIED, entry.entered_ns) == (front.number, front.since_ns):
                 front = None
             else:
-                front.aside = False
+                front.spooled = False
                 self._forget(front)
         line.purged = max(0, line.purged - lost.entries)
         if line.is_refusable:
@@ -950,7 +950,7 @@ class Stream(ABC):
                 self._say(self._alike(line, handle & ~_IS_COPIED, 0), expired=False)
             if len(lost.handles) < lost.entries:
                 self._damage = Close("spool_damaged", f"{lost.entries} spooled publishes were lost: {lost.reason}")
-        self._lose_aside(line, lost.entries - (front is not None), 0)
+        self._count_lost_spooled(line, lost.entries - (front is not None), 0)
         self.let_ask(line)
 
     def purge(self, resource: Resource) -> tuple[int, int]:
@@ -959,7 +959,7 @@ class Stream(ABC):
             if not line.spools or resource not in line.first().target.resources:
                 continue
             for content in line.in_memory():
-                if content.aside or (content.done and content.verdict == LATER):
+                if content.spooled or (content.done and content.verdict == LATER):
                     line.forget(content)
                     self._forget(content)
                     self._say(content, expired=False)
@@ -967,10 +967,10 @@ class Stream(ABC):
                     dropped += not content.number
             self._unsettled[line] = None
             if not line.is_refusable:
-                dropped += self._drop_aside(line)
+                dropped += self._drop_spooled(line)
             elif not line.purged:
                 # Not during a purge, so that it ends even if the client keeps sending.
-                line.purged = line.aside
+                line.purged = line.spooled
                 refused += line.purged
             self.let_ask(line)
         return refused, dropped
@@ -984,14 +984,14 @@ class Stream(ABC):
                 return False
             self.out.append(frame)
         else:
-            self._let_go(lane, frame)
+            self._make_ready(lane, frame)
             self.flush()
         self.own_bytes += len(frame)
         return True
 
     def at_boundary(self) -> bool:
         owner = self._frame_owner
-        return not self._in_hand and (owner is None or owner.fate != PASSING)
+        return not self._current and (owner is None or owner.fate != PASSING)
 
     def can_stop(self) -> bool:
         """Return whether reading can pause: nothing that waits needs more input."""
@@ -1000,7 +1000,7 @@ class Stream(ABC):
         return self._memory.is_overfull() or (self.waiting > 0 and not self._ready)
 
     def flush(self) -> None:
-        if self._in_hand:
+        if self._current:
             return
         for line in self._unsettled:
             self._settle(line)
@@ -1022,7 +1022,7 @@ class Stream(ABC):
                 continue
             if item.fate != WAITING:
                 continue
-            data = self._waits_no_more(item)
+            data = self._release_waiting(item)
             item.fate = PASSING
             lane.writing = item
             self.out.append(self._begin_writing(item, memoryview(data)))
@@ -1039,7 +1039,7 @@ class Stream(ABC):
         for line in lines.values():
             for content in line.in_memory():
                 self._forget(content)
-            self._drop_aside(line)
+            self._drop_spooled(line)
             self._end_line(line)
         waiting = [*lane.ready, *lane.after]
         lane.after.clear()
@@ -1050,9 +1050,9 @@ class Stream(ABC):
                 self._forget(item)
                 continue
             if isinstance(item, Method):
-                self._set_aside_no_more(item)
+                self._undefer(item)
             if not methods:
-                self._let_go(lane, item.frame if isinstance(item, Method) else item)
+                self._make_ready(lane, item.frame if isinstance(item, Method) else item)
 
     def give_up_all(self) -> None:
         for lane in self._lanes.values():
@@ -1083,7 +1083,7 @@ class Stream(ABC):
             self._give_up((content.request,))
         elif content.verdict == LATER:
             self._context.lose((self._make_request(content),))
-        self._waits_no_more(content)
+        self._release_waiting(content)
         content.fate, content.verdict = DROPPED, REFUSED
 
     def forget_incomplete(self, *, refusable: bool) -> None:
@@ -1099,13 +1099,13 @@ class Stream(ABC):
                     self._forget(content)
             for line in list(lane.lines.values()):
                 if refusable and line.is_refusable:
-                    self._drop_aside(line)
+                    self._drop_spooled(line)
                 self._advance(line)
         if not self.at_boundary():
             self.give_up_all()
         self.flush()
 
-    def keeps(self) -> bool:
+    def has_undelivered(self) -> bool:
         return bool(self.waiting or self._ready)
 
     def forget_all(self) -> None:

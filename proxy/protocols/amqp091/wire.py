@@ -358,7 +358,7 @@ class Publish(NamedTuple):
     header: bytes
     body: bytes
 
-    def frames(self, channel: int, most_payload_bytes: int) -> bytes:
+    def frames(self, channel: int, max_payload_bytes: int) -> bytes:
         """Return the frames for another channel, marked as replayed, not mandatory and not immediate.
 
         The mark is left out if the header would be too long for a frame with it.
@@ -367,16 +367,16 @@ class Publish(NamedTuple):
             Malformed: The header is too long without it.
         """
         header = _marked(self.header)
-        if len(header) > most_payload_bytes:
+        if len(header) > max_payload_bytes:
             header = self.header
-            if len(header) > most_payload_bytes:
-                raise Malformed(f"a content header of {len(header)} bytes; the maximum is {most_payload_bytes}")
+            if len(header) > max_payload_bytes:
+                raise Malformed(f"a content header of {len(header)} bytes; the maximum is {max_payload_bytes}")
         target = _short_string(self.exchange) + _short_string(self.routing_key)
         method = Struct(">IH").pack(BASIC_PUBLISH, 0) + target + b"\0"
         out = [frame(METHOD, channel, method), frame(HEADER, channel, header)]
         body = memoryview(self.body)
         out += [
-            frame(BODY, channel, body[at : at + most_payload_bytes]) for at in range(0, len(body), most_payload_bytes)
+            frame(BODY, channel, body[at : at + max_payload_bytes]) for at in range(0, len(body), max_payload_bytes)
         ]
         return b"".join(out)
 

@@ -15,7 +15,7 @@ from hashlib import blake2b
 from typing import Final
 
 from proxy.deciding.batch import Side
-from proxy.protocols.amqp.about import shown
+from proxy.protocols.amqp.client_info import shown
 from proxy.protocols.amqp10 import wire
 from proxy.protocols.amqp10.credit import Credit
 from proxy.protocols.amqp10.links import ASKED, PASSES, SWALLOWED, UNDECIDED, Delivery, Half, Link, SessionPart, Shared
@@ -42,7 +42,7 @@ class Conversation:
         numbers = next_outgoing_id, incoming_window, outgoing_window
 
         def begun(data: Buffer) -> Buffer:
-            half.told = True
+            half.announced = True
             half.first_id = numbers[0]
             half.transfers.begun(numbers[0], numbers[2])
             self.halves[side.other].transfers.flow_of_receiver(None, numbers[1])
@@ -60,7 +60,7 @@ class Conversation:
                 self._set_delivery(link, None)
 
         def ended(data: Buffer) -> Buffer:
-            half.told = False
+            half.announced = False
             self.end_links()
             return data
 
@@ -101,13 +101,13 @@ class Conversation:
         half.handles[attached.handle] = link
         link.take_attach(side, attached)
 
-        def told(data: Buffer) -> Buffer:
-            link.told.add(side)
+        def announced(data: Buffer) -> Buffer:
+            link.announced.add(side)
             if sender is side:
                 link.credit.attached(attached.initial_delivery_count or 0)
             return data
 
-        return link, Step(told, self)
+        return link, Step(announced, self)
 
     def detach(self, side: Side, performative: Performative) -> Step:
         half = self.halves[side]
@@ -120,7 +120,7 @@ class Conversation:
             self._set_delivery(link, None)
 
         def detached(data: Buffer) -> Buffer:
-            link.told.discard(side)
+            link.announced.discard(side)
             link.handles[side] = None
             self.links.pop(link, None)
             self._end_link(link)
@@ -186,7 +186,7 @@ class Conversation:
             if link.looks_at(delivery, payload, is_last=is_whole):
                 delivery.fate = UNDECIDED
                 half.undecided[delivery] = None
-                half.most_kept_bytes = max(half.most_kept_bytes, link.keeps_bytes)
+                half.max_kept_bytes = max(half.max_kept_bytes, link.keeps_bytes)
                 self._shared.keeping[self] = None
         elif number is not None and number != delivery.number:
             raise Malformed(f"delivery {number} on a link within delivery {delivery.number}")
@@ -203,26 +203,26 @@ class Conversation:
         def transferred(data: Buffer) -> Buffer:
             if is_first:
                 delivery.paid_for = link.credit_for
-                link.came(1)
+                link.note_received(1)
             if delivery.fate == SWALLOWED:
                 self._swallow(half, delivery, is_first=is_first, is_last=is_last)
                 return b""
-            half.transfers.came()
+            half.transfers.note_received()
             if side is Side.BROKER:
                 # The broker's deliveries are all forwarded.
                 return data
             if is_first:
                 # Once it is settled the number is kept only here.
-                delivery.renumbered = half.ids.came(delivery.number, settled=delivery.settled)
+                delivery.renumbered = half.ids.note_received(delivery.number, settled=delivery.settled)
             if is_aborted:
                 half.ids.aborted(delivery.number)
             elif is_last and not delivery.settled:
                 self._time(delivery.number)
             if number is None or delivery.renumbered == number:
                 return data
-            payload_bytes, most_bytes = frame.size - begins, stream.most_frame_bytes
+            payload_bytes, max_bytes = frame.size - begins, stream.max_frame_bytes
             start, transfers = wire.transfer_start(
-                frame.channel, performative, delivery.renumbered, payload_bytes, most_bytes
+                frame.channel, performative, delivery.renumbered, payload_bytes, max_bytes
             )
             half.transfers.added(transfers - 1)
             return start + bytes(data[begins:])
@@ -240,7 +240,7 @@ class Conversation:
         if first is None:
             raise Malformed("a disposition without a first delivery-id")
         range_ = first, first if last is None else last
-        settles, most_bytes = performative.boolean(3), stream.most_frame_bytes
+        settles, max_bytes = performative.boolean(3), stream.max_frame_bytes
         ids = self.halves[stream.side.other if receiver else stream.side].ids
 
         def disposed(data: Buffer) -> Buffer:
@@ -253,7 +253,7 @@ class Conversation:
                     self._shared.context.signals.answers += settled
             if ranges == [range_]:
                 return data
-            return b"".join(wire.disposition_of(channel, performative, *each, most_bytes) for each in ranges)
+            return b"".join(wire.disposition_of(channel, performative, *each, max_bytes) for each in ranges)
 
         return Step(disposed, self)
 
@@ -273,14 +273,14 @@ class Conversation:
             link.swallowed()
         link.credit.swallowing = not is_last
         if is_last:
-            shared.to_tell[link] = None
-            link.falls_due()
+            shared.needs_flow[link] = None
+            link.schedule_charge()
             if not delivery.settled:
                 shared.rejected.append(delivery)
 
     def _set_delivery(self, link: Link, delivery: Delivery | None) -> None:
         if link.sender is Side.CLIENT:
-            self._shared.under_way += (delivery is not None) - (link.delivery is not None)
+            self._shared.in_flight += (delivery is not None) - (link.delivery is not None)
         link.delivery = delivery
 
     def _decide(self, half: Half, delivery: Delivery, payload: Buffer, *, is_last: bool) -> None:
@@ -288,7 +288,7 @@ class Conversation:
             delivery.link.decide(delivery, payload, is_last=is_last, must=False)
             if delivery.fate != UNDECIDED:
                 del half.undecided[delivery]
-                self._keep_no_more(half)
+                self._release_kept(half)
         elif delivery.learns:
             delivery.link.learn(delivery, payload, is_last=is_last)
         elif delivery.fate == ASKED and delivery.request is not None:
@@ -299,13 +299,13 @@ class Conversation:
             return
         half.kept_transfers += transfers
         half.kept_bytes += size_bytes
-        if not self._shared.keep(size_bytes) or half.kept_bytes > half.most_kept_bytes:
+        if not self._shared.keep(size_bytes) or half.kept_bytes > half.max_kept_bytes:
             self._decide_now(half)
 
-    def _keep_no_more(self, half: Half) -> None:
+    def _release_kept(self, half: Half) -> None:
         if not half.undecided:
             self._shared.keep(-half.kept_bytes)
-            half.kept_bytes = half.kept_transfers = half.most_kept_bytes = 0
+            half.kept_bytes = half.kept_transfers = half.max_kept_bytes = 0
             if not any(each.undecided for each in self.halves.values()):
                 self._shared.keeping.pop(self, None)
 
@@ -317,9 +317,9 @@ class Conversation:
         undecided, half.undecided = half.undecided, {}
         for delivery in undecided:
             delivery.link.decide(delivery, b"", is_last=False, must=True)
-        self._keep_no_more(half)
+        self._release_kept(half)
 
-    def look_at_window(self, side: Side) -> None:
+    def check_window(self, side: Side) -> None:
         """Decide deliveries that cannot continue before the kept frames are forwarded."""
         half = self.halves[side]
         if half.undecided and half.transfers.left() <= half.kept_transfers:
@@ -331,7 +331,7 @@ class Conversation:
         for delivery in [each for each in half.undecided if link is None or each.link is link]:
             del half.undecided[delivery]
             delivery.fate = PASSES
-        self._keep_no_more(half)
+        self._release_kept(half)
 
     def forget(self) -> None:
         for half in self.halves.values():
@@ -348,21 +348,21 @@ def _is_open(delivery: Delivery) -> bool:
     return delivery.fate in {UNDECIDED, ASKED}
 
 
-def tell(link: Link, outlet: Stream) -> None:
+def send_flow(link: Link, outlet: Stream) -> None:
     """Tell a link's sender about its credit by a flow of Sluice's own."""
     receiver, credit = outlet.side, link.credit
     if link.flows and not credit.shaped and credit.granted == credit.limit:
         # The receiver's own flow will tell it soon.
         return
     handle = link.handles[receiver]
-    if handle is not None and receiver in link.told and link.session.halves[receiver].told:
+    if handle is not None and receiver in link.announced and link.session.halves[receiver].announced:
         _tell_flow(link.session, outlet, (handle, *credit.to_sender()))
 
 
-def tell_window(session: SessionPart, outlet: Stream) -> bool:
+def send_window_flow(session: SessionPart, outlet: Stream) -> bool:
     """Tell a sender that swallowed transfers used its window, unless it can still send. Return whether it knows."""
     half, other = session.halves[outlet.side], session.halves[outlet.side.other]
-    if not other.transfers.to_tell or not half.told:
+    if not other.transfers.needs_flow or not half.announced:
         return True
     if other.transfers.left():
         # A link's flow will probably tell it.
@@ -375,7 +375,7 @@ def _tell_flow(session: SessionPart, outlet: Stream, link: tuple[int, int | None
     half, other = session.halves[outlet.side], session.halves[outlet.side.other]
     assert half.channel is not None  # noqa: S101 - it has begun
     incoming_id = other.transfers.incoming_id()
-    if incoming_id is None and other.told:
+    if incoming_id is None and other.announced:
         incoming_id = other.first_id  # the receiver has not stated it yet, but knows it
     sends, window = half.transfers, other.transfers.incoming_window
     outlet.insert(
@@ -383,9 +383,9 @@ def _tell_flow(session: SessionPart, outlet: Stream, link: tuple[int, int | None
     )
 
 
-def tell_rejected(delivery: Delivery, outlet: Stream) -> None:
+def send_rejected(delivery: Delivery, outlet: Stream) -> None:
     half = delivery.link.session.halves[outlet.side]
-    if half.channel is not None and half.told:
+    if half.channel is not None and half.announced:
         outlet.insert(wire.rejection_frame(half.channel, delivery.number, wire.RESOURCE_LIMIT_EXCEEDED, delivery.why))
 
 
@@ -397,7 +397,7 @@ def translate_flow(
     incoming_id, incoming_window, outgoing_id, outgoing_window, _, delivery_count, credit = numbers
     to_incoming_id = other.transfers.flow_of_receiver(incoming_id, incoming_window or 0)
     if other.undecided:
-        session.look_at_window(side.other)
+        session.check_window(side.other)
     to_outgoing_id = half.transfers.flow_of_sender(outgoing_id or 0, outgoing_window or 0)
     changes: dict[int, bytes] = {}
     if to_incoming_id != incoming_id:
@@ -408,7 +408,7 @@ def translate_flow(
         # An ended link is granted nothing any more, even without a limit.
         return changes
     if link.sender is not side:
-        told = link.credit.to_sender()
+        announced = link.credit.to_sender()
         # Several flows may have been read since, so the first may ask for more than is granted now.
         if not link.was_limited:
             return changes
@@ -419,11 +419,11 @@ def translate_flow(
             return changes | dict.fromkeys(range(4, 9), wire.NULL)
         if not link.credit.shaped:
             return changes
-        told = answer
-    if told.delivery_count != delivery_count:
-        changes[5] = wire.optional_uint(told.delivery_count)
-    if told.credit != (credit or 0):
-        changes[6] = wire.uint(told.credit)
-    if told.drain is not drains:
-        changes[8] = wire.boolean(told.drain)
+        announced = answer
+    if announced.delivery_count != delivery_count:
+        changes[5] = wire.optional_uint(announced.delivery_count)
+    if announced.credit != (credit or 0):
+        changes[6] = wire.uint(announced.credit)
+    if announced.drain is not drains:
+        changes[8] = wire.boolean(announced.drain)
     return changes

@@ -116,13 +116,13 @@ class Unpaid:
         """Record credit given to links. Negative: credit that they lost unused."""
         self._stored = min(self._capacity, self._stored - messages * UPERMITS_PER_PERMIT)
 
-    def did_no_harm(self, messages: int = 1) -> None:
+    def note_prepaid(self, messages: int = 1) -> None:
         """Record messages that are paid otherwise or not limited."""
         most = self._advance.most * UPERMITS_PER_PERMIT
         self._capacity = min(max(self._capacity, most), self._capacity + messages * UPERMITS_PER_PERMIT)
         self.take(-messages)
 
-    def did_harm(self, paid_for: tuple[Resource, ...], now_ns: int) -> None:
+    def note_overdraft(self, paid_for: tuple[Resource, ...], now_ns: int) -> None:
         """Record a message that was charged to these resources because it could not be refused."""
         self._capacity = self._advance.burst * UPERMITS_PER_PERMIT
         self._stored = min(self._capacity, self._stored)
@@ -264,7 +264,7 @@ class Credit:
         return LinkFlow(wrapped(counted + self.offset), min(self.granted - counted, MAX_CREDIT), self.draining)
 
     @property
-    def to_tell(self) -> bool:
+    def needs_flow(self) -> bool:
         return self.granted + self.offset > self._told
 
     def wanted(self) -> int:
@@ -292,7 +292,7 @@ class Credit:
     def grant(self, permits: int, *, plenty: bool = False) -> bool:
         """Let the sender use paid credit. Permits that the receiver no longer wants are refunded.
 
-        ``plenty``: it got all that it asked for without a wait. Returns ``to_tell``.
+        ``plenty``: it got all that it asked for without a wait. Returns ``needs_flow``.
         """
         if plenty:
             self._widen()
@@ -302,7 +302,7 @@ class Credit:
         self.prepaid += granted
         self._untouched = granted > 0
         self._trim()
-        return self.to_tell
+        return self.needs_flow
 
     def grant_some(self, most: int) -> int:
         """Grant up to ``most`` of the limit, unpaid, because the cost is unknown. Return how many.
@@ -317,20 +317,20 @@ class Credit:
         return granted
 
     def grant_all(self) -> bool:
-        """Grant the whole limit of an unlimited link, unpaid. Return ``to_tell``.
+        """Grant the whole limit of an unlimited link, unpaid. Return ``needs_flow``.
 
         While less is granted, call this again after deliveries and flows of the sender.
         """
         if not self.shaped or not self._awaits_answer:
             self.granted = self.limit
-        return self.to_tell
+        return self.needs_flow
 
     @property
     def _awaits_answer(self) -> bool:
         drains_to = self._drains_to
         return self.draining and drains_to is not None and self.sent + self.offset < drains_to
 
-    def came(self, deliveries: int = 1) -> None:
+    def note_received(self, deliveries: int = 1) -> None:
         """Count deliveries at their first frame, including those swallowed or aborted later."""
         self.sent += deliveries
         self.due += max(0, deliveries - self.prepaid)
@@ -343,7 +343,7 @@ class Credit:
             self._follow()
 
     def swallowed(self, deliveries: int = 1) -> None:
-        """Uncount swallowed deliveries at their first frame. The sender gets their credit again (``to_tell``)."""
+        """Uncount swallowed deliveries at their first frame. The sender gets their credit again (``needs_flow``)."""
         self.shaped = True  # from here on its numbers differ, even before it is told
         self.sent -= deliveries
         self.offset += deliveries
@@ -430,8 +430,8 @@ class Credit:
             How many deliveries came before it.
         """
         sent, granted, window, used, untouched, shaped = numbers
-        came = (sent - self.sent) & MAX_CREDIT
-        self.sent += came
+        note_received = (sent - self.sent) & MAX_CREDIT
+        self.sent += note_received
         self.granted = self.sent + ((granted - sent) & MAX_CREDIT)
         if window is not None:
             self.prepaid, self.window = self.granted - self.sent, window
@@ -439,7 +439,7 @@ class Credit:
         self.shaped |= shaped
         self.flow_of_receiver(*said, drain=False)
         self.to_sender()
-        return came
+        return note_received
 
     def _widen(self) -> None:
         if self._used >= self.window:

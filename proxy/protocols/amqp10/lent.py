@@ -62,22 +62,22 @@ class LentConnection:
         self,
         shared: Shared,
         channels: Mapping[Side, Mapping[int, Conversation]],
-        tell: Callable[[], None],
+        send_flow: Callable[[], None],
         take: Callable[[Side], Sequence[Buffer]],
     ) -> None:
         self._shared = shared
         self._channels = channels
-        self._tell, self._take = tell, take
+        self._tell, self._take = send_flow, take
         self._judge: Judge | None = None
         self.heard: set[Side] = set()
         self.written: set[Side] = set()
 
-    def lend(self, judge: Judge, most_frame_bytes: tuple[int, int], beginnings: tuple[bytes, bytes]) -> "Lent":
+    def lend(self, judge: Judge, max_frame_bytes: tuple[int, int], beginnings: tuple[bytes, bytes]) -> "Lent":
         """Return the compiled reader of both streams.
 
         Args:
             judge: Decides and counts.
-            most_frame_bytes: The longest frame accepted, by peer.
+            max_frame_bytes: The longest frame accepted, by peer.
             beginnings: Incomplete frames.
         """
         assert COMPILED is not None  # noqa: S101 - else it is not lent
@@ -90,7 +90,7 @@ class LentConnection:
                 timed = session, wrapped(watched), since_ns, False
         sessions = self._channels[Side.CLIENT].values()
         unsettled = sum(session.halves[Side.CLIENT].ids.unsettled for session in sessions)
-        lent: Lent = COMPILED.lend_amqp10(judge, self, most_frame_bytes, timed, unsettled, beginnings)
+        lent: Lent = COMPILED.lend_amqp10(judge, self, max_frame_bytes, timed, unsettled, beginnings)
         return lent
 
     def link(self, side: int, channel: int, handle: int) -> KnownLink | None:
@@ -106,7 +106,7 @@ class LentConnection:
         receiver = session.halves[sender.other].channel, link.handles[sender.other]
         known = None if receiver[0] is None or receiver[1] is None else (receiver[0], receiver[1])
         admitted = link.admitted if link.decides else None
-        copies = link.most_bytes, link.copies
+        copies = link.max_bytes, link.copies
         return link, link.resources, allowance, copies, admitted, known, link.asks == "delaying"
 
     def session(
@@ -148,10 +148,10 @@ class LentConnection:
         if shared.due:
             shared.charge_due()
         granted = 0 if shared.charges else self._grant()
-        if shared.to_ask or shared.charges:
+        if shared.needs_credit or shared.charges:
             # The flows will be read again. That sends out the granted credit and asks for the rest.
-            shared.to_tell.clear()
-            shared.to_ask.clear()
+            shared.needs_flow.clear()
+            shared.needs_credit.clear()
             return None, (granted, (), (b"", b""), False)
         changes = [
             list(translate_flow(session, peer, link, numbers, drains=drains).items())
@@ -159,7 +159,7 @@ class LentConnection:
         ]
         return changes, self._answer([link for _, link, *_ in said if link is not None], granted)
 
-    def came(self, links: Sequence[Link]) -> Answered:
+    def note_received(self, links: Sequence[Link]) -> Answered:
         """Serve links that need something. ``take`` has reported everything before."""
         if self._shared.due:
             self._shared.charge_due()
@@ -169,12 +169,12 @@ class LentConnection:
         """Ask for credit until some must wait. Return the number of requests granted."""
         shared, judge, granted = self._shared, self._judge, 0
         assert judge is not None  # noqa: S101 - as it is lent
-        for link in list(shared.to_ask):
+        for link in list(shared.needs_credit):
             request = link.ask()
             if request is not None and not judge.grant(shared.now_ns, request):
                 link.request = None
                 break
-            del shared.to_ask[link]
+            del shared.needs_credit[link]
             if request is not None:
                 granted += 1
                 link.grant(request, request.most)
@@ -218,7 +218,7 @@ class LentConnection:
             link.passed(deliveries, asks=asks is not None, flowed=flowed)
         for session, transfers, flows, settled, unsettled, last in sessions:
             for side, count in zip(_SIDES, transfers, strict=True):
-                session.halves[side].transfers.came(count)
+                session.halves[side].transfers.note_received(count)
             for side, numbers in zip(_SIDES, flows, strict=True):
                 if numbers is not None:
                     translate_flow(session, side, None, (*numbers, None, None, None), drains=False)
@@ -229,7 +229,7 @@ class LentConnection:
             for each in withdrawn:
                 ids.settled(*each)
             for first, last_of_range in unsettled:
-                ids.came(first, wrapped(last_of_range - first + 1))
+                ids.note_received(first, wrapped(last_of_range - first + 1))
             if last is not None:
                 ids.reached(last)
         shared = self._shared

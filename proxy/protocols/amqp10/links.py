@@ -17,7 +17,7 @@ from limiter.rules.resource import Resource
 from limiter.rules.rule import ADAPTIVE_NAME, UPERMITS_PER_PERMIT
 from proxy.common.buffers import SMALL_FRAME_BYTES, Gathering
 from proxy.deciding.batch import Asks, Batch, Charge, ConnectionInfo, Paid, Refuse, Request, Side
-from proxy.protocols.amqp.about import shown
+from proxy.protocols.amqp.client_info import shown
 from proxy.protocols.amqp.names import EXCHANGE, QUEUE, ROUTING_KEY, Names
 from proxy.protocols.amqp10.address import Address, delivered, published, target_of
 from proxy.protocols.amqp10.credit import Credit, LinkFlow, Numbers, PlainCredit, Unpaid, UnpaidOfClients
@@ -33,7 +33,7 @@ Allowance = tuple[int | None, int | None, PlainCredit | None]
 """As returned by ``Link.allowance``."""
 Flowed = tuple[Numbers, tuple[int | None, int | None]]
 """Arguments of ``Credit.flowed``."""
-_NOWHERE: Final = Address("nothing")
+_UNROUTABLE: Final = Address("nothing")
 _SETTLED: Final = 1  # in an attach: the sender settles all
 _SIZES: Final = 8  # a new delivery's weight in the mean size is one in this many
 # Unpaid messages per client where no message limit is lower.
@@ -47,7 +47,7 @@ class SessionPart(Protocol):
     @property
     def halves(self) -> "Mapping[Side, Half]": ...
     def decide_now(self) -> None: ...
-    def look_at_window(self, side: Side) -> None: ...
+    def check_window(self, side: Side) -> None: ...
 
 
 @dataclass(slots=True)
@@ -58,8 +58,8 @@ class Shared:
     now_ns: int = 0
     limits: bool = False
     requests: list[Request] = field(default_factory=list)
-    to_ask: "dict[Link, None]" = field(default_factory=dict)
-    to_tell: "dict[Link, None]" = field(default_factory=dict)  # links whose sender may need a flow
+    needs_credit: "dict[Link, None]" = field(default_factory=dict)
+    needs_flow: "dict[Link, None]" = field(default_factory=dict)  # links whose sender may need a flow
     rejected: "list[Delivery]" = field(default_factory=list)
     due: "dict[Link, None]" = field(default_factory=dict)
     clients: UnpaidOfClients = field(default_factory=UnpaidOfClients)
@@ -75,11 +75,11 @@ class Shared:
     short: dict[tuple[SessionPart, Side], None] = field(default_factory=dict)
     tightest: Advance | None = None
     withheld: bool = False
-    let_in: bool = False  # the broker has opened the connection, too
+    broker_opened: bool = False  # the broker has opened the connection, too
     plain: bool = False  # the broker is not RabbitMQ: addresses are queue names
     rules_version: int = 0
     links: int = 0
-    under_way: int = 0
+    in_flight: int = 0
     refused: int = 0
     # With the client's timed delivery, and its start.
     timed: "tuple[SessionPart, int] | None" = None
@@ -95,7 +95,7 @@ class Shared:
         unpaid.limit(advance or _ANY)
         return unpaid
 
-    def look_at_rules(self) -> None:
+    def check_rules(self) -> None:
         context = self.context
         self.names.with_keys = context.limits_kind(ROUTING_KEY)
         self.limits = False
@@ -126,7 +126,7 @@ class Shared:
     @property
     def is_quiet(self) -> bool:
         """Whether links and sessions have nothing to ask for, to tell or to wait for."""
-        links = self.to_ask or self.to_tell or self.due or self.starved or self.turning
+        links = self.needs_credit or self.needs_flow or self.due or self.starved or self.turning
         sessions = self.forced or self.keeping or self.short
         kept = self.requests or self.rejected or self.charges or self.paid or self.withheld
         return not links and not sessions and not kept
@@ -135,7 +135,7 @@ class Shared:
         if self._gathering is not None:
             self.context.room.give_back(self._gathering)
             self._gathering = None
-        for links in (self.to_ask, self.to_tell, self.due, self.starved, self.turning):
+        for links in (self.needs_credit, self.needs_flow, self.due, self.starved, self.turning):
             links.clear()
         for sessions in (self.forced, self.short, self.keeping):
             sessions.clear()
@@ -184,7 +184,7 @@ class Delivery:
 class Half:
     channel: int | None = None
     first_id: int = 0
-    told: bool = False  # its begin was forwarded, and its end was not
+    announced: bool = False  # its begin was forwarded, and its end was not
     ended: bool = False
     transfers: Transfers = field(default_factory=Transfers)
     ids: Renumbering = field(default_factory=Renumbering)
@@ -193,9 +193,9 @@ class Half:
     awaited: "dict[tuple[bytes, Side], deque[Link]]" = field(default_factory=dict)
     senders: int = 0
     undecided: dict[Delivery, None] = field(default_factory=dict)  # its deliveries that need more bytes
-    kept_bytes: int = 0  # since the first of these, at most most_kept_bytes
+    kept_bytes: int = 0  # since the first of these, at most max_kept_bytes
     kept_transfers: int = 0
-    most_kept_bytes: int = 0
+    max_kept_bytes: int = 0
 
 
 @dataclass(eq=False, slots=True)
@@ -208,9 +208,9 @@ class Link:
     name: str
     node: str = ""
     handles: dict[Side, int | None] = field(default_factory=lambda: dict.fromkeys(Side))
-    told: set[Side] = field(default_factory=set)  # peers whose attach was forwarded, and whose detach was not
+    announced: set[Side] = field(default_factory=set)  # peers whose attach was forwarded, and whose detach was not
     gone: bool = False
-    address: Address = _NOWHERE
+    address: Address = _UNROUTABLE
     resources: tuple[Resource, ...] = ()  # of its messages; empty if each names its own, or if unlimited
     # The resources for its credit: its own, or after a turn those of its client's last message.
     paid_for: tuple[Resource, ...] = ()
@@ -218,13 +218,13 @@ class Link:
     delays: bool = False  # credit is asked for
     meters: bool = False  # its credit is unpaid and bounded: the cost of its messages is unknown
     decides: bool = False  # all deliveries are decided or examined
-    most_bytes: int | None = None  # larger deliveries are decided
+    max_bytes: int | None = None  # larger deliveries are decided
     delivery: Delivery | None = None
     request: Request | None = None
     flows: int = 0  # read but not forwarded
     used: int = 0
     refused: int = 0
-    _begun: int = 0  # deliveries read whose ``came`` has not followed
+    _begun: int = 0  # deliveries read whose ``note_received`` has not followed
     _is_made: bool = False  # the broker makes its node
     _settles: bool = False  # its sender settles all, so none can be refused
     # The resources it has turned to, and those it will turn to once everything read has come.
@@ -269,7 +269,7 @@ class Link:
         own = shared.terms(self.resources, consumes=self.consumes)
         says, refuses = self._says, own.refuses and not self.consumes and not self._settles
         # Shadow rules restrict nothing.
-        meters = says or (refuses and (own.advance or own.most_bytes) is not None)
+        meters = says or (refuses and (own.advance or own.max_bytes) is not None)
         unpaid = shared.unpaid(self.resources, own) if shared.limits and meters else None
         turned = self._turned if turned is None else turned
         if unpaid is not None and not turned:
@@ -284,8 +284,8 @@ class Link:
         self._pay_for_others(turned, delays=delays)
         self.terms = terms
         self.decides = says or (refuses and not shapes)
-        self.most_bytes = None if shapes or says else own.most_bytes
-        if terms.most_bytes is None:
+        self.max_bytes = None if shapes or says else own.max_bytes
+        if terms.max_bytes is None:
             self._pay_for(0)
         self._meter(unpaid)
         self.wants()
@@ -342,12 +342,12 @@ class Link:
 
     def flow_of_receiver(self, delivery_count: int | None, credit: int | None, drain: bool) -> None:  # noqa: FBT001
         self.credit.flow_of_receiver(delivery_count, credit, drain)
-        self.falls_due()
+        self.schedule_charge()
         self.wants()
 
     def flow_of_sender(self, delivery_count: int | None, credit: int | None, drain: bool) -> LinkFlow | None:  # noqa: FBT001
         said = self.credit.flow_of_sender(delivery_count, credit, drain)
-        self.falls_due()
+        self.schedule_charge()
         self.wants()
         return said
 
@@ -358,11 +358,11 @@ class Link:
         if self.delays:
             # Checking later would cost more.
             if self.credit.wanted():
-                self.shared.to_ask[self] = None
+                self.shared.needs_credit[self] = None
         elif self.meters:
             self._grant_some()
         elif self.credit.grant_all():
-            self.shared.to_tell[self] = None
+            self.shared.needs_flow[self] = None
 
     def _grant_some(self) -> None:
         shared, unpaid = self.shared, self._unpaid
@@ -378,8 +378,8 @@ class Link:
             self._free += granted
         elif self.credit.wanted():
             shared.starved[self] = None
-        if self.credit.to_tell:
-            shared.to_tell[self] = None
+        if self.credit.needs_flow:
+            shared.needs_flow[self] = None
 
     def _turn_to(self, paid_for: tuple[Resource, ...]) -> None:
         self._turns_to = paid_for
@@ -394,9 +394,9 @@ class Link:
         wanted = self.credit.wanted() if self.delays else 0
         if not wanted:
             return None
-        if self.terms.most_bytes is not None:
+        if self.terms.max_bytes is not None:
             # At most the size charged at once, or more would be refunded than charged.
-            self._pay_for(min(self._size_bytes, self.terms.most_bytes))
+            self._pay_for(min(self._size_bytes, self.terms.max_bytes))
         self.request = Request(
             self.paid_for,
             1,
@@ -439,11 +439,11 @@ class Link:
             if self._bytes != request.size_bytes:
                 shared.charges.append(self._charge(0, permits * (self._bytes - request.size_bytes)))
             if self.credit.grant(permits, plenty=plenty):
-                shared.to_tell[self] = None
-            self.falls_due()
+                shared.needs_flow[self] = None
+            self.schedule_charge()
         self.wants()
 
-    def falls_due(self) -> None:
+    def schedule_charge(self) -> None:
         if self.credit.due:
             self.shared.due[self] = None
 
@@ -463,7 +463,7 @@ class Link:
         self._bytes = size_bytes
 
     def begins(self) -> None:
-        """Count a delivery that was read. ``came`` follows.
+        """Count a delivery that was read. ``note_received`` follows.
 
         Raises:
             Close: A client exceeds all the credit it was told. Its receiver has given more and would accept it, past
@@ -476,12 +476,12 @@ class Link:
             name = self.name or "without a name"
             raise Close("transfer_limit_exceeded", f"the client exceeded its credit on link {name}")
 
-    def came(self, deliveries: int) -> None:
+    def note_received(self, deliveries: int) -> None:
         self._begun -= deliveries
-        self.credit.came(deliveries)
+        self.credit.note_received(deliveries)
         self._free = max(0, self._free - deliveries)
         if self.delays:
-            self.falls_due()
+            self.schedule_charge()
             self.wants()
         elif self.credit.granted < self.credit.limit:
             # It had to drain first, or gets its credit bit by bit.
@@ -494,7 +494,7 @@ class Link:
         is the credit, if the compiled part can handle the receiver's flows.
         """
         credit, delays, decides = self.credit, self.delays, self.decides
-        if self.gone or self._says or (delays and (decides or self.terms.most_bytes is not None)):
+        if self.gone or self._says or (delays and (decides or self.terms.max_bytes is not None)):
             return None
         if decides:
             return credit.known, min(credit.plenty, credit.prepaid) if delays else credit.plenty, None
@@ -508,7 +508,7 @@ class Link:
         unpaid = self._unpaid
         if not self.meters or unpaid is None:
             return True
-        unpaid.did_no_harm(deliveries)
+        unpaid.note_prepaid(deliveries)
         return not unpaid.paid_for or self.credit.granted == self.credit.limit
 
     def passed(self, deliveries: int, *, asks: bool = False, flowed: Flowed | None = None) -> None:
@@ -526,7 +526,7 @@ class Link:
         # Decided deliveries come one by one.
         each = 1 if asks and self.decides else max(1, deliveries)
         for _ in range(0, deliveries, each):
-            self.came(each)
+            self.note_received(each)
 
     def swallowed(self) -> None:
         self.credit.swallowed()
@@ -541,7 +541,7 @@ class Link:
 
     def _correct(self, size_bytes: int) -> None:
         """Charge the size beyond the size paid for."""
-        if self.delays and self.terms.most_bytes is not None:
+        if self.delays and self.terms.max_bytes is not None:
             change = (size_bytes - self._size_bytes) // _SIZES
             self._size_bytes = self._size_bytes + change if self._size_bytes else size_bytes
             if size_bytes != self._bytes:
@@ -564,17 +564,17 @@ class Link:
         if self._says or self._may_name_copies(payload, is_last=is_last):
             delivery.head = MessageHead()
             return True
-        return self.decides or self.most_bytes is not None
+        return self.decides or self.max_bytes is not None
 
     @property
     def keeps_bytes(self) -> int:
-        return max(SMALL_FRAME_BYTES, self.most_bytes or 0)
+        return max(SMALL_FRAME_BYTES, self.max_bytes or 0)
 
     def decide(self, delivery: Delivery, payload: Buffer, *, is_last: bool, must: bool) -> None:
         """Decide a delivery or request a decision once enough is known, at once if it ``must``."""
         terms, resources = self.terms, self.resources
         asks: Asks | None = "refusing" if self.decides and terms.refuses and not self._says else None
-        most_bytes = self.most_bytes
+        max_bytes = self.max_bytes
         if delivery.head is not None:
             try:
                 known = delivery.head.take(payload, last=is_last)
@@ -591,11 +591,11 @@ class Link:
                 # The link's credit pays for its own resources, unless each delivery is decided.
                 resources = (*resources, *delivery.resources) if asks else delivery.resources
                 asks = "all"
-            most_bytes = min((most for most in (most_bytes, named.most_bytes) if most is not None), default=None)
+            max_bytes = min((most for most in (max_bytes, named.max_bytes) if most is not None), default=None)
         size_bytes = delivery.size_bytes
-        if most_bytes is not None and size_bytes <= most_bytes and not delivery.complete and not must:
+        if max_bytes is not None and size_bytes <= max_bytes and not delivery.complete and not must:
             return
-        if self.most_bytes is not None and size_bytes > self.most_bytes:
+        if self.max_bytes is not None and size_bytes > self.max_bytes:
             resources, asks = (*self.resources, *delivery.resources), "all"
         if asks is None:
             delivery.fate = PASSES
@@ -615,7 +615,7 @@ class Link:
                 charge = Charge(self.resources, 1, delivery.size_bytes, asks="refusing", counts=False)
                 self.shared.charges.append(charge)
                 if self._unpaid is not None:
-                    self._did_harm(self.resources)
+                    self._note_overdraft(self.resources)
             return
         delivery.fate = ASKED
         delivery.asks = asks
@@ -672,7 +672,7 @@ class Link:
                 # It is forwarded, and charged and counted as admitted.
                 self.shared.charges.append(Charge(request.resources, 1, request.size_bytes, asks=delivery.asks))
         if self.meters and self._unpaid is not None:
-            self._unpaid.did_no_harm()
+            self._unpaid.note_prepaid()
             if refuse is not None:
                 # Its sender gets the credit back, and no other link may have it.
                 self._unpaid.take(1)
@@ -729,7 +729,7 @@ class Link:
         if paid_for:
             if named == paid_for and not decided:
                 self._correct(delivery.size_bytes)
-                self._did_harm(named)
+                self._note_overdraft(named)
                 return
             # Its credit was paid for other resources, or it would be paid twice.
             self.shared.charges.append(Charge(paid_for, -1, -self._bytes, counts=False))
@@ -738,7 +738,7 @@ class Link:
         if self.shared.terms(named).limits:
             self._charge_late(delivery)
         elif self.meters and unpaid is not None:
-            unpaid.did_no_harm()
+            unpaid.note_prepaid()
         elif unpaid is not None and not unpaid.pays(self.shared.now_ns):
             self._turn_to(())
 
@@ -747,15 +747,15 @@ class Link:
         named = delivery.resources
         if self.shared.terms(named).limits:
             self.shared.charges.append(Charge(named, 1, delivery.size_bytes, counts=False))
-            self._did_harm((*self.resources, *named))
+            self._note_overdraft((*self.resources, *named))
 
-    def _did_harm(self, resources: tuple[Resource, ...]) -> None:
+    def _note_overdraft(self, resources: tuple[Resource, ...]) -> None:
         advance = self.shared.terms(resources).advance
         if self._says and advance is not None and not advance.most:
             # Everything is refused there, so credit for it would never be used.
             return
         if self._unpaid is not None:
-            self._unpaid.did_harm(resources, self.shared.now_ns)
+            self._unpaid.note_overdraft(resources, self.shared.now_ns)
         if resources != self._turned:
             self._turn_to(resources)
 
@@ -775,7 +775,7 @@ class Link:
         due = self.credit.repay()
         if due and self.delays:
             shared.charges.append(self._charge(due, due * self._bytes))
-        for links in (shared.to_ask, shared.to_tell, shared.due, shared.starved, shared.turning):
+        for links in (shared.needs_credit, shared.needs_flow, shared.due, shared.starved, shared.turning):
             links.pop(self, None)
 
     @property

@@ -43,7 +43,7 @@ class Transfers:
         self.next_id = self._initial = self._told = next_outgoing_id
         self.outgoing_window = outgoing_window
 
-    def came(self, transfers: int = 1) -> None:
+    def note_received(self, transfers: int = 1) -> None:
         self.next_id += transfers
 
     def swallowed(self, transfers: int = 1) -> None:
@@ -81,7 +81,7 @@ class Transfers:
         return wrapped(self.next_id)
 
     @property
-    def to_tell(self) -> bool:
+    def needs_flow(self) -> bool:
         """Whether the sender counts swallowed transfers as part of its window."""
         return self._limit > self._told
 
@@ -188,7 +188,7 @@ class Renumbering:
         if self._afters:
             self._compact()
 
-    def came(self, delivery_id: int, deliveries: int = 1, *, settled: bool = False) -> int:
+    def note_received(self, delivery_id: int, deliveries: int = 1, *, settled: bool = False) -> int:
         """Count adjacent forwarded deliveries. Return the receiver's number of the first.
 
         ``settled``: by the sender, so neither peer refers to them again.

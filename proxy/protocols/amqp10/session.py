@@ -12,11 +12,11 @@ from msgspec.structs import replace
 from proxy.deciding.batch import Batch, Grant, Hold, Refuse, Request, Side
 from proxy.deciding.judge import Judge
 from proxy.flow.credit import Stage
-from proxy.protocols.amqp.about import Identity
+from proxy.protocols.amqp.client_info import Identity
 from proxy.protocols.amqp.names import DEFAULT_VHOST
 from proxy.protocols.amqp10 import wire
 from proxy.protocols.amqp10.address import vhost_of
-from proxy.protocols.amqp10.conversation import Conversation, tell, tell_rejected, tell_window
+from proxy.protocols.amqp10.conversation import Conversation, send_flow, send_rejected, send_window_flow
 from proxy.protocols.amqp10.lent import LentConnection
 from proxy.protocols.amqp10.links import Delivery, Link, Shared
 from proxy.protocols.amqp10.stream import MAX_WHOLE_BYTES, Step, Stream, forward
@@ -32,7 +32,7 @@ _NS_PER_MS: Final = 1_000_000
 _SWEEP_NS: Final = 250_000_000
 MAX_SESSIONS: Final = 4096  # per connection
 # The shortest time between heartbeats, whatever a peer asks for.
-_LEAST_BEAT_NS: Final = 25_000_000
+_MIN_BEAT_NS: Final = 25_000_000
 _CLOSE: Final = b"\x00\x53\x18"
 _RABBITMQ: Final = b"RabbitMQ"
 
@@ -53,7 +53,7 @@ class AMQP10Options:
     scan: Scan = "auto"
 
 
-class AboutClient(Identity):
+class ClientInfo(Identity):
     def __init__(self) -> None:
         super().__init__(DEFAULT_VHOST)
         self.opened: dict[Side, Opened] = {}
@@ -98,7 +98,7 @@ class AMQP10Session(Session):
         if context.hub is not None:
             self._shared.clients = context.hub.clients
         self._shared.rules_version = context.rules_version()
-        self._about = AboutClient()
+        self._about = ClientInfo()
         self._streams = {side: Stream(side, self) for side in Side}
         # Sessions that have not ended. The same by each peer's channels. Those that wait for the other peer's begin, by
         # the channel of the first.
@@ -108,7 +108,7 @@ class AMQP10Session(Session):
         # Handlers for the rest of a frame's payload.
         self._payload: dict[Side, Callable[..., Step] | None] = dict.fromkeys(Side)
         # Batches of chunks that are written once they are decided.
-        self._in_hand: dict[Side, Batch | None] = dict.fromkeys(Side)
+        self._current: dict[Side, Batch | None] = dict.fromkeys(Side)
         self._unread = self._begun = False
         self._ended: set[Side] = set()
         self._lent = LentConnection(self._shared, self._channels, self._tell, self.take)
@@ -140,17 +140,17 @@ class AMQP10Session(Session):
         if self._unread:
             stream.out.append(chunk)
             return None
-        self._look_at_rules()
+        self._check_rules()
         before = stream.frames
         stream.feed(chunk)
         self._context.counters.frames[side] += stream.frames - before
-        requests = self._ask() if shared.requests or shared.to_ask else ()
+        requests = self._ask() if shared.requests or shared.needs_credit else ()
         if requests:
-            batch = self._in_hand[side] = shared.batch(side, requests)
+            batch = self._current[side] = shared.batch(side, requests)
             return batch
         self._write(stream)
         # Written frames may make links want more.
-        batch = shared.batch(side, self._ask() if shared.requests or shared.to_ask else ())
+        batch = shared.batch(side, self._ask() if shared.requests or shared.needs_credit else ())
         if batch is None and stream.close is not None:
             raise stream.close
         return batch
@@ -159,11 +159,11 @@ class AMQP10Session(Session):
         shared, streams = self._shared, self._streams
         if (
             not self._may_be_lent
-            or not shared.let_in
+            or not shared.broker_opened
             # Until something was counted for the opened connection, its scopes are unknown.
             or judge.connection is not shared.connection
             or self._closes
-            or any(self._in_hand.values())
+            or any(self._current.values())
             or not all(stream.is_quiet() for stream in streams.values())
             or not self._stays()
             or not shared.is_quiet
@@ -173,8 +173,8 @@ class AMQP10Session(Session):
         if max(len(client), len(broker)) > MAX_WHOLE_BYTES:
             return None
         judge.stays, judge.ids = self._stays, None
-        most_frame_bytes = streams[Side.CLIENT].most_frame_bytes, streams[Side.BROKER].most_frame_bytes
-        lent = self._lent.lend(judge, most_frame_bytes, (client, broker))
+        max_frame_bytes = streams[Side.CLIENT].max_frame_bytes, streams[Side.BROKER].max_frame_bytes
+        lent = self._lent.lend(judge, max_frame_bytes, (client, broker))
         for stream in streams.values():
             stream.take_back()
         return lent
@@ -198,10 +198,10 @@ class AMQP10Session(Session):
     def _ask(self) -> list[Request]:
         shared = self._shared
         requests, shared.requests = shared.requests, []
-        if not shared.let_in:
+        if not shared.broker_opened:
             # Not before: this takes credit from others.
             return requests
-        links, shared.to_ask = shared.to_ask, {}
+        links, shared.needs_credit = shared.needs_credit, {}
         for link in links:
             request = link.ask()
             if request is not None:
@@ -225,13 +225,13 @@ class AMQP10Session(Session):
                 about.link.decided(about, verdict if isinstance(verdict, Refuse) else None)
         side = batch.side
         stream = self._streams[side]
-        if self._in_hand[side] is batch:
-            self._in_hand[side] = None
+        if self._current[side] is batch:
+            self._current[side] = None
             self._write(stream)
         elif batch.requests:
             self._release()
         self._wake_for_more()
-        if stream.close is not None and self._in_hand[side] is None:
+        if stream.close is not None and self._current[side] is None:
             raise stream.close
 
     def _release(self) -> None:
@@ -239,10 +239,10 @@ class AMQP10Session(Session):
             stream.release()
         if self._shared.timed is not None:
             # Only the client's frames are ever kept back.
-            self._look_at_timed(Side.CLIENT)
-        self._look_after_links()
+            self._check_timed(Side.CLIENT)
+        self._serve_links()
 
-    def _look_after_links(self) -> None:
+    def _serve_links(self) -> None:
         self._turn()
         if self._shared.starved or self._shared.turning:
             self._sweep_soon()
@@ -274,7 +274,7 @@ class AMQP10Session(Session):
         link = request.handle
         assert isinstance(link, Link)  # noqa: S101 - nothing else is held
         link.grant(request, request.messages)
-        self._look_after_links()
+        self._serve_links()
         self._wake_for_more()
 
     def _wake_for_more(self) -> None:
@@ -282,19 +282,19 @@ class AMQP10Session(Session):
         if shared.due:
             shared.charge_due()
         # A tick costs more than a flow.
-        if (shared.to_ask and shared.let_in) or shared.requests or shared.charges or shared.paid:
+        if (shared.needs_credit and shared.broker_opened) or shared.requests or shared.charges or shared.paid:
             self._context.wake()
 
     def _write(self, stream: Stream) -> None:
         shared = self._shared
         stream.write()
         if shared.timed is not None:
-            self._look_at_timed(stream.side)
+            self._check_timed(stream.side)
         if shared.forced:
             self._context.wake()
-        self._look_after_links()
+        self._serve_links()
 
-    def _look_at_timed(self, side: Side) -> None:
+    def _check_timed(self, side: Side) -> None:
         shared = self._shared
         assert shared.timed is not None  # noqa: S101 - as who calls this knows
         session, since_ns = shared.timed
@@ -309,21 +309,21 @@ class AMQP10Session(Session):
         shared = self._shared
         rejected, shared.rejected = shared.rejected, []
         for delivery in rejected:
-            tell_rejected(delivery, self._streams[delivery.link.sender.other])
-        links, shared.to_tell = shared.to_tell, {}
+            send_rejected(delivery, self._streams[delivery.link.sender.other])
+        links, shared.needs_flow = shared.needs_flow, {}
         for link in links:
-            if link.credit.to_tell:
-                tell(link, self._streams[link.sender.other])
+            if link.credit.needs_flow:
+                send_flow(link, self._streams[link.sender.other])
         for session, side in list(shared.short):
-            if tell_window(session, self._streams[side.other]):
+            if send_window_flow(session, self._streams[side.other]):
                 del shared.short[session, side]
 
-    def _look_at_rules(self) -> None:
+    def _check_rules(self) -> None:
         shared = self._shared
         version = self._context.rules_version()
         if version != shared.rules_version:
             shared.rules_version = version
-            shared.look_at_rules()
+            shared.check_rules()
             for session in self._sessions:
                 for link in session.links:
                     link.ask_terms()
@@ -400,17 +400,17 @@ class AMQP10Session(Session):
             raise Malformed("a second open")
         opened = wire.read_open(performative)
         self._about.open(side, opened)
-        self._streams[side.other].most_frame_bytes = max(opened.max_frame_bytes, wire.MIN_MAX_FRAME_BYTES)
+        self._streams[side.other].max_frame_bytes = max(opened.max_frame_bytes, wire.MIN_MAX_FRAME_BYTES)
         # Addresses and hostname are read once the broker has named its product. Until the broker lets it in, a client
         # does not use memory either.
         self._streams[Side.CLIENT].waits = Side.BROKER not in self._about.opened
         if self._about.is_open:
-            shared.let_in = True
+            shared.broker_opened = True
             shared.plain = self._about.is_plain
             scopes = (*shared.connection.scopes, *self._about.scopes())
             shared.connection = replace(shared.connection, scopes=scopes)
             shared.names.enter(self._about.vhost)
-            shared.look_at_rules()
+            shared.check_rules()
         if opened.idle_time_out_ms:
             self._beats_ns[side] = shared.now_ns + self._beat_ns(side)
             self._context.wake()
@@ -445,7 +445,7 @@ class AMQP10Session(Session):
         return session.begin(side, channel, performative)
 
     def _beat_ns(self, side: Side) -> int:
-        return max(_LEAST_BEAT_NS, (self._about.opened[side].idle_time_out_ms or 0) * _NS_PER_MS // 4)
+        return max(_MIN_BEAT_NS, (self._about.opened[side].idle_time_out_ms or 0) * _NS_PER_MS // 4)
 
     def next_tick_ns(self) -> int | None:
         times = [*self._beats_ns.values()]
@@ -456,7 +456,7 @@ class AMQP10Session(Session):
     def tick(self, now_ns: int) -> Batch | None:
         shared = self._shared
         shared.now_ns = now_ns
-        self._look_at_rules()
+        self._check_rules()
         for side, due_ns in self._beats_ns.items():
             if now_ns >= due_ns:
                 self._beats_ns[side] = now_ns + self._beat_ns(side)
@@ -474,7 +474,7 @@ class AMQP10Session(Session):
         starved, shared.starved = shared.starved, {}
         for link in starved:
             link.wants()
-        self._look_at_stages(now_ns)
+        self._check_stages(now_ns)
         self._sweep_ns = now_ns + _SWEEP_NS if shared.starved or shared.turning or self._stages else None
 
     def _turn(self) -> None:
@@ -483,7 +483,7 @@ class AMQP10Session(Session):
             del self._shared.turning[link]
             link.turn()
 
-    def _look_at_stages(self, now_ns: int) -> None:
+    def _check_stages(self, now_ns: int) -> None:
         names = {link.limited_as for link in self._waiting}
         for name in [name for name in self._stages if name not in names]:
             self._stages.pop(name).close(now_ns)
@@ -520,7 +520,7 @@ class AMQP10Session(Session):
     def _sending(self) -> list[Link]:
         return [link for session in self._sessions for link in session.links if link.sender is Side.CLIENT]
 
-    def farewell(self, detail: str, now_ns: int) -> None:
+    def start_close(self, detail: str, now_ns: int) -> None:
         """Queue a close for each peer that has opened the connection and has not been sent one."""
         del now_ns
         for side in Side:
@@ -536,7 +536,7 @@ class AMQP10Session(Session):
             if side is Side.BROKER and stream.can_insert():
                 self._closes = True
 
-    def heard_out(self, side: Side, chunk: memoryview) -> bool:
+    def receive_closing(self, side: Side, chunk: memoryview) -> bool:
         """Wait for the broker's answer to Sluice's close."""
         if side is Side.CLIENT or not self._closes:
             return True
@@ -571,7 +571,7 @@ class AMQP10Session(Session):
             self._channels[side].clear()
             self._unanswered[side].clear()
             self._payload[side] = None
-            self._in_hand[side] = None
+            self._current[side] = None
             self._streams[side].forget_kept()
         for stage in self._stages.values():
             stage.close(shared.now_ns)
@@ -618,7 +618,7 @@ class AMQP10Session(Session):
     def between_frames(self, side: Side) -> bool:
         if self._unread:
             return False
-        if side is Side.CLIENT and self._shared.under_way:
+        if side is Side.CLIENT and self._shared.in_flight:
             return False
         return self._streams[side].is_between_frames()
 

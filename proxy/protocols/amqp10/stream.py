@@ -82,7 +82,7 @@ class Stream:
         self.side = side
         self.phase = Phase.HEADER
         # Accepted by the other peer. Of the broker's frames, only transfers are checked.
-        self.most_frame_bytes = NO_BOUND
+        self.max_frame_bytes = NO_BOUND
         self.frames = 0
         # Set after an invalid frame. Earlier frames are still forwarded.
         self.close: Close | None = None
@@ -163,7 +163,7 @@ class Stream:
             return self._take_header(buffer, at)
         frame = wire.frame_header(buffer, at)
         size = frame.size
-        if size > self.most_frame_bytes and self.side is Side.CLIENT:
+        if size > self.max_frame_bytes and self.side is Side.CLIENT:
             raise self._too_long(size)
         ends = at + size
         whole = ends <= stop
@@ -182,7 +182,7 @@ class Stream:
         performative = wire.performative(buffer, at + frame.doff, there, whole=whole)
         if performative is None:
             return at
-        if size > self.most_frame_bytes and performative.code == wire.TRANSFER:
+        if size > self.max_frame_bytes and performative.code == wire.TRANSFER:
             # Brokers split transfers only.
             raise self._too_long(size)
         self.frames += 1
@@ -196,7 +196,7 @@ class Stream:
         return there
 
     def _too_long(self, size: int) -> Malformed:
-        return Malformed(f"a frame of {size} bytes; the maximum is {self.most_frame_bytes}")
+        return Malformed(f"a frame of {size} bytes; the maximum is {self.max_frame_bytes}")
 
     def _take_payload(self, buffer: Buffer, at: int, stop: int) -> int:
         stop = min(stop, at + self._payload_left_bytes)
@@ -230,7 +230,7 @@ class Stream:
                 self._put(piece)
         self.release()
         for session in self._kept:
-            session.look_at_window(self.side)
+            session.check_window(self.side)
 
     def release(self) -> None:
         for session, kept in list(self._kept.items()):

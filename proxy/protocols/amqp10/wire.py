@@ -454,14 +454,14 @@ def frame(channel: int, body: bytes, payload_bytes: int = 0) -> bytes:
 
 
 def transfer_start(
-    channel: int, performative: Performative, delivery_id: int, payload_bytes: int, most_bytes: int
+    channel: int, performative: Performative, delivery_id: int, payload_bytes: int, max_bytes: int
 ) -> tuple[bytes, int]:
     """Make a transfer with another delivery-id, up to its payload. Return its bytes and the number of transfers.
 
-    If the frame exceeds ``most_bytes``, the payload gets a transfer of its own.
+    If the frame exceeds ``max_bytes``, the payload gets a transfer of its own.
     """
     body = performative.replaced({_DELIVERY_ID: uint(delivery_id)})
-    if HEADER_BYTES + len(body) + payload_bytes <= most_bytes:
+    if HEADER_BYTES + len(body) + payload_bytes <= max_bytes:
         return frame(channel, body, payload_bytes), 1
     first = performative.replaced({_DELIVERY_ID: uint(delivery_id), _MORE: boolean(True)})
     left_out = (_DELIVERY_ID, _DELIVERY_TAG, _MESSAGE_FORMAT)
@@ -469,14 +469,14 @@ def transfer_start(
     return frame(channel, first) + frame(channel, rest, payload_bytes), 2
 
 
-def disposition_of(channel: int, performative: Performative, first: int, last: int, most_bytes: int) -> bytes:
-    """Make a disposition with another range. A rejection longer than ``most_bytes`` loses its error."""
+def disposition_of(channel: int, performative: Performative, first: int, last: int, max_bytes: int) -> bytes:
+    """Make a disposition with another range. A rejection longer than ``max_bytes`` loses its error."""
     changes = {_FIRST: uint(first)}
     if performative.uint(_LAST) is not None:
         changes[_LAST] = uint(last)
     body = performative.replaced(changes)
     state = performative.raw(_STATE)
-    if HEADER_BYTES + len(body) > most_bytes and state.startswith(_REJECTED_STATE):
+    if HEADER_BYTES + len(body) > max_bytes and state.startswith(_REJECTED_STATE):
         body = performative.replaced(changes | {_STATE: _REJECTED_STATE + bytes((_LIST0,))})
     return frame(channel, body)
 

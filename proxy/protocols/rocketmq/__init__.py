@@ -43,14 +43,18 @@ PROTOCOL = Protocol(
     name="rocketmq",
     kinds=(
         Kind(
-            codes.KIND_TOPIC, "messages sent to a topic", rate_per_s=2000, patience_s=_SEND_TIMEOUT_S, in_commands=True
+            codes.KIND_TOPIC,
+            "messages sent to a topic",
+            rate_per_s=2000,
+            client_timeout_s=_SEND_TIMEOUT_S,
+            in_commands=True,
         ),
         Kind(
             codes.KIND_RETRY_GROUP,
             "messages that consumers of a group send back; the group's name without %RETRY%",
             rate_per_s=100,
             action="delay",
-            patience_s=_SEND_TIMEOUT_S,
+            client_timeout_s=_SEND_TIMEOUT_S,
             in_commands=True,
         ),
         Kind(
@@ -76,8 +80,8 @@ PROTOCOL = Protocol(
     reads_by=lambda options: read_by(options.scan),
     always_refuses=_always_refuses,
     half_closes=False,
-    second_port_offset=codes.VIP_PORT_OFFSET,
-    kinds_meant=dict.fromkeys(
+    extra_port_offset=codes.VIP_PORT_OFFSET,
+    kind_hints=dict.fromkeys(
         ("consumer_group", "consumer", "group", "subscription_group"), (codes.KIND_SUBSCRIPTION, codes.KIND_RETRY_GROUP)
     ),
     scopes=(PRODUCER_GROUP,),

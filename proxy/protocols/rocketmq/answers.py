@@ -89,9 +89,9 @@ class Pending:
             sends = self.opaques.sends + len(self._halves)
         else:
             sends = sum(code in codes.SENDS for code, _ in self._requests.values())
-        return sends + self.unanswered_further()
+        return sends + self.unanswered_in_batches()
 
-    def unanswered_further(self) -> int:
+    def unanswered_in_batches(self) -> int:
         """Return the part of ``unanswered`` beyond the first message of each batch."""
         return sum(messages for opaque, messages in self.further.items() if self._is_owed(opaque))
 
@@ -356,7 +356,7 @@ class AnswerStream:
             self.charges.append(Charge(bringing.resources, counter.count, size_bytes, consumes=True))
 
     def _continue_head(self, chunk: memoryview) -> int:
-        begun = self._beginning.go_on(chunk)
+        begun = self._beginning.resume(chunk)
         if begun is None:
             return len(chunk)
         self.frames += 1

@@ -30,7 +30,7 @@ _INNER: Final = b"INNER_"
 _INNERS: Final = (b"INNER_NUM\x01", b"INNER_MULTI_DISPATCH\x01", b"INNER_MULTI_QUEUE_OFFSET\x01")
 _INNER_BYTES: Final = max(map(len, _INNERS))
 # Takes at most as long to search as a message to read.
-_SEARCHED_A_MESSAGE_BYTES: Final = 512
+_MAX_SEARCHED_BYTES: Final = 512
 
 
 class BatchMessage(msgspec.Struct, frozen=True):
@@ -61,7 +61,7 @@ class BatchReader:
         # Start of the next message, and end of the searched bytes.
         self._at = self._searched = 0
 
-    def go_on(self, body: bytes | bytearray | memoryview, most: int = sys.maxsize) -> bool:
+    def resume(self, body: bytes | bytearray | memoryview, most: int = sys.maxsize) -> bool:
         """Read about ``most`` more messages of a whole body. Return whether it is complete.
 
         Takes 0.4 µs per message, and at most as long again to search the bytes that count as one.
@@ -83,12 +83,12 @@ class BatchReader:
         if parted:
             self.count = 0
             self.malformed = not _is_refused(body, at)
-        searched = min(at, self._searched + most * _SEARCHED_A_MESSAGE_BYTES)
+        searched = min(at, self._searched + most * _MAX_SEARCHED_BYTES)
         # The name may have begun in bytes that were searched before.
         piece = bytes(body[max(0, self._searched - _INNER_BYTES + 1) : searched])
         if _INNER in piece and any(name in piece for name in _INNERS):
             self.sets_inner = True
-        self.effort += most - left + (searched - self._searched) // _SEARCHED_A_MESSAGE_BYTES
+        self.effort += most - left + (searched - self._searched) // _MAX_SEARCHED_BYTES
         self._searched = searched
         return searched == at and (parted or at == size)
 

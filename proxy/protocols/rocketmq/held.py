@@ -52,7 +52,7 @@ class Holding:
 
     def release(self, held: HeldFrame, out: list[Buffer] | None) -> None:
         """Queue a copy. Without ``out``, keep it until the frame that streams through ends."""
-        data = self._let_go(held)
+        data = self._remove(held)
         if out is None:
             self.waiting.append(data)
         else:
@@ -63,7 +63,7 @@ class Holding:
         held.data.clear()
 
     def take(self, held: HeldFrame) -> bytes:
-        data = bytes(self._let_go(held))
+        data = bytes(self._remove(held))
         self.size_bytes -= len(data)
         return data
 
@@ -78,9 +78,9 @@ class Holding:
 
     def drop(self, held: HeldFrame) -> None:
         held.dropped = True
-        self.size_bytes -= len(self._let_go(held))
+        self.size_bytes -= len(self._remove(held))
 
-    def _let_go(self, held: HeldFrame) -> bytearray:
+    def _remove(self, held: HeldFrame) -> bytearray:
         self.count -= 1
         self.oneways -= held.header.flag & FLAG_ONEWAY != 0
         data, held.data = held.data, bytearray()

@@ -44,7 +44,7 @@ from proxy.deciding.batch import (
 )
 from proxy.flow.credit import Stage, credit_for
 from proxy.protocols.base import SessionContext
-from proxy.protocols.rocketmq.refusals import LOST, PURGED, TOO_OLD, no_room, put_aside_in_vain
+from proxy.protocols.rocketmq.refusals import LOST, PURGED, TOO_OLD, no_room, spool_failure
 from proxy.protocols.rocketmq.replayed import mark_replayed
 from proxy.protocols.rocketmq.transactions import Ended
 from proxy.protocols.rocketmq.wire import codes
@@ -94,7 +94,7 @@ class Line:
         self.kind = resources[0].kind
         self.stage = stage
         self.replays = replays  # an earlier process's queue
-        self.front: deque[Aside] = deque()  # being decided, or decided
+        self.front: deque[SpooledRequest] = deque()  # being decided, or decided
         self.most = 1
         self.oneways = self._serial = 0
         self.purged = self.purged_oneways = 0  # to be given up, at the head of the queue
@@ -103,7 +103,7 @@ class Line:
 
     @property
     def count(self) -> int:
-        return self.queue.count + sum(not aside.is_in_queue for aside in self.front)
+        return self.queue.count + sum(not spooled.is_in_queue for spooled in self.front)
 
     def handle_of(self, header: Header, ended: Ended | None) -> int:
         """Encode everything needed of a request without its content."""
@@ -119,7 +119,7 @@ class Line:
         return self.ended.pop(handle >> 32 & _CODE, None) if self.ended else None
 
 
-class Aside(msgspec.Struct, eq=False):
+class SpooledRequest(msgspec.Struct, eq=False):
     line: Line
     handle: int
     messages: int
@@ -162,7 +162,7 @@ class Lines:
     Args:
         context: The session's.
         spool: Stores the requests.
-        goes_on: Writes a request and its content to the broker.
+        on_forward: Writes a request and its content to the broker.
         refuse: Answers a request, given its kind and number. Never called for oneways.
         undo: Undoes the end of a transaction.
     """
@@ -172,16 +172,16 @@ class Lines:
         context: SessionContext,
         spool: Spool,
         *,
-        goes_on: Callable[[Aside, Sequence[Piece]], None],
+        on_forward: Callable[[SpooledRequest, Sequence[Piece]], None],
         refuse: Callable[[str, int, Refuse], None],
         undo: Callable[[Ended], None],
     ) -> None:
         self.again_ns: int | None = None
         self.old_ns: int | None = None  # when a held request becomes too old
-        self._most_age_ns = round(spool.settings.most_age_s * _NS)
+        self._max_age_ns = round(spool.settings.max_age_s * _NS)
         self._context = context
         self._spool = spool
-        self._goes_on = goes_on
+        self._on_forward = on_forward
         self._refuse = refuse
         self._undo = undo
         self._lines: dict[Key, Line] = {}
@@ -239,20 +239,22 @@ class Lines:
         if not line.front:
             self._let_ask(line)
 
-    def put_held(self, request: Request, header: Header, data: bytes, now_ns: int, *, ended: Ended | None) -> None:
+    def spool_held(self, request: Request, header: Header, data: bytes, now_ns: int, *, ended: Ended | None) -> None:
         line = self._line_of(request, now_ns)
         handle = self._append(line, request, header, data, now_ns, ended=ended)
         self._begin(line, request, handle, now_ns)
 
-    def _begin(self, line: Line, request: Request, handle: int, now_ns: int) -> Aside:
+    def _begin(self, line: Line, request: Request, handle: int, now_ns: int) -> SpooledRequest:
         oneway = request.refusal != "answered"
-        aside = Aside(line, handle, request.messages, request.size_bytes, now_ns, oneway, state=_HELD, request=request)
-        request.handle = aside
-        line.front.append(aside)
-        self._look_at_age(aside)
-        return aside
+        spooled = SpooledRequest(
+            line, handle, request.messages, request.size_bytes, now_ns, oneway, state=_HELD, request=request
+        )
+        request.handle = spooled
+        line.front.append(spooled)
+        self._check_age(spooled)
+        return spooled
 
-    def had_no_room(self, request: Request, opaque: int, *, is_held: bool) -> None:
+    def refuse_no_room(self, request: Request, opaque: int, *, is_held: bool) -> None:
         """``is_held``: the request has a ticket."""
         (self._context.give_up if is_held else self._context.lose)((request,))
         if request.refusal == "answered":
@@ -300,7 +302,7 @@ class Lines:
         self, key: Key, resources: tuple[Resource, ...], group: str, now_ns: int, queue: Queue | None = None
     ) -> Line:
         if not self._lines:
-            self._context.hear_of_writes(True)
+            self._context.watch_writes(True)
         self._now_ns = now_ns
         stage = Stage("resource", str(resources[0]), self._context.stage.gives, self._context.wake)
         line = Line(key, resources, group, stage, replays=queue is not None)
@@ -335,13 +337,13 @@ class Lines:
             self._replaying -= line.replays
             if not self._lines:
                 self.old_ns = None
-                self._context.hear_of_writes(False)
+                self._context.watch_writes(False)
 
     def _give_up(self, line: Line, *, returns: bool = False) -> int:
         """Drop the tickets of a line. Return how many requests they count, unless these return."""
-        held = [aside.request for aside in line.front if aside.state == _HELD and aside.request is not None]
-        for aside in line.front:
-            aside.state, aside.request = _REFUSED, None
+        held = [spooled.request for spooled in line.front if spooled.state == _HELD and spooled.request is not None]
+        for spooled in line.front:
+            spooled.state, spooled.request = _REFUSED, None
         for request in held:
             request.returns = returns
         if held:
@@ -374,7 +376,7 @@ class Lines:
         overdue: dict[int, Verdict] = {}
         charges: list[Charge] = []
         if self.old_ns is not None and now_ns >= self.old_ns:
-            self._let_old_go(charges)
+            self._release_overdue(charges)
         for line in list(self._askable):
             if len(requests) >= MAX_ASKED:
                 self._context.wake()
@@ -390,15 +392,15 @@ class Lines:
                 self._starved[line] = None
                 continue
             if not front and not line.purged:
-                for aside in self._refill(line, now_ns, charges):
-                    overdue[len(requests)] = put_aside_in_vain(line.resources[0], TOO_OLD)
-                    requests.append(self._request(aside))
-            for asked, aside in enumerate(front):
+                for spooled in self._refill(line, now_ns, charges):
+                    overdue[len(requests)] = spool_failure(line.resources[0], TOO_OLD)
+                    requests.append(self._request(spooled))
+            for asked, spooled in enumerate(front):
                 if asked >= line.most or len(requests) >= MAX_ASKED:
                     break
-                if aside.state != _WAITING or aside.oneway is not front[0].oneway:
+                if spooled.state != _WAITING or spooled.oneway is not front[0].oneway:
                     break
-                requests.append(self._request(aside))
+                requests.append(self._request(spooled))
             if not front and not line.queue.count:
                 self._close(line, now_ns)
             elif not front and line.queue.head() is not None:
@@ -411,26 +413,26 @@ class Lines:
             batch.add_verdicts(overdue)
         return batch
 
-    def _request(self, aside: Aside) -> Request:
-        line = aside.line
-        aside.state = _ASKED
-        aside.request = Request(
+    def _request(self, spooled: SpooledRequest) -> Request:
+        line = spooled.line
+        spooled.state = _ASKED
+        spooled.request = Request(
             line.resources,
-            aside.messages,
-            aside.size_bytes,
+            spooled.messages,
+            spooled.size_bytes,
             line.group,
-            "impossible" if aside.oneway else "answered",
+            "impossible" if spooled.oneway else "answered",
             None,
-            aside,
-            since_ns=aside.since_ns,
+            spooled,
+            since_ns=spooled.since_ns,
             returns=line.replays,
         )
-        return aside.request
+        return spooled.request
 
-    def _refill(self, line: Line, now_ns: int, charges: list[Charge]) -> list[Aside]:
+    def _refill(self, line: Line, now_ns: int, charges: list[Charge]) -> list[SpooledRequest]:
         """Take the next requests to decide out of the queue. Return those that are too old."""
         queue, front = line.queue, line.front
-        overdue: list[Aside] = []
+        overdue: list[SpooledRequest] = []
         for _ in range(MAX_OF_LINE):
             entry = queue.head()
             if entry is None:
@@ -440,30 +442,30 @@ class Lines:
                 self._forget(line, entry.handle)
                 self._count_lost(line, 1, entry.cost_bytes)
                 continue
-            aside = _aside_of(line, entry)
+            spooled = _spooled_request(line, entry)
             ending = queue.ending(now_ns)
             if ending is not None and entry.is_refusable:
                 queue.pop(ending)
-                aside.content = ()
-                overdue.append(aside)
+                spooled.content = ()
+                overdue.append(spooled)
                 continue
             if ending is not None:
                 if front:
                     break
                 charges.append(Charge(line.resources, entry.messages, entry.cost_bytes, line.group))
-                aside.state, aside.ending = _GRANTED, ending
-                front.append(aside)
+                spooled.state, spooled.ending = _GRANTED, ending
+                front.append(spooled)
                 self._finish(line)
                 if front:
                     break
                 continue
             if line.most == 1 or entry.content is None or entry.size_bytes > _SMALL_BYTES:
                 if not front:
-                    front.append(aside)
+                    front.append(spooled)
                 break
             queue.pop()
-            aside.content = entry.content
-            front.append(aside)
+            spooled.content = entry.content
+            front.append(spooled)
             if len(front) >= line.most:
                 break
         return overdue
@@ -478,26 +480,26 @@ class Lines:
         passed: dict[Line, int] = {}
         given_up: list[Request] = []
         for index, request in enumerate(batch.requests):
-            aside, verdict = request.handle, batch.verdicts.get(index)
-            if not isinstance(aside, Aside):
+            spooled, verdict = request.handle, batch.verdicts.get(index)
+            if not isinstance(spooled, SpooledRequest):
                 continue
-            if aside.state != _ASKED or aside.request is not request:
+            if spooled.state != _ASKED or spooled.request is not request:
                 if isinstance(verdict, Hold):
                     given_up.append(request)
                 continue
-            passed.setdefault(aside.line, 0)
+            passed.setdefault(spooled.line, 0)
             if isinstance(verdict, Hold):
-                aside.state = _HELD
-                self._look_at_age(aside)
+                spooled.state = _HELD
+                self._check_age(spooled)
                 continue
-            aside.request = None
+            spooled.request = None
             if isinstance(verdict, Refuse):
-                self._refuse_one(aside, verdict)
+                self._refuse_one(spooled, verdict)
             elif isinstance(verdict, Later):
-                aside.state = _WAITING
+                spooled.state = _WAITING
             else:
-                aside.state = _GRANTED
-                passed[aside.line] += 1
+                spooled.state = _GRANTED
+                passed[spooled.line] += 1
         if given_up:
             self._context.give_up(given_up)
         for line, count in passed.items():
@@ -509,57 +511,57 @@ class Lines:
                 # Nothing is ahead of it: ask again soon.
                 self._askable[line] = None
                 self.again_ns = now_ns + _AGAIN_NS
-                self._look_at_age(line.front[0])
+                self._check_age(line.front[0])
             else:
                 self._advance(line)
         if self._askable and self.again_ns is None:
             self._context.wake()
 
-    def resolved(self, request: Request, aside: Aside, refuse: Refuse | None, now_ns: int) -> None:
+    def resolved(self, request: Request, spooled: SpooledRequest, refuse: Refuse | None, now_ns: int) -> None:
         self._now_ns = now_ns
         self._answer_lost()
-        if aside.request is not request or aside.state != _HELD:
+        if spooled.request is not request or spooled.state != _HELD:
             return
-        aside.request = None
+        spooled.request = None
         if refuse is None:
-            aside.state = _GRANTED
-        elif aside.oneway:
-            aside.state = _WAITING
+            spooled.state = _GRANTED
+        elif spooled.oneway:
+            spooled.state = _WAITING
         else:
-            self._refuse_one(aside, refuse)
-        self._advance(aside.line)
+            self._refuse_one(spooled, refuse)
+        self._advance(spooled.line)
 
-    def _look_at_age(self, aside: Aside) -> None:
-        if aside.oneway and self._most_age_ns:
-            old_ns = aside.since_ns + self._most_age_ns
+    def _check_age(self, spooled: SpooledRequest) -> None:
+        if spooled.oneway and self._max_age_ns:
+            old_ns = spooled.since_ns + self._max_age_ns
             if self.old_ns is None or old_ns < self.old_ns:
                 self.old_ns = old_ns
                 self._context.wake()
 
-    def _let_old_go(self, charges: list[Charge]) -> None:
+    def _release_overdue(self, charges: list[Charge]) -> None:
         self.old_ns = None
         passed: list[Request] = []
         for line in self._lines.values():
-            for aside in line.front:
-                if aside.state not in {_HELD, _WAITING} or not aside.oneway:
+            for spooled in line.front:
+                if spooled.state not in {_HELD, _WAITING} or not spooled.oneway:
                     continue
-                if aside.since_ns + self._most_age_ns > self._now_ns:
-                    self._look_at_age(aside)
+                if spooled.since_ns + self._max_age_ns > self._now_ns:
+                    self._check_age(spooled)
                     break
-                if aside.request is not None:
-                    passed.append(aside.request)
-                charges.append(Charge(line.resources, aside.messages, aside.size_bytes, line.group))
-                aside.state, aside.request, aside.ending = _GRANTED, None, "too old"
+                if spooled.request is not None:
+                    passed.append(spooled.request)
+                charges.append(Charge(line.resources, spooled.messages, spooled.size_bytes, line.group))
+                spooled.state, spooled.request, spooled.ending = _GRANTED, None, "too old"
                 self._askable[line] = None
         if passed:
             self._context.pass_on(passed)
 
-    def _refuse_one(self, aside: Aside, refuse: Refuse) -> None:
-        aside.state = _REFUSED
-        line = aside.line
-        self._forget(line, aside.handle)
-        if not aside.lost and not aside.oneway:
-            self._refuse(line.kind, aside.opaque, refuse)
+    def _refuse_one(self, spooled: SpooledRequest, refuse: Refuse) -> None:
+        spooled.state = _REFUSED
+        line = spooled.line
+        self._forget(line, spooled.handle)
+        if not spooled.lost and not spooled.oneway:
+            self._refuse(line.kind, spooled.opaque, refuse)
 
     def _forget(self, line: Line, handle: int) -> None:
         ended = line.take_ended(handle)
@@ -578,53 +580,53 @@ class Lines:
     def _finish(self, line: Line) -> None:
         front = line.front
         while front:
-            aside = front[0]
-            if aside.state == _GRANTED:
-                if not self._let_go(aside):
+            spooled = front[0]
+            if spooled.state == _GRANTED:
+                if not self._forward(spooled):
                     return
-            elif aside.state != _REFUSED or not self._take_out(aside):
+            elif spooled.state != _REFUSED or not self._remove(spooled):
                 return
             front.popleft()
             # The loss was counted where it was found.
-            line.oneways -= aside.oneway and not aside.lost
+            line.oneways -= spooled.oneway and not spooled.lost
 
-    def _let_go(self, aside: Aside) -> bool:
+    def _forward(self, spooled: SpooledRequest) -> bool:
         """Return False while the content is not in memory."""
-        line, content = aside.line, aside.content
+        line, content = spooled.line, spooled.content
         if content is None:
-            entry = self._head(aside)
+            entry = self._head(spooled)
             if entry is None:
                 return False
-            if aside.lost:
+            if spooled.lost:
                 return True
             if entry.content is None:
                 line.queue.fetch()
                 return False
-            content = line.queue.pop(aside.ending).content or ()
-        line.take_ended(aside.handle)
-        self._goes_on(aside, (mark_replayed(b"".join(content)),) if line.replays else content)
+            content = line.queue.pop(spooled.ending).content or ()
+        line.take_ended(spooled.handle)
+        self._on_forward(spooled, (mark_replayed(b"".join(content)),) if line.replays else content)
         line.stage.send(self._context.writer, 1, self._now_ns)
         self._unwritten[line] = self._unwritten.get(line, 0) + 1
         return True
 
-    def _take_out(self, aside: Aside) -> bool:
-        if aside.is_in_queue and not aside.lost:
-            if self._head(aside) is None:
+    def _remove(self, spooled: SpooledRequest) -> bool:
+        if spooled.is_in_queue and not spooled.lost:
+            if self._head(spooled) is None:
                 return False
-            if not aside.lost:
-                aside.line.queue.pop()
+            if not spooled.lost:
+                spooled.line.queue.pop()
         return True
 
-    def _head(self, aside: Aside) -> Entry | None:
+    def _head(self, spooled: SpooledRequest) -> Entry | None:
         """Return a request's entry at the head of its queue, None while it is being read. May set ``lost``."""
-        queue = aside.line.queue
+        queue = spooled.line.queue
         entry = queue.head()
         if entry is None:
             if queue.count:
                 return None
-            aside.lost = True
-        elif (entry.handle, entry.entered_ns) != (aside.handle, aside.since_ns):
-            aside.lost = True
+            spooled.lost = True
+        elif (entry.handle, entry.entered_ns) != (spooled.handle, spooled.since_ns):
+            spooled.lost = True
         return entry or _NOTHING
 
     def _lose(self, line: Line, lost: Lost) -> None:
@@ -638,27 +640,27 @@ class Lines:
     def _answer_lost(self) -> None:
         lost, self._lost = self._lost, []
         for line, its in lost:
-            aside = line.front[0] if line.front and line.front[0].is_in_queue and not line.front[0].lost else None
-            if aside is not None and self._head(aside) is None:
+            spooled = line.front[0] if line.front and line.front[0].is_in_queue and not line.front[0].lost else None
+            if spooled is not None and self._head(spooled) is None:
                 # The loss is known once the next one is read.
                 self._lost.append((line, its))
                 continue
             entries, handles = its.entries, list(its.handles)
-            if aside is not None and aside.lost:
-                if aside.handle in handles:
-                    handles.remove(aside.handle)
-                if not aside.oneway and aside.state != _REFUSED:
-                    handles.insert(0, aside.handle)
+            if spooled is not None and spooled.lost:
+                if spooled.handle in handles:
+                    handles.remove(spooled.handle)
+                if not spooled.oneway and spooled.state != _REFUSED:
+                    handles.insert(0, spooled.handle)
                 # The ticket counts requests that were asked about or held.
-                entries -= aside.state != _WAITING
-                if aside.state == _HELD and aside.request is not None:
-                    aside.request.returns = False
-                    self._context.give_up((aside.request,))
-                aside.state, aside.request = _REFUSED, None
+                entries -= spooled.state != _WAITING
+                if spooled.state == _HELD and spooled.request is not None:
+                    spooled.request.returns = False
+                    self._context.give_up((spooled.request,))
+                spooled.state, spooled.request = _REFUSED, None
             self._count_lost(line, entries, 0)
             for handle in () if line.replays else handles:
                 self._forget(line, handle)
-                self._refuse(line.kind, opaque_of(handle), put_aside_in_vain(line.resources[0], LOST))
+                self._refuse(line.kind, opaque_of(handle), spool_failure(line.resources[0], LOST))
 
     def written(self, now_ns: int) -> None:
         if not self._unwritten:
@@ -690,9 +692,9 @@ class Lines:
                 continue
             # The ticket counts held requests.
             counted = self._give_up(line)
-            for aside in line.front:
-                if not aside.is_in_queue:
-                    self._drop(line, aside.handle, oneway=aside.oneway, count=1 - counted)
+            for spooled in line.front:
+                if not spooled.is_in_queue:
+                    self._drop(line, spooled.handle, oneway=spooled.oneway, count=1 - counted)
                     counted = 0
             line.front.clear()
             line.purged, line.purged_oneways = line.queue.count, line.oneways
@@ -724,7 +726,7 @@ class Lines:
         self._count_lost(line, count, 0)
         line.oneways -= oneway
         if not oneway:
-            self._refuse(line.kind, opaque_of(handle), put_aside_in_vain(line.resources[0], PURGED))
+            self._refuse(line.kind, opaque_of(handle), spool_failure(line.resources[0], PURGED))
 
     def client_gone(self, now_ns: int) -> None:
         self._now_ns = now_ns
@@ -733,24 +735,24 @@ class Lines:
             if line.replays:
                 self._close(line, now_ns, gives_back=True)
                 continue
-            for aside in line.front:
-                if aside.oneway:
-                    if aside.state == _HELD and aside.request is not None and aside.request.refusal == "silent":
-                        aside.request.returns = True
-                        self._context.give_up((aside.request,))
-                        aside.state, aside.request = _WAITING, None
+            for spooled in line.front:
+                if spooled.oneway:
+                    if spooled.state == _HELD and spooled.request is not None and spooled.request.refusal == "silent":
+                        spooled.request.returns = True
+                        self._context.give_up((spooled.request,))
+                        spooled.state, spooled.request = _WAITING, None
                     continue
-                if aside.state == _WAITING:
-                    self._count_lost(line, 1, aside.size_bytes)
-                self._forget(line, aside.handle)
-                aside.state, aside.request = _REFUSED, None
-            line.front = deque(aside for aside in line.front if aside.oneway or aside.is_in_queue)
+                if spooled.state == _WAITING:
+                    self._count_lost(line, 1, spooled.size_bytes)
+                self._forget(line, spooled.handle)
+                spooled.state, spooled.request = _REFUSED, None
+            line.front = deque(spooled for spooled in line.front if spooled.oneway or spooled.is_in_queue)
             if line.oneways:
                 self._advance(line)
             else:
                 self._close(line, now_ns, counted=len(line.front))
 
-    def keeps(self) -> bool:
+    def has_undelivered(self) -> bool:
         """Return whether the client assumes that some of these are delivered."""
         return any(line.oneways for line in self._lines.values())
 
@@ -763,5 +765,7 @@ class Lines:
 _NOTHING: Final = Entry(0, 0, 0, 0, 0, 0, False, False, ())
 
 
-def _aside_of(line: Line, entry: Entry) -> Aside:
-    return Aside(line, entry.handle, entry.messages, entry.cost_bytes, entry.entered_ns, not entry.is_refusable)
+def _spooled_request(line: Line, entry: Entry) -> SpooledRequest:
+    return SpooledRequest(
+        line, entry.handle, entry.messages, entry.cost_bytes, entry.entered_ns, not entry.is_refusable
+    )

@@ -25,15 +25,15 @@ from proxy.protocols.base import (
     SessionContext,
 )
 from proxy.protocols.options import Tls, relays_unread
-from proxy.protocols.rocketmq.about import AboutClient
 from proxy.protocols.rocketmq.answers import MAX_ANSWER_HEADER_BYTES, Pending, header_bytes_of_answer
+from proxy.protocols.rocketmq.client_info import ClientInfo
 from proxy.protocols.rocketmq.routes import (
     NO_ADDRESSES,
     Address,
     AddressTable,
     Host,
+    advertised_addresses,
     rewrite,
-    told_instead,
     without_vip,
 )
 from proxy.protocols.rocketmq.wire import codes
@@ -158,7 +158,7 @@ class _Stream:
 
     def begin(self, chunk: memoryview) -> Begun | None:
         try:
-            begun = self.beginning.go_on(chunk)
+            begun = self.beginning.resume(chunk)
         except Close:
             self.beginning.pieces.clear()
             raise
@@ -175,7 +175,7 @@ class _Requests(_Stream):
     def __init__(self, owed: Pending, max_frame_bytes: int) -> None:
         max_length = max_frame_bytes - _LENGTH_BYTES
         super().__init__(PartialFrame(MAX_HEADER_BYTES, lambda length, word: header_bytes_of(length, word, max_length)))
-        self.about = AboutClient()
+        self.about = ClientInfo()
         self._owed = owed
 
     def missing_bytes(self) -> int:
@@ -207,7 +207,7 @@ class _Requests(_Stream):
         if header is None or header.reading == UNPARSED:
             self._owed.add_unknown()
             return
-        self.about.meet(header)
+        self.about.identify(header)
         if not header.flag & (FLAG_RESPONSE | FLAG_ONEWAY):
             self._owed.add(header.opaque, header.code, ())
 
@@ -289,7 +289,7 @@ class _Answers(_Stream):
         if self._told is None:
             context, options = self._context, self._context.options
             fronts = _fronts(context.listeners())
-            self._told = told_instead(options.addresses, options.advertise, fronts, context.connection.local)
+            self._told = advertised_addresses(options.addresses, options.advertise, fronts, context.connection.local)
         rewritten = rewrite(body, self._told)
         if rewritten is None:
             self._unread(whole, "its addresses cannot be read")
@@ -334,7 +334,7 @@ def _fronts(listeners: Iterable[ListenerAddresses]) -> list[ListenerAddresses]:
     return [each for each in listeners if each.protocol == _BROKERS]
 
 
-def _doubts(options: NameServerOptions, listeners: Sequence[ListenerAddresses]) -> Iterable[str]:
+def _lint(options: NameServerOptions, listeners: Sequence[ListenerAddresses]) -> Iterable[str]:
     fronts = _fronts(listeners)
     if not fronts and not options.addresses:
         yield (
@@ -355,6 +355,6 @@ PROTOCOL: Final = Protocol(
     open_session=NameServerSession,
     options=NameServerOptions,
     half_closes=False,
-    doubts=_doubts,
+    lint=_lint,
 )
 """The entry point ``rocketmq-namesrv``."""

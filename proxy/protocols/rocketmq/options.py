@@ -55,7 +55,7 @@ def _read_network(value: object, allowed: str) -> Network:
     return network
 
 
-_NOBODY: Final = Networks()
+_NO_NETWORKS: Final = Networks()
 _LOOPBACK: Final = Networks((IPv4Network("127.0.0.0/8"), IPv6Network("::1/128")))
 
 
@@ -83,7 +83,7 @@ class RocketMQOptions:
     tls: Tls = "refuse"
     max_frame_bytes: Annotated[int, Meta(ge=codes.PREFIX_BYTES)] = codes.MAX_FRAME_BYTES
     remote_view_from: _Networks = _LOOPBACK
-    remote_update_from: _Networks = _NOBODY
+    remote_update_from: _Networks = _NO_NETWORKS
     internal_topics: Literal["refuse", "pass"] = "refuse"
     scan: Scan = "auto"
 

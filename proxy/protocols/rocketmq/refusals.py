@@ -56,7 +56,7 @@ TOO_OLD: Final = "spool:too_old"
 LOST: Final = "spool:lost"
 # Why a request was not spooled.
 NO_ROOM: Final = "spool:no_room"
-_IN_VAIN: Final = {
+_SPOOL_FAILURES: Final = {
     PURGED: "Sluice held the message back, and was told to give it up",
     TOO_OLD: "Sluice held the message back until it was too old",
     LOST: "Sluice held the message back, and lost it on its disk",
@@ -119,8 +119,8 @@ def alarm(listener: str, reason: str) -> Forbidden:
     return Forbidden(Resource(LISTENER, listener), rule, _ALARM_WAIT_US, ResponseCode.SYSTEM_BUSY.value, remark=remark)
 
 
-def put_aside_in_vain(resource: Resource, why: str) -> Forbidden:
-    return _forbid(resource, why, _IN_VAIN[why], ResponseCode.SYSTEM_BUSY)
+def spool_failure(resource: Resource, why: str) -> Forbidden:
+    return _forbid(resource, why, _SPOOL_FAILURES[why], ResponseCode.SYSTEM_BUSY)
 
 
 def _forbid(resource: Resource, rule: str, remark: str, code: ResponseCode = ResponseCode.NO_PERMISSION) -> Forbidden:

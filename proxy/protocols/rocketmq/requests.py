@@ -18,11 +18,11 @@ from proxy.common.buffers import Gathering
 from proxy.deciding.batch import Batch, Hold, Later, Refusal, Refuse, Request
 from proxy.protocols.base import Buffer, Close, SessionContext
 from proxy.protocols.rocketmq import refusals
-from proxy.protocols.rocketmq.about import AboutClient, Names
 from proxy.protocols.rocketmq.answers import Pending
 from proxy.protocols.rocketmq.batch_body import BatchReader
+from proxy.protocols.rocketmq.client_info import ClientInfo, Names
 from proxy.protocols.rocketmq.held import HeldFrame, Holding
-from proxy.protocols.rocketmq.lines import Aside, Lines
+from proxy.protocols.rocketmq.lines import Lines, SpooledRequest
 from proxy.protocols.rocketmq.transactions import Ended, EndOfTransaction, Transactions, read_half
 from proxy.protocols.rocketmq.wire import codes
 from proxy.protocols.rocketmq.wire.frame import (
@@ -46,8 +46,8 @@ TRIAL_FRAMES: Final = 32
 # counts as all of them: up to half a millisecond (see ``lenient.MAX_JSON_BYTES``).
 _MAX_STEPS: Final = 256
 # A binary field may be as short as six bytes.
-_BYTES_A_STEP: Final = 256
-_MESSAGES_A_STEP: Final = 16
+_BYTES_PER_STEP: Final = 256
+_MESSAGES_PER_STEP: Final = 16
 _PREFIX_BYTES: Final = codes.PREFIX_BYTES
 _ONEWAY: Final = codes.FLAG_ONEWAY
 _SUBSCRIPTION: Final = codes.KIND_SUBSCRIPTION
@@ -113,7 +113,7 @@ class RequestStream:
         *,
         compiled: "Requests | None" = None,
     ) -> None:
-        self.about = AboutClient()
+        self.about = ClientInfo()
         self.frames = 0
         # Set after an invalid frame. Earlier frames are still forwarded.
         self.close: Close | None = None
@@ -249,7 +249,7 @@ class RequestStream:
                 self._give_up_coming(held)
                 held = None
         if self.about.listening:
-            self.about.hear(chunk[:end], more=self._body_left > 0)
+            self.about.receive(chunk[:end], more=self._body_left > 0)
         if not self._body_left:
             self._open = False
             self.held.release_waiting(out)
@@ -264,7 +264,7 @@ class RequestStream:
             return
         self._free_room(held)
         ended = self._ended_by_held.pop(id(held.header), None)
-        put = lines.put_held if held.is_held else lines.put
+        put = lines.spool_held if held.is_held else lines.put
         put(request, held.header, self.held.take(held), held.since_ns, ended=ended)
 
     def _begin_frame(self, position: int, *, subscriptions: bool) -> int:
@@ -280,7 +280,7 @@ class RequestStream:
                 stop = position + 4 + length
                 return self._take_header(Frame(header, raw, word >> 24, 4 + length, position, stop), header_bytes)
         before_bytes = len(self._beginning.pieces)
-        begun = self._beginning.go_on(chunk[position:])
+        begun = self._beginning.resume(chunk[position:])
         if begun is None:
             self._grow_header()
             return size
@@ -300,7 +300,7 @@ class RequestStream:
         if header is UNPARSABLE:
             self._take_unreadable(header_bytes, frame.header_type)
         strict = header.reading == STRICT
-        self._steps += max(1, header_bytes // _BYTES_A_STEP) if strict else _MAX_STEPS
+        self._steps += max(1, header_bytes // _BYTES_PER_STEP) if strict else _MAX_STEPS
         if header.is_batch:
             return self._begin_batch(frame)
         self._take_frame(frame)
@@ -329,13 +329,13 @@ class RequestStream:
         if left:
             return end
         with memoryview(batch) as whole, whole[_PREFIX_BYTES + len(frame.raw) :] as body:
-            is_read = self._reader.go_on(body, max(1, _MAX_STEPS - self._steps) * _MESSAGES_A_STEP)
+            is_read = self._reader.resume(body, max(1, _MAX_STEPS - self._steps) * _MESSAGES_PER_STEP)
         if not is_read:
             # The last byte completes it again, and the reading continues.
             del batch[-1:]
             self.left_bytes = len(chunk) - end + 1
             return end - 1
-        self._steps += self._reader.effort // _MESSAGES_A_STEP
+        self._steps += self._reader.effort // _MESSAGES_PER_STEP
         del batch[before_bytes:]
         self._end_gathering(frame)
         return self._take_batch(frame)
@@ -380,10 +380,10 @@ class RequestStream:
                 self._count_undecodable("lenient")
             self._owed.add_unknown()  # the broker may read another number, or none and assign one
             self._trial += TRIAL_FRAMES
-            self.about.meet(header)
+            self.about.identify(header)
         elif self._trial:
             self._trial -= 1
-            self.about.meet(header)
+            self.about.identify(header)
         oneway = header.flag & _ONEWAY != 0
         kind = header.kind
         if not kind:
@@ -397,7 +397,7 @@ class RequestStream:
         if kind == codes.KIND_TRANSACTION:
             resources = self._end_transaction(frame, resources)
         elif header.sys_flag & codes.SYS_FLAGS_SPECIAL or (kind == _TOPIC and refusals.is_internal(header.name)):
-            self._look_closer(frame, resources[0])
+            self._inspect(frame, resources[0])
         if not oneway:
             self._owed.add(header.opaque, header.code, resources, header.half, messages)
         refusal: Refusal = "silent" if oneway else "answered"
@@ -421,7 +421,7 @@ class RequestStream:
         kind = _TOPIC if name == ended.topic else codes.KIND_RETRY_GROUP
         return resources + (self.names.known[kind].get(name) or self.names.remember(kind, name))
 
-    def _look_closer(self, frame: Frame, resource: Resource) -> None:
+    def _inspect(self, frame: Frame, resource: Resource) -> None:
         header = frame.header
         if self._refuses_internal and refusals.is_internal(header.name):
             self.refusals[frame.index] = refusals.internal_topic(resource)
@@ -506,7 +506,7 @@ class RequestStream:
         is_spooled = lines is not None and (begins or isinstance(verdict, Later))
         data = frame.lead + self._chunk[frame.start : frame.stop]
         if lines is not None and is_spooled and frame.stop <= len(self._chunk):
-            put = lines.put_held if begins else lines.put
+            put = lines.spool_held if begins else lines.put
             put(request, header, data, self._now_ns, ended=ended)
             return None
         held = request.handle = self.held.hold(header, data)
@@ -532,19 +532,19 @@ class RequestStream:
         lines, request = self.lines, held.request
         self.give_up(held)
         if lines is not None and request is not None:
-            lines.had_no_room(request, held.header.opaque, is_held=held.is_held)
+            lines.refuse_no_room(request, held.header.opaque, is_held=held.is_held)
 
-    def go_on(self, aside: Aside, data: Sequence[Piece], out: list[Buffer]) -> None:
-        line = aside.line
-        if not aside.oneway:
+    def resume(self, spooled: SpooledRequest, data: Sequence[Piece], out: list[Buffer]) -> None:
+        line = spooled.line
+        if not spooled.oneway:
             half = None
-            if aside.is_half:
+            if spooled.is_half:
                 whole = b"".join(data)
                 word: int = prefix_at(whole)[1]
                 half = read_half(
                     whole[_PREFIX_BYTES : _PREFIX_BYTES + (word & HEADER_LENGTH)], word >> 24, line.resources[0].name
                 )
-            self._owed.add(aside.opaque, aside.code, line.resources, half)
+            self._owed.add(spooled.opaque, spooled.code, line.resources, half)
         if self._open:
             self.held.wait(data)
         else:
@@ -581,7 +581,7 @@ class RequestStream:
     def end(self, out: list[Buffer]) -> None:
         """Queue an incomplete header or batch. Drop held requests."""
         gathering = self._gathering
-        self._let_go()
+        self._release_body()
         self.held.end()
         if gathering is not None:
             out.append(gathering.lead)
@@ -589,7 +589,7 @@ class RequestStream:
             out.append(self._beginning.take())
 
     def give_back(self) -> None:
-        self._let_go()
+        self._release_body()
         for frame in self._frames:
             self._undo(frame.ended)
         self._frames.clear()
@@ -598,7 +598,7 @@ class RequestStream:
         self.lines = None
         del self._take
 
-    def _let_go(self) -> None:
+    def _release_body(self) -> None:
         if self.held.coming is not None:
             self._free_room(self.held.coming)
         while self._ended_by_held:

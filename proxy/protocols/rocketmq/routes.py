@@ -13,7 +13,7 @@ from proxy.protocols.rocketmq.wire.codes import VIP_PORT_OFFSET
 Address = tuple[str, int]
 """The host is in the spelling of ``ipaddress``, or a lower-case name."""
 
-_HIGHEST_PORT: Final = 65535
+_MAX_PORT: Final = 65535
 _WILDCARDS: Final = frozenset({"0.0.0.0", "::"})
 # Can be written into a JSON string unchanged.
 _HOST: Final = re.compile(r"[A-Za-z0-9._:%-]+")
@@ -24,7 +24,7 @@ def read_address(text: str) -> Address | None:
     host, _, port = text.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
-    if _HOST.fullmatch(host) is None or not (port.isascii() and port.isdigit()) or not 0 < int(port) <= _HIGHEST_PORT:
+    if _HOST.fullmatch(host) is None or not (port.isascii() and port.isdigit()) or not 0 < int(port) <= _MAX_PORT:
         return None
     return _one_spelling(host), int(port)
 
@@ -85,7 +85,7 @@ Host = Annotated[str, Meta(extra={"check": _read_host})]
 """May be empty."""
 
 
-def told_instead(
+def advertised_addresses(
     addresses: Addresses, advertise: str, fronts: Iterable[ListenerAddresses], connected: str
 ) -> dict[Address, bytes]:
     """Return the replacements for registered broker addresses. ``addresses`` take precedence.

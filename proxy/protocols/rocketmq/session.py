@@ -13,12 +13,12 @@ from proxy.flow.credit import Stage
 from proxy.protocols.base import NO_BOUND, Buffer, CommandRequest, Description, Session, SessionContext
 from proxy.protocols.options import relays_unread
 from proxy.protocols.rocketmq import refusals
-from proxy.protocols.rocketmq.about import AboutClient
 from proxy.protocols.rocketmq.answers import AnswerStream, Pending
+from proxy.protocols.rocketmq.client_info import ClientInfo
 from proxy.protocols.rocketmq.compiled import lend, open_requests
 from proxy.protocols.rocketmq.held import HeldFrame
 from proxy.protocols.rocketmq.limit_commands import LimitCommandReader
-from proxy.protocols.rocketmq.lines import Aside, Lines
+from proxy.protocols.rocketmq.lines import Lines, SpooledRequest
 from proxy.protocols.rocketmq.options import RocketMQOptions
 from proxy.protocols.rocketmq.refusals import Forbidden, busy_answer
 from proxy.protocols.rocketmq.requests import Frame, Refused, RequestStream
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _OF_SENDS: Final = frozenset({KIND_TOPIC, KIND_RETRY_GROUP})
 
 
-Begun = tuple[AboutClient, "Requests"]
+Begun = tuple[ClientInfo, "Requests"]
 """The state of a connection that began without a session."""
 
 
@@ -43,16 +43,16 @@ def begin(options: RocketMQOptions, judge: Judge, limits_kind: Callable[[str], b
     compiled = None if limits_kind(KIND_SUBSCRIPTION) else open_requests(options.scan, judge.resources)
     if compiled is None:
         return None
-    about = AboutClient()
+    about = ClientInfo()
     judge.learn = partial(_learn, about)
     return lend(judge, compiled, options.max_frame_bytes, limits_kind, is_new=True), (about, compiled)
 
 
-def _learn(about: AboutClient, raw: bytes, header_type: int) -> tuple[str, bool] | None:
+def _learn(about: ClientInfo, raw: bytes, header_type: int) -> tuple[str, bool] | None:
     header = classify(raw, header_type)
     if header.reading != STRICT:
         return None
-    about.meet(header)
+    about.identify(header)
     return about.language, about.language in ANOTHER_EACH_TIME
 
 
@@ -104,8 +104,8 @@ class RocketMQSession(Session):
             self._lines = self._requests.lines = Lines(
                 context,
                 spool,
-                goes_on=self._go_on,
-                refuse=self._refuse_aside,
+                on_forward=self._resume,
+                refuse=self._refuse_spooled,
                 undo=transactions.undo,
             )
         self._may_replay = spool is not None and not context.connection.exempt
@@ -256,7 +256,7 @@ class RocketMQSession(Session):
 
     def resolved(self, request: Request, refuse: Refuse | None, now_ns: int) -> None:
         held = request.handle
-        if isinstance(held, Aside):
+        if isinstance(held, SpooledRequest):
             if self._lines is not None:
                 self._lines.resolved(request, held, refuse, now_ns)
         elif not isinstance(held, HeldFrame) or held.dropped:
@@ -309,7 +309,7 @@ class RocketMQSession(Session):
     def stages(self) -> Iterable[Stage]:
         return () if self._lines is None else self._lines.stages()
 
-    def keeps(self, side: Side) -> bool:
+    def has_undelivered(self, side: Side) -> bool:
         lines, held = self._lines, self._requests.held
         # The forwarded part of a frame must be the last.
         if side is Side.BROKER or self._broker_ended or self._requests.is_cut:
@@ -323,16 +323,16 @@ class RocketMQSession(Session):
                 self._requests.give_up(coming)
             if lines is not None:
                 lines.client_gone(self._now_ns)
-            if held.oneways or (lines is not None and lines.keeps()):
+            if held.oneways or (lines is not None and lines.has_undelivered()):
                 # The broker reassigns its queues to other members of its groups although this connection stays open.
                 self._out[Side.BROKER] += self._requests.about.unregister()
                 self._wake()
-        return held.oneways > 0 or (lines is not None and lines.keeps())
+        return held.oneways > 0 or (lines is not None and lines.has_undelivered())
 
-    def _go_on(self, aside: Aside, data: Sequence[Piece]) -> None:
-        self._requests.go_on(aside, data, self._out[Side.BROKER])
+    def _resume(self, spooled: SpooledRequest, data: Sequence[Piece]) -> None:
+        self._requests.resume(spooled, data, self._out[Side.BROKER])
 
-    def _refuse_aside(self, kind: str, opaque: int, refuse: Refuse) -> None:
+    def _refuse_spooled(self, kind: str, opaque: int, refuse: Refuse) -> None:
         if not self._client_gone:
             self._refused += 1
             self._answer([busy_answer(refuse, opaque, kind)])
@@ -413,14 +413,14 @@ class RocketMQSession(Session):
         return self._lines.is_full()
 
     def in_flight(self) -> int:
-        aside = 0 if self._lines is None else self._lines.count
-        return len(self._owed) + self._requests.held.count + self._limit_commands.open + aside
+        spooled = 0 if self._lines is None else self._lines.count
+        return len(self._owed) + self._requests.held.count + self._limit_commands.open + spooled
 
     def unanswered(self) -> int:
         return self._owed.unanswered()
 
-    def unanswered_further(self) -> int:
-        return self._owed.unanswered_further()
+    def unanswered_in_batches(self) -> int:
+        return self._owed.unanswered_in_batches()
 
     def between_frames(self, side: Side) -> bool:
         if self._unread:

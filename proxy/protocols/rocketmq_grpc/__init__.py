@@ -10,7 +10,7 @@ from limiter.rules.resource import USER
 from proxy.protocols.base import Protocol
 from proxy.protocols.options import read_by
 from proxy.protocols.rocketmq import PROTOCOL as REMOTING
-from proxy.protocols.rocketmq_grpc.options import RocketMQGrpcOptions, doubts
+from proxy.protocols.rocketmq_grpc.options import RocketMQGrpcOptions, lint
 from proxy.protocols.rocketmq_grpc.session import RocketMQGrpcSession
 
 PROTOCOL: Final = Protocol(
@@ -22,9 +22,9 @@ PROTOCOL: Final = Protocol(
     check_rule=REMOTING.check_rule,
     reads_by=lambda _: read_by("python"),
     half_closes=False,
-    kinds_meant=REMOTING.kinds_meant,
+    kind_hints=REMOTING.kind_hints,
     scopes=(USER,),
     alpn=("h2",),
-    doubts=doubts,
+    lint=lint,
 )
 """The entry point ``rocketmq-grpc``."""

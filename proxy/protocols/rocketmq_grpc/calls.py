@@ -104,30 +104,9 @@ class Call:
     """
 
     __slots__ = (
-        *(
-            "_counter",
-            "_left_bytes",
-            "_skip_bytes",
-            "access_key",
-            "answer",
-            "answered",
-            "broker_ended",
-            "client_ended",
-            "deadline_ns",
-        ),
-        *(
-            "granted",
-            "id",
-            "is_inspected",
-            "is_over",
-            "kept",
-            "messages",
-            "method",
-            "request",
-            "sent",
-            "since_ns",
-        ),
-        *("size_bytes", "state", "stored", "target", "waiting"),
+        *("_counter", "_left_bytes", "_skip_bytes", "access_key", "answer", "answered", "broker_ended", "client_ended"),
+        *("deadline_ns", "granted", "id", "is_inspected", "is_over", "kept", "messages", "method", "request", "sent"),
+        *("since_ns", "size_bytes", "state", "stored", "target", "waiting"),
     )
 
     def __init__(self, stream: int, start: Start, now_ns: int) -> None:
@@ -244,14 +223,14 @@ _FIRST_HEADERS: Final = b"\x88" + http2.literal(b"content-type", b"application/g
 
 
 @lru_cache(maxsize=1024)
-def refusal(method: str, text: str, begin: bytes, most_bytes: int, *, was_held: bool) -> tuple[tuple[bytes, ...], int]:
+def refusal(method: str, text: str, begin: bytes, max_bytes: int, *, was_held: bool) -> tuple[tuple[bytes, ...], int]:
     """Return the frames that refuse a call.
 
     Args:
         method: the call's method.
         text: the reason, for people.
         begin: the prefix of its first header block.
-        most_bytes: the client's window for the answer. If it is too small, the answer is trailers only, with
+        max_bytes: the client's window for the answer. If it is too small, the answer is trailers only, with
             grpc-status 8 (RESOURCE_EXHAUSTED).
         was_held: the call was held.
 
@@ -266,7 +245,7 @@ def refusal(method: str, text: str, begin: bytes, most_bytes: int, *, was_held: 
         http2.frame_of(http2.DATA, 0, 0, message),
         http2.frame_of(http2.HEADERS, end, 0, http2.literal(b"grpc-status", b"0")),
     )
-    if size > most_bytes:
+    if size > max_bytes:
         status = http2.literal(b"grpc-status", b"8") + http2.literal(b"grpc-message", _percent(text))
         frames, size = (http2.frame_of(http2.HEADERS, end, 0, begin + _FIRST_HEADERS + status),), 0
     return _around_stream(frames), size

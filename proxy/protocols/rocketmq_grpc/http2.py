@@ -205,15 +205,15 @@ class Frames:
 
     Attributes:
         count: frames so far.
-        most_bytes: the longest payload that the other peer accepts.
+        max_bytes: the longest payload that the other peer accepts.
         left_bytes: bytes at the end of the last chunk that were not read yet.
     """
 
-    __slots__ = ("_block", "_peer", "_tail", "count", "left_bytes", "most_bytes")
+    __slots__ = ("_block", "_peer", "_tail", "count", "left_bytes", "max_bytes")
 
     def __init__(self, peer: str) -> None:
         self.count = self.left_bytes = 0
-        self.most_bytes = DEFAULT_FRAME_BYTES
+        self.max_bytes = DEFAULT_FRAME_BYTES
         self._peer = peer
         self._tail = bytearray()
         # The beginning of a header block.
@@ -238,7 +238,7 @@ class Frames:
     def _checked(self, word: int) -> int:
         """Return the size of a whole frame."""
         length = word >> 8
-        if length > self.most_bytes or (word & 0xFF != DATA and length > MAX_BLOCK_BYTES):
+        if length > self.max_bytes or (word & 0xFF != DATA and length > MAX_BLOCK_BYTES):
             raise Close("frame_too_long", f"the {self._peer} sent a frame of {length} bytes")
         return FRAME_HEADER_BYTES + length
 
@@ -617,21 +617,21 @@ class Messages:
     """Splits the DATA of a stream into gRPC messages.
 
     Args:
-        most_bytes: how much to keep of each message.
+        max_bytes: how much to keep of each message.
     """
 
-    __slots__ = ("_have", "_left", "_most_bytes")
+    __slots__ = ("_have", "_left", "_max_bytes")
 
-    def __init__(self, most_bytes: int) -> None:
-        self._most_bytes = most_bytes
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
         self._have = bytearray()
         # Bytes of the message that are still to come, beyond those kept.
         self._left = 0
 
     def feed(self, content: Buffer) -> list[tuple[int, int, bytes]]:
-        """Return flag, length and the first ``most_bytes`` of each message that is now complete."""
+        """Return flag, length and the first ``max_bytes`` of each message that is now complete."""
         have, at, size = self._have, 0, len(content)
-        if not have and MESSAGE_PREFIX_BYTES <= size <= self._most_bytes:
+        if not have and MESSAGE_PREFIX_BYTES <= size <= self._max_bytes:
             flag, length = prefix_of(content)
             if length == size - MESSAGE_PREFIX_BYTES:
                 return [(flag, length, bytes(content[MESSAGE_PREFIX_BYTES:]))]
@@ -645,7 +645,7 @@ class Messages:
                     break
                 self._left = self._length()
             step = min(self._left, size - at)
-            have += content[at : at + min(step, self._most_bytes + MESSAGE_PREFIX_BYTES - len(have))]
+            have += content[at : at + min(step, self._max_bytes + MESSAGE_PREFIX_BYTES - len(have))]
             self._left -= step
             at += step
             if not self._left:

@@ -33,7 +33,7 @@ class RocketMQGrpcOptions:
     tls: Tls = "refuse"
 
 
-def doubts(options: RocketMQGrpcOptions, listeners: Sequence[ListenerAddresses]) -> Iterable[str]:
+def lint(options: RocketMQGrpcOptions, listeners: Sequence[ListenerAddresses]) -> Iterable[str]:
     """Yield reasons why clients would bypass Sluice."""
     advertised = read_address(options.advertise)
     if advertised is not None and any(advertised in each.brokers for each in listeners):

@@ -85,7 +85,7 @@ _R = TypeVar("_R")
 def _says_why(
     method: Callable[Concatenate["RocketMQGrpcSession", _P], _R],
 ) -> Callable[Concatenate["RocketMQGrpcSession", _P], _R]:
-    """Have ``farewell`` give the error code for the Close that the method raises."""
+    """Have ``start_close`` give the error code for the Close that the method raises."""
 
     @wraps(method)
     def called(self: "RocketMQGrpcSession", /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -280,9 +280,9 @@ class RocketMQGrpcSession(Session):
         outlet = self._to_client if side is Side.CLIENT else self._to_broker
         (self._answers if side is Side.CLIENT else self._requests).allow(settings.get(http2.HEADER_TABLE_SIZE))
         frames = self._frames[side.other]
-        frames.most_bytes = max(frames.most_bytes, settings.get(http2.MAX_FRAME_SIZE, 0))
+        frames.max_bytes = max(frames.max_bytes, settings.get(http2.MAX_FRAME_SIZE, 0))
         outlet.initial = settings.get(http2.INITIAL_WINDOW_SIZE, outlet.initial)
-        if outlet.initial > http2.MAX_WINDOW or frames.most_bytes > http2.MAX_FRAME_BYTES:
+        if outlet.initial > http2.MAX_WINDOW or frames.max_bytes > http2.MAX_FRAME_BYTES:
             raise Close("bad_frame", f"the {side.value} sent a setting out of range")
         outlet.flush()
 
@@ -890,7 +890,7 @@ class RocketMQGrpcSession(Session):
             max(0, len(self._resources_seen) - MAX_RESOURCES_SHOWN),
         )
 
-    def dismisses_client(self, detail: str, now_ns: int) -> bool:
+    def close_client(self, detail: str, now_ns: int) -> bool:
         """Send GOAWAY, so that the client opens no further calls here. Open calls may end."""
         del now_ns
         if not self._said_goodbye and self._to_client.is_open:
@@ -898,7 +898,7 @@ class RocketMQGrpcSession(Session):
             self._context.wake()
         return False
 
-    def farewell(self, detail: str, now_ns: int) -> None:
+    def start_close(self, detail: str, now_ns: int) -> None:
         del now_ns
         if self._to_client.is_open and not self._unread:
             self._say_goodbye(detail)

@@ -233,13 +233,13 @@ def test_a_block_is_of_a_language_that_is_known_here(page: str) -> None:
     assert {language for language, _ in BLOCK.findall(_TEXTS[page])} <= {*SHELL, *_OTHER_LANGUAGES}
 
 
-def test_whatever_is_not_run_is_on_a_page() -> None:
+def test_skipped_commands_are_on_a_page() -> None:
     shown = {command.line for commands in _COMMANDS.values() for command in commands}
     assert not [each.line for each in NOT_RUN if each.line not in shown]
     assert len(_LISTED) == len(NOT_RUN)
 
 
-def test_what_is_done_instead_is_there() -> None:
+def test_replacements_for_skipped_commands_exist() -> None:
     assert not [each.instead for each in NOT_RUN if not is_there(each.instead)]
 
 

@@ -13,7 +13,7 @@ PROTOCOL_HEADER: Final = b"AMQP\x00\x00\x09\x01"
 METHOD_FRAME, HEADER_FRAME, BODY_FRAME, HEARTBEAT_FRAME = 1, 2, 3, 8
 HEARTBEAT: Final = b"\x08\x00\x00\x00\x00\x00\x00\xce"
 
-_PATIENCE_S: Final = 60.0
+_TIMEOUT_S: Final = 60.0
 _CAPABILITIES: Final = (
     "publisher_confirms",
     "exchange_exchange_bindings",
@@ -253,7 +253,7 @@ class AmqpClient:
         self._published: dict[int, int] = {}
         self._socket = socket.socket(socket.AF_INET6 if is_ipv6 else socket.AF_INET)
         try:
-            self._socket.settimeout(_PATIENCE_S)
+            self._socket.settimeout(_TIMEOUT_S)
             if source:
                 self._socket.bind((source, 0))
             self._socket.connect((host.strip("[]"), int(port)))
@@ -287,7 +287,7 @@ class AmqpClient:
                 self._socket.sendall(data)
         except OSError as error:
             # Why is said by what the peer sent last.
-            self._reader.join(_PATIENCE_S)
+            self._reader.join(_TIMEOUT_S)
             raise AmqpError(f"cannot write: {error}; {self._last()}") from error
 
     def open_channel(self, number: int = 0, *, confirms: bool = False, prefetch: int = 0) -> int:
@@ -333,7 +333,7 @@ class AmqpClient:
             raise AmqpError(f"{name}: {answer.name} {answer['reply_code']} {answer['reply_text']}")
         return answer
 
-    def expect(self, *names: str, channel: int | None = None, timeout_s: float = _PATIENCE_S) -> Event:
+    def expect(self, *names: str, channel: int | None = None, timeout_s: float = _TIMEOUT_S) -> Event:
         """Take the next event of one of those names out of what came, and return it; the others stay."""
         return self.wait_for(
             lambda event: event.name in names and channel in {None, event.channel},
@@ -348,7 +348,7 @@ class AmqpClient:
             self._events = [event for event in self._events if event.name != name]
         return taken
 
-    def wait_for(self, wanted: Callable[[Event], bool], *, what: str, timeout_s: float = _PATIENCE_S) -> Event:
+    def wait_for(self, wanted: Callable[[Event], bool], *, what: str, timeout_s: float = _TIMEOUT_S) -> Event:
         """Take the next event that is wanted out of what came, and return it; see `expect`."""
         deadline = time.monotonic() + timeout_s
         looked = 0
@@ -364,14 +364,14 @@ class AmqpClient:
                 if left <= 0 or not self._changed.wait(left):
                     raise AmqpError(f"no {what} within {timeout_s:g} s: {self._last()}")
 
-    def wait_until(self, condition: Callable[[], bool], *, what: str, timeout_s: float = _PATIENCE_S) -> None:
+    def wait_until(self, condition: Callable[[], bool], *, what: str, timeout_s: float = _TIMEOUT_S) -> None:
         """Wait until what has come makes a condition true; it is asked again whenever something came."""
         with self._changed:
             self._changed.wait_for(lambda: condition() or self._ended is not None, timeout_s)
             if not condition():
                 raise AmqpError(f"not {what}: {self._last()}")
 
-    def wait_for_confirms(self, channel: int, *, at_most: int = 0, timeout_s: float = _PATIENCE_S) -> Confirmed:
+    def wait_for_confirms(self, channel: int, *, at_most: int = 0, timeout_s: float = _TIMEOUT_S) -> Confirmed:
         """Wait until no more than so many publishes of a channel have no answer yet; see `wait_until`."""
         confirmed = self.confirmed[channel]
         self.wait_until(
@@ -379,7 +379,7 @@ class AmqpClient:
         )
         return confirmed
 
-    def wait_for_end(self, *, timeout_s: float = _PATIENCE_S) -> str:
+    def wait_for_end(self, *, timeout_s: float = _TIMEOUT_S) -> str:
         self.wait_until(lambda: self._ended is not None, what="ended", timeout_s=timeout_s)
         assert self._ended is not None
         return self._ended
@@ -402,7 +402,7 @@ class AmqpClient:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         if hasattr(self, "_reader"):
-            self._reader.join(_PATIENCE_S)
+            self._reader.join(_TIMEOUT_S)
         self._socket.close()
 
     def __enter__(self) -> Self:

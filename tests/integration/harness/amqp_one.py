@@ -17,7 +17,7 @@ __all__ += ["Described", "Receiver", "Sender", "body_of", "message", "say"]
 
 ACCEPTED, REJECTED, RELEASED = 0x24, 0x25, 0x26
 
-_PATIENCE_S: Final = 60.0
+_TIMEOUT_S: Final = 60.0
 _WINDOW: Final = 1 << 30
 
 
@@ -71,7 +71,7 @@ class AmqpOneClient:
         self._next_outgoing = self._next_delivery = 0
         self._incoming = 0
         self._may_send_to = 0
-        self._socket = socket.create_connection((host, int(port)), _PATIENCE_S, (source, 0) if source else None)
+        self._socket = socket.create_connection((host, int(port)), _TIMEOUT_S, (source, 0) if source else None)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._buffer = bytearray()
         try:
@@ -114,7 +114,7 @@ class AmqpOneClient:
             with self._writing:
                 self._socket.sendall(b"".join(frames))
         except OSError as error:
-            self._reader.join(_PATIENCE_S)
+            self._reader.join(_TIMEOUT_S)
             raise AmqpOneError(f"cannot write: {error}; {self._last()}") from error
 
     def attach_sender(self, address: str | None, *, settled: bool = False, name: str = "", **fields: Any) -> "Sender":
@@ -145,7 +145,7 @@ class AmqpOneClient:
         attached = self.expect("attach", name=name)
         return Receiver(self, handle, attached["handle"], attached.get("initial_delivery_count", 0))
 
-    def expect(self, *names: str, timeout_s: float = _PATIENCE_S, **fields: Any) -> Came:
+    def expect(self, *names: str, timeout_s: float = _TIMEOUT_S, **fields: Any) -> Came:
         """Take the next frame of one of those names and with those fields out of what came; the others stay."""
         return self.wait_for(
             lambda came: came.name in names and all(came.get(field) == wanted for field, wanted in fields.items()),
@@ -153,7 +153,7 @@ class AmqpOneClient:
             timeout_s=timeout_s,
         )
 
-    def wait_for(self, wanted: Callable[[Came], bool], *, what: str, timeout_s: float = _PATIENCE_S) -> Came:
+    def wait_for(self, wanted: Callable[[Came], bool], *, what: str, timeout_s: float = _TIMEOUT_S) -> Came:
         """Take the next frame of which something is true."""
         deadline = time.monotonic() + timeout_s
         with self._changed:
@@ -189,7 +189,7 @@ class AmqpOneClient:
         """Send one transfer frame, once the session's window lets it through."""
         with self._changed:
             room = self._changed.wait_for(
-                lambda: self._next_outgoing < self._may_send_to or self._ended is not None, _PATIENCE_S
+                lambda: self._next_outgoing < self._may_send_to or self._ended is not None, _TIMEOUT_S
             )
             if not room or self._ended is not None:
                 raise AmqpOneError(f"no room in the session's window; {self._last()}")
@@ -284,7 +284,7 @@ class Sender:
         self.sent = self.limit = 0
         self._settled = settled
 
-    def wait_for_credit(self, *, timeout_s: float = _PATIENCE_S) -> int:
+    def wait_for_credit(self, *, timeout_s: float = _TIMEOUT_S) -> int:
         """Wait until the peer lets something through, and return how much."""
         deadline = time.monotonic() + timeout_s
         while self.limit <= self.sent:
@@ -313,7 +313,7 @@ class Sender:
         self.sent += 1
         return number
 
-    def outcome(self, number: int, *, timeout_s: float = _PATIENCE_S) -> Described:
+    def outcome(self, number: int, *, timeout_s: float = _TIMEOUT_S) -> Described:
         """Wait for the disposition that settles a delivery; one of several is looked for among all that came."""
         deadline = time.monotonic() + timeout_s
         while True:
@@ -340,7 +340,7 @@ class Receiver:
         """Give credit, beginning with what has come."""
         self.client.flow(handle=self.handle, delivery_count=self.count, link_credit=credit, **fields)
 
-    def receive(self, *, accept: bool = True, timeout_s: float = _PATIENCE_S) -> bytes:
+    def receive(self, *, accept: bool = True, timeout_s: float = _TIMEOUT_S) -> bytes:
         """Return the sections of the next message."""
         first = self.client.expect("transfer", handle=self.theirs, timeout_s=timeout_s)
         return self.rest_of(first, accept=accept)
@@ -367,7 +367,7 @@ class Receiver:
             )
         return b"".join(payloads)
 
-    def drained(self, *, timeout_s: float = _PATIENCE_S) -> Came:
+    def drained(self, *, timeout_s: float = _TIMEOUT_S) -> Came:
         """Wait for the sender's flow that says that its credit is used up."""
         return self.client.wait_for(
             lambda came: came.name == "flow" and came.get("handle") == self.theirs and not came.get("link_credit", 0),

@@ -67,9 +67,9 @@ def publish_on(client: AmqpClient, record: Record, exchange: str, key: str, ids:
             client.wait_for_confirms(channel, at_most=OUTSTANDING - AT_ONCE, timeout_s=0.2)
         # What else it was told waits for the next time; what it was not told yet holds it up.
         acked = client.confirmed[channel].acked
-        upto = len(acked)
-        record.write([names[number] for number in acked[written:upto]])
-        written = upto
+        up_to = len(acked)
+        record.write([names[number] for number in acked[written:up_to]])
+        written = up_to
         while client.end is None and client.confirmed[channel].outstanding > OUTSTANDING:
             time.sleep(_LOOK_S)
         if client.end is not None:
@@ -117,7 +117,7 @@ def acknowledge(
     )
 
 
-def again_and_again(address: str, work: Callable[[AmqpClient], None]) -> None:
+def retry_until_timeout(address: str, work: Callable[[AmqpClient], None]) -> None:
     """Connect and work, until this process is killed."""
     while True:
         with contextlib.suppress(AmqpError, OSError), contextlib.closing(AmqpClient(address)) as client:
@@ -131,11 +131,11 @@ def main(role: str, address: str, path: str, *more: str) -> None:
     if role == "publish":
         name, exchange, key = more
         ids = (f"{name}-{number}" for number in itertools.count(1))
-        again_and_again(address, lambda client: publish_on(client, record, exchange, key, ids))
+        retry_until_timeout(address, lambda client: publish_on(client, record, exchange, key, ids))
     else:
         queue, hold_ms, seed = more
         chance = random.Random(seed)
-        again_and_again(address, lambda client: consume_on(client, record, queue, int(hold_ms) / 1000, chance))
+        retry_until_timeout(address, lambda client: consume_on(client, record, queue, int(hold_ms) / 1000, chance))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from harness.ports import free_port
 from harness.process import ManagedProcess
 
 _HOST: Final = "127.0.0.1"
-_PATIENCE_S: Final = 60.0
+_TIMEOUT_S: Final = 60.0
 _POLL_S: Final = 0.05
 
 
@@ -42,10 +42,10 @@ class HAProxy:
         return self._process.pid
 
     def _wait_until_listening(self, host: str, port: int) -> None:
-        deadline_s = time.monotonic() + _PATIENCE_S
+        deadline_s = time.monotonic() + _TIMEOUT_S
         while self._process.running and time.monotonic() < deadline_s:
             try:
-                socket.create_connection((host, port), _PATIENCE_S).close()
+                socket.create_connection((host, port), _TIMEOUT_S).close()
             except OSError:
                 time.sleep(_POLL_S)
             else:
@@ -58,4 +58,4 @@ class HAProxy:
 
     def __exit__(self, *exc_info: object) -> None:
         """End it."""
-        self._process.stop(timeout_s=_PATIENCE_S)
+        self._process.stop(timeout_s=_TIMEOUT_S)

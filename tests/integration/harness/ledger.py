@@ -6,7 +6,7 @@ from typing import Final
 
 from harness.process import ManagedProcess
 
-_PATIENCE_S: Final = 120.0
+_TIMEOUT_S: Final = 120.0
 _LOOK_S: Final = 0.05
 _STORED, _REFUSED, _UNKNOWN, _GOT = _WORDS = "stored", "refused", "unknown", "got"
 
@@ -37,7 +37,7 @@ class Ledger:
 
     def wait_for(self, condition: Callable[[], bool], what: str) -> None:
         """Read on until a condition is true."""
-        deadline_s = time.monotonic() + _PATIENCE_S
+        deadline_s = time.monotonic() + _TIMEOUT_S
         while True:
             self.look()
             if condition():

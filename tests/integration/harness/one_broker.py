@@ -8,7 +8,7 @@ from harness.rabbitmq import RabbitMQ
 
 _AT_ONCE: Final = 1000
 _EMPTY_DRAINS: Final = 3
-_PATIENCE_S: Final = 60.0
+_TIMEOUT_S: Final = 60.0
 _QUIET_S: Final = 5.0
 
 
@@ -48,7 +48,7 @@ class OneBroker:
                         came = client.wait_for(
                             lambda came: came.name in {"transfer", "flow"} and came.get("handle") == receiver.theirs,
                             what="a message or the end of a drain",
-                            timeout_s=_QUIET_S if empty else _PATIENCE_S,
+                            timeout_s=_QUIET_S if empty else _TIMEOUT_S,
                         )
                     except AmqpOneError:
                         if empty:

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple, Self
 from harness.amqp import AmqpClient, AmqpError, publish
 
 _AT_ONCE: Final = 50
-_PATIENCE_S: Final = 120.0
+_TIMEOUT_S: Final = 120.0
 
 
 class Numbered(NamedTuple):
@@ -57,7 +57,7 @@ class Publisher:
         """The numbers that were refused."""
         return [self._before + number for number in self.client.confirmed[self.channel].nacked]
 
-    def join(self, *, timeout_s: float = _PATIENCE_S) -> None:
+    def join(self, *, timeout_s: float = _TIMEOUT_S) -> None:
         """Wait until it has written all, or can write no more."""
         self._thread.join(timeout_s)
         assert not self._thread.is_alive(), f"{self.sent} were written after {timeout_s} s"

@@ -9,7 +9,7 @@ from typing import Final
 
 from harness.amqp import HEADER_FRAME, PROTOCOL_HEADER, method, publish
 
-_PATIENCE_S: Final = 240.0
+_TIMEOUT_S: Final = 240.0
 _OPENING_AT_ONCE: Final = 100
 _HEARTBEAT_OFF: Final = 0
 _LAYOUT: Final = {"channel_max": 2047, "frame_max": 131_072, "heartbeat": _HEARTBEAT_OFF}
@@ -97,7 +97,7 @@ class ManyClients:
             async with some:
                 self._open.append(await self._connect())
 
-        async with asyncio.timeout(_PATIENCE_S):
+        async with asyncio.timeout(_TIMEOUT_S):
             await asyncio.gather(*(one() for _ in range(self._wanted)))
 
     async def publish(self, queue: str) -> int:
@@ -105,7 +105,7 @@ class ManyClients:
         data = b"".join(publish(channel, queue) for channel in self._channels)
         for _, writer in self._open:
             writer.write(data)
-        async with asyncio.timeout(_PATIENCE_S):
+        async with asyncio.timeout(_TIMEOUT_S):
             acked = [await self._acked(reader) for reader, _ in self._open]
         return sum(acked)
 

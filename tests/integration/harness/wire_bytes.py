@@ -27,7 +27,7 @@ def count_records(body: bytes) -> int:
 def count_messages(body: bytes | memoryview) -> int:
     """Return how many messages a batch body holds, as BatchReader counts."""
     reader = BatchReader()
-    reader.go_on(body)
+    reader.resume(body)
     return reader.count
 
 

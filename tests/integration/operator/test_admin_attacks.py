@@ -338,7 +338,7 @@ def test_on_an_address_that_others_reach_it_does_not_start_without_a_token(tmp_p
     assert all(way in line for way in ("admin.token_file", "127.0.0.1", "admin.allow_anyone"))
 
 
-def test_on_such_an_address_it_starts_if_told_so_and_says_it(
+def test_starts_without_a_token_on_a_public_address_only_if_allowed(
     start_sluice: StartSluice, listen: str, unreachable: str
 ) -> None:
     config = "[admin]\nallow_anyone = true\n"
@@ -347,7 +347,7 @@ def test_on_such_an_address_it_starts_if_told_so_and_says_it(
         running.process.wait_for_line("anyone who reaches it can change limits", timeout_s=_TIMEOUT_S)
 
 
-def test_over_tls_a_token_is_not_shown_to_who_does_not_speak_it(
+def test_token_is_not_sent_to_a_server_without_tls(
     start_sluice: StartSluice, listen: str, unreachable: str, tmp_path: Path
 ) -> None:
     authority = trustme.CA()

@@ -59,7 +59,7 @@ def api(sidecar: Sluice) -> Iterator[Api]:
         yield connected
 
 
-def test_an_edit_holds_for_the_very_next_request_of_every_open_connection(sidecar: Sluice, api: Api) -> None:
+def test_edit_applies_to_the_next_request_of_every_connection(sidecar: Sluice, api: Api) -> None:
     with ExitStack() as connections:
         clients = [connections.enter_context(FrameClient(sidecar.routes[0].listen)) for _ in range(8)]
         for rate, passes in ((0, False), ("unlimited", True), (0, False)):
@@ -71,7 +71,7 @@ def test_an_edit_holds_for_the_very_next_request_of_every_open_connection(sideca
         assert stored(client.ask(send("next"))[0] for client in clients) == 8
 
 
-def test_a_switch_holds_for_the_very_next_request_too(sidecar: Sluice, api: Api) -> None:
+def test_switch_applies_to_the_next_request(sidecar: Sluice, api: Api) -> None:
     api.ask("PUT", "limits/topic/switched", {"rate": 0})
     with FrameClient(sidecar.routes[0].listen) as client:
         for of in ("all", "topic"):

@@ -109,7 +109,7 @@ def _as_configured(sidecar: Sluice, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert main([*undo, "--admin", sidecar.admin]) in (0, 5)  # 5: there was nothing to take back
 
 
-def test_it_holds_for_the_very_next_request(run: Run, sidecar: Sluice) -> None:
+def test_edit_applies_to_the_next_request(run: Run, sidecar: Sluice) -> None:
     with FrameClient(sidecar.routes[0].listen) as client:
         # Who connects and says nothing is closed.
         assert stored(client.ask(send("stopped"))) == 1
@@ -140,9 +140,7 @@ def test_a_name_of_any_characters_can_be_edited(run: Run, name: str) -> None:
         (["limits", "list", "--sort", "colour"], 2, "--sort: "),
     ],
 )
-def test_what_is_refused_is_said_in_lines_with_its_exit_code(
-    run: Run, tokens: list[str], exit_code: int, said: str
-) -> None:
+def test_refusals_are_printed_with_an_exit_code(run: Run, tokens: list[str], exit_code: int, said: str) -> None:
     done = run(*tokens)
     assert (done.exit_code, done.out) == (exit_code, ""), done.err
     assert done.err.startswith(f"sluice: {said}")

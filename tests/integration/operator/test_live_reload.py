@@ -10,7 +10,7 @@ from harness.embedded import EmbeddedBroker
 from harness.sidecar import Sluice, run_sluice
 
 TEXT = '[[limits]]\nkind = "topic"\nname = "orders"\nrate = {rate}\n'
-_PATIENCE_S = 60.0
+_TIMEOUT_S = 60.0
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def sluice(tmp_path: Path, broker: EmbeddedBroker) -> Iterator[Sluice]:
 
 
 def logged(sluice: Sluice, text: str) -> str:
-    return sluice.process.wait_for_line(text, timeout_s=_PATIENCE_S)
+    return sluice.process.wait_for_line(text, timeout_s=_TIMEOUT_S)
 
 
 def test_a_good_file_is_put_in_force_by_sighup_and_traffic_goes_on(sluice: Sluice, tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_a_bad_file_changes_nothing_and_is_told_as_check_tells_it(sluice: Sluice
     assert ["reload failed" in line for line in lines] == [True, False]
 
 
-def test_what_needs_a_restart_is_said_and_the_rest_holds(sluice: Sluice, tmp_path: Path) -> None:
+def test_reload_names_changes_that_need_a_restart_and_applies_the_rest(sluice: Sluice, tmp_path: Path) -> None:
     text = TEXT.format(rate=7) + TEXT.format(rate=8).replace("orders", "flagged") + "[bounds]\nmax_connections = 7\n"
     (tmp_path / "sluice.toml").write_text(text)
     dry = ask(sluice, "POST", "reload?dry_run=1")[1]

@@ -132,7 +132,7 @@ def _wait_until(condition: Callable[[], object]) -> None:
         time.sleep(0.01)
 
 
-def test_after_sigterm_all_that_clients_saw_is_in_the_log(start: Start, route: Route, log: Log) -> None:
+def test_after_sigterm_the_log_has_every_refusal_clients_saw(start: Start, route: Route, log: Log) -> None:
     with start() as sluice:
         floods = [Flood(route.listen, f"group-{number}") for number in range(3)]
         _wait_until(lambda: sluice.metrics().total("sluice_rejection_log_records_total", type="rejection") > 8)

@@ -76,7 +76,7 @@ def test_ten_kills_while_it_is_edited_lose_no_acknowledged_edit_and_leave_no_gap
             killer.wait()
 
 
-def test_edits_and_switches_stand_after_a_restart_and_what_is_over_does_not(start: Start) -> None:
+def test_edits_and_switches_survive_a_restart_unless_expired(start: Start) -> None:
     with start() as sluice:
         assert put(sluice, "orders", 8, ttl_s=0.2) == 200
         assert put(sluice, "long", 9, ttl_s=3600) == 200

@@ -348,7 +348,7 @@ def _report(comparison: Comparison) -> str:
     return "\n".join([str(dict(comparison.counts)), *comparison.wrong])
 
 
-def test_what_a_client_might_write_is_read_as_the_broker_reads_it(oracle: Oracle) -> None:
+def test_valid_headers_are_read_as_the_broker_reads_them(oracle: Oracle) -> None:
     comparison = compare(
         oracle, _typed(_json(_PLAUSIBLE_CODES, _PLAUSIBLE_MEMBERS, _PLAUSIBLE_FIELDS, _PLAUSIBLE_WHOLES))
     )

@@ -72,7 +72,7 @@ def _compare(oracle: Oracle, headers: list[tuple[bytes, int]]) -> Comparison:
     return comparison
 
 
-def test_what_a_client_might_write_is_read_as_the_broker_reads_it(oracle: Oracle) -> None:
+def test_valid_headers_are_read_as_the_broker_reads_them(oracle: Oracle) -> None:
     headers = _headers(_PLAUSIBLE_FIELDS)
     comparison = _compare(oracle, headers)
     assert comparison.unparsed == []
@@ -80,7 +80,7 @@ def test_what_a_client_might_write_is_read_as_the_broker_reads_it(oracle: Oracle
     assert all(resource_of(reading, subscriptions=True) for reading in readings)
 
 
-def test_what_names_no_subscription_is_refused_by_the_broker(oracle: Oracle) -> None:
+def test_request_without_a_subscription_is_refused_by_the_broker(oracle: Oracle) -> None:
     headers = _headers(_REFUSED_FIELDS)
     readings = oracle.read([frame(header) for header, _ in headers])
     assert [resource_of(reading, subscriptions=True) for reading in readings] == [None] * len(headers)

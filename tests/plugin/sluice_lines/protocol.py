@@ -92,7 +92,7 @@ class LinesSession(Session):
                 # The handle is a copy already, so there is nothing to save from the chunk.
                 self._held[batch.side] += 1
             else:
-                self._go_on(request, verdict if isinstance(verdict, Refuse) else None)
+                self._resume(request, verdict if isinstance(verdict, Refuse) else None)
         self._close_if_too_long(batch.side)
 
     def resolved(self, request: Request, refuse: Refuse | None, now_ns: int) -> None:
@@ -100,7 +100,7 @@ class LinesSession(Session):
         line = request.handle
         assert isinstance(line, _Line)
         self._held[line.side] -= 1
-        self._go_on(request, refuse)
+        self._resume(request, refuse)
 
     def _ask(self) -> bool:
         asked = self._context.ask(CommandRequest("view_limits"))
@@ -119,7 +119,7 @@ class LinesSession(Session):
         del now_ns
         return Description(ClientDescription(self._name), self._lines)
 
-    def _go_on(self, request: Request, refuse: Refuse | None) -> None:
+    def _resume(self, request: Request, refuse: Refuse | None) -> None:
         line = request.handle
         assert isinstance(line, _Line)
         if refuse is not None:

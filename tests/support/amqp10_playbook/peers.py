@@ -56,7 +56,7 @@ class Link:
     outbox: deque[Message] = field(default_factory=deque)
     sent: list[Message] = field(default_factory=list)
     received: list[Message] = field(default_factory=list)
-    under_way: Message | None = None
+    in_flight: Message | None = None
     at: int = 0
     frames: int = 0
     drains: bool = False
@@ -261,13 +261,13 @@ class Peer:
 
     def range_from(self, session: Session, first: int, most: int) -> int:
         """Return how far a range of deliveries can go that all came whole; some may be settled already."""
-        under_way = {link.under_way.number for link in session.links.values() if link.under_way}
+        in_flight = {link.in_flight.number for link in session.links.values() if link.in_flight}
         last = first
         for _ in range(most - 1):
             following = (last + 1) % SERIAL
             if following in session.to_settle and session.to_settle[following].outcome:
                 break  # Its sender may settle it at any time.
-            if following in under_way or ahead(following, session.their_delivery_id or 0) >= 0:
+            if following in in_flight or ahead(following, session.their_delivery_id or 0) >= 0:
                 break
             last = following
         return last
@@ -325,12 +325,12 @@ class Peer:
                 return None
             (said,), _ = codec.read(self._in[:size])
             self._in = self._in[size:]
-            self._hear(said)
+            self._on_frame(said)
             if self._in[:4] == b"AMQP":
                 return self.take(b"")
         return None
 
-    def _hear(self, said: Said) -> None:
+    def _on_frame(self, said: Said) -> None:
         check(not self.closed, self.name, "hears", said, "behind a close")
         if not said.name:
             self.heartbeats += 1
@@ -340,16 +340,16 @@ class Peer:
         )
         if said.channel in self._their_sessions and self._their_sessions[said.channel].ended and said.name != "end":
             return  # It was on its way when this peer ended the session (2.5.5).
-        handler = getattr(self, f"_hear_{said.name}")
+        handler = getattr(self, f"_on_{said.name}")
         handler(said)
 
-    def _hear_sasl_mechanisms(self, said: Said) -> None:
+    def _on_sasl_mechanisms(self, said: Said) -> None:
         pass
 
-    def _hear_sasl_init(self, said: Said) -> None:
+    def _on_sasl_init(self, said: Said) -> None:
         self.say(0, "sasl_outcome", code=0)
 
-    def _hear_sasl_outcome(self, said: Said) -> None:
+    def _on_sasl_outcome(self, said: Said) -> None:
         check(said["code"] == 0, said)
         self.out += codec.HEADER
         self._say_open()
@@ -364,20 +364,20 @@ class Peer:
             properties={Symbol("product"): "client" if self.is_client else "RabbitMQ"},
         )
 
-    def _hear_open(self, said: Said) -> None:
+    def _on_open(self, said: Said) -> None:
         check(not self.opened, "a second open")
         self.opened = True
         self._their_max_frame_bytes = said["max_frame_size"] or SERIAL - 1
         if not self.is_client:
             self._say_open()
 
-    def _hear_close(self, said: Said) -> None:
+    def _on_close(self, said: Said) -> None:
         self.closed = True
         self.error = said["error"]
         if not self._said_close:
             self.close()
 
-    def _hear_begin(self, said: Said) -> None:
+    def _on_begin(self, said: Said) -> None:
         check(said.channel not in self._their_sessions, "a begin on channel", said.channel, "in use")
         theirs = said["remote_channel"]
         if theirs is None:
@@ -403,7 +403,7 @@ class Peer:
         check(said["handle"] in session.their_links, self.name, "hears", said, "of a handle that is not attached")
         return session.their_links[said["handle"]]
 
-    def _hear_attach(self, said: Said) -> None:
+    def _on_attach(self, said: Said) -> None:
         session = self._session(said)
         handle, sends = said["handle"], said["role"] is True
         check(handle not in session.their_links, "an attach of the handle", handle, "in use")
@@ -432,7 +432,7 @@ class Peer:
             link.limit = (link.count + early) % SERIAL
             link.limits = {link.count, link.limit}
 
-    def _hear_detach(self, said: Said) -> None:
+    def _on_detach(self, said: Said) -> None:
         session = self._session(said)
         link = self._link(session, said)
         del session.their_links[said["handle"]]
@@ -445,7 +445,7 @@ class Peer:
         if link.detached and link.theirs is None:
             session.links.pop(link.handle, None)
 
-    def _hear_end(self, said: Said) -> None:
+    def _on_end(self, said: Said) -> None:
         session = self._session(said)
         del self._their_sessions[said.channel]
         session.theirs = None
@@ -458,7 +458,7 @@ class Peer:
         if session.ended and session.theirs is None:
             self.sessions.pop(session.channel, None)
 
-    def _hear_flow(self, said: Said) -> None:
+    def _on_flow(self, said: Said) -> None:
         session = self._session(said)
         check(said["next_outgoing_id"] == session.incoming_id, said, "though the next transfer is", session.incoming_id)
         incoming_id = said["next_incoming_id"]
@@ -475,11 +475,11 @@ class Peer:
         if link.detached:
             return
         if link.sends:
-            self._hear_credit(session, link, said)
+            self._on_credit(session, link, said)
         else:
-            self._hear_sender(session, link, said)
+            self._on_sender(session, link, said)
 
-    def _hear_credit(self, session: Session, link: Link, said: Said) -> None:
+    def _on_credit(self, session: Session, link: Link, said: Said) -> None:
         # The receiver does not know the count before it has heard the sender's attach.
         count = link.first if said["delivery_count"] is None else said["delivery_count"]
         credit = said["link_credit"]
@@ -492,12 +492,12 @@ class Peer:
         if said["echo"] and not link.drains:
             self.flow(session, link, available=len(link.outbox))
 
-    def _hear_sender(self, session: Session, link: Link, said: Said) -> None:
+    def _on_sender(self, session: Session, link: Link, said: Said) -> None:
         link.flows.append(said)
         count, credit = said["delivery_count"], said["link_credit"]
         came = ahead(count, link.count)
         # Who counts at the last frame has not counted what is under way.
-        check(came >= -(link.under_way is not None), said, "though there came", link.count)
+        check(came >= -(link.in_flight is not None), said, "though there came", link.count)
         check((count + credit) % SERIAL in link.limits, said, "of a limit that was never given:", sorted(link.limits))
         if came > 0:
             check(link.drains and said["drain"], said, "throws credit away that it was not asked for")
@@ -508,13 +508,13 @@ class Peer:
         if said["echo"]:
             self.flow(session, link)
 
-    def _hear_transfer(self, said: Said) -> None:
+    def _on_transfer(self, said: Said) -> None:
         session = self._session(said)
         link = self._link(session, said)
         check(not link.sends, said, "on a link that sends")
         check(ahead(session.incoming_limit or 0, session.incoming_id) > 0, said, "beyond the session's window")
         session.incoming_id = (session.incoming_id + 1) % SERIAL
-        message = link.under_way
+        message = link.in_flight
         number = said["delivery_id"]
         if link.detached:
             if number is not None and (session.their_delivery_id is None or number == session.their_delivery_id):
@@ -526,18 +526,18 @@ class Peer:
             session.their_delivery_id = (number + 1) % SERIAL
             check(link.credit > 0, said, "beyond the credit", link.limit, link.count)
             link.count = (link.count + 1) % SERIAL
-            message = link.under_way = Message(b"", bool(said["settled"]), number=number)
+            message = link.in_flight = Message(b"", bool(said["settled"]), number=number)
         check(number in {None, message.number}, said, "within", message.number)
         message.payload += said.payload
         if said["aborted"] or not said["more"]:
-            link.under_way = None
+            link.in_flight = None
             if said["aborted"]:
                 return
             link.received.append(message)
             if not message.settled:
                 session.to_settle[message.number] = message
 
-    def _hear_disposition(self, said: Said) -> None:
+    def _on_disposition(self, said: Said) -> None:
         session = self._session(said)
         first = said["first"]
         last = first if said["last"] is None else said["last"]

@@ -362,7 +362,7 @@ class Trial:
             for each in peer.sessions.values()
             for message in each.unsettled.values()
         ]
-        waits += [link.name for _, _, link in self._links(sends=False) if link.under_way]
+        waits += [link.name for _, _, link in self._links(sends=False) if link.in_flight]
         return waits
 
     def _check_messages(self) -> None:

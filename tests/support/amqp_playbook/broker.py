@@ -74,7 +74,7 @@ class ModelBroker:
         self.channels[driver] = {number: Channel(number, confirms) for number in channels}
         return driver
 
-    def hear(self) -> None:
+    def receive(self) -> None:
         """Take all that was written to the broker."""
         for driver in list(self.channels):
             data = bytes(driver.written[BROKER])
@@ -183,7 +183,7 @@ class ModelBroker:
         self, driver: Driver, number: int, count: int = 1, *, multiple: bool = False, nack: bool = False
     ) -> None:
         """Confirm the first publishes of a channel; what is durable is on disk then."""
-        self.hear()
+        self.receive()
         channel = self.channels[driver][number]
         confirmed, channel.unconfirmed = channel.unconfirmed[:count], channel.unconfirmed[count:]
         make = frames.nack if nack else frames.ack
@@ -196,7 +196,7 @@ class ModelBroker:
             self._say(driver, b"".join(make(number, each.tag) for each in confirmed))
 
     def confirm_one(self, driver: Driver, number: int, index: int, *, nack: bool = False) -> None:
-        self.hear()
+        self.receive()
         channel = self.channels[driver][number]
         each = channel.unconfirmed.pop(index)
         if not nack and (each.message.is_durable or not each.routed):
@@ -205,7 +205,7 @@ class ModelBroker:
 
     def deliver(self, driver: Driver, number: int, consumer: str) -> bool:
         """Give a consumer the next message of its queue; say whether there was one."""
-        self.hear()
+        self.receive()
         channel = self.channels[driver][number]
         queue, automatic = channel.consumers[consumer]
         if not self.queues[queue]:
@@ -230,14 +230,14 @@ class ModelBroker:
         self._say(driver, frames.with_header(channel.number, begin, message.header, message.body))
 
     def lose(self, driver: Driver) -> None:
-        self.hear()
+        self.receive()
         for channel in self.channels.pop(driver).values():
             self._requeue(channel, list(channel.unacked))
         driver.session.end(CLIENT, driver.now_ns)
         driver.session.close()
 
     def close_channel(self, driver: Driver, number: int) -> None:
-        self.hear()
+        self.receive()
         channel = self.channels[driver].pop(number)
         self._closing.add((driver, number))
         self._requeue(channel, list(channel.unacked))

@@ -79,7 +79,7 @@ class Driver:
             spools=spool is not None,
         )
         self.replayed: list[Replayed] = []
-        self.hears_of_writes = self.client_ended = False
+        self.watches_writes = self.client_ended = False
         self.stage, self.writer = Stage("connection"), Stage("writer")
         counters = WireCounters()
         judge = StandIn(self) if self.lends else None
@@ -98,7 +98,7 @@ class Driver:
             stage=self.stage,
             writer=self.writer,
             spool=spool,
-            hear_of_writes=self._hear_of_writes,
+            watch_writes=self._watch_writes,
             end_client=self._end_client,
             replayed=self.replayed.append,
             terms=self._terms,
@@ -116,8 +116,8 @@ class Driver:
     def _end_client(self) -> None:
         self.client_ended = True
 
-    def _hear_of_writes(self, on: bool) -> None:  # noqa: FBT001 - as SessionContext has it
-        self.hears_of_writes = on
+    def _watch_writes(self, on: bool) -> None:  # noqa: FBT001 - as SessionContext has it
+        self.watches_writes = on
 
     def _terms(self, connection: ConnectionInfo, resources: tuple[Resource, ...], consumes: bool) -> Terms:  # noqa: FBT001 - as SessionContext has it
         del connection, consumes
@@ -157,7 +157,7 @@ class Driver:
                 self._unwritten.add(side)
             if side in self._unwritten and self.writes:
                 self._unwritten.remove(side)
-                if self.hears_of_writes:
+                if self.watches_writes:
                     self.session.written(side, self.now_ns)
 
     def give(self, side: Side, data: bytes, random: Random | None = None, longest: int = 1 << 20) -> None:
@@ -168,7 +168,7 @@ class Driver:
 
     def read(self, side: Side, random: Random | None = None, longest: int = 1 << 20) -> None:
         while self.unread[side] and not self.must_wait(side):
-            most = self.most_bytes(side, longest if random is None else random.randint(1, longest))
+            most = self.max_bytes(side, longest if random is None else random.randint(1, longest))
             # As the compiled part does with the beginning of a frame.
             stream, again = self.session._streams[side], random is None or random.random() < 0.5
             taken_back = stream.take_back() if again and len(stream._beginning) <= MAX_TAKEN_BACK_BYTES else b""
@@ -193,8 +193,8 @@ class Driver:
     def must_wait(self, side: Side) -> bool:
         return self.session.paused(side) or (side is CLIENT and self.session.backlog_bytes(side) > OUTBOX_BYTES)
 
-    def most_bytes(self, side: Side, longest: int) -> int:
-        most = self.session.most_bytes(side)
+    def max_bytes(self, side: Side, longest: int) -> int:
+        most = self.session.max_bytes(side)
         assert most >= 1
         return min(longest, most)
 

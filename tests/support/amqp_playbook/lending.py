@@ -38,7 +38,7 @@ class StandIn:
         self.stays: Callable[[], bool] = bool
         self._driver = driver
 
-    def renew(self) -> tuple[bool, bool, bool, None]:
+    def refresh(self) -> tuple[bool, bool, bool, None]:
         return self.stays(), True, True, None
 
     def decide(

@@ -72,7 +72,7 @@ class Reading:
         rest: Any = (1 << 40, True, routing_keys, contents, (None, None), {}, None, (b"", b""))
         self.lent = sluice_native.lend_amqp091(judge, self.channels, given, frame_max, *rest)
 
-    def renew(self) -> tuple[bool, bool, bool, None]:
+    def refresh(self) -> tuple[bool, bool, bool, None]:
         """Say that the connection may stay, that all rules refuse, and that some limit bytes."""
         return True, True, True, None
 

@@ -100,7 +100,7 @@ class AMQPTalk(Talk):
         await self._answer()
 
     async def _answer(self) -> None:
-        self.hear()
+        self.receive()
         await self.say(BROKER, b"".join(self._due))
         self._due.clear()
 
@@ -230,7 +230,7 @@ class AMQPTalk(Talk):
                 return
             contents = [random.choice(makes)() for _ in range(random.choice((0, 1, 1, 2, 3, 8, 30)))]
         else:
-            self.hear()
+            self.receive()
             count = random.choice((0, 1, len(self._due)))
             self.unsaid[side] += b"".join(self._due[:count])
             del self._due[:count]
@@ -267,7 +267,7 @@ class AMQPTalk(Talk):
 
     # --- What the broker hears --------------------------------------------------------------------
 
-    def hear(self) -> None:
+    def receive(self) -> None:
         """Note what the broker has to answer."""
         heard = self._heard
         heard += self.both.take(self.link, BROKER)
@@ -280,10 +280,10 @@ class AMQPTalk(Talk):
             self._garbled = kind not in _KINDS or length > frames.FRAME_MAX
             if self._garbled or len(heard) < length + 8:
                 break
-            self._hear(kind, channel, bytes(heard[7 : 7 + length]))
+            self._on_frame(kind, channel, bytes(heard[7 : 7 + length]))
             del heard[: length + 8]
 
-    def _hear(self, kind: int, channel: int, payload: bytes) -> None:
+    def _on_frame(self, kind: int, channel: int, payload: bytes) -> None:
         if kind == 1 and len(payload) >= 4:
             method = struct.unpack_from(">HH", payload)
             if method == (60, 40):

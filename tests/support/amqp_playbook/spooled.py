@@ -22,7 +22,7 @@ class SpooledDriver(Driver):
         super().__init__(decide, spool=self.spool, **more)  # type: ignore[arg-type]  # as the driver's
         self.later = lambda _: True
 
-    def put_aside(self) -> int:
+    def spooled_count(self) -> int:
         return sum(queue.count for queue in self.spool.queues())
 
     def pass_time(self, seconds: float) -> None:
@@ -37,7 +37,7 @@ class SpooledDriver(Driver):
             super().settle(all_read=all_read)
 
 
-def aside(request: Request) -> Verdict:
+def spooled(request: Request) -> Verdict:
     """Hold a request, and have what comes behind it put aside."""
     del request
     return Hold(ORDERS, "rule", Ticket(lambda: None), spools=True)

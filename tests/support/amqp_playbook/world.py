@@ -47,7 +47,7 @@ class World:
     def consumer(self, queue: str = "orders", tag: str = "c", *, automatic: bool = False) -> Driver:
         driver = self.connect(1)
         driver.give(CLIENT, frames.subscribe(1, queue, tag, automatic=automatic))
-        self.broker.hear()
+        self.broker.receive()
         return driver.forget()
 
     def settle(self) -> None:
@@ -55,7 +55,7 @@ class World:
             for driver in self.drivers:
                 if driver.woken:
                     driver.tick()
-        self.broker.hear()
+        self.broker.receive()
 
     def pass_time(self, seconds: float) -> None:
         until_ns = self.now_ns + round(seconds * NS)

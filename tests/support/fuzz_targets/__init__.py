@@ -14,8 +14,8 @@ Changed = Callable[[bytes, int], bytes]
 class Mutate(Protocol):
     """Changes an input in the words of its format."""
 
-    def __call__(self, data: bytes, most_bytes: int, changed: Changed, random: Random) -> bytes:
-        """Return another input of at most ``most_bytes``."""
+    def __call__(self, data: bytes, max_bytes: int, changed: Changed, random: Random) -> bytes:
+        """Return another input of at most ``max_bytes``."""
 
 
 class Target(NamedTuple):

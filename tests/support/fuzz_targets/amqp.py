@@ -15,10 +15,10 @@ from proxy.protocols.base import Close, Session, SessionContext, WireCounters
 _PASS_TLS: Final = 1
 
 
-def mutated(data: bytes, most_bytes: int, changed: Changed, random: Random) -> bytes:
+def mutated(data: bytes, max_bytes: int, changed: Changed, random: Random) -> bytes:
     of = amqp091 if random.random() < 0.5 else amqp10
     known = {side: (*amqp091_known, *amqp10_known) for side, amqp091_known, amqp10_known in _KNOWN}
-    return conversation.mutate(data, most_bytes, changed, random, split=of.split, mended=of.mended, known=known)
+    return conversation.mutate(data, max_bytes, changed, random, split=of.split, mended=of.mended, known=known)
 
 
 _KNOWN: Final = (
@@ -42,12 +42,12 @@ def run(data: bytes) -> None:
     said = conversation.read(data)
     if said is None:
         return
-    session, *found = _hear(PROTOCOL.open_session, said)
+    session, *found = _on_frame(PROTOCOL.open_session, said)
     version = type(session)
     if version is AMQPSession:
         raise AssertionError("no version at the end")
     assert issubclass(version, AMQP091Session | AMQP10Session)
-    _, *alone = _hear(version, said)
+    _, *alone = _on_frame(version, said)
     assert found == alone, "not as it is alone"
     closed, written, unread = found
     for side, got in written.items():
@@ -59,7 +59,7 @@ def run(data: bytes) -> None:
         amqp10.check_passed(side.other, said, bytes(got), closed, unread[side.other])
 
 
-def _hear(open_session: Callable[[SessionContext], Session], said: Conversation) -> tuple[Any, ...]:
+def _on_frame(open_session: Callable[[SessionContext], Session], said: Conversation) -> tuple[Any, ...]:
     """Have a session hear all: return it, why it closed, what each side was given, and what it did not read of each."""
     session = open_session(
         SessionContext(

@@ -166,7 +166,7 @@ def limits_of(said: Conversation) -> tuple[str, ...]:
     return ("delivery", "routing_key") if said.options & _LIMITS else ()
 
 
-def hear(driver: Driver, said: Conversation) -> str:
+def receive(driver: Driver, said: Conversation) -> str:
     """Have a session hear all; return why it has closed the connection."""
     try:
         for side, chunk in said.chunks():
@@ -181,7 +181,7 @@ def hear(driver: Driver, said: Conversation) -> str:
 
 def _pass_all(said: Conversation) -> None:
     driver = opened(said, Driver())
-    closed = hear(driver, said)
+    closed = receive(driver, said)
     for side in Side:
         came = said.said(side)
         if not closed:
@@ -284,7 +284,7 @@ def refuse_some(said: Conversation, *, lends: bool = False) -> Came:
         driver = opened(said, Driver(decide, limits=limits_of(said), alike=True))
     finally:
         Driver.lends = False
-    closed = hear(driver, said)
+    closed = receive(driver, said)
     asked: Counter[object] = Counter(
         (request.resources, request.messages, request.size_bytes) for request in driver.requests
     )
@@ -332,7 +332,7 @@ def _refusable(driver: Driver) -> bool:
 
 def leave(driver: Driver) -> None:
     session = driver.session
-    session.farewell("over", driver.now_ns)
+    session.start_close("over", driver.now_ns)
     driver.take()
     session.describe(0)
     for side in Side:

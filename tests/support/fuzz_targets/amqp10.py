@@ -92,7 +92,7 @@ _TERMS: Final[Sequence[Mapping[Resource, Terms]]] = (
     {ORDERS: REFUSED},
     {ORDERS: Terms(True, True, 60), _DELIVERY: SHAPED},
     {_DELIVERY: SHAPED},
-    {ORDERS: SHAPED, _DELIVERY: Terms(delays=True, most_bytes=30)},
+    {ORDERS: SHAPED, _DELIVERY: Terms(delays=True, max_bytes=30)},
     {ORDERS: Terms(True, True)},
     {Resource("exchange", "e"): REFUSED, ORDERS: SHAPED},
     {},
@@ -166,7 +166,7 @@ def opened(said: Conversation, driver: Driver) -> Driver:
     return driver.open().sends().sends(1, None).takes(2) if said.options & OPEN else driver
 
 
-def hear(driver: Driver, said: Conversation, random: Random | None = None) -> None:
+def receive(driver: Driver, said: Conversation, random: Random | None = None) -> None:
     """Have a session hear all; a random lets the time go on, and what is held."""
     for side, chunk in said.chunks():
         if driver.closed is not None:
@@ -184,7 +184,7 @@ def hear(driver: Driver, said: Conversation, random: Random | None = None) -> No
 def _pass_all(said: Conversation) -> None:
     driver = opened(said, Driver())
     written_before = {side: len(driver.total[side]) for side in Side}
-    hear(driver, said)
+    receive(driver, said)
     for side in Side:
         if driver.closed is None:
             driver.session.end(side, 0)
@@ -237,7 +237,7 @@ def _decide(said: Conversation) -> None:
 
     driver = opened(said, Driver(decide, terms=dict(_terms(said))))
     before = sum(map(len, driver.total.values()))
-    hear(driver, said, random if said.options & _HOLDS else None)
+    receive(driver, said, random if said.options & _HOLDS else None)
     came = sum(len(said.said(side)) for side in Side)
     most = came + _OWN_BYTES + _EACH_BYTES * (came // _FRAME_BYTES + len(driver.requests))
     assert sum(map(len, driver.total.values())) - before <= most, "more than was said"
@@ -255,7 +255,7 @@ def _terms(said: Conversation) -> Mapping[Resource, Terms]:
 def leave(driver: Driver) -> None:
     session = driver.session
     session.describe(0)
-    session.farewell("over", driver.now_ns)
+    session.start_close("over", driver.now_ns)
     driver.take()
     for side in Side:
         assert session.backlog_bytes(side) >= 0

@@ -68,10 +68,10 @@ _LINES: Final = (
 )
 
 
-def mutated(data: bytes, most_bytes: int, changed: Changed, random: Random) -> bytes:
+def mutated(data: bytes, max_bytes: int, changed: Changed, random: Random) -> bytes:
     """Change lines, or bytes."""
     if random.random() < 0.4:
-        return changed(data, most_bytes)
+        return changed(data, max_bytes)
     lines = data.split(b"\n")
     at = random.randrange(len(lines))
     match random.randrange(5):
@@ -86,7 +86,7 @@ def mutated(data: bytes, most_bytes: int, changed: Changed, random: Random) -> b
             lines[at], lines[other] = lines[other], lines[at]
         case _:
             lines.insert(at, random.choice(_LINES).encode())
-    return b"\n".join(lines)[:most_bytes]
+    return b"\n".join(lines)[:max_bytes]
 
 
 def seeds() -> Iterable[bytes]:

@@ -11,7 +11,7 @@ from proxy.deciding.batch import Side
 _BEGIN: Final = struct.Struct(">BH")
 _STEP: Final = struct.Struct(">BH")
 _FROM_BROKER: Final = 0x80
-_LONGEST_STEP: Final = 0xFFFF
+_MAX_STEP: Final = 0xFFFF
 #: Chunks of single bytes only of what is short.
 _SINGLE_BYTES: Final = 400
 
@@ -75,8 +75,8 @@ def write(conversation: Conversation) -> bytes:
     out = bytearray(_BEGIN.pack(conversation.options, conversation.seed))
     for side, cut, data in conversation.steps:
         how = cut | (_FROM_BROKER if side is Side.BROKER else 0)
-        for at in range(0, len(data), _LONGEST_STEP):
-            piece = data[at : at + _LONGEST_STEP]
+        for at in range(0, len(data), _MAX_STEP):
+            piece = data[at : at + _MAX_STEP]
             out += _STEP.pack(how, len(piece)) + piece
     return bytes(out)
 
@@ -93,7 +93,7 @@ Mended = Callable[[bytes], bytes]
 
 def mutate(
     data: bytes,
-    most_bytes: int,
+    max_bytes: int,
     changed: Changed,
     random: Random,
     *,
@@ -104,7 +104,7 @@ def mutate(
     """Change what is said frame by frame: leave out, repeat, move, put in known ones, change what is in one."""
     conversation = read(data)
     if conversation is None or not conversation.steps or random.random() < 0.3:
-        return changed(data, most_bytes)
+        return changed(data, max_bytes)
     steps = list(conversation.steps)
     at = random.randrange(len(steps))
     side, cut, said = steps[at]
@@ -113,7 +113,7 @@ def mutate(
     place = random.randrange(len(frames))
     dice = random.randrange(14)
     if dice < 5:
-        frames[place] = mended(changed(frames[place], min(len(frames[place]) + 64, most_bytes)))
+        frames[place] = mended(changed(frames[place], min(len(frames[place]) + 64, max_bytes)))
     elif dice == 5:
         del frames[place]
     elif dice == 6:
@@ -132,7 +132,7 @@ def mutate(
         steps.insert(random.randrange(at, len(steps)) + 1, Step(side, cut, b"".join(frames[place:])))
         del frames[place:]
     steps[at] = Step(side, cut, b"".join(frames))
-    return write(Conversation(options, seed_, [step for step in steps if step.data]))[:most_bytes]
+    return write(Conversation(options, seed_, [step for step in steps if step.data]))[:max_bytes]
 
 
 def written(parts: Iterable[bytes | memoryview]) -> bytes:

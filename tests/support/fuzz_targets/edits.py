@@ -85,10 +85,10 @@ class _NoDataPath:
         del rule_set
 
 
-def mutated(data: bytes, most_bytes: int, changed: Changed, random: Random) -> bytes:
+def mutated(data: bytes, max_bytes: int, changed: Changed, random: Random) -> bytes:
     """Change lines, values of a body, or bytes."""
     if random.random() < 0.4:
-        return changed(data, most_bytes)
+        return changed(data, max_bytes)
     asks = data.split(b"\0")
     at = random.randrange(len(asks))
     head, _, body = asks[at].partition(b"\n\n")
@@ -107,7 +107,7 @@ def mutated(data: bytes, most_bytes: int, changed: Changed, random: Random) -> b
             asks[at] = changed(head, len(head) + 32) + b"\n\n" + body
         case _:
             asks[at] = head + b"\n\n" + _other_value(body, random)
-    return b"\0".join(asks)[:most_bytes]
+    return b"\0".join(asks)[:max_bytes]
 
 
 def _other_value(body: bytes, random: Random) -> bytes:

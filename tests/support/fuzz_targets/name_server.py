@@ -45,12 +45,12 @@ _ANSWERS: Final = tuple(
 )
 
 
-def mutated(data: bytes, most_bytes: int, changed: Changed, random: Random) -> bytes:
+def mutated(data: bytes, max_bytes: int, changed: Changed, random: Random) -> bytes:
     """Change an input."""
     if data[:1] >= bytes((_BODY,)):
-        return changed(data, most_bytes)
+        return changed(data, max_bytes)
     known = {Side.CLIENT: _ASKS, Side.BROKER: _ANSWERS}
-    return conversation.mutate(data, most_bytes, changed, random, split=split, mended=mended, known=known)
+    return conversation.mutate(data, max_bytes, changed, random, split=split, mended=mended, known=known)
 
 
 def seeds() -> Iterable[bytes]:
@@ -77,8 +77,8 @@ def run(data: bytes) -> None:
     said = conversation.read(data)
     if said is None:
         return
-    closed, to_client, to_broker = _hear(said)
-    closed_at_once, *at_once = _hear(said.whole())
+    closed, to_client, to_broker = _on_frame(said)
+    closed_at_once, *at_once = _on_frame(said.whole())
     assert closed == closed_at_once, "chunks make a difference"
     for given, whole in zip((to_client, to_broker), at_once, strict=True):
         # The beginning of a frame goes on before the rest shows that it is none.
@@ -124,7 +124,7 @@ def _compare(before: Any, after: Any) -> None:
             assert after.encode() in _TOLD.values()
 
 
-def _hear(said: Conversation) -> tuple[str, bytes, bytes]:
+def _on_frame(said: Conversation) -> tuple[str, bytes, bytes]:
     """Have a session hear all: return why it closed, and what the client and the broker were given."""
     warnings: list[str] = []
     session = PROTOCOL.open_session(

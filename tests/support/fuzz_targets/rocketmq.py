@@ -153,7 +153,7 @@ def _finish(trial: Trial) -> None:
         if trial._undecided is not None:
             trial.decide()
         elif trial.closed is None:
-            trial.go_on(Side.CLIENT, {Side.CLIENT: iter(())})
+            trial.resume(Side.CLIENT, {Side.CLIENT: iter(())})
             assert len(trial._rest) < left, "a turn in which nothing was read"
             left = len(trial._rest)
 

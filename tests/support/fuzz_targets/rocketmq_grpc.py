@@ -99,12 +99,12 @@ def mended(one: bytes) -> bytes:
     return one if one == PREFACE or len(one) < _FRAME_BYTES else (len(one) - _FRAME_BYTES).to_bytes(3) + one[3:]
 
 
-def mutated(data: bytes, most_bytes: int, changed: Changed, random: Random) -> bytes:
+def mutated(data: bytes, max_bytes: int, changed: Changed, random: Random) -> bytes:
     """Change an input."""
     if data[:1] >= bytes((_MESSAGE,)):
-        return changed(data, most_bytes)
+        return changed(data, max_bytes)
     known = {Side.CLIENT: (*split(_CLIENT), *_MORE), Side.BROKER: (*split(_BROKER), *_MORE)}
-    return conversation.mutate(data, most_bytes, changed, random, split=split, mended=mended, known=known)
+    return conversation.mutate(data, max_bytes, changed, random, split=split, mended=mended, known=known)
 
 
 def seeds() -> Iterable[bytes]:
@@ -182,7 +182,7 @@ class _Trial:
                     self._resolve()
             self._decide(session.tick(1 << 40), decides=False)
             self._resolve()
-            session.farewell("the end", 1 << 40)
+            session.start_close("the end", 1 << 40)
             self._take()
         except Close as close:
             assert close.reason in _REASONS, close

@@ -27,7 +27,7 @@ class Second(NamedTuple):
     quiet_passed: float
     quiet_refused: float
     half_ms: float
-    most_ms: float
+    max_ms: float
 
 
 class Run(NamedTuple):
@@ -73,7 +73,7 @@ def read(record: Path) -> Run:
                 quiet_passed=sum(passed.values()) - passed[flooded],
                 quiet_refused=sum(refused.values()) - refused[flooded],
                 half_ms=_share(waits, 0.5),
-                most_ms=_share(waits, 0.95),
+                max_ms=_share(waits, 0.95),
             )
         )
     return Run(told["limit_per_s"], seconds)
@@ -148,12 +148,12 @@ def _quiet(runs: Sequence[Run]) -> list[str]:
 
 
 def _waits(runs: Sequence[Run]) -> list[str]:
-    most = max(each.most_ms for run in runs for each in run.seconds if not math.isnan(each.most_ms))
+    most = max(each.max_ms for run in runs for each in run.seconds if not math.isnan(each.max_ms))
     return [
         _chart(run, "{:,.0f} ms", most).draw(
             [
                 Series("half within", _HALF, run.points("half_ms")),
-                Series("95% within", _MOST, run.points("most_ms")),
+                Series("95% within", _MOST, run.points("max_ms")),
             ]
         )
         for run in runs

@@ -70,7 +70,7 @@ class Recorder:
         self.counted: list[tuple[int, int, Any]] = []
         self._decide, self._refuse = decide, refuse
 
-    def renew(self) -> tuple[bool, bool, bool, Any]:
+    def refresh(self) -> tuple[bool, bool, bool, Any]:
         """Say that the connection may stay, that all rules refuse, and that some limit bytes."""
         return True, True, True, self.callers
 
@@ -156,11 +156,11 @@ class Extension:
         self.owed = self.requests()
 
     def requests(
-        self, numbers: Iterable[int] = (), *, most_keys: int = MAX_KEYS, most: int = MAX_OWED
+        self, numbers: Iterable[int] = (), *, max_keys: int = MAX_KEYS, most: int = MAX_OWED
     ) -> sluice_native.Requests:
         """Make what remembers the requests of another connection, with some that have no answer yet."""
         assert self.limits.resources is not None
-        requests = sluice_native.Requests(self.limits.resources, most_keys, most)
+        requests = sluice_native.Requests(self.limits.resources, max_keys, most)
         for number in numbers:
             requests.add(number, True)
         return requests

@@ -39,7 +39,7 @@ class HoldingTrial(Trial):
             if side is Side.CLIENT and self._undecided is not None:
                 self.decide()
                 continue
-            self.go_on(side, left)
+            self.resume(side, left)
             if self._undecided is not None and random.random() < 0.5:
                 self.decide()
         if self._undecided is not None:

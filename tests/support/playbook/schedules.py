@@ -189,11 +189,11 @@ class RocketMQTalk(Talk):
             # So many headers are read one by one at first.
             await self.say(CLIENT, b"".join(self.beat() for _ in range(16)))
             if self.random.random() < 0.5:
-                self.hear()
+                self.receive()
                 await self.say(BROKER, b"".join(map(frames.answer, self.asked)))
                 self.asked.clear()
 
-    def hear(self) -> None:
+    def receive(self) -> None:
         """Note what the broker has to answer."""
         self._heard += self.both.take(self.link, BROKER)
         at = 0
@@ -232,7 +232,7 @@ class RocketMQTalk(Talk):
             if random.random() < 0.01:
                 self.unsaid[side] += self.garbage()
         else:
-            self.hear()
+            self.receive()
             for _ in range(random.choice((0, 1, 2, len(self.asked)))):
                 self.unsaid[side] += self.answer()
             if random.random() < 0.005:

@@ -27,7 +27,7 @@ RefusesName = Callable[[Resource, str], bool]
 """Whether requests for a resource, of a producer group, are refused."""
 
 #: The longest busy answer: 255 characters of a name and of a rule's, each six in JSON, and the rest.
-_LONGEST_BUSY_BYTES = 2 * 255 * 6 + 300
+_MAX_BUSY_BYTES = 2 * 255 * 6 + 300
 _POISON = 0xEE
 
 
@@ -142,13 +142,13 @@ class Trial:
             if side is Side.CLIENT and self._undecided is not None:
                 self.decide()
                 continue
-            self.go_on(side, left)
+            self.resume(side, left)
             if self._undecided is not None and random.random() < 0.7:
                 self.decide()
         if self._undecided is not None:
             self.decide()
 
-    def go_on(self, side: Side, left: dict[Side, Iterator[bytes]]) -> None:
+    def resume(self, side: Side, left: dict[Side, Iterator[bytes]]) -> None:
         """Go on with what the session left of a chunk, else with the next piece; a side that has none is taken out."""
         if side is Side.CLIENT and self._rest:
             rest, self._rest = self._rest, b""
@@ -244,7 +244,7 @@ class Trial:
         if session._waiting:
             waiting = sum(map(len, session._waiting))
             assert session.backlog_bytes(Side.CLIENT) == waiting
-            assert waiting <= _LONGEST_BUSY_BYTES * self.counters.frames[Side.CLIENT]
+            assert waiting <= _MAX_BUSY_BYTES * self.counters.frames[Side.CLIENT]
 
     def check(self, *, ended: bool) -> None:
         """Hold what was given to both peers against the model."""

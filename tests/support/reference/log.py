@@ -19,8 +19,8 @@ from reference.markdown import attributes, code, head, one_line, table, value
 _SCHEMA_REF: Final = "#/$defs/{name}"
 _TIMES: Final = "Times are whole seconds since 1970 UTC; fields that are `null` or 0 may be left out."
 _SEE: Final = re.compile(r"; see `[\w.]+`")
-_MOST: Final = 10**12
-_ANY_COUNT: Final = f", at least 0, at most {_MOST}"
+_MAX: Final = 10**12
+_ANY_COUNT: Final = f", at least 0, at most {_MAX}"
 _AMOUNT: Final = "`[requests, messages, bytes]`"
 
 
@@ -73,7 +73,7 @@ def _column(column: str) -> tuple[str, str]:
 def _parts() -> Iterator[str]:
     about = [one_line(text) for text in inspect.cleandoc(records.__doc__ or "").split("\n\n")]
     yield f"{about[0]} This is version {records.VERSION}. {_TIMES}"
-    yield f"Counts are at most {_MOST:,}."
+    yield f"Counts are at most {_MAX:,}."
     yield "\n\n".join(about[2:])
     words = ", ".join(code(each) for each in get_args(Outcome))
     yield f"{_documented(rejections)['Outcome'].replace('.', f': {words}.', 1)}"

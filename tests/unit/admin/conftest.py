@@ -165,14 +165,14 @@ class FakeDataPath(DataPath):
         self.closed.append((connection_id, reason))
         return any(each.id == connection_id for each in self.connections_now)
 
-    async def flow(self, most_connections: int = 100) -> Flow:
+    async def flow(self, max_connections: int = 100) -> Flow:
         now = self.flow_now
-        more = now.more_connections + len(now.connections[most_connections:])
-        return msgspec.structs.replace(now, connections=now.connections[:most_connections], more_connections=more)
+        more = now.more_connections + len(now.connections[max_connections:])
+        return msgspec.structs.replace(now, connections=now.connections[:max_connections], more_connections=more)
 
-    async def spool(self, most_resources: int = 100) -> SpoolState | None:
+    async def spool(self, max_resources: int = 100) -> SpoolState | None:
         now = self.spool_now
-        return None if now is None else msgspec.structs.replace(now, resources=now.resources[:most_resources])
+        return None if now is None else msgspec.structs.replace(now, resources=now.resources[:max_resources])
 
     async def purge(self, kind: str, name: str) -> Purged:
         if self.spool_now is None:

@@ -6,12 +6,12 @@ from claims import CHECKS, PAGES, ROOT, wrong_files
 
 @pytest.mark.parametrize("page", PAGES)
 @pytest.mark.parametrize("check", CHECKS)
-def test_what_a_page_says_is_so(check: str, page: str) -> None:
+def test_claims_of_a_page_are_true(check: str, page: str) -> None:
     assert list(CHECKS[check]((ROOT / page).read_text(encoding="utf-8"))) == []
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_what_a_page_refers_to_is_there(page: str) -> None:
+def test_references_of_a_page_exist(page: str) -> None:
     path = ROOT / page
     assert list(wrong_files(path.read_text(encoding="utf-8"), path.parent)) == []
 
@@ -25,7 +25,7 @@ make demo SECONDS=20
 ```
 
 `sluice report tail -f`, `--storm-gap`, `make test`, `rate(sluice_requests_total{verdict="refuse"}[1m])`, `SLUICE_URL`,
-`tests/unit/docs/test_claims.py::test_what_a_page_says_is_so`
+`tests/unit/docs/test_claims.py::test_claims_of_a_page_are_true`
 
 ```toml
 [bounds]
@@ -34,7 +34,7 @@ max_connections = 5
 """
 
 
-def test_what_is_right_is_not_complained_of() -> None:
+def test_correct_claims_pass() -> None:
     assert [line for check in CHECKS.values() for line in check(RIGHT)] == []
 
 
@@ -58,7 +58,7 @@ def test_what_is_right_is_not_complained_of() -> None:
         ("settings", "max_connections", "max_conections"),
         ("settings", "= 5", '= "many"'),
         ("settings", "[bounds]", "[bound]"),
-        ("tests", "::test_what_a_page_says_is_so", "::test_what_a_page_says_is"),
+        ("tests", "::test_claims_of_a_page_are_true", "::test_what_a_page_says_is"),
         ("tests", "docs/test_claims.py", "docs/test_claim.py"),
     ],
 )

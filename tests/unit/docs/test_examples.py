@@ -12,7 +12,7 @@ from admin.run.composition import compose
 from limiter.rules.resource import Resource
 from proxy.protocols.base import ListenerAddresses
 from proxy.protocols.rocketmq.name_server import NameServerOptions
-from proxy.protocols.rocketmq.routes import told_instead
+from proxy.protocols.rocketmq.routes import advertised_addresses
 
 DOCS = Path(__file__).parents[3] / "docs"
 LIMITS = (DOCS / "limits.md").read_text(encoding="utf-8")
@@ -69,7 +69,7 @@ def test_routes_of_the_page_are_as_it_says(tmp_path: Path, monkeypatch: pytest.M
     ]
     options = plan.listeners[2].options
     assert isinstance(options, NameServerOptions)
-    assert told_instead(options.addresses, options.advertise, fronts, "192.0.2.7") == {
+    assert advertised_addresses(options.addresses, options.advertise, fronts, "192.0.2.7") == {
         ("10.0.0.5", 10911): (b"192.0.2.7:10911", b"sluice.example.com:30911")[number],
         ("10.0.0.5", 10909): (b"192.0.2.7:10909", b"sluice.example.com:10909")[number],
     }

@@ -117,7 +117,7 @@ def test_flips_of_any_field_pass_one_burst_and_no_more(kind: str, steps: list[tu
     assert spent <= math.ceil(bound) + (KEYS + 1) * LARGEST - 1
 
 
-def test_what_keys_spend_while_another_process_takes_over_is_not_theirs_again() -> None:
+def test_spending_during_a_take_over_is_not_refunded() -> None:
     limits = Limits(RuleSet((replace(PLAIN, fair_by="client"),)))
     flood(limits, 0, 1)
     # Their shares have filled up again, and the keys are still active.

@@ -96,7 +96,7 @@ def test_a_transfer_and_its_disposition_need_no_session(queue: str) -> None:
     calls = counted(driver)
     exchange(driver, 301, count=32)
     # What is decided takes no credit from other links of the client.
-    expected = {"Link.admitted": 1, "Unpaid.did_no_harm": 1, "Unpaid.take": 1} if queue == "high" else {}
+    expected = {"Link.admitted": 1, "Unpaid.note_prepaid": 1, "Unpaid.take": 1} if queue == "high" else {}
     assert calls == expected
     assert all(len(data) > total[side] for side, data in driver.total.items())
     assert driver.lent is not None
@@ -180,11 +180,11 @@ def profiled(calls: Counter[str], call: Any, *args: Any) -> Any:
         pytest.param(lambda driver: driver.give(CLIENT, b"\0\0\0\x09\x02\0\0\0\0"), id="malformed"),
         pytest.param(lambda driver: driver.swap(SCOPED) or driver.give(CLIENT, transfer(300)), id="other rules"),
         pytest.param(lambda driver: driver.credit(10, count=300, drain=True), id="drain"),
-        pytest.param(lambda driver: driver.session.farewell("over", 0), id="farewell"),
+        pytest.param(lambda driver: driver.session.start_close("over", 0), id="farewell"),
     ],
 )
 @pytest.mark.parametrize("queue", ["plenty", "high"])
-def test_what_follows_is_the_same(then: Any, queue: str) -> None:
+def test_following_frames_are_equal(then: Any, queue: str) -> None:
     figures = []
     for lent in (False, True):
         driver = opened(lent=lent, queue=queue)

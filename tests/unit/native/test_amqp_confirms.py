@@ -53,7 +53,7 @@ def test_one_is_said_of_each_once_they_differ() -> None:
     assert reading.channels.unconfirmed() == 0
 
 
-def test_what_lies_between_goes_on_as_it_is() -> None:
+def test_other_frames_pass_unchanged() -> None:
     chunk = DELIVERY + frames.confirm(1, 1) + frames.confirm(1, 2) + DELIVERY
     assert said(forwarded(2, 3), chunk) == DELIVERY + frames.confirm(1, 2) + frames.confirm(1, 3) + DELIVERY
 

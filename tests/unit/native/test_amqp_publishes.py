@@ -101,7 +101,7 @@ def test_contents_of_channels_lie_between_each_other(refused: str, kept: list[tu
     assert len(read.to_client) == len(refused) * len(frames.confirm(1, 1, method_id=NACK))
 
 
-def test_what_is_to_come_of_a_body_is_given_back() -> None:
+def test_remaining_body_bytes_are_returned() -> None:
     reading = Reading()
     whole = b"".join(frames.content(1, b"", b"orders", bytes(200), frame_bytes=108))
     assert reading.feed(whole[:-108]).to_broker == whole[:-108]

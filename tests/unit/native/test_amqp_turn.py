@@ -367,14 +367,14 @@ def test_a_busy_broker_does_not_keep_its_client_from_being_read(served: Served) 
 
 
 @pytest.mark.parametrize("part", [pytest.param(part, marks=pytest.mark.long) for part in range(10)])
-def test_many_connections_come_to_the_same(part: int) -> None:
+def test_compiled_and_python_agree_for_many_connections(part: int) -> None:
     for seed in range(10_000 * part, 10_000 * (part + 1)):
         random = Random(seed)
         check(random.sample(RULES, random.randrange(7)), random, exempt=random.random() < 0.1)
 
 
 @given(st.lists(st.sampled_from(RULES), max_size=6), st.booleans(), st.integers(0, 2**32))
-def test_it_comes_to_the_same(rules: list[Rule], exempt: bool, seed: int) -> None:  # noqa: FBT001 - drawn
+def test_compiled_and_python_agree(rules: list[Rule], exempt: bool, seed: int) -> None:  # noqa: FBT001 - drawn
     check(rules, Random(seed), exempt=exempt)
 
 

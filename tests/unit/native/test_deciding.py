@@ -201,7 +201,7 @@ def quiet() -> Iterator[None]:
 
 
 @given(st.lists(st.sampled_from(RULES), max_size=6), st.sampled_from([1, 3, 1000]), st.lists(steps, max_size=25))
-def test_both_ways_come_to_the_same(rules: list[Rule], max_live: int, walk: list[Any]) -> None:
+def test_both_ways_agree(rules: list[Rule], max_live: int, walk: list[Any]) -> None:
     compiled, python = Compiled(rule_set_of(rules, 1), max_live), Way(rule_set_of(rules, 1), max_live)
     now_ns, version = 0, 1
     for some, address, passed_ns, swap, limit_per_s in walk:

@@ -63,7 +63,7 @@ def _settle(extension: Extension, stream: bytes, numbers: list[int]) -> tuple[li
         struct.pack(">iI", -4, 0),
     ],
 )
-def test_anything_else_is_left_to_python(extension: Extension, other: bytes) -> None:
+def test_other_frames_are_left_to_python(extension: Extension, other: bytes) -> None:
     first = frames.answer(1)
     settled, read = _settle(extension, first + other, [1, 2])
     assert (settled, read.stop, read.leaves, read.frames) == ([1], len(first), True, (0, 1))

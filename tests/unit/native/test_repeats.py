@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from playbook import frames
 from playbook.captures import distinct_frames
 from playbook.extension import CLIENT, Extension, Reading, Recorder, feed
-from playbook.put_aside import NS_PER_S, Connection, Shared
+from playbook.spooling_rig import NS_PER_S, Connection, Shared
 
 from limiter.counting.rejections import ResourceSecond
 from limiter.counting.repeats import HALF_NS, SOON_NS, PythonRefusedIds

@@ -74,7 +74,7 @@ _SIZE = len(_HEADER)
         (4, 0, 0),
     ],
 )
-def test_what_is_no_frame_is_left_to_python(
+def test_invalid_frames_are_left_to_python(
     extension: Extension, length: int, header_bytes: int, header_type: int
 ) -> None:
     chunk = _prefix(length, header_bytes, header_type) + _HEADER
@@ -124,7 +124,7 @@ def test_names_are_remembered_from_chunk_to_chunk(extension: Extension, passing:
 
 
 def test_too_many_names_are_forgotten_when_the_next_chunk_begins(extension: Extension, passing: Recorder) -> None:
-    requests = extension.requests(most_keys=2)
+    requests = extension.requests(max_keys=2)
     lent = extension.lend(passing, requests)
     for topics in ("abc", "ca"):
         feed(lent, CLIENT, b"".join(map(frames.send, topics)))

@@ -105,7 +105,7 @@ def test_headers_as_long_as_one_read_before_are_read_as_in_python(check: Check, 
 
 
 @pytest.mark.parametrize("capture", CAPTURES, ids=str)
-def test_every_byte_that_could_be_another_is(capture: Capture, check: Check) -> None:
+def test_every_mutable_byte_is_mutated(capture: Capture, check: Check) -> None:
     """Each byte of one header of each sort becomes each of the bytes that could matter."""
     sorts = {
         header_type: header

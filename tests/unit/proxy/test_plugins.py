@@ -103,7 +103,7 @@ async def test_options_reach_the_session(start_rig: StartRig, lines: Protocol) -
     await rig.until_closed("long_line")
 
 
-async def test_session_asks_and_is_answered_while_somebody_takes_what_clients_ask(start_rig: StartRig) -> None:
+async def test_session_commands_are_answered_while_they_are_served(start_rig: StartRig) -> None:
     rig = await start_rig()
     client, broker = await rig.connect()
     await client.send(b"limits\n")
@@ -117,7 +117,7 @@ async def test_session_asks_and_is_answered_while_somebody_takes_what_clients_as
         assert await client.receive_line() == b"LIMITS a 5.0\n"
 
 
-async def test_what_a_session_knows_of_its_client_is_shown_with_the_connection(start_rig: StartRig) -> None:
+async def test_client_description_of_a_session_is_shown(start_rig: StartRig) -> None:
     rig = await start_rig()
     client, broker = await rig.connect()
     await client.send(b"i-am me\na 1\n")

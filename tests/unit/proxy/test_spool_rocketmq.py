@@ -115,7 +115,7 @@ async def test_a_client_is_not_read_while_its_broker_takes_nothing(start: Any, m
     assert not list(connection.session.stages())
 
 
-async def test_what_is_left_of_oneways_is_sent_by_the_next_process(start: Any, mock_clock: MockClock) -> None:
+async def test_leftover_oneways_are_sent_by_the_next_process(start: Any, mock_clock: MockClock) -> None:
     rig = await start()
     client, broker = await rig.connect()
     await client.send(orders(*range(1, 31), flag=frames.ONEWAY) + orders(31, 32))

@@ -70,11 +70,11 @@ pub struct Taken {
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
     pub frame_max: usize,
-    pub most_body: u64,
+    pub max_body: u64,
     /// With more keys at the start of a scan, the cache is cleared.
-    pub most_keys: usize,
-    pub most_runs: usize,
-    pub most_publishes: usize,
+    pub max_keys: usize,
+    pub max_runs: usize,
+    pub max_publishes: usize,
     /// Publishes to an exchange also count for their routing key.
     pub routing_keys: bool,
 }
@@ -97,7 +97,7 @@ impl Channels {
         scan.number += 1;
         scan.runs.clear();
         scan.touched.clear();
-        scan.keys.begin(if scan.routing_keys == bounds.routing_keys { bounds.most_keys } else { 0 });
+        scan.keys.begin(if scan.routing_keys == bounds.routing_keys { bounds.max_keys } else { 0 });
         scan.routing_keys = bounds.routing_keys;
         let mut taken = Taken { first_new: scan.keys.len(), ..Taken::default() };
         taken.publishes.reserve(scan.expected);
@@ -188,7 +188,7 @@ impl Channels {
     #[inline]
     fn method(&mut self, frame: &Frame, bounds: &Bounds, taken: &mut Taken) -> Option<()> {
         let place = self.place(frame.channel)?;
-        if self.all.get(place)?.stage != Stage::Idle || taken.publishes.len() >= bounds.most_publishes {
+        if self.all.get(place)?.stage != Stage::Idle || taken.publishes.len() >= bounds.max_publishes {
             return None;
         }
         let (frame::PUBLISH, arguments) = frame::method(frame.payload?)? else { return None };
@@ -232,7 +232,7 @@ impl Channels {
     fn header(&mut self, frame: &Frame, bounds: &Bounds, taken: &mut Taken) -> Option<()> {
         let place = self.place(frame.channel)?;
         let Stage::Method { key, bytes, piece } = self.all.get(place)?.stage else { return None };
-        let body = body_size(frame.payload?).filter(|size| *size <= bounds.most_body)?;
+        let body = body_size(frame.payload?).filter(|size| *size <= bounds.max_body)?;
         let index = u32::try_from(taken.publishes.len()).ok()?;
         let stop = u32::try_from(frame.stop).ok()?;
         let run = self.run(place, key, bounds, taken)?;
@@ -243,8 +243,8 @@ impl Channels {
         let of_method = taken.pieces.get_mut(piece as usize)?;
         of_method.publish = index;
         extend(&mut taken.pieces, index, frame.start, stop)?;
-        let most_payload = bounds.frame_max.saturating_sub(AROUND_BYTES).max(1) as u64;
-        let frames = body.div_ceil(most_payload);
+        let max_payload = bounds.frame_max.saturating_sub(AROUND_BYTES).max(1) as u64;
+        let frames = body.div_ceil(max_payload);
         let before = (bytes + frame.stop - frame.start) as u64;
         let size = before.saturating_add(body).saturating_add(frames.saturating_mul(AROUND_BYTES as u64));
         taken.publishes.push(Publish { run, number, size });
@@ -260,7 +260,7 @@ impl Channels {
         let run = if let Some(run) = self.scan.runs.get(&(key, *channel)) {
             *run
         } else {
-            if taken.runs.len() >= bounds.most_runs {
+            if taken.runs.len() >= bounds.max_runs {
                 return None;
             }
             let run = u32::try_from(taken.runs.len()).ok()?;

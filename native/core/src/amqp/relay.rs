@@ -39,7 +39,7 @@ pub struct Cut {
 
 impl Cut {
     /// Returns the bytes of a chunk that belong to it, and the rest if it continues. None if its end octet is wrong.
-    pub fn go_on(self, chunk: &[u8]) -> Option<(usize, Option<Self>)> {
+    pub fn resume(self, chunk: &[u8]) -> Option<(usize, Option<Self>)> {
         match chunk.get(self.left.checked_sub(1)?) {
             Some(&END) => Some((self.left, None)),
             Some(_) => None,
@@ -92,7 +92,7 @@ impl Channels {
                 },
                 (frame::BODY, _) if frame.stop - frame.start <= frame_max => {
                     read.cut = frame.payload.is_none().then_some(frame.channel);
-                    deliveries.go_on(&frame).map(|()| (frame.stop, 1))
+                    deliveries.resume(&frame).map(|()| (frame.stop, 1))
                 }
                 _ => None,
             };
@@ -164,7 +164,7 @@ impl Deliveries {
         Some(header.stop)
     }
 
-    fn go_on(&mut self, body: &Frame) -> Option<()> {
+    fn resume(&mut self, body: &Frame) -> Option<()> {
         let rest = self.0.get_mut(&body.channel)?;
         *rest = rest.checked_sub((body.stop - body.start - AROUND_BYTES) as u64)?;
         if *rest == 0 {

@@ -5,7 +5,7 @@ use super::{awaits_more, Bounds, Channels, Cut, Deliveries, Numbers};
 use crate::out::{Out, Piece, CLIENT};
 
 const BOUNDS: Bounds =
-    Bounds { frame_max: 4096, most_body: 99, most_keys: 3, most_runs: 3, most_publishes: 9, routing_keys: true };
+    Bounds { frame_max: 4096, max_body: 99, max_keys: 3, max_runs: 3, max_publishes: 9, routing_keys: true };
 
 fn frame(kind: u8, channel: u16, payload: &[u8]) -> Vec<u8> {
     let size = u32::try_from(payload.len()).unwrap().to_be_bytes();
@@ -82,7 +82,7 @@ fn no_bytes_are_too_much() {
         channels.undo();
         let taken = channels.scan(&chunk, position, &BOUNDS);
         assert_eq!((&taken.publishes, &taken.open, taken.stop), (&undone.publishes, &undone.open, undone.stop));
-        assert!(taken.stop >= position && taken.runs.len() <= BOUNDS.most_runs);
+        assert!(taken.stop >= position && taken.runs.len() <= BOUNDS.max_runs);
         assert!(taken.pieces.iter().all(|piece| (piece.publish as usize) < taken.publishes.len()));
         assert!(taken.pieces.windows(2).all(|two| two[0].stop <= two[1].start));
         assert!(taken.publishes.iter().all(|publish| (publish.run as usize) < taken.runs.len()));
@@ -187,7 +187,7 @@ fn deliveries_pass_however_they_are_cut() {
         let (mut frames, mut passed, mut rest) = (0, Vec::new(), Vec::new());
         for part in whole.chunks(size) {
             let chunk = [&rest[..], part].concat();
-            let (begin, left) = cut.map_or((0, None), |cut| cut.go_on(&chunk).unwrap());
+            let (begin, left) = cut.map_or((0, None), |cut| cut.resume(&chunk).unwrap());
             cut = left;
             let mut out = Out::default();
             let read = channels.relay(&mut deliveries, &chunk, begin, true, 4096, &mut out);
@@ -230,5 +230,5 @@ fn a_content_within_another_is_not_plain() {
     assert_eq!(relay(&whole, &mut deliveries, 4096).stop, 0);
     assert_eq!(relay(&frame(3, 1, &[1; 201]), &mut deliveries, 4096).stop, 0);
     assert_eq!(relay(&frame(3, 1, &[1; 9]), &mut deliveries, 16).stop, 0);
-    assert_eq!(Cut { channel: 1, left: 2 }.go_on(b"xy"), None);
+    assert_eq!(Cut { channel: 1, left: 2 }.resume(b"xy"), None);
 }

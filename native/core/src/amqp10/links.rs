@@ -16,7 +16,7 @@ const RUNS_OF_FLOW: usize = 3;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Terms {
     /// None: unlimited.
-    pub most_bytes: Option<usize>,
+    pub max_bytes: Option<usize>,
     /// Annotations can copy its messages. Only messages without the key are plain.
     pub copies: bool,
     /// Each message is decided. Settled ones cannot be refused.
@@ -113,13 +113,13 @@ pub struct Links {
     /// By channel and handle.
     marked: BTreeMap<(u16, u32), Link>,
     sessions: BTreeMap<u16, Session>,
-    pub most_frame_bytes: usize,
+    pub max_frame_bytes: usize,
     scan: u64,
 }
 
 impl Links {
-    pub fn new(most_frame_bytes: usize) -> Self {
-        Self { most_frame_bytes, ..Self::default() }
+    pub fn new(max_frame_bytes: usize) -> Self {
+        Self { max_frame_bytes, ..Self::default() }
     }
 
     /// Scans then read the session's dispositions and flows, and transfers of its marked links.
@@ -137,15 +137,15 @@ impl Links {
         Taken { stop: position, ..Taken::default() }
     }
 
-    /// Continue the last scan: read consecutive plain frames, of at most `most_runs`.
+    /// Continue the last scan: read consecutive plain frames, of at most `max_runs`.
     ///
     /// Transfers of a link whose messages are decided are separate from those of other links.
-    pub fn take(&mut self, chunk: &[u8], taken: &mut Taken, most_runs: usize) {
+    pub fn take(&mut self, chunk: &[u8], taken: &mut Taken, max_runs: usize) {
         taken.unknown = None;
         // A transfer may add a link, a session and a range.
-        while taken.runs + 3 <= most_runs {
+        while taken.runs + 3 <= max_runs {
             let Some(frame) = Frame::at(chunk, taken.stop) else { break };
-            if frame.size > self.most_frame_bytes {
+            if frame.size > self.max_frame_bytes {
                 break;
             }
             if !frame.body.is_empty() && self.take_frame(&frame, taken).is_err() {
@@ -156,9 +156,9 @@ impl Links {
         }
     }
 
-    /// Whether unread bytes may begin a plain frame of at most `most_bytes`.
-    pub fn is_begun(&self, bytes: &[u8], most_bytes: usize) -> bool {
-        frame::size_of_begun(bytes).is_some_and(|size| size <= most_bytes.min(self.most_frame_bytes))
+    /// Whether unread bytes may begin a plain frame of at most `max_bytes`.
+    pub fn is_begun(&self, bytes: &[u8], max_bytes: usize) -> bool {
+        frame::size_of_begun(bytes).is_some_and(|size| size <= max_bytes.min(self.max_frame_bytes))
     }
 
     #[inline]
@@ -204,7 +204,7 @@ impl Links {
             || is_resumed
             || is_aborted
             || begun.as_ref().is_some_and(|begun| begun.ids.1.wrapping_add(1) != id)
-            || link.terms.most_bytes.is_some_and(|most| frame.size > most)
+            || link.terms.max_bytes.is_some_and(|most| frame.size > most)
             || (link.terms.copies && may_annotate(payload, COPIES_KEY))
         {
             return Err(NotPlain);

@@ -41,13 +41,13 @@ impl Numbers {
 /// channels, with other numbers, and all frames of other sessions unchanged.
 ///
 /// Returns the offset of the first frame that was not written, because it has another type, older numbers, or would
-/// exceed `most_bytes`.
+/// exceed `max_bytes`.
 pub fn renumber(
     chunk: &[u8],
     position: usize,
     stop: usize,
     sessions: &[Numbers],
-    most_bytes: usize,
+    max_bytes: usize,
     out: &mut Vec<u8>,
 ) -> usize {
     let mut at = position;
@@ -60,7 +60,7 @@ pub fn renumber(
             Some(numbers) if !frame.body.is_empty() => {
                 instead.clear();
                 let written = out.len();
-                if write(&frame, whole, numbers, &mut instead, out).is_err() || out.len() - written > most_bytes {
+                if write(&frame, whole, numbers, &mut instead, out).is_err() || out.len() - written > max_bytes {
                     out.truncate(written);
                     break;
                 }

@@ -36,9 +36,9 @@ fn links() -> Links {
     links
 }
 
-fn scan(links: &mut Links, chunk: &[u8], position: usize, most_runs: usize) -> Taken {
+fn scan(links: &mut Links, chunk: &[u8], position: usize, max_runs: usize) -> Taken {
     let mut taken = links.scan(position);
-    links.take(chunk, &mut taken, most_runs);
+    links.take(chunk, &mut taken, max_runs);
     taken
 }
 
@@ -155,11 +155,11 @@ fn no_bytes_are_too_much() {
         }
         chunk.truncate(chunk.len() - random(chunk.len() / 2 + 1));
         let position = random(chunk.len() + 2) * usize::from(round % 3 == 0);
-        let most_runs = random(12);
-        let taken = scan(&mut links, &chunk, position, most_runs);
+        let max_runs = random(12);
+        let taken = scan(&mut links, &chunk, position, max_runs);
         assert!(taken.stop >= position && taken.stop <= chunk.len().max(position));
         let ranges: usize = taken.begun.iter().map(|begun| 1 + begun.unsettled.len()).sum();
-        assert!(taken.moved.len() + ranges + taken.disposed.len() <= most_runs);
+        assert!(taken.moved.len() + ranges + taken.disposed.len() <= max_runs);
         let bytes: u64 = taken.moved.iter().map(|moved| moved.bytes).sum();
         assert!(bytes <= (taken.stop - position) as u64);
         for flow in &taken.flows {
@@ -175,8 +175,8 @@ fn no_bytes_are_too_much() {
         assert!(stop >= position && stop <= taken.stop.max(position));
         assert!(out.len() <= 3 * (stop - position));
         let (channel, handle) = (u16::try_from(random(3)).unwrap(), u32::try_from(random(3)).unwrap());
-        let most_bytes = (random(2) == 0).then(|| random(50));
-        links.mark(channel, handle, Terms { most_bytes, copies: random(4) == 0, decides: random(4) == 0 });
+        let max_bytes = (random(2) == 0).then(|| random(50));
+        links.mark(channel, handle, Terms { max_bytes, copies: random(4) == 0, decides: random(4) == 0 });
     }
 }
 

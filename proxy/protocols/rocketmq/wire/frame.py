@@ -112,7 +112,7 @@ prefix_at = Struct(">iI").unpack_from
 """The first two words of a frame: its length, and type and length of the header."""
 HEADER_LENGTH: Final = 0xFFFFFF
 """A mask for the second word."""
-_HIGHEST_WORD: Final = codes.HEADER_BINARY << 24 | HEADER_LENGTH
+_MAX_WORD: Final = codes.HEADER_BINARY << 24 | HEADER_LENGTH
 
 
 # A longer header is neither gathered nor read. It is mostly the message's properties, of which the broker accepts 32
@@ -127,14 +127,14 @@ def header_bytes_of(length: int, word: int, max_length: int) -> int:
         Close: They do not begin a frame.
     """
     header_bytes = word & HEADER_LENGTH
-    if header_bytes <= length - 4 and length <= max_length and word <= _HIGHEST_WORD:
+    if header_bytes <= length - 4 and length <= max_length and word <= _MAX_WORD:
         return header_bytes
     begins = (length & 0xFFFFFFFF).to_bytes(4, "big")
     if all(0x20 <= byte < 0x7F for byte in begins):
         detail = f"{begins.decode()!r} instead of a frame; does it speak the listener's `protocol`?"
     elif not codes.MIN_LENGTH <= length <= max_length:
         detail = f"a frame of length {length}; allowed: {codes.MIN_LENGTH} to {max_length}"
-    elif word > _HIGHEST_WORD:
+    elif word > _MAX_WORD:
         detail = f"a header of type {word >> 24}; known: {codes.HEADER_JSON} and {codes.HEADER_BINARY}"
     else:
         detail = f"a header of {header_bytes} bytes in a frame of length {length}"
@@ -183,7 +183,7 @@ class PartialFrame:
         have = len(self.pieces)
         return have if have <= _READ_AGAIN_BYTES else 0
 
-    def go_on(self, chunk: memoryview) -> Begun | None:
+    def resume(self, chunk: memoryview) -> Begun | None:
         """Gather the chunk's part of the header. A complete one is returned and forgotten.
 
         Returns:

@@ -248,7 +248,7 @@ _KEYS: Final = (
 # Longer names would take too long to hash.
 _MAX_UNKNOWN_CHARS: Final = 32
 # See ``MAX_STEPS``.
-_CHARS_A_STEP: Final = 8
+_CHARS_PER_STEP: Final = 8
 _MAX_PACKED_CHARS: Final = 8
 
 
@@ -305,7 +305,7 @@ def _interpret(parser: Parser, limitable: Mapping[int, KeyFields]) -> Header:
         elif name in _KEYS:
             top[name] = parser.value()
         elif parser.is_utf8:
-            parser.spend(len(name) // _CHARS_A_STEP)
+            parser.spend(len(name) // _CHARS_PER_STEP)
             _check_unknown(name)
             parser.value()
         else:

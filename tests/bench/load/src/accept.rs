@@ -114,14 +114,14 @@ impl Connecting {
         Ok(self.slots.iter().flatten().count())
     }
 
-    fn turn(&mut self, ready: &mut Vec<Ready>, go_on: bool) -> Result<(), String> {
+    fn turn(&mut self, ready: &mut Vec<Ready>, resume: bool) -> Result<(), String> {
         self.poller
             .wait(ready, Duration::from_millis(5))
             .map_err(|error| error.to_string())?;
         for event in ready.iter() {
             if self.read(event.token)? {
                 self.slots[event.token] = None;
-                if go_on {
+                if resume {
                     self.begin(event.token)?;
                 }
             }

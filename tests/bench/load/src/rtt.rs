@@ -21,7 +21,7 @@ use crate::scanner::{SYSTEM_BUSY, Scanner};
 const GRACE: Duration = Duration::from_secs(5);
 const READ_BYTES: usize = 64 << 10;
 /// Requests sent before answers are looked at again.
-const REQUESTS_A_TURN: u32 = 256;
+const REQUESTS_PER_TURN: u32 = 256;
 
 struct Client {
     stream: TcpStream,
@@ -248,7 +248,7 @@ impl OpenLoop {
                 break;
             }
             let first = next;
-            while next < total && next - first < REQUESTS_A_TURN && schedule.due(next) <= now {
+            while next < total && next - first < REQUESTS_PER_TURN && schedule.due(next) <= now {
                 let frame = &mut self.frames[next as usize % self.shape.topics as usize];
                 frame[place.clone()].copy_from_slice(&self.shape.opaque_bytes(FIRST_OPAQUE + next));
                 let token = next as usize % self.clients.len();

@@ -11,7 +11,7 @@ from celery.signals import worker_ready
 from kombu.exceptions import OperationalError
 
 app = Celery("tests")
-_PATIENCE_S = 60
+_TIMEOUT_S = 60
 
 
 @app.task
@@ -44,15 +44,15 @@ def _say_so(**_: Any) -> None:
 
 def calls(results: str) -> dict[str, Any]:
     if not results.startswith("rpc:"):  # which has no chords
-        return {"chord": chord(add.s(n, n) for n in range(10))(total.s()).get(timeout=_PATIENCE_S)}
+        return {"chord": chord(add.s(n, n) for n in range(10))(total.s()).get(timeout=_TIMEOUT_S)}
     sums = [add.delay(n, n) for n in range(60)]
     tried = [fails_at_first.delay() for _ in range(3)]
     due = [is_due.apply_async((time.time() + 1,), countdown=1) for _ in range(3)]
     return {
-        "sums": [each.get(timeout=_PATIENCE_S) for each in sums],
-        "retries": [each.get(timeout=_PATIENCE_S) for each in tried],
-        "due": [each.get(timeout=_PATIENCE_S) for each in due],
-        "group": group(add.s(n, n) for n in range(10))().get(timeout=_PATIENCE_S),
+        "sums": [each.get(timeout=_TIMEOUT_S) for each in sums],
+        "retries": [each.get(timeout=_TIMEOUT_S) for each in tried],
+        "due": [each.get(timeout=_TIMEOUT_S) for each in due],
+        "group": group(add.s(n, n) for n in range(10))().get(timeout=_TIMEOUT_S),
     }
 
 

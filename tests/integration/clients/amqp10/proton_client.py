@@ -36,7 +36,7 @@ class Publishing:
         name = str(uuid.uuid4())
         self.link = container.create_sender(connection, self.ask["publish"] or None, name=name, options=options)
 
-    def go_on(self, since_s: float) -> None:
+    def resume(self, since_s: float) -> None:
         report, ask = self.report, self.ask
         while (
             not self.over
@@ -74,7 +74,7 @@ class Consuming:
     def open(self, container: Any, connection: Any) -> None:
         self.link = container.create_receiver(connection, self.ask["consume"], name=str(uuid.uuid4()))
 
-    def go_on(self, since_s: float) -> None:
+    def resume(self, since_s: float) -> None:
         del since_s
         if self.over:
             return
@@ -133,8 +133,8 @@ class Client(MessagingHandler):
             self.timers = self.timers[-100:]
             self.timers.append(container.schedule(seconds, Timer(self, link, what)))
 
-    def go_on(self, link: Any) -> None:
-        link.go_on(self.since_s)
+    def resume(self, link: Any) -> None:
+        link.resume(self.since_s)
         if all(each.done for each in self.links) and self.connection:
             for each in self.links:
                 each.link.close()
@@ -144,14 +144,14 @@ class Client(MessagingHandler):
                 timer.cancel()
 
     def on_link_opened(self, event: Any) -> None:
-        self.go_on(event.link.context)
+        self.resume(event.link.context)
 
     def on_link_flow(self, event: Any) -> None:
         """Go on; proton says that a drain is over by the credit that is left."""
-        self.go_on(event.link.context)
+        self.resume(event.link.context)
 
     def on_sendable(self, event: Any) -> None:
-        self.go_on(event.sender.context)
+        self.resume(event.sender.context)
 
     def _answered(self, event: Any, name: str) -> None:
         link = event.sender.context
@@ -164,7 +164,7 @@ class Client(MessagingHandler):
                 reason = f"{condition.name}: {condition.description}" if condition else ""
                 if reason not in link.report["reasons"] and len(link.report["reasons"]) < 5:
                     link.report["reasons"].append(reason)
-        self.go_on(link)
+        self.resume(link)
 
     def on_accepted(self, event: Any) -> None:
         self._answered(event, "accepted")
@@ -183,13 +183,13 @@ class Client(MessagingHandler):
         link.report["sha256"] = link.digest.hexdigest()
         count_now(link.report["received"], self.since_s)
         self.accept(event.delivery)
-        self.go_on(link)
+        self.resume(link)
 
     def on_link_error(self, event: Any) -> None:
         condition = event.link.remote_condition
         event.link.context.report["error"] = f"{condition.name}: {condition.description}"
         event.link.close()
-        self.go_on(event.link.context)
+        self.resume(event.link.context)
 
     def on_connection_error(self, event: Any) -> None:
         condition = event.connection.remote_condition
@@ -211,14 +211,14 @@ class Timer:
             return
         if self.what == "due":
             self.client.schedule(event.container, _PACE_S, self.link, "due")
-            self.client.go_on(self.link)
+            self.client.resume(self.link)
             return
         if self.what == "over":
             self.link.over = True
             self.client.schedule(event.container, _WAIT_FOR_ANSWERS_S, self.link, "lost")
         elif not self.link.done:
             self.link.report["error"] = "no answers"
-        self.client.go_on(self.link)
+        self.client.resume(self.link)
 
 
 if __name__ == "__main__":

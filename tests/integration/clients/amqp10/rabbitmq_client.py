@@ -27,7 +27,7 @@ class Publishing:
         self.unanswered = {}
         self.link = connection.publisher(ask["publish"])._sender.link
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         report, ask = self.report, self.ask
         for delivery in [delivery for delivery in self.unanswered if delivery.settled or delivery.remote_state]:
             self._answered(delivery, self.unanswered.pop(delivery))
@@ -88,7 +88,7 @@ class Consuming(AMQPMessagingHandler):
         count_now(self.report["received"], self.since_s)
         self.delivery_context.accept(event)
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         pass
 
     @property
@@ -108,7 +108,7 @@ def main(host: str, port: str, ask: dict[str, Any]) -> None:
     try:
         while True:
             for link in links:
-                link.go_on()
+                link.resume()
             if all(link.done for link in links):
                 break
             blocking.container.timeout = 0.01

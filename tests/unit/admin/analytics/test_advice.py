@@ -209,7 +209,7 @@ def test_a_topic_without_demand_for_days_needs_nothing() -> None:
     assert (old.need_per_s, new.need_per_s) == (0.0, 96.0)
 
 
-def test_what_a_limit_refused_before_it_was_edited_is_not_blamed_on_it() -> None:
+def test_refusals_before_an_edit_do_not_count_against_the_new_limit() -> None:
     found = CASES["a limit that was raised in a storm"].log().advice().recommendation.backtest
     assert found.logged is not None
     assert (found.logged.refused_messages, found.model_error) == (0, 0.0)

@@ -5,7 +5,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from admin.analytics.inputs import File, Found, SetAside, clocks, find
+from admin.analytics.inputs import File, Found, SkippedInput, clocks, find
 from admin.common.errors import StartError
 
 
@@ -46,7 +46,7 @@ def test_links_to_folders_are_followed_and_a_loop_of_them_ends(tmp_path: Path) -
     assert _paths(find([str(tmp_path / "logs")])) == (str(tmp_path / "logs" / "linked.jsonl" / "a.jsonl"),)
 
 
-def test_what_cannot_be_read_is_set_aside_and_the_rest_is_read(tmp_path: Path) -> None:
+def test_unreadable_files_are_skipped_and_the_rest_is_read(tmp_path: Path) -> None:
     good = _write(tmp_path / "good.jsonl")
     (tmp_path / "link.jsonl").symlink_to(tmp_path / "nothing")
     os.mkfifo(tmp_path / "pipe.jsonl")
@@ -124,7 +124,7 @@ def test_files_that_have_gone_are_named(tmp_path: Path) -> None:
     file = _write(tmp_path / "a.jsonl")
     found = find([str(tmp_path)])
     file.unlink()
-    assert found.vanished() == [SetAside(str(file), "vanished while it was read")]
+    assert found.vanished() == [SkippedInput(str(file), "vanished while it was read")]
     assert found.spark_paths(packed=False) == []
 
 

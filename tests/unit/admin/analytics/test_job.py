@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from admin.analytics import job
-from admin.analytics.job import Wish, report_logs
+from admin.analytics.job import ReportSpec, report_logs
 from admin.analytics.options import Options
 from admin.analytics.spark import SparkOptions
 from admin.common.errors import SettingsError, StartError
 
 
 @pytest.fixture
-def wish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Wish:
+def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ReportSpec:
     """A report of a log, for which Spark does not start."""
 
     def fail(_options: SparkOptions) -> None:
@@ -27,7 +27,7 @@ def wish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Wish:
     Path("file").touch()
     Path("link").symlink_to("logs")
     os.mkfifo("pipe")
-    return Wish(logs=("logs",), out="out", html=None, options=Options(), spark=SparkOptions())
+    return ReportSpec(logs=("logs",), out="out", html=None, options=Options(), spark=SparkOptions())
 
 
 @pytest.mark.parametrize(
@@ -42,16 +42,16 @@ def wish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Wish:
     ],
 )  # fmt: skip
 def test_places_that_cannot_be_are_refused(
-    wish: Wish, out: str, html: str | None, error: type[Exception], complaint: str
+    spec: ReportSpec, out: str, html: str | None, error: type[Exception], complaint: str
 ) -> None:
     with pytest.raises(error, match=complaint):
-        report_logs(replace(wish, out=out, html=html and Path(html)))
+        report_logs(replace(spec, out=out, html=html and Path(html)))
     assert not Path("out").exists()
 
 
-def test_what_a_killed_report_had_not_put_in_place_is_removed(wish: Wish) -> None:
+def test_leftovers_of_a_killed_report_are_removed(spec: ReportSpec) -> None:
     for name in ("out/minutes/.spark-staging-7/dt=2026-11-21", "out/minutes/dt=2026-11-21"):
         Path(name).mkdir(parents=True)
     with pytest.raises(StartError, match="no Spark here"):
-        report_logs(wish)
+        report_logs(spec)
     assert os.listdir("out/minutes") == ["dt=2026-11-21"]  # noqa: PTH208 - hidden ones, too

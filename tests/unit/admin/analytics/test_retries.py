@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 from demands import LANGUAGES
 
-from admin.analytics.demand import Rows, left_of
+from admin.analytics.demand import Rows, without_retries
 from admin.analytics.options import default_attempts
 
 ATTEMPTS = {"JAVA": 3, "CPP": 2}
@@ -22,7 +22,7 @@ def left(seconds: list[tuple[int, int]], languages: dict[str, tuple[int, int]], 
     columns["languages"] = pa.array([counts], LANGUAGES)
     columns["second"] = pa.array([list(range(len(seconds)))])
     batch = pa.RecordBatch.from_pydict(columns | {name: [value] for name, value in its.items()})
-    found, *known = left_of(Rows(batch), ATTEMPTS)
+    found, *known = without_retries(Rows(batch), ATTEMPTS)
     return found.tolist(), *known
 
 
@@ -57,7 +57,7 @@ def test_the_part_that_is_not_retries(
 
 
 @pytest.mark.parametrize(("identified", "known"), [(300, (300, 0)), (285, (300, 0)), (200, (200, 100)), (0, (0, 300))])
-def test_what_was_counted_and_what_was_assumed(identified: int, known: tuple[int, int]) -> None:
+def test_measured_and_assumed_attempts(identified: int, known: tuple[int, int]) -> None:
     assert left([(0, 300)], JAVA, identified=identified)[1:] == known
 
 

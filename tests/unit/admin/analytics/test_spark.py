@@ -10,7 +10,7 @@ import pytest
 from pyspark.errors import PySparkRuntimeError
 
 from admin.analytics import spark
-from admin.analytics.spark import SMALL_BYTES, TINY_BYTES, SparkOptions, check_requirements, in_words, meaning
+from admin.analytics.spark import SMALL_BYTES, TINY_BYTES, SparkOptions, check_requirements, meaning, short_errors
 from admin.common.errors import SettingsError, StartError
 
 _JAVA = "spark.driver.extraJavaOptions"
@@ -134,7 +134,7 @@ def test_an_error_of_spark_is_one_line_also_behind_another_and_the_log_has_it_wh
     log = tmp_path / "spark.log"
     error = KeyError("p")
     error.__context__ = PySparkRuntimeError("it broke", {}, {})
-    with pytest.raises(StartError, match=rf"Spark failed: it broke; see {log}$"), in_words(log):
+    with pytest.raises(StartError, match=rf"Spark failed: it broke; see {log}$"), short_errors(log):
         raise error
     assert "Traceback" in log.read_text()
 
@@ -143,12 +143,12 @@ def test_an_error_of_spark_is_one_line_also_behind_another_and_the_log_has_it_wh
 def test_a_file_that_cannot_be_written_is_named(file: str | None) -> None:
     error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), file)
     said = f"^{file or 'a file in --out'}: cannot be read or written: no space left"
-    with pytest.raises(StartError, match=said), in_words(Path()):
+    with pytest.raises(StartError, match=said), short_errors(Path()):
         raise error
 
 
 @pytest.mark.parametrize("error", [BrokenPipeError(errno.EPIPE, "pipe"), SettingsError("ours"), ZeroDivisionError()])
 def test_other_errors_stay_as_they_are(error: Exception) -> None:
-    with pytest.raises(type(error)) as caught, in_words(Path()):
+    with pytest.raises(type(error)) as caught, short_errors(Path()):
         raise error
     assert caught.value is error

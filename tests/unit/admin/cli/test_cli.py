@@ -97,9 +97,7 @@ def test_an_occupied_port_is_named(capsys: pytest.CaptureFixture[str], tmp_path:
         assert told == f"listener: cannot listen on {address}: it is in use; {nobody}; {reason.rpartition('; ')[2]}"
 
 
-def test_what_nobody_thought_of_is_still_one_line(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unexpected_error_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise ExceptionGroup("all", [ZeroDivisionError("so it\nhappened")])
 
@@ -136,7 +134,7 @@ def test_every_command_explains_itself(capsys: pytest.CaptureFixture[str], group
 @pytest.mark.parametrize(
     "command", ["limits list", "limits set", "switch off", "audit", "connections", "state", "top", "reload"]
 )
-def test_what_asks_a_sidecar_says_how_it_is_found(capsys: pytest.CaptureFixture[str], command: str) -> None:
+def test_client_commands_say_how_the_sidecar_is_found(capsys: pytest.CaptureFixture[str], command: str) -> None:
     main([*command.split(), "--help"])
     text = capsys.readouterr().out
     assert "SLUICE_URL" in text

@@ -29,12 +29,12 @@ _NOON_S = 1_795_262_400
         ("7d", _NOON_S - 604_800),
     ],
 )
-def test_times_are_utc_or_so_long_ago(text: str, seconds: int) -> None:
+def test_times_are_utc_or_relative(text: str, seconds: int) -> None:
     assert read_time(text, "--since", _NOW) == seconds
 
 
 @pytest.mark.parametrize("text", ["yesterday", "", "7", "2026-13-01", "-7d"])
-def test_what_is_no_time_is_refused(text: str) -> None:
+def test_invalid_time_is_refused(text: str) -> None:
     with pytest.raises(SettingsError, match="--since"):
         read_time(text, "--since", _NOW)
 
@@ -46,28 +46,28 @@ def test_times_that_no_log_is_of_are_refused(text: str) -> None:
 
 
 @pytest.fixture
-def wishes(monkeypatch: pytest.MonkeyPatch) -> list[job.Wish]:
+def specs(monkeypatch: pytest.MonkeyPatch) -> list[job.ReportSpec]:
     """Reports that were asked for; none is made."""
-    found: list[job.Wish] = []
+    found: list[job.ReportSpec] = []
     monkeypatch.setattr(spark, "check_requirements", lambda *, java: None)
     monkeypatch.setattr(job, "report_logs", found.append)
     return found
 
 
-def test_minutes_count_as_a_whole(wishes: list[job.Wish]) -> None:
+def test_minutes_count_as_a_whole(specs: list[job.ReportSpec]) -> None:
     assert main(("report", "logs", "--since", "2026-11-21T11:59:59", "--until", "2026-11-21T12:00:01")) == 0
     assert main(("report", "logs", "--since", "2026-11-21T12:00", "--until", "2026-11-21T12:01")) == 0
-    assert [(wish.options.since_s, wish.options.until_s) for wish in wishes] == [
+    assert [(spec.options.since_s, spec.options.until_s) for spec in specs] == [
         (_NOON_S - 60, _NOON_S + 60),
         (_NOON_S, _NOON_S + 60),
     ]
 
 
-def test_rates_that_are_asked_about_and_attempts_that_are_known_better(wishes: list[job.Wish]) -> None:
+def test_rates_that_are_asked_about_and_attempts_that_are_known_better(specs: list[job.ReportSpec]) -> None:
     flags = ("--try", "topic:orders=150/s", "--try", "queue:a=b:c=2.5", "--attempts", "JAVA=1", "--attempts", "go=7")
     assert main(("report", "logs", *flags)) == 0
     assert main(("report", "logs")) == 0
-    one, other = (wish.options for wish in wishes)
+    one, other = (spec.options for spec in specs)
     assert one.tries == (Try("topic", "orders", 150.0), Try("queue", "a=b:c", 2.5))
     assert other.tries == ()
     # What the protocols say stays for all other languages.

@@ -56,7 +56,7 @@ def test_a_token_is_sent_and_never_shown(api: Any, problem: Callable[..., Any]) 
 
 
 @pytest.mark.parametrize("answer", [(404, b"not found"), (500, b""), (400, b"{}")])
-def test_what_is_no_sluice_says_so(api: Any, answer: tuple[int, bytes]) -> None:
+def test_server_that_is_not_sluice_is_named(api: Any, answer: tuple[int, bytes]) -> None:
     api.answers["GET /state"] = answer
     assert failure(api.url).lines[0].startswith(f"{api.url} answers {answer[0]}: name the admin address")
 
@@ -67,7 +67,7 @@ def test_an_answer_of_another_kind_says_so(api: Any) -> None:
         client.get("state").read(dict[str, int])
 
 
-def test_nobody_there_says_what_to_do(reserve: Callable[..., int]) -> None:
+def test_connection_refused_says_what_to_do(reserve: Callable[..., int]) -> None:
     address = f"127.0.0.1:{reserve()}"
     (line,) = failure(f"http://{address}").lines
     assert line == (
@@ -76,7 +76,7 @@ def test_nobody_there_says_what_to_do(reserve: Callable[..., int]) -> None:
     )
 
 
-def test_silence_is_given_up(api: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_server_times_out(api: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def request(*_: object, **__: object) -> None:
         raise httpx2.ReadTimeout("timed out")
 
@@ -148,7 +148,7 @@ def test_a_certificate_nobody_vouches_for_names_the_flag(tmp_path: Any) -> None:
         Api(target)
 
 
-def test_what_has_no_tls_says_so(api: Any) -> None:
+def test_server_without_tls_is_named(api: Any) -> None:
     (line,) = failure(f"https://{api.address}").lines
     assert line == f"no TLS at https://{api.address}: write http://{api.address}"
 

@@ -63,7 +63,7 @@ async def test_a_dry_run_changes_nothing(asked: Asked) -> None:
     assert (await asked("limits", "diff")).out == "All is as configured.\n"
 
 
-async def test_who_comes_too_late_is_told_what_is_in_force(asked: Asked) -> None:
+async def test_late_edit_is_refused_with_the_active_limit(asked: Asked) -> None:
     ran = await asked("limits", "set", "topic", "orders", "5", "--if-match", "abc")
     etag = json.loads((await asked("limits", "get", "topic", "orders", "--json")).out)["etag"]
     assert (ran.exit_code, ran.out) == (3, "")
@@ -79,7 +79,7 @@ async def test_who_comes_too_late_is_told_what_is_in_force(asked: Asked) -> None
         (["topci", "orders", "5"], 'no kind "topci"; did you mean "topic"?'),
     ],
 )
-async def test_what_is_refused_names_the_flag(asked: Asked, tokens: list[str], line: str) -> None:
+async def test_refusal_names_the_flag(asked: Asked, tokens: list[str], line: str) -> None:
     ran = await asked("limits", "set", *tokens)
     assert (ran.exit_code, ran.out) == (2, "")
     assert ran.err.startswith(f"sluice: {line}")

@@ -53,7 +53,7 @@ def test_each_column_has_a_name_of_its_own_and_a_field(table: str) -> None:
         assert has(ROWS[table], each.field.split(".")), each.field
 
 
-def test_what_has_an_order_can_be_sorted_by() -> None:
+def test_ordered_columns_are_sortable() -> None:
     assert set(sort_words(LIMITS)) == set(SORTED_BY)
     assert set(sort_words(CONNECTIONS)) == set(CONNECTION_KEYS)
     assert set(FILTERS) == set(FILTERED)

@@ -61,6 +61,6 @@ def test_on_a_terminal_more_than_anybody_reads_scrolls_by() -> None:
     assert text.count("x") == 501 * 100
 
 
-def test_what_cannot_be_printed_is_written_as_an_escape() -> None:
+def test_unprintable_characters_are_escaped() -> None:
     assert printable("a\x1b[2J\n\u202eb") == "a\\x1b[2J\\n\\u202eb"
     assert list(Rows((), [("a\nb",)]).lines()) == ["a\\nb"]

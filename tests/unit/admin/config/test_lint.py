@@ -73,7 +73,7 @@ def warnings(file: str) -> list[str]:
         (TOPIC + 'fair_by = "certificate"', '8: limits[0].fair_by = "certificate": no listener asks clients for'),
     ],
 )
-def test_what_has_no_effect_or_a_dangerous_one_is_named_with_its_line(write: Write, text: str, line: str) -> None:
+def test_settings_without_effect_or_unsafe_are_named_with_their_line(write: Write, text: str, line: str) -> None:
     (told,) = warnings(write(LISTENER + text))
     assert told.startswith(f"sluice.toml:{line}")
 
@@ -96,7 +96,7 @@ def test_what_has_no_effect_or_a_dangerous_one_is_named_with_its_line(write: Wri
         TOPIC + 'between = "06:00-22:00"\ndays = ["sun"]\n' + TOPIC + 'between = "06:00-22:00"\n',
     ],
 )
-def test_what_is_meant_is_not_warned_of(write: Write, text: str) -> None:
+def test_sensible_settings_get_no_warning(write: Write, text: str) -> None:
     assert warnings(write(LISTENER + text)) == []
 
 

@@ -26,7 +26,7 @@ NAMES = st.sampled_from([("topic", "a"), ("topic", "a[*]b"), ("topic", "[["), ("
 
 
 @given(NAMES, LIMITS)
-def test_what_is_written_of_a_rule_is_the_rule_again(named: tuple[str, str], limit: dict[str, object]) -> None:
+def test_rule_round_trips_through_text(named: tuple[str, str], limit: dict[str, object]) -> None:
     try:
         rule = READER.read(*named, limit, "edit")
     except FieldError:

@@ -84,7 +84,7 @@ def test_defaults_of_the_file_stand_in_for_the_built_in_ones(write: Write) -> No
 
 
 @pytest.mark.parametrize("written", ["file", "default", "flag", "built-in"])
-def test_what_is_not_written_is_the_kinds_own_wherever_the_rule_comes_from(write: Write, written: str) -> None:
+def test_missing_fields_get_the_defaults_of_their_kind(write: Write, written: str) -> None:
     plans: dict[str, Callable[[], Plan]] = {
         "file": lambda: plan('[[limits]]\nkind = "retry_group"\nname = "*"\nrate = 1\n', write=write),
         "default": lambda: plan("[defaults.retry_group]\nrate = 1\n", write=write),
@@ -95,7 +95,7 @@ def test_what_is_not_written_is_the_kinds_own_wherever_the_rule_comes_from(write
     assert (found.action, found.max_delay_s, found.break_in_force_s) == ("delay", 2, 0)
 
 
-def test_what_is_put_aside_may_wait_for_an_hour_where_clients_do(write: Write) -> None:
+def test_spooled_requests_may_wait_an_hour_where_clients_do(write: Write) -> None:
     waits = Kind("queue", "what is published to a queue")
     assert longest_delay_s(waits, action="delay", spool=True) == 3600
     assert longest_delay_s(waits, action="delay", spool=None) == 2

@@ -41,7 +41,7 @@ def test_an_endpoint_is_read_and_written(text: str, endpoint: Endpoint) -> None:
     "text",
     ["", "host", ":80", "host:", "host:-1", "host:65536", "host:x", "::1:80", "http://h:80", "h h:80", 80, None, "a:²"],
 )
-def test_what_is_no_endpoint_is_refused_with_what_is_allowed(text: object) -> None:
+def test_invalid_endpoint_is_refused_with_the_allowed_form(text: object) -> None:
     with pytest.raises(ValueError, match=r"^must "):
         parse_endpoint(text)
 
@@ -86,7 +86,7 @@ def _limits(sample: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("value", [pytest.param(10**400, id="large"), float("inf"), float("nan"), True, "5", -1e-320])
-def test_what_is_no_number_is_no_limit(value: Any) -> None:
+def test_invalid_number_is_not_a_limit(value: Any) -> None:
     for key in ("rate", "burst_s"):
         with pytest.raises(FaultsError):
             read(DefaultLimit, {key: value})

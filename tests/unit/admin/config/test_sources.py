@@ -84,7 +84,7 @@ def test_a_url_is_no_address_to_listen_on() -> None:
     assert line.endswith("`sluice state --admin URL`")
 
 
-def test_what_the_environment_replaces_is_told_and_no_token(write: Write) -> None:
+def test_values_replaced_by_the_environment_are_shown_without_tokens(write: Write) -> None:
     file = write('grace_s = 3\n[admin]\ntoken = "a-token-of-the-file-0000000"\nlisten = "127.0.0.1:1"\n')
     environ = {
         "SLUICE_GRACE_S": "5",

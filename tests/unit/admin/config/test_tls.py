@@ -162,7 +162,7 @@ def test_reload_takes_what_is_in_the_files_now_once_all_are_read() -> None:
     Path("server.key").write_bytes(Path("other.key").read_bytes())
     reading = made.read()
     assert (made.clients.context, made.broker.context) == before
-    reading.put_in_force()
+    reading.activate()
     assert made.clients.context is not before[0]
     assert made.broker.context is not before[1]
     assert made.expiries[0].ends < ends - timedelta(days=50)
@@ -184,7 +184,7 @@ def test_certificates_end_with_the_first_of_their_chain(certificates: Certificat
 @pytest.mark.parametrize(
     "text", ["", "-----BEGIN CERTIFICATE-----\nMAMC\n-----END CERTIFICATE-----", "-----BEGIN CERT"]
 )
-def test_what_cannot_be_read_ends_never(text: str) -> None:
+def test_unreadable_certificate_has_no_expiry(text: str) -> None:
     Path("garbage.pem").write_text(text, encoding="ascii")
     assert expiry("main", "client", "garbage.pem") == ()
     assert expiry("main", "client", "absent") == ()

@@ -26,7 +26,7 @@ rate = 5
 '''
 
 
-def test_what_only_looks_like_a_key_has_no_line() -> None:
+def test_text_that_looks_like_a_key_has_no_line() -> None:
     text = "a = [ # one\n'''\n\"\\q\" = 1\n''']\nb = 2\n"
     tomllib.loads(text)
     lines = find_lines(text)

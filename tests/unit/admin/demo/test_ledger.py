@@ -56,7 +56,7 @@ def test_a_run_in_order_passes_every_check() -> None:
         ),
     ],
 )
-def test_what_does_not_fit_together_is_said(
+def test_inconsistent_counts_are_reported(
     runaway: Counts, orders: Counts, stored: dict[str, int], expected: str
 ) -> None:
     assert expected in failed(ledger(runaway, orders), stored)

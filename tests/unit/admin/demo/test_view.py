@@ -62,7 +62,7 @@ def test_a_narrow_terminal_gets_fewer_figures_but_whole_ones(ledger: Ledger, col
         assert "…" not in "\n".join(lines)
 
 
-def test_what_is_shown_is_labelled(ledger: Ledger) -> None:
+def test_shown_values_are_labelled(ledger: Ledger) -> None:
     assert "mean of the last 5 s" in "\n".join(screen(view.live(ledger, 600, None)))
     text = "\n".join(screen(HEADING))
     assert "mean of the last 5 s" in text

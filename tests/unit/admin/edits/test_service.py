@@ -303,7 +303,7 @@ async def test_a_volatile_edit_that_expires_uncovers_the_stored_one(
         assert rate(edits) == 7
 
 
-async def test_what_ended_while_sluice_was_down_is_not_in_force_for_a_moment_and_is_told_of(
+async def test_edit_that_expired_while_down_is_never_active_and_is_reported(
     open_edits: OpenEdits, clock: Any, applied: Any, state_dir: Path
 ) -> None:
     async with open_edits(FILE, directory=state_dir) as edits:
@@ -327,7 +327,7 @@ async def test_what_ended_while_sluice_was_down_is_not_in_force_for_a_moment_and
 # --- undoing
 
 
-async def test_reverting_what_was_changed_since_is_a_conflict_unless_forced(open_edits: OpenEdits) -> None:
+async def test_reverting_a_changed_limit_is_a_conflict_unless_forced(open_edits: OpenEdits) -> None:
     async with open_edits(FILE) as edits:
         await edits.change([put(rate=7)], ALICE)
         await edits.change([put(rate=8)], ALICE)
@@ -435,7 +435,7 @@ async def test_a_configuration_is_put_in_force_on_a_broken_disk_and_told_of_late
         assert [(each.id, each.action) for each in await edits.audit()] == [(2, "set"), (1, "reload")]
 
 
-async def test_who_asks_for_another_configuration_may_leave_and_it_is_put_in_force_whole(
+async def test_reload_completes_even_if_the_caller_leaves(
     open_edits: OpenEdits, make_rulebook: Callable[..., Rulebook]
 ) -> None:
     held: list[bool] = []
@@ -494,7 +494,7 @@ async def test_every_change_is_a_line_of_the_log_with_who_what_before_and_after(
     assert (logged[0]["change"], logged[0]["until"]) == (change.id, change.expires_at)
 
 
-async def test_a_batch_is_so_many_lines_and_then_how_many_more(open_edits: OpenEdits) -> None:
+async def test_batch_is_logged_up_to_a_bound_with_the_rest_counted(open_edits: OpenEdits) -> None:
     async with open_edits(FILE) as edits:
         with structlog.testing.capture_logs() as logged:
             await edits.change([put(f"orders-{index}") for index in range(50)], ALICE)

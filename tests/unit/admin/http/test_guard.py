@@ -199,7 +199,7 @@ async def test_a_refusal_has_a_status_and_a_reason_and_closes(
         ("/", "POST", {"origin": "http://[::1]:7", "host": "[::1]:7"}),
     ],
 )
-async def test_what_is_allowed_passes(target: str, method: str, headers: dict[str, str]) -> None:
+async def test_allowed_requests_pass(target: str, method: str, headers: dict[str, str]) -> None:
     assert (await Asking(hosts=["Sluice.Example."])(target, method, headers=headers)).status == 200
 
 
@@ -264,7 +264,7 @@ async def test_a_body_may_have_its_bound_and_a_batch_may_be_larger(ask: Asking) 
     assert (await ask("/api/v1/limits:batch", "POST", receive=fed(*pieces, b"x"))).status == 413
 
 
-async def test_who_may_only_read_takes_no_turn_of_a_batch(ask: Asking, autojump_clock: MockClock) -> None:
+async def test_read_only_client_uses_no_batch_slot(ask: Asking, autojump_clock: MockClock) -> None:
     path = "/api/v1/limits:batch"
 
     async def read_slowly() -> None:

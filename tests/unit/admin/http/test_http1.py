@@ -122,7 +122,7 @@ async def test_a_method_is_taken_as_it_is_written_and_answered(server: Server, m
     assert server.methods == [method.decode()]
 
 
-async def test_who_says_nothing_is_cut(server: Server, autojump_clock: MockClock) -> None:
+async def test_silent_client_is_disconnected(server: Server, autojump_clock: MockClock) -> None:
     del autojump_clock
     began = trio.current_time()
     stream = await server.connect()
@@ -140,7 +140,7 @@ async def test_a_connection_is_kept_for_the_next_request_for_a_while(server: Ser
     assert trio.current_time() - began == pytest.approx(KEEP_ALIVE_S)
 
 
-async def test_who_does_not_read_its_answer_is_cut(server: Server, autojump_clock: MockClock) -> None:
+async def test_client_that_does_not_read_is_disconnected(server: Server, autojump_clock: MockClock) -> None:
     del autojump_clock
     stream = await server.connect(GET.replace(b" / ", b" /large "))
     began = trio.current_time()
@@ -199,7 +199,7 @@ async def test_a_head_that_is_too_large_is_refused_as_a_problem(server: Server) 
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
     ],
 )
-async def test_what_is_not_http_is_refused_as_a_problem(server: Server, said: bytes) -> None:
+async def test_non_http_request_is_refused_as_a_problem(server: Server, said: bytes) -> None:
     got = await rest(await server.connect(said + b"\r\n" * 2))
     assert got.startswith(b"HTTP/1.1 400 "), got
     assert b"application/problem+json" in got

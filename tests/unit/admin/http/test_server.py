@@ -41,7 +41,7 @@ def asked(served: Endpoint) -> Served:
         ("head", "/", 405),
     ],
 )
-async def test_what_is_not_there_is_refused(asked: Served, method: str, path: str, expected: int) -> None:
+async def test_missing_path_is_refused(asked: Served, method: str, path: str, expected: int) -> None:
     status, headers, body = await asked.ask(path, method)
     assert (status, headers["content-type"]) == (expected, "application/problem+json")
     assert json.loads(body)["status"] == expected

@@ -76,7 +76,7 @@ async def test_of_a_limit_that_the_fleet_shares_the_fleet_is_advised(file: File)
     assert (await file.about()).recommendation == ADVISED
 
 
-async def test_what_is_recommended_comes_with_the_edit_that_puts_it_in_force(file: File) -> None:
+async def test_recommendation_comes_with_the_edit_that_applies_it(file: File) -> None:
     others = [msgspec.structs.replace(ADVISED, name=f"orders{n}") for n in range(2000)]
     elsewhere = msgspec.structs.replace(ADVISED, instance="broker-b", recommended_rate_per_s=1.0)
     file.write(elsewhere, *others, ADVISED)
@@ -103,7 +103,7 @@ async def test_what_is_recommended_comes_with_the_edit_that_puts_it_in_force(fil
         ({"action": "lower", "only_with": "lower"}, {"rate": 650.0, "count": "messages"}),
     ],
 )
-async def test_the_edit_has_what_is_recommended_and_no_more(
+async def test_edit_changes_only_the_recommended_fields(
     file: File, change: dict[str, Any], edit: dict[str, Any]
 ) -> None:
     file.write(msgspec.structs.replace(ADVISED, **change))
@@ -134,7 +134,7 @@ async def test_a_limit_that_is_off_holds_again(file: File) -> None:
         ),
     ],
 )
-async def test_what_does_not_go_with_the_limit_in_force_says_why_and_offers_no_edit(
+async def test_recommendation_for_another_limit_says_why_and_offers_no_edit(
     file: File, advised: dict[str, Any], limit: dict[str, Any], why: str
 ) -> None:
     file.write(msgspec.structs.replace(ADVISED, **advised))
@@ -152,7 +152,7 @@ async def test_a_report_that_has_nothing_of_it_or_is_of_others_says_so(file: Fil
     assert found.problem == f"{file.path}: made for a, b, c and 1 more, not for broker-a"
 
 
-async def test_what_is_no_report_is_a_problem_with_what_to_do(file: File, tmp_path: Path) -> None:
+async def test_invalid_report_is_a_problem_with_a_remedy(file: File, tmp_path: Path) -> None:
     async def problem() -> str:
         text: str = (await file.about()).problem
         return text.removeprefix(f"{file.path}: ")

@@ -268,7 +268,7 @@ def test_seconds_add_up_and_each_is_told_apart_in_whatever_order_they_come() -> 
     assert (fields["clients"], fields["more_clients"]) == (1, False)
 
 
-def test_what_was_taken_is_not_there_again_but_for_its_clients() -> None:
+def test_taken_counts_are_reset_except_clients() -> None:
     minute = Minute(MINUTE, 10)
     minute.add(MINUTE, second_of(admitted=5, clients=("a", "b")))
     minute.add(MINUTE, second_of("other", admitted=5))

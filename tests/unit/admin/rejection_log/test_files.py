@@ -185,9 +185,7 @@ def test_half_a_line_that_cannot_be_cut_off_ends_its_file(
     "harm",
     [shutil.rmtree, lambda path: path.rename(path.with_name("away")), lambda path: next(path.iterdir()).unlink()],
 )
-def test_what_is_removed_is_made_again_and_nothing_more_is_lost(
-    make: Make, found: Any, harm: Callable[[Path], None]
-) -> None:
+def test_removed_folder_is_recreated_without_further_loss(make: Make, found: Any, harm: Callable[[Path], None]) -> None:
     files = make()
     write(files, line(1))
     harm(found.path)

@@ -95,7 +95,7 @@ def write_time_s(at_s: int) -> str:
     return write_time(datetime.fromtimestamp(at_s, UTC))[11:19]
 
 
-def test_what_was_dropped_is_told_from_what_was_refused(log: Log) -> None:
+def test_dropped_and_refused_are_counted_separately(log: Log) -> None:
     second = {"second": (0, 5, 9), "second_admitted": (9, 0, 0), "second_refused": (30, 40, 7)}
     log.write(1, log.traffic(NOW_S - 60, **second, refused=Amount(47, 47, 0), dropped=Amount(30, 30, 0)))
     log.write(2, log.alive(NOW_S - 60), *log.minute(NOW_S - 120, 1, 20))
@@ -122,7 +122,7 @@ def test_limit_is_that_of_its_time(log: Log) -> None:
     assert read(log.path, ORDERS, 180, NOW_S).limit == (100.0,) * 150 + (250.0,) * 30
 
 
-def test_what_was_held_is_spread_over_its_minute(log: Log) -> None:
+def test_held_messages_are_spread_over_their_minute(log: Log) -> None:
     log.write(1, log.traffic(NOW_S - 60, held=Amount(30, 30, 0)), log.alive(NOW_S - 60))
     assert set(read(log.path, ORDERS, 60, NOW_S).held) == {0.5}
 
@@ -154,7 +154,7 @@ def test_the_minute_under_way_is_known_as_far_as_its_heartbeats_say(log: Log) ->
     assert history.messages_refused == 1
 
 
-def test_who_was_refused_is_told_with_how_much_and_by_which_rule(log: Log) -> None:
+def test_refused_clients_are_listed_with_amounts_and_rules(log: Log) -> None:
     whose = {"client": "10.0.0.2", "user": "shop", "product": "JAVA 5", "producer_group": "g"}
     log.write(
         1,
@@ -229,7 +229,7 @@ def test_of_too_large_a_log_the_latest_is_read_and_the_answer_says_so(log: Log) 
     assert (nothing.cut, known(nothing), nothing.bytes_read) == (True, [], 0)
 
 
-def test_it_reads_so_long_at_most(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_time_is_bounded(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     log.write(1, *log.minute(NOW_S - 60, 5))
     monkeypatch.setattr(module, "MAX_S", -1.0)
     history = read(log.path, ORDERS, 60, NOW_S)

@@ -166,9 +166,7 @@ async def test_a_fault_costs_the_records_of_one_step_and_is_logged_once(
     assert found.totals() == (2, 1, 1)
 
 
-async def test_what_was_taken_is_written_even_if_the_task_is_cancelled_then(
-    recorder: Recorder, step: Any, found: Any
-) -> None:
+async def test_taken_records_are_written_even_if_cancelled(recorder: Recorder, step: Any, found: Any) -> None:
     await recorder._begin()
     with trio.CancelScope() as scope:
         scope.cancel()
@@ -191,7 +189,7 @@ async def test_a_disk_that_hangs_delays_the_end_for_a_while_only(
             nursery.start_soon(recorder.finish)
             await trio.testing.wait_all_tasks_blocked()
             if in_a_hurry:
-                recorder.hurry()
+                recorder.shorten_wait()
     answer.set()
     assert [(entry["event"], entry["waited_s"]) for entry in logged] == [
         (
@@ -201,13 +199,13 @@ async def test_a_disk_that_hangs_delays_the_end_for_a_while_only(
     ]
 
 
-async def test_in_a_hurry_a_disk_that_answers_takes_all(
+async def test_shutdown_writes_everything_if_the_disk_answers(
     recorder: Recorder, step: Any, found: Any, data_path: Any
 ) -> None:
     await recorder._begin()
     await step(taken(MINUTE))
     data_path.unfinished.append(taken(MINUTE + 1))
-    recorder.hurry()
+    recorder.shorten_wait()
     await recorder.finish()
     assert found.totals() == (4, 2, 2)
 
@@ -223,7 +221,7 @@ async def test_how_long_a_disk_hangs_is_a_metric_and_then_an_error(
     assert "sluice_rejection_log_up 0.0\n" in metrics(recorder)
 
 
-async def test_it_wakes_when_a_second_is_over(
+async def test_wakes_after_each_second(
     recorder: Recorder, data_path: Any, wall: Wall, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slept: list[float] = []
@@ -247,7 +245,7 @@ def metrics(recorder: Recorder | None) -> str:
     return "".join(text for family in [*families(recorder)] for text in family.lines)
 
 
-async def test_what_goes_wrong_is_said_and_counted(recorder: Recorder) -> None:
+async def test_errors_are_logged_and_counted(recorder: Recorder) -> None:
     await recorder._begin()
     recorder.up = True
     assert recorder.warnings() == []

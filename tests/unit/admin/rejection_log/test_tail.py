@@ -131,7 +131,7 @@ def test_a_copied_file_shows_nothing_twice(tmp_path: Path, capsys: pytest.Captur
     ]
 
 
-def test_what_cannot_be_read_is_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unreadable_lines_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     junk = [b"\0\xff\n", b"[" * 100_000 + b"\n", b'{"type":"new","v":2}\n', b'{"type":"x"}\n', b"\n"]
     newer = lines(1)[0].replace(b'"v":1', b'"v":2')
     (tmp_path / "a.jsonl").write_bytes(b"".join([*lines(1), *junk, newer]))

@@ -156,7 +156,7 @@ def test_spool_and_alarms_reach_the_data_path(tmp_path: Path) -> None:
     )
     assert planned.data_path_config().spool is None
     config = planned.data_path_config(tmp_path, spool_required=True)
-    settings = SpoolSettings(memory_bytes=2_000_000, least_free_bytes=500, most_age_s=9)
+    settings = SpoolSettings(memory_bytes=2_000_000, min_free_bytes=500, max_age_s=9)
     assert config.spool == SpoolConfig(tmp_path, settings, recover=True, required=True)
     assert config.alarms == AlarmConfig(0.5, 1000)
 

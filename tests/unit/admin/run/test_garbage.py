@@ -20,7 +20,7 @@ class Knot:
         self.itself = self
 
 
-def test_what_survives_a_full_collection_is_not_looked_at_again() -> None:
+def test_survivors_of_a_full_collection_are_frozen() -> None:
     with short_pauses():
         knot = Knot()
         gc.collect()
@@ -29,7 +29,7 @@ def test_what_survives_a_full_collection_is_not_looked_at_again() -> None:
     assert any(each is knot for each in gc.get_objects())
 
 
-def test_new_garbage_is_found_at_once_and_what_was_set_aside_in_the_end() -> None:
+def test_new_garbage_is_collected_at_once_and_frozen_objects_at_the_end() -> None:
     with short_pauses():
         young = weakref.ref(Knot())
         gc.collect()

@@ -47,7 +47,7 @@ class Handing:
             await trio.sleep(3600)
         return LIMITS
 
-    async def go_on(self) -> None:
+    async def resume(self) -> None:
         await trio.lowlevel.checkpoint()
         self.calls.append("go on")
 
@@ -92,7 +92,7 @@ def close(predecessor: hand_over.Predecessor) -> None:
     predecessor.close()
 
 
-async def test_sockets_lock_and_limits_go_over_and_what_is_spent_later_is_settled(
+async def test_hand_over_passes_sockets_lock_and_limits_then_settles_later_spending(
     old: Old, nursery: trio.Nursery
 ) -> None:
     predecessor = await hand_over.reach(old.directory)
@@ -117,7 +117,7 @@ async def test_sockets_lock_and_limits_go_over_and_what_is_spent_later_is_settle
 
 
 @pytest.mark.parametrize("taken", [False, True])
-async def test_one_that_leaves_before_it_serves_leaves_the_other_as_it_was(old: Old, taken: bool) -> None:  # noqa: FBT001 - a parameter
+async def test_successor_that_leaves_early_changes_nothing(old: Old, taken: bool) -> None:  # noqa: FBT001 - a parameter
     predecessor = await hand_over.reach(old.directory)
     assert predecessor is not None
     if taken:
@@ -164,7 +164,7 @@ async def test_no_edit_is_made_once_the_other_may_have_read_them(old: Old, nurse
     await wait_all_tasks_blocked()
 
 
-async def test_one_that_says_nothing_is_let_go_of(old: Old, autojump_clock: MockClock, nursery: trio.Nursery) -> None:
+async def test_silent_successor_is_dropped(old: Old, autojump_clock: MockClock, nursery: trio.Nursery) -> None:
     predecessor = await hand_over.reach(old.directory)
     assert predecessor is not None
     await trio.sleep(61)
@@ -174,9 +174,7 @@ async def test_one_that_says_nothing_is_let_go_of(old: Old, autojump_clock: Mock
     close(predecessor)
 
 
-async def test_one_that_hangs_as_it_hands_over_is_waited_for_a_minute_and_goes_on(
-    old: Old, autojump_clock: MockClock
-) -> None:
+async def test_hanging_hand_over_times_out_after_a_minute(old: Old, autojump_clock: MockClock) -> None:
     old.data_path.hangs = True
     predecessor = await hand_over.reach(old.directory)
     assert predecessor is not None
@@ -193,7 +191,7 @@ async def test_one_that_hangs_as_it_hands_over_is_waited_for_a_minute_and_goes_o
 
 
 @pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 8, bytes(7) + b"\x01\xc1"])
-async def test_what_is_no_message_is_an_error_that_says_what_to_think_of_it(tmp_path: Path, said: bytes) -> None:
+async def test_malformed_message_is_an_explained_error(tmp_path: Path, said: bytes) -> None:
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(tmp_path / hand_over.NAME))
         listening.listen()

@@ -23,7 +23,7 @@ def limits(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     return history
 
 
-def test_enough_is_left_alone(limits: list[tuple[int, int]]) -> None:
+def test_sufficient_descriptor_limit_is_unchanged(limits: list[tuple[int, int]]) -> None:
     shared = share_descriptors(100, 1)
     assert (shared.open_files, shared.admin) == (1024, (1024 - OTHERS) // 4)
     assert shared.clients >= 100
@@ -57,7 +57,7 @@ def test_too_few_for_anybody_are_told_with_how_many_it_takes(limits: list[tuple[
     assert share_descriptors(10_000, 1).clients == 1
 
 
-def test_what_is_open_already_is_counted() -> None:
+def test_open_descriptors_are_counted() -> None:
     before = process._in_use()
     with Path("/dev/null").open(encoding="ascii"):
         assert process._in_use() == before + 1

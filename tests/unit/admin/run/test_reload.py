@@ -97,7 +97,7 @@ token_file = "{tokens}"
 """
 
 
-class Looks:
+class Polls:
     """Stands in for the watch's sleep: each look is made when a test asks for it."""
 
     def __init__(self) -> None:
@@ -105,7 +105,7 @@ class Looks:
         self._asleep = trio.Event()
 
     async def sleep(self, seconds: float) -> None:
-        assert seconds == reload.LOOK_EVERY_S
+        assert seconds == reload.POLL_INTERVAL_S
         self._asleep.set()
         await self._take.receive()
 
@@ -119,8 +119,8 @@ class Looks:
 
 
 @pytest.fixture
-def looks() -> Looks:
-    return Looks()
+def looks() -> Polls:
+    return Polls()
 
 
 @pytest.fixture
@@ -155,7 +155,7 @@ Start = Callable[..., Awaitable[None]]
 
 
 @pytest.fixture
-def start(nursery: trio.Nursery, edits: EditService, looks: Looks) -> Start:
+def start(nursery: trio.Nursery, edits: EditService, looks: Polls) -> Start:
     """Starts to watch files."""
 
     async def begin(*files: Path | trio.Path) -> None:
@@ -165,7 +165,7 @@ def start(nursery: trio.Nursery, edits: EditService, looks: Looks) -> Start:
 
 
 async def test_a_change_is_read_once_as_soon_as_the_file_is_quiet(
-    start: Start, looks: Looks, file: trio.Path, authors: list[str]
+    start: Start, looks: Polls, file: trio.Path, authors: list[str]
 ) -> None:
     await start(file)
     await file.write_text("one, and half of", encoding="utf-8")
@@ -180,7 +180,7 @@ async def test_a_change_is_read_once_as_soon_as_the_file_is_quiet(
 
 
 async def test_a_link_that_leads_elsewhere_is_a_change(
-    start: Start, looks: Looks, tmp_path: Path, authors: list[str]
+    start: Start, looks: Polls, tmp_path: Path, authors: list[str]
 ) -> None:
     for name in ("first", "second"):
         (tmp_path / name).mkdir()

@@ -88,7 +88,7 @@ def test_hours_say_whether_they_hold_now(write: Write) -> None:
     ]
 
 
-def test_what_consumers_confirm_is_shown_with_what_is_promised(write: Write) -> None:
+def test_consumer_confirms_are_shown_with_their_promise(write: Write) -> None:
     confirm = 'confirm = "after_consume"'
     text = LISTENER + 'protocol = "amqp091"\n'
     text += limit("queue", "a", confirm) + limit("queue", "b", "rate = 5", confirm)
@@ -123,7 +123,7 @@ def queues(name: str, place: object, origins: object) -> Protocol:
     return dataclasses.replace(PROTOCOL, kinds=kinds, default_rules=(), scopes=("user",))
 
 
-def test_what_cannot_be_refused_is_said_to_wait(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unrefusable_requests_are_shown_as_waiting(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plugins, "protocol", queues)
 
     def notes(*limits: str) -> list[str]:
@@ -152,7 +152,7 @@ def credit(name: str, place: object, origins: object) -> Protocol:
     return dataclasses.replace(PROTOCOL, name=name, kinds=kinds, default_rules=(), scopes=("user",))
 
 
-def test_what_waits_for_credit_is_not_said_to_be_held(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_credit_waits_are_not_shown_as_held(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plugins, "protocol", credit)
     listener = LISTENER + 'protocol = "credit"\n'
 
@@ -173,7 +173,7 @@ def test_without_any_limit_it_is_said_that_all_passes(write: Write, monkeypatch:
     assert compose(load(write(LISTENER + limit("queue", "a", 'rate = "unlimited"')), {}, Flags())).lint == ()
 
 
-def test_what_is_not_as_by_default_is_shown_of_a_listener(write: Write) -> None:
+def test_non_default_listener_settings_are_shown(write: Write) -> None:
     more = 'tls = "pass"\nbackup_brokers = ["127.0.0.1:3"]\nidle_timeout_s = 90.0\nexempt = ["10.0.0.1", "::/0"]\n'
     options = '[listeners.options]\nremote_update_from = ["10.0.0.0/8"]\nmax_frame_bytes = 16777216\n'
     assert section("Listeners", write(LISTENER + more + options)) == [
@@ -185,7 +185,7 @@ def test_what_is_not_as_by_default_is_shown_of_a_listener(write: Write) -> None:
     ]
 
 
-def test_where_files_are_kept_and_why_not_is_said(write: Write) -> None:
+def test_file_locations_are_shown(write: Write) -> None:
     def rows(text: str) -> dict[str, str]:
         plan = compose(load(write(text), {}, Flags()))
         stream = io.StringIO()

@@ -37,7 +37,7 @@ def said(sock: socket.socket) -> list[list[str]]:
             return messages
 
 
-def test_a_manager_hears_how_it_is(notified: socket.socket) -> None:
+def test_service_manager_gets_the_status(notified: socket.socket) -> None:
     manager = Manager({"NOTIFY_SOCKET": notified.getsockname()})
     manager.ready("serves 127.0.0.1:1")
     manager.reloading()
@@ -57,7 +57,7 @@ def test_an_address_in_the_abstract_name_space_is_found() -> None:
         assert sock.recv(100) == b"READY=1\nSTATUS=here"
 
 
-def test_where_nobody_wants_to_know_nothing_happens_and_a_manager_that_has_gone_is_a_warning(tmp_path: Path) -> None:
+def test_no_manager_is_fine_and_a_gone_manager_is_a_warning(tmp_path: Path) -> None:
     with structlog.testing.capture_logs() as logged:
         Manager({}).ready("")
         assert logged == []
@@ -77,7 +77,7 @@ class Turning:
             await trio.sleep_forever()
 
 
-async def test_the_watchdog_is_told_for_as_long_as_the_data_path_turns(
+async def test_watchdog_is_notified_while_the_data_path_runs(
     notified: socket.socket, nursery: trio.Nursery, mock_clock: MockClock
 ) -> None:
     environ = {"NOTIFY_SOCKET": notified.getsockname(), "WATCHDOG_USEC": "30000000", "WATCHDOG_PID": str(os.getpid())}
@@ -157,7 +157,7 @@ except StartError as error:
     [("4</dev/null", "Socket operation on non-socket"), ("4<&-", "Bad file descriptor")],
     ids=["file", "closed"],
 )
-def test_what_was_passed_and_is_no_socket_is_named(fourth: str, why: str) -> None:
+def test_passed_descriptor_that_is_no_socket_is_named(fourth: str, why: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as first:
         shell = f'exec "$0" -c "$1" 3<&"$2" {fourth}'
         done = subprocess.run(

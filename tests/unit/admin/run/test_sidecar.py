@@ -195,7 +195,7 @@ async def sluice(start: Callable[[str], Awaitable[Sluice]], silent_broker: str) 
     return await start(silent_broker)
 
 
-async def test_sighup_is_heard_below_nohup_too(start: Callable[[str], Awaitable[Sluice]], silent_broker: str) -> None:
+async def test_sighup_works_under_nohup(start: Callable[[str], Awaitable[Sluice]], silent_broker: str) -> None:
     # As nohup does it; the fixture puts it back.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     sluice = await start(silent_broker)

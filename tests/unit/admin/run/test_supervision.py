@@ -27,9 +27,7 @@ class Task:
         await trio.sleep_forever()
 
 
-async def test_a_task_that_fails_is_begun_again_ever_later_and_others_go_on(
-    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
-) -> None:
+async def test_failed_task_restarts_with_backoff(nursery: trio.Nursery, autojump_clock: trio.testing.MockClock) -> None:
     supervisor, task = Supervisor(), Task(3)
     with structlog.testing.capture_logs() as logged:
         await nursery.start(supervisor.keep, "board", task)

@@ -19,7 +19,7 @@ async def test_it_is_ready_while_all_is_well(data_path: Any) -> None:
     }
 
 
-async def test_an_alarm_is_told_and_leaves_it_ready_for_those_who_consume(data_path: Any) -> None:
+async def test_alarm_is_reported_and_stays_ready_for_consumers(data_path: Any) -> None:
     alarms = (AlarmState("memory", text="never shown"), AlarmState("disk", stands=True, text="512 MiB are free"))
     data_path.snapshot_now = msgspec.structs.replace(data_path.snapshot_now, alarms=alarms)
     readiness = await Health(data_path).readiness()

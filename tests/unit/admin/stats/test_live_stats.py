@@ -107,7 +107,7 @@ async def test_rates_are_means_of_the_last_ten_seconds(world: World) -> None:
     assert (await world.one("orders")).live.messages_per_s.passed == 0
 
 
-async def test_what_comes_new_has_come_in_the_window(world: World) -> None:
+async def test_new_row_counts_from_zero_in_the_window(world: World) -> None:
     await world.board.sample()
     await world.sample([state("new", 50)])
     row = await world.one("new")
@@ -134,13 +134,13 @@ async def test_a_limit_is_near_and_limited(world: World) -> None:
     assert await world.shown(filter="limited") == []
 
 
-async def test_what_is_held_is_limited(world: World) -> None:
+async def test_held_messages_count_as_limited(world: World) -> None:
     await world.sample([state("a", last_held_ns=world.time.ns + NS_PER_S), state("b")])
     assert await world.shown(filter="limited") == ["a"]
     assert (await world.one("a")).live.last_refused_at is None
 
 
-async def test_what_a_shadow_rule_would_refuse_has_passed(world: World) -> None:
+async def test_shadow_refusals_count_as_passed(world: World) -> None:
     await world.board.sample()
     await world.sample([state("a", 10, shadowed=5), state("b", 10)])
     row = await world.one("a")
@@ -308,7 +308,7 @@ async def test_every_column_sorts_and_equal_ones_keep_their_names_in_order(
 
 
 @pytest.mark.parametrize("order", ["asc", "desc"])
-async def test_of_equal_ones_sluices_own_come_last(world: World, order: Any) -> None:
+async def test_internal_names_sort_last(world: World, order: Any) -> None:
     await world.sample([state("RMQ_SYS_*"), state("zzz")])
     names = await world.shown(sort="refused", order=order)
     assert names[:2] == ["zzz", "orders"]
@@ -328,7 +328,7 @@ async def test_pages_of_one_order_do_not_overlap(world: World, sort: Any) -> Non
     assert page.total == len(names) == len(set(names)) == 1000
 
 
-async def test_names_that_the_data_path_has_forgotten_go_and_count_anew_when_they_come_back(world: World) -> None:
+async def test_forgotten_names_are_removed_and_restart_from_zero(world: World) -> None:
     await world.sample([state(f"t-{number}", 1000) for number in range(100)])
     assert len(await world.shown(search="t-")) == 100
     await world.sample([state("t-7", 1000)], after_s=700)
@@ -393,7 +393,7 @@ def test_orders_are_stable() -> None:
     assert part_in_order(items, None, 0, 1, descending=True) == items[-1:]
 
 
-async def test_all_who_ask_the_same_share_a_page_until_something_changes(world: World) -> None:
+async def test_equal_queries_share_a_page_until_a_change(world: World) -> None:
     world.data_path.resources_now = [state("a", 1)]
     page = await world.board.query(Query(search="a"))
     assert await world.board.query(Query(search="a")) is page
@@ -405,7 +405,7 @@ async def test_all_who_ask_the_same_share_a_page_until_something_changes(world: 
     assert await world.board.query(Query(search="a")) is not edited
 
 
-async def test_many_who_come_at_once_cost_one_sample(world: World) -> None:
+async def test_concurrent_queries_cost_one_sample(world: World) -> None:
     looks = 0
     resources = world.data_path.resources
 

@@ -146,9 +146,7 @@ async def test_a_name_gives_no_terminal_orders_and_is_told_from_all_others(
 
 
 @pytest.mark.parametrize("accept", ["", OPENMETRICS, "text/plain; version=1.0.0; escaping=allow-utf-8"])
-async def test_what_is_written_is_what_the_library_writes(
-    data_path: Any, accept: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_output_equals_the_librarys(data_path: Any, accept: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("admin.stats.metrics.ProcessCollector", lambda registry: CollectorRegistry())
     names = [*map(str, range(100)), "# HELP", "a\n# TYPE x", "\r# EOF", "\\n", 'a"b', "", " ", "ü{}", "²"]
     numbers = [0, 7, 999_999, 1_000_000, 123_456_789, 10**15 + 1, 10**16, 10**22]
@@ -197,6 +195,6 @@ async def test_what_is_written_is_what_the_library_writes(
 @pytest.mark.parametrize(
     "accept", ["application/openmetrics-text; version=x", "text/plain;version=1e9;", "text/plain;version"]
 )
-async def test_a_version_that_is_none_is_not_taken_amiss(data_path: Any, accept: str) -> None:
+async def test_invalid_version_is_tolerated(data_path: Any, accept: str) -> None:
     _, content_type = await scrape(data_path, accept)
     assert content_type.startswith("text/plain")

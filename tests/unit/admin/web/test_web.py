@@ -71,7 +71,7 @@ def test_tables_have_the_columns_of_the_api(client: TestClient) -> None:
     assert (refused["title"], refused["field"], refused["order"]) == ("Refused/s", "live.refused_per_s", "desc")
 
 
-def test_what_has_no_page_of_its_own_is_what_is_no_resource() -> None:
+def test_only_non_resources_have_no_page() -> None:
     text = (_FILES / "app.js").read_text(encoding="utf-8")
     assert set(json.loads(text.split("NO_RESOURCES = ")[1].split(";")[0])) == {*SCOPES, TOTAL}
 

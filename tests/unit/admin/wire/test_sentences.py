@@ -75,7 +75,7 @@ class TestExplained:
             ),
         )
 
-    def test_says_what_waits_in_place_of_a_refusal(self, explanation: Explanation) -> None:
+    def test_shows_the_wait_in_place_of_a_refusal(self, explanation: Explanation) -> None:
         waits = "a publish without confirms cannot be refused: it waits"
         assert explained(explanation, waits=waits).sentences == (f"A{waits[1:]}.",)
         assert details(explained(explanation, refuses=False), "above")[:2] == ["held until it is admitted"] * 2
@@ -175,7 +175,7 @@ class TestAdaptive:
             ({"latency_s": None}, "1840/s now; the broker's latency is unknown"),
         ],
     )
-    def test_what_is_not_known_is_not_said(self, changes: dict[str, Any], now: str) -> None:
+    def test_unknown_figures_are_left_out(self, changes: dict[str, Any], now: str) -> None:
         (said,) = sentences.adaptive([replace(ADAPTIVE, **changes)])
         assert (said.text, said.names) == (f"adaptive: {now}", ADAPTIVE.names)
 

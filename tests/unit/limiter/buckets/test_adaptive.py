@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from limiter.buckets.adaptive import MAX_KEYS, AdaptiveLimiter, levels_of
-from limiter.buckets.factory import new_limiter, put_in_force
+from limiter.buckets.factory import apply_rule, new_limiter
 from limiter.buckets.fair import ACTIVE_NS, OTHER_KEY, FairLimiter
 from limiter.buckets.limiter import Limiter
 from limiter.rules.resource import Resource
@@ -173,7 +173,7 @@ def test_a_step_that_comes_late_counts_nothing_that_did_not_pass() -> None:
 
 
 @pytest.mark.parametrize(("answerable", "may_per_s"), [(100, 100), (160, 40), (40, 250)])
-def test_what_is_exempt_or_gets_no_answer_is_beside_the_shares(answerable: int, may_per_s: int) -> None:
+def test_exempt_and_oneway_messages_are_outside_the_shares(answerable: int, may_per_s: int) -> None:
     limiter = begun()
     share = limiter.share("orders", 0)
     for second in range(1, 4):
@@ -220,15 +220,15 @@ def test_a_step_that_comes_late_counts_at_least_nothing() -> None:
 def test_a_rule_of_another_kind_begins_with_all_permits_and_the_other_way_round() -> None:
     limiter = begun()
     share = limiter.share("orders", 0)
-    assert put_in_force(limiter, 5, Rule("listener", "intake", None, adaptive=True, floor_per_s=7)) is limiter
+    assert apply_rule(limiter, 5, Rule("listener", "intake", None, adaptive=True, floor_per_s=7)) is limiter
     assert share.rule.floor_per_s == 7
-    fair = put_in_force(limiter, 5, Rule("listener", "intake", 100, fair_by="client"))
+    fair = apply_rule(limiter, 5, Rule("listener", "intake", 100, fair_by="client"))
     assert isinstance(fair, FairLimiter)
     assert fair.check(5, (1,) * 200).admitted == 100
-    plain = put_in_force(fair, 5, Rule("listener", "intake", 100))
+    plain = apply_rule(fair, 5, Rule("listener", "intake", 100))
     assert type(plain) is Limiter
     plain.charge(5, 150)
-    again = put_in_force(plain, 5, RULE)
+    again = apply_rule(plain, 5, RULE)
     assert isinstance(again, AdaptiveLimiter)
     assert again.check(5, (1,) * 200).admitted == 200
 

@@ -44,7 +44,7 @@ def state(limiter: Limiter, gate: Gate, now_ns: int) -> tuple[object, ...]:
 
 
 @given(rate=RATES, debt_s=st.sampled_from([0.0, 0.1, 10.0]), more=KINDS, steps=STEPS)
-def test_credit_is_decided_and_spent_as_so_many_single_requests_are(
+def test_credit_is_decided_like_single_requests(
     rate: float, debt_s: float, more: dict[str, Any], steps: list[tuple[int, str, int, int, str]]
 ) -> None:
     credit, single = limiter_of(rate, debt_s, more), limiter_of(rate, debt_s, more)
@@ -52,7 +52,7 @@ def test_credit_is_decided_and_spent_as_so_many_single_requests_are(
     for pause_ns, key, price, most, what in steps:
         now_ns += pause_ns
         gates = [limiter.share(key, now_ns) for limiter in (credit, single)]
-        price = min(price, credit.rule.most_permits)  # noqa: PLW2901 - as whoever asks does
+        price = min(price, credit.rule.max_permits)  # noqa: PLW2901 - as whoever asks does
         if what == "take":
             count = gates[0].affords(now_ns, price, most)
             assert count == gates[1].check(now_ns, (price,) * most).admitted
@@ -73,9 +73,7 @@ def test_credit_is_decided_and_spent_as_so_many_single_requests_are(
 
 
 @given(rate=RATES, more=KINDS, spent=st.integers(0, 400), back=st.integers(1, 400))
-def test_what_is_given_back_makes_up_for_what_was_spent_and_no_more(
-    rate: float, more: dict[str, Any], spent: int, back: int
-) -> None:
+def test_refund_restores_at_most_the_permits_spent(rate: float, more: dict[str, Any], spent: int, back: int) -> None:
     limiter = limiter_of(rate, 10.0, more)
     gate = limiter.share("x", 0)
     gate.charge(0, spent)
@@ -95,7 +93,7 @@ def test_what_is_given_back_makes_up_for_what_was_spent_and_no_more(
 )
 def test_turn_is_some_time_there(rate: float, more: dict[str, Any], price: int, waiting: int, lines: int) -> None:
     limiter = limiter_of(rate, 10.0, more)
-    price = min(price, limiter.rule.most_permits)
+    price = min(price, limiter.rule.max_permits)
     gate = limiter.share("x", 0)
     turn = gate.turn(price, waiting, lines)
     assert turn >= 1
@@ -251,7 +249,7 @@ def test_idle_is_indistinguishable_from_new(
 
 
 @given(rate=RATES, more=REQUEST_KINDS, calls=CALLS, pause_ns=st.integers(0, S))
-def test_looking_at_it_changes_nothing(
+def test_reading_the_state_changes_nothing(
     rate: float, more: dict[str, Any], calls: list[tuple[int, str, list[int]]], pause_ns: int
 ) -> None:
     limiter = limiter_by(rate, more)

@@ -109,7 +109,7 @@ def test_raised_limit_leaves_what_a_bucket_of_that_size_would_hold() -> None:
     assert it.stored_upermits == 970 * M
 
 
-def test_what_a_lowered_limit_forgave_no_raise_gives_back_before_time_has() -> None:
+def test_forgiven_permits_return_only_with_time() -> None:
     it = bucket(1000)
     it.spend(1000)
     it.set_rate(0, 100 * M, 100 * M)

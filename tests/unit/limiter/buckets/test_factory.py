@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from idleness import is_idle
 
-from limiter.buckets.factory import begun_anew, new_limiter, put_in_force
+from limiter.buckets.factory import apply_rule, new_limiter, restart_limiter
 from limiter.buckets.fair import FairLimiter
 from limiter.buckets.limiter import Limiter
 from limiter.buckets.warm_up import WarmUpLimiter
@@ -73,7 +73,7 @@ def test_successor_stores_no_more_and_owes_no_less(old: Rule, new: Rule, kind: t
         before = new_limiter(ORDERS, old, 0)
         before.share("a", 0).charge(0, spent)
         balance, could = before.stored_upermits, most_at_once(before, 0)
-        after = put_in_force(before, 0, another(new, rate_per_s=90))
+        after = apply_rule(before, 0, another(new, rate_per_s=90))
 
         assert type(after) is kind
         assert after.stored_upermits <= max(balance, 0)
@@ -85,11 +85,11 @@ def test_successor_stores_no_more_and_owes_no_less(old: Rule, new: Rule, kind: t
 
 @pytest.mark.parametrize("new", [rule for rule, _ in KINDS.values()], ids=[f"to {name}" for name in KINDS])
 @pytest.mark.parametrize("old", [rule for rule, _ in KINDS.values()], ids=KINDS)
-def test_what_begins_anew_is_full_and_closed_and_owes_nothing(old: Rule, new: Rule) -> None:
+def test_reset_limiter_is_full_closed_and_without_debt(old: Rule, new: Rule) -> None:
     before = new_limiter(ORDERS, another(old, break_s=None), 0)
     before.share("a", 0).charge(0, 500)
     before.share("a", 0).refuse(0)
-    after = begun_anew(before, NS_PER_S, new)
+    after = restart_limiter(before, NS_PER_S, new)
 
     assert is_idle(after, NS_PER_S)
     assert after.stored_upermits == after.capacity_upermits
@@ -97,7 +97,7 @@ def test_what_begins_anew_is_full_and_closed_and_owes_nothing(old: Rule, new: Ru
 
 
 @pytest.mark.parametrize(("other", "most"), [(WARM, 90), (FAIR, 90 + 150)], ids=["warm-up", "fair"])
-def test_to_and_fro_mints_nothing(other: Rule, most: int) -> None:
+def test_lowering_and_raising_repeatedly_mints_nothing(other: Rule, most: int) -> None:
     """A key that is new to a fair limiter gets one on credit each time, which is owed for."""
     limiter = new_limiter(ORDERS, PLAIN, 0)
     admitted = 0
@@ -106,16 +106,16 @@ def test_to_and_fro_mints_nothing(other: Rule, most: int) -> None:
         costs = [1] * share.check(0, [1, 1]).admitted
         share.commit(0, costs)
         admitted += len(costs)
-        limiter = put_in_force(limiter, 0, (other, PLAIN)[at % 2])
+        limiter = apply_rule(limiter, 0, (other, PLAIN)[at % 2])
 
     assert admitted <= most
     assert limiter.stored_upermits <= (90 - admitted) * UPERMITS_PER_PERMIT
 
 
-def test_what_a_cold_limiter_stored_counts_as_the_permits_it_would_have_bought() -> None:
+def test_cold_limiter_converts_its_permits_at_their_price() -> None:
     cold = new_limiter(ORDERS, another(WARM, warm_up_s=3600), 0)
     could = most_at_once(cold, 0)
-    after = put_in_force(cold, 0, PLAIN)
+    after = apply_rule(cold, 0, PLAIN)
 
     assert could == pytest.approx(30, abs=1)
     assert most_at_once(after, 0) <= could
@@ -126,7 +126,7 @@ def test_last_refusal_and_the_registrys_bookkeeping_go_along() -> None:
     plain = new_limiter(ORDERS, another(PLAIN, break_s=1), 0)
     plain.acquire(5, [1] * 100)
     plain.epoch, plain.asked_ns = 3, 4
-    after = put_in_force(plain, 6, FAIR)
+    after = apply_rule(plain, 6, FAIR)
 
     assert (after.last_refused_ns, after.last_wait_us) == (5, 1_000_000)
     assert (after.epoch, after.asked_ns) == (3, 4)

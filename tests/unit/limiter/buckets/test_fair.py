@@ -130,7 +130,7 @@ def test_key_that_comes_in_the_middle_of_a_flood_loses_nothing(break_s: float) -
 
 @pytest.mark.no_cover
 @pytest.mark.parametrize("break_s", [0, 1])
-def test_who_asks_alone_gets_the_whole_limit(break_s: float) -> None:
+def test_sole_key_gets_the_whole_limit(break_s: float) -> None:
     done = run(fair(100, break_s=break_s), {"only": offer(1000, [1])}, 30)
 
     assert 100 * 30 - 1 <= done["only"][1] <= 100 * 31 + 2
@@ -410,7 +410,7 @@ def test_a_share_may_owe_its_part_and_what_it_cannot_the_pool_may() -> None:
     assert acquire(b, now_ns, [1] * 50).admitted == 50
 
 
-def test_what_no_share_can_ever_take_is_refused_alone() -> None:
+def test_request_too_large_for_any_share_is_refused_alone() -> None:
     limiter = fair(100, max_debt_s=10)
     share = limiter.share("a", 0)
 

@@ -140,7 +140,7 @@ def test_request_that_would_owe_more_than_allowed_is_refused_alone_until_enough_
     gap_ns=st.integers(0, NS_PER_S),
     ahead=st.lists(st.integers(0, 20), max_size=5),
 )
-def test_who_waits_behind_others_is_admitted_when_it_was_told(
+def test_request_behind_others_is_admitted_after_its_stated_wait(
     rate_per_s: float, spent: int, gap_ns: int, ahead: list[int]
 ) -> None:
     it = limiter(rate_per_s, break_s=0)

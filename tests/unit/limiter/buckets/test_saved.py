@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from limiter.buckets.factory import new_limiter
 from limiter.buckets.fair import OTHER_KEY, FairLimiter
 from limiter.buckets.limiter import Limiter
-from limiter.buckets.saved import LONGEST_DEBT_S, SavedShare, restore, save
+from limiter.buckets.saved import MAX_DEBT_S, SavedShare, restore, save
 from limiter.rules.resource import Resource
 from limiter.rules.rule import NS_PER_S, Rule
 
@@ -51,7 +51,7 @@ def test_a_limiter_goes_on_where_another_processs_ended(name: str, spent: list[i
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_what_is_as_good_as_new_is_not_kept(name: str) -> None:
+def test_full_limiters_are_not_saved(name: str) -> None:
     limiter = new_limiter(TOPIC, RULES[name], START_NS)
     assert save(limiter, START_NS, shared=False) is None
     asked(limiter, START_NS, [1], "a")
@@ -116,7 +116,7 @@ SHARES = st.builds(SavedShare, st.sampled_from(["a", "b", OTHER_KEY]), FIGURES, 
         }
     )
 )
-def test_whatever_another_process_left_locks_no_limit_for_long(name: str, figures: dict[str, Any]) -> None:
+def test_saved_state_never_blocks_a_limit_for_long(name: str, figures: dict[str, Any]) -> None:
     limiter = new_limiter(TOPIC, RULES[name], START_NS)
     asked(limiter, START_NS, [1], "a")
     saved = save(limiter, START_NS, shared=False)
@@ -126,15 +126,15 @@ def test_whatever_another_process_left_locks_no_limit_for_long(name: str, figure
     except ValueError:
         assert figures["stored_upermits"] > figures["capacity_upermits"]
         return
-    end_ns = START_NS + (LONGEST_DEBT_S + 60) * NS_PER_S
+    end_ns = START_NS + (MAX_DEBT_S + 60) * NS_PER_S
     assert [asked(restored, end_ns, [1], key)[0] for key in "ab"] == [1, 1]
     assert restored.state(end_ns).stored_permits <= 10
     idle_at_ns = restored.idle_at_ns()
     assert idle_at_ns is not None
-    assert idle_at_ns < end_ns + 10 * LONGEST_DEBT_S * NS_PER_S
+    assert idle_at_ns < end_ns + 10 * MAX_DEBT_S * NS_PER_S
 
 
-def test_what_another_process_spends_is_owed_here_and_keeps_the_breaker_open() -> None:
+def test_spending_of_another_process_becomes_debt_and_keeps_the_breaker_open() -> None:
     limiter = Limiter(TOPIC, RULES["plain"], START_NS)
     limiter.acquire(START_NS, [1] * 11)
     assert limiter.open_us(START_NS) > 0

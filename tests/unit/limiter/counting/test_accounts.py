@@ -81,7 +81,7 @@ class Told:
         taken = self.accounts.take(self.now_ns, unfinished=unfinished)
         seconds = [second for second in self.accounts.steps_of(taken) if second is not None]
         for span in taken:
-            assert len(list(span.let_go())) >= len(span) == 0
+            assert len(list(span.drain())) >= len(span) == 0
         return seconds
 
     def over(self) -> TrafficSecond:
@@ -162,7 +162,7 @@ class TestSeconds:
         told.count("a")
         assert [each.at_s for each in told.take(unfinished=True)] == [BEGAN_S + 20]
 
-    def test_what_is_taken_unfinished_goes_on_as_one_of_its_own(self) -> None:
+    def test_unfinished_second_continues_as_its_own_entry(self) -> None:
         told = Told()
         told.count("a", amount=(1, 1, 1))
         seconds = told.take(unfinished=True)
@@ -182,7 +182,7 @@ class TestSeconds:
             pytest.param([(1, -0.3), (0.3, 0)], [(0, 0), (0, 0), (1, 0)], id="back by less than a second"),
         ],
     )
-    def test_a_wall_clock_that_is_set_is_told_and_nothing_is_lost(
+    def test_clock_step_is_reported_and_loses_nothing(
         self, steps: list[tuple[float, float]], expected: list[tuple[int, int]]
     ) -> None:
         told = Told()
@@ -198,7 +198,7 @@ class TestSeconds:
 
 
 class TestLateTaker:
-    def test_a_bounded_number_is_kept_and_the_last_goes_on(self) -> None:
+    def test_spans_are_bounded_and_the_last_continues(self) -> None:
         told = Told()
         for _ in range(3 * KEPT_S):
             told.count("a")
@@ -213,7 +213,7 @@ class TestLateTaker:
         told.count("a")
         assert told.over().seconds == 1
 
-    def test_what_is_kept_is_bounded_by_what_it_holds_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_memory_of_spans_is_bounded_by_their_content(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "_MIN_ROWS", 5)
         told = Told(5, 5, 5)
         for at in range(KEPT_S):
@@ -249,7 +249,7 @@ class TestNames:
         assert told.shown() == {"new": {"admitted": 1}, OTHER: {"refused": 2}}
         assert (row.retired, told.accounts.last_stop(topic("old"))) == (True, NEVER)
 
-    def test_a_name_that_spoke_or_spent_of_late_keeps_it(self) -> None:
+    def test_recently_active_name_keeps_its_label(self) -> None:
         told = Told(2)
         told.count("old", "spends")
         told.pass_s(LONG_S - 1)
@@ -395,9 +395,7 @@ NAMES = ["a", "b", "c", "d", OTHER]
         max_size=60,
     ),
 )
-def test_no_sum_is_short_and_none_falls_whatever_is_told_and_whenever_it_is_taken(
-    bounds: tuple[int, int, int], pinned: set[str], told_of: list[Any]
-) -> None:
+def test_sums_are_complete_and_never_fall(bounds: tuple[int, int, int], pinned: set[str], told_of: list[Any]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_MIN_ROWS", 2)
         told = Told(*bounds)

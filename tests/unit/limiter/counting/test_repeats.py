@@ -26,7 +26,7 @@ def passes(ids: RefusedIds, *numbers: int, now_ns: int = 0, key: int = ORDERS) -
     return [known for known, _ in found]
 
 
-def test_what_was_refused_comes_again_until_it_passes(kind: type[RefusedIds]) -> None:
+def test_refused_requests_repeat_until_they_pass(kind: type[RefusedIds]) -> None:
     ids = kind()
     assert refuse(ids, 1, 2, 1, 1) == [(False, True), (False, True), (True, True), (True, True)]
     assert passes(ids, 1, 1, 3) == [True, False, False]
@@ -43,7 +43,7 @@ def test_no_more_are_kept_than_there_may_be_and_the_latest_are_known(kind: type[
     assert passes(ids, *range(92)) == [False] * 92
 
 
-def test_what_is_forgotten_too_soon_is_told(kind: type[RefusedIds]) -> None:
+def test_early_evictions_are_reported(kind: type[RefusedIds]) -> None:
     ids = kind(8)
     assert all(seen for _, seen in refuse(ids, *range(8)))
     # For the sake of these the first four are forgotten; the next four find them gone, and so on.

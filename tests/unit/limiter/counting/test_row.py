@@ -51,7 +51,7 @@ def one(outcome: int, *figures: int) -> list[tuple[int, ...]]:
 
 
 @given(steps)
-def test_it_says_what_it_was_told(steps: list[tuple[Any, ...]]) -> None:
+def test_entry_returns_what_was_recorded(steps: list[tuple[Any, ...]]) -> None:
     row, second = Row(ORDERS), Second(100)
     told: list[tuple[Any, ...]] = []
     before: list[Any] = []
@@ -104,7 +104,7 @@ def test_an_entry_stays_what_it_was_when_another_second_has_begun() -> None:
     assert (entry.amounts()[REFUSED], entry.told, entry.asked()) == ((2, 3, 4), 1, [(SENDERS[0], 2, 2)])
 
 
-def test_beyond_so_many_senders_the_others_are_one() -> None:
+def test_senders_beyond_the_bound_are_counted_together() -> None:
     row, second = Row(ORDERS), Second(1)
     senders = [Sender() for _ in range(MAX_SENDERS + 2)]
     for _ in range(2):

@@ -74,7 +74,7 @@ class TestScopes:
         Rule(LISTENER, "main", 16),
     )
 
-    def test_who_falls_under_no_rule_is_not_limited(self) -> None:
+    def test_caller_without_a_rule_is_not_limited(self) -> None:
         decision = decide(limits_by(*self.RULES), [1] * 9, caller=Caller("192.0.2.1", "", "other"))
         assert decision == Decision(9)
 
@@ -136,7 +136,7 @@ class TestFair:
 
 
 class TestCharges:
-    def test_go_to_the_share_of_who_asked(self) -> None:
+    def test_charges_go_to_the_callers_share(self) -> None:
         limits = limits_by(topic("*", 10, fair_by="producer_group", break_s=0))
         other = replace_asker(producer_group="other")
         decide(limits, [1], caller=other)
@@ -150,7 +150,7 @@ class TestCharges:
 class TestEdits:
     """A rule set that differs in some names' own rules leaves everything else as it is."""
 
-    def test_hold_for_the_very_next_request_in_every_plan_with_the_name(self) -> None:
+    def test_edits_apply_to_the_next_request_in_every_plan(self) -> None:
         limits = limits_by(topic("*", None), topic("orders", 5), Rule(CLIENT, "10.1.2.3", 100))
         assert decide(limits, [1] * 9).admitted == 5
         assert decide(limits, [1] * 9, AUDIT, ORDERS, now_ns=10 * NS_PER_S).admitted == 5
@@ -170,7 +170,7 @@ class TestEdits:
         assert stopped_by(decide(limits, [1])) == "topic:orders by topic:ord*"
 
     @pytest.mark.parametrize("without", [topic("orders", None), topic("orders", None, exempt=True)])
-    def test_name_that_was_asked_for_without_a_limit_begins_anew(self, without: Rule) -> None:
+    def test_name_seen_without_a_limit_starts_fresh(self, without: Rule) -> None:
         limits = limits_by(topic("*", 10), topic("orders", 5))
         limits.charge(0, (ORDERS,), ASKER, 1000, 0)
         limits.swap(limits.rule_set.edited([without]), 1)
@@ -178,7 +178,7 @@ class TestEdits:
         limits.swap(limits.rule_set.edited([topic("orders", 5)]), 2)
         assert decide(limits, [1] * 9, now_ns=2).admitted == 5
 
-    def test_switching_a_kind_off_lets_its_totals_rest_too(self) -> None:
+    def test_switching_a_kind_off_disables_its_totals(self) -> None:
         limits = limits_by(topic("*", 1), topic("o*", 0, shared=True), Rule(CLIENT, "*", 3))
         limits.swap(limits.rule_set.replace(off_kinds={"topic"}), 0)
         assert decide(limits, [1] * 9).admitted == 3
@@ -230,12 +230,12 @@ def test_batch_is_decided_by_rules_of_all_sorts_as_its_single_requests_are() -> 
         one_by_one = [decide(singly, [cost], now_ns=now_ns) for cost in (1, 2, 1, 1, 3, 1)]
         admitted = [each.admitted for each in one_by_one]
         assert admitted == [1] * decision.admitted + [0] * (6 - decision.admitted)
-        first_shaded = next((at for at, each in enumerate(one_by_one) if each.shades), None)
-        assert first_shaded == (decision.shades[0].first if decision.shades else None)
+        first_shaded = next((at for at, each in enumerate(one_by_one) if each.shadow_denials), None)
+        assert first_shaded == (decision.shadow_denials[0].first if decision.shadow_denials else None)
         assert states_of(together, now_ns) == states_of(singly, now_ns)
 
 
-def test_what_cannot_be_refused_costs_a_limit_of_several_resources_no_more_than_it_ever_admits() -> None:
+def test_unrefusable_request_costs_at_most_the_largest_admissible_one() -> None:
     limits = limits_by(Rule("topic", "*", 1, shared=True, max_debt_s=0))
     many = tuple(Resource("topic", name) for name in "abcdef")
     patient = replace_asker(refusable=False)
@@ -265,7 +265,7 @@ class TestDefaultActionOfEachProtocol:
     LIMIT = topic("orders", 10, credit_waits=True)
     ASKS_CREDIT = ASKER._replace(asks="delaying", refusable=False)
 
-    def test_who_is_limited_by_credit_gets_none_and_waits(self) -> None:
+    def test_caller_limited_by_credit_waits(self) -> None:
         limits = limits_by(self.LIMIT)
         terms = limits.terms((ORDERS,), ASKER)
         assert (terms.delays, terms.refuses) == (True, False)

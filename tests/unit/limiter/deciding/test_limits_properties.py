@@ -121,7 +121,7 @@ class Model:
                     cost = request.messages if rule.count == "messages" else 1
                     cost = cost if dimension == "messages" else request.size_bytes
                     # What cannot be refused costs no more than the limit ever admits at once.
-                    cost = cost if caller.refusable else min(cost, part.most_permits)
+                    cost = cost if caller.refusable else min(cost, part.max_permits)
                     yield (dimension, bucket), rule, cost
 
     def is_enforced(self, bucket: Bucket) -> bool:
@@ -185,7 +185,7 @@ class Run:
     def most(self, bucket: Bucket) -> int:
         part = self.model.rule_of(bucket[1]).part(bucket[0])
         assert part is not None
-        return part.most_permits
+        return part.max_permits
 
     def step(self, now_ns: int, requests: list[Request], most: int = 0) -> None:
         """Let what is due go, then ask for requests; compare what both spent."""

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from limiter.buckets.saved import LONGEST_DEBT_S
+from limiter.buckets.saved import MAX_DEBT_S
 from limiter.deciding.limits import Caller, Denial, Held, Limits, SavedLimits, Spent
 from limiter.rules.resource import OVERFLOW_NAME, Resource
 from limiter.rules.rule import UPERMITS_PER_PERMIT, Rule
@@ -85,7 +85,7 @@ def test_only_limits_that_are_not_as_good_as_new_are_kept_and_go_on() -> None:
 
 
 @pytest.mark.parametrize("taken", range(3))
-def test_what_is_spent_between_two_steps_is_taken_off_once(taken: int) -> None:
+def test_spending_between_two_saves_is_deducted_once(taken: int) -> None:
     resources = [ORDERS, Resource("topic", "other")]
     before, after = limits_by(Rule("topic", "*", 10)), limits_by(Rule("topic", "*", 10))
     for resource in resources:
@@ -102,7 +102,7 @@ def test_what_is_spent_between_two_steps_is_taken_off_once(taken: int) -> None:
         assert balance(after, S, resource) == balance(before, S, resource)
 
 
-def test_what_has_no_limit_any_more_is_left_aside_and_so_is_what_is_wrong() -> None:
+def test_saved_state_without_a_limit_or_invalid_is_ignored() -> None:
     before = limits_by(Rule("topic", "orders", 5), Rule("topic", "other", 5))
     ask(before, 9, S)
     ask(before, 9, S, Resource("topic", "other"))
@@ -112,7 +112,7 @@ def test_what_has_no_limit_any_more_is_left_aside_and_so_is_what_is_wrong() -> N
     assert limits_by(Rule("topic", "*", 5)).restore(saved._replace(limiters={"messages": wrong}), S) == (0, 2)
 
 
-def test_what_names_share_for_want_of_room_goes_on() -> None:
+def test_overflow_limiters_are_saved_and_restored() -> None:
     before = limits_by(Rule("topic", "*", 5), max_live=1)
     ask(before, 9, S)
     ask(before, 9, S, Resource("topic", "no-room"))
@@ -126,13 +126,13 @@ def test_what_names_share_for_want_of_room_goes_on() -> None:
     assert ask(after, 1, S, Resource("topic", "no-room-either")) == 0
 
 
-def test_what_waits_in_the_one_is_set_aside_in_the_other_and_settled_at_the_end() -> None:
+def test_held_requests_are_reserved_in_the_successor_until_settled() -> None:
     rule = Rule("topic", "orders", 10, action="delay", max_delay_s=2)
     before, after = limits_by(rule), limits_by(rule)
     assert ask(before, 11, S) == 10
     held = [hold(before, S) for _ in range(5)]
     saved = save(before, S, S + 10 * S)
-    assert [each.upermits for each in saved.set_aside] == [5_000_000]
+    assert [each.upermits for each in saved.reserved] == [5_000_000]
     after.restore(saved, S)
     assert balance(after, S) == -5
     # One of them goes away, the others pass as their permits come.
@@ -151,26 +151,26 @@ def test_what_waits_in_the_one_is_set_aside_in_the_other_and_settled_at_the_end(
 
 
 @pytest.mark.parametrize("upermits", [-(2**62), 2**62])
-def test_what_is_set_aside_locks_no_limit_for_long_and_gives_nothing(upermits: int) -> None:
+def test_reservations_expire_and_mint_nothing(upermits: int) -> None:
     limits = limits_by(Rule("topic", "orders", 10))
     ask(limits, 9, S)
     aside = Spent("messages", *ORDERS, "topic:orders", False, upermits)
     limits.restore(SavedLimits(S, {}, [aside] * 3), S)
     assert ask(limits, 5, S) <= 1
-    assert ask(limits, 1, S + (LONGEST_DEBT_S + 60) * S) == 1
+    assert ask(limits, 1, S + (MAX_DEBT_S + 60) * S) == 1
 
 
-def test_no_more_is_set_aside_than_can_be_spent_until_the_end() -> None:
+def test_reservations_are_bounded_by_what_can_still_be_spent() -> None:
     rule = Rule("topic", "orders", 10, action="delay", max_delay_s=60)
     before = limits_by(rule)
     ask(before, 11, S)
     for _ in range(50):
         hold(before, S)
-    assert [each.upermits for each in save(before, S, 3 * S).set_aside] == [20_000_000]
+    assert [each.upermits for each in save(before, S, 3 * S).reserved] == [20_000_000]
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_what_the_one_spends_after_it_was_asked_is_taken_off_in_the_other(known: bool) -> None:  # noqa: FBT001 - a parameter
+def test_later_spending_of_the_predecessor_is_deducted(known: bool) -> None:  # noqa: FBT001 - a parameter
     rule = Rule("topic", "orders", 10)
     before, after = limits_by(rule), limits_by(rule)
     if known:
@@ -182,7 +182,7 @@ def test_what_the_one_spends_after_it_was_asked_is_taken_off_in_the_other(known:
     assert balance(after, S) == balance(before, S)
 
 
-def test_what_cannot_be_refused_passes_at_the_end_of_a_drain_and_is_owed() -> None:
+def test_unrefusable_requests_pass_at_the_end_of_a_drain_as_debt() -> None:
     rule = Rule("topic", "orders", 1, action="delay", max_delay_s=2)
     limits = limits_by(rule)
     ask(limits, 1, S)
@@ -204,7 +204,7 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_however_often_processes_take_over_they_admit_no_more_than_one_would(steps: list[tuple[str, int, int]]) -> None:
+def test_repeated_take_overs_admit_no_more_than_one_process(steps: list[tuple[str, int, int]]) -> None:
     rule = Rule("topic", "orders", 10, break_s=0)
     now_ns, total, unsettled = S, 0, 0
     current = limits_by(rule)

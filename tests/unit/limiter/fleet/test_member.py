@@ -57,7 +57,7 @@ def test_what_passes_on_the_advance_is_no_refusal() -> None:
     assert limiter.state(500 * MS).last_refused_ns is None
 
 
-def test_what_an_answer_grants_can_be_spent_and_nothing_else() -> None:
+def test_only_granted_permits_can_be_spent() -> None:
     member, redis = Member("f", "a"), FleetRedis()
     limiter = joined(member, redis)
     admitted(limiter, 20 * MS, 1000)
@@ -79,7 +79,7 @@ def test_an_idle_name_is_given_back_and_not_asked_for_any_more() -> None:
     assert bucket[""][1] == 50
 
 
-def test_what_a_lost_answer_granted_is_in_store_again_with_the_next_call() -> None:
+def test_lost_grants_are_restored_by_the_next_call() -> None:
     member, redis = Member("f", "a"), FleetRedis()
     limiter = joined(member, redis)
     admitted(limiter, 20 * MS, 1000)

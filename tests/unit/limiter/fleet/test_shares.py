@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 from fleet_simulation import NS_PER_S, Simulation
 
-from limiter.fleet.member import MOST_ROUNDS_PER_S
+from limiter.fleet.member import MAX_ROUNDS_PER_S
 from limiter.rules.rule import Rule
 
 Traffic = Callable[[float], Sequence[float]]
@@ -32,10 +32,10 @@ def test_three_members_flat_out_get_the_limit_in_equal_shares() -> None:
     fleet = simulated(500, 3)
     fleet.run(10, lambda _: [1500] * 3)
     assert 4750 <= fleet.admitted <= 5500
-    assert fleet.most_beyond() <= 0
+    assert fleet.max_beyond() <= 0
     each = [len(one.admitted_ns) for one in fleet.members]
     assert max(each) <= 1.1 * min(each)
-    assert fleet.most_rounds_in_a_second() <= MOST_ROUNDS_PER_S
+    assert fleet.max_rounds_per_second() <= MAX_ROUNDS_PER_S
 
 
 @pytest.mark.parametrize("total", [500, 1500])
@@ -43,7 +43,7 @@ def test_a_skew_that_moves_gets_the_limit(total: float) -> None:
     fleet = simulated(500, 3)
     fleet.run(9, moving(total, 3, (0.9, 0.05, 0.05)))
     assert fleet.admitted >= 0.95 * 500 * 9
-    assert fleet.most_beyond() <= 0
+    assert fleet.max_beyond() <= 0
 
 
 @pytest.mark.parametrize(("members", "every_s"), [(3, 0.5), (3, 3), (20, 3)])
@@ -53,7 +53,7 @@ def test_nobody_is_refused_at_80_percent_of_the_limit(members: int, every_s: flo
     others = [(1 - skewed) / (members - 1)] * (members - 1)
     fleet.run(6 if members == 3 else 3, moving(400, every_s, (skewed, *others)))
     assert fleet.refused == 0
-    assert fleet.most_rounds_in_a_second() <= MOST_ROUNDS_PER_S
+    assert fleet.max_rounds_per_second() <= MAX_ROUNDS_PER_S
 
 
 def test_a_new_member_is_refused_nothing_in_its_first_second() -> None:
@@ -67,7 +67,7 @@ def test_a_new_member_is_refused_nothing_in_its_first_second() -> None:
 def test_none_of_twenty_members_starves_under_a_small_limit() -> None:
     fleet = simulated(5, 20)
     fleet.run(25, lambda _: [20] * 20)
-    assert fleet.most_beyond() <= 0
+    assert fleet.max_beyond() <= 0
     assert fleet.admitted >= 0.9 * 5 * 25
     for one in fleet.members:
         times = [fleet.began_ns, *one.admitted_ns, fleet.now_ns]
@@ -81,7 +81,7 @@ def test_a_small_limit_of_many_members_that_are_asked_rarely(burst_s: float, lea
         one.owed = index / 20
     fleet.run(30, lambda _: [1] * 20)
     assert fleet.admitted >= least * 30
-    assert fleet.most_beyond() <= 0
+    assert fleet.max_beyond() <= 0
     for one in fleet.members:
         times = [fleet.began_ns, *one.admitted_ns, fleet.now_ns]
         assert max(b - a for a, b in pairwise(times)) <= 10 * NS_PER_S
@@ -92,7 +92,7 @@ def test_a_small_limit_is_used_and_shared_by_demand(traffic: Sequence[float]) ->
     fleet = simulated(5, len(traffic))
     fleet.run(30, lambda _: traffic)
     assert fleet.admitted >= 0.95 * 5 * 30
-    assert fleet.most_beyond() <= 0
+    assert fleet.max_beyond() <= 0
     first = len(fleet.members[0].admitted_ns) / fleet.admitted
     assert first == pytest.approx(traffic[0] / sum(traffic), abs=0.06)
 

@@ -28,9 +28,9 @@ def decide(limits: Limits, *resources: Resource, now_ns: int = 0) -> Decision:
 
 
 @pytest.mark.parametrize("rule", ROUND_ABOUT)
-def test_what_is_exempt_passes_whatever_scopes_and_totals_say(rule: Rule) -> None:
+def test_exempt_names_pass_despite_scopes_and_totals(rule: Rule) -> None:
     limits = Limits(RuleSet((EXEMPT, Rule("topic", "*", 100), rule)))
     assert decide(limits, REPLIES) == Decision(2)
-    assert decide(limits, ORDERS).admitted < 2 or decide(limits, ORDERS).shades
+    assert decide(limits, ORDERS).admitted < 2 or decide(limits, ORDERS).shadow_denials
     limits.charge(0, (REPLIES,), ASKER, 50, 5000)
     assert all(state.resource != REPLIES and state.stored_permits >= 0 for state in states_of(limits, 0))

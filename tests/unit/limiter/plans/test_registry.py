@@ -177,7 +177,7 @@ def test_untouched_limiter_pays_its_debt_at_the_rates_that_were_in_force() -> No
     assert state.stored_permits == -300 + 100 + 10 + 50 + 50
 
 
-def test_what_a_lowered_limit_forgave_keeps_a_limiter_from_being_evicted() -> None:
+def test_limiter_with_forgiven_permits_is_not_evicted() -> None:
     """1000/s is spent, 1/s is full after a second, and 1000/s does not start full again."""
     registry = Registry(rule_set("topic:*=1000/s"), max_live=1)
     assert admitted(registry, "a", 0, 1000) == 1000
@@ -210,7 +210,7 @@ def test_reset_of_a_pattern_reaches_its_adaptive_limit() -> None:
     assert registry.get(Resource("listener", "main"), 0) is not before
 
 
-def test_reset_begins_anew_for_one_name_or_for_all_under_a_patterns_rule() -> None:
+def test_reset_covers_one_name_or_all_names_of_a_pattern() -> None:
     registry = Registry(rule_set("topic:*=100/s", "topic:b*=100/s", "topic:own=100/s"), max_live=3)
     for name in ("a", "b", "own", "c", "d"):
         live(registry, name, 0).charge(0, 1000)
@@ -493,7 +493,7 @@ def test_edits_without_end_admit_no_more_than_the_bound(
 
 
 @given(max_live=st.integers(1, 4), steps=st.lists(st.tuples(STEPS_NS, ASKS), min_size=10, max_size=60))
-def test_eviction_makes_no_difference_to_anybody(max_live: int, steps: list[tuple[int, Ask]]) -> None:
+def test_eviction_changes_no_decision(max_live: int, steps: list[tuple[int, Ask]]) -> None:
     """Without overflow a small registry decides like a large one."""
     rules = rule_set("topic:*=100/s", "topic:a*=8/s")
     small, large = Registry(rules, max_live=max_live), Registry(rules)
@@ -514,7 +514,7 @@ def test_eviction_makes_no_difference_to_anybody(max_live: int, steps: list[tupl
     first=RULE_SETS,
     steps=st.lists(st.tuples(st.integers(0, 3000), ACTIONS), min_size=10, max_size=40),
 )
-def test_missed_swaps_are_made_up_for_exactly(first: RuleSet, steps: list[tuple[int, Ask | RuleSet]]) -> None:
+def test_missed_swaps_are_applied_exactly(first: RuleSet, steps: list[tuple[int, Ask | RuleSet]]) -> None:
     """A limiter that nobody looked at between swaps decides like one that was brought up to date after each."""
     lazy, eager = Registry(first), Registry(first)
     swaps = now_ns = 0
@@ -550,7 +550,7 @@ EDITS = st.tuples(
         max_size=120,
     )
 )
-def test_edits_of_other_limits_take_nothing_and_give_nothing(steps: list[tuple[int, Ask | tuple[str, str]]]) -> None:
+def test_edits_of_other_limits_change_nothing(steps: list[tuple[int, Ask | tuple[str, str]]]) -> None:
     """However many swaps a limiter sleeps through: its rule never changed, so it decides as if there had been none."""
     rules = rule_set("topic:*=10/s", "topic:quiet-*=20/s", "topic:quiet-own=30/s", "topic:a=5/s")
     edited, never = Registry(rules), Registry(rules)

@@ -81,7 +81,7 @@ def test_many_wildcards_do_not_make_a_made_up_name_expensive() -> None:
 @pytest.mark.parametrize(
     "text", ["", "orders", "10.0.0.0.0", "10.0.0.0/33", "300.*", "::1/129", "10.0.0.0/8/8", " 10.0.0.1"]
 )
-def test_what_is_no_network_is_refused_with_what_would_be(text: str) -> None:
+def test_invalid_network_is_refused_with_a_valid_one(text: str) -> None:
     with pytest.raises(RuleError, match="neither an address nor a network") as error:
         read_network(text)
 
@@ -156,7 +156,7 @@ def test_match_is_the_smallest_network_that_has_the_address(given_networks: list
 
 @pytest.mark.parametrize("text", ["10.0.0.0/8", "2001:db8::/32", "::ffff:192.0.2.0/120", "10.1.2.3", "*"])
 @pytest.mark.parametrize("name", ["10.1.2.3", "11.1.2.3", "2001:db8::1", "192.0.2.9", "fe80::1%lo", "a pipe", ""])
-def test_network_stands_for_what_is_found_by_it(text: str, name: str) -> None:
+def test_network_name_covers_its_matches(text: str, name: str) -> None:
     pattern = read_network(text)
     assert pattern.stands_for(name) == (Matcher([(pattern, "found")]).match(name) is not None)
 
@@ -165,7 +165,7 @@ _GLOBS = st.text(alphabet="ab*?[]!-", min_size=1, max_size=6)
 
 
 @given(st.lists(_GLOBS, max_size=4), st.text(alphabet="abc", max_size=6))
-def test_what_a_glob_matches_begins_and_ends_as_is_said(texts: list[str], name: str) -> None:
+def test_glob_literals_are_prefix_and_suffix_of_every_match(texts: list[str], name: str) -> None:
     patterns = []
     for text in texts:
         try:

@@ -116,7 +116,7 @@ def test_kind_that_is_no_word_is_refused(kind: str) -> None:
         ("confirm_within_s", 0, "above 0, up to 3600 seconds"),
     ],
 )
-def test_word_that_is_none_of_its_field_is_refused_with_those_that_are(field: str, value: Any, allowed: str) -> None:
+def test_unknown_word_is_refused_with_the_allowed_ones(field: str, value: Any, allowed: str) -> None:
     with pytest.raises(RuleError, match=f"topic:orders: {field} ") as error:
         Rule("topic", "orders", 1, **{field: value})
 
@@ -201,9 +201,7 @@ def test_an_adaptive_rule_limits_without_a_rate_and_its_name_says_what_it_is() -
         ),
     ],
 )
-def test_what_does_not_go_with_an_adaptive_rule_is_refused_with_what_does(
-    values: dict[str, Any], allowed: str, attribute: str
-) -> None:
+def test_invalid_fields_of_an_adaptive_rule_are_refused(values: dict[str, Any], allowed: str, attribute: str) -> None:
     with pytest.raises(RuleError) as error:
         Rule(**ADAPTIVE | values)
     assert (error.value.allowed, error.value.attribute) == (allowed, attribute)

@@ -63,7 +63,7 @@ def test_global_switch_turns_every_limit_off() -> None:
 
 
 @given(st.lists(st.text(alphabet="ab", max_size=3), max_size=40))
-def test_what_is_remembered_is_what_would_be_found(names: list[str]) -> None:
+def test_remembered_match_equals_a_fresh_one(names: list[str]) -> None:
     rules = (*limits("topic:ab=1/s", "topic:a*=2/s", "topic:*b=3/s"), Rule("topic", "b*", 4, shared=True))
     asked = RuleSet(rules)
 
@@ -230,7 +230,7 @@ def test_edits_make_what_all_the_rules_together_make(
     assert all(edited.rule(rule.key) == rule for rule in plain.rules)
 
 
-def test_edit_stands_before_what_was_written_until_that_is_put_back() -> None:
+def test_edit_overrides_the_configured_rule_until_reverted() -> None:
     first, second = limits("topic:a*=1/s", "topic:*a=2/s")
     rules = RuleSet((first, second))
     edited = rules.edited(limits("topic:*a=3/s"))

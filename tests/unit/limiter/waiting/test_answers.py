@@ -17,13 +17,13 @@ def line(name: str) -> QueueKey:
 A = line("a")
 
 
-def test_regard_ends_after_a_second() -> None:
+def test_expected_costs_expire_after_a_second() -> None:
     expected = ExpectedCosts()
     expected.released(A, 5)
-    assert expected.regard_ends_ns(A) == S + 5
+    assert expected.remembered_until_ns(A) == S + 5
     assert expected.ahead(A, S + 4) == 1
     assert expected.ahead(A, S + 5) == 0
-    assert expected.regard_ends_ns(A) is None
+    assert expected.remembered_until_ns(A) is None
 
 
 def test_lines_are_told_apart_within_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,7 +52,7 @@ class Room:
     def ask(self, name: str, resource: Resource = T, **more: Any) -> str:
         """Ask for one request as the handler does; returns what becomes of it at once."""
         held = Waiting(self, name, resource, **more)
-        leader = self.holding.last_before(held.connection, held.order_key)
+        leader = self.holding.previous_of_key(held.connection, held.order_key)
         if leader is not None:
             stop = self.limits.delays.follow(self.now_ns, held, leader)
         else:
@@ -102,7 +102,7 @@ def filled(room: Room, count: int, **more: Any) -> list[str]:
 
 
 class TestDelay:
-    def test_what_is_over_the_limit_waits_as_long_as_it_may(self) -> None:
+    def test_requests_over_the_limit_wait_up_to_the_maximum(self) -> None:
         assert filled(Room(delay()), 35) == ["pass"] * 10 + ["hold"] * 20 + ["refuse"] * 5
 
     def test_released_in_order_at_the_rate(self) -> None:
@@ -238,7 +238,7 @@ class TestOrderKeys:
         ]
         assert round(room.outcomes[-1][0] / MS) == 1000
 
-    def test_dropped_leader_lets_its_followers_go(self) -> None:
+    def test_dropping_the_leader_releases_its_followers(self) -> None:
         room = Room(delay(pattern="t"))
         filled(room, 10)
         for name in ("leader", "gone", "follower"):
@@ -316,7 +316,7 @@ class TestConsuming:
         room.until(360 * MS)
         assert room.passed == ["a", "b", "c"]
 
-    def test_without_an_answer_the_regard_ends_after_a_second(self) -> None:
+    def test_expected_cost_expires_without_an_answer(self) -> None:
         room = self.room(rate_per_s=10)
         self.pull(room, "first")
         self.answer(room, 30)
@@ -325,7 +325,7 @@ class TestConsuming:
         room.until(10 * S)
         assert [(name, round(at_ns / MS)) for at_ns, name, _ in room.outcomes] == [("a", 2000), ("b", 3000)]
 
-    def test_answer_that_brings_nothing_ends_the_regard(self) -> None:
+    def test_empty_answer_ends_the_expected_cost(self) -> None:
         room = self.room(rate_per_s=10)
         self.pull(room, "first")
         self.answer(room, 30)
@@ -348,7 +348,7 @@ class TestConsuming:
 
 
 class TestDropping:
-    def test_frees_everything_and_tells_nobody(self) -> None:
+    def test_drop_frees_everything_without_callbacks(self) -> None:
         room = Room(delay())
         filled(room, 25, order_key=3)
         for held in room.waiting.values():
@@ -392,7 +392,7 @@ class TestDraining:
 
 
 class TestTimer:
-    def test_tells_only_when_something_is_due_earlier_than_it_said(self) -> None:
+    def test_notifies_only_when_the_next_due_time_moves_earlier(self) -> None:
         room = Room(delay(max_delay_s=2), delay(100, kind="client"))
         told: list[int] = []
         room.holding.earlier = lambda: told.append(room.now_ns)
@@ -406,7 +406,7 @@ class TestTimer:
         room.swap(delay(1000))
         assert len(told) == 3
 
-    def test_one_release_asks_for_so_many_at_most(self) -> None:
+    def test_one_release_rechecks_a_bounded_number(self) -> None:
         room = Room(delay(1000, max_delay_s=60))
         filled(room, 2000)
         room.swap()
@@ -416,13 +416,13 @@ class TestTimer:
         room.until(0)
         assert room.passed == list(room.waiting)
 
-    def test_what_has_gone_does_not_fill_memory(self) -> None:
+    def test_released_requests_use_no_memory(self) -> None:
         room = Room(delay(1, max_delay_s=3600))
         filled(room, 2)
         for number in range(5000):
             assert room.ask(f"x{number}") == "hold"
             room.holding.drop(room.waiting.pop(f"x{number}"))
-            room.holding.ask_all_soon(room.now_ns)
+            room.holding.recheck_all_soon(room.now_ns)
             room.holding.release(room.now_ns)
         (line,) = room.holding.lines.values()
         assert max(len(room.holding._deadlines), len(room.holding._dues), len(line._heap)) < 200
@@ -476,7 +476,7 @@ ACTIONS = st.lists(
 
 
 @given(actions=ACTIONS)
-def test_whatever_happens_each_is_resolved_once_in_order_and_in_time(actions: list[tuple[Any, ...]]) -> None:
+def test_every_request_is_resolved_once_in_order_and_in_time(actions: list[tuple[Any, ...]]) -> None:
     room = Room(delay(3), delay(4, kind="client", max_delay_s=1))
     asked: dict[str, tuple[int, str, int | None]] = {}
     dropped: set[str] = set()

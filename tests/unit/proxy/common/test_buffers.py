@@ -148,7 +148,7 @@ def test_client_with_the_most_room_loses_first() -> None:
     assert [each.lost for each in (old, *many)] == [True, True, True, False], "of equals the oldest loses first"
 
 
-def test_who_has_little_takes_room_at_once_from_those_who_have_more() -> None:
+def test_small_client_takes_room_from_larger_ones_at_once() -> None:
     room = GatherRoom(4096 * KIB)
     large = [_losable(f"10.0.0.{number}") for number in range(4)]
     assert all(room.grow(each, 1024 * KIB, 0) for each in large)
@@ -160,7 +160,7 @@ def test_who_has_little_takes_room_at_once_from_those_who_have_more() -> None:
     assert not room.fits(_losable("10.0.1.1"), 640 * KIB, 0), "it would have as much as the others"
 
 
-def test_nobody_loses_room_while_there_is_some() -> None:
+def test_no_client_loses_room_while_some_is_free() -> None:
     room, slow = GatherRoom(4096 * KIB), _losable()
     for step in range(1, 41):
         assert room.grow(slow, step * 100 * KIB, step * KEPT_NS)

@@ -31,7 +31,7 @@ def test_destinations_of_one_name_are_one() -> None:
         assert by_destination(states) == [both, *OTHERS]
 
 
-def test_what_is_beyond_the_label_cap_is_one_of_each_kind() -> None:
+def test_resources_beyond_the_label_cap_are_one_per_kind() -> None:
     exchange = msgspec.structs.replace(BEHIND, kind="exchange", name="events")
     found = labelled_confirms((*OTHERS, KEPT_UP, exchange), 2)
     assert [(each.kind, each.name, each.pending) for each in found] == [

@@ -351,7 +351,7 @@ class TestHours:
         await pass_time(mock_clock, 1)
         assert f"{KIND}:new=0/s" not in in_force(rig)
 
-    async def test_wall_clock_that_is_a_little_behind_is_waited_for(
+    async def test_slightly_late_wall_clock_is_awaited(
         self, start_rig: StartRig, mock_clock: MockClock, eight: WallClock
     ) -> None:
         rig = await start_rig(rules=[by_day("new")], wall_clock=eight)
@@ -519,7 +519,7 @@ class TestResources:
         assert scope.rule_counts is not None
         assert scope.rule_counts.messages["refuse"] == 1
 
-    async def test_what_a_shadow_rule_would_refuse_is_told_apart(self, start_rig: StartRig) -> None:
+    async def test_shadow_refusals_are_counted_separately(self, start_rig: StartRig) -> None:
         rules = [Rule(KIND, "dark", 1, action="shadow"), Rule(KIND, "slow", 1, action="delay")]
         rig = await start_rig(rules=rules)
         client, broker = await rig.connect()
@@ -606,7 +606,7 @@ class TestTakeTraffic:
             wall_clock=lambda: began + timedelta(microseconds=now_ns() // 1000),
         )
 
-    async def test_tells_who_was_refused_what_in_which_second(self, rig: Rig, mock_clock: MockClock) -> None:
+    async def test_traffic_lists_refusals_by_client_and_second(self, rig: Rig, mock_clock: MockClock) -> None:
         assert await rig.path.take_traffic() == ()
         client, broker = await rig.connect(source="127.0.0.9")
         passes, refused, silent = (

@@ -29,7 +29,9 @@ async def take_over(old: Rig, start_rig: StartRig, grace_s: float = 5.0) -> Rig:
     return await start_rig(listen_at=old.address, run_with=how)
 
 
-async def test_who_connects_meanwhile_waits_and_is_served_by_the_other(rig: Rig, start_rig: StartRig) -> None:
+async def test_client_that_connects_during_a_take_over_is_served_by_the_successor(
+    rig: Rig, start_rig: StartRig
+) -> None:
     await rig.path.hand_over(5)
     waiting = rig.client_in_backlog()
     await wait_all_tasks_blocked()
@@ -40,7 +42,7 @@ async def test_who_connects_meanwhile_waits_and_is_served_by_the_other(rig: Rig,
     assert new.address == rig.address
 
 
-async def test_what_is_in_flight_is_answered_by_the_one_that_forwarded_it(
+async def test_in_flight_requests_are_answered_by_the_process_that_forwarded_them(
     rig: Rig, start_rig: StartRig, nursery: trio.Nursery
 ) -> None:
     client, broker = await rig.connect()
@@ -69,11 +71,11 @@ async def test_a_limit_goes_on_where_it_was(rig: Rig, start_rig: StartRig) -> No
     assert rig.path.spent_since(saved) == []
 
 
-async def test_one_that_hands_over_in_vain_goes_on(rig: Rig) -> None:
+async def test_failed_hand_over_resumes_serving(rig: Rig) -> None:
     await rig.path.hand_over(5)
     waiting = rig.client_in_backlog()
     assert (await rig.snapshot()).draining
-    await rig.path.go_on()
+    await rig.path.resume()
     broker = await rig.broker.accept()
     assert await rig.passes(waiting, broker, b"free")
     assert not (await rig.snapshot()).draining
@@ -98,20 +100,18 @@ async def test_the_spool_is_the_others_and_one_own_again_if_there_is_no_other(
     assert await other.path.spool() is not None
     other.scope.cancel()
     await rig.until(lambda: other.path._spooling.spool is None)
-    await rig.path.go_on()
+    await rig.path.resume()
     assert await rig.path.spool() is not None
     await rig.connect()
     assert rig.connections[-1].info.spools
 
 
-async def test_without_its_spool_one_goes_on_all_the_same(
-    start_rig: StartRig, tmp_path: Path, log: list[dict[str, str]]
-) -> None:
+async def test_resuming_without_the_spool_works(start_rig: StartRig, tmp_path: Path, log: list[dict[str, str]]) -> None:
     config = SpoolConfig(tmp_path / "spool")
     rig = await start_rig(spool=config)
     await rig.path.hand_over(5)
     await start_rig(spool=config)
-    await rig.path.go_on()
+    await rig.path.resume()
     await rig.connect()
     assert not rig.connections[0].info.spools
     assert "continuing without the spool" in [entry["event"] for entry in log]

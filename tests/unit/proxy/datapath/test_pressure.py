@@ -128,7 +128,7 @@ def metrics(snapshot: Snapshot) -> dict[str, dict[tuple[str, ...], float]]:
 
 
 class TestAlarms:
-    async def test_sessions_hear_of_an_alarm_and_of_its_end_and_new_ones_at_once(
+    async def test_sessions_are_told_of_alarms_new_ones_at_once(
         self,
         start_rig: StartRig,
         sessions: tuple[Protocol, list[Any]],
@@ -235,7 +235,7 @@ class TestFlow:
         assert shown.connection.waits_for == (f"writer {host}:{port}",)
         state = next(each for each in await rig.path.connections() if each.id == shown.id)
         assert state.stage.state == "flow"
-        while rig.connections[0].peers[Side.CLIENT].doing.value != "reading":
+        while rig.connections[0].peers[Side.CLIENT].state.value != "reading":
             broker.pending()
             broker._read.clear()
             await wait_all_tasks_blocked()
@@ -331,7 +331,7 @@ class TestFlow:
         mock_clock.jump(2)
         shown = metrics(await rig.snapshot())["sluice_connection_state_seconds_total"]
         assert shown == {("flow",): 2.0, ("blocked",): 0.0, ("throttled",): 0.0}
-        connection.ending.finish("done", "")
+        connection.shutdown.abort("done", "")
         await rig.until(lambda: not rig.connections)
         mock_clock.jump(2)
         assert metrics(await rig.snapshot())["sluice_connection_state_seconds_total"] == shown
@@ -355,7 +355,7 @@ class TestSpool:
         with pytest.raises(ValueError, match="there is no spool, so no messages of line_topic:a"):
             await rig.path.purge("line_topic", "a")
 
-    async def test_shows_what_is_put_aside_by_resource_connection_and_place(
+    async def test_spooled_messages_are_shown_by_resource_connection_and_place(
         self, start_rig: StartRig, sessions: tuple[Protocol, list[Any]], folder: Path
     ) -> None:
         protocol, made = sessions

@@ -85,7 +85,7 @@ class TestOpening:
 
 
 class TestEnding:
-    async def test_what_is_recoverable_survives_though_its_queue_is_closed(self, folder: Path, log: list[Any]) -> None:
+    async def test_recoverable_entries_survive_the_close_of_their_queue(self, folder: Path, log: list[Any]) -> None:
         spooling = await open_in(folder)
         kept, other = (opened(spooling).queue(NAME, lambda _: None) for _ in range(2))
         put(kept, 3, recoverable=True)
@@ -103,7 +103,7 @@ class TestEnding:
         ]
         await again.close()
 
-    async def test_what_is_not_to_be_recovered_is_counted_and_dropped(self, folder: Path, log: list[Any]) -> None:
+    async def test_unrecoverable_entries_are_counted_and_dropped(self, folder: Path, log: list[Any]) -> None:
         spooling = await open_in(folder)
         put(opened(spooling).queue(NAME, lambda _: None), 3, recoverable=True)
         spooling.keep()
@@ -115,7 +115,7 @@ class TestEnding:
         await (await open_in(folder)).close()
         assert [(entry["to_send"], entry["dropped"]) for entry in log] == [(0, 3)]
 
-    async def test_full_disk_is_told_of_and_keeps_nobody_from_opening(
+    async def test_full_disk_is_reported_and_does_not_prevent_opening(
         self, folder: Path, log: list[Any], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         spooling = await open_in(folder)
@@ -132,13 +132,13 @@ class TestEnding:
             ("found spooled messages of an earlier process", 3, True)
         ]
 
-    async def test_what_nobody_claims_is_one_line(self, folder: Path, log: list[Any]) -> None:
+    async def test_unclaimed_entries_are_one_log_line(self, folder: Path, log: list[Any]) -> None:
         spooling = await open_in(folder)
         for _ in range(2):
             put(opened(spooling).queue(NAME, lambda _: None), 3, recoverable=True)
         spooling.keep()
         await spooling.close()
-        again = await open_in(folder, recover=True, settings=SpoolSettings(most_age_s=60))
+        again = await open_in(folder, recover=True, settings=SpoolSettings(max_age_s=60))
         log.clear()
         opened(again).tick(5_000 + 60 * 10**9)
         assert [(entry["event"], entry["messages"], entry["queues"]) for entry in log] == [
@@ -214,11 +214,11 @@ class TestDisk:
         spool, resource = opened(spooling), Stage("resource", "line_topic:a")
         queue = spool.queue(NAME, lambda _: None, stage=resource)
         put(queue, 10_000)
-        under_way = resource.under_way(spool.store)
-        assert under_way > 0
-        while resource.under_way(spool.store):
+        in_flight = resource.in_flight(spool.store)
+        assert in_flight > 0
+        while resource.in_flight(spool.store):
             await trio.lowlevel.checkpoint()
-        assert spool.figures().written_total >= under_way
+        assert spool.figures().written_total >= in_flight
         queue.close()
         assert resource.followers() == ()
         await spooling.close()

@@ -63,7 +63,7 @@ class TestGroups:
         batch.requests[1].producer_group = "g"
         assert [group.indexes for group in batch.groups] == [[0, 2], [1]]
 
-    def test_what_consumes_is_a_group_apart(self, batch_of: MakeBatch) -> None:
+    def test_consuming_requests_form_their_own_group(self, batch_of: MakeBatch) -> None:
         batch = batch_of("a", "a", "a")
         batch.requests[1].consumes = True
         assert [group.indexes for group in batch.groups] == [[0, 2], [1]]
@@ -80,7 +80,7 @@ class TestGroups:
             request.order_key = order_key
         assert [group.indexes for group in batch.groups] == [[0], [1], [2], [3, 4]]
 
-    def test_what_cannot_be_refused_is_a_group_apart(self, batch_of: MakeBatch) -> None:
+    def test_unrefusable_requests_form_their_own_group(self, batch_of: MakeBatch) -> None:
         batch = batch_of("a", "a")
         batch.requests[1].refusal = "impossible"
         assert [group.indexes for group in batch.groups] == [[0], [1]]
@@ -138,7 +138,7 @@ class TestVerdicts:
             batch_of("a", "a").add_verdicts({index: refuse("x")})
 
     @pytest.mark.parametrize("nonsense", [None, True, "refuse", Refuse])
-    def test_what_is_no_verdict_is_refused(self, batch_of: MakeBatch, nonsense: Any) -> None:
+    def test_invalid_verdict_is_refused(self, batch_of: MakeBatch, nonsense: Any) -> None:
         with pytest.raises(TypeError, match="not a valid verdict for request 0"):
             batch_of("a").add_verdicts({0: nonsense})
 
@@ -223,7 +223,7 @@ class TestTicket:
         assert ticket.resolved
         assert not ticket.dropped
 
-    def test_resolved_before_anybody_is_attached_tells_at_once(self) -> None:
+    def test_early_resolution_is_delivered_on_attach(self) -> None:
         seen: list[Refuse | None] = []
         ticket = Ticket(pytest.fail)
         ticket.resolve(None)

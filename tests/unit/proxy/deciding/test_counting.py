@@ -98,7 +98,7 @@ def hold() -> Hold:
     return Hold(resource("x"), "slow", Ticket(lambda: None))
 
 
-def test_what_passes_is_counted_for_each_of_its_resources(told: Told) -> None:
+def test_passed_request_counts_for_each_resource(told: Told) -> None:
     told.count(
         request("a", messages=2, size_bytes=10),
         request("b", messages=3, size_bytes=200),
@@ -115,13 +115,13 @@ def test_what_passes_is_counted_for_each_of_its_resources(told: Told) -> None:
     assert (second.resources[0].languages, second.resources[0].clients) == ({"JAVA": (2, 0)}, ("192.0.2.1",))
 
 
-def test_what_was_never_decided_is_dropped_and_one_may_stand_for_many(told: Told) -> None:
+def test_undecided_requests_count_as_dropped(told: Told) -> None:
     one, other = request("a", messages=2, size_bytes=10), request("a", messages=3, size_bytes=200)
     told.tally.lost([one, one, one, other, one], 0, told.sender)
     assert told.outcomes() == {"a": {"dropped": Amount(5, 11, 240)}}
 
 
-def test_what_was_put_aside_counts_as_held_once_it_is_decided(told: Told) -> None:
+def test_spooled_request_counts_as_held_once_decided(told: Told) -> None:
     info = msgspec.structs.replace(INFO, spools=True)
     requests = [request("a", since_ns=7), request("a", since_ns=7), request("a", since_ns=7), request("a")]
     batch = Batch(info, Side.CLIENT, requests)
@@ -151,13 +151,13 @@ def test_runs_of_verdicts_are_told_apart(told: Told) -> None:
     )
 
 
-def test_what_consumes_is_charged_by_its_answer_and_a_charge_is_no_request(told: Told) -> None:
+def test_consuming_request_is_charged_by_its_answer(told: Told) -> None:
     told.count(request("a", messages=0, size_bytes=300, consumes=True, by_answer=True), bypassed=True)
     told.count(charges=(Charge((resource("a"),), 32, 9000), Charge((resource("b"),), 0, 0)))
     assert told.outcomes() == {"a": {"bypassed": Amount(1, 0, 0), "admitted": Amount(0, 32, 9000)}}
 
 
-def test_what_is_held_is_counted_so_and_again_as_what_it_comes_to(told: Told) -> None:
+def test_held_request_counts_as_held_and_by_its_outcome(told: Told) -> None:
     requests = [
         request("a", "b", messages=1 << at, size_bytes=10**at, refusal="silent" if at == 2 else "answered")
         for at in range(5)
@@ -195,7 +195,7 @@ def test_what_is_held_is_counted_so_and_again_as_what_it_comes_to(told: Told) ->
     assert told.accounts.rules == {"slow": {"hold": (5, 31)}, "full": {"refuse": (2, 6)}, "dark": {"shadow": (1, 8)}}
 
 
-def test_what_goes_on_all_the_same_costs_what_is_charged_for_it(told: Told) -> None:
+def test_forwarded_request_costs_what_was_charged(told: Told) -> None:
     batch = told.count(request("a", messages=3), at0=hold())
     told.over()
     told.tally.passed_on(batch.requests[0], 1, told.sender)
@@ -204,7 +204,7 @@ def test_what_goes_on_all_the_same_costs_what_is_charged_for_it(told: Told) -> N
     assert told.outcomes() == {"a": {"admitted": Amount(1, 3, 100)}}
 
 
-def test_what_returns_is_held_no_more_and_counts_for_nothing(told: Told) -> None:
+def test_returned_request_is_no_longer_held_and_not_counted(told: Told) -> None:
     batch = told.count(request("a", returns=True), at0=hold())
     told.over()
     told.tally.dropped(batch.requests[0], 1, told.sender)
@@ -231,7 +231,7 @@ def repeats(told: Told) -> dict[str, tuple[Amount, int]]:
     return {each.resource.name: (each.repeated, each.identified) for each in told.over().resources}
 
 
-def test_what_was_refused_and_comes_again_is_counted_however_it_ends(told: Told) -> None:
+def test_repeated_request_is_counted_whatever_its_outcome(told: Told) -> None:
     first, other, none = (request("a", handle=handle) for handle in (b"1", b"2", b""))
     told.count(first, other, none, ids=IDS, at0=refuse(), at1=refuse(), at2=refuse())
     assert repeats(told) == {"a": (Amount(), 2)}
@@ -244,7 +244,7 @@ def test_what_was_refused_and_comes_again_is_counted_however_it_ends(told: Told)
     assert told.tally.repeated_requests == {"topic": 3}
 
 
-def test_what_comes_again_counts_with_all_its_messages_and_for_all_its_resources(told: Told) -> None:
+def test_repeat_counts_all_messages_and_resources(told: Told) -> None:
     many = request("a", "b", messages=5, size_bytes=700, handle=b"1")
     told.count(many, ids=IDS, at0=refuse())
     told.count(many, ids=IDS, at0=shadow())
@@ -252,7 +252,7 @@ def test_what_comes_again_counts_with_all_its_messages_and_for_all_its_resources
     assert told.tally.repeated_requests == {"topic": 1}
 
 
-def test_nobody_looks_while_nothing_was_refused_of_late(told: Told) -> None:
+def test_repeats_are_not_checked_without_recent_refusals(told: Told) -> None:
     class Strict(Ids):
         def message_id(self, request: Request) -> bytes:
             raise AssertionError(request)
@@ -264,7 +264,7 @@ def test_nobody_looks_while_nothing_was_refused_of_late(told: Told) -> None:
 
 
 @pytest.mark.parametrize("ends", ["refused", "dropped"])
-def test_what_was_held_counts_when_it_is_known_what_becomes_of_it(told: Told, ends: str) -> None:
+def test_held_request_counts_once_its_outcome_is_known(told: Told, ends: str) -> None:
     held = request("a", handle=b"1")
     for again in (False, True):
         told.count(held, ids=IDS, at0=hold())

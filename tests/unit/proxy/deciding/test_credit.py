@@ -304,7 +304,7 @@ class TestTurns:
         max_size=25,
     ),
 )
-def test_no_more_is_granted_than_the_limits_admit_and_who_waits_is_granted_in_the_end(
+def test_grants_stay_within_the_limits_and_waiters_are_served(
     rate: float, size_rate: int | None, total: int | None, steps: list[tuple[int, int, int, int, str]]
 ) -> None:
     rules = [delay("*", rate, bytes_per_s=size_rate)]
@@ -367,7 +367,7 @@ class TestWhatMayNotWait:
         assert refuse.most == 2000
         assert 1 not in batch.verdicts
 
-    def test_what_cannot_be_refused_either_passes_and_is_charged(self) -> None:
+    def test_unrefusable_request_passes_and_is_charged(self) -> None:
         world = World(delay("a", 2), Rule(KIND, "*", 5, shared=True))
         batch = world.decide(*(self.request("impossible") for _ in range(4)))
         assert not batch.verdicts
@@ -375,7 +375,7 @@ class TestWhatMayNotWait:
         assert world.stored(Resource("total", "line_topic:*")) == 1
 
     @pytest.mark.parametrize("rate", [20, 1_000])
-    def test_it_takes_turns_with_those_who_stand_in_line(self, rate: int) -> None:
+    def test_takes_turns_with_waiting_requests(self, rate: int) -> None:
         world = World(delay("a", rate))
         world.charge(rate)
         links = [Link(str(number), window=1_000) for number in range(3)]
@@ -389,7 +389,7 @@ class TestWhatMayNotWait:
         assert 4 * rate <= admitted <= 6 * rate
         assert [link.granted for link in links] == pytest.approx([links[0].granted] * 3, rel=0.1)
 
-    def test_it_is_told_how_long_those_in_line_take(self) -> None:
+    def test_stated_wait_includes_requests_in_line(self) -> None:
         world = World(delay("a", 10))
         world.charge(10)
         for number in range(5):
@@ -401,7 +401,7 @@ class TestWhatMayNotWait:
 
 
 class TestBatch:
-    def test_requests_are_grouped_by_what_they_ask(self) -> None:
+    def test_requests_are_grouped_by_their_question(self) -> None:
         plain = Request((A,), 1, 100, "", "answered", None, None)
         others = [{"asks": "refusing"}, {"may_wait": False}, {"most": 4}, {"most": 5}]
         requests = [plain, *(msgspec.structs.replace(plain, **other) for other in others), plain]

@@ -103,8 +103,8 @@ def jump_to(clock: MockClock, time_s: float) -> None:
 
 async def until(predicate: Callable[[], object]) -> None:
     """Give the other tasks and threads their turns until something holds; the mock clock stands still meanwhile."""
-    patience_s = time.monotonic() + 60
-    while time.monotonic() < patience_s:
+    client_timeout_s = time.monotonic() + 60
+    while time.monotonic() < client_timeout_s:
         if predicate():
             return
         # A hop to a thread, so that the loop idles and does not keep the interpreter's lock from the others.
@@ -228,7 +228,7 @@ class TestBlockedLane:
         await second.done.wait()
         assert second.outcome == LATE
 
-    async def test_has_had_its_turn_once_what_was_queued_is_served(
+    async def test_turn_ends_once_the_queue_is_served(
         self, executor: Executor, batch_of: MakeBatch, nursery: trio.Nursery, gate: Gate
     ) -> None:
         await executor.lanes[0].turn()

@@ -412,12 +412,12 @@ class TestTickets:
         self, start: Start, batch_of: MakeBatch, nursery: trio.Nursery, mock_clock: MockClock
     ) -> None:
         dropped: list[bool] = []
-        go_on = trio.Event()
+        resume = trio.Event()
         hold = self.holding(dropped)
 
         class Slow(Scripted):
             async def on_requests(self, batch: Batch, now_ns: int) -> Any:
-                await go_on.wait()
+                await resume.wait()
                 return hold(batch, now_ns)
 
         batch = batch_of("a")
@@ -427,7 +427,7 @@ class TestTickets:
         mock_clock.jump(0.1)
         await wait_all_tasks_blocked()
         assert batch.bypassed == {"slow": "late"}
-        go_on.set()
+        resume.set()
         await wait_all_tasks_blocked()
         assert dropped == [True]
 

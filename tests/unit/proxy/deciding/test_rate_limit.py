@@ -73,7 +73,7 @@ def rule(name: str, rate_per_s: float | None, *, break_s: float = 1.0) -> Rule:
     return Rule(KIND, name, rate_per_s, break_s=break_s)
 
 
-def test_what_is_over_the_limit_is_refused(batch_of: MakeBatch) -> None:
+def test_requests_over_the_limit_are_refused(batch_of: MakeBatch) -> None:
     limiting = Limiting.by(rule("a", 2))
     verdicts = limiting.decide(batch_of("a", "a", "a", "a"))
     assert verdicts.keys() == {2, 3}
@@ -215,7 +215,7 @@ def tickets_of(verdicts: Verdicts) -> list[Ticket]:
 
 
 class TestHolding:
-    def test_what_may_wait_gets_a_ticket_and_the_rest_is_refused(self) -> None:
+    def test_delayable_requests_get_a_ticket_and_the_rest_is_refused(self) -> None:
         limiting = Limiting.by(delay(1))
         verdicts = limiting.decide(batch_by(*(request() for _ in range(6))))
         assert [type(verdicts[index]) for index in sorted(verdicts)] == [Hold, Hold, Refuse, Refuse, Refuse]
@@ -242,12 +242,12 @@ class TestHolding:
         again = limiting.decide(batch_by(*many))
         assert again == dict.fromkeys(range(3), LATER)
 
-    def test_what_cannot_be_refused_passes_once_a_drain_has_ended(self) -> None:
+    def test_unrefusable_requests_pass_once_a_drain_has_ended(self) -> None:
         limiting = Limiting.by(rule("slow", 0))
         limiting.limits.holding.drain(0)
         assert limiting.decide(batch_by(request("slow", refusal="impossible"))) == {}
 
-    def test_what_was_put_aside_stays_there_once_a_drain_has_ended(self) -> None:
+    def test_spooled_requests_stay_once_a_drain_has_ended(self) -> None:
         limiting = Limiting.by(replace(delay(1, "slow"), spool=True))
         limiting.limits.holding.drain(0)
         asks = [request("slow", refusal="impossible", order_key=1, since_ns=1) for _ in range(2)]
@@ -259,7 +259,7 @@ class TestHolding:
         assert [type(verdicts[index]) for index in sorted(verdicts)] == [Hold] * 3 + [Refuse] * 7
         assert limiting.limits.refused_by_bound == {"max_held": 7}
 
-    def test_of_what_is_to_be_put_aside_the_first_is_held_whatever_the_bounds(self) -> None:
+    def test_first_spoolable_request_is_held_despite_the_bounds(self) -> None:
         options = RateLimitOptions(max_held=0)
         limiting = Limiting.by(replace(delay(1, "slow"), spool=True), options=options)
         first = limiting.decide(batch_by(*(request("slow") for _ in range(4)), spools=True))
@@ -268,20 +268,20 @@ class TestHolding:
         assert limiting.limits.held == (1, 100)
         assert not limiting.limits.refused_by_bound
 
-    def test_without_a_spool_nothing_is_put_aside(self) -> None:
+    def test_nothing_is_spooled_without_a_spool(self) -> None:
         limiting = Limiting.by(replace(delay(1, "slow"), spool=True))
         verdicts = limiting.decide(batch_by(*(request("slow") for _ in range(4))))
         assert [type(verdicts[index]) for index in (1, 2, 3)] == [Hold, Hold, Refuse]
 
     @pytest.mark.parametrize("side", Side)
-    def test_who_takes_messages_puts_nothing_aside(self, side: Side) -> None:
+    def test_consuming_requests_are_never_spooled(self, side: Side) -> None:
         limiting = Limiting.by(replace(delay(1, "slow"), spool=True))
         asks = [request("slow", consumes=side is Side.CLIENT) for _ in range(3)]
         verdicts = limiting.decide(batch_by(*asks, spools=True, side=side))
         assert [type(verdicts[index]) for index in (1, 2)] == [Hold, Hold]
 
     @pytest.mark.parametrize(("spool", "rest"), [(None, [Later] * 2), (False, [Refuse] * 2)])
-    def test_what_a_bound_has_no_room_for_is_put_aside(self, *, spool: bool | None, rest: list[type]) -> None:
+    def test_requests_over_a_bound_are_spooled(self, *, spool: bool | None, rest: list[type]) -> None:
         limiting = Limiting.by(replace(delay(1, "slow"), spool=spool), options=RateLimitOptions(max_held=1))
         verdicts = limiting.decide(batch_by(*(request("slow", order_key=1) for _ in range(2)), spools=True))
         assert isinstance(verdicts[1], Hold)
@@ -293,7 +293,7 @@ class TestHolding:
         assert isinstance(alone[0], Hold if spool is None else Refuse)
 
     @pytest.mark.parametrize(("waited_s", "verdict"), [(0, Hold), (40, Hold), (55, Refuse), (61, Refuse)])
-    def test_what_was_put_aside_is_refused_so_long_after_it_came(self, waited_s: float, verdict: type) -> None:
+    def test_spooled_request_is_refused_at_its_maximum_age(self, waited_s: float, verdict: type) -> None:
         limiting = Limiting.by(Rule(KIND, "slow", 0.1, action="delay", burst_s=10, max_delay_s=60, spool=True))
         now_ns = 100 * NS_PER_S
         assert limiting.decide(batch_by(request("slow", messages=2), spools=True), now_ns) == {}
@@ -301,7 +301,7 @@ class TestHolding:
         got = limiting.decide(batch_by(waiting, spools=True), now_ns)[0]
         assert isinstance(got, verdict)
 
-    def test_what_was_put_aside_and_then_held_has_what_is_left_of_its_time(self) -> None:
+    def test_held_spooled_request_keeps_its_remaining_time(self) -> None:
         slow = Rule(KIND, "slow", 1, action="delay", max_delay_s=60, spool=True)
         limiting = Limiting.by(slow)
         now_ns = 100 * NS_PER_S
@@ -390,7 +390,7 @@ class TestTask:
         await timed.jump(0.1)
         assert timed.resolved == [(0.001, 10, None), (0.101, 11, None), (0.201, 12, None)]
 
-    async def test_what_a_shadow_rule_says_to_what_is_released_is_on_the_ticket(self, start: StartTimed) -> None:
+    async def test_shadow_verdict_of_a_released_request_is_on_its_ticket(self, start: StartTimed) -> None:
         timed = start(delay(10), Rule("client", "*", 0, action="shadow"))
         verdicts = timed.ask(*(request() for _ in range(12)))
         first, second = tickets_of(verdicts)

@@ -17,11 +17,13 @@ GIB = 1024**3
         ([None, 601, 999], [False, True, True]),
     ],
 )
-def test_memory_alarm_stands_above_its_watermark_until_well_below(used: list[int | None], stands: list[bool]) -> None:
+def test_memory_alarm_is_active_above_its_watermark_until_well_below(
+    used: list[int | None], stands: list[bool]
+) -> None:
     alarm = MemoryAlarm(0.6)
     seen = []
     for at_ns, used_bytes in enumerate(used):
-        alarm.look(at_ns, used_bytes, 0, 1000)
+        alarm.update(at_ns, used_bytes, 0, 1000)
         seen.append(alarm.stands)
     assert seen == stands
 
@@ -37,13 +39,11 @@ def test_memory_alarm_stands_above_its_watermark_until_well_below(used: list[int
         ([None, 0], [False, True]),
     ],
 )
-def test_disk_alarm_stands_below_what_is_to_be_free_until_there_is_more(
-    free: list[int | None], stands: list[bool]
-) -> None:
+def test_disk_alarm_is_active_below_its_threshold_until_well_above(free: list[int | None], stands: list[bool]) -> None:
     alarm = DiskAlarm(1000)
     seen = []
     for at_ns, free_bytes in enumerate(free):
-        alarm.look(at_ns, free_bytes)
+        alarm.update(at_ns, free_bytes)
         seen.append(alarm.stands)
     assert seen == stands
 
@@ -67,7 +67,7 @@ def test_disk_alarm_stands_below_what_is_to_be_free_until_there_is_more(
 def test_memory_that_held_messages_have_left_is_not_used(looks: list[tuple[int, int]], used: int) -> None:
     alarm = MemoryAlarm()
     for at_ns, (resident_bytes, held_bytes) in enumerate(looks):
-        alarm.look(at_ns, resident_bytes, held_bytes, 1000)
+        alarm.update(at_ns, resident_bytes, held_bytes, 1000)
     assert alarm.used_bytes == used
     assert alarm.spare_bytes == looks[-1][0] - used
 
@@ -76,20 +76,20 @@ def test_memory_alarm_ends_although_nothing_is_given_back_to_the_system() -> Non
     alarm = MemoryAlarm()
     stands = []
     for at_ns, held_bytes in enumerate((100, 300, 290, 260, 0, 200, 290, 301)):
-        alarm.look(at_ns, 601 if at_ns else 401, held_bytes, 1000)
+        alarm.update(at_ns, 601 if at_ns else 401, held_bytes, 1000)
         stands.append(alarm.stands)
     assert stands == [False, True, True, False, False, False, False, True]
 
 
 def test_without_a_limit_there_is_no_memory_alarm() -> None:
     alarm = MemoryAlarm()
-    assert alarm.look(0, 10**15, 0, None) is None
+    assert alarm.update(0, 10**15, 0, None) is None
     assert not alarm.stands
 
 
 def test_log_line_and_banner_say_the_figures_and_what_will_end_it() -> None:
     alarm = MemoryAlarm()
-    raised = alarm.look(5 * S, round(1.3 * GIB), 0, 2 * GIB)
+    raised = alarm.update(5 * S, round(1.3 * GIB), 0, 2 * GIB)
     text = (
         "Sluice uses 1.30 GiB of 2.00 GiB; the alarm is at 60%, and publishers are blocked until 1.14 GiB or less "
         "is used"
@@ -97,17 +97,17 @@ def test_log_line_and_banner_say_the_figures_and_what_will_end_it() -> None:
     assert raised is not None
     assert raised.text == f"memory alarm: {text}"
     assert alarm.banner == text
-    alarm.look(6 * S, round(1.25 * GIB), 0, 2 * GIB)
+    alarm.update(6 * S, round(1.25 * GIB), 0, 2 * GIB)
     assert alarm.banner.startswith("Sluice uses 1.25 GiB")
-    ended = alarm.look(17 * S + S // 2, GIB, 0, 2 * GIB)
+    ended = alarm.update(17 * S + S // 2, GIB, 0, 2 * GIB)
     assert ended == ("memory", False, "memory alarm cleared after 12.5 s: Sluice uses 1.00 GiB of 2.00 GiB")
     assert alarm.banner == ""
 
 
-def test_memory_that_cannot_be_read_any_more_keeps_nobody_blocked() -> None:
+def test_unreadable_memory_usage_ends_the_alarm() -> None:
     alarm = MemoryAlarm()
-    alarm.look(0, 900, 0, 1000)
-    ended = alarm.look(S, None, 0, 1000)
+    alarm.update(0, 900, 0, 1000)
+    ended = alarm.update(S, None, 0, 1000)
     assert ended is not None
     assert ended.text == "memory alarm cleared after 1.0 s: memory usage or its limit cannot be read"
 
@@ -116,11 +116,11 @@ def test_publishers_are_told_what_is_scarce() -> None:
     memory, disk = MemoryAlarm(), DiskAlarm()
     alarms: list[Alarm] = [memory, disk]
     assert reason(alarms) == ""
-    disk.look(0, 0)
+    disk.update(0, 0)
     assert reason(alarms) == "Sluice is low on disk"
-    memory.look(0, 900, 0, 1000)
+    memory.update(0, 900, 0, 1000)
     assert reason(alarms) == "Sluice is low on memory & disk"
-    disk.look(0, 100 * GIB)
+    disk.update(0, 100 * GIB)
     assert reason(alarms) == "Sluice is low on memory"
 
 
@@ -154,9 +154,9 @@ def test_sizes_read_well(size_bytes: float, text: str) -> None:
 
 def test_a_full_disk_is_no_alarm_while_nothing_is_in_the_spool() -> None:
     alarm = DiskAlarm(100)
-    assert alarm.look(0, 5, is_used=False) is None
-    assert alarm.look(S, 5) is not None
-    ended = alarm.look(3 * S, 5, is_used=False)
+    assert alarm.update(0, 5, is_used=False) is None
+    assert alarm.update(S, 5) is not None
+    ended = alarm.update(3 * S, 5, is_used=False)
     assert ended is not None
     assert ended.text == "disk alarm cleared after 2.0 s: the spool is empty"
     assert not alarm.banner

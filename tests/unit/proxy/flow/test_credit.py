@@ -32,16 +32,16 @@ def left(sender: Stage, follower: Stage) -> Left:
     ("acks", "granted"),
     [((3,), 0), ((4,), 4), ((3, 1), 4), ((5,), 4), ((7,), 4), ((8,), 8), ((3, 5), 8), ((9, 2), 8), ((10,), 8)],
 )
-def test_credit_comes_back_after_so_many_acks(acks: tuple[int, ...], granted: int) -> None:
+def test_credit_returns_after_a_batch_of_acks(acks: tuple[int, ...], granted: int) -> None:
     sender, follower = pair(40)
     sender.send(follower, 20, 0)
     for count in acks:
         follower.ack(sender, count, 0)
     assert left(sender, follower) == Left(20 + granted)
-    assert sender.under_way(follower) == 20 - sum(acks)
+    assert sender.in_flight(follower) == 20 - sum(acks)
 
 
-def test_one_that_closes_gives_its_senders_their_credit_and_is_told_nothing() -> None:
+def test_closing_stage_returns_the_credit_of_its_senders() -> None:
     told: list[str] = []
     connection = Stage("connection", on_credit=lambda: told.append("connection"))
     channel = Stage("channel", gives=Credit(3, 3), on_credit=lambda: told.append("channel"))
@@ -101,8 +101,8 @@ def test_usual_credit_is_that_of_rabbitmq() -> None:
     assert {Stage(kind).gives for kind in kinds} == {DEFAULT_CREDIT} == {(400, 200)}
 
 
-@pytest.mark.parametrize(("kind", "lately_ns"), [("connection", 5 * S), ("channel", S), ("resource", S)])
-def test_stage_shows_flow_for_a_while_after_it_was_out_of_credit(kind: Kind, lately_ns: int) -> None:
+@pytest.mark.parametrize(("kind", "recent_ns"), [("connection", 5 * S), ("channel", S), ("resource", S)])
+def test_stage_shows_flow_for_a_while_after_it_was_out_of_credit(kind: Kind, recent_ns: int) -> None:
     sender, follower = Stage(kind), Stage("store", gives=Credit(1, 1))
     assert sender.state(0) == "running"
     assert sender.waited_until_ns(0) == 0
@@ -110,9 +110,9 @@ def test_stage_shows_flow_for_a_while_after_it_was_out_of_credit(kind: Kind, lat
     assert sender.state(2 * S) == sender.state(100 * S) == "flow"
     assert sender.waited_until_ns(100 * S) == 100 * S
     follower.ack(sender, 1, 100 * S)
-    assert sender.state(100 * S + lately_ns - 1) == "flow"
-    assert sender.state(100 * S + lately_ns) == "running"
-    assert sender.state(100 * S + lately_ns, lately_ns + 1) == "flow"
+    assert sender.state(100 * S + recent_ns - 1) == "flow"
+    assert sender.state(100 * S + recent_ns) == "running"
+    assert sender.state(100 * S + recent_ns, recent_ns + 1) == "flow"
     assert sender.waited_until_ns(200 * S) == 100 * S
     assert sender.waits_for() == (follower,)
 
@@ -158,7 +158,7 @@ def test_throttled_and_blocked_are_states_of_their_own() -> None:
     )
 
 
-def test_what_a_stalled_stage_owes_waits_for_the_end_of_the_stall() -> None:
+def test_credit_of_a_stalled_stage_is_returned_after_the_stall() -> None:
     sender, follower = pair()
     store = Stage("store")
     sender.send(follower, 10, 0)

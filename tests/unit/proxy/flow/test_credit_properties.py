@@ -135,7 +135,7 @@ class Network:
         for sender, follower in self.pairs:
             pair = self.stages[sender], self.stages[follower]
             self.compare_pair(*pair, self.exact.balance(sender, follower), self.exact.deferred(follower, sender))
-            assert pair[0].under_way(pair[1]) == self.unacked[sender, follower]
+            assert pair[0].in_flight(pair[1]) == self.unacked[sender, follower]
         for pid, stage in self.stages.items():
             blockers = self.exact.blockers(pid)
             assert stage.out_of_credit == bool(blockers)
@@ -144,7 +144,7 @@ class Network:
                 self.compare_diagnosis(stage)
             for follower in stage.waits_for() if blockers else ():
                 stalled = (pid, int(follower.name)) in self.stalled
-                assert stalled or stage.under_way(follower) > 0 or follower.out_of_credit
+                assert stalled or stage.in_flight(follower) > 0 or follower.out_of_credit
             self.flow_total[pid] += bool(blockers) and not self.blocked[pid]
             self.ended[pid] += self.blocked[pid] and not blockers
             self.blocked[pid] = bool(blockers)
@@ -251,7 +251,7 @@ class Work:
         self.left[stage] -= count
         follower = self.random.choice(self.followers[stage])
         self.send(stage, follower, count)
-        assert stage.under_way(follower) < follower.gives.initial + 20
+        assert stage.in_flight(follower) < follower.gives.initial + 20
 
     def send(self, stage: Stage, follower: Stage, count: int) -> None:
         stage.send(follower, count, self.now_ns)

@@ -45,7 +45,7 @@ def diagnose(stages: Iterable[Stage], now_ns: int) -> tuple[FlowFinding, ...]:
     return survey.findings()
 
 
-def test_nothing_is_wrong_where_nobody_waits() -> None:
+def test_no_finding_without_waiting_stages() -> None:
     assert all(cause_of(None, kind, state) is None for kind in KINDS for state in ("running", "flow"))
 
 
@@ -68,7 +68,7 @@ class Path:
         return [finding.cause for finding in diagnose([self.connection], now_ns)]
 
 
-def test_turn_that_was_waited_for_says_less_than_what_else_waits() -> None:
+def test_waiting_for_a_turn_is_the_least_significant_cause() -> None:
     path = Path()
     decoding = Stage("channel", "decoding")
     path.connection.stall(decoding, 0, on=True)

@@ -112,7 +112,7 @@ def test_both_versions_at_once_are_both_looked_at(root: Path) -> None:
         ("sys/fs/cgroup/memory.max", ""),
     ],
 )
-def test_what_makes_no_sense_is_left_out(root: Path, name: str, text: str) -> None:
+def test_invalid_limits_are_ignored(root: Path, name: str, text: str) -> None:
     groups(root, "0::/", V2.format(root="/"), {"memory.max": str(512 * MIB)})
     write(root, {name: text})
     expected = {"proc/meminfo": (512, "sys/fs/cgroup/memory.max")}
@@ -148,7 +148,7 @@ alarm, messages, kept = MemoryAlarm(), [], []
 limit_bytes = (resident_bytes() + 30_000_000) / 0.6
 
 def look():
-    alarm.look(0, resident_bytes(), len(messages) * 200, limit_bytes)
+    alarm.update(0, resident_bytes(), len(messages) * 200, limit_bytes)
 
 def fill():
     look()

@@ -153,7 +153,7 @@ async def test_header_that_does_not_come_ends_the_connection(
     assert len(rig.connections) == 1
 
 
-async def test_who_has_not_arrived_yet_counts_as_a_connection(start_behind: StartBehind) -> None:
+async def test_arriving_client_counts_as_a_connection(start_behind: StartBehind) -> None:
     rig = await start_behind(max_connections=1)
     waiting = await rig.client()
     await wait_all_tasks_blocked()
@@ -230,7 +230,7 @@ class TestSending:
         assert found.destination is not None
         assert found.destination[1] == 5672
 
-    async def test_who_tries_whether_the_broker_is_there_is_sluice(self, start_sending: StartBehind) -> None:
+    async def test_broker_probe_is_made_by_sluice_itself(self, start_sending: StartBehind) -> None:
         rig = await start_sending("v2")
         await rig.path.server.reach("main")
         for _ in range(2):

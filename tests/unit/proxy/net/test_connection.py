@@ -33,9 +33,9 @@ from proxy.deciding.batch import (
 from proxy.deciding.pipeline import Handler, HandlerConfig, HandlerPlugin, Pipeline
 from proxy.deciding.rate_limit import RateLimit
 from proxy.net.connection import OUTBOX_BYTES
-from proxy.net.ending import HALF_CLOSED_S, PARTING_S
-from proxy.net.peer import LOOK_S
+from proxy.net.peer import CHECK_S
 from proxy.net.server import ListenerConfig
+from proxy.net.shutdown import CLOSE_TIMEOUT_S, HALF_CLOSED_S
 from proxy.net.sockets import Wire, format_address
 from proxy.protocols.amqp091 import PROTOCOL as AMQP091
 from proxy.protocols.amqp10 import PROTOCOL as AMQP10
@@ -160,7 +160,7 @@ class TestRelay:
         await wait_all_tasks_blocked()
         if ends == "operator":
             (connection,) = rig.connections
-            connection.ending.finish("closed_by_operator", "as the test wants it")
+            connection.shutdown.abort("closed_by_operator", "as the test wants it")
         else:
             (client if ends == "client" else broker).end()
             (broker if ends == "client" else client).end()
@@ -194,7 +194,7 @@ class TestRelay:
         await wait_all_tasks_blocked()
         if ends == "operator":
             (connection,) = rig.connections
-            connection.ending.finish("closed_by_operator", "as the test wants it")
+            connection.shutdown.abort("closed_by_operator", "as the test wants it")
         elif ends == "drain":
             (connection,) = rig.connections
             connection.drain()
@@ -214,7 +214,7 @@ class TestRelay:
         order: list[int] = []
 
         class Modest(PlainSession):
-            def most_bytes(self, side: Side) -> int:
+            def max_bytes(self, side: Side) -> int:
                 return 1
 
             def receive(self, side: Side, chunk: memoryview, now_ns: int) -> Batch | None:
@@ -329,7 +329,7 @@ class Bang(PlainSession):
         return None
 
 
-class TestParting:
+class TestShutdown:
     async def test_answers_arrive_though_both_peers_have_ended(self, start_rig: StartRig, lines: Protocol) -> None:
         class Telling(Bang):
             last_words = b"R" * 200_000
@@ -460,9 +460,9 @@ class TestBackPressure:
             await peers[side.other].send(b"goes on")
             await rig.settle()
             # A client that is not read is written to once nothing more has come of it for a moment.
-            mock_clock.jump(2 * LOOK_S)
+            mock_clock.jump(2 * CHECK_S)
             await rig.settle()
-            mock_clock.jump(2 * LOOK_S)
+            mock_clock.jump(2 * CHECK_S)
             assert await peers[side].receive(7) == b"goes on"
             await wait_all_tasks_blocked()
             assert peers[side.other].pending() == b""
@@ -537,14 +537,14 @@ class TestEndOfStream:
         client.end()
         # The broker gets all of it, and then hangs.
         assert await broker.receive_to_end() == b"free 1\n"
-        mock_clock.jump(PARTING_S)
+        mock_clock.jump(CLOSE_TIMEOUT_S)
         assert await client.receive_to_end() == b""
         await rig.until_closed("client_closed")
         # The same of a client that does not hear that its broker has gone.
         client, broker = await rig.connect()
         broker.end()
         assert await client.receive_to_end() == b""
-        mock_clock.jump(PARTING_S)
+        mock_clock.jump(CLOSE_TIMEOUT_S)
         await rig.until(lambda: rig.closed["broker_closed"])
 
     async def test_answers_for_a_client_that_was_sent_the_end_are_dropped(self, rig: Rig) -> None:
@@ -568,7 +568,7 @@ class TestBrokenPeers:
         monkeypatch.setattr(Wire, "end", fail)
         client.end()
         await rig.settle()
-        mock_clock.jump(PARTING_S)
+        mock_clock.jump(CLOSE_TIMEOUT_S)
         assert await client.receive_to_end() == b""
         await rig.until_closed("client_closed")
 
@@ -601,7 +601,7 @@ class TestBrokenPeers:
         await rig.until_closed("client_closed")
 
     @pytest.mark.parametrize("written", [0, 3])
-    async def test_last_words_of_a_broker_that_then_resets_reach_the_client(self, rig: Rig, written: int) -> None:
+    async def test_bytes_before_a_brokers_reset_reach_the_client(self, rig: Rig, written: int) -> None:
         client, broker = await rig.connect()
         broker.send_now(b"goodbye\n")
         broker.reset()
@@ -618,14 +618,14 @@ class TestBrokenPeers:
         await client.send_until_stalled(FREE_KIB * 64)
         broker.reset()
         await rig.settle()
-        mock_clock.jump(PARTING_S)
+        mock_clock.jump(CLOSE_TIMEOUT_S)
         await rig.until_closed("broker_error")
 
 
 class TestClosing:
     """What a session's Close means."""
 
-    async def test_what_came_before_is_delivered_to_both_peers_and_then_the_end(self, rig: Rig, log: list[Any]) -> None:
+    async def test_earlier_bytes_are_delivered_before_the_end(self, rig: Rig, log: list[Any]) -> None:
         client, broker = await rig.connect()
         await client.send(b"zero 1\nfree 1\nfree 2\n" + b"x" * 2000)
         assert await broker.receive_to_end() == b"free 1\nfree 2\n"
@@ -644,15 +644,15 @@ class TestClosing:
             await client.send(FREE_KIB)
             await wait_all_tasks_blocked()
         assert await client.receive_to_end() == b"BUSY zero 1000000\n"
-        mock_clock.jump(PARTING_S)
+        mock_clock.jump(CLOSE_TIMEOUT_S)
         await rig.until_closed("long_line")
         assert broker.pending() == b""
 
-    async def test_peers_that_do_not_end_are_waited_for_only_so_long(self, rig: Rig, mock_clock: MockClock) -> None:
+    async def test_peers_that_do_not_end_time_out(self, rig: Rig, mock_clock: MockClock) -> None:
         client, broker = await rig.connect()
         await client.send(b"x" * 2000)
         await broker.receive_to_end()
-        mock_clock.jump(PARTING_S - 0.01)
+        mock_clock.jump(CLOSE_TIMEOUT_S - 0.01)
         await wait_all_tasks_blocked()
         assert rig.connections
         mock_clock.jump(0.01)
@@ -668,7 +668,7 @@ class TestClosing:
         # The client's writer is stuck; the rest of what the client sent is read once it has read a little.
         await broker.send(b"x" * 2000)
         assert await broker.receive_to_end() == b""
-        mock_clock.jump(PARTING_S)
+        mock_clock.jump(CLOSE_TIMEOUT_S)
         await rig.until_closed("long_line")
 
     async def test_peer_that_breaks_meanwhile_does_not_cut_the_other_short(
@@ -694,8 +694,8 @@ class TestClosing:
     async def test_by_an_operator_is_at_once(self, rig: Rig) -> None:
         client, broker = await rig.connect()
         (connection,) = rig.connections
-        connection.ending.finish("closed_by_operator", "because")
-        connection.ending.finish("second", "the first reason counts")
+        connection.shutdown.abort("closed_by_operator", "because")
+        connection.shutdown.abort("second", "the first reason counts")
         assert await client.receive_to_end() == b""
         assert await broker.receive_to_end() == b""
         await rig.until_closed("closed_by_operator")
@@ -744,16 +744,16 @@ class TestTicks:
             assert await broker.receive(7) == expected
         assert await rig.requests("own") == {"pass": 1, "refuse": 1}
 
-    async def test_close_raised_by_a_tick_parts_in_order(self, start_rig: StartRig, lines: Protocol) -> None:
-        class Ending(Waiting):
+    async def test_close_raised_by_a_tick_is_graceful(self, start_rig: StartRig, lines: Protocol) -> None:
+        class Shutdown(Waiting):
             def tick(self, now_ns: int) -> Batch | None:
                 self.out[Side.CLIENT].append(b"last words")
                 raise Close("timed_out", "no heartbeat")
 
-        rig = await start_rig(protocol=speaking(lines, Ending))
+        rig = await start_rig(protocol=speaking(lines, Shutdown))
         client, broker = await rig.connect()
         (connection,) = rig.connections
-        assert isinstance(connection.session, Ending)
+        assert isinstance(connection.session, Shutdown)
         connection.session.context.wake()
         assert await client.receive_to_end() == b"last words"
         assert await broker.receive_to_end() == b""
@@ -762,10 +762,10 @@ class TestTicks:
         broker.end()
         await rig.until_closed("timed_out")
 
-    async def test_wake_up_while_parting_is_ignored(self, start_rig: StartRig, lines: Protocol) -> None:
+    async def test_wake_up_during_shutdown_is_ignored(self, start_rig: StartRig, lines: Protocol) -> None:
         ticks: list[int] = []
 
-        class Ending(Waiting):
+        class Shutdown(Waiting):
             def receive(self, side: Side, chunk: memoryview, now_ns: int) -> Batch | None:
                 if bytes(chunk) == b"end":
                     raise Close("told", "the client said so")
@@ -775,10 +775,10 @@ class TestTicks:
                 ticks.append(now_ns)
                 return None
 
-        rig = await start_rig(protocol=speaking(lines, Ending))
+        rig = await start_rig(protocol=speaking(lines, Shutdown))
         client, broker = await rig.connect()
         (connection,) = rig.connections
-        assert isinstance(connection.session, Ending)
+        assert isinstance(connection.session, Shutdown)
         await client.send(b"end")
         assert await broker.receive_to_end() == b""
         connection.session.context.wake()

@@ -159,13 +159,13 @@ class TestBothSides:
         assert snapshot.rules[f"{KIND}:d"].requests["hold"] == 2
         assert snapshot.rules[f"{KIND}:d"].messages["hold"] == 2
 
-    async def test_what_comes_on_credit_is_counted_without_a_request(self, rig: Rig, side: Side) -> None:
+    async def test_messages_on_credit_are_counted_without_a_request(self, rig: Rig, side: Side) -> None:
         peer = await self.peer(rig, side)
         await peer.send(b"paid d 3\n")
         assert await peer.receive_line() == b"counted 3\n"
         assert await rig.requests("d") == {"pass": 3}
 
-    async def test_what_is_given_back_is_there_for_others(self, rig: Rig, side: Side) -> None:
+    async def test_returned_permits_are_available_to_others(self, rig: Rig, side: Side) -> None:
         peer = await self.peer(rig, side)
         await peer.send(b"credit d 4\n")
         assert await peer.receive_line() == b"granted 4\n"
@@ -173,7 +173,7 @@ class TestBothSides:
         await rig.settle()
         assert await stored(rig) == 3
 
-    async def test_who_leaves_waits_no_more(self, rig: Rig, side: Side) -> None:
+    async def test_departed_client_no_longer_waits(self, rig: Rig, side: Side) -> None:
         peer = await self.peer(rig, side)
         await peer.send(b"credit never 4\n")
         await rig.settle()
@@ -216,7 +216,7 @@ async def test_lanes_take_batches_without_requests(start_rig: StartRig, creditin
 
 
 class TestTerms:
-    async def test_sessions_hear_what_the_rules_say_and_when_they_change(self, rig: Rig) -> None:
+    async def test_sessions_get_the_terms_of_the_rules_and_their_changes(self, rig: Rig) -> None:
         await rig.connect()
         context = session_of(rig).context
         resources = (Resource(KIND, "d"),)

@@ -14,8 +14,8 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from limiter.rules.resource import Resource
 from proxy.deciding.batch import Batch, Charge, Hold, Refuse, Request, Side, Ticket, Verdicts
 from proxy.deciding.pipeline import Handler, HandlerConfig, HandlerPlugin
-from proxy.net.ending import KEPT_S, MAX_SILENT
-from proxy.net.peer import KEEP_OPEN_S, LOOK_S, MAX_LOOKS, Doing
+from proxy.net.peer import CHECK_S, KEEP_OPEN_INTERVAL_S, MAX_CHECKS, PeerState
+from proxy.net.shutdown import KEPT_S, MAX_SILENT_CHECKS
 from proxy.net.sockets import ReadAhead
 from proxy.protocols.base import Buffer, Close, Protocol, Session, SessionContext
 
@@ -74,7 +74,7 @@ async def send_held(client: Peer, broker: Peer, *names: str) -> None:
 
 
 class TestResolving:
-    async def test_what_is_behind_a_held_request_goes_on_and_a_release_is_written_at_once(
+    async def test_later_requests_pass_a_held_one_and_releases_are_written_at_once(
         self, rig: Rig, holder: Holder
     ) -> None:
         client, broker = await rig.connect()
@@ -240,7 +240,7 @@ def start(start_rig: StartRig, lines: Protocol, handlers: list[HandlerConfig]) -
 
 
 class TestSessions:
-    async def test_close_raised_by_a_resolution_parts_in_order_and_drops_the_others(
+    async def test_close_raised_by_a_resolution_is_graceful_and_drops_the_others(
         self, start: StartHolding, holder: Holder
     ) -> None:
         def close(session: Holding, request: Request) -> None:
@@ -286,7 +286,7 @@ class Keeping(Holding):
         self.writes: list[Side] = []
         self.closed_by: Side | None = None
         self.waits_for_answer = False
-        context.hear_of_writes(True)
+        context.watch_writes(True)
 
     def receive(self, side: Side, chunk: memoryview, now_ns: int) -> Batch | None:
         if side is Side.BROKER:
@@ -312,19 +312,19 @@ class Keeping(Holding):
     def paused(self, side: Side) -> bool:
         return side is Side.CLIENT and len(self.held) >= self.most
 
-    def keeps(self, side: Side) -> bool:
+    def has_undelivered(self, side: Side) -> bool:
         return side is Side.CLIENT and bool(self.held)
 
     @property
     def closing(self) -> Side | None:
         return self.closed_by
 
-    def farewell(self, detail: str, now_ns: int) -> None:
+    def start_close(self, detail: str, now_ns: int) -> None:
         self.goodbyes.append(detail)
         for side in Side:
             self.out[side].append(f"bye {side.value}".encode())
 
-    def heard_out(self, side: Side, chunk: memoryview) -> bool:
+    def receive_closing(self, side: Side, chunk: memoryview) -> bool:
         return side is Side.CLIENT or not self.waits_for_answer or bytes(chunk) == b"bye"
 
     def written(self, side: Side, now_ns: int) -> None:
@@ -350,24 +350,24 @@ class TestClientThatIsNotRead:
         await wait_all_tasks_blocked()
         assert len(holder.tickets) == 2
         getattr(client, end)()
-        await trio.sleep(3 * KEEP_OPEN_S)
+        await trio.sleep(3 * KEEP_OPEN_INTERVAL_S)
         assert len(holder.tickets) == 7
         (connection,) = rig.connections
-        assert connection.peers[Side.CLIENT].doing is Doing.KEEPING
+        assert connection.peers[Side.CLIENT].state is PeerState.KEEPING
 
     async def test_has_left_if_nothing_comes_of_it_for_too_long(self, rig: Rig, holder: Holder) -> None:
         client, broker = await rig.connect()
         await client.send(b"123")
         await wait_all_tasks_blocked()
         (connection,) = rig.connections
-        for _ in range(MAX_SILENT + 1):
+        for _ in range(MAX_SILENT_CHECKS + 1):
             assert len(holder.tickets) == 2
             connection.session.context.client_silent()
             await wait_all_tasks_blocked()
         assert len(holder.tickets) == 3
         connection.session.context.client_silent()
         await wait_all_tasks_blocked()
-        assert connection.peers[Side.CLIENT].doing is Doing.KEEPING
+        assert connection.peers[Side.CLIENT].state is PeerState.KEEPING
         for ticket in holder.tickets:
             ticket.resolve(None)
         assert await broker.receive_to_end() == b"123"
@@ -379,7 +379,7 @@ class TestClientThatIsNotRead:
         client, _ = await rig.connect()
         await client.send(b"12")
         (connection,) = rig.connections
-        for _ in range(2 * MAX_SILENT):
+        for _ in range(2 * MAX_SILENT_CHECKS):
             await wait_all_tasks_blocked()
             await client.send(b"+")
             connection.session.context.client_silent()
@@ -404,7 +404,7 @@ class TestWhatCannotBeRefused:
             assert await broker.receive(1) == b"%d" % (number + 1)
             await wait_all_tasks_blocked()
 
-    async def test_what_a_client_that_left_takes_for_delivered_still_goes_on(self, rig: Rig, holder: Holder) -> None:
+    async def test_messages_of_a_departed_client_are_still_forwarded(self, rig: Rig, holder: Holder) -> None:
         client, broker = await rig.connect()
         await client.send(b"12")
         await wait_all_tasks_blocked()
@@ -464,12 +464,12 @@ class TestWhatCannotBeRefused:
         client.end()
         await wait_all_tasks_blocked()
         (connection,) = rig.connections
-        while connection.peers[Side.BROKER].doing.value != "reading":
+        while connection.peers[Side.BROKER].state.value != "reading":
             await trio.lowlevel.checkpoint()
         holder.tickets[0].resolve(None)
         assert await broker.receive_to_end() == b"1"
 
-    async def test_what_cannot_be_refused_is_not_refused_by_its_ticket_either(self, rig: Rig, holder: Holder) -> None:
+    async def test_unrefusable_request_is_not_refused_by_its_ticket(self, rig: Rig, holder: Holder) -> None:
         client, broker = await rig.connect()
         await client.send(b"1")
         await wait_all_tasks_blocked()
@@ -477,7 +477,7 @@ class TestWhatCannotBeRefused:
         assert await broker.receive(1) == b"1"
         assert await rig.requests("hold") == {"pass": 1}
 
-    async def test_what_is_kept_for_a_client_that_left_is_not_kept_for_ever(
+    async def test_undelivered_data_of_a_departed_client_expires(
         self, rig: Rig, holder: Holder, autojump_clock: MockClock
     ) -> None:
         client, broker = await rig.connect()
@@ -508,7 +508,7 @@ class TestGoodbyes:
     async def rig(self, start_rig: StartRig, lines: Protocol, handlers: list[HandlerConfig]) -> Rig:
         return await start_rig(protocol=replace(lines, open_session=Keeping, half_closes=False), handlers=handlers)
 
-    async def test_are_said_before_a_drain_parts(self, rig: Rig, nursery: trio.Nursery) -> None:
+    async def test_close_frames_are_sent_before_a_drain_ends(self, rig: Rig, nursery: trio.Nursery) -> None:
         client, broker = await rig.connect()
         nursery.start_soon(rig.path.drain, 10)
         assert await client.receive_to_end() == b"bye client"
@@ -538,7 +538,7 @@ class TestGoodbyes:
         await rig.until_closed("client_closed")
         client.end()
 
-    async def test_a_session_hears_when_all_is_with_the_kernel(self, rig: Rig) -> None:
+    async def test_session_is_notified_when_all_is_written(self, rig: Rig) -> None:
         client, broker = await rig.connect()
         (connection,) = rig.connections
         session = connection.session
@@ -586,8 +586,8 @@ class TestClientsThatLeave:
     async def write_to_client(self, rig: Rig, broker: Peer, clock: MockClock) -> None:
         await broker.send(b"beat")
         await rig.settle()
-        for _ in range(MAX_LOOKS):
-            clock.jump(LOOK_S)
+        for _ in range(MAX_CHECKS):
+            clock.jump(CHECK_S)
             await rig.settle()
 
     async def open_gate(self, rig: Rig) -> None:
@@ -633,10 +633,10 @@ class TestClientsThatLeave:
         assert ahead.taken_bytes == taken_bytes
         assert (await rig.snapshot()).read_ahead_bytes == taken_bytes
 
-    async def test_what_is_read_ahead_is_bounded_for_all_together(
+    async def test_read_ahead_has_a_global_bound(
         self, rig: Rig, monkeypatch: pytest.MonkeyPatch, mock_clock: MockClock
     ) -> None:
-        monkeypatch.setattr(ReadAhead, "MAX_BYTES_IN_ALL", 100_000)
+        monkeypatch.setattr(ReadAhead, "MAX_TOTAL_BYTES", 100_000)
         pairs = [await self.shut(rig) for _ in range(2)]
         for client, broker, _ in pairs:
             await self.write_to_client(rig, broker, mock_clock)
@@ -644,9 +644,7 @@ class TestClientsThatLeave:
         assert rig.path.server.services.ahead.taken_bytes < 100_000 + ReadAhead.CHUNK_BYTES
 
     @pytest.mark.parametrize("written", [False, True])
-    async def test_what_has_come_before_a_reset_is_sent_on(
-        self, rig: Rig, mock_clock: MockClock, *, written: bool
-    ) -> None:
+    async def test_bytes_before_a_reset_are_forwarded(self, rig: Rig, mock_clock: MockClock, *, written: bool) -> None:
         client, broker, _ = await self.shut(rig)
         (connection,) = rig.connections
         client.reset()
@@ -668,7 +666,7 @@ class TestClientsThatLeave:
         taken = []
         while not taken or ahead.taken_bytes > taken[-1]:
             taken.append(ahead.taken_bytes)
-            mock_clock.jump(KEEP_OPEN_S)
+            mock_clock.jump(KEEP_OPEN_INTERVAL_S)
             await rig.settle()
         assert taken[-1] == sent
         assert all(later - earlier <= ReadAhead.CHUNK_BYTES for earlier, later in pairwise(taken))
@@ -687,13 +685,13 @@ class TestClientsThatLeave:
         sent = client.send_now(bytes(8 * 1024 * 1024))
         client.sock.close()
         connection.alarm("memory")
-        for _ in range(MAX_LOOKS):
-            mock_clock.jump(LOOK_S)
+        for _ in range(MAX_CHECKS):
+            mock_clock.jump(CHECK_S)
             await rig.settle()
         await self.open_gate(rig)
         assert len(await broker.receive_to_end()) == sent
 
-    async def test_what_is_lost_is_counted_and_logged_once(
+    async def test_lost_bytes_are_counted_and_logged_once(
         self,
         start_rig: StartRig,
         lines: Protocol,

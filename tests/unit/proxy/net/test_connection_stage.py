@@ -12,7 +12,7 @@ from trio.testing import MockClock
 from proxy.deciding.batch import NO_VERDICTS, Batch, Side, Verdicts
 from proxy.deciding.pipeline import Handler, HandlerConfig, HandlerPlugin
 from proxy.flow.credit import Credit, Stage
-from proxy.net.peer import Doing, Peer
+from proxy.net.peer import Peer, PeerState
 from proxy.net.reactor import Reactor
 from proxy.protocols.base import Protocol
 
@@ -44,7 +44,7 @@ async def test_writer_stalls_it_while_the_broker_does_not_read(rig: Rig, mock_cl
     client, broker = await rig.connect()
     sent = await client.send_until_stalled(LINES)
     (connection,) = rig.connections
-    assert connection.peers[Side.CLIENT].doing is Doing.WRITING
+    assert connection.peers[Side.CLIENT].state is PeerState.WRITING
     assert connection.stage.waits_for() == (connection.writer,)
     host, port = rig.broker.address
     assert await causes(rig, mock_clock) == [("broker", (f"writer {host}:{port}",))]
@@ -54,7 +54,7 @@ async def test_writer_stalls_it_while_the_broker_does_not_read(rig: Rig, mock_cl
     assert len(await broker.receive(whole)) == whole
     await rig.settle()
     assert not rig.path.server.take_seen()["main"].blocked
-    assert connection.peers[Side.CLIENT].doing is Doing.READING
+    assert connection.peers[Side.CLIENT].state is PeerState.READING
     assert not connection.stage.out_of_credit
 
 
@@ -62,7 +62,7 @@ async def test_client_that_does_not_read_its_answers_is_not_in_flow(rig: Rig) ->
     _, broker = await rig.connect()
     await broker.send_until_stalled((b"x" * 900 + b"\n") * 64)
     (connection,) = rig.connections
-    assert connection.peers[Side.BROKER].doing is Doing.WRITING
+    assert connection.peers[Side.BROKER].state is PeerState.WRITING
     assert not connection.stage.out_of_credit
 
 
@@ -73,7 +73,7 @@ async def test_limiter_stalls_it_while_a_lane_decides(start_rig: StartRig, mock_
     client, broker = await rig.connect()
     await client.send(b"free 1\n")
     await rig.until(lambda: rig.connections[0].stage.out_of_credit)
-    assert rig.connections[0].peers[Side.CLIENT].doing is Doing.DECIDING
+    assert rig.connections[0].peers[Side.CLIENT].state is PeerState.DECIDING
     assert await causes(rig, mock_clock) == [("deciding", ("resource limiter",))]
     handler.may_decide.set()
     assert await broker.receive_line() == b"free 1\n"
@@ -109,7 +109,7 @@ async def test_decoding_stalls_it_while_it_waits_for_its_turn(
         await client.send(b"free 1\nfree 2\n")
         assert await broker.receive_line() == b"free 1\n"
     (peer,) = turns
-    assert peer.doing is Doing.READING
+    assert peer.state is PeerState.READING
     assert connection.deciding
     assert await causes(rig, mock_clock) == [("decoding", ("channel decoding",))]
     peer.reactor.count_readable(peer)

@@ -118,7 +118,7 @@ class TestFrame:
 
 
 class TestIdleness:
-    async def test_ends_a_connection_on_which_nothing_is_said(
+    async def test_idle_connection_is_closed(
         self, start_timed: StartTimed, mock_clock: MockClock, log: list[Any]
     ) -> None:
         rig = await start_timed(idle_timeout_s=40)
@@ -135,7 +135,7 @@ class TestIdleness:
         assert rig.closed == {"idle_timeout": 1}
         assert log[-1]["detail"] == "neither side sent anything for 40 s"
 
-    async def test_is_no_matter_while_something_is_on_its_way(
+    async def test_idleness_does_not_count_while_requests_are_in_flight(
         self, start_timed: StartTimed, mock_clock: MockClock
     ) -> None:
         rig = await start_timed(idle_timeout_s=40)
@@ -150,7 +150,7 @@ class TestIdleness:
         await jump(mock_clock, 12)
         assert rig.closed == {"idle_timeout": 1}
 
-    async def test_is_no_matter_by_default(self, start_timed: StartTimed, mock_clock: MockClock) -> None:
+    async def test_idle_timeout_is_off_by_default(self, start_timed: StartTimed, mock_clock: MockClock) -> None:
         rig = await start_timed()
         client, broker = await rig.connect()
         await client.send(b"free 1\n")

@@ -36,7 +36,7 @@ def test_while_nobody_takes_commands_the_session_is_told_so(commands: LimitComma
     assert (client.replies, commands.open) == ([], 0)
 
 
-async def test_each_answer_finds_who_asked(commands: LimitCommands) -> None:
+async def test_each_answer_reaches_its_caller(commands: LimitCommands) -> None:
     one, other = Client(commands, 1), Client(commands, 2)
     change = CommandRequest("update_limit", "topic", "orders", 5.0)
     async with commands.take() as taken:

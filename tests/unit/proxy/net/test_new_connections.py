@@ -10,8 +10,8 @@ import trio
 from playbook import frames
 
 from limiter.compiled import COMPILED
-from proxy.net.ending import PARTING_S
 from proxy.net.server import ListenerConfig, _Client
+from proxy.net.shutdown import CLOSE_TIMEOUT_S
 from proxy.protocols.rocketmq import PROTOCOL as ROCKETMQ
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ async def test_python_continues_where_the_compiled_part_leaves(rig: Rig, first: 
 @pytest.mark.parametrize(
     ("beginning", "reason"), [(b"\x16\x03\x01\x02\x00", "tls"), (b"PROXY TCP4 1.2.3.4 ", "proxy_protocol")]
 )
-async def test_closes_who_speaks_something_else(rig: Rig, beginning: bytes, reason: str) -> None:
+async def test_closes_unknown_protocols(rig: Rig, beginning: bytes, reason: str) -> None:
     client, broker = await rig.connect()
     await client.send(beginning)
     assert (await client.receive_to_end(), await broker.receive_to_end()) == (b"", b"")
@@ -110,10 +110,10 @@ async def test_waits_a_moment_for_a_broker_that_does_not_close(rig: Rig, mock_cl
     await exchange(client, broker, ROUTE, frames.answer(7))
     client.end()
     assert await broker.receive_to_end() == b""
-    mock_clock.jump(PARTING_S / 2)
+    mock_clock.jump(CLOSE_TIMEOUT_S / 2)
     await rig.settle()
     assert rig.closed == {}
-    mock_clock.jump(PARTING_S)
+    mock_clock.jump(CLOSE_TIMEOUT_S)
     await rig.until_closed("client_closed")
 
 
@@ -138,7 +138,7 @@ async def test_silent_client_is_closed(rig: Rig, mock_clock: MockClock) -> None:
     mock_clock.jump(10)
     assert await silent.receive_to_end() == b""
     silent.end()
-    mock_clock.jump(PARTING_S)
+    mock_clock.jump(CLOSE_TIMEOUT_S)
     await rig.until_closed("handshake_timeout")
     await exchange(heard, broker, ROUTE, frames.answer(7))
 
@@ -153,7 +153,7 @@ async def test_idle_one_is_closed_in_time(start_rig: StartRig, broker: ScriptedB
         mock_clock.jump(1)
         await rig.settle()
     assert await client.receive_to_end() == b""
-    mock_clock.jump(PARTING_S)
+    mock_clock.jump(CLOSE_TIMEOUT_S)
     await rig.until_closed("idle_timeout")
 
 

@@ -81,7 +81,7 @@ def test_header_says_who_the_client_is(header: bytes, source: Address | None, de
         (v2(0x21, 0x11, bytes(MAX_HEADER_BYTES)), "16400 bytes long; the maximum is 16384"),
     ],
 )
-def test_what_is_wrong_with_a_header_is_said(data: bytes, message: str) -> None:
+def test_invalid_header_is_explained(data: bytes, message: str) -> None:
     with pytest.raises(HeaderError, match=f"^{message}") as caught:
         parse(data)
     assert not caught.value.missing
@@ -90,7 +90,7 @@ def test_what_is_wrong_with_a_header_is_said(data: bytes, message: str) -> None:
 @pytest.mark.parametrize(
     "data", [b"AMQP\0\0\11\1", b"PROXIED", b"proxy TCP4", b"\r\n\r\n\0\r\nQUIT\r", b"\x16\3\1", b"X"]
 )
-def test_what_begins_like_none_is_told_apart(data: bytes) -> None:
+def test_bytes_without_a_header_are_recognised(data: bytes) -> None:
     with pytest.raises(HeaderError) as caught:
         parse(data)
     assert caught.value.missing
@@ -105,7 +105,7 @@ def test_what_begins_like_none_is_told_apart(data: bytes) -> None:
         (("192.0.2.1", 1), ("2001:db8::2", 2), ("::ffff:c000:201", 1)),
     ],
 )
-def test_what_is_made_is_read_as_it_was(version: Version, source: Address, destination: Address, read: Address) -> None:
+def test_header_round_trips(version: Version, source: Address, destination: Address, read: Address) -> None:
     header = make(version, source, destination)
     found = parse(header)
     assert found is not None

@@ -66,7 +66,7 @@ class Counting(Watched):
 
     def writable(self) -> None:
         self.told.append("writable")
-        self.want_no_more(EPOLLOUT)
+        self.remove_interest(EPOLLOUT)
 
     def failed(self, error: Exception) -> None:
         self.errors.append(error)
@@ -78,25 +78,25 @@ async def test_calls_for_what_is_wanted_only(reactor: Reactor, pair: MakePair) -
     far.send(b"1")
     await wait_all_tasks_blocked()
     assert watched.told == []
-    watched.want(EPOLLIN)
+    watched.add_interest(EPOLLIN)
     await wait_all_tasks_blocked()
     assert watched.told == ["readable"]
-    watched.want(EPOLLOUT)
+    watched.add_interest(EPOLLOUT)
     await wait_all_tasks_blocked()
     assert watched.told == ["readable", "writable"]
-    watched.want_no_more(EPOLLIN)
+    watched.remove_interest(EPOLLIN)
     far.send(b"2")
     await wait_all_tasks_blocked()
     assert watched.told == ["readable", "writable"]
 
 
 @pytest.mark.parametrize("event", [EPOLLIN, EPOLLOUT])
-async def test_a_reset_is_told_to_who_wants_anything(reactor: Reactor, pair: MakePair, event: int) -> None:
+async def test_reset_is_reported_to_any_registered_interest(reactor: Reactor, pair: MakePair, event: int) -> None:
     wire, far = pair()
     watched = Counting(reactor, wire)
     far.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     far.close()
-    watched.want(event)
+    watched.add_interest(event)
     while not watched.told:
         await trio.lowlevel.checkpoint()
     watched.unwatch()
@@ -104,7 +104,7 @@ async def test_a_reset_is_told_to_who_wants_anything(reactor: Reactor, pair: Mak
     assert [type(error) for error in watched.errors] == ([ConnectionResetError] if event == EPOLLIN else [])
 
 
-async def test_who_was_unwatched_in_the_same_round_is_not_called(reactor: Reactor, pair: MakePair) -> None:
+async def test_unwatched_descriptor_is_not_called_in_the_same_round(reactor: Reactor, pair: MakePair) -> None:
     pairs = [pair() for _ in range(2)]
     all_watched: list[Counting] = []
 
@@ -114,14 +114,14 @@ async def test_who_was_unwatched_in_the_same_round_is_not_called(reactor: Reacto
 
     all_watched.extend(Counting(reactor, wire, also=unwatch) for wire, _ in pairs)
     for each in all_watched:
-        each.want(EPOLLIN)
+        each.add_interest(EPOLLIN)
     for _, far in pairs:
         far.send(b"1")
     await wait_all_tasks_blocked()
     assert sorted(len(each.told) for each in all_watched) == [0, 1]
 
 
-async def test_a_fault_is_told_to_whose_it_is(reactor: Reactor, pair: MakePair) -> None:
+async def test_exception_is_reported_to_its_owner(reactor: Reactor, pair: MakePair) -> None:
     def fail() -> None:
         raise ZeroDivisionError
 
@@ -129,7 +129,7 @@ async def test_a_fault_is_told_to_whose_it_is(reactor: Reactor, pair: MakePair) 
     faulty = Counting(reactor, pairs[0][0], also=fail)
     other = Counting(reactor, pairs[1][0])
     for watched, (_, far) in zip((faulty, other), pairs, strict=True):
-        watched.want(EPOLLIN)
+        watched.add_interest(EPOLLIN)
         far.send(b"1")
     await wait_all_tasks_blocked()
     assert [type(error) for error in faulty.errors] == [ZeroDivisionError]
@@ -144,7 +144,7 @@ async def test_all_other_tasks_have_their_turn_within_a_round(
     order: list[str] = []
     pairs = [pair() for _ in range(8)]
     for wire, _ in pairs:
-        Counting(reactor, wire, also=lambda: order.append("socket")).want(EPOLLIN)
+        Counting(reactor, wire, also=lambda: order.append("socket")).add_interest(EPOLLIN)
     for _, far in pairs:
         far.send(b"1")
     while order.count("socket") < len(pairs):
@@ -194,9 +194,7 @@ async def test_many_timers_at_once_leave_all_other_tasks_their_turn(
     assert "other" in done[done.index("0") : done.index("2")]
 
 
-async def test_what_is_to_be_done_soon_waits_for_what_is_under_way_and_no_longer(
-    reactor: Reactor, pair: MakePair
-) -> None:
+async def test_soon_callbacks_run_after_the_current_round(reactor: Reactor, pair: MakePair) -> None:
     order: list[str] = []
     wire, far = pair()
 
@@ -204,7 +202,7 @@ async def test_what_is_to_be_done_soon_waits_for_what_is_under_way_and_no_longer
         reactor.soon(partial(order.append, "soon"))
         order.append("over")
 
-    Counting(reactor, wire, also=readable).want(EPOLLIN)
+    Counting(reactor, wire, also=readable).add_interest(EPOLLIN)
     far.send(b"1")
     await wait_all_tasks_blocked()
     assert order == ["over", "soon"]
@@ -222,7 +220,7 @@ async def test_one_of_those_that_take_long_is_served_after_all_others(reactor: R
         watched = Counting(reactor, wire, also=partial(order.append, name))
         watched.rank = rank
         watched.takes_long = name.startswith("flood")
-        watched.want(EPOLLIN)
+        watched.add_interest(EPOLLIN)
         everybody.append(far)
     for far in everybody:
         far.send(bytes(250))
@@ -239,11 +237,11 @@ async def test_one_that_counts_as_readable_is_served_while_that_is_wanted(reacto
     for takes_long in (False, True):
         watched.takes_long = takes_long
         watched.told.clear()
-        watched.want(EPOLLIN)
+        watched.add_interest(EPOLLIN)
         reactor.count_readable(watched)
         await wait_all_tasks_blocked()
         assert watched.told == ["readable"]
-        watched.want_no_more(EPOLLIN)
+        watched.remove_interest(EPOLLIN)
         reactor.count_readable(watched)
         await wait_all_tasks_blocked()
         assert watched.told == ["readable"]

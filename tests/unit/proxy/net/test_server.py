@@ -61,8 +61,8 @@ class GatedConnect:
         sockets.enter_context(key)
         self._sockets = sockets
         self._waits: dict[Connecting, socket.socket] = {}
-        self._real = Connecting.go_on, Connecting.fileno, Connecting.close
-        for name in ("go_on", "fileno", "close"):
+        self._real = Connecting.resume, Connecting.fileno, Connecting.close
+        for name in ("resume", "fileno", "close"):
             monkeypatch.setattr(Connecting, name, partialmethod(getattr(type(self), f"_{name}"), gated=self))
         gate.setblocking(False)
         key.setblocking(False)
@@ -77,7 +77,7 @@ class GatedConnect:
                 self._key.recv(4096)
 
     @staticmethod
-    def _go_on(connecting: Connecting, gated: GatedConnect) -> Wire | None:
+    def _resume(connecting: Connecting, gated: GatedConnect) -> Wire | None:
         if gated.shut:
             if connecting not in gated._waits:
                 gated.waiting += 1
@@ -299,9 +299,7 @@ class TestAccepting:
         await broker.send(b"hello\n")
         assert await client.receive_line() == b"hello\n"
 
-    async def test_what_a_client_said_before_it_left_reaches_the_broker(
-        self, start_rig: StartRig, lines: Protocol
-    ) -> None:
+    async def test_bytes_of_a_departed_client_reach_the_broker(self, start_rig: StartRig, lines: Protocol) -> None:
         rig = await start_rig(protocol=replace(lines, half_closes=False))
         client = rig.client_in_backlog()
         client.sock.send(b"free 1\n")
@@ -409,7 +407,7 @@ class TestConnectionsOfAClient:
 
 
 class TestConnectionRate:
-    async def test_what_comes_faster_is_closed_and_counted(
+    async def test_connections_over_the_rate_are_closed_and_counted(
         self, start_limited: StartLimited, mock_clock: MockClock, log: list[Any]
     ) -> None:
         rig = await start_limited(new_connections_per_s=2)
@@ -546,7 +544,7 @@ class TestUnreachableBroker:
         assert await client.receive_to_end() == b""
         await rig.connect()
 
-    async def test_who_waits_to_be_accepted_is_reset(self, rig: Rig) -> None:
+    async def test_pending_connections_are_reset(self, rig: Rig) -> None:
         waiting = [socket.create_connection(rig.address) for _ in range(3)]
         rig.path.server.watches["main"].lost("Connection refused")
         for client in waiting:
@@ -558,13 +556,13 @@ class TestUnreachableBroker:
     ) -> None:
         broker.stop()
         tried: list[float] = []
-        real = Connecting.go_on
+        real = Connecting.resume
 
-        def go_on(self: Connecting) -> Wire | None:
+        def resume(self: Connecting) -> Wire | None:
             tried.append(trio.current_time())
             return real(self)
 
-        monkeypatch.setattr(Connecting, "go_on", go_on)
+        monkeypatch.setattr(Connecting, "resume", resume)
         rig = await start_rig()
         while mock_clock.current_time() < 60:
             mock_clock.jump(0.1)
@@ -660,10 +658,10 @@ class TestUnreachableBroker:
     async def test_lack_of_sockets_of_our_own_is_not_the_brokers_fault(
         self, rig: Rig, monkeypatch: pytest.MonkeyPatch, log: list[Any]
     ) -> None:
-        def go_on(self: Connecting) -> Wire | None:
+        def resume(self: Connecting) -> Wire | None:
             raise sockets.NoRoomError(errno.EMFILE, "Too many open files")
 
-        monkeypatch.setattr(Connecting, "go_on", go_on)
+        monkeypatch.setattr(Connecting, "resume", resume)
         assert await (await rig.client()).receive_to_end() == b""
         await rig.until_closed("no_descriptors")
         assert [(entry["event"], entry["reason"]) for entry in log] == [("connection closed", "no_descriptors")]
@@ -841,7 +839,7 @@ class TestDrain:
         await draining.wait()
         assert rig.closed == {"drained": 1}
 
-    async def test_what_is_left_after_the_grace_period_is_cut(
+    async def test_connections_left_after_the_grace_period_are_closed(
         self, rig: Rig, nursery: trio.Nursery, mock_clock: MockClock
     ) -> None:
         client, broker = await rig.connect()

@@ -156,7 +156,7 @@ async def test_plain_client_is_not_served_where_tls_is_required(
 
 
 @pytest.mark.parametrize("required", [False, True])
-async def test_who_says_nothing_is_closed_in_time(
+async def test_silent_client_is_closed_in_time(
     start_tls: StartTls, certificates: Certificates, mock_clock: MockClock, log: list[Any], *, required: bool
 ) -> None:
     rig = await start_tls(clients=certificates.server(), required=required, handshake_timeout_s=3.0)

@@ -124,7 +124,7 @@ class TestWire:
             received += read_all(far)
         assert received == expected
 
-    async def test_what_the_kernel_does_not_take_comes_back(self, pair: tuple[Wire, socket.socket]) -> None:
+    async def test_unwritten_bytes_are_returned(self, pair: tuple[Wire, socket.socket]) -> None:
         """Down to the byte, wherever in a slice the kernel stopped."""
         wire, far = pair
         data = bytes(range(256)) * 4096
@@ -177,7 +177,7 @@ class TestWire:
 
 
 class TestReadAhead:
-    async def test_what_was_read_ahead_comes_first_and_whole(self, pair: tuple[Wire, socket.socket]) -> None:
+    async def test_read_ahead_bytes_come_first(self, pair: tuple[Wire, socket.socket]) -> None:
         wire, far = pair
         of_all = ReadAhead()
         far.send(b"abc")
@@ -256,7 +256,7 @@ class TestConnect:
             await sockets.connect("nowhere.test", 1)
 
     @pytest.mark.parametrize("host", ["a..b", "x" * 70])
-    async def test_what_cannot_be_a_host_name_is_an_oserror(self, host: str) -> None:
+    async def test_invalid_host_name_is_an_oserror(self, host: str) -> None:
         with pytest.raises(socket.gaierror, match=f"'{host}' is not a host name"):
             await sockets.connect(host, 1)
         with pytest.raises(socket.gaierror, match=f"'{host}' is not a host name"):
@@ -369,7 +369,7 @@ class TestPause:
             accepted.close()
             bound.pause()
 
-    async def test_resets_who_waits_to_be_accepted(self, bound: ListeningSocket) -> None:
+    async def test_pending_connections_are_reset(self, bound: ListeningSocket) -> None:
         bound.start()
         waiting = [await sockets.connect(*bound.address) for _ in range(3)]
         bound.pause()
@@ -395,7 +395,7 @@ class TestPause:
         for closing in (accepted, client):
             closing.close()
 
-    async def test_has_nobody_to_accept(self, bound: ListeningSocket) -> None:
+    async def test_accept_without_a_client_returns_none(self, bound: ListeningSocket) -> None:
         assert bound.accept() is None
         for _ in range(2):
             bound.start()
@@ -418,7 +418,7 @@ class TestAccept:
         client.close()
 
     @pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM])
-    async def test_lack_of_room_is_told(
+    async def test_out_of_descriptors_is_reported(
         self, listening: ListeningSocket, failing_accept: Callable[..., None], code: int
     ) -> None:
         failing_accept(code)

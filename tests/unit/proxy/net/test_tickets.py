@@ -6,7 +6,7 @@ import pytest
 
 from limiter.counting.accounts import Accounts
 from limiter.counting.rejections import OUTCOMES
-from limiter.counting.seconds import NOBODY
+from limiter.counting.seconds import NO_SENDER
 from limiter.rules.resource import Resource
 from proxy.deciding.batch import Batch, Hold, Side, Ticket, Verdict
 from proxy.deciding.counting import Tally
@@ -53,13 +53,13 @@ def test_pulls_and_credit_hold_no_message(tickets: Tickets, batch_of: MakeBatch)
     assert list(tickets.waiting()) == [(batch.requests[0].resources[0], 0)]
 
 
-def test_what_is_dropped_is_counted_and_the_last_goes_first(
+def test_dropped_requests_are_counted_last_first(
     tickets: Tickets, tally: Tally, accounts: Accounts, batch_of: MakeBatch
 ) -> None:
     dropped: list[str] = []
     batch = batch_of("a", "a", "a")
     hold_some(batch, hold(dropped, "1"), hold(dropped, "2"), hold(dropped, "3"))
-    tally.count(batch, 0, NOBODY)
+    tally.count(batch, 0, NO_SENDER)
     tickets.take(batch)
     tickets.claim(batch.requests[1])
     tickets.drop()
@@ -73,7 +73,7 @@ def test_the_two_peers_requests_are_dropped_apart(tickets: Tickets, tally: Tally
     for side in Side:
         batch = batch_of("a", side=side)
         hold_some(batch, hold(dropped, side.value))
-        tally.count(batch, 0, NOBODY)
+        tally.count(batch, 0, NO_SENDER)
         tickets.take(batch)
     tickets.drop(Side.CLIENT)
     assert dropped == ["client"]
@@ -89,14 +89,14 @@ def test_credit_is_given_up_whichever_peer_leaves(
     batch = batch_of("a", "a")
     batch.requests[0].most = 5
     hold_some(batch, hold(dropped, "credit"), hold(dropped, "message"))
-    tally.count(batch, 0, NOBODY)
+    tally.count(batch, 0, NO_SENDER)
     tickets.take(batch)
     tickets.drop(leaves)
     assert dropped == (["message", "credit"] if leaves is Side.CLIENT else ["credit"])
     assert tickets.claim(batch.requests[1]) is (leaves is Side.BROKER)
 
 
-def test_what_cannot_be_refused_stays_when_the_rest_is_given_up(tickets: Tickets, batch_of: MakeBatch) -> None:
+def test_unrefusable_requests_stay_when_the_rest_is_dropped(tickets: Tickets, batch_of: MakeBatch) -> None:
     dropped: list[str] = []
     batch = batch_of("a", "a")
     batch.requests[0].refusal = "impossible"
@@ -108,13 +108,13 @@ def test_what_cannot_be_refused_stays_when_the_rest_is_given_up(tickets: Tickets
     assert dropped == ["2", "1"]
 
 
-def test_what_goes_on_all_the_same_is_counted_as_admitted(
+def test_forwarded_requests_count_as_admitted(
     tickets: Tickets, tally: Tally, accounts: Accounts, batch_of: MakeBatch
 ) -> None:
     dropped: list[str] = []
     batch = batch_of("a", "a", "a")
     hold_some(batch, hold(dropped, "1"), hold(dropped, "2"), hold(dropped, "3"))
-    tally.count(batch, 0, NOBODY)
+    tally.count(batch, 0, NO_SENDER)
     tickets.take(batch)
     tickets.pass_on([*batch.requests[:2], *batch_of("other").requests])
     assert dropped == ["2", "1"]

@@ -176,13 +176,13 @@ class TestHandshakes:
             (b"\x16\3\1\xff\xff" + bytes(40_000), "encrypted length too long|packet length too long|bad"),
         ],
     )
-    def test_what_is_no_handshake_is_told_for_people(self, pair: MakePair, said: bytes, told: str) -> None:
+    def test_invalid_handshake_is_explained(self, pair: MakePair, said: bytes, told: str) -> None:
         made = pair()
         socket.socket.send(made.far, said)
         with pytest.raises(TlsError, match=told):
             list(made.steps)
 
-    def test_who_leaves_in_the_middle_is_reported(self, pair: MakePair) -> None:
+    def test_disconnect_during_the_handshake_is_reported(self, pair: MakePair) -> None:
         made = pair()
         with suppress(ssl.SSLWantReadError):
             made.far.do_handshake()

@@ -73,7 +73,7 @@ def test_a_greeting_of_0_9_1_passes_however_it_is_cut() -> None:
         assert connection.woken
 
 
-def test_what_is_neither_is_treated_as_under_0_9_1() -> None:
+def test_unknown_header_is_treated_as_0_9_1() -> None:
     for tls in ("refuse", "pass"):
         connection = Connection(tls=tls)
         if tls == "refuse":
@@ -90,7 +90,7 @@ def test_what_is_neither_is_treated_as_under_0_9_1() -> None:
     assert connection.written(CLIENT) == AMQP091_HEADER
 
 
-def test_a_broker_that_speaks_first_is_heard() -> None:
+def test_broker_that_speaks_first_is_read() -> None:
     connection = Connection()
     connection.give(SASL_HEADER[:5])
     with pytest.raises(Close, match="other_protocol"):

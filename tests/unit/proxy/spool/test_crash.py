@@ -11,7 +11,7 @@ import pytest
 
 from proxy.spool.spool import Hooks, Recovered, Spool, SpoolSettings
 
-_SETTINGS = SpoolSettings(memory_bytes=64 * 1024, least_free_bytes=0)
+_SETTINGS = SpoolSettings(memory_bytes=64 * 1024, min_free_bytes=0)
 _QUEUES = 5
 
 #: Announces what it does before it does it, but what is synced after that: in pieces that a pipe takes whole.
@@ -23,7 +23,7 @@ from proxy.spool.spool import Hooks, Spool, SpoolSettings
 
 posted = SimpleQueue()
 hooks = Hooks(lambda _: None, lambda _: None, lambda lost: os.write(1, b"lost\\n"))
-settings = SpoolSettings(memory_bytes=64 * 1024, least_free_bytes=0)
+settings = SpoolSettings(memory_bytes=64 * 1024, min_free_bytes=0)
 spool, _ = Spool.open(Path(sys.argv[1]), settings, hooks, posted.put, now_ns=0, clock_ns=0, recover=False)
 chance = random.Random(int(sys.argv[2]))
 queues = [spool.queue(b"%d" % index, lambda _: None) for index in range(5)]
@@ -95,7 +95,7 @@ def _replayed(recovered: Recovered, posted: SimpleQueue) -> dict[int, list[int]]
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_what_was_synced_is_replayed_once_and_in_order(tmp_path: Path, seed: int) -> None:
+def test_synced_entries_are_replayed_once_and_in_order(tmp_path: Path, seed: int) -> None:
     folder = tmp_path / "spool"
     synced, popped = _killed_after(folder, seed, syncs=3 + 5 * seed)
     spool, recovered, posted = _opened(folder)
@@ -111,7 +111,7 @@ def test_what_was_synced_is_replayed_once_and_in_order(tmp_path: Path, seed: int
     assert not list(folder.glob("*.segment"))
 
 
-def test_of_what_is_damaged_after_a_crash_the_count_is_exact(tmp_path: Path) -> None:
+def test_damaged_entries_after_a_crash_are_counted_exactly(tmp_path: Path) -> None:
     folder = tmp_path / "spool"
     _killed_after(folder, 9, syncs=5)
     (path,) = folder.glob("*.segment")

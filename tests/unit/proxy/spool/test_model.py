@@ -26,7 +26,7 @@ class _SpoolMachine(RuleBasedStateMachine):
         super().__init__()
         # Runs of some entries, so that a few of them are many.
         self._patches = [
-            patch.object(queue_module, "LEAST_RUN_BYTES", 150),
+            patch.object(queue_module, "MIN_RUN_BYTES", 150),
             patch.object(queue_module, "_OBJECT_BYTES", 20),
         ]
         for each in self._patches:

@@ -17,8 +17,8 @@ from proxy.spool.segments import (
     entry_at,
     head_of,
     header_at,
-    look,
     salvage,
+    scan_folder,
     segment_name,
 )
 
@@ -98,7 +98,7 @@ def check(folder: Folder, found: Found, *, lost: int | None = None) -> None:
 
 def test_a_whole_file_is_replayed_in_the_order_of_each_queue(folder: Folder) -> None:
     write(folder, 0, small_file())
-    found = look(folder, Ledger(folder))
+    found = scan_folder(folder, Ledger(folder))
     assert replayed(folder, found) == ALL
     assert (found.recoverable, found.lost, found.dropped, found.damaged) == (COUNT, 0, 0, [])
     assert [(its.name, its.clock_ns) for its in found.queues.values()] == [(b"name 1", 99), (b"name 2", 99)]
@@ -111,14 +111,14 @@ def test_a_file_cut_short_anywhere_loses_what_was_behind_and_says_how_much(folde
     last = 0
     for length in range(len(data)):
         write(folder, 0, data[:length])
-        found = look(folder, ledger)
+        found = scan_folder(folder, ledger)
         check(folder, found)
         assert found.recoverable >= last
         last = found.recoverable
         assert found.lost
 
 
-def test_what_was_being_written_when_the_process_was_killed_is_not_damage(folder: Folder) -> None:
+def test_partial_write_at_a_kill_is_not_damage(folder: Folder) -> None:
     data = small_file()
     second = header_at(data, NONCE)
     assert second is not None
@@ -126,7 +126,7 @@ def test_what_was_being_written_when_the_process_was_killed_is_not_damage(folder
     ledger.add(0, second.entries)
     for length in range(second.length + second.body_bytes, len(data)):
         write(folder, 0, data[:length])
-        found = look(folder, ledger)
+        found = scan_folder(folder, ledger)
         assert (found.lost, found.damaged) == (0, [])
         assert found.recoverable >= second.entries
 
@@ -140,7 +140,7 @@ def test_any_flipped_bit_costs_a_run_at_most_and_is_counted(folder: Folder) -> N
         flipped = bytearray(data)
         flipped[bit // 8] ^= 1 << bit % 8
         write(folder, 0, flipped)
-        found = look(folder, ledger)
+        found = scan_folder(folder, ledger)
         handles = replayed(folder, found)
         count = sum(map(len, handles.values()))
         assert found.lost == COUNT - count <= most
@@ -166,7 +166,7 @@ def test_a_damaged_head_whose_length_is_believable_costs_its_entry_only() -> Non
     assert (left.entries, left.lost_handles) == (4, [])
 
 
-def test_what_is_given_back_of_a_file_is_stepped_over(folder: Folder) -> None:
+def test_punched_holes_are_skipped(folder: Folder) -> None:
     data = bytearray(small_file())
     first = header_at(data, NONCE)
     assert first is not None
@@ -174,12 +174,12 @@ def test_what_is_given_back_of_a_file_is_stepped_over(folder: Folder) -> None:
     write(folder, 0, data)
     ledger = Ledger(folder)
     ledger.add(0, COUNT - first.entries)
-    found = look(folder, ledger)
+    found = scan_folder(folder, ledger)
     assert replayed(folder, found) == {1: [12, 13], 2: ALL[2]}
     assert (found.lost, found.damaged) == (0, [])
 
 
-def test_a_ledger_is_read_as_it_was_written_and_made_anew(folder: Folder) -> None:
+def test_ledger_round_trips_and_is_rewritten(folder: Folder) -> None:
     ledger = Ledger(folder)
     ledger.add(0, 5)
     ledger.add(1, 7)
@@ -197,7 +197,7 @@ def test_a_ledger_is_read_as_it_was_written_and_made_anew(folder: Folder) -> Non
     ledger.close()
 
 
-def test_of_a_line_that_is_torn_nothing_is_taken_and_nothing_is_written_behind_it(folder: Folder) -> None:
+def test_torn_line_is_ignored_and_not_appended_to(folder: Folder) -> None:
     ledger = Ledger(folder)
     ledger.add(0, 5)
     ledger.add(1, 7)
@@ -224,5 +224,5 @@ def test_a_damaged_ledger_says_nothing_about_what_is_lost(folder: Folder) -> Non
         flipped = bytearray(data)
         flipped[bit // 8] ^= 1 << bit % 8
         path.write_bytes(flipped)
-        found = look(folder, Ledger(folder))
+        found = scan_folder(folder, Ledger(folder))
         assert (found.recoverable, found.lost, found.damaged) == (COUNT, 0, [LEDGER])

@@ -79,7 +79,7 @@ def test_a_slow_disk_stops_the_flow_while_little_is_on_the_way_and_lets_it_go_on
     assert made.spool.figures().stops_total == 1
 
 
-def test_what_cannot_be_read_for_now_is_read_later(make: Callable[..., Made]) -> None:
+def test_failed_read_is_retried(make: Callable[..., Made]) -> None:
     made = make()
     queue = made.queue()
     made.put(queue, 10_000)
@@ -99,7 +99,7 @@ def test_what_cannot_be_read_for_now_is_read_later(make: Callable[..., Made]) ->
     assert queue.head().handle == 10_000 - queue.count
 
 
-def test_a_fault_of_who_is_told_costs_no_other_job(make: Callable[..., Made]) -> None:
+def test_exception_in_a_callback_affects_no_other_job(make: Callable[..., Made]) -> None:
     made = make(memory_bytes=64 * 1024)
     stage = Stage("resource", "a")
     told: list[str] = []
@@ -118,7 +118,7 @@ def test_a_fault_of_who_is_told_costs_no_other_job(make: Callable[..., Made]) ->
         while each.head() is not None:
             each.pop()
     made.put(writing, 1_000)
-    assert stage.under_way(made.spool.store)
+    assert stage.in_flight(made.spool.store)
     done: list[Job] = []
     made.disk.done, take = done.extend, made.disk.done
     made.disk.finish_read(error=FileNotFoundError(2, "No such file"))
@@ -132,7 +132,7 @@ def test_a_fault_of_who_is_told_costs_no_other_job(make: Callable[..., Made]) ->
     assert told == ["lost"]
     assert [lost.queue for lost in made.lost] == [queue]
     assert made.ready == [other]
-    assert stage.under_way(made.spool.store) == 0
+    assert stage.in_flight(made.spool.store) == 0
     assert not made.spool._jobs.keys() & set(done)
 
 
@@ -157,7 +157,7 @@ def test_more_is_read_ahead_the_faster_a_queue_is_taken_from(make: Callable[...,
     assert wanted[1] == pytest.approx(2 * 4_000 * (100 + RECORD_BYTES), rel=0.3)
 
 
-def test_a_queue_that_stands_still_gives_its_memory_to_those_that_move(make: Callable[..., Made]) -> None:
+def test_idle_queue_gives_its_memory_to_active_ones(make: Callable[..., Made]) -> None:
     made = make()
     still, moving = made.queue(), made.queue()
     made.put(still, 3_500)
@@ -192,8 +192,8 @@ def test_a_thousand_queues_share_what_is_written_and_read(make: Callable[..., Ma
     assert made.disk.reads_total <= 1.2 * made.disk.writes_total
 
 
-def test_expired_and_too_old_is_said_at_the_head(make: Callable[..., Made]) -> None:
-    made = make(most_age_s=10)
+def test_expired_and_overdue_are_reported_at_the_head(make: Callable[..., Made]) -> None:
+    made = make(max_age_s=10)
     queue = made.queue()
     assert queue.ending(0) is None
     queue.append([b"x"], 1, 0, expires_ns=5 * _NS)
@@ -205,14 +205,14 @@ def test_expired_and_too_old_is_said_at_the_head(make: Callable[..., Made]) -> N
     assert queue.ending(10 * _NS) == "too old"
 
 
-def test_what_is_too_large_is_refused_before_anything_is_kept(make: Callable[..., Made]) -> None:
+def test_oversized_entry_is_refused_before_storing_anything(make: Callable[..., Made]) -> None:
     queue = make().queue()
     with pytest.raises(ValueError, match="too large"):
         queue.append([memoryview(bytes(1 << 20))] * (MAX_BYTES // (1 << 20) + 1), 1, 0)
     assert queue.count == queue.memory_bytes == 0
 
 
-def test_of_large_entries_at_the_heads_of_many_queues_only_the_index_is_in_memory(make: Callable[..., Made]) -> None:
+def test_only_the_index_of_large_head_entries_is_in_memory(make: Callable[..., Made]) -> None:
     made = make()
     queues = [made.queue() for _ in range(20)]
     for number, queue in enumerate(queues):
@@ -236,7 +236,7 @@ def test_of_large_entries_at_the_heads_of_many_queues_only_the_index_is_in_memor
     assert not made.disk.runs
 
 
-def test_what_is_refused_needs_not_to_be_read(make: Callable[..., Made]) -> None:
+def test_refused_entries_are_not_read(make: Callable[..., Made]) -> None:
     made = make()
     queue = made.queue()
     for number in range(10):
@@ -301,8 +301,8 @@ class Upstream:
         self.queue = made.spool.queue(b"name", made.ready.append, stage=self.stage)
 
     @property
-    def under_way(self) -> int:
-        return self.stage.under_way(self.made.spool.store)
+    def in_flight(self) -> int:
+        return self.stage.in_flight(self.made.spool.store)
 
 
 def test_store_without_credit_lets_the_resource_run_out(make: Callable[..., Made]) -> None:
@@ -310,7 +310,7 @@ def test_store_without_credit_lets_the_resource_run_out(make: Callable[..., Made
     its = Upstream(made)
     while not its.stage.out_of_credit:
         made.put(its.queue, 100)
-    assert its.under_way >= its.stage.credit(made.spool.store) + STORE_CREDIT.initial
+    assert its.in_flight >= its.stage.credit(made.spool.store) + STORE_CREDIT.initial
     assert made.flows == []
     made.disk.finish_all()
     assert not its.stage.out_of_credit
@@ -332,20 +332,20 @@ def test_stopped_flow_stalls_the_stages_of_all_queues_those_made_later_too(make:
     assert not any(each.stage.out_of_credit for each in (its, other))
 
 
-def test_what_waits_for_the_disk_is_acked_once_when_it_is_written_or_not_wanted(make: Callable[..., Made]) -> None:
+def test_disk_waits_are_acked_once(make: Callable[..., Made]) -> None:
     made = make()
     its, gone = Upstream(made), Upstream(made)
     for each in (its, gone):
         made.put(each.queue, 6_000)
-    under_way = its.under_way
-    assert under_way > 0
+    in_flight = its.in_flight
+    assert in_flight > 0
     while made.disk.writes:
         made.disk.finish_write(_FULL)
     assert made.alarms == [str(_FULL)]
-    assert its.under_way == under_way
+    assert its.in_flight == in_flight
     gone.queue.purge()
     for _ in range(3):
         made.tick()
         made.disk.finish_all()
     assert made.alarms == [str(_FULL), None]
-    assert its.under_way == gone.under_way == 0
+    assert its.in_flight == gone.in_flight == 0

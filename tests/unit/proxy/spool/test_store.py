@@ -14,7 +14,7 @@ from proxy.spool.spool import Hooks, Recovered, Spool, SpoolSettings
 
 Make = Callable[..., "Harness"]
 _NS = 1_000_000_000
-_SMALL = SpoolSettings(memory_bytes=64 * 1024, least_free_bytes=0)
+_SMALL = SpoolSettings(memory_bytes=64 * 1024, min_free_bytes=0)
 
 
 class Harness:
@@ -91,7 +91,7 @@ def fill(queue: Queue, count: int, *, first: int = 0, is_recoverable: bool = Tru
         queue.append([body(number)], number, number, is_recoverable=is_recoverable, is_refusable=not is_recoverable)
 
 
-def test_what_went_through_files_comes_back_in_order_and_leaves_none(tmp_path: Path, made: Make) -> None:
+def test_entries_return_from_files_in_order_and_leave_none(tmp_path: Path, made: Make) -> None:
     harness = made(tmp_path / "spool")
     queues = [harness.queue(b"%d" % index) for index in range(5)]
     for number in range(10_000):
@@ -111,7 +111,7 @@ def test_what_went_through_files_comes_back_in_order_and_leaves_none(tmp_path: P
     assert harness.spool.figures().disk_bytes == 0
 
 
-def test_what_is_synced_is_on_the_disk_with_its_names(
+def test_synced_entries_are_on_disk_with_their_names(
     tmp_path: Path, made: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced = set()
@@ -175,7 +175,7 @@ def test_a_large_entry_goes_to_disk_as_it_is_and_its_index_is_known_without_it(t
 
 
 def test_a_full_disk_loses_nothing_and_changes_no_order(tmp_path: Path, made: Make) -> None:
-    settings = SpoolSettings(memory_bytes=64 * 1024, least_free_bytes=0, max_disk_bytes=100_000)
+    settings = SpoolSettings(memory_bytes=64 * 1024, min_free_bytes=0, max_disk_bytes=100_000)
     harness = made(tmp_path / "spool", settings)
     queue = harness.queue()
     fill(queue, 2_000)
@@ -197,8 +197,8 @@ def test_a_full_disk_loses_nothing_and_changes_no_order(tmp_path: Path, made: Ma
     assert harness.segments() == []
 
 
-def test_free_space_is_left_to_others(tmp_path: Path, made: Make) -> None:
-    harness = made(tmp_path / "spool", SpoolSettings(memory_bytes=64 * 1024, least_free_bytes=1 << 60))
+def test_minimum_free_space_is_respected(tmp_path: Path, made: Make) -> None:
+    harness = made(tmp_path / "spool", SpoolSettings(memory_bytes=64 * 1024, min_free_bytes=1 << 60))
     queue = harness.queue()
     fill(queue, 1_000)
     assert not harness.sync()
@@ -207,8 +207,8 @@ def test_free_space_is_left_to_others(tmp_path: Path, made: Make) -> None:
     assert [harness.take(queue).handle for _ in range(1_000)] == list(range(1_000))
 
 
-def test_a_queue_that_stands_still_does_not_keep_the_disk_full_of_what_others_had(tmp_path: Path, made: Make) -> None:
-    harness = made(tmp_path / "spool", SpoolSettings(memory_bytes=1 << 20, least_free_bytes=0))
+def test_idle_queue_does_not_pin_disk_space_of_others(tmp_path: Path, made: Make) -> None:
+    harness = made(tmp_path / "spool", SpoolSettings(memory_bytes=1 << 20, min_free_bytes=0))
     still, moving = harness.queue(), harness.queue()
     for number in range(60_000):
         (moving if number % 100 else still).append([body(number)], number, 0)
@@ -320,7 +320,7 @@ def test_the_next_process_replays_what_is_recoverable_and_only_that(tmp_path: Pa
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
 @pytest.mark.parametrize("recover", [True, False])
-def test_a_full_disk_keeps_nobody_from_opening(
+def test_full_disk_does_not_prevent_opening(
     tmp_path: Path, made: Make, monkeypatch: pytest.MonkeyPatch, number: int, *, recover: bool
 ) -> None:
     harness = made(tmp_path / "spool")
@@ -343,13 +343,13 @@ def test_a_full_disk_keeps_nobody_from_opening(
     assert made(tmp_path / "spool").recovered == Recovered([], 0, 0, 0, [])
 
 
-def test_what_nobody_replays_is_dropped_when_it_is_too_old(tmp_path: Path, made: Make) -> None:
+def test_unclaimed_entries_expire(tmp_path: Path, made: Make) -> None:
     harness = made(tmp_path / "spool")
     for _ in range(3):
         fill(harness.queue(), 100)
     assert harness.sync()
     harness.spool.close()
-    again = made(tmp_path / "spool", SpoolSettings(memory_bytes=64 * 1024, least_free_bytes=0, most_age_s=60))
+    again = made(tmp_path / "spool", SpoolSettings(memory_bytes=64 * 1024, min_free_bytes=0, max_age_s=60))
     spool, unclaimed = again.spool, list[tuple[int, int]]()
     spool._hooks = spool._hooks._replace(unclaimed=lambda *counts: unclaimed.append(counts))
     first, *_, last = spool.take_recovered(lambda _: True)
@@ -408,7 +408,7 @@ def test_totals_add_up(tmp_path: Path, made: Make) -> None:
     check(again, recovered=left, out=left - 1, lost=1, dropped=10)
 
 
-def test_what_was_replayed_in_part_is_replayed_on_by_the_one_after(tmp_path: Path, made: Make) -> None:
+def test_partial_replay_is_continued_by_the_next_client(tmp_path: Path, made: Make) -> None:
     harness = made(tmp_path / "spool")
     spilled(harness)
     harness.spool.close()

@@ -10,7 +10,7 @@ from reference.closing import CLOSING_REASONS
 
 import proxy
 
-ENDING = {"Close", "_close", "_close_later", "dismiss", "finish", "over", "part"}
+ENDING = {"Close", "_close", "_close_after_probe", "dismiss", "finish", "over", "part"}
 """What is called with a reason, and then the detail."""
 MADE = {"broker_closed", "broker_error", "client_closed", "client_error"}
 """Those that are put together of who it was and what happened."""

@@ -122,7 +122,7 @@ async def test_an_explanation_reads_back(served: Any, explanation: Explanation) 
     assert served.data_path.asked == [Question("topic", "a &é", "10.1.2.3")]
 
 
-async def test_what_is_not_there_and_what_cannot_be_done_are_problems(served: Any) -> None:
+async def test_missing_resources_and_impossible_edits_are_problems(served: Any) -> None:
     gone = await served.get("nothing")
     assert (gone.status_code, gone.headers["content-type"]) == (404, PROBLEM)
     wrong = await served.ask("POST", "limits/topic/orders")

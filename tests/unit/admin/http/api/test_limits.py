@@ -87,9 +87,7 @@ async def test_a_name_that_is_none_is_a_problem(served: Any, path: str, status: 
         ({}, "rate", "it limits nothing; allowed: a rate or bytes_per_s"),
     ],
 )
-async def test_what_is_wrong_with_a_limit_is_said_of_the_field(
-    served: Any, body: dict[str, Any], field: str, said: str
-) -> None:
+async def test_invalid_limit_names_the_field(served: Any, body: dict[str, Any], field: str, said: str) -> None:
     answer = await served.put("limits/topic/orders", body)
     assert answer.status_code in (400, 404)
     assert fields(answer) == [field]

@@ -82,7 +82,7 @@ async def test_the_past_of_any_name_is_read(client: httpx2.AsyncClient) -> None:
         ("advice/topic/", "name"),
     ],
 )
-async def test_what_cannot_be_asked_for_names_its_field(client: httpx2.AsyncClient, path: str, field: str) -> None:
+async def test_invalid_query_names_its_field(client: httpx2.AsyncClient, path: str, field: str) -> None:
     answer = await client.get(path)
     assert answer.status_code == 400
     assert [each["field"] for each in answer.json()["errors"]] == [field]

@@ -111,7 +111,7 @@ def test_deliveries_that_are_given_back_while_they_wait_come_once(recover: bytes
     assert said(driver, frames.ack(1, 8, multiple=True)) == frames.ack(1, 8, multiple=True)
 
 
-def test_what_was_asked_for_is_answered_though_it_is_given_back() -> None:
+def test_polled_message_is_answered_though_requeued() -> None:
     driver = connected()
     driver.decide = hold
     driver.give(CLIENT, frames.get(1, "orders") + frames.recover(1))
@@ -152,7 +152,7 @@ class _World:
             chunk += b"".join(frames.deliver(1, self.tag, b"%d" % message, "a" if automatic else "c"))
         self.driver.give(BROKER, chunk, self.random, longest=90)
 
-    def hear(self) -> None:
+    def receive(self) -> None:
         """Let either peer hear what the other one says."""
         for message in self.driver.to_client():
             if message.method == (60, 60):
@@ -178,7 +178,7 @@ class _World:
             else:
                 self._requeue(tags)
         if said:
-            self.hear()
+            self.receive()
 
     def _requeue(self, tags: list[int]) -> None:
         self.queue[:0] = [self.unsettled.pop(each) for each in tags]
@@ -222,13 +222,13 @@ def test_the_broker_settles_what_the_client_means(seed: int) -> None:
                 world.driver.tick()
             case _:
                 world.settle()
-        world.hear()
+        world.receive()
         assert sorted(world.mine) == sorted(world.acked)
     while world.driver.held or world.queue or world.driver.woken:
         if world.queue:
             world.deliver()
         world.driver.settle()
-        world.hear()
+        world.receive()
     assert sorted(world.sent) == sorted(world.unsettled)
     assert sorted([*world.acked, *world.automatic, *world.unsettled.values()]) == list(range(200))
     world.driver.session.close()

@@ -48,7 +48,7 @@ def test_a_consumers_ack_confirms_a_publish() -> None:
     publisher, consumer = world.publisher(), world.consumer()
     sent = frames.header(5, headers=frames.short("a") + b"S" + frames.long("b"))
     publisher.give(CLIENT, frames.durable(1, "orders", b"hello", headers=frames.short("a") + b"S" + frames.long("b")))
-    world.broker.hear()
+    world.broker.receive()
     (stored,) = world.broker.queues["orders"]
     assert mode_of(stored.header) == 1
     assert wire.CONFIRM_FIELD in stored.header
@@ -73,7 +73,7 @@ def test_a_delivery_is_restored_wherever_it_is_cut(cut: int) -> None:
     world = World()
     publisher, consumer = world.publisher(), world.consumer()
     publisher.give(CLIENT, frames.durable(1, "orders", b"hello"))
-    world.broker.hear()
+    world.broker.receive()
     (stored,) = world.broker.queues["orders"]
     begin = frames.deliver(1, 1)[0]
     data = frames.with_header(1, begin, stored.header, stored.body)
@@ -100,7 +100,7 @@ def test_a_delivery_is_restored_wherever_it_is_cut(cut: int) -> None:
         frames.durable(1, "", b"x", "events"),
     ],
 )
-def test_what_a_rule_does_not_mean_goes_as_it_came(publish: bytes) -> None:
+def test_messages_outside_a_rule_pass_unchanged(publish: bytes) -> None:
     world = World({**QUEUE, "exchange:events": PERSIST})
     publisher, _ = world.publisher(), world.consumer()
     publisher.give(CLIENT, publish)
@@ -141,14 +141,14 @@ def leave(consumer: Driver, world: World) -> None:
 def drain(consumer: Driver, world: World) -> None:
     del consumer
     for driver in world.drivers:
-        driver.session.dismisses_client("bye", world.now_ns)
+        driver.session.close_client("bye", world.now_ns)
 
 
 FALLS_BACK = [reject, nack, wait, leave, drain]
 
 
 @pytest.mark.parametrize("fails", FALLS_BACK)
-def test_what_falls_back_is_published_again_as_it_came_and_the_broker_confirms_it(
+def test_fallback_republishes_unchanged_and_the_broker_confirms(
     fails: Callable[[Driver, World], None],
 ) -> None:
     world = World()
@@ -168,7 +168,7 @@ def test_what_falls_back_is_published_again_as_it_came_and_the_broker_confirms_i
 
 
 @pytest.mark.parametrize("fails", FALLS_BACK)
-def test_what_falls_back_is_refused_if_the_rule_says_so(fails: Callable[[Driver, World], None]) -> None:
+def test_fallback_nack_refuses_the_message(fails: Callable[[Driver, World], None]) -> None:
     world = World({"queue:orders": NACK})
     publisher, consumer = waiting(world)
     fails(consumer, world)
@@ -195,7 +195,7 @@ def test_a_message_that_was_dead_lettered_falls_back() -> None:
     world = World()
     publisher, consumer = world.publisher(), world.consumer()
     publisher.give(CLIENT, frames.durable(1, "orders", b"x"))
-    world.broker.hear()
+    world.broker.receive()
     (stored,) = world.broker.queues["orders"]
     at = stored.header.index(wire.CONFIRM_FIELD)
     death = frames.short("x-death") + b"A" + frames.long(b"")
@@ -231,7 +231,7 @@ def test_a_publish_that_comes_back_is_restored_and_confirmed_by_the_broker() -> 
     publisher, _ = world.publisher(), world.consumer("orders")
     world.broker.queues.clear()
     publisher.give(CLIENT, frames.durable(1, "orders", b"x", mandatory=True))
-    world.broker.hear()
+    world.broker.receive()
     (message,) = delivered(publisher)
     assert (message.method, message.header) == ((60, 50), frames.header(1))
     world.broker.confirm(publisher, 1)
@@ -243,7 +243,7 @@ def test_a_consumer_that_ends_can_still_acknowledge() -> None:
     world = World()
     publisher, consumer = waiting(world, 2)
     consumer.give(CLIENT, frames.cancel(1, "c"))
-    world.broker.hear()
+    world.broker.receive()
     assert world.state().reason == "no_consumer"
     consumer.give(CLIENT, frames.ack(1, 1) + frames.close(1))
     world.settle()
@@ -297,11 +297,11 @@ def test_a_mark_of_another_process_is_taken_out_and_waits_for_nobody() -> None:
     world.close()
 
 
-def test_who_sees_marks_cannot_guess_another() -> None:
+def test_marks_are_not_guessable() -> None:
     world = World()
     publisher, _ = world.publisher(), world.consumer()
     publisher.give(CLIENT, frames.durable(1, "orders", b"x") * 3)
-    world.broker.hear()
+    world.broker.receive()
     marks = [wire.read_mark(stored.header) for stored in world.broker.queues["orders"]]
     numbers = [mark.number for mark in marks if mark is not None]
     assert len(numbers) == 3
@@ -445,7 +445,7 @@ def test_names_of_clients_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch
     assert len(hub._consumers) <= 10
 
 
-def test_what_no_rule_is_for_is_scanned_all_the_same() -> None:
+def test_destinations_without_a_rule_are_still_scanned() -> None:
     world = World(queues=("orders", "other"))
     publisher, _ = world.publisher(), world.consumer()
     data = frames.durable(1, "other", b"x") * 3
@@ -469,14 +469,14 @@ def test_what_no_rule_is_for_is_scanned_all_the_same() -> None:
     assert publisher.written[BROKER] == data
 
 
-def test_publishes_of_who_does_not_wait_for_each_confirm_go_as_they_come() -> None:
+def test_pipelined_publishes_pass_unmarked() -> None:
     world = World()
     publisher, consumer = world.publisher(1, 2), world.consumer()
     data = frames.durable(1, "orders", b"x")
     for _ in range(MAX_UNCONFIRMED):
         publisher.give(CLIENT, data)
     assert world.state().pending == MAX_UNCONFIRMED
-    world.broker.hear()
+    world.broker.receive()
     publisher.give(CLIENT, data)
     publisher.give(CLIENT, data * 20)
     assert publisher.written[BROKER] == data * 21

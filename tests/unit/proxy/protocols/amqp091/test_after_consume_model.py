@@ -117,7 +117,7 @@ class Machine:
 
     def confirm_out_of_order(self, which: int, channel: int, index: int) -> None:
         publisher = self.publishers[which % len(self.publishers)]
-        self.world.broker.hear()
+        self.world.broker.receive()
         if channel not in publisher.closed:
             unconfirmed = self.world.broker.channels[publisher.driver][channel].unconfirmed
             if unconfirmed:
@@ -170,7 +170,7 @@ class Machine:
             driver.give(CLIENT, frames.reject(1, tag, requeue=False))
         else:
             driver.give(CLIENT, frames.give_back(1, tag, multiple=multiple, requeue=what == "requeue"))
-        self.world.broker.hear()
+        self.world.broker.receive()
         self._hear(driver)
 
     def settle_wrongly(self, which: int, at: int, multiple: bool, what: str) -> None:  # noqa: FBT001 - drawn by chance
@@ -187,7 +187,7 @@ class Machine:
         make = (frames.ack, frames.give_back)[at % 2]
         chunk = make(1, tag, multiple=multiple and tag > 0) + frames.ack(1, 0, multiple=True)
         driver.give(CLIENT, chunk + b"".join(frames.ack(1, each) for each in channel.unacked))
-        broker.hear()
+        broker.receive()
         assert len(broker.errors) == 1
         broker.errors.clear()
         driver.give(CLIENT, frames.close_ok(1))
@@ -204,13 +204,13 @@ class Machine:
             return
         elif how == "channel":
             driver.give(CLIENT, frames.close(1))
-            broker.hear()
+            broker.receive()
         elif how == "fault":
             broker.close_channel(driver, 1)
             driver.give(CLIENT, frames.close_ok(1))
         else:
             driver.give(CLIENT, frames.cancel(1, "c"))
-            broker.hear()
+            broker.receive()
             self._hear(driver)
             return
         self.consumers.remove(driver)
@@ -229,7 +229,7 @@ class Machine:
             self.world.drivers.remove(driver)
             self.connect_publisher()
         elif how == "drain":
-            driver.session.dismisses_client("bye", driver.now_ns)
+            driver.session.close_client("bye", driver.now_ns)
         elif channel not in publisher.closed:
             self._look(publisher)
             publisher.closed.add(channel)
@@ -263,8 +263,8 @@ class Machine:
                 continue
             what = "ack" if message.method == (60, 80) else "nack"
             number, sent = int.from_bytes(message.arguments[:8], "big"), publisher.sent[message.channel]
-            upto = number or len(sent)
-            numbers: Sequence[int] = range(1, upto + 1) if message.arguments[8] & 1 else (number,)
+            up_to = number or len(sent)
+            numbers: Sequence[int] = range(1, up_to + 1) if message.arguments[8] & 1 else (number,)
             fresh = [sent[each - 1] for each in numbers if sent[each - 1] not in publisher.told]
             if not message.arguments[8] & 1:
                 assert fresh, f"{number} was answered twice"

@@ -50,7 +50,7 @@ def test_a_client_that_only_consumes_goes_on() -> None:
     assert driver.stage.state(0) == "running"
 
 
-def test_what_waits_of_a_blocked_client_goes_on_and_so_do_the_brokers_frames() -> None:
+def test_waiting_publishes_of_a_blocked_client_continue() -> None:
     driver = Driver(hold).open([1])
     driver.give(CLIENT, PUBLISH + PUBLISH)
     driver.alarm(LOW)
@@ -106,7 +106,7 @@ def test_a_publish_that_has_begun_is_read_to_its_end() -> None:
 
 @given(st.integers(0, 2**32), st.integers(1, 40))
 @example(0, 1)
-def test_what_a_client_was_told_last_is_true(seed: int, longest: int) -> None:
+def test_last_blocked_notification_is_current(seed: int, longest: int) -> None:
     random = Random(seed)
     driver = publisher()
     ours, theirs = "", ""
@@ -130,7 +130,7 @@ def test_what_a_client_was_told_last_is_true(seed: int, longest: int) -> None:
         assert (driver.writer.state(0) == "blocked") is bool(theirs)
 
 
-def test_nothing_is_said_behind_a_last_word() -> None:
+def test_nothing_is_sent_after_a_close() -> None:
     for last in ("client", "broker", "farewell", "drain"):
         driver = publisher()
         driver.alarm(LOW)
@@ -143,24 +143,24 @@ def test_nothing_is_said_behind_a_last_word() -> None:
         elif last == "broker":
             driver.give(BROKER, frames.close(0, 320))
         elif last == "farewell":
-            driver.session.farewell("bye", 0)
+            driver.session.start_close("bye", 0)
         else:
-            assert driver.session.dismisses_client("bye", 0)
+            assert driver.session.close_client("bye", 0)
         driver.take()
         driver.forget().alarm("")
         assert not driver.written[CLIENT], last
 
 
-def test_a_drain_says_goodbye_to_a_blocked_client_at_once() -> None:
+def test_drain_closes_a_blocked_client_at_once() -> None:
     driver = Driver(hold).open([1])
     driver.give(CLIENT, PUBLISH)
     driver.alarm(LOW)
-    assert driver.session.dismisses_client("Sluice is shutting down", 0)
+    assert driver.session.close_client("Sluice is shutting down", 0)
     driver.take()
     assert [message.method for message in driver.to_client()] == [(10, 60), (10, 50)]
     driver.settle()
     assert driver.session.in_flight() == 0
     assert driver.session.between_frames(CLIENT)
-    driver.session.farewell("Sluice is shutting down", 0)
+    driver.session.start_close("Sluice is shutting down", 0)
     driver.take()
     assert [message.method for message in driver.to_broker()][-1] == (10, 50)

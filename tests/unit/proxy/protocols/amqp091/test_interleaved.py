@@ -245,7 +245,7 @@ class Model:
                     continue
                 if not coming[side]:
                     coming[side] = self.publishes() if side is CLIENT else self.broker_says()
-                chunk = coming[side][: driver.most_bytes(side, random.randint(1, longest))]
+                chunk = coming[side][: driver.max_bytes(side, random.randint(1, longest))]
                 coming[side] = coming[side][len(chunk) :]
                 batch = deciding[side] = driver.receive(side, chunk)
                 if batch is None:
@@ -365,7 +365,7 @@ SEEDS = [pytest.param(seed, marks=[pytest.mark.long] * (seed > 3)) for seed in r
 
 @pytest.mark.parametrize("limits", [(), ("delivery",)], ids=["publishes", "deliveries"])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_what_goes_on_is_what_was_sent(seed: int, limits: tuple[str, ...]) -> None:
+def test_forwarded_messages_equal_the_sent_ones(seed: int, limits: tuple[str, ...]) -> None:
     model = Model(Random(seed), limits)
     model.play(400)
     model.check()
@@ -373,23 +373,23 @@ def test_what_goes_on_is_what_was_sent(seed: int, limits: tuple[str, ...]) -> No
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_what_goes_on_is_what_was_sent_though_it_was_put_aside(seed: int) -> None:
-    put_aside = 0
+def test_spooled_messages_are_forwarded_unchanged(seed: int) -> None:
+    spooled_count = 0
     for random in (Random(seed), Random(100 + seed), Random(200 + seed)):
         model = Model(random, spools=True)
         model.play(400)
         model.check()
         driver = model.driver
         assert isinstance(driver, SpooledDriver)
-        assert driver.put_aside() == 0
+        assert driver.spooled_count() == 0
         assert not driver.spool.queues()
         assert not driver.stage.out_of_credit
-        put_aside += driver.spool.figures().in_total
-    assert put_aside
+        spooled_count += driver.spool.figures().in_total
+    assert spooled_count
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_what_passes_is_passed_on_as_it_is(seed: int) -> None:
+def test_unlimited_frames_pass_unchanged(seed: int) -> None:
     random = Random(seed)
     model = Model(random)
     model.driver.decide = lambda _: None

@@ -53,12 +53,12 @@ def consuming(*channels: int, decide: object = hold, limits: tuple[str, ...] = (
 def leave(driver: Driver) -> bytes:
     """Have the client's stream end; return what the broker hears of that."""
     driver.forget()
-    assert driver.session.keeps(CLIENT)
+    assert driver.session.has_undelivered(CLIENT)
     driver.tick()
     return bytes(driver.written[BROKER])
 
 
-def go_on(driver: Driver, *channels: int) -> bytes:
+def resume(driver: Driver, *channels: int) -> bytes:
     """Have the broker agree that channels are closed, and all that is held go on; return what goes on."""
     driver.forget()
     for channel in channels or (1,):
@@ -73,23 +73,23 @@ def test_consumers_end_at_once_and_what_they_have_goes_back() -> None:
     driver.give(BROKER, delivery(1) + delivery(1, 2))
     assert leave(driver) == frames.close(1) + frames.close(2) + frames.close(3)
     # What is held has a channel of its own, which the broker knows to be open only then.
-    assert go_on(driver, 2, 3, 1) == frames.channel_open(1) + publish(1) + frames.close(1)
-    assert not driver.session.keeps(CLIENT)
+    assert resume(driver, 2, 3, 1) == frames.channel_open(1) + publish(1) + frames.close(1)
+    assert not driver.session.has_undelivered(CLIENT)
     driver.forget().give(BROKER, frames.method(1, 20, 11, bytes(4)) + frames.close_ok(1))
     assert not driver.written[BROKER]
 
 
-def test_what_may_go_on_waits_until_its_channel_is_open() -> None:
+def test_released_publishes_wait_until_their_channel_is_open() -> None:
     driver = consuming(1)
     driver.give(CLIENT, publish(1) + publish(2))
     leave(driver)
     driver.forget().settle()
     assert not driver.written[BROKER]
-    assert driver.session.keeps(CLIENT)
-    assert go_on(driver) == frames.channel_open(1) + publish(1) + publish(2) + frames.close(1)
+    assert driver.session.has_undelivered(CLIENT)
+    assert resume(driver) == frames.channel_open(1) + publish(1) + publish(2) + frames.close(1)
 
 
-def test_deliveries_are_nobodys_any_more() -> None:
+def test_deliveries_of_a_departed_client_are_requeued() -> None:
     driver = consuming(1, decide=holds("orders", "work"), limits=("delivery",))
     driver.give(BROKER, delivery(1))
     driver.give(CLIENT, publish(1))
@@ -102,13 +102,13 @@ def test_deliveries_are_nobodys_any_more() -> None:
 
 
 @pytest.mark.parametrize("commits", [False, True])
-def test_what_was_not_committed_is_not_sent(commits: bool) -> None:  # noqa: FBT001 - a parameter of the test
+def test_uncommitted_publishes_are_not_sent(commits: bool) -> None:  # noqa: FBT001 - a parameter of the test
     driver = consuming(1)
     commit = tx(1, 20) if commits else b""
     driver.give(CLIENT, tx(1, 10) + publish(1) + commit + publish(2) + frames.ack(1, 1) + publish(3, 2))
     # What went before is in the broker's transaction, if that is to be committed: so the channel stays open.
     assert leave(driver) == (quiet_cancel(1, "c") if commits else frames.close(1)) + frames.close(2) + frames.close(3)
-    sent = list(frames.read(go_on(driver, 2, 3)))
+    sent = list(frames.read(resume(driver, 2, 3)))
     assert [each.channel for each in sent if each.channel == 2] == [2] * 5
     first = list(frames.read(publish(1) + commit)) if commits else []
     assert [each for each in sent if each.channel == 1] == first
@@ -137,7 +137,7 @@ def test_exclusive_queues_end_and_what_is_held_for_them() -> None:
     # By who owns them only: declared once more they are somebody else's, or made and deleted.
     deletes = declare(2, "mine too", 20) + delete(2, "mine too") + declare(2, "mine", 20) + delete(2, "mine")
     assert gone.endswith(frames.channel_open(2) + deletes + delete(2, "amq.gen-1") + frames.close(2))
-    assert go_on(driver) == frames.channel_open(1) + publish(3, key="ours") + frames.close(1)
+    assert resume(driver) == frames.channel_open(1) + publish(3, key="ours") + frames.close(1)
 
 
 def test_an_exclusive_queue_that_is_anothers_by_now_keeps_no_other_from_its_end() -> None:
@@ -159,14 +159,14 @@ def test_requests_have_a_consumer_of_direct_replies_or_they_would_be_a_fault() -
     driver.give(CLIENT, frames.consume(1, "amq.rabbitmq.reply-to", "r") + publish(1))
     driver.give(BROKER, frames.consume_ok(1, "r"))
     assert leave(driver) == frames.close(1)
-    go_on(driver)
+    resume(driver)
     assert [each.method for each in driver.to_broker()] == [(20, 10), (60, 20), (60, 40), (20, 40)]
 
 
 def test_nothing_is_kept_where_only_the_end_of_the_connection_ends_a_consumer() -> None:
     driver = consuming(1, decide=holds("orders"))
     driver.give(CLIENT, publish(1, 2) + b"".join(frames.publish(1, "", "other", b"text")[:2]))
-    assert not driver.session.keeps(CLIENT)
+    assert not driver.session.has_undelivered(CLIENT)
     assert len(driver.given_up) == 1
 
 
@@ -178,9 +178,9 @@ def test_a_close_of_the_connection_is_agreed_to_at_once() -> None:
     assert driver.written[BROKER] == frames.close(1) + frames.close(2) + frames.close(3)
     # That its stream ends then says nothing new.
     driver.forget()
-    assert driver.session.keeps(CLIENT)
+    assert driver.session.has_undelivered(CLIENT)
     assert not driver.given_up
-    assert go_on(driver) == frames.channel_open(1) + publish(1) + frames.close(1) + frames.close(0)
+    assert resume(driver) == frames.channel_open(1) + publish(1) + frames.close(1) + frames.close(0)
 
 
 def test_a_close_of_the_connection_is_agreed_to_once_its_exclusive_queues_are_deleted() -> None:
@@ -206,7 +206,7 @@ def test_a_close_of_a_channel_waits_for_nothing() -> None:
     returned = b"".join(frames.returned(1, b"1"))
     driver.forget().give(BROKER, delivery(1) + returned + delivery(1, 2))
     assert driver.written[CLIENT] == delivery(1, 2)
-    go_on(driver)
+    resume(driver)
     driver.forget().give(BROKER, frames.method(1, 20, 11, bytes(4)) + returned + frames.close_ok(1))
     assert not driver.written[CLIENT]
     driver.give(CLIENT, frames.channel_open(1))
@@ -217,7 +217,7 @@ def test_a_number_is_used_again_once_it_is_free() -> None:
     driver = closed()
     driver.forget().give(CLIENT, frames.channel_open(1) + publish(2) + frames.declare(1))
     assert not driver.written[BROKER]
-    assert go_on(driver) == frames.channel_open(1) + publish(1) + frames.close(1)
+    assert resume(driver) == frames.channel_open(1) + publish(1) + frames.close(1)
     driver.forget().give(BROKER, frames.close_ok(1) + frames.method(1, 20, 11, bytes(4)))
     driver.settle()
     assert driver.written[BROKER] == frames.channel_open(1) + publish(2) + frames.declare(1)

@@ -10,7 +10,7 @@ def test_one_is_full_above_its_own_bound() -> None:
     assert memory.is_full()
 
 
-def test_who_takes_less_than_an_equal_part_waits_for_nobody_else() -> None:
+def test_connection_below_its_equal_share_never_waits() -> None:
     hub = Hub()
     large, small = (Memory(hub, 100, 10, lambda: None) for _ in range(2))
     large.take(20)
@@ -21,7 +21,7 @@ def test_who_takes_less_than_an_equal_part_waits_for_nobody_else() -> None:
     assert small.is_full()
 
 
-def test_who_waits_for_others_is_woken_once_when_they_take_less() -> None:
+def test_waiting_connection_is_woken_once_when_others_use_less() -> None:
     hub = Hub()
     woken: list[str] = []
     large, small = (

@@ -182,7 +182,7 @@ def connected(left: Left, *, driver: Driver | None = None, **greeting: object) -
     return Broker(driver, left.spool, left.disk).connect(**greeting)  # type: ignore[arg-type]  # as connect's
 
 
-def test_what_was_left_is_sent_in_order_on_a_channel_of_our_own_and_marked(left: Left) -> None:
+def test_leftovers_are_replayed_in_order_on_an_own_channel_and_marked(left: Left) -> None:
     left.put("orders", [publish(number) for number in range(300)])
     left.crash()
     broker = connected(left).run()
@@ -199,7 +199,7 @@ def test_what_was_left_is_sent_in_order_on_a_channel_of_our_own_and_marked(left:
     (told,) = broker.driver.replayed
     assert told[1:] == (300, 0, 0, 0, "")
     assert (told.name.name, told.name.sender) == ("orders", SENDER)
-    assert not broker.driver.hears_of_writes
+    assert not broker.driver.watches_writes
     # All that is left are the queues of others.
     assert not left.spool.has_recovered(lambda _: True)
 
@@ -290,7 +290,7 @@ def test_a_client_that_uses_the_number_all_the_same_has_done_wrong(left: Left) -
     broker = connected(left)
     with pytest.raises(Close, match=f"channel {OFFERED}"):
         broker.driver.give(CLIENT, frames.channel_open(OFFERED))
-    broker.driver.session.farewell("", 0)
+    broker.driver.session.start_close("", 0)
     broker.driver.session.close()
     assert left.spool.has_recovered(lambda _: True)
 
@@ -349,13 +349,13 @@ def test_no_more_is_sent_than_the_brokers_socket_takes(left: Left) -> None:
     broker.driver.writes = False
     broker.run()
     assert 100 < len(broker.published) < 140
-    assert broker.driver.hears_of_writes
+    assert broker.driver.watches_writes
     broker.driver.writes = True
     broker.driver.session.written(BROKER, 0)
     assert broker.run().bodies() == list(range(500))
 
 
-def test_what_is_held_waits_and_others_go_on(left: Left) -> None:
+def test_held_requests_wait_and_others_continue(left: Left) -> None:
     left.put("orders", [publish(1), publish(2)])
     left.put("other", [publish(3, "other"), publish(4, "other")])
     left.crash()
@@ -414,7 +414,7 @@ def test_bodies_are_cut_as_this_connection_wants_them(left: Left) -> None:
         frames.publish(7, "", "orders")[0] + frames.frame(2, 7, b"\0\x3c" + bytes(10) + b"\x20\0\xff\xff\xff\xff"),
     ],
 )
-def test_what_is_no_publish_is_dropped_and_counted(left: Left, data: bytes) -> None:
+def test_invalid_entries_are_dropped_and_counted(left: Left, data: bytes) -> None:
     left.put("orders", [data, publish(5)])
     left.crash()
     broker = connected(left).run()
@@ -423,7 +423,7 @@ def test_what_is_no_publish_is_dropped_and_counted(left: Left, data: bytes) -> N
     assert told[1:] == (1, 0, 1, 0, "")
 
 
-def test_what_has_expired_is_dropped_and_counted(left: Left) -> None:
+def test_expired_entries_are_dropped_and_counted(left: Left) -> None:
     left.put("orders", [publish(number) for number in range(3000)], expires_ns=5 * NS)
     left.put("other", [publish(1, "other")], expires_ns=50 * NS)
     left.crash()
@@ -484,17 +484,17 @@ def test_nothing_is_sent_when_the_connection_is_ending(left: Left, end: str) -> 
         driver.give(CLIENT, frames.close(0))
         assert driver.written[BROKER] == frames.close(0)
     elif end == "gone":
-        assert not driver.session.keeps(CLIENT)
+        assert not driver.session.has_undelivered(CLIENT)
     elif end == "ended":
         driver.session.end(CLIENT, 0)
     elif end == "farewell":
-        driver.session.farewell("", 0)
+        driver.session.start_close("", 0)
     elif end == "broker":
         driver.give(BROKER, frames.close(0, 320))
     else:
         with pytest.raises(Close):
             driver.give(CLIENT, b"nonsense" * 2)
-        driver.session.farewell("", 0)
+        driver.session.start_close("", 0)
     driver.take()
     driver.forget()
     assert [id(request) for request in driver.given_up] == [id(held)]
@@ -527,7 +527,7 @@ def test_a_queue_over_which_connections_are_closed_is_dropped_in_the_end(left: L
     assert not hub.failures
 
 
-def test_what_is_purged_is_not_sent(left: Left) -> None:
+def test_purged_entries_are_not_sent(left: Left) -> None:
     for name in ("orders", "other"):
         left.put(name, [publish(number, name) for number in range(3)])
     left.crash()

@@ -28,7 +28,7 @@ def bodies(messages: list[frames.Message]) -> list[int]:
     return [int(message.body) for message in messages if message.body]
 
 
-def test_what_waits_is_known_since_it_came_and_not_since_it_was_asked_about() -> None:
+def test_waiting_time_counts_from_arrival() -> None:
     driver = Driver(hold).open((1, 2))
     driver.later = lambda _: True
     for now_s, (channel, key) in enumerate(((1, "orders"), (1, "orders"), (2, "orders"), (1, "other"))):
@@ -223,11 +223,11 @@ def test_a_client_agrees_to_the_brokers_close_behind_its_own() -> None:
     assert driver.session.closing is BROKER
 
 
-def test_what_a_client_takes_for_delivered_goes_on_when_it_has_gone() -> None:
+def test_oneway_publishes_are_forwarded_after_the_client_left() -> None:
     driver = Driver(hold).open([1, 2, 3], confirms=[2])
     driver.give(CLIENT, publish(1) + frames.declare(1) + publish(2) + publish(3, 2) + frames.declare(2) + publish(4, 3))
     driver.give(CLIENT, publish(5, 3)[:-1])
-    assert driver.session.keeps(CLIENT)
+    assert driver.session.has_undelivered(CLIENT)
     assert [request.refusal for request in driver.given_up] == ["answered"]
     driver.tick()
     assert driver.written[BROKER] == frames.declare(2) + frames.close(1) + frames.close(2) + frames.close(3)
@@ -235,7 +235,7 @@ def test_what_a_client_takes_for_delivered_goes_on_when_it_has_gone() -> None:
     driver.settle()
     first = frames.channel_open(1) + frames.channel_open(3) + publish(1) + frames.declare(1)
     assert driver.written[BROKER] == first + publish(4, 3) + frames.close(3) + publish(2) + frames.close(1)
-    assert not driver.session.keeps(CLIENT)
+    assert not driver.session.has_undelivered(CLIENT)
     assert driver.session.in_flight() == 0
 
 
@@ -363,7 +363,7 @@ def test_requests_without_end_that_the_broker_does_not_answer_end_the_connection
         driver.give(CLIENT, b"".join(flood[:9]))
         with pytest.raises(Close, match="bad_frame"):
             driver.give(CLIENT, flood[9])
-        driver.session.farewell("bad", 0)
+        driver.session.start_close("bad", 0)
         driver.take()
         assert driver.written[CLIENT] == frames.close(0, 506, "bad")
 
@@ -399,7 +399,7 @@ def test_much_is_read_in_parts() -> None:
     assert driver.written[BROKER] == data
 
 
-def test_who_takes_only_the_beginning_of_a_publish_waits_for_nobody_else() -> None:
+def test_incomplete_publish_waits_for_no_other_connection() -> None:
     hub = Hub(waiting_bytes=1 << 30)
     driver = Driver(hub=hub).open()
     method, header, body = frames.publish(1, "", "orders", b"text")
@@ -418,7 +418,7 @@ def test_a_publish_that_is_longer_than_its_arguments_ends_the_connection() -> No
     with pytest.raises(Close) as ended:
         driver.give(CLIENT, frames.method(1, 60, 40, b"\0\0" + frames.short("") + frames.short("orders") + b"\0\0"))
     assert ended.value.reason == "bad_frame"
-    driver.session.farewell(ended.value.detail, 0)
+    driver.session.start_close(ended.value.detail, 0)
     driver.take()
     assert driver.to_client()[0].arguments[:2] == (502).to_bytes(2)
 
@@ -464,14 +464,14 @@ def test_nothing_but_channel_0_is_taken_before_the_connection_is_open(cut: int) 
     assert ended.value.reason == "bad_frame"
     assert not driver.requests
     driver.forget()
-    driver.session.farewell(ended.value.detail, 0)
+    driver.session.start_close(ended.value.detail, 0)
     driver.take()
     (said,) = driver.to_client()
     assert (said.method, said.arguments[:2]) == ((10, 50), (503).to_bytes(2))
     assert not driver.written[BROKER]
 
 
-def test_what_a_client_says_of_itself_once_more_means_nothing() -> None:
+def test_repeated_client_properties_are_ignored() -> None:
     driver = Driver(limits=["user"]).open()
     driver.give(CLIENT, frames.greeting(vhost="tenant1", user="other")[8:] + publish(1))
     assert driver.batches[0].connection.scopes == (Resource("user", "guest"), Resource("vhost", "/"))
@@ -487,7 +487,7 @@ def test_frames_are_not_longer_than_by_default_before_the_connection_is_open() -
     driver.give(CLIENT, frames.frame(1, 0, bytes(200_000))[:100])
 
 
-def test_heartbeats_go_to_who_hears_nothing_of_a_peer_that_is_there() -> None:
+def test_heartbeats_are_sent_to_an_idle_peer() -> None:
     driver = Driver(refuse).open(confirms=[1], heartbeat_s=10)
     assert driver.woken
     beat = bytes((8, 0, 0, 0, 0, 0, 0, 0xCE))
@@ -567,7 +567,7 @@ def test_a_frame_that_is_none_ends_the_connection() -> None:
         driver = Driver().open()
         with pytest.raises(Close, match="bad_frame"):
             driver.give(CLIENT, frames.ack(1, 3) + bad)
-        driver.session.farewell("bad", 0)
+        driver.session.start_close("bad", 0)
         driver.take()
         assert driver.written[BROKER].startswith(frames.ack(1, 3))
         assert driver.written[CLIENT] == frames.close(0, code, "bad")
@@ -581,36 +581,36 @@ def test_the_broker_answers_what_comes_in_a_channel_that_is_not_open() -> None:
     assert not driver.requests
 
 
-def test_both_sides_hear_a_farewell() -> None:
+def test_both_peers_get_a_connection_close() -> None:
     driver = Driver().open()
-    driver.session.farewell("drained", 0)
+    driver.session.start_close("drained", 0)
     driver.take()
     assert driver.written[CLIENT] == driver.written[BROKER] == frames.close(0, 320, "CONNECTION_FORCED - drained")
 
 
-def test_a_client_that_waits_for_nothing_is_dismissed_before_all_has_gone_on() -> None:
+def test_client_without_pending_answers_is_closed_before_all_is_forwarded() -> None:
     driver = Driver(hold).open([1, 2], confirms=[2])
     driver.give(CLIENT, publish(1) + publish(2))
     driver.forget()
     driver.decide = lambda _: None
     driver.give(CLIENT, publish(3, 2))
-    assert not driver.session.dismisses_client("a drain", 0)
+    assert not driver.session.close_client("a drain", 0)
     driver.give(BROKER, frames.ack(2, 1))
     driver.forget()
-    assert driver.session.dismisses_client("a drain", 0)
+    assert driver.session.close_client("a drain", 0)
     driver.settle()
     assert driver.written[CLIENT] == frames.close(0, 320, "CONNECTION_FORCED - a drain")
     assert bodies(driver.to_broker()) == [1, 2]
 
 
 @pytest.mark.parametrize("given", [publish(1, 2) + publish(2), publish(1) + frames.declare(1), publish(1)[:-1]])
-def test_a_client_that_waits_for_an_answer_is_not_dismissed(given: bytes) -> None:
+def test_client_with_pending_answers_is_not_closed(given: bytes) -> None:
     driver = Driver(hold).open([1, 2], confirms=[2])
     driver.give(CLIENT, given)
-    assert not driver.session.dismisses_client("a drain", 0)
+    assert not driver.session.close_client("a drain", 0)
 
 
-def test_what_was_never_decided_is_counted_as_lost() -> None:
+def test_undecided_publishes_count_as_lost() -> None:
     driver = Driver(hold).open([1, 2])
     driver.give(CLIENT, publish(1) + publish(2) + publish(3) + frames.declare(1) + publish(4))
     driver.give(CLIENT, publish(5, 2))
@@ -629,7 +629,7 @@ def test_what_was_never_decided_is_counted_as_lost() -> None:
         (b"GET / HT", "is not AMQP 0.9.1"),
     ],
 )
-def test_what_is_said_of_another_protocol_is_of_use(header: bytes, said: str) -> None:
+def test_hint_for_another_protocol_is_useful(header: bytes, said: str) -> None:
     driver = Driver()
     driver.give(CLIENT, header)
     with pytest.raises(Close) as closed:

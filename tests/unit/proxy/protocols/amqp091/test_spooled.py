@@ -6,7 +6,7 @@ from struct import pack
 import pytest
 from amqp_playbook import frames
 from amqp_playbook.driver import BROKER, CLIENT, Driver
-from amqp_playbook.spooled import NS, SpooledDriver, aside
+from amqp_playbook.spooled import NS, SpooledDriver, spooled
 
 from limiter.rules.resource import Resource
 from proxy.deciding.batch import Hold, Later, Request, Side, Ticket, Verdict
@@ -19,7 +19,7 @@ ACK, NACK, DECLARE = (60, 80), (60, 120), (50, 10)
 ORDERS = Resource("queue", "orders")
 
 
-def make(decide: object = aside, confirms: tuple[int, ...] = (), **more: object) -> SpooledDriver:
+def make(decide: object = spooled, confirms: tuple[int, ...] = (), **more: object) -> SpooledDriver:
     driver = SpooledDriver(decide, **more)  # type: ignore[arg-type]  # as the driver's
     driver.open((1, 2), confirms=confirms, user="ann")
     return driver
@@ -60,7 +60,7 @@ def with_expiration(channel: int, body: bytes, expiration_ms: object) -> bytes:
     return begin + frames.frame(2, channel, header) + frames.frame(3, channel, body)
 
 
-def test_what_is_put_aside_takes_no_memory_of_the_session_and_stops_nobody() -> None:
+def test_spooled_messages_use_no_session_memory() -> None:
     driver = make(settings=SpoolSettings(memory_bytes=100_000))
     for _ in range(20):
         publish(driver, [bytes(200)] * 200)
@@ -68,7 +68,7 @@ def test_what_is_put_aside_takes_no_memory_of_the_session_and_stops_nobody() -> 
     driver.pass_time(1)
     driver.disk.finish_all()
     assert len(driver.held) == 1
-    assert driver.put_aside() == 3_999
+    assert driver.spooled_count() == 3_999
     assert driver.session._publishes._memory.taken_bytes < 8_000
     assert not driver.session.paused(CLIENT)
     states = driver.spool.states()
@@ -120,7 +120,7 @@ def test_no_more_comes_out_than_the_broker_reads() -> None:
     driver.resolve()
     work(driver)
     assert 400 <= len(bodies(driver)) < 470
-    assert driver.put_aside() > 1_500
+    assert driver.spooled_count() > 1_500
     (resource,) = [stage for stage in driver.session.stages() if stage.kind == "resource"]
     assert resource.out_of_credit
     assert resource.waits_for() == (driver.writer,)
@@ -128,30 +128,30 @@ def test_no_more_comes_out_than_the_broker_reads() -> None:
     driver.take()
     driver.settle()
     assert bodies(driver) == numbered(2_000)
-    assert not driver.hears_of_writes
+    assert not driver.watches_writes
 
 
-def test_what_cannot_be_refused_goes_on_when_its_client_has_gone() -> None:
+def test_unrefusable_publishes_are_forwarded_after_the_client_left() -> None:
     driver = make(confirms=(2,))
     publish(driver, numbered(100))
     publish(driver, numbered(50), channel=2)
-    assert driver.session.keeps(CLIENT)
+    assert driver.session.has_undelivered(CLIENT)
     assert len(driver.lost) == 49
     driver.give(BROKER, frames.close_ok(1))
     driver.settle()
     assert bodies(driver) == numbered(100)
-    assert not driver.session.keeps(CLIENT)
+    assert not driver.session.has_undelivered(CLIENT)
     assert not driver.spool.queues()
 
 
 @pytest.mark.parametrize("by", [CLIENT, BROKER])
-def test_what_is_put_aside_ends_with_its_channel(by: Side) -> None:
+def test_spooled_publishes_end_with_their_channel(by: Side) -> None:
     driver = make(confirms=(1,))
     publish(driver, numbered(100))
     publish(driver, [b"x"] * 10, channel=2)
     driver.give(BROKER, frames.close(1, 404) if by is BROKER else frames.close_ok(1))
     assert len(driver.lost) + len(driver.given_up) == 100
-    assert driver.put_aside() == 9
+    assert driver.spooled_count() == 9
     assert len(driver.spool.queues()) == 1
     driver.settle()
     assert bodies(driver) == [b"x"] * 10
@@ -171,7 +171,7 @@ def test_nothing_is_left_when_the_connection_is_over() -> None:
 
 
 @pytest.mark.parametrize("confirms", [(), (1,)])
-def test_what_has_expired_is_not_sent(confirms: tuple[int, ...]) -> None:
+def test_expired_publishes_are_not_sent(confirms: tuple[int, ...]) -> None:
     driver = make(confirms=confirms)
     driver.give(CLIENT, with_expiration(1, b"first", 500))
     for body, expiration_ms in ((b"gone", 1_000), (b"there", 10_000), (b"gone", 0), (b"no number", "soon")):
@@ -185,8 +185,8 @@ def test_what_has_expired_is_not_sent(confirms: tuple[int, ...]) -> None:
     assert driver.session._publishes.refused == 0
 
 
-def test_what_is_too_old_is_refused_if_it_can_be() -> None:
-    driver = make(confirms=(1,), settings=SpoolSettings(most_age_s=10))
+def test_overdue_publishes_are_refused_if_possible() -> None:
+    driver = make(confirms=(1,), settings=SpoolSettings(max_age_s=10))
     publish(driver, [b"0", b"1", b"2"])
     driver.now_ns = 5 * NS
     publish(driver, [b"3"])
@@ -198,8 +198,8 @@ def test_what_is_too_old_is_refused_if_it_can_be() -> None:
     assert bodies(driver) == [b"0", b"3"]
 
 
-def test_what_is_too_old_goes_on_if_it_cannot_be_refused_and_is_charged() -> None:
-    driver = make(settings=SpoolSettings(most_age_s=10))
+def test_overdue_unrefusable_publishes_are_forwarded_and_charged() -> None:
+    driver = make(settings=SpoolSettings(max_age_s=10))
     publish(driver, [b"0", b"1", b"2"])
     driver.now_ns = 5 * NS
     publish(driver, [b"3"])
@@ -215,8 +215,8 @@ def test_what_is_too_old_goes_on_if_it_cannot_be_refused_and_is_charged() -> Non
     assert driver.spool.figures().too_old_total == 2
 
 
-def test_what_is_too_old_does_not_wait_until_something_else_is_asked_about_again() -> None:
-    driver = make(settings=SpoolSettings(most_age_s=10))
+def test_overdue_publishes_are_handled_without_another_event() -> None:
+    driver = make(settings=SpoolSettings(max_age_s=10))
     publish(driver, [b"0"])
     driver.now_ns = 10 * NS - 1
     driver.decide = lambda _: Later()
@@ -242,7 +242,7 @@ def test_a_purge_leaves_only_what_is_held(confirms: tuple[int, ...]) -> None:
     assert len(driver.lost) == 2_999
     told = answers(driver)
     assert told == ([(NACK, number) for number in range(2, 3_001)] if confirms else [])
-    assert driver.put_aside() == 10
+    assert driver.spooled_count() == 10
     driver.settle()
     assert sorted(bodies(driver)) == sorted([b"0", b"new", *numbered(10)])
 
@@ -267,7 +267,7 @@ def damage(driver: SpooledDriver, index: int) -> None:
 
 
 @pytest.mark.parametrize("confirms", [(), (1,)])
-def test_what_is_damaged_on_disk_is_sent_again_by_who_can(confirms: tuple[int, ...]) -> None:
+def test_damaged_entries_are_nacked_so_clients_resend(confirms: tuple[int, ...]) -> None:
     driver = make(confirms=confirms, settings=SpoolSettings(memory_bytes=1))
     publish(driver, numbered(1_000))
     while driver.disk.writes:
@@ -282,7 +282,7 @@ def test_what_is_damaged_on_disk_is_sent_again_by_who_can(confirms: tuple[int, .
     if confirms:
         with pytest.raises(Close, match="spool_damaged"):
             driver.tick()
-        driver.session.farewell("damaged", driver.now_ns)
+        driver.session.start_close("damaged", driver.now_ns)
         driver.take()
         assert driver.to_client()[-1].arguments[:2] == pack(">H", 541)
         return
@@ -308,7 +308,7 @@ def test_entries_say_whose_they_are_and_which_are_to_be_replayed() -> None:
     assert (entry.handle, entry.is_refusable, entry.is_recoverable) == (2, True, False)
 
 
-def test_what_is_not_committed_is_not_to_be_replayed() -> None:
+def test_uncommitted_publishes_are_not_recoverable() -> None:
     driver = make()
     driver.give(CLIENT, frames.method(1, 90, 10))
     publish(driver, numbered(3))
@@ -343,13 +343,13 @@ def test_stages_say_what_waits_for_a_limit_and_for_the_disk() -> None:
     assert not driver.session.stages()
 
 
-def test_what_is_not_to_be_put_aside_waits_in_memory() -> None:
+def test_unspoolable_publishes_wait_in_memory() -> None:
     def hold(_: Request) -> Verdict:
         return Hold(ORDERS, "rule", Ticket(lambda: None))
 
     driver = make(hold)
     publish(driver, numbered(50))
-    assert driver.put_aside() == 0
+    assert driver.spooled_count() == 0
     assert driver.session.in_flight() == 50
     assert driver.spool.states() == States()
     driver.settle()

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.protocols.amqp091 import wire
-from proxy.protocols.amqp091.about import AboutClient
+from proxy.protocols.amqp091.client_info import ClientInfo
 from proxy.protocols.amqp091.wire import (
     CONNECTION_START_OK,
     MAX_KEYS,
@@ -73,7 +73,7 @@ def test_more_copies_than_are_read_are_malformed(copies: dict[str, str | list[st
 def test_a_client_says_who_it_is(mechanism: str, response: bytes, user: bytes) -> None:
     said = frames.table({"product": "pika", "version": "1.3.2\n", "platform": "Python 3.11\n"})
     raw = said + frames.short(mechanism) + frames.long(response) + frames.short("en_US")
-    about = AboutClient()
+    about = ClientInfo()
     about.take(CONNECTION_START_OK, Reader(raw, 0, len(raw)))
     assert about.user == user
     about.opened = True
@@ -176,9 +176,7 @@ def test_a_marked_header_is_restored_byte_for_byte(said: dict[str, bytes], maker
 
 
 @given(properties, fields, fields)
-def test_what_was_dead_lettered_before_is_not_marked_and_what_is_on_the_way_is_told(
-    said: dict[str, bytes], before: bytes, behind: bytes
-) -> None:
+def test_dead_lettered_messages_are_not_marked(said: dict[str, bytes], before: bytes, behind: bytes) -> None:
     death = b"\7x-deathA\0\0\0\0"
     dead = frames.header(7, **said | {"headers": before + death + behind})  # type: ignore[arg-type]  # as it takes them
     assert wire.mark_header(dead, 1, 2) is None
@@ -193,7 +191,7 @@ def test_what_was_dead_lettered_before_is_not_marked_and_what_is_on_the_way_is_t
 
 
 @given(properties, added_fields, added_fields)
-def test_what_a_broker_has_added_to_the_headers_stays(said: dict[str, bytes], before: bytes, behind: bytes) -> None:
+def test_headers_added_by_the_broker_stay(said: dict[str, bytes], before: bytes, behind: bytes) -> None:
     header = frames.header(7, **said)  # type: ignore[arg-type]  # as it takes them
     marked = wire.mark_header(header, 1, 2)
     assert marked is not None

@@ -98,7 +98,7 @@ def test_where_the_subject_is_the_key(address: str, resources: list[str]) -> Non
     assert charged(address, head()) == [each.removesuffix("s") for each in resources]
 
 
-def test_without_an_address_each_message_says_where_it_goes() -> None:
+def test_anonymous_link_uses_the_address_of_each_message() -> None:
     assert target_of(None).by == target_of(Terminus()).by == "to"
     assert charged(None) == []
     assert charged(None, head(subject="k")) == []

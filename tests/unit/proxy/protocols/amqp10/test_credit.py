@@ -42,7 +42,7 @@ def test_the_sender_is_told_of_what_is_granted() -> None:
     credit.flow_of_receiver(ALL - 1, 170, False)
     assert credit.to_sender() == (ALL - 1, 0, False)
     assert granted(credit) == (ALL - 1, FIRST_WINDOW, False)
-    credit.came(2)
+    credit.note_received(2)
     assert granted(credit, 3) == (0, 3, False)
 
 
@@ -53,7 +53,7 @@ def test_a_window_doubles_when_it_was_used_up() -> None:
     for _ in range(6):
         asked.append(credit.wanted())
         credit.grant(asked[-1])
-        credit.came(asked[-1])
+        credit.note_received(asked[-1])
     assert asked == [FIRST_WINDOW << each for each in range(6)]
 
 
@@ -63,25 +63,25 @@ def test_a_window_doubles_where_there_is_plenty() -> None:
     credit.grant(4, plenty=True)
     # It has to use that much first.
     assert credit.window == 4
-    credit.came(2)
+    credit.note_received(2)
     credit.grant(credit.wanted(), plenty=True)
     assert credit.window == 4
-    credit.came(2)
+    credit.note_received(2)
     credit.grant(credit.wanted())
     assert credit.window == 4
-    credit.came(2)
+    credit.note_received(2)
     credit.grant(credit.wanted(), plenty=True)
     assert credit.window == 8
-    credit.came(1)
+    credit.note_received(1)
     assert credit.wanted() == 5
 
 
 def test_nothing_is_asked_for_before_half_of_a_window_is_used() -> None:
     credit = wide(1000, 10)
     granted(credit)
-    credit.came(4)
+    credit.note_received(4)
     assert credit.wanted() == 0
-    credit.came()
+    credit.note_received()
     assert credit.wanted() == 5
 
 
@@ -89,16 +89,16 @@ def test_an_idle_link_asks_for_no_more_and_keeps_what_it_paid() -> None:
     credit = wide(1000)
     credit.grant(1)
     assert (credit.wanted(), credit.prepaid, credit.granted - credit.sent) == (0, 1, 1)
-    credit.came()
+    credit.note_received()
     assert (credit.wanted(), credit.take_due()) == (64, 0)
 
 
-def test_what_the_compiled_part_told_otherwise_stays_so() -> None:
+def test_credit_announced_by_the_compiled_part_is_kept() -> None:
     credit = Credit(0)
     credit.flow_of_receiver(0, 10, False)
     credit.grant_all()
     assert credit.flowed((0, 12, None, 0, False, True), (0, 12)) == 0
-    credit.came(2)
+    credit.note_received(2)
     credit.flow_of_receiver(0, 14, False)
     credit.grant_all()
     assert credit.to_sender() == (2, 12, False)
@@ -118,16 +118,16 @@ class TestUnpaid:
         unpaid.take(5)
         assert (unpaid.left(0), unpaid.left(self.S), unpaid.left(10 * self.S)) == (0, 2, 5)
 
-    def test_what_did_no_harm_comes_back_and_brings_more_up_to_a_bound(self) -> None:
+    def test_prepaid_credit_is_refunded_and_grows_up_to_a_bound(self) -> None:
         unpaid = self.of()
         for _ in range(100):
             unpaid.take(5)
-            unpaid.did_no_harm(5)
+            unpaid.note_prepaid(5)
         assert (unpaid.left(0), unpaid.left(100 * self.S)) == (5, 20)
-        unpaid.did_harm((), 100 * self.S)
+        unpaid.note_overdraft((), 100 * self.S)
         assert unpaid.left(100 * self.S) == 5
 
-    def test_what_was_not_used_comes_back(self) -> None:
+    def test_unused_credit_is_refunded(self) -> None:
         unpaid = self.of()
         unpaid.take(4)
         unpaid.take(-3)
@@ -143,7 +143,7 @@ class TestUnpaid:
 
     def test_credit_is_paid_for_a_while_as_for_what_came_last(self) -> None:
         unpaid = self.of()
-        unpaid.did_harm(("q",), 0)  # type: ignore[arg-type]
+        unpaid.note_overdraft(("q",), 0)  # type: ignore[arg-type]
         assert unpaid.pays(9 * self.S)
         assert not unpaid.pays(10 * self.S)
         assert unpaid.paid_for == ()
@@ -159,11 +159,11 @@ class TestDrain:
         credit = wide(6, 4)
         granted(credit)
         credit.flow_of_receiver(0, 6, True)
-        credit.came(4)
+        credit.note_received(4)
         # It may have more.
         assert credit.flow_of_sender(4, 0, True) is None
         assert granted(credit) == (4, 2, True)
-        credit.came(2)
+        credit.note_received(2)
         assert credit.flow_of_sender(6, 0, True) == (6, 0, True)
 
     def test_grants_that_cross_answers_come_to_an_end(self) -> None:
@@ -187,7 +187,7 @@ class TestDrain:
         credit.flow_of_receiver(0, limit, True)
         assert credit.to_sender() == (0, 2, True)
         # All of it is used, which this sender does not answer.
-        credit.came(2)
+        credit.note_received(2)
         assert credit.grant(3)
         assert credit.to_sender() == (2, 3, True)
         # It answers the first only now, and throws away what it got for the second, though it has more.

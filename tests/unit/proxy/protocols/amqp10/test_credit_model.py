@@ -240,7 +240,7 @@ class Link:
                 self.to_receiver.append(message)
             case Transfer(first, last):
                 if first:
-                    credit.came()
+                    credit.note_received()
                     assert credit.beyond(0) == 0 or self.lowered
                     self.swallowing = refuse
                     if refuse:
@@ -285,7 +285,7 @@ class Link:
     def _free(self) -> None:
         if not self.limited:
             self.credit.grant_all()
-        if self.credit.to_tell:
+        if self.credit.needs_flow:
             self._tell()
 
     def sluice_is_granted(self, permits: int) -> None:
@@ -304,7 +304,7 @@ class Link:
     def _tell(self, instead_of: Flow | None = None) -> None:
         credit = self.credit
         told = Flow(*credit.to_sender())
-        assert not credit.to_tell
+        assert not credit.needs_flow
         if instead_of is not None and not credit.shaped:
             assert told == instead_of
         self.to_sender.append(told)

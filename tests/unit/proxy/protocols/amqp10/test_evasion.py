@@ -16,8 +16,8 @@ FREE = Resource("queue", "free")
 DELIVERY = Resource("delivery", "orders")
 
 
-@pytest.mark.parametrize("terms", [SHAPED, Terms(delays=True, most_bytes=1000)])
-def test_what_is_sent_beyond_all_credit_does_not_go_on_and_costs_nobody(terms: Terms) -> None:
+@pytest.mark.parametrize("terms", [SHAPED, Terms(delays=True, max_bytes=1000)])
+def test_transfers_beyond_credit_are_dropped_without_charge(terms: Terms) -> None:
     driver = Driver(hold, terms={ORDERS: terms}).open().sends()
     driver.credit(170)
     flood = [
@@ -31,7 +31,7 @@ def test_what_is_sent_beyond_all_credit_does_not_go_on_and_costs_nobody(terms: T
     assert not [charge for batch in driver.batches for charge in batch.charges]
 
 
-def test_what_came_before_there_was_a_rule_is_not_charged_to_it() -> None:
+def test_messages_before_a_rule_are_not_charged_to_it() -> None:
     driver = Driver().open().takes()
     credit = {"next_incoming_id": 2**32 - 4, "incoming_window": 1 << 20, "next_outgoing_id": 10, "outgoing_window": 5}
     driver.client(1, "flow", handle=0, delivery_count=2**32 - 5, link_credit=1000, **credit)
@@ -44,7 +44,7 @@ def test_what_came_before_there_was_a_rule_is_not_charged_to_it() -> None:
     assert driver.charged == 1
 
 
-def test_rules_that_change_hold_for_what_says_itself_where_it_goes() -> None:
+def test_rule_changes_apply_to_anonymous_links() -> None:
     driver = Driver(terms={FREE: SHAPED}).open().sends(0, None)
     driver.credit(10)
     driver.send(0, payload=codec.message(b"x", to="/queues/orders"))
@@ -70,7 +70,7 @@ def test_a_link_pays_for_what_is_no_longer_limited_for_a_while_and_is_then_grant
 
 
 def test_no_more_is_given_back_than_was_charged() -> None:
-    terms = Terms(delays=True, most_bytes=100)
+    terms = Terms(delays=True, max_bytes=100)
     driver = Driver(terms={ORDERS: terms}).open().sends(snd_settle_mode=1)
     driver.credit(170)
     for number in range(2):
@@ -145,7 +145,7 @@ def test_copies_named_behind_the_first_frame_are_found() -> None:
     ],
     ids=["too many copies", "too many annotations"],
 )
-def test_what_is_not_read_is_no_way_past_a_limit(payload: bytes, settled: bool) -> None:  # noqa: FBT001
+def test_unread_messages_do_not_bypass_a_limit(payload: bytes, settled: bool) -> None:  # noqa: FBT001
     driver = Driver(terms={OTHER: SHAPED}).open().sends()
     driver.credit(170)
     assert driver.send(0, payload=payload, settled=settled) == []

@@ -77,8 +77,8 @@ def test_a_long_attach_takes_no_longer_in_small_chunks() -> None:
     assert len(driver.session.describe(0).links) == 1
 
 
-def test_what_is_kept_back_is_bounded() -> None:
-    terms = {ORDERS: Terms(delays=True, most_bytes=10_000_000)}
+def test_kept_frames_are_bounded() -> None:
+    terms = {ORDERS: Terms(delays=True, max_bytes=10_000_000)}
     room = GatherRoom(2 * SMALL_FRAME_BYTES)
     driver = Driver(terms=terms, room=room).open().sends()
     driver.credit(100, incoming_window=1 << 30)
@@ -97,7 +97,7 @@ def test_room_is_given_to_those_who_need_it_and_back_at_the_end() -> None:
     room = GatherRoom()
     kept = []
     for _ in range(2):
-        driver = Driver(terms={ORDERS: Terms(delays=True, most_bytes=10_000_000)}, room=room).open().sends()
+        driver = Driver(terms={ORDERS: Terms(delays=True, max_bytes=10_000_000)}, room=room).open().sends()
         driver.credit(100, incoming_window=1 << 30)
         for number in range(30):
             first = {"delivery_id": 0, "delivery_tag": b"t"} if number == 0 else {}
@@ -164,7 +164,7 @@ LET_IN = codec.SASL_HEADER + say(0, "sasl_outcome", code=0) + codec.HEADER
 LET_IN += say(0, "open", container_id="b", properties=codec.RABBITMQ)
 
 
-def test_of_a_client_that_is_not_let_in_nothing_is_read() -> None:
+def test_client_is_not_read_before_the_broker_opened() -> None:
     driver = not_let_in(Driver())
     begin = {"next_outgoing_id": 0, "incoming_window": 1, "outgoing_window": 1}
     driver.give(CLIENT, b"".join(say(number, "begin", **begin) for number in range(200)))
@@ -200,7 +200,7 @@ def test_nobody_has_heartbeats_looked_at_all_the_time() -> None:
     assert tick_ns >= 25_000_000
 
 
-def test_what_is_sent_without_credit_is_not_decided() -> None:
+def test_transfers_without_credit_are_not_decided() -> None:
     driver = Driver(terms={ORDERS: REFUSED}).open().sends()
     for number in range(3):
         driver.send(number)

@@ -20,7 +20,7 @@ QUEUES = {
     "shaped": SHAPED,
     "refused": REFUSED,
     "both": Terms(delays=True, refuses=True),
-    "bytes": Terms(delays=True, most_bytes=1000),
+    "bytes": Terms(delays=True, max_bytes=1000),
 }
 
 
@@ -70,7 +70,7 @@ def test_neither_peer_sees_a_rule_broken(block: int) -> None:
     with_seeds(run, block * 1_000_000, 6 * FACTOR)
 
 
-def test_what_is_charged_is_what_came() -> None:
+def test_charges_equal_the_received_messages() -> None:
     terms = {Resource("queue", name): each for name, each in QUEUES.items()}
 
     def run(seed: int) -> None:
@@ -120,7 +120,7 @@ def exchange(client: Peer, broker: Peer) -> None:
         (0, "disposition", {"role": True, "first": 5, "settled": True}),
     ],
 )
-def test_what_a_peer_may_not_say_is_noticed(channel: int, name: str, fields: dict[str, object]) -> None:
+def test_protocol_violations_are_noticed(channel: int, name: str, fields: dict[str, object]) -> None:
     client, broker, _ = connected()
     client.say(channel, name, **fields)
     with pytest.raises(RuleBrokenError):

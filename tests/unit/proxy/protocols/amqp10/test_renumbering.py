@@ -35,7 +35,7 @@ def numbering(first: int, swallowed: str) -> tuple[Renumbering, dict[int, int]]:
         if mark == "x":
             deliveries.swallow(number)
         else:
-            assert deliveries.came(number) == here
+            assert deliveries.note_received(number) == here
             forward[number] = here
             here = serial(here + 1)
     return deliveries, forward
@@ -64,9 +64,7 @@ class TestRenumbering:
             assert len(there_ranges) <= 1
 
     @given(st.sampled_from(NEAR_WRAP), st.integers(0, 2**32), st.integers(1, 300))
-    def test_what_is_unsettled_is_told_right_however_much_was_forgotten(
-        self, first: int, seed: int, steps: int
-    ) -> None:
+    def test_unsettled_ranges_stay_right_after_forgetting(self, first: int, seed: int, steps: int) -> None:
         random = Random(seed)
         deliveries = Renumbering()
         forward: dict[int, int] = {}
@@ -79,15 +77,15 @@ class TestRenumbering:
             elif step < 0.7:
                 count = random.choice([1, 1, 1, 5])
                 settled = random.random() < 0.2
-                assert deliveries.came(serial(number), count, settled=settled) == serial(here)
+                assert deliveries.note_received(serial(number), count, settled=settled) == serial(here)
                 if not settled:
                     forward.update({number + each: here + each for each in range(count)})
                 number, here = number + count, here + count
             elif forward:
                 some = random.choice(sorted(forward)[: random.choice([1, 100])])
-                upto = some + random.choice([0, 0, 3, 50])
-                gone = [each for each in forward if some <= each <= upto]
-                assert deliveries.settled(serial(some), serial(upto)) == len(gone)
+                up_to = some + random.choice([0, 0, 3, 50])
+                gone = [each for each in forward if some <= each <= up_to]
+                assert deliveries.settled(serial(some), serial(up_to)) == len(gone)
                 for each in gone:
                     del forward[each]
             assert deliveries.unsettled == len(forward)
@@ -100,7 +98,7 @@ class TestRenumbering:
 
     def test_while_nothing_is_swallowed_all_goes_on_as_it_is(self) -> None:
         deliveries = Renumbering()
-        assert deliveries.came(7, 100) == 7
+        assert deliveries.note_received(7, 100) == 7
         assert deliveries.plain
         assert deliveries.back_ranges(0, ALL) == [(0, ALL)]
         assert deliveries.forward_ranges(50, 3) == [(50, 3)]
@@ -122,28 +120,28 @@ class TestRenumbering:
         deliveries = Renumbering()
         for at in range(0, 100_000, 2):
             deliveries.swallow(at)
-            deliveries.came(at + 1)
+            deliveries.note_received(at + 1)
             deliveries.settled(at + 1, at + 1)
         assert len(deliveries._afters) <= 1
-        assert deliveries.came(100_000) == 50_000
+        assert deliveries.note_received(100_000) == 50_000
 
     def test_breaks_behind_one_that_is_never_settled_are_few(self) -> None:
         deliveries = Renumbering()
-        deliveries.came(0)
+        deliveries.note_received(0)
         for at in range(1, 100_001, 2):
             deliveries.swallow(at)
-            deliveries.came(at + 1)
+            deliveries.note_received(at + 1)
             deliveries.settled(at + 1, at + 1)
         assert len(deliveries._afters) <= 64
         assert deliveries.back_ranges(0, 0) == [(0, 0)]
-        assert deliveries.came(100_001) == 50_001
+        assert deliveries.note_received(100_001) == 50_001
 
     def test_where_nothing_is_settled_nothing_can_be_swallowed_in_the_end(self) -> None:
         deliveries = Renumbering()
         at = 0
         while not deliveries.full:
             deliveries.swallow(at)
-            deliveries.came(at + 1)
+            deliveries.note_received(at + 1)
             at += 2
         assert at == 2 * MAX_BREAKS
         assert len(deliveries.back_ranges(0, MAX_BREAKS - 1)) == MAX_BREAKS
@@ -151,11 +149,11 @@ class TestRenumbering:
         assert not deliveries.full
         assert deliveries.back_ranges(MAX_BREAKS - 1, MAX_BREAKS - 1) == [(2 * MAX_BREAKS - 1, 2 * MAX_BREAKS - 1)]
 
-    def test_what_is_settled_out_of_order_frees_what_is_full(self) -> None:
+    def test_settling_out_of_order_frees_room(self) -> None:
         deliveries = Renumbering()
         for at in range(0, 2 * MAX_BREAKS, 2):
             deliveries.swallow(at)
-            deliveries.came(at + 1)
+            deliveries.note_received(at + 1)
         assert deliveries.full
         for at in range(101, 2 * MAX_BREAKS, 4):
             deliveries.settled(at, at)
@@ -166,14 +164,14 @@ class TestRenumbering:
         deliveries, _ = numbering(0, "..x..x.")
         deliveries.forget_unsettled()
         assert deliveries.unsettled == 0
-        assert deliveries.came(7) == 5
+        assert deliveries.note_received(7) == 5
 
-    def test_what_crossed_the_end_of_the_last_link_is_still_translated(self) -> None:
+    def test_frames_that_cross_the_last_detach_are_translated(self) -> None:
         deliveries, _ = numbering(0, "..x..x.")
         deliveries.forget_unsettled()
         assert deliveries.back_ranges(1, 4) == [(1, 1), (3, 4), (6, 6)]
 
-    def test_nothing_is_left_of_so_many_breaks_that_no_more_may_be_swallowed(self) -> None:
+    def test_break_bound_is_released_completely(self) -> None:
         deliveries, _ = numbering(0, ".x" * MAX_BREAKS)
         assert deliveries.full
         deliveries.forget_unsettled()
@@ -206,13 +204,13 @@ class TestUnsettled:
     @given(st.lists(st.tuples(st.booleans(), st.integers(0, 60), st.integers(1, 10))))
     def test_it_is_a_set(self, steps: list[tuple[bool, int, int]]) -> None:
         unsettled, plain = Unsettled(), set[int]()
-        upto = 0
+        up_to = 0
         for adds, at, count in steps:
             if adds:
-                first = upto + at % 3
+                first = up_to + at % 3
                 unsettled.add(first, count)
                 plain.update(range(first, first + count))
-                upto = first + count
+                up_to = first + count
             else:
                 gone = {each for each in plain if at <= each < at + count}
                 assert unsettled.settle(at, at + count - 1) == len(gone)
@@ -223,12 +221,12 @@ class TestUnsettled:
 
 
 class TestTransfers:
-    def test_both_sides_hear_numbers_of_their_own(self) -> None:
+    def test_each_peer_sees_its_own_numbers(self) -> None:
         transfers = Transfers()
         transfers.begun(ALL - 1, 1000)
         assert transfers.flow_of_receiver(None, 10) is None
         assert transfers.left() == 10
-        transfers.came(2)
+        transfers.note_received(2)
         transfers.swallowed(3)
         assert transfers.left() == 5
         assert transfers.outgoing_id() == 0
@@ -241,13 +239,13 @@ class TestTransfers:
         assert transfers.outgoing_window == 900
 
 
-def test_what_was_aborted_and_never_answered_does_not_end_refusals() -> None:
+def test_aborted_deliveries_do_not_stop_refusals() -> None:
     ids = Renumbering()
     number = 0
     for _ in range(3 * renumbering.MAX_BREAKS):
         assert ids.reserve()
         ids.swallow(number)
-        ids.came(number + 1)
+        ids.note_received(number + 1)
         ids.aborted(number + 1)
         number += 2
     assert ids.unsettled == 0

@@ -112,7 +112,7 @@ def test_a_broker_without_vhosts_lets_nobody_choose_one() -> None:
     ("said", "queue"),
     [(codec.RABBITMQ, None), ({}, "$management"), ({codec.Symbol("product"): "RabbitMQ-like"}, "$management")],
 )
-def test_what_an_address_means_is_decided_once_the_broker_has_said_what_it_is(said: dict, queue: str | None) -> None:
+def test_address_format_follows_the_brokers_product(said: dict, queue: str | None) -> None:
     driver = Driver(terms={Resource("queue", "$management"): SHAPED})
     windows = {"incoming_window": 400, "outgoing_window": 500}
     driver.give(
@@ -240,7 +240,7 @@ def test_a_connection_that_is_cut_gives_back_what_its_links_have() -> None:
     assert driver.session.settle(driver.now_ns) is None
 
 
-def test_rules_that_end_let_all_credit_go() -> None:
+def test_removed_rules_release_all_credit() -> None:
     driver = shaped(hold).sends().sends(1)
     driver.credit(170)
     driver.terms.clear()
@@ -287,7 +287,7 @@ def test_no_credit_is_granted_during_an_alarm() -> None:
     assert flows == {3: 2, 4: 10}
 
 
-def test_what_is_granted_during_an_alarm_is_given_back() -> None:
+def test_credit_granted_during_an_alarm_is_returned() -> None:
     driver = shaped(hold).sends()
     driver.credit(170)
     driver.session.alarm("disk", driver.now_ns)
@@ -467,7 +467,7 @@ def test_no_frame_is_longer_than_the_other_peer_takes_because_its_numbers_are() 
     assert (told["first"], told["last"]) == (2, 2)
 
 
-def test_what_cannot_be_swallowed_goes_on_and_is_charged(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deliveries_beyond_the_drop_bound_are_forwarded_and_charged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(renumbering, "MAX_BREAKS", 4)
     driver = refused()
     for number in range(0, 8, 2):
@@ -589,7 +589,7 @@ def test_a_message_that_is_too_large_is_told_the_size() -> None:
 
 
 def test_a_message_larger_than_its_limit_is_decided() -> None:
-    driver = refused(terms=Terms(delays=True, most_bytes=1000))
+    driver = refused(terms=Terms(delays=True, max_bytes=1000))
     driver.tick()
     driver.forget()
     assert len(driver.send(0, b"x" * 100)) == 1
@@ -645,7 +645,7 @@ def test_a_delivery_that_never_says_its_address_is_rejected() -> None:
     assert [said.name for said in driver.to(CLIENT)] == ["flow", "disposition"]
 
 
-def test_what_is_kept_back_is_decided_before_the_window_is_used_up() -> None:
+def test_kept_frames_are_decided_before_the_window_is_used_up() -> None:
     driver = anonymous(lambda _: None)
     driver.credit(100, incoming_window=3)
     part = codec.encode(Described(ULong(0x72), {codec.Symbol("a"): "b" * 80}))
@@ -815,7 +815,7 @@ def test_a_bad_frame_ends_the_connection(frame: bytes) -> None:
     assert driver.reason == "bad_frame"
     assert driver.written[BROKER] == good
     driver.forget()
-    driver.session.farewell(driver.closed.detail, 0)
+    driver.session.start_close(driver.closed.detail, 0)
     driver.take()
     to_client, to_broker = driver.to(CLIENT)[0], driver.to(BROKER)[0]
     assert to_client.name == to_broker.name == "close"
@@ -823,17 +823,17 @@ def test_a_bad_frame_ends_the_connection(frame: bytes) -> None:
     assert to_broker["error"].value[0] == "amqp:connection:forced"
 
 
-def test_farewell_says_why() -> None:
+def test_close_has_the_reason() -> None:
     driver = Driver().open()
-    driver.session.farewell("Sluice is shutting down", 0)
+    driver.session.start_close("Sluice is shutting down", 0)
     driver.take()
     (said,) = driver.to(CLIENT)
     assert said["error"].value == ["amqp:connection:forced", "Sluice is shutting down"]
-    assert not driver.session.heard_out(BROKER, memoryview(b""))
-    assert driver.session.heard_out(BROKER, memoryview(say(0, "close")))
+    assert not driver.session.receive_closing(BROKER, memoryview(b""))
+    assert driver.session.receive_closing(BROKER, memoryview(say(0, "close")))
 
 
-def test_closing_is_who_closed_first() -> None:
+def test_closing_names_the_first_closer() -> None:
     driver = Driver().open()
     driver.client(0, "close")
     assert driver.session.closing is None
@@ -841,7 +841,7 @@ def test_closing_is_who_closed_first() -> None:
     assert driver.session.closing is CLIENT
 
 
-def test_heartbeats_are_sent_to_who_would_hear_nothing() -> None:
+def test_empty_frames_are_sent_to_an_idle_peer() -> None:
     driver = Driver().open(idle_time_out=1000)
     beats = 0
     # The broker is there, though the client hears nothing of it.
@@ -971,7 +971,7 @@ def test_only_transfers_that_are_kept_back_use_up_the_window() -> None:
     assert len(driver.client(1, "transfer", payload[50:], handle=0)) == 2
 
 
-def test_what_was_kept_back_goes_on_before_a_close() -> None:
+def test_kept_frames_are_forwarded_before_a_close() -> None:
     driver = Driver(lambda _: None, terms={ORDERS: REFUSED}).open().sends(0, None).sends(1, "/queues/free")
     driver.credit(100)
     driver.credit(100, handle=1)
@@ -987,7 +987,7 @@ def test_what_was_kept_back_goes_on_before_a_close() -> None:
 
 @pytest.mark.parametrize("at_once", [False, True])
 @pytest.mark.parametrize("terms", [NO_TERMS, REFUSED, SHAPED])
-def test_what_comes_behind_a_close_goes_on_unread_and_is_not_charged(terms: Terms, at_once: bool) -> None:  # noqa: FBT001
+def test_frames_after_a_close_pass_unread_and_uncharged(terms: Terms, at_once: bool) -> None:  # noqa: FBT001
     driver = Driver(lambda _: None, terms={ORDERS: terms}).open().sends(0, None).sends(1)
     driver.credit(100)
     driver.credit(100, handle=1)

@@ -108,7 +108,7 @@ def test_a_transfer_is_known_by_any_descriptor_that_a_broker_takes(descriptor: b
         assert performative(data, 0, stop, whole=False) is None
 
 
-def test_what_is_not_known_keeps_its_descriptor() -> None:
+def test_unknown_described_values_keep_their_descriptor() -> None:
     for descriptor in (Symbol("amqp:other:list"), ULong(0x0000468C00000004), ULong(0x99)):
         data = encode(Described(descriptor, ["as", {"it": "came"}]))
         found = read(data)
@@ -137,7 +137,7 @@ def test_what_is_not_known_keeps_its_descriptor() -> None:
         b"\x00\x53\x14\xc0\x23\x01" + b"\x00" * 34,
     ],
 )
-def test_what_is_no_list_of_fields_is_malformed_at_once(data: bytes) -> None:
+def test_performative_without_a_list_is_malformed(data: bytes) -> None:
     with pytest.raises(Malformed):
         performative(data, 0, len(data), whole=False)
 
@@ -295,7 +295,7 @@ def test_an_attach_that_would_be_read_in_two_ways_is_malformed(fields: dict[str,
         ("EXTERNAL", None, b""),
     ],
 )
-def test_who_signs_in(mechanism: str, response: bytes | None, user: bytes) -> None:
+def test_sasl_user_is_read(mechanism: str, response: bytes | None, user: bytes) -> None:
     body = codec.performative("sasl_init", mechanism=mechanism, initial_response=response)
     assert wire.read_sasl_init(read(body)) == user
 

@@ -38,7 +38,7 @@ def refused(play: Playbook) -> list[tuple[object, object, object]]:
     return answers
 
 
-def test_all_that_would_be_stored_is_refused_as_busy_and_all_else_goes_on() -> None:
+def test_sends_are_refused_as_busy_and_other_requests_pass() -> None:
     play = alarmed(Playbook()) >> Client(b"".join(SENDS) + b"".join(OTHERS)) << Anything()
     assert play.given[Side.BROKER] == b"".join(OTHERS)
     remark = "Sluice is low on memory, and takes no messages until there is enough again"
@@ -62,7 +62,7 @@ def test_the_stage_shows_that_it_is_blocked_once_something_is_refused() -> None:
 
 def test_the_words_of_the_alarms_are_understood() -> None:
     memory = MemoryAlarm()
-    memory.look(0, 100, 0, 100)
+    memory.update(0, 100, 0, 100)
     assert reason([memory]) == MEMORY
 
 

@@ -150,7 +150,7 @@ def test_pieces_count_as_the_whole_does(body: bytes, offsets: list[int]) -> None
     assert counter.count == count_records(body)
 
 
-def test_what_is_remembered_is_bounded() -> None:
+def test_remembered_requests_are_bounded() -> None:
     owed = Pending()
     for opaque in range(MAX_PENDING + 10):
         owed.add(opaque, 34, ())
@@ -174,7 +174,7 @@ def test_answer_to_what_is_timed_says_how_long_it_took_once() -> None:
     assert owed.timed(106) is None
 
 
-def test_what_no_answer_is_owed_for_is_not_timed() -> None:
+def test_oneway_requests_are_not_timed() -> None:
     owed = Pending()
     owed.time(7, 5)
     assert owed.timed(6) is None
@@ -199,7 +199,7 @@ def test_request_without_an_answer_does_not_end_the_timing() -> None:
     assert owed.may_time(60 * 10**9)
 
 
-def test_what_took_too_long_is_not_timed() -> None:
+def test_slow_answers_are_not_timed() -> None:
     owed = Pending()
     for took_ns, expected in ((60_000_000_000, 60_000_000_000), (60_000_000_001, None)):
         owed.add(7, 34, ())

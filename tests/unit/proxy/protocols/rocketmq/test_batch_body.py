@@ -43,14 +43,14 @@ def test_any_body_counts_the_same_in_steps_of_any_size(body: bytes, most: int) -
 def test_a_step_reads_no_more_than_it_may() -> None:
     reader, body = BatchReader(), encode_batch([BatchMessage(b"x")] * 10)
     steps = 1
-    while not reader.go_on(body, 3):
+    while not reader.resume(body, 3):
         steps += 1
     assert (steps, reader.count) == (4, 10)
 
 
 def _read(body: bytes | memoryview, most: int = sys.maxsize) -> BatchReader:
     reader = BatchReader()
-    while not reader.go_on(body, most):
+    while not reader.resume(body, most):
         pass
     return reader
 
@@ -168,7 +168,7 @@ def test_a_name_is_found_where_two_steps_of_the_search_meet(name: str) -> None:
 def test_a_step_searches_no_more_than_it_may() -> None:
     reader, steps, seen = BatchReader(), 1, [0]
     body = _with_properties("", bytes(100_000))
-    while not reader.go_on(body, 10):
+    while not reader.resume(body, 10):
         steps += 1
         seen.append(reader._searched)
     assert max(after - before for before, after in itertools.pairwise(seen)) <= 10 * 512

@@ -88,9 +88,9 @@ def test_held_oneways_go_on_when_their_client_has_gone_and_nothing_else_does() -
     play = Playbook(hold("a"))
     assert play >> Client(A + oneway)
     session = session_of(play)
-    assert session.keeps(Side.CLIENT)
+    assert session.has_undelivered(Side.CLIENT)
     assert play >> Release(1) << ToBroker(oneway)
-    assert not session.keeps(Side.CLIENT)
+    assert not session.has_undelivered(Side.CLIENT)
 
 
 def test_a_held_oneway_whose_client_left_in_the_middle_of_it_does_not_go_on() -> None:
@@ -98,7 +98,7 @@ def test_a_held_oneway_whose_client_left_in_the_middle_of_it_does_not_go_on() ->
     play = Playbook(hold("a"))
     assert play >> Client(oneway[:-10])
     session = session_of(play)
-    assert not session.keeps(Side.CLIENT)
+    assert not session.has_undelivered(Side.CLIENT)
     assert play >> Release(0)
     assert held_bytes(play) == 0
 

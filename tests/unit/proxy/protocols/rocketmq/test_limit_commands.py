@@ -107,7 +107,7 @@ def test_bad_name_is_an_invalid_parameter_and_no_pattern(topic: str | None) -> N
 
 
 @pytest.mark.parametrize("field", ["disabled", "defaultLimitQps", "sendMsgBackLimitQps"])
-def test_what_cannot_be_changed_here_is_refused_by_name(field: str) -> None:
+def test_unsupported_changes_are_refused_by_name(field: str) -> None:
     play = allowed() >> Client(update_limit("orders", "5", **{field: "true"}))
     header = answered(play)
     assert header["code"] == 29

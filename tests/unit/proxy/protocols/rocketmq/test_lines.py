@@ -20,7 +20,7 @@ from playbook.frames import (
     send_half,
     stored,
 )
-from playbook.put_aside import Connection, Shared, frames_of, headers
+from playbook.spooling_rig import Connection, Shared, frames_of, headers
 
 from limiter.rules.resource import Resource
 from limiter.rules.rule import Rule
@@ -60,10 +60,10 @@ class TestOrder:
         assert connection.sent == list(range(60))
         assert connection.given[Side.BROKER] == slow(*range(60))
         assert not connection.refused
-        assert not connection.writes_heard
+        assert not connection.writes_watched
         assert not list(connection.session.stages())
 
-    def test_what_else_the_client_sends_goes_on(self, connect: Callable[[Shared], Connection]) -> None:
+    def test_other_requests_of_the_client_pass(self, connect: Callable[[Shared], Connection]) -> None:
         shared = Shared(SLOW)
         connection = connect(shared)
         connection.client(slow(1, 2, 3) + send("free", 4) + heartbeat(5) + pull(6))
@@ -72,7 +72,7 @@ class TestOrder:
         shared.pass_s(10)
         assert connection.sent == [1, 4, 5, 6, 8, 9, 2, 3, 7]
 
-    def test_bounds_put_aside_what_they_have_no_room_for(self, connect: Callable[[Shared], Connection]) -> None:
+    def test_requests_over_a_bound_are_spooled(self, connect: Callable[[Shared], Connection]) -> None:
         shared = Shared(replace(SLOW, spool=None), options=RateLimitOptions(max_held_per_connection=3))
         connection = connect(shared)
         connection.client(slow(*range(20)))
@@ -80,7 +80,7 @@ class TestOrder:
         shared.pass_s(10)
         assert connection.sent == list(range(20))
 
-    def test_nothing_is_put_aside_that_is_not_to_be(self, connect: Callable[[Shared], Connection]) -> None:
+    def test_only_spoolable_requests_are_spooled(self, connect: Callable[[Shared], Connection]) -> None:
         shared = Shared(replace(SLOW, spool=False), options=RateLimitOptions(max_held_per_connection=3))
         connection = connect(shared)
         connection.client(slow(*range(20)))
@@ -126,15 +126,15 @@ class TestOrder:
 
 
 class TestRefusals:
-    def test_a_oneway_that_is_put_aside_is_never_refused(self, connect: Callable[[Shared], Connection]) -> None:
+    def test_spooled_oneway_is_never_refused(self, connect: Callable[[Shared], Connection]) -> None:
         shared = Shared(replace(SLOW, rate_per_s=0.1, burst_s=10, max_delay_s=60.0))
         connection = connect(shared)
         connection.client(slow(*range(20), flag=ONEWAY))
         shared.pass_s(300)
         assert connection.sent == list(range(20))
 
-    def test_what_is_too_old_is_refused_or_passes_first(self) -> None:
-        shared = Shared(replace(SLOW, rate_per_s=0.01, burst_s=100), most_age_s=30)
+    def test_overdue_requests_are_refused_or_forwarded_first(self) -> None:
+        shared = Shared(replace(SLOW, rate_per_s=0.01, burst_s=100), max_age_s=30)
         connection = Connection(shared)
         connection.client(slow(0, 1, 2) + slow(3) + slow(4, flag=ONEWAY) + slow(5) + slow(6, flag=ONEWAY))
         shared.pass_s(201)
@@ -144,7 +144,7 @@ class TestRefusals:
         assert shared.spool.figures().too_old_total == 4
         assert not list(connection.session.stages())
 
-    def test_what_the_disk_has_lost_is_answered_as_far_as_it_is_known(self) -> None:
+    def test_requests_lost_by_the_disk_are_answered_if_known(self) -> None:
         shared = Shared(SLOW, memory_bytes=20_000)
         connection = Connection(shared)
         connection.client(slow(*range(100), body=b"x" * 900))
@@ -179,7 +179,7 @@ class TestRefusals:
         self, first: int, *, spool: bool | None
     ) -> None:
         rule = replace(SLOW, spool=spool)
-        shared = Shared(rule, options=RateLimitOptions(max_held_per_connection=3), most_age_s=30)
+        shared = Shared(rule, options=RateLimitOptions(max_held_per_connection=3), max_age_s=30)
         connection = Connection(shared)
         connection.client(slow(*range(8), flag=ONEWAY))
         shared.limits.swap(RuleSet((replace(rule, rate_per_s=0),)), shared.now_ns)
@@ -200,8 +200,8 @@ class TestRefusals:
         assert connection.session.next_tick_ns() is None
         assert not list(connection.session.stages())
 
-    def test_what_is_behind_a_oneway_that_is_too_old_goes_on_too(self) -> None:
-        shared = Shared(SLOW, most_age_s=30)
+    def test_requests_behind_an_overdue_oneway_are_forwarded(self) -> None:
+        shared = Shared(SLOW, max_age_s=30)
         connection = Connection(shared)
         connection.client(slow(0) + slow(1, flag=ONEWAY))
         shared.limits.swap(RuleSet((replace(SLOW, rate_per_s=0),)), shared.now_ns)
@@ -214,7 +214,7 @@ class TestRefusals:
         assert shared.count("dropped") == 0
 
     def test_a_oneway_that_is_too_old_goes_on_once_it_is_complete(self) -> None:
-        shared = Shared(SLOW, most_age_s=30)
+        shared = Shared(SLOW, max_age_s=30)
         connection = Connection(shared)
         big = slow(2, body=b"x" * 1000, flag=ONEWAY)
         connection.client(slow(1) + big[:600])
@@ -258,7 +258,7 @@ class TestRoom:
 
     @pytest.mark.parametrize("first", [b"", slow(5)])
     @pytest.mark.parametrize("flag", [0, ONEWAY])
-    def test_what_there_is_no_room_for_is_refused_and_swallowed(self, first: bytes, flag: int) -> None:
+    def test_requests_without_room_are_refused_and_dropped(self, first: bytes, flag: int) -> None:
         shared = Shared(SLOW)
         shared.room = GatherRoom(400_000)
         connection = Connection(shared)
@@ -308,7 +308,7 @@ class TestRoom:
 
 
 class TestPurge:
-    def test_all_that_is_put_aside_of_a_resource_is_answered_or_dropped(self) -> None:
+    def test_purge_answers_or_drops_all_spooled_requests(self) -> None:
         shared = Shared(SLOW, replace(SLOW, pattern="late"))
         connection = Connection(shared)
         connection.client(slow(0, 1, 2) + slow(3, flag=ONEWAY) + slow(4) + send("late", 5) + send("late", 6))
@@ -324,7 +324,7 @@ class TestPurge:
         connection.client(slow(7))
         assert connection.sent == [0, 5, 6, 7]
 
-    def test_what_is_on_disk_is_purged_as_it_is_read(self) -> None:
+    def test_spooled_requests_on_disk_are_purged_when_read(self) -> None:
         shared = Shared(SLOW, memory_bytes=20_000)
         connection = Connection(shared)
         connection.client(slow(*range(200), body=b"x" * 900))
@@ -350,7 +350,7 @@ class TestEnds:
         shared.pass_s(100)
         assert connection.sent == [0, *range(1, 100, 2)]
         assert shared.count("admitted") == 51
-        assert not connection.session.keeps(Side.CLIENT)
+        assert not connection.session.has_undelivered(Side.CLIENT)
         assert not connection.refused
 
     def test_a_client_that_has_gone_leaves_its_groups_at_once(self, connect: Callable[[Shared], Connection]) -> None:
@@ -379,7 +379,9 @@ class TestEnds:
         shared.pass_s(10)
         assert connection.sent[-1] == 12
 
-    def test_what_would_have_been_answered_is_forgotten(self, connect: Callable[[Shared], Connection]) -> None:
+    def test_answerable_requests_of_a_departed_client_are_dropped(
+        self, connect: Callable[[Shared], Connection]
+    ) -> None:
         shared = Shared(SLOW)
         connection = connect(shared)
         connection.client(slow(*range(100)))
@@ -417,7 +419,7 @@ class TestEnds:
 
 
 class TestCredit:
-    def test_nobody_is_asked_while_the_writer_takes_no_more(self) -> None:
+    def test_no_decisions_while_the_writer_is_full(self) -> None:
         shared = Shared(replace(SLOW, rate_per_s=1000, burst_s=1))
         connection = Connection(shared)
         connection.client(slow(*range(3000)))
@@ -452,7 +454,7 @@ class TestCredit:
         assert not connection.stage.out_of_credit
         assert not connection.session.paused(Side.CLIENT)
 
-    def test_who_is_not_to_put_anything_aside_is_not_read_until_the_disk_has_written(self) -> None:
+    def test_client_without_spool_credit_is_paused_until_the_disk_has_written(self) -> None:
         shared = Shared(replace(SLOW, rate_per_s=1), memory_bytes=20_000)
         connection, other = Connection(shared), Connection(shared, 2)
         real, shared.disk.finish_all = shared.disk.finish_all, lambda: None  # type: ignore[method-assign]

@@ -133,7 +133,7 @@ def test_oneway_request_and_an_answer_of_the_client_are_owed_nothing() -> None:
 
 
 @pytest.mark.parametrize("body", [b"x\x9c\x03\x00", b'{"brokerDatas":[{"brokerAddrs":7}]}', _BODIES[_ROUTE][:-1]])
-def test_what_cannot_be_read_goes_on_unchanged_and_is_said(body: bytes) -> None:
+def test_unreadable_answers_pass_unchanged_and_are_logged(body: bytes) -> None:
     connection = _Connection()
     connection.ask(_ROUTE)
     assert connection.answer(body) == _answer(body)
@@ -327,9 +327,9 @@ def test_error_of_an_option_says_what_is_allowed(option: str, value: object, wha
 def test_doubts_are_about_what_leads_clients_past_sluice() -> None:
     vip = ListenerAddresses("rocketmq", ("0.0.0.0", 20909), (("10.0.0.5", 10909),))
     addresses = Addresses([(("10.0.0.5", 10911), ("sluice", 1))])
-    (alone,) = PROTOCOL.doubts(NameServerOptions(), [_AMQP])
+    (alone,) = PROTOCOL.lint(NameServerOptions(), [_AMQP])
     assert alone.startswith("rewrites no address, so clients bypass Sluice")
-    assert not list(PROTOCOL.doubts(NameServerOptions(addresses=addresses), [_AMQP]))
-    assert not list(PROTOCOL.doubts(NameServerOptions(), [_FRONT, vip]))
-    (without,) = PROTOCOL.doubts(NameServerOptions(), [_FRONT, _AMQP])
+    assert not list(PROTOCOL.lint(NameServerOptions(addresses=addresses), [_AMQP]))
+    assert not list(PROTOCOL.lint(NameServerOptions(), [_FRONT, vip]))
+    (without,) = PROTOCOL.lint(NameServerOptions(), [_FRONT, _AMQP])
     assert "at 0.0.0.0:20911; those with a VIP channel connect to port 20909" in without

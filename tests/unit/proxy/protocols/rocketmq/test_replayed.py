@@ -12,7 +12,7 @@ from harness.wire_bytes import encode_batch
 from hypothesis import given
 from hypothesis import strategies as st
 from playbook.frames import ONEWAY, binary_frame, frame, heartbeat, json_frame, send, send_back
-from playbook.put_aside import Connection, Shared, frames_of
+from playbook.spooling_rig import Connection, Shared, frames_of
 
 from limiter.rules.rule import Rule
 from proxy.deciding.batch import Side
@@ -89,7 +89,7 @@ class TestMark:
             frame(json.dumps({"code": "310"}).encode()),
         ],
     )
-    def test_what_cannot_be_marked_goes_as_it_is(self, whole: bytes) -> None:
+    def test_unmarkable_messages_pass_unchanged(self, whole: bytes) -> None:
         assert mark_replayed(whole) == whole
 
     @given(st.binary(max_size=60), st.integers(0, 2))
@@ -170,7 +170,7 @@ class TestReplay:
         assert not list(connection.session.stages())
         assert not left.spool.queues()
 
-    def test_what_is_left_is_for_the_one_after(self, left: Real) -> None:
+    def test_leftovers_go_to_the_next_client(self, left: Real) -> None:
         first, second = Connection(left), Connection(left, 2)
         first.client(heartbeat(100))
         left.pass_s(0.41)
@@ -182,7 +182,7 @@ class TestReplay:
         assert list(frames_of(second.given[Side.BROKER]))[1:] == marked(*range(13, 41, 2))
 
     @pytest.mark.parametrize("end", ["client", "broker"])
-    def test_what_goes_back_is_not_counted(self, left: Real, end: str) -> None:
+    def test_returned_entries_are_not_counted(self, left: Real, end: str) -> None:
         connection = Connection(left)
         connection.client(heartbeat(100))
         left.pass_s(0.41)

@@ -109,7 +109,7 @@ def test_send_back_and_send_to_the_retry_topic_share_a_resource() -> None:
         ("abc", []),
     ],
 )
-def test_whatever_remains_of_a_chunk_goes_on(refused: str, left: list[bytes]) -> None:
+def test_remaining_bytes_of_a_chunk_are_forwarded(refused: str, left: list[bytes]) -> None:
     answers = [busy(name, opaque) for opaque, name in enumerate("abc", 1) if name in refused]
     assert Playbook(refuse(*refused)) >> Client(A + B + C) << ToBroker(*left) << ToClient(*answers)
 

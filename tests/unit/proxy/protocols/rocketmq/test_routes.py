@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.protocols.base import ListenerAddresses
-from proxy.protocols.rocketmq.routes import Addresses, Rewritten, read_address, rewrite, told_instead, without_vip
+from proxy.protocols.rocketmq.routes import (
+    Addresses,
+    Rewritten,
+    advertised_addresses,
+    read_address,
+    rewrite,
+    without_vip,
+)
 
 _TOLD = {("10.0.0.5", 10911): b"sluice.example.com:10911", ("::1", 10911): b"[2001:db8::7]:10911"}
 _REST = '"filterServerTable":{},"queueDatas":[{"brokerName":"a","perm":6,"readQueueNums":4,"writeQueueNums":4}]}'
@@ -57,7 +64,7 @@ def test_addresses_are_replaced_and_all_else_stays(addresses: str, then: str, re
         "7",
     ],
 )
-def test_what_cannot_be_read_is_not_guessed(addresses: str) -> None:
+def test_unreadable_routes_are_unchanged(addresses: str) -> None:
     assert rewrite(_route(addresses), _TOLD) is None
 
 
@@ -129,11 +136,11 @@ def _front(listen: tuple[str, int], *brokers: tuple[str, int]) -> ListenerAddres
     return ListenerAddresses("rocketmq", listen, brokers)
 
 
-def test_what_is_written_holds_before_what_listeners_say() -> None:
+def test_configured_addresses_override_those_of_listeners() -> None:
     fronts = [_front(("127.0.0.2", 10911), ("10.0.0.5", 10911)), _front(("127.0.0.3", 10911), ("10.0.0.5", 10911))]
     addresses = Addresses([(("10.0.0.5", 10911), ("sluice", 1)), (("192.0.2.1", 10911), ("sluice", 2))])
-    assert told_instead(Addresses(), "", fronts, "") == {("10.0.0.5", 10911): b"127.0.0.2:10911"}
-    assert told_instead(addresses, "", fronts, "") == {
+    assert advertised_addresses(Addresses(), "", fronts, "") == {("10.0.0.5", 10911): b"127.0.0.2:10911"}
+    assert advertised_addresses(addresses, "", fronts, "") == {
         ("10.0.0.5", 10911): b"sluice:1",
         ("192.0.2.1", 10911): b"sluice:2",
     }

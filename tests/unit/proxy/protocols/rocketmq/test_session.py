@@ -129,7 +129,7 @@ def test_proxy_protocol_header_is_not_accepted(hello: bytes) -> None:
 # --- What is in flight ----------------------------------------------------------------------------
 
 
-def test_what_is_remembered_as_in_flight_is_bounded() -> None:
+def test_in_flight_requests_are_bounded() -> None:
     play = Playbook()
     step = 50
     for first in range(0, MAX_PENDING + 2 * step, step):
@@ -188,13 +188,13 @@ def test_broker_that_sends_no_frames_ends_the_connection_after_what_was_good() -
     assert Playbook() >> Broker(theirs + b"\0\0\0\0\0\0\0\0") << ToClient(theirs) << Closed("bad_answer")
 
 
-def test_nothing_is_said_into_a_broken_answer() -> None:
+def test_no_answers_are_inserted_into_a_broken_frame() -> None:
     play = Playbook(refuse("a")) >> Undecided(A) >> Broker(b"\0\0\0\0") << ToClient(b"\0\0\0\0")
     play = play >> Broker(b"\0\0\0\0") << Closed("bad_answer")
     assert play >> Decided()
 
 
-def test_details_name_what_was_seen() -> None:
+def test_details_name_the_offending_bytes() -> None:
     with pytest.raises(Close, match="a frame of length 3; allowed: 4 to 16777212"):
         open_session().receive(Side.CLIENT, memoryview(b"\0\0\0\3\0\0\0\0"), 0)
     with pytest.raises(Close, match="a header of 9 bytes in a frame of length 12"):

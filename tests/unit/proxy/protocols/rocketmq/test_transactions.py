@@ -98,7 +98,7 @@ def test_half_message_that_was_not_stored_is_not_committed() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"offset": OFFSET + 1}, {"queue_offset": 1}, {"group": "others"}])
-def test_who_is_wrong_about_a_half_message_takes_it_from_nobody(wrong: dict[str, Any]) -> None:
+def test_wrong_commit_does_not_consume_a_half_message(wrong: dict[str, Any]) -> None:
     play = begun()
     assert not commits(play, **wrong)
     assert commits(play)
@@ -120,7 +120,7 @@ def test_transaction_is_committed_once_whatever_was_said_before(before: tuple[in
         assert commits(play, what=12), "the broker looks at it itself"
 
 
-def test_what_the_broker_asks_about_is_committed_once() -> None:
+def test_checked_transaction_is_committed_once() -> None:
     play = Playbook() >> Broker(check_transaction(OFFSET, queue_offset=3)) << Anything()
     assert not commits(play)
     assert commits(play, queue_offset=3)
@@ -160,7 +160,7 @@ def test_second_message_of_a_transaction_is_charged_to_its_topic() -> None:
 
 
 @pytest.mark.parametrize("other", [{"group": "others"}, {"topic": "elsewhere"}])
-def test_who_takes_the_id_of_anothers_transaction_takes_nothing_else(other: dict[str, Any]) -> None:
+def test_foreign_transaction_id_affects_nothing_else(other: dict[str, Any]) -> None:
     hub = Transactions()
     play = begun(hub=hub)
     half = send_half(other.get("topic", "orders"), 8, PGROUP=other.get("group", "producers"))
@@ -268,7 +268,7 @@ def test_message_beyond_those_that_are_noted_is_not_taken_for_a_half_message() -
         assert not commits(play)
 
 
-def test_what_passed_unread_while_limiting_was_off_makes_answers_ambiguous() -> None:
+def test_unread_requests_make_answers_ambiguous() -> None:
     limiting = False
     play = Playbook(limiting=lambda: limiting) >> Client(unparsable()) << Anything()
     limiting = True
@@ -297,7 +297,7 @@ V1 = {"producerGroup": "producers", "topic": "orders", "sysFlag": "4"}
     ],
     ids=["reply", "reply_v2", "batch", "properties_of_another_kind_of_send"],
 )
-def test_what_the_broker_stores_as_a_plain_message_is_no_half_message(whole: bytes) -> None:
+def test_plain_stored_message_is_no_half_message(whole: bytes) -> None:
     play = Playbook() >> Client(whole) << Anything() >> Broker(stored(7, OFFSET)) << Anything()
     assert not commits(play)
 
@@ -363,7 +363,7 @@ def test_of_two_commits_at_once_the_second_is_refused_though_the_first_may_be_un
 
 
 @pytest.mark.parametrize("in_between", [True, False])
-def test_what_the_broker_asks_about_after_a_refused_commit_was_paid_for_by_its_send(in_between: bool) -> None:  # noqa: FBT001
+def test_checked_transaction_after_a_refused_commit_is_already_paid(in_between: bool) -> None:  # noqa: FBT001
     hub = Transactions()
     begun(hub=hub)
     play = Playbook(hold("producers"), hub=hub) >> Client(end_transaction(OFFSET))

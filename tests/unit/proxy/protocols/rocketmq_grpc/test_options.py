@@ -33,9 +33,9 @@ def test_what_is_advertised_is_an_address(advertise: str) -> None:
 
 @pytest.mark.parametrize("advertise", ["", "sluice.example.com:8081"])
 def test_an_address_of_sluice_is_not_doubted(advertise: str) -> None:
-    assert [*PROTOCOL.doubts(RocketMQGrpcOptions(advertise), _LISTENERS)] == []
+    assert [*PROTOCOL.lint(RocketMQGrpcOptions(advertise), _LISTENERS)] == []
 
 
 def test_who_advertises_the_proxy_sends_clients_past_sluice() -> None:
-    (doubt,) = PROTOCOL.doubts(RocketMQGrpcOptions("127.0.0.1:18081"), _LISTENERS)
+    (doubt,) = PROTOCOL.lint(RocketMQGrpcOptions("127.0.0.1:18081"), _LISTENERS)
     assert "bypass Sluice" in doubt

@@ -94,7 +94,7 @@ def test_frames_that_pass_are_the_same(size: int) -> None:
         carry()
         for side in Side:
             taken[side] += talk.toward[side]
-            talk.hear(side)
+            talk.receive(side)
 
     talk.feed, talk.carry, talk.lags = note_feed, note_carry, True  # type: ignore[method-assign]
     talk.pieces = lambda *_: size
@@ -715,7 +715,7 @@ def test_an_answer_about_routes_is_gathered_up_to_a_bound() -> None:
     with pytest.raises(Close) as caught:
         send_data_on_and_on(talk, stream)
     assert caught.value.reason == "answer_too_long"
-    talk.session.farewell("too long", 0)
+    talk.session.start_close("too long", 0)
     assert pack(">I", http2.INTERNAL_ERROR) + b"too long" in b"".join(talk.session.take(Side.CLIENT))
 
 
@@ -734,7 +734,7 @@ def test_header_blocks_are_written_anew_once_one_was_dropped() -> None:
     refused = talk.call("SendMessage", send())
     talk.collect()
     talk.deliver(Side.CLIENT, 80)
-    talk.hear(Side.BROKER)
+    talk.receive(Side.BROKER)
     # The broker answers while its call is refused.
     talk.broker.send_headers(refused, [(":status", "200"), ("x-dropped", "1"), ("grpc-status", "4")], end_stream=True)
     talk.move()
@@ -956,22 +956,22 @@ def test_a_draining_client_opens_no_more_calls_and_waits_for_those_in_flight() -
     talk.move()
     session = talk.session
     assert not session.between_frames(Side.CLIENT)
-    assert not session.dismisses_client("shutting down", 0)
+    assert not session.close_client("shutting down", 0)
     late = talk.call("SendMessage", send())
     talk.lags = True
     talk.collect()
     talk.deliver(Side.CLIENT, 1 << 20)
     assert session.in_flight() == 1
-    talk.hear(Side.BROKER)
+    talk.receive(Side.BROKER)
     assert talk.resets[Side.BROKER] == {late: 8}
-    session.farewell("now", 0)
+    session.start_close("now", 0)
     (again,) = session.take(Side.CLIENT)
     assert bytes(again[9:13]) == pack(">I", held)
     request, _ = talk.tickets.pop()
     session.resolved(request, None, 0)
     talk.broker.clear_outbound_data_buffer()
     talk.carry()
-    talk.hear(Side.BROKER)
+    talk.receive(Side.BROKER)
     assert talk.ended[Side.BROKER] == {held}
 
 
@@ -1009,7 +1009,7 @@ def test_a_farewell_says_why() -> None:
     talk = Talk()
     talk.call("Telemetry", ends=False)
     talk.move()
-    talk.session.farewell("Sluice is shutting down", 0)
+    talk.session.start_close("Sluice is shutting down", 0)
     talk.carry()
     last = talk.events[Side.CLIENT][-1]
     assert (last.last_stream_id, last.error_code, last.additional_data) == (1, 0, b"Sluice is shutting down")  # type: ignore[attr-defined]
@@ -1145,7 +1145,7 @@ def test_a_flood_of_frames_that_bring_nothing_ends_the_connection(frame: bytes) 
     one.receive(Side.CLIENT, memoryview(headers(1)), 0)
     assert_closed(frame * (MAX_STRAIN + 1), "flood", one=one)
     one.receive(Side.BROKER, memoryview(SETTINGS), 0)
-    one.farewell("enough", 0)
+    one.start_close("enough", 0)
     out = b"".join(one.take(Side.CLIENT))
     assert out.endswith(pack(">II", 1, http2.ENHANCE_YOUR_CALM) + b"enough")
 
@@ -1259,7 +1259,7 @@ def test_a_client_that_takes_no_answers_is_left() -> None:
     with pytest.raises(Close) as caught:
         refuse_sends(one, range(2 * MAX_CALLS + 1, 200_000, 2), refusal)
     assert caught.value.reason == "window_overdrawn"
-    one.farewell("enough", 0)
+    one.start_close("enough", 0)
     assert b"".join(one.take(Side.CLIENT)).endswith(pack(">I", http2.FLOW_CONTROL_ERROR) + b"enough")
 
 

@@ -91,7 +91,7 @@ def test_numbers_and_booleans_among_the_fields_become_strings() -> None:
         _frame(struct.pack(">hBhiiiihi", 1, 0, 1, 1, 0, 0, 6, 0, 9), 1),
     ],
 )
-def test_what_is_no_command_is_the_peers_fault(frame: bytes) -> None:
+def test_invalid_command_is_a_remote_error(frame: bytes) -> None:
     with pytest.raises(RemoteProtocolError):
         decode(frame)
 
@@ -113,6 +113,6 @@ def test_any_header_is_read_or_refused(header: bytes, header_type: int) -> None:
         RemotingCommand(code=1, opaque=1, body=bytes(MAX_FRAME_BYTES)),
     ],
 )
-def test_what_cannot_be_written_is_our_own_fault(command: RemotingCommand) -> None:
+def test_unwritable_command_is_a_local_error(command: RemotingCommand) -> None:
     with pytest.raises(LocalProtocolError):
         encode(command)

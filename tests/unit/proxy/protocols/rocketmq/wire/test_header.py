@@ -133,7 +133,7 @@ def test_an_answer_is_found_in_either_header_type() -> None:
 
 
 @pytest.mark.parametrize("header", [b"", b"{", b"{}", b'{"code":0}', b"\0\0\0"])
-def test_what_is_no_answer_is_none(header: bytes) -> None:
+def test_non_answer_is_none(header: bytes) -> None:
     assert read_answer(header) is None
 
 

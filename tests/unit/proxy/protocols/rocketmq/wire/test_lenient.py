@@ -29,7 +29,7 @@ _SEND = Header("topic", "orders", 310, 7, 0, "pg", False, 513, "JAVA", LENIENT)
         '{"code":310,"opaque":7,"version":513,"extFields":{"a":"pg","b":"orders","i":"k\x01v\x02"}}',
     ],
 )
-def test_what_a_client_may_write_is_the_same_send(header: str) -> None:
+def test_valid_spellings_are_the_same_send(header: str) -> None:
     assert read_json(header.encode()) == _SEND
 
 
@@ -71,7 +71,7 @@ def test_what_a_client_may_write_is_the_same_send(header: str) -> None:
         '{"\u9b6e\u6257\u6774\u94ef\u708d\u644c\u918f\u5686\u5450\u5eb1\u587e\u59a7":310}',
     ],
 )
-def test_what_only_plays_games_is_unparsable(header: str) -> None:
+def test_malicious_header_is_unparsable(header: str) -> None:
     assert read_json(header.encode()) is UNPARSABLE
 
 

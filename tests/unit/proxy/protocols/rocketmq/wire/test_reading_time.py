@@ -11,7 +11,7 @@ from playbook.playbook import READINGS, Reading, open_session
 from playbook.steps import opcodes
 
 from proxy.deciding.batch import Side
-from proxy.protocols.rocketmq.about import AboutClient
+from proxy.protocols.rocketmq.client_info import ClientInfo
 from proxy.protocols.rocketmq.wire import lenient
 from proxy.protocols.rocketmq.wire.frame import MAX_HEADER_BYTES
 from proxy.protocols.rocketmq.wire.header import LENIENT, UNPARSABLE, classify, read_binary
@@ -81,7 +81,7 @@ DEAR = (
 
 @pytest.mark.parametrize("size", [1000, MAX_JSON_BYTES, MAX_HEADER_BYTES])
 @pytest.mark.parametrize(("head", "unit", "tail"), DEAR)
-def test_no_json_header_takes_more_than_so_many_steps(head: bytes, unit: bytes, tail: bytes, size: int) -> None:
+def test_json_header_steps_are_bounded(head: bytes, unit: bytes, tail: bytes, size: int) -> None:
     header = head + unit * ((size - len(head) - len(tail)) // len(unit)) + tail
     # So many of Python's for each of the reader's own: 110 to 150.
     assert opcodes(lambda: classify(header, 0)) < 200 * MAX_STEPS
@@ -102,13 +102,13 @@ def binary(fields: bytes, remark: bytes = b"r") -> bytes:
 
 @pytest.mark.parametrize("size", [1000, MAX_JSON_BYTES, MAX_HEADER_BYTES])
 @pytest.mark.parametrize("unit", [bytes(6), b"\0\1k\0\0\0\1v", b"\0\1b\0\0\0\1v"])
-def test_no_binary_header_takes_more_than_so_many_steps(unit: bytes, size: int) -> None:
+def test_binary_header_steps_are_bounded(unit: bytes, size: int) -> None:
     header = binary(unit * (size // len(unit)))
     assert opcodes(lambda: read_binary(header)) < 10_000
 
 
 def test_heartbeat_takes_few_steps_and_a_long_one_is_not_read() -> None:
-    about = AboutClient()
+    about = ClientInfo()
     for body in (b'{"x":"' + bytes(10_000_000), b"[" * 60_000):
         assert opcodes(lambda body=body: about.heartbeat(len(body), memoryview(body))) < 200  # type: ignore[misc]
 

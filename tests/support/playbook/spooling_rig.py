@@ -109,7 +109,7 @@ class Connection:
         self.woken = False
         self.given = dict.fromkeys(Side, b"")
         self.slow = False
-        self.writes_heard = False
+        self.writes_watched = False
         self.lost = 0
         self.stage, self.writer = Stage("connection"), Stage("writer")
         info = ConnectionInfo(number, listener, listener, f"{ADDRESS}:40000", ADDRESS, spools=True)
@@ -131,7 +131,7 @@ class Connection:
             spool=shared.spool,
             stage=self.stage,
             writer=self.writer,
-            hear_of_writes=self._hear,
+            watch_writes=self._on_frame,
         )
         session = PROTOCOL.open_session(context)
         assert isinstance(session, RocketMQSession)
@@ -148,8 +148,8 @@ class Connection:
     def _wake(self) -> None:
         self.woken = True
 
-    def _hear(self, on: bool) -> None:  # noqa: FBT001
-        self.writes_heard = on
+    def _on_frame(self, on: bool) -> None:  # noqa: FBT001
+        self.writes_watched = on
 
     def _lose(self, requests: Sequence[Request]) -> None:
         self.lost += len(requests)
@@ -211,12 +211,12 @@ class Connection:
                 continue
             taken = b"".join(self.session.take(side))
             self.given[side] += taken
-            if taken and self.writes_heard:
+            if taken and self.writes_watched:
                 self.session.written(side, self.shared.now_ns)
 
     def gone(self) -> bool:
         """End the client's stream; return whether something is kept."""
-        keeps = self.session.keeps(Side.CLIENT)
+        keeps = self.session.has_undelivered(Side.CLIENT)
         if keeps:
             self.tickets.drop(Side.CLIENT, refusable=True)
         else:

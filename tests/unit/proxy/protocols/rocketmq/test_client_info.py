@@ -15,7 +15,7 @@ from playbook.frames import (
 from playbook.playbook import Anything, Client, GiveUp, Playbook, hold, open_session
 
 from proxy.deciding.batch import Side
-from proxy.protocols.rocketmq.about import MAX_NAMES, version_name
+from proxy.protocols.rocketmq.client_info import MAX_NAMES, version_name
 from proxy.stats.snapshot import MAX_RESOURCES_SHOWN, ClientDescription
 
 JAVA = ClientDescription("", "JAVA", "V5_5_0")
@@ -55,7 +55,7 @@ def test_heartbeat_may_come_in_any_pieces_between_others() -> None:
 
 
 @pytest.mark.parametrize("make", [json_frame, binary_frame])
-def test_signing_off_tells_the_id(make: Callable[..., bytes]) -> None:
+def test_unregister_request_tells_the_client_id(make: Callable[..., bytes]) -> None:
     assert told(make(35, {"clientID": "me@1", "producerGroup": "p"})).id == "me@1"
     assert told(*cut(make(35, {"clientID": "me@1"}), *range(100))).id == "me@1"
 
@@ -94,7 +94,7 @@ def test_beyond_the_bound_names_are_only_counted() -> None:
     assert description.more_resources == 6
 
 
-def test_what_is_remembered_of_names_is_bounded() -> None:
+def test_remembered_names_are_bounded() -> None:
     play = Playbook()
     for number in range(3 * MAX_NAMES):
         play >> Client(send(f"t{number}")) << Anything()

@@ -3,11 +3,11 @@
 from math import exp
 from typing import Final
 
-_FADES_NS: Final = 30_000_000_000
+_SHARE_TIME_CONSTANT_NS: Final = 30_000_000_000
 """Time constant of ``share``: time older than a minute counts for an eighth."""
 
 
-class Spells:
+class Periods:
     """The periods of one state, in nanoseconds of one monotonic clock."""
 
     __slots__ = ("_before_ns", "_share", "_share_ns", "ended_ns", "since_ns", "total")
@@ -34,13 +34,13 @@ class Spells:
             self.ended_ns = now_ns
             self.since_ns = None
 
-    def together_ns(self, now_ns: int) -> int:
+    def total_ns(self, now_ns: int) -> int:
         return self._before_ns + (0 if self.since_ns is None else now_ns - self.since_ns)
 
     def share(self, now_ns: int) -> float:
         """Return the fraction of about the last minute. Recent time weighs more."""
-        left = exp((self._share_ns - now_ns) / _FADES_NS)
+        left = exp((self._share_ns - now_ns) / _SHARE_TIME_CONSTANT_NS)
         return self._share * left + (0.0 if self.since_ns is None else 1.0 - left)
 
-    def lately(self, now_ns: int, within_ns: int) -> bool:
+    def is_recent(self, now_ns: int, within_ns: int) -> bool:
         return self.since_ns is not None or (self.total > 0 and now_ns - self.ended_ns < within_ns)

@@ -13,7 +13,7 @@ from select import EPOLLIN
 from typing import TYPE_CHECKING, Final
 
 from proxy.deciding.batch import Side
-from proxy.net.peer import Doing, PeerError
+from proxy.net.peer import PeerError, PeerState
 from proxy.net.reactor import Reactor, Timer
 
 if TYPE_CHECKING:
@@ -26,11 +26,11 @@ HALF_CLOSED_S: Final = 60.0
 KEPT_S: Final = 600.0
 #: After this many half heartbeat intervals without a byte, a client has left. RabbitMQ waits for two to three
 #: heartbeats.
-MAX_SILENT: Final = 6
-PARTING_S: Final = 1.0
+MAX_SILENT_CHECKS: Final = 6
+CLOSE_TIMEOUT_S: Final = 1.0
 
 
-class Ending:
+class Shutdown:
     """The end of one connection.
 
     Attributes:
@@ -39,12 +39,12 @@ class Ending:
     """
 
     __slots__ = (
-        *("_broker_failed", "_came_bytes", "_client_failed", "_connection", "_half_closed_s", "_half_closes"),
-        *("_had_gone", "_reactor", "_silent", "_timer", "first", "over", "parting"),
+        *("_broker_failed", "_client_failed", "_client_left_first", "_connection", "_half_closed_s", "_half_closes"),
+        *("_reactor", "_received_bytes", "_silent_checks", "_timer", "close_reason", "first", "over"),
     )
 
     def __init__(self, connection: "Connection", reactor: Reactor, *, half_closes: bool) -> None:
-        self.parting: tuple[str, str] | None = None
+        self.close_reason: tuple[str, str] | None = None
         self.over = False
         self.first: Side | None = None
         self._connection = connection
@@ -56,76 +56,76 @@ class Ending:
         self._broker_failed: PeerError | None = None
         self._client_failed: PeerError | None = None
         #: The client had left before the broker's socket failed, which many brokers do in response.
-        self._had_gone = False
+        self._client_left_first = False
         #: How many checks in a row found nothing from the client, and the bytes received before.
-        self._silent = self._came_bytes = 0
+        self._silent_checks = self._received_bytes = 0
 
     # --- A peer ends its stream -------------------------------------------------------------------
 
-    def stream_ended(self, side: Side) -> None:
-        if self.parting is None:
+    def on_stream_end(self, side: Side) -> None:
+        if self.close_reason is None:
             tickets = self._connection.tickets
             tickets.ends |= side is Side.CLIENT
             tickets.drop(side)
         if self.first is None:
             self.first = side
-            self.goes_on()
+            self.extend_timeout()
 
-    def goes_on(self) -> None:
+    def extend_timeout(self) -> None:
         """Extend the time of a peer that continues after the other has ended."""
-        if self.first is not None and self.parting is None and self._broker_failed is None:
-            self._end_in(self._half_closed_s)
+        if self.first is not None and self.close_reason is None and self._broker_failed is None:
+            self._abort_after(self._half_closed_s)
 
-    def keeps(self, side: Side) -> bool:
+    def has_undelivered(self, side: Side) -> bool:
         """Return whether messages that a departed client assumes delivered can still be forwarded."""
-        return self._broker_failed is None and self._connection.session.keeps(side)
+        return self._broker_failed is None and self._connection.session.has_undelivered(side)
 
-    def keep(self) -> None:
+    def keep_undelivered(self) -> None:
         """Drop a departed client's held requests, except those it assumes delivered: keep those for a while."""
         if self._connection.session.closing is not Side.CLIENT:
             self._connection.tickets.drop(Side.CLIENT, refusable=True)
         self._half_closed_s = KEPT_S
-        self._end_in(KEPT_S)
+        self._abort_after(KEPT_S)
 
-    def end_passed_on(self) -> None:
+    def on_end_forwarded(self) -> None:
         """End the connection if both streams have ended, or soon.
 
         Without half-closes, or after the client's reset, the other peer's remaining data is not needed. It may hang, so
         both sides end soon, once everything received before the end is written.
         """
         peers = self._connection.peers
-        is_reset = self._client_failed is not None and peers[Side.CLIENT].doing is Doing.ENDED
+        is_reset = self._client_failed is not None and peers[Side.CLIENT].state is PeerState.ENDED
         # Messages kept for a departed client are useless if the broker has gone too.
-        if all(peer.is_past for peer in peers.values()):
-            self.finish(*self._why())
-        elif self._broker_failed is not None and self.parting is None:
+        if all(peer.is_finished for peer in peers.values()):
+            self.abort(*self._why())
+        elif self._broker_failed is not None and self.close_reason is None:
             # The client has everything from the broker. Data that it still sends is read and dropped.
-            self.parting = self._why()
+            self.close_reason = self._why()
             self._connection.progressed()
-        elif (is_reset or not self._half_closes) and self.parting is None:
-            self._half_closed_s = PARTING_S
-            self._end_in(PARTING_S)
+        elif (is_reset or not self._half_closes) and self.close_reason is None:
+            self._half_closed_s = CLOSE_TIMEOUT_S
+            self._abort_after(CLOSE_TIMEOUT_S)
 
     def client_closed(self) -> None:
-        if not self.over and self.parting is None:
-            self.keep()
+        if not self.over and self.close_reason is None:
+            self.keep_undelivered()
             self._connection.peers[Side.CLIENT].end()
 
     def client_silent(self) -> None:
-        """Count a silent half of a heartbeat. After MAX_SILENT in a row, the client counts as departed."""
-        if self.over or self.parting is not None:
+        """Count a silent half of a heartbeat. After MAX_SILENT_CHECKS in a row, the client counts as departed."""
+        if self.over or self.close_reason is not None:
             return
         client = self._connection.peers[Side.CLIENT]
         if not client.events & EPOLLIN and client.read_ahead() is None and not client.wire.ended:
             # There was no room to read what it may have sent.
             return
         unread_bytes = client.wire.unread_bytes()
-        came_bytes = self._connection.bytes_read[Side.CLIENT] + unread_bytes
-        self._silent = self._silent + 1 if came_bytes == self._came_bytes else 0
-        self._came_bytes = came_bytes
-        if self._silent < MAX_SILENT:
+        received_bytes = self._connection.bytes_read[Side.CLIENT] + unread_bytes
+        self._silent_checks = self._silent_checks + 1 if received_bytes == self._received_bytes else 0
+        self._received_bytes = received_bytes
+        if self._silent_checks < MAX_SILENT_CHECKS:
             return
-        if client.doing is Doing.READING and not client.unread_bytes:
+        if client.state is PeerState.READING and not client.unread_bytes:
             self.client_failed(PeerError(Side.CLIENT, TimeoutError("no heartbeats")))
             client.end_stream()
         else:
@@ -141,30 +141,30 @@ class Ending:
     def client_failed(self, error: PeerError) -> None:
         client = self._connection.peers[Side.CLIENT]
         client.stop_writing()
-        if self._client_failed is None and self.parting is None:
+        if self._client_failed is None and self.close_reason is None:
             self._client_failed = error
-            if client.doing is Doing.ENDED:
+            if client.state is PeerState.ENDED:
                 # It only waited for the broker's last data, which it can no longer get.
-                self.end_passed_on()
+                self.on_end_forwarded()
 
     def broker_failed(self, error: PeerError) -> None:
         """Read what the broker sent before its socket failed, which may say why. Then end the connection."""
-        if self.parting is not None or self.over:
+        if self.close_reason is not None or self.over:
             # When closing, a peer may already be gone. The other peer still gets its data.
             return
         connection = self._connection
         broker = connection.peers[Side.BROKER]
         if self._broker_failed is None:
-            self._had_gone = self.first is Side.CLIENT
-        all_read = self._broker_failed is not None or broker.doing is Doing.ENDED
+            self._client_left_first = self.first is Side.CLIENT
+        all_read = self._broker_failed is not None or broker.state is PeerState.ENDED
         self._broker_failed = self._broker_failed or error
         if connection.session.closing is Side.CLIENT or all_read:
-            self.finish(*self._why())
+            self.abort(*self._why())
         else:
             connection.tickets.ends = True
             connection.tickets.drop()
             broker.stop_writing()
-            self._end_in(PARTING_S)
+            self._abort_after(CLOSE_TIMEOUT_S)
             connection.progressed()
 
     @property
@@ -172,38 +172,38 @@ class Ending:
         """How many unread bytes of a departed client are lost. A client that is alive knows of the loss."""
         client = self._connection.peers[Side.CLIENT]
         left = client.wire.ended or self._client_failed is not None
-        return client.unread_bytes if left and client.doing is not Doing.ENDED else 0
+        return client.unread_bytes if left and client.state is not PeerState.ENDED else 0
 
     # --- Sluice ends the connection ---------------------------------------------------------------
 
-    def part(self, reason: str, detail: str) -> None:
+    def close_gracefully(self, reason: str, detail: str) -> None:
         """Close the connection in order, as described in the module. Data read from here on is dropped."""
-        if self.parting is not None:
+        if self.close_reason is not None:
             return
         connection = self._connection
         connection.recall()
-        self.parting = (reason, detail)
-        self._end_in(PARTING_S)
+        self.close_reason = (reason, detail)
+        self._abort_after(CLOSE_TIMEOUT_S)
         connection.tickets.ends = True
         connection.tickets.drop()
-        connection.farewell(detail)
+        connection.start_close(detail)
         for peer in connection.peers.values():
             connection.guard(peer.flush)
-            connection.guard(peer.hear)
+            connection.guard(peer.receive_closing)
         connection.progressed()
 
-    def dismiss(self, reason: str, detail: str) -> None:
-        if self.parting is None and not self.over:
-            self._connection.farewell(detail)
+    def close_at_once(self, reason: str, detail: str) -> None:
+        if self.close_reason is None and not self.over:
+            self._connection.start_close(detail)
             self._connection.guard(self._connection.flush)
-        self.finish(reason, detail)
+        self.abort(reason, detail)
 
-    def finish(self, reason: str, detail: str) -> None:
+    def abort(self, reason: str, detail: str) -> None:
         """End the connection at once. The first reason given counts."""
         connection = self._connection
         connection.recall()
-        if self.parting is None:
-            self.parting = (reason, detail)
+        if self.close_reason is None:
+            self.close_reason = (reason, detail)
         if not self.over:
             self.over = True
             connection.cancel_tasks()
@@ -211,44 +211,44 @@ class Ending:
             connection.tickets.drop()
             self._reactor.soon(connection.end)
 
-    def look_at_drain(self) -> None:
+    def check_drained(self) -> None:
         connection = self._connection
         client = connection.peers[Side.CLIENT]
-        if self.parting is not None or connection.open_batches:
+        if self.close_reason is not None or connection.open_batches:
             return
         if connection.session.in_flight() == 0 and all(
             connection.session.between_frames(side) and not peer.busy for side, peer in connection.peers.items()
         ):
-            self.part("drained", "Sluice is shutting down, and no request was in flight")
+            self.close_gracefully("drained", "Sluice is shutting down, and no request was in flight")
         elif (
             self.first is None
             and not client.ended
             # A client that expects no answer would keep sending to a socket that is not read.
-            and connection.dismisses_client("Sluice is shutting down and no longer reads")
+            and connection.close_client("Sluice is shutting down and no longer reads")
         ):
             client.end()
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         self.over = True
         if self._timer is not None:
             self._timer.cancel()
         del self._connection
 
-    def _end_in(self, delay_s: float) -> None:
+    def _abort_after(self, delay_s: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._reactor.after(delay_s, self._time_is_over)
+        self._timer = self._reactor.after(delay_s, self._on_timeout)
 
-    def _time_is_over(self) -> None:
+    def _on_timeout(self) -> None:
         reason, detail = self._why()
         if self._half_closes and self._broker_failed is None and self._client_failed is None:
             end = f"the end of the {(self.first or Side.CLIENT).value}'s stream"
             reason, detail = "half_closed", f"still open {self._half_closed_s:.0f} s after {end}"
-        self.finish(reason, detail)
+        self.abort(reason, detail)
 
     def _why(self) -> tuple[str, str]:
         """Return the reason and the sentence for a connection whose peer's stream or socket has ended."""
-        error = self._client_failed if self._broker_failed is None or self._had_gone else self._broker_failed
+        error = self._client_failed if self._broker_failed is None or self._client_left_first else self._broker_failed
         closing = self._connection.session.closing or (None if error is not None else self.first or Side.CLIENT)
         if closing is None:
             assert error is not None  # noqa: S101 - else it is known

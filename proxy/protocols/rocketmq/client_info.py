@@ -70,9 +70,9 @@ _GROUP_FIELDS: Final = ("producerGroup", "consumerGroup")
 MAX_GROUPS: Final = 256
 
 
-class AboutClient:
+class ClientInfo:
     def __init__(self) -> None:
-        self.listening = False  # the body of a heartbeat is incomplete; ``hear`` takes the rest
+        self.listening = False  # the body of a heartbeat is incomplete; ``receive`` takes the rest
         self.language = ""
         self._version: int | None = None
         self._id = ""
@@ -85,19 +85,19 @@ class AboutClient:
             return ClientDescription(self._id)
         return ClientDescription(self._id, self.language, version_name(self._version))
 
-    def meet(self, header: Header) -> None:
+    def identify(self, header: Header) -> None:
         if self._version is None and header.reading != UNPARSED:
             # A copy of the text, which may be any length.
             self.language, self._version = header.language[:MAX_NAME_CHARS], header.version
 
     def heartbeat(self, size_bytes: int, piece: memoryview) -> None:
-        """Read the beginning of a heartbeat's body. The rest goes to ``hear``."""
+        """Read the beginning of a heartbeat's body. The rest goes to ``receive``."""
         if 0 < size_bytes <= MAX_HEARTBEAT_BYTES:
             self._body = bytearray()
             self.listening = True
-            self.hear(piece, more=len(piece) < size_bytes)
+            self.receive(piece, more=len(piece) < size_bytes)
 
-    def hear(self, piece: memoryview, *, more: bool) -> None:
+    def receive(self, piece: memoryview, *, more: bool) -> None:
         self._body += piece
         if more:
             return

@@ -3,15 +3,15 @@
 from typing import Final
 
 from proxy.deciding.batch import Side
-from proxy.protocols.amqp.about import Identity
+from proxy.protocols.amqp.client_info import Identity
 from proxy.protocols.amqp.names import encoded
 from proxy.protocols.amqp091 import wire
 from proxy.protocols.amqp091.wire import Malformed, Reader, read_texts, reads_true
 
-_LEAST_CHANNELS: Final = 2
+_MIN_CHANNELS: Final = 2
 
 
-class AboutClient(Identity):
+class ClientInfo(Identity):
     def __init__(self) -> None:
         super().__init__(b"")
         # As negotiated, 0 until then. A heartbeat of 0 s means none.
@@ -37,10 +37,10 @@ class AboutClient(Identity):
                 return False
             channels = arguments.short() or wire.MAX_CHANNEL
             self.channel_max = min(channels, self._offered_channels or wire.MAX_CHANNEL)
-            most_bytes = arguments.long()
-            if 0 < most_bytes <= wire.FRAME_BYTES:
-                raise Malformed(f"a tune-ok with a maximum frame size of {most_bytes} bytes")
-            self.tuned_bytes = most_bytes or 1 << 32
+            max_bytes = arguments.long()
+            if 0 < max_bytes <= wire.FRAME_BYTES:
+                raise Malformed(f"a tune-ok with a maximum frame size of {max_bytes} bytes")
+            self.tuned_bytes = max_bytes or 1 << 32
             self.heartbeat_s = arguments.short()
             return True
         elif method == wire.CONNECTION_OPEN:
@@ -52,7 +52,7 @@ class AboutClient(Identity):
     def withhold(self, offer: bytes) -> bytes:
         """Return a tune payload for the client with one channel less than the broker's ``offer``."""
         offered = Reader(offer, 4, len(offer)).short() or wire.MAX_CHANNEL
-        if offered < _LEAST_CHANNELS or self.tuned_bytes:
+        if offered < _MIN_CHANNELS or self.tuned_bytes:
             return offer
         self._withheld = True
         return offer[:4] + (offered - 1).to_bytes(2, "big") + offer[6:]
@@ -68,7 +68,7 @@ class AboutClient(Identity):
     def sender(self) -> tuple[str, str]:
         return encoded(self.vhost), encoded(self.user)
 
-    def hear(self, method: int, arguments: Reader) -> None:
+    def receive(self, method: int, arguments: Reader) -> None:
         if method == wire.CONNECTION_TUNE:
             self._offered_channels = arguments.short()
         elif method == wire.CONNECTION_OPEN_OK:

@@ -6,14 +6,14 @@ Shadow rules are checked for requests that the enforcing limits admit, and restr
 from collections import Counter
 from collections.abc import Sequence
 
-from limiter.buckets.limiter import Gate, run_of_larger
+from limiter.buckets.limiter import Gate, count_larger
 from limiter.counting.accounts import Accounts
 from limiter.plans.plans import ApplicableLimit, Caller, Plan, gate_of
 from limiter.waiting.delays import CreditDemand, Decision, Delays, Demand, Granted, too_large
 from limiter.waiting.lines import Credit, Denial, Held, ShadowDenial
 
 
-class Asking:
+class Acquirer:
     def __init__(self, delays: Delays, accounts: Accounts) -> None:
         self._delays = delays
         self._accounts = accounts
@@ -47,23 +47,23 @@ class Asking:
         if doubled and not caller.refusable:
             distinct = [_within_reach(one) for one in distinct]
         admitted = count
-        stoppers: list[Demand] = []
+        denying: list[Demand] = []
         large: list[tuple[Demand, int]] = []
         for one in distinct:
             part, gate, costs = one
             waits = part.waits(caller)
             if (waits or part.delays) and self._delays.must_wait(now_ns, part, gate, caller, held=held):
-                most = gate.rule.most_permits
-                passing, alone = 0, run_of_larger(costs, 0, most, most) if gate.rule.rate_per_s else 0
+                most = gate.rule.max_permits
+                passing, alone = 0, count_larger(costs, 0, most, most) if gate.rule.rate_per_s else 0
             else:
                 passing, _, alone = gate.check(now_ns, costs)
-            if alone and waits and costs[passing] <= gate.rule.most_permits:
+            if alone and waits and costs[passing] <= gate.rule.max_permits:
                 alone = 0
             if passing < admitted:
                 admitted = passing
-                stoppers, large = [], []
+                denying, large = [], []
             if passing < count and passing == admitted:
-                stoppers.append(one)
+                denying.append(one)
                 if alone:
                     large.append((one, alone))
         if admitted:
@@ -75,7 +75,7 @@ class Asking:
         if self._delays.lines:
             for part, gate, costs in distinct:
                 if not caller.may_wait or (part.delays and not part.holds):
-                    self._delays.overtook(part, gate, sum(costs[:admitted]))
+                    self._delays.on_overtaken(part, gate, sum(costs[:admitted]))
         if held is not None and admitted:
             self._delays.released(now_ns, asked, caller)
         if admitted == count:
@@ -86,7 +86,7 @@ class Asking:
             cost = costs[admitted]
             stop = too_large(part, gate.rule, cost, gate.refuse_alone(now_ns, cost))
             return Decision(admitted, stop, alone=alone)
-        return self._stopped(now_ns, admitted, stoppers, caller)
+        return self._stopped(now_ns, admitted, denying, caller)
 
     def grant(
         self,
@@ -119,7 +119,7 @@ class Asking:
     def grant_at_once(self, now_ns: int, parts: Sequence[ApplicableLimit], caller: Caller, credit: Credit) -> bool:
         """Grant the full amount if no request waits and all limits have it in store, otherwise nothing."""
         most = credit.most
-        if most < credit.least or not self._delays.nobody_is_before(now_ns):
+        if most < credit.least or not self._delays.can_grant_all(now_ns):
             return False
         asked = self._credit_demands(now_ns, parts, caller, credit)
         if any(gate.affords(now_ns, price, most) < most for _, gate, price, *_ in asked):
@@ -161,12 +161,12 @@ class Asking:
             price = prices[part.unit]
             if limiter is not None and price:
                 gate = gate_of(limiter, caller, now_ns)
-                asked.append(CreditDemand(part, gate, min(price, gate.rule.most_permits)))
+                asked.append(CreditDemand(part, gate, min(price, gate.rule.max_permits)))
         return asked
 
-    def _stopped(self, now_ns: int, admitted: int, stoppers: Sequence[Demand], caller: Caller) -> Decision:
+    def _stopped(self, now_ns: int, admitted: int, denying: Sequence[Demand], caller: Caller) -> Decision:
         stop: Denial | None = None
-        for part, gate, _ in stoppers:
+        for part, gate, _ in denying:
             if not part.waits(caller):
                 wait_us = gate.refuse(now_ns)
                 if part.delays:
@@ -178,11 +178,11 @@ class Asking:
                 stop = stop or Denial(resource, gate.rule, wait_us)
         if stop is not None:
             return Decision(admitted, stop)
-        part, gate, costs = stoppers[0]
+        part, gate, costs = denying[0]
         wait_us = self._delays.wait_us(now_ns, part, gate, costs[admitted])
-        return Decision(admitted, Denial(part.resource, gate.rule, max(1, wait_us)), tuple(stoppers))
+        return Decision(admitted, Denial(part.resource, gate.rule, max(1, wait_us)), tuple(denying))
 
-    def shades(
+    def shadow_denials(
         self,
         now_ns: int,
         shadows: Sequence[Sequence[ApplicableLimit]],
@@ -191,7 +191,7 @@ class Asking:
         sizes: Sequence[int],
     ) -> tuple[ShadowDenial, ...]:
         """Check each shadow rule as if it were the only one in addition to the enforcing ones."""
-        shades = []
+        shadow_denials = []
         count = len(messages)
         for parts in shadows:
             at = 0
@@ -201,24 +201,24 @@ class Asking:
                     break
                 first = at + decision.admitted
                 at = first + decision.alone if decision.alone else count
-                shades.append(ShadowDenial(decision.stop.resource, decision.stop.rule.name, first, at))
+                shadow_denials.append(ShadowDenial(decision.stop.resource, decision.stop.rule.name, first, at))
                 # All of them pass, so all of them count.
                 second, costs_by_unit = self._accounts.at(now_ns), (messages, (1,) * count, sizes)
                 for part in parts:
                     part.spend(second, now_ns, sum(costs_by_unit[part.unit][first:at]))
-        return tuple(shades)
+        return tuple(shadow_denials)
 
 
 def _within_reach(demand: Demand) -> Demand:
     part, gate, costs = demand
-    most = gate.rule.most_permits
+    most = gate.rule.max_permits
     return demand if max(costs) <= most else (part, gate, [min(cost, most) for cost in costs])
 
 
 def _distinct_of_credit(asked: Sequence[CreditDemand]) -> list[CreditDemand]:
     times = Counter(demand.gate for demand in asked)
     return [
-        demand._replace(price=min(times[gate] * demand.price, gate.rule.most_permits))
+        demand._replace(price=min(times[gate] * demand.price, gate.rule.max_permits))
         for gate, demand in {demand.gate: demand for demand in asked}.items()
     ]
 

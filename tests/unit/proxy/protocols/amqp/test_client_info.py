@@ -1,6 +1,6 @@
 import pytest
 
-from proxy.protocols.amqp.about import shown
+from proxy.protocols.amqp.client_info import shown
 
 
 @pytest.mark.parametrize(
