@@ -1,6 +1,6 @@
-"""The one interface between the data path and the operator's side; every type here is plain data.
+"""The only interface between the data path and the admin side. All types are plain data.
 
-A RuleSet goes in, a Snapshot comes out; besides there are commands with replies in both directions.
+A RuleSet goes in, a Snapshot comes out. Commands with replies go in both directions.
 """
 
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
@@ -29,9 +29,9 @@ LimitCommandVerb = Literal["view_limits", "update_limit"]
 
 
 class LimitCommand(msgspec.Struct, frozen=True):
-    """A client's question to Sluice itself in the broker's own protocol, where its listener allows that.
+    """A client's command to Sluice itself in the broker's protocol, where the listener allows it.
 
-    ``view_limits`` wants all limits of the kinds that the protocol shows, ``update_limit`` a change.
+    ``view_limits`` lists all limits of the kinds that the protocol shows. ``update_limit`` changes one.
     """
 
     id: int  # for ``DataPath.reply``
@@ -39,43 +39,43 @@ class LimitCommand(msgspec.Struct, frozen=True):
     peer: str
     verb: LimitCommandVerb
     kind: str = ""
-    name: str = ""  # as rules write it
+    name: str = ""  # as in rules
     rate_per_s: float = 0.0
 
 
 class ListedLimit(msgspec.Struct, frozen=True):
-    """One limit as ``view_limits`` is told."""
+    """One limit in the answer to ``view_limits``."""
 
     kind: str
     name: str
-    rate_per_s: float | None  # its limit; None is unlimited
-    last_wait_us: int  # the wait that was last stated to a client, in microseconds; 0 if none was
-    last_refused_ms: int  # when that was, in milliseconds since 1970; 0 if it never was
+    rate_per_s: float | None  # None: unlimited
+    last_wait_us: int  # the last wait stated to a client, in microseconds. 0: none yet
+    last_refused_ms: int  # when it was stated, in milliseconds since 1970. 0: never
 
 
 class LimitCommandReply(msgspec.Struct, frozen=True):
     """The answer to a LimitCommand."""
 
-    error: str = ""  # for people; empty if it was done
+    error: str = ""  # message for the operator. Empty on success
     version: int = 0  # of the active rules
     limits: tuple[ListedLimit, ...] = ()
 
 
 class Cleared(msgspec.Struct, frozen=True):
-    """What a reset cleared; messages include requests."""
+    """Counts of a reset. Messages include requests."""
 
     limiters: int = 0
     debt_messages: float = 0.0
     debt_bytes: float = 0.0
-    open_breakers: int = 0  # also those of shares
+    open_breakers: int = 0  # including those of shares
     shares: int = 0
 
 
 class FleetError(Exception):
-    """The fleet's Redis cannot be used; the message says why, with the remedy.
+    """The fleet's Redis is not usable. The message has the reason and the remedy.
 
     Attributes:
-        sent: a command was sent, and it is not known whether it was done.
+        sent: a command was sent, and its result is unknown.
     """
 
     def __init__(self, reason: str, *, sent: bool = False) -> None:
@@ -84,43 +84,43 @@ class FleetError(Exception):
 
 
 class DataPath(Protocol):
-    """What the admin side knows of the data path."""
+    """The data path, as the admin side sees it."""
 
     async def apply(self, rule_set: RuleSet) -> None:
-        """Put a rule set in force; returns when every data path decides by that version.
+        """Activate a rule set. Returns when every data path decides by that version.
 
         Raises:
-            ValueError: its version is not above the one in force.
+            ValueError: its version is not above the active one.
         """
 
     async def reset(self, kind: str, name: str) -> Cleared:
         """Reset limiters, so that they are full and closed.
 
-        ``name`` is that of one resource or scope, ``KIND:PATTERN`` of a total, or a pattern: all names under its active
+        ``name`` is one resource or scope, ``KIND:PATTERN`` of a total, or a pattern for all names under its active
         rule.
         """
 
     async def snapshot(self, *, whole: bool = True) -> Snapshot:
-        """Return the present counters, with ``whole`` those for each resource, rule and connection, too."""
+        """Return the present counters. If ``whole``, include those of each resource, rule and connection."""
 
     async def totals(self) -> ResourceCounts: ...
 
     def resources(self, since_ns: int = 0) -> Iterator[ResourceState]:
-        """Go through resources asked for since that monotonic time; only on a thread of ``proxy.common.threads``."""
+        """Yield resources used since that monotonic time. Call only on a thread of ``proxy.common.threads``."""
 
     async def connections(self) -> tuple[ConnectionState, ...]: ...
 
     async def close_connection(self, connection_id: int, reason: str) -> bool:
-        """Close one connection; returns whether it was there."""
+        """Close one connection. Returns whether it existed."""
 
     async def flow(self, max_connections: int = 100) -> Flow:
-        """Return what waits for what, and which stage is the bottleneck; also at most as many destinations."""
+        """Return waiting stages and the bottleneck. ``max_connections`` bounds connections and destinations."""
 
     async def spool(self, max_resources: int = 100) -> SpoolState | None:
-        """Return what the spool holds; None if there is no spool."""
+        """Return the contents of the spool. None without a spool."""
 
     async def purge(self, kind: str, name: str) -> Purged:
-        """Refuse what the spool holds of one resource, or drop messages whose senders expect no answer.
+        """Refuse the spooled messages of one resource, or drop them if their senders expect no answer.
 
         Messages that arrive during the purge may be purged as well.
 
@@ -129,53 +129,53 @@ class DataPath(Protocol):
         """
 
     async def explain(self, question: Question) -> Explanation:
-        """Return what would limit a request, in order, and the live state of each limit; changes nothing.
+        """Return the limits that apply to a request, in order, each with its live state. Changes nothing.
 
         Raises:
-            QuestionError: the question makes no sense.
+            QuestionError: the question is inconsistent.
         """
 
     async def adaptive(self) -> tuple[AdaptiveState, ...]:
-        """Return the adaptive limits in force, by listener; empty while no rule is adaptive."""
+        """Return the active adaptive limits by listener. Empty without adaptive rules."""
 
     async def fleet(self) -> FleetState | None:
-        """Return the fleet as this process knows it; waits up to 1 s for Redis. None if it is not in a fleet."""
+        """Return the fleet as this process knows it. Waits up to 1 s for Redis. None outside a fleet."""
 
     async def fleet_edits_changed(self, known: bytes | None) -> None:
-        """Return once the fleet's Redis answers, with another version of the log of edits than is known."""
+        """Return once Redis reports a version of the edit log other than ``known``."""
 
     async def read_fleet_edits(self) -> Mapping[bytes, bytes]:
-        """Return the fields of the fleet's log of edits; its version is that of the field ``""``.
+        """Return the fields of the fleet's edit log. Field ``""`` is its version.
 
         Raises:
             FleetError: it cannot be read.
         """
 
     async def write_fleet_edits(self, known: bytes, fields: Mapping[str, bytes], removed: Sequence[str]) -> bool:
-        """Set and remove fields of the fleet's log of edits; False if it is not of the version that is known.
+        """Set and remove fields of the fleet's edit log. False if its version is not ``known``.
 
         Raises:
             FleetError: it cannot be written.
         """
 
     async def take_traffic(self, *, unfinished: bool = False) -> tuple[TrafficSecond, ...]:
-        """Return the outcomes of requests in complete seconds that were not taken yet, in order of time.
+        """Return the request outcomes of complete seconds not taken yet, in order of time.
 
         Recording begins with the first call. Seconds without requests are left out. A bounded number of seconds is kept
-        for a late caller; then the last one is prolonged. Nothing is lost if the call is cancelled.
+        for a late caller. After that, the last one is extended. Nothing is lost if the call is cancelled.
 
         Args:
-            unfinished: with the current second so far; its rest is returned later as one of its own.
+            unfinished: include the current second so far. Its rest is returned later as a separate entry.
         """
 
     async def probe_brokers(self) -> tuple[ListenerState, ...]:
-        """Try to connect to each listener's broker; return the listeners afterwards."""
+        """Try to connect to each listener's broker. Returns the listeners afterwards."""
 
     def limit_commands(self) -> AbstractAsyncContextManager[AsyncIterator[LimitCommand]]:
-        """Take limit commands; each is answered by ``reply``. Without a taker they go to the broker. One at most."""
+        """Receive limit commands, each to answer with ``reply``, by one receiver. Without one the broker gets them."""
 
     async def reply(self, command_id: int, reply: LimitCommandReply) -> None:
-        """Answer a command; one whose client has left is forgotten."""
+        """Answer a command. Ignored if its client has left."""
 
     def descriptors(self) -> list[int]:
         """Return the descriptors of the listening sockets, for another process."""
@@ -183,24 +183,24 @@ class DataPath(Protocol):
     async def hand_over(self, grace_s: float) -> SavedLimits:
         """Stop accepting connections and requests, close the spool, and return the state of all limits.
 
-        The sockets stay open: new clients wait for the other process. Requests in flight or held are finished; call
+        The sockets stay open: new clients wait for the other process. Requests in flight or held are finished. Call
         ``drain`` or ``resume`` next. If the spool is in use, all connections end at once, since the other process has
         the spool's messages.
         """
 
     async def resume(self) -> None:
-        """Accept clients and open the spool again, after a ``hand_over`` that failed."""
+        """Accept clients and open the spool again, after a failed ``hand_over``."""
 
     async def save_limits(self) -> SavedLimits: ...
 
     def spent_since(self, saved: SavedLimits) -> list[Spent]:
-        """Return what was spent of the limits since ``hand_over``, minus the reserve set aside then."""
+        """Return the permits spent since ``hand_over``, minus the reserve set aside then."""
 
     def debit(self, spent: Iterable[Spent]) -> None:
-        """Charge the limits for what another process has spent; negative amounts are given back."""
+        """Charge the limits for permits spent by another process. Negative amounts are given back."""
 
     async def turn(self) -> None:
-        """Return once the event loop and each lane of the executor have had a turn; never while one hangs."""
+        """Return once the event loop and each lane of the executor have run. Never returns while one hangs."""
 
     async def drain(self, grace_s: float) -> None:
-        """Stop accepting, let what is in flight finish, close; returns after ``grace_s`` seconds at the latest."""
+        """Stop accepting, finish requests in flight, and close. Returns after ``grace_s`` seconds at the latest."""

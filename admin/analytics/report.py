@@ -1,7 +1,7 @@
-"""A report: from files of the log to tables, and from tables to one dictionary of results.
+"""Builds a report: tables from log files, and one dictionary of results from the tables.
 
-The terminal, the page and the JSON all show that dictionary. It is bounded: of whatever there may be many, it has the
-first few, and how many there are in all; the rest is in the tables.
+The terminal, the page and the JSON all show that dictionary. Its lists are bounded: the first few rows and the total
+number. The tables have the rest.
 """
 
 import json
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
 VERSION: Final = 2  # of the JSON
 Row = dict[str, Any]
 _MAX_ROWS: Final = 20  # floods, culprits, fleets, new names, and resources of the week
-_MAX_SOURCES: Final = 50  # sidecars, in all and of one flood or fleet, and files set aside
+_MAX_SOURCES: Final = 50  # sidecars, in all and of one flood or fleet, and quarantined files
 _MAX_CURVES: Final = 6
 _MAX_CALLERS: Final = 3
 _MAX_POINTS: Final = 1000
 _MAX_CHANGES: Final = 30
 _MAX_RECOMMENDED: Final = 100
 _STEPS_S: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14_400, 21_600, 43_200, 86_400)
-_TWICE_S: Final = 600  # a run that takes over may record this many seconds beside the one before
+_TWICE_S: Final = 600  # seconds for which a run that takes over may record in parallel with the old one
 _TOGETHER: Final = (
     "Two processes wrote as {} at the same time, or its clock was set back between two runs,"
     " so no limit of it is changed by default: give each process its own [rejection_log] instance"
@@ -61,7 +61,7 @@ _REFUSED: Final = "refused_messages + dropped_messages"
 
 @dataclass(frozen=True)
 class Tools:
-    """What a report is made with: Spark, where its tables are, and who is told what is being done."""
+    """Tools of a report: Spark, the folder of its tables, and a progress callback."""
 
     session: "SparkSession"
     store: Store
@@ -70,17 +70,17 @@ class Tools:
 
     @property
     def in_process(self) -> bool:
-        """A log is so small that starting workers would take longer than everything else."""
+        """Whether the log is so small that starting workers would take longer than the work."""
         return self.log_bytes < TINY_BYTES
 
     def keep(self, frame: "DataFrame") -> "DataFrame":
-        """Return rows that are not made twice: as they are while they have room, or as columns that may go to disk."""
+        """Cache rows so that they are computed once, in memory or as columns that may go to disk."""
         return frame.localCheckpoint(eager=False) if self.log_bytes < SMALL_BYTES else frame.persist()
 
 
 @dataclass(frozen=True)
 class Frames:
-    """Tables of the period: as they were just made, or as they are read again."""
+    """Tables of the period, just made or read back."""
 
     minutes: "DataFrame"
     refusals: "DataFrame"
@@ -99,13 +99,13 @@ _TABLES: Final = {
 def make_tables(
     tools: Tools, found: Found, options: Options, hours: frozenset[int] | None = None
 ) -> tuple[Frames, Row]:
-    """Read files and write the tables of their days, in place of those that are there.
+    """Read files and write the tables of their days, replacing existing ones.
 
-    Of ``hours`` only those are made that begin at these seconds, and all others stay as they are. Return the tables,
-    and what was read.
+    ``hours`` restricts this to the hours that begin at these seconds. All others stay as they are. Returns the tables
+    and the input statistics.
 
     Raises:
-        StartError: there is nothing to report, and no report to which nothing is added; the tables are as they were.
+        StartError: there are no records, and no report to add to. The tables are unchanged.
     """
     tools.step(f"reading {words.counted(len(found.files), 'file')}")
     in_period = _in_period(options, hours)
@@ -149,7 +149,7 @@ def make_tables(
         for name, (table, at) in _TABLES.items():
             kept = tools.store.read(table).where(touched & ~F.expr(f"{at} - {at} % {HOUR_S}").isin(sorted(hours)))
             made[name] = made[name].select(*table.names).unionByName(kept.select(*table.names))
-        # A rule may have been recorded in other hours of the day as well.
+        # The rule may also have been recorded in other hours of the day.
         rules = made["limits"].groupBy(*RESOURCE_KEY, "rule", "dt")
         made["limits"] = rules.agg(F.max_by(F.struct(*tables.LIMITS.names), "seen_s").alias("its")).select("its.*")
     for name, (table, _) in _TABLES.items():
@@ -170,7 +170,7 @@ def make_tables(
 
 
 def read_tables(tools: Tools, days: Days = ALL_DAYS) -> Frames:
-    """Return the tables that are there, or some days of them."""
+    """Return the existing tables, all or for some days."""
     return Frames(**{name: tools.store.read(table, days) for name, (table, _) in _TABLES.items()})
 
 
@@ -183,7 +183,7 @@ def _in_period(options: Options, hours: Iterable[int] | None) -> str:
 
 
 def hours_of(tools: Tools, found: Found) -> defaultdict[str, set[int]]:
-    """Return the beginnings of the hours that each file has records of."""
+    """Return the start of each hour with records, by file."""
     rows = log.hours_of(tools.session, found, in_process=tools.in_process).collect()
     hours: defaultdict[str, set[int]] = defaultdict(set)
     for row in rows:
@@ -192,7 +192,6 @@ def hours_of(tools: Tools, found: Found) -> defaultdict[str, set[int]]:
 
 
 def _set_aside(lines: "DataFrame") -> list[Row]:
-    """Return where bad lines are and why they are bad, the most first, and the files that are damaged."""
     rows = (
         lines.where("why IS NOT NULL")
         .groupBy("file", "why")
@@ -206,7 +205,7 @@ def _set_aside(lines: "DataFrame") -> list[Row]:
 
 
 def path_of(address: str) -> str:
-    """Return an address of Spark's as people know it."""
+    """Convert an address from Spark's form to the operator's."""
     return re.sub("^file:/+", "/", urllib.parse.unquote(address))
 
 
@@ -221,11 +220,11 @@ def _why_nothing(first_s: int | None, last_s: int | None, found: Found, set_asid
     return [*why, f"nothing to report: not one record of a rejection log in {words.counted(len(found.files), 'file')}"]
 
 
-# What is known of sidecars.
+# Sidecars.
 
 
 def sidecars_of(coverage: "DataFrame") -> tuple[dict[str, Known], list[Row]]:
-    """Return what is known of each sidecar, for advice and for people."""
+    """Return the coverage of each sidecar, for advice and for display."""
     runs = (
         coverage.groupBy("instance", "run", "dt")
         .agg(
@@ -253,7 +252,7 @@ def sidecars_of(coverage: "DataFrame") -> tuple[dict[str, Known], list[Row]]:
 
 
 def _together(members: Sequence[Known]) -> Known:
-    """Return what is known of a fleet: a time is known if any member recorded it."""
+    """Return the coverage of a fleet: a time is covered if any member recorded it."""
     day_s = {day: max(each.day_s.get(day, 0) for each in members) for each in members for day in each.day_s}
     return Known(
         sum(day_s.values()),
@@ -284,7 +283,7 @@ def _sidecar(name: str, rows: Sequence[Row]) -> tuple[Known, Row]:
         if sum(row["seconds"] for row in run) > minutes * MINUTE_S + _TWICE_S:
             twice = _CLOCK_SET_BACK
         spans.append((first_s, last_s, minutes))
-        # The run went on, so its heartbeats are missing.
+        # The run continued, so its heartbeats are missing.
         missing += (last_s - first_s) // MINUTE_S - minutes
     from_s, until_s = min(spans)[0], max(last_s for _, last_s, _ in spans)
     end_s, end_gap_s = from_s, 0
@@ -292,7 +291,7 @@ def _sidecar(name: str, rows: Sequence[Row]) -> tuple[Known, Row]:
         if not its_minutes:
             continue
         gap_s = last_s - first_s - its_minutes * MINUTE_S
-        # Two runs have a minute in common where one ends and the next begins in it. A gap of one may be the other's.
+        # When a run ends and the next begins within a minute, both have it. A gap in one may be covered by the other.
         both_s = max(0, min(end_s, last_s) - first_s - max(gap_s, end_gap_s))
         shared += both_s // MINUTE_S
         if last_s > end_s:
@@ -327,7 +326,7 @@ def _sidecar(name: str, rows: Sequence[Row]) -> tuple[Known, Row]:
 def advise(
     tools: Tools, frames: Frames, options: Options, sidecars: Mapping[str, Known]
 ) -> tuple["DataFrame", "DataFrame"]:
-    """Find storms and decide about all limits; write both, and culprits, as tables, and return them."""
+    """Find storms and decide about all limits. Writes storms, decisions and culprits as tables, and returns them."""
     tools.step("looking for storms")
     days = Days.of_seconds(options.since_s, options.until_s)
     whose = f"explode(IF(fleet != '', array(instance, {rollup.OF_FLEET}), array(instance))) AS instance"
@@ -353,12 +352,12 @@ def advise(
 def results(
     frames: Frames, advised: tuple["DataFrame", "DataFrame"], coverage: list[Row], inputs: Row, options: Options
 ) -> Row:
-    """Return what a report shows, as plain data. Times are whole seconds since 1970 UTC, rates are per second."""
+    """Return the content of a report as plain data. Times are whole seconds since 1970 UTC, rates are per second."""
     storm_rows, recommendations = advised
     from_s = min((each["from_s"] for each in coverage), default=None)
     until_s = max((each["until_s"] for each in coverage), default=None)
     length_s = 0 if from_s is None or until_s is None else until_s - from_s
-    # The last week counts as new, or the last day of less than two weeks.
+    # Names of the last week count as new, or of the last day if there are less than two weeks.
     back_s = next((each for each in (WEEK_S, DAY_S) if length_s >= 2 * each), None)
     new_since_s = until_s - back_s if until_s is not None and back_s is not None else None
     resources, sums = _resources(frames.minutes, until_s, new_since_s)
@@ -370,7 +369,7 @@ def results(
         for name in ("gap_minutes", "missing_minutes", "lost_records", *_OF_SIDECARS)
     }
     totals = {**sums, **unknown, **counts, "recommendations": actions, "offered": offered}
-    # Files that could not be read come before bad lines.
+    # Unreadable files come before bad lines.
     aside = sorted(inputs["set_aside"], key=lambda each: each["lines"] > 0)[:_MAX_SOURCES]
     return {
         "version": VERSION,
@@ -405,8 +404,7 @@ def _named(row: Mapping[str, Any]) -> Row:
 
 
 def _resources(minutes: "DataFrame", until_s: int | None, new_since_s: int | None) -> tuple[dict[str, list[Row]], Row]:
-    """Return the first few resources of several orders, and sums over all of them."""
-    # Weeks are added up from whole hours.
+    # Weeks are sums of whole hours.
     end_s = 0 if until_s is None else until_s + -until_s % HOUR_S
     week, before = (f"minute_s BETWEEN {end_s - at * WEEK_S} AND {end_s - (at - 1) * WEEK_S - 1}" for at in (1, 2))
     by_resource = minutes.groupBy(*RESOURCE_KEY).agg(
@@ -459,7 +457,7 @@ def _resources(minutes: "DataFrame", until_s: int | None, new_since_s: int | Non
 
 
 def _week(of_week: Sequence[Row], from_s: int | None, until_s: int | None) -> Row | None:
-    """Return the last seven days beside the seven before; None if there are no two weeks."""
+    """Compare the last seven days with the seven before. None with less than two weeks."""
     if from_s is None or until_s is None or until_s - from_s < 2 * WEEK_S:
         return None
     end_s = until_s + -until_s % HOUR_S
@@ -477,7 +475,6 @@ def _week(of_week: Sequence[Row], from_s: int | None, until_s: int | None) -> Ro
 
 
 def _storms(storms: "DataFrame") -> tuple[list[Row], Row]:
-    """Return the storms of the largest floods, and how many floods there are, of limits that refuse or only shadow."""
     flood = ("shadow", "kind", "name", "flood_s")
     whole = Window.partitionBy("shadow")
     largest = (
@@ -514,7 +511,6 @@ _OF_RANKING: Final = frozenset({"dt", "open", "rank", "all", "all_open", "at"})
 
 
 def _culprits(refusals: "DataFrame", new_since_s: int | None) -> tuple[list[Row], list[Row], list[Row]]:
-    """Return who was refused most, in all and by resource, and who was refused for the first time lately."""
     key = (*RESOURCE_KEY, *WHO_KEY)
     refused = (
         refusals.where("verdict = 'refuse'")
@@ -551,7 +547,6 @@ def _rows(frame: "DataFrame") -> list[Row]:
 def _recommendations(
     frame: "DataFrame", storms: Sequence[Row], options: Options
 ) -> tuple[list[Row], dict[str, int], dict[str, int], list[Row]]:
-    """Return what is most worth doing and what is for the storms shown, how many of each action, and what was tried."""
     action = ", ".join(f"'{each}', {at}" for at, each in enumerate(ACTIONS))
     to_do = ", ".join(f"'{each}'" for each in TO_DO)
     order = (
@@ -589,10 +584,10 @@ def _tried(of: Row, rate_per_s: float) -> Row:
 
 
 def _fleets(frame: "DataFrame") -> list[Row]:
-    """Return the resources on several sidecars that most is needed for, in messages.
+    """Return the resources on several sidecars with the largest demand, in messages.
 
-    Each has a limit of its own, and the broker gets their sum. Their busiest seconds need not be the same ones, so that
-    all together may need less than the sum.
+    Each sidecar has its own limit, and the broker gets the sum. Their busiest seconds may differ, so the combined
+    demand may be less than the sum.
     """
     member = "struct(-need_per_s AS less, instance, limit_per_s)"
     rows = (
@@ -623,9 +618,9 @@ def _fleets(frame: "DataFrame") -> list[Row]:
 
 
 def _curves(minutes: "DataFrame", worst: Sequence[Row]) -> list[Row]:
-    """Return the demand over time, each with its own step, in what the limit counted at the time.
+    """Return demand curves, each with its own step, in the unit that the limit counted at the time.
 
-    Steps without a request are left out. Messages are taken to be refused as often as requests.
+    Steps without a request are left out. Messages are assumed to be refused as often as requests.
     """
     if not worst:
         return []
@@ -664,7 +659,7 @@ def _curves(minutes: "DataFrame", worst: Sequence[Row]) -> list[Row]:
     points: defaultdict[tuple[str, ...], list[Row]] = defaultdict(list)
     for row in rows:
         *key, _, at_s = row[:5]
-        # Six digits that count: one message a day is not nothing.
+        # Six significant digits: one message a day is not zero.
         shown = {f"{name}_per_s": float(f"{row[f'{name}_per_s']:.6g}") for name in sums}
         limit = {"limit_per_s": row["limit_per_s"], "count": row["counted"]}
         point = {"at_s": at_s, **shown, "peak_per_s": row["peak_per_s"], **limit}
@@ -678,11 +673,9 @@ def _curves(minutes: "DataFrame", worst: Sequence[Row]) -> list[Row]:
 
 
 def _step_s(length_s: int) -> int:
-    """Return the smallest step with which a curve has no more points than there may be."""
     return next((step for step in _STEPS_S if length_s <= step * (_MAX_POINTS - 1)), _STEPS_S[-1])
 
 
 def _changes(changes: "DataFrame") -> list[Row]:
-    """Return the latest changes of limits."""
     names = [name for name in tables.LIMIT_CHANGES.names if name not in {"run", "n", "dt"}]
     return _rows(changes.orderBy(F.desc("at_s"), "instance", F.desc("n")).limit(_MAX_CHANGES).select(*names))

@@ -1,6 +1,6 @@
-"""Tables out of records, in Spark's SQL; ``tables`` says what is in each.
+"""Tables from records, in Spark SQL. ``tables`` describes their columns.
 
-All lists and maps are in an order that does not depend on which task added what up.
+The order of lists and maps does not depend on how tasks combine partial results.
 """
 
 from typing import TYPE_CHECKING, Final
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _WHATS: Final = ("requests", "messages", "bytes")
 _SUMS: Final = tuple(f"sum({name}) AS {name}" for name in _WHATS)
-REACHED: Final = ("admitted", "shadowed", "bypassed", "exempt")  # outcomes that went to the broker
+REACHED: Final = ("admitted", "shadowed", "bypassed", "exempt")  # outcomes that reached the broker
 OF_FLEET: Final = f"concat('{of_fleet('')}', fleet)"
 _DAY: Final = "date_add(DATE'1970-01-01', CAST({} DIV 86400 AS INT))"
 _TOP: Final = 10  # clients, users and producer groups of a storm, and culprits of a resource and day
@@ -28,7 +28,6 @@ def _of(type_: str, records: "DataFrame") -> "DataFrame":
 
 
 def _by_limit(type_: str, records: "DataFrame") -> "DataFrame":
-    """Return records of limits: those of one that a fleet shares belong to the fleet."""
     return _of(type_, records).withColumn("instance", F.expr(f"IF(fleet != '', {OF_FLEET}, instance)"))
 
 
@@ -43,7 +42,7 @@ def minutes(records: "DataFrame") -> "DataFrame":
     traffic = _by_limit("traffic", records).selectExpr(
         *RESOURCE_KEY,
         "at_s - at_s % 60 AS minute_s",
-        # A run that ends has larger numbers than the one after it.
+        # A run that ends has larger numbers than its successor.
         "struct(coalesce(array_max(second), -1L), n, run) AS number",
         *amounts,
         "identified",
@@ -70,7 +69,7 @@ def minutes(records: "DataFrame") -> "DataFrame":
             *(F.sum(name).alias(name) for name in (*AMOUNTS, "identified", "busy_answers")),
             F.flatten(F.collect_list("languages")).alias("languages"),
             F.max("clients").alias("clients"),
-            # Within a run, clients are those of the minute so far.
+            # Within a run, clients are cumulative over the minute.
             F.expr("bool_or(more_clients) OR min(number.run) < max(number.run) AS more_clients"),
             F.expr("max_by(its_limit, number) AS its_limit"),
             # In order of their first second.
@@ -121,7 +120,7 @@ _ADDED: Final = ", ".join(
 _OVERLAP: Final = """IF(size(of_parts) < 2, false, coalesce(exists(sequence(1, size(of_parts) - 1),
     i -> get(get(of_parts, i).second, 0) <= array_max(get(of_parts, i - 1).second)), false))"""
 _SECONDS: Final = f"IF(overlap, struct(array_sort(array_distinct(seconds.second)) AS second, {_ADDED}), seconds)"
-"""Seconds in order, each once: a second is in two records where one run ended in it and another began."""
+"""Seconds in order, each once. A second is in two records if one run ended and another began in it."""
 _WOULD: Final = f"""IF(size(would) = 0, {_NONE}, transform(seconds.second,
     s -> aggregate(filter(would, x -> x.second = s), 0L, (sum, x) -> sum + x.messages)))"""
 _LANGUAGES: Final = """map_from_entries(transform(array_sort(array_distinct(languages.key)), k -> struct(k,
@@ -130,7 +129,7 @@ _LANGUAGES: Final = """map_from_entries(transform(array_sort(array_distinct(lang
 
 
 def refusals(records: "DataFrame") -> "DataFrame":
-    """Add up rejections by resource, second, who it was, rule and verdict."""
+    """Add up rejections by resource, second, caller, rule and verdict."""
     return (
         _by_limit("rejection", records)
         .selectExpr(*RESOURCE_KEY, "at_s", *WHO_KEY, "rule", "verdict", *_WHATS, "wait_max_us")
@@ -141,16 +140,16 @@ def refusals(records: "DataFrame") -> "DataFrame":
 
 
 def storms(refusals: "DataFrame", newest: "DataFrame", gap_s: int) -> "DataFrame":
-    """Put refusals together whose seconds are at most the gap apart.
+    """Group refusals into storms: their seconds are at most the gap apart.
 
-    Beside the columns of the table, ``client_then`` and its like have each caller's part of what was refused in the
-    seconds in which it was refused itself. ``newest`` has the last second known of each ``instance``, as ``newest_s``.
+    Besides the table's columns, ``client_then`` and the like have each caller's part of the refusals in the seconds in
+    which it was refused itself. ``newest`` has the last known second of each ``instance``, as ``newest_s``.
     """
     key = (*RESOURCE_KEY, "shadow")
     in_order = Window.partitionBy(*key).orderBy("at_s")
     so_far = in_order.rowsBetween(Window.unboundedPreceding, 0)
     names = ", ".join(f"struct('{of}' AS of, {name} AS value, NULL AS second)" for of, name in NAMED.items())
-    # Of two messages refused to a caller and in the same second, how often the other one is the caller's as well.
+    # For a message refused to a caller: how often another message refused in that second is the caller's as well.
     pairs = "CAST(messages AS DOUBLE) * (messages - 1) / greatest(1, of_second - 1)"
     parts = (
         refusals.where("verdict != 'hold'")
@@ -205,7 +204,7 @@ def storms(refusals: "DataFrame", newest: "DataFrame", gap_s: int) -> "DataFrame
 
 
 def floods(storms: "DataFrame", gap_s: int) -> "DataFrame":
-    """Add the begin of the flood that each storm is part of, and at how many ``sidecars`` it was."""
+    """Add the start of each storm's flood, and the number of ``sidecars`` it hit."""
     of = ("kind", "name", "shadow")
     in_order = Window.partitionBy(*of).orderBy("start_s", "end_s", "instance")
     before = F.max("end_s").over(in_order.rowsBetween(Window.unboundedPreceding, -1))
@@ -221,7 +220,7 @@ def floods(storms: "DataFrame", gap_s: int) -> "DataFrame":
 
 
 def culprits(refusals: "DataFrame") -> "DataFrame":
-    """Rank who was refused by the messages refused to them, of each resource and day; ties go by name."""
+    """Rank callers by refused messages, for each resource and day. Ties go by name."""
     day = Window.partitionBy(*RESOURCE_KEY, "dt")
     return (
         refusals.where("verdict = 'refuse'")
@@ -234,7 +233,7 @@ def culprits(refusals: "DataFrame") -> "DataFrame":
 
 
 def limits(records: "DataFrame") -> "DataFrame":
-    """Return the rules as last recorded on a day."""
+    """Return the last record of each rule on a day."""
     return (
         _by_limit("limit", records)
         .selectExpr(
@@ -258,10 +257,10 @@ def limit_changes(records: "DataFrame") -> "DataFrame":
 
 
 def coverage(lines: "DataFrame", records: "DataFrame") -> "DataFrame":
-    """Return what is known of each run in each hour, from ``lines`` with their copies and ``records``, each once."""
+    """Return the coverage of each run and hour. ``lines`` include duplicates, and ``records`` do not."""
     key = ("instance", "run", "hour_s")
     hour = "at_s - at_s % 3600 AS hour_s"
-    # Of 64 numbers in a row those that were there are the bits of one.
+    # One bit for each of 64 consecutive numbers.
     numbers = (
         lines.selectExpr("instance", "run", hour, "n", "last_s")
         .groupBy(*key, F.expr("n DIV 64"))

@@ -1,8 +1,8 @@
-"""The Parquet tables of a report: what is in them, how they are written, how they are read.
+"""The Parquet tables of a report: columns, writing and reading.
 
-A table lies in ``OUT/<table>/dt=<day>/*.parquet``. The day (UTC) is that on which the period of a row begins. Times are
-whole seconds since 1970 UTC, and beside each stands the same as a TIMESTAMP, in ``…_at``. Shares are between 0 and 1.
-A run replaces the days of its period and leaves all others.
+Files are ``OUT/<table>/dt=<day>/*.parquet``. The day (UTC) is that of the start of a row's period. Times are whole
+seconds since 1970 UTC. For each there is a TIMESTAMP column ``…_at``. Shares are between 0 and 1. A run replaces the
+days of its period and leaves all others.
 """
 
 import shutil
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _RESOURCE: Final = "instance STRING, kind STRING, name STRING"
-RESOURCE_KEY: Final = ("instance", "kind", "name")  # what limits are of: each instance has its own, or a fleet
-WHO_KEY: Final = ("client", "user", "product", "producer_group")  # who was refused; all but the client may be empty
+RESOURCE_KEY: Final = ("instance", "kind", "name")  # a limit's key. Each instance has its own, or a fleet
+WHO_KEY: Final = ("client", "user", "product", "producer_group")  # a refused caller. Only the client is always set
 NAMED: Final = {"rules": "rule", "clients": "client", "users": "user", "producer_groups": "producer_group"}
-"""Lists of a storm, and what each is of."""
+"""Lists of a storm, with the name of their elements."""
 SECONDS: Final = ("second_admitted", "second_refused", "second_requests", "second_bytes", "second_repeated")
-"""Lists of a minute beside ``second``, as long as it is; the last is empty where nothing is in it."""
+"""Lists of a minute, parallel to ``second``. The last one is empty if all values are 0."""
 _WHO: Final = ", ".join(f"{name} STRING" for name in WHO_KEY)
 
 
 def arrow_type(info: inspect.Type) -> pa.DataType:
-    """Return Arrow's type of a field of a record."""
+    """Return the Arrow type of a record's field."""
     match info:
         case inspect.UnionType():
             return arrow_type(info.types[0])
@@ -82,13 +82,13 @@ class Table:
 
     @property
     def moments(self) -> dict[str, str]:
-        """Columns of seconds since 1970, and the names of the same as timestamps."""
+        """Columns in seconds since 1970, with the names of their timestamp columns."""
         names = [name for name in self.names if name.endswith("_s") and name.removesuffix("_s") in _MOMENTS]
         return {name: name.removesuffix("_s") + ("" if name.endswith("at_s") else "_at") for name in names}
 
     @property
     def ddl_columns(self) -> tuple[str, ...]:
-        """The columns as they are written, with timestamps."""
+        """The columns as written, with timestamps."""
         *columns, day = _columns(self.columns)
         return (*columns, *(f"{name} TIMESTAMP" for name in self.moments.values()), day)
 
@@ -114,16 +114,17 @@ MINUTES: Final = Table(
     " second_repeated ARRAY<BIGINT>, second_shadowed ARRAY<BIGINT>, demand_messages BIGINT, demand_peak_per_s BIGINT,"
     " refused_peak_per_s BIGINT, wait_max_us BIGINT, dt DATE",
 )
-"""One row for each resource and minute with requests. ``demand_messages`` is what reached the broker
-(admitted, shadowed, bypassed, exempt) and what did not (refused, dropped); ``demand_peak_per_s`` and
-``refused_peak_per_s`` are of its busiest second. ``second_shadowed`` is what limits that only shadow would have
-refused, and ``second_repeated`` what had been refused a moment before and came again; both are empty where nothing is
-in them. The limit is the one at the end of the minute. Several records of the minute add up; ``clients`` is then the
-largest of them, and ``more_clients`` is set if they are of several runs."""
+"""One row for each resource and minute with requests. ``demand_messages`` is the sum of messages that reached the
+broker (admitted, shadowed, bypassed, exempt) and messages that did not (refused, dropped). ``demand_peak_per_s`` and
+``refused_peak_per_s`` are from its busiest second. ``second_shadowed`` has messages that only shadow limits would have
+refused, and ``second_repeated`` repeats of messages refused a moment before. Both are empty if all values are 0. The
+limit is the one at the end of the minute. Several records of the minute add up. ``clients`` is then the largest of
+them, and ``more_clients`` is set if they are of several runs.
+"""
 REFUSALS: Final = Table(
     "refusals", f"{_RESOURCE}, at_s BIGINT, {_WHO}, rule STRING, verdict STRING, {_REFUSED}, dt DATE"
 )
-"""What rules did in a second, by client, user, product and producer group."""
+"""Actions of rules per second, by client, user, product and producer group."""
 STORMS: Final = Table(
     "storms",
     f"{_RESOURCE}, shadow BOOLEAN, start_s BIGINT, end_s BIGINT, {_REFUSED}, refused_seconds BIGINT,"
@@ -131,17 +132,18 @@ STORMS: Final = Table(
     f" producer_groups {_SHARES}, client_count BIGINT, user_count BIGINT, producer_group_count BIGINT,"
     " is_open BOOLEAN, flood_s BIGINT, sidecars BIGINT, dt DATE",
 )
-"""Refusals of one resource whose seconds are at most the gap apart. With ``shadow`` nothing was refused: it is what a
-limit that only shadows would have. ``end_s`` is the end of the last such second, so ``end_s - start_s`` is how long it
-lasted; ``refused_seconds`` is how many of these seconds refused something. ``peak_at_s`` is the first of the seconds
-with most messages refused. The lists are in order of messages, then name; those of clients, users and producer groups
-hold the first few. It is open if its instance's log ends before the gap does. Storms of a resource with the same
-``flood_s`` are one flood: the same resource at several ``sidecars``, without a gap."""
+"""Refusals of one resource whose seconds are at most the gap apart. With ``shadow`` nothing was refused: these are the
+refusals that a shadow limit would have made. ``end_s`` is the end of the last such second, so ``end_s - start_s`` is
+the duration. ``refused_seconds`` is the number of these seconds with a refusal. ``peak_at_s`` is the first of the
+seconds with most messages refused. The lists are in order of messages, then name. Those of clients, users and producer
+groups have the first few only. A storm is open if its instance's log ends before the gap does. Storms of a resource
+with the same ``flood_s`` are one flood: the same resource at several ``sidecars``, without a gap.
+"""
 CULPRITS: Final = Table(
     "culprits",
     f"{_RESOURCE}, {_WHO}, requests BIGINT, messages BIGINT, bytes BIGINT, share DOUBLE, rank INT, dt DATE",
 )
-"""Who was refused most on a day, for each resource: rank 1 and so on; ties by client, user, product, producer group."""
+"""The most refused callers of a day for each resource, from rank 1. Ties: client, user, product, producer group."""
 LIMITS: Final = Table("limits", f"{_RESOURCE}, {_LIMIT}, seen_s BIGINT, dt DATE")
 """The rules for resources, as last recorded on a day. ``name`` is the pattern."""
 LIMIT_CHANGES: Final = Table(
@@ -158,18 +160,19 @@ COVERAGE: Final = Table(
     " other BIGINT, lost_records BIGINT, records BIGINT, copies BIGINT, first_n BIGINT, last_n BIGINT,"
     " newest_s BIGINT, version STRING, killed_run STRING, fleet STRING, dt DATE",
 )
-"""What is known of each run in each hour: minutes with a heartbeat and the seconds recorded in them, which are above 60
-a minute if the clock was set back. ``lost_records`` is what the run had lost so far by its own count (the largest of a
-run is its sum). ``records`` are those that begin in the hour, each once, ``first_n`` to ``last_n`` their numbers: over
-a whole run, ``last_n - first_n + 1 - records`` are missing. ``copies`` were there once more. ``newest_s`` is the last
-second that any of them is of. ``killed_run`` is the run before, if it was killed.
-``fleet`` is the fleet that it is a member of."""
+"""Coverage of each run in each hour: minutes with a heartbeat and the seconds recorded in them. A minute has more than
+60 if the clock was set back. ``lost_records`` is the run's own count of losses so far. The largest value of a run is
+its total. ``records`` is the number of distinct records that begin in the hour, and ``first_n`` to ``last_n`` are their
+numbers. Over a whole run, ``last_n - first_n + 1 - records`` are missing. ``copies`` is the number of duplicates.
+``newest_s`` is the last second of any of them. ``killed_run`` is the previous run, if it was killed. ``fleet`` is the
+fleet of the run, if any.
+"""
 BY_DAY: Final = (MINUTES, REFUSALS, STORMS, CULPRITS, LIMITS, LIMIT_CHANGES, COVERAGE)
 
 
 @dataclass(frozen=True)
 class Days:
-    """A range of days (UTC), both ends included; None is open."""
+    """A range of days (UTC), both ends included. None: open."""
 
     first: date | None = None
     last: date | None = None
@@ -179,7 +182,7 @@ class Days:
 
     @classmethod
     def of_seconds(cls, since_s: int | None, until_s: int | None) -> "Days":
-        """Return the days that the seconds from ``since_s`` up to, without, ``until_s`` are in."""
+        """Return the days of the seconds from ``since_s`` up to but not including ``until_s``."""
         return cls(None if since_s is None else day_of(since_s), None if until_s is None else day_of(until_s - 1))
 
 
@@ -187,7 +190,7 @@ ALL_DAYS: Final = Days()
 
 
 def day_of(at_s: int) -> date:
-    """Return the day, UTC, of a second."""
+    """Return the UTC day of a second."""
     return datetime.fromtimestamp(at_s, UTC).date()
 
 
@@ -203,12 +206,12 @@ class Store:
         return f"{self._out}/{name}"
 
     def write(self, frame: "DataFrame", table: Table, days: Container[date]) -> None:
-        """Replace the days of a table that there are rows of, and remove those of ``days`` that there are none of."""
+        """Replace the days of a table that have rows, and remove the ``days`` without rows."""
         moments = (f"timestamp_seconds({name}) AS `{at}`" for name, at in table.moments.items())
         rows = frame.selectExpr(*(f"`{name}`" for name in table.names[:-1]), *moments, "dt")
         made = Observation()
         writer = rows.observe(made, F.expr("collect_set(dt) AS days")).write.mode("overwrite").partitionBy("dt")
-        # Rows would be sorted by day first; and of a file so much is held until it is written, for each task.
+        # Otherwise rows would be sorted by day first. Each task buffers this much of a file in memory.
         writer = writer.option("maxRecordsPerFile", 0).option("parquet.block.size", 32 * 1024 * 1024)
         there = self._days(table)
         writer.option("partitionOverwriteMode", "dynamic").parquet(self.path(table.name))
@@ -217,13 +220,13 @@ class Store:
                 self._remove(table, day)
 
     def read(self, table: Table, days: Days = ALL_DAYS) -> "DataFrame":
-        """Read a table, or only some days of it; of one that is not there, no rows."""
+        """Read a table, or some days of it. A missing table has no rows."""
         ddl = ", ".join(table.ddl_columns)
         frame = None
         if self._is_address or next(Path(self.path(table.name)).glob("dt=*/*.parquet"), None) is not None:
             with suppress(*([AnalysisException] if self._is_address else [])):
                 found = self._session.read.schema(ddl).parquet(self.path(table.name))
-                # Spark Connect looks for it only now.
+                # Spark Connect checks for the table only here.
                 frame = found if found.schema else None
         frame = self._session.createDataFrame([], ddl) if frame is None else frame
         if days.first is not None:

@@ -1,4 +1,4 @@
-"""``sluice limits``: look into limits, and change them."""
+"""``sluice limits``: read and change limits."""
 
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -48,9 +48,9 @@ app = App(
 )
 
 _NAMES: Final = 1000
-"""How many names, the busiest first, are searched for a similar one."""
+"""How many names are searched for a similar one, the busiest first."""
 _NEAR: Final = 0.8
-"""Ratio of ``difflib``: one letter missing, or two swapped, in a word of six."""
+"""Minimum ``difflib`` ratio: one letter missing, or two swapped, in a word of six."""
 
 Kind = Annotated[KindWord, Parameter(help=f"{KINDS}; total")]
 Name = Annotated[str, Parameter(help=f"name or pattern{SPELLINGS}; * is the default of the kind")]
@@ -59,7 +59,7 @@ Shared = Annotated[bool, Parameter(help="one limit for all matching names togeth
 
 
 class _Given:
-    """A limit's fields besides its rate, as ``[[limits]]`` in a configuration has them."""
+    """A limit's fields except its rate, as in ``[[limits]]``."""
 
     def given(self) -> dict[str, Any]:
         """Return the fields that were given."""
@@ -79,7 +79,7 @@ def _flag(of: LimitField) -> Any:
     if of.plain_type is bool:
         no = f"--no-{of.key.replace('_', '-')}" if of.is_choice else ""
         return Annotated[bool | None, Parameter(name=of.flag or None, help=meaning, negative=no)]
-    # All words are let through: the sidecar knows which there are.
+    # Accept all words: only the sidecar knows the valid ones.
     type_: Any = str if of.is_list else of.plain_type | str if of.values else of.plain_type
     return Annotated[type_ | None, Parameter(help=meaning, metavar=of.metavar)]
 
@@ -102,14 +102,12 @@ _NO_FIELDS = LimitFlags()
 
 
 def _path(api: "Api", command: str, kind: str, name: str, *, shared: bool) -> tuple[str, str, str]:
-    """Return a limit's path in the API, which addresses a shared rule as what it limits."""
     if not name:
         _incomplete(api, command, kind)
     return ("limits", "total", f"{kind}:{name}") if shared else ("limits", kind, name)
 
 
 def _incomplete(api: "Api", command: str, kind: str, name: str = "", rate: str = "") -> NoReturn:
-    """Raise SettingsError with the missing word and a complete command; the sidecar knows names and kinds."""
     word = name or kind.rpartition(":")[2]
     page = api.get("limits", name=word, history="0").read(dict[str, Any])
     kinds = page["kinds"]
@@ -153,7 +151,7 @@ def list_(
 
 @app.command(usage="Usage: sluice limits get KIND NAME [OPTIONS]")
 def get(kind: Kind, name: Name = "", /, *, shared: Shared = False, ask: TargetFlags = ASK) -> int:
-    """Show one limit: what is in force, what is configured, who edited it."""
+    """Show one limit: the active and the configured one, and the author of the edit."""
     return ask.run(lambda api: api.text(api.get(*_path(api, "get", kind, name, shared=shared)), _entry))
 
 
@@ -311,7 +309,7 @@ def set_(
     write: Write = WRITE,
     ask: TargetFlags = ASK,
 ) -> int:
-    """Change a limit; the change overrides the configuration."""
+    """Change a limit. The change overrides the configuration."""
     if without and replace:
         raise SettingsError("--without and --replace: give one of them; --replace keeps nothing anyway")
     body: dict[str, Any] = limit.given()
@@ -326,7 +324,7 @@ def set_(
             raise SettingsError(f"--without {field}: it is given as well; give it or remove it")
         body[field] = None
     if not name or (rate is None and not body and (ttl is None or read_rate(name) is not None)):
-        # The commonest slip: without the kind, the rate is taken for the name.
+        # The most common slip: without the kind, the rate is taken as the name.
         words = (kind, "", name) if read_rate(name) is not None else (kind, name, "500")
         return ask.run(lambda api: _incomplete(api, "set", *words))
     if ttl is not None:
@@ -346,7 +344,6 @@ def set_(
 
 
 def _misspelt(api: "Api", change: "Change", kind: str, name: str) -> str:
-    """Return a hint if a new limit's name has no traffic, and a similar name has."""
     if (change.old is not None and not change.old_rule) or kind == "total" or any(special in name for special in "*?["):
         return ""
     try:
@@ -401,7 +398,7 @@ def unset(
             return api.write("DELETE", *path, if_match=if_match, params=asdict(write))
         edited = api.rows("limits", filter="edited", history="0", most=None)
         edits = [{"type": "unset_limit", "kind": row["kind"], "name": row["name"]} for row in edited["rows"]]
-        # Edits since the list was read are not meant.
+        # Do not undo edits made since the list was read.
         return api.undo(edits, "limit", if_match=if_match or edited["etag"], **asdict(write))
 
     return ask.run(unset_)

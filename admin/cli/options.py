@@ -1,4 +1,4 @@
-"""What the commands share: flags, and how answers are printed."""
+"""Flags and output shared by all commands."""
 
 import os
 import sys
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from admin.client.api import Api
 
 PLAIN: Final = Parameter(show_choices=False, show_default=False, negative="")
-"""Of every parameter: its help says all, and there is no flag that says what leaving it out says."""
+"""Settings of every parameter. The help text covers choices and defaults, and there is no negative flag."""
 
-# What a shell completes. All words are let through, since only the sidecar knows which there are.
+# Words offered by shell completion. Any word is accepted, since only the sidecar knows the valid ones.
 # fmt: off
 _Word = protocol_words.Kind | protocol_words.Scope
 KindWord = _Word | Literal["total"] | str  # noqa: PYI051 - see above
@@ -33,19 +33,19 @@ ColumnWord = LimitColumn | str
 ConnectionColumnWord = ConnectionColumn | str
 # fmt: on
 FileName = str | Path
-"""A file that a shell completes; a ``str`` in fact, since that is tried first."""
+"""A file name, with shell completion. Parses to ``str``, which is tried first."""
 
 KINDS: Final = f"{protocol_words.KINDS}; {protocol_words.SCOPES}"
 ASKING: Final = "Which sidecar: --admin, SLUICE_URL or a profile; see `sluice --help`, also for exit codes."
-"""Closes the help of commands that ask a sidecar."""
+"""Last line of the help of commands that ask a sidecar."""
 LONG_S: Final = 60.0
-"""How long many edits, a reload or a purge may take."""
+"""Timeout of a batch of edits, a reload or a purge."""
 
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class TargetFlags:
-    """Which sidecar to ask, and how to show what it answers."""
+    """Options for the choice of the sidecar and the output format."""
 
     admin: Annotated[str | None, Parameter(help=f"which sidecar to ask ({DEFAULT_ADMIN})", metavar="ADDRESS")] = None
     profile: Annotated[str | None, Parameter(help="take address and token from this profile", metavar="NAME")] = None
@@ -54,14 +54,14 @@ class TargetFlags:
     json: Annotated[bool, Parameter(help="print the API's JSON")] = False
 
     def target(self) -> Target:
-        """Return where to ask, and print warnings about it; raises SettingsError."""
+        """Return the sidecar's address, and print warnings about it. Raises SettingsError."""
         file, ca = (None if each is None else str(each) for each in (self.token_file, self.ca_file))
         target = find_target(Given(self.admin, file, ca, self.profile), os.environ)
         warn(target.warnings)
         return target
 
     def run(self, ask: "Callable[[Api], str]", timeout_s: float = 5.0) -> int:
-        """Print what ``ask`` returns; raises OperatorError."""
+        """Print the result of ``ask``. Raises OperatorError."""
         from admin.client.api import Api  # noqa: PLC0415 - the HTTP client takes its time
 
         with Api(self.target(), timeout_s, json=self.json) as api:
@@ -86,7 +86,7 @@ Desc = Annotated[bool, Parameter(help="reverse the order")]
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Write:
-    """How something is changed."""
+    """Options of a change."""
 
     reason: Reason = ""
     dry_run: DryRun = False
@@ -98,7 +98,7 @@ WRITE: Final = Write()
 
 
 def say(text: str) -> None:
-    """Print what was asked for, with control characters escaped."""
+    """Print output, with control characters escaped."""
     if not text.isprintable():
         text = "\n".join(map(printable, text.split("\n")))
     print(text)  # noqa: T201 - for people

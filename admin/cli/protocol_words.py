@@ -1,4 +1,4 @@
-"""What the command line says of Sluice's own protocols, which take their time to load; made by ``make reference``."""
+"""Words of the protocols for the command line, since loading the protocols takes time. Made by ``make reference``."""
 
 from typing import Literal
 

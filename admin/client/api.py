@@ -1,4 +1,4 @@
-"""The HTTP API of one sidecar: requests, answers as text or JSON, and problems as messages for the operator."""
+"""Client of one sidecar's HTTP API: requests, output as text or JSON, and error messages for the operator."""
 
 import re
 import ssl
@@ -24,17 +24,17 @@ _WORDS: Final = {"kind": "KIND", "name": "NAME", "rate": "RATE", "ttl_s": "--ttl
     each.key: each.flag for each in FIELDS if each.flag
 }
 _TOLD: Final = ("reload", "reset", "purge")
-"""Changes whose details are all that is to be said."""
+"""Actions for which only the details are printed."""
 _LINES: Final = 20
-"""How many changes of a batch are printed."""
+"""Printed changes per batch."""
 _T = TypeVar("_T")
 
 Worded = Callable[[FieldProblem], str]
-"""Words a fault, with what the operator typed for its place: a flag, or a line of a file."""
+"""Formats a fault with its place in the operator's input: a flag, or a line of a file."""
 
 
 class ApiError(OperatorError):
-    """There is no answer (exit code 1), or the sidecar refuses: stale (3), not permitted (4), not found (5)."""
+    """No answer (exit code 1), or a refusal: stale (3), not permitted (4), not found (5)."""
 
     def __init__(self, lines: str | Sequence[str], exit_code: int = 1) -> None:
         super().__init__(lines)
@@ -42,13 +42,13 @@ class ApiError(OperatorError):
 
 
 class Reply(NamedTuple):
-    """An answer in JSON, and the sidecar's URL."""
+    """A JSON answer, and the sidecar's URL."""
 
     content: bytes
     url: str
 
     def read(self, type_: type[_T]) -> _T:
-        """Decode it; raises ApiError if it is of another type."""
+        """Decode the answer. Raises ApiError if it has another type."""
         try:
             return msgspec.json.decode(self.content, type=type_)
         except msgspec.DecodeError:
@@ -56,8 +56,8 @@ class Reply(NamedTuple):
 
 
 def by_flag(fault: FieldProblem) -> str:
-    """Word a fault with the argument or the flag of the command line."""
-    # The value says which of several it is.
+    """Format a fault with the command line's argument or flag."""
+    # The value shows which of several it is.
     field = fault.field.rpartition(".")[2].partition("[")[0]
     if not field or fault.detail.startswith("no kind "):
         return fault.detail
@@ -88,10 +88,9 @@ def change_lines(change: Change, *, dry_run: bool = False) -> Iterator[str]:
 
 
 class Api(AbstractContextManager["Api"]):
-    """The API of one sidecar; use it as a context manager.
+    """The API of one sidecar. Use it as a context manager.
 
     Attributes:
-        url: of the sidecar.
         json: whether commands print the API's JSON.
     """
 
@@ -102,7 +101,7 @@ class Api(AbstractContextManager["Api"]):
         headers = {"Accept": "application/json, application/problem+json"}
         if target.token is not None:
             headers["Authorization"] = f"Bearer {target.token}"
-        # Neither a proxy of the environment nor a redirection may get the token.
+        # Never send the token to a proxy from the environment, or after a redirect.
         self._client = httpx2.Client(
             base_url=target.url, timeout=timeout_s, trust_env=False, headers=headers, verify=_verifying(target)
         )
@@ -112,7 +111,7 @@ class Api(AbstractContextManager["Api"]):
         self._client.close()
 
     def get(self, *path: str, **params: Any) -> Reply:
-        """Read something; ``params`` are those of ``ask``."""
+        """Send a GET request. ``params`` as for ``ask``."""
         return self.ask("GET", *path, params=params)
 
     def ask(
@@ -125,9 +124,9 @@ class Api(AbstractContextManager["Api"]):
         if_match: str = "",
         worded: Worded = by_flag,
     ) -> Reply:
-        """Send one request; raises ApiError, or SettingsError if it is refused as invalid.
+        """Send one request. Raises ApiError, or SettingsError if the request is invalid.
 
-        Parts of the path may hold any characters, ``verb`` stands behind them, and empty parameters are left out.
+        Parts of the path may contain any characters. ``verb`` is appended to them. Empty parameters are left out.
         ``if_match`` is the expected ETag, or ``*`` for any edit.
         """
         headers = {"Content-Type": "application/json"} if body is not None else {}
@@ -152,7 +151,7 @@ class Api(AbstractContextManager["Api"]):
         raise self._refused(response, worded)
 
     def rows(self, *path: str, most: int | None, **params: Any) -> dict[str, Any]:
-        """Read up to ``most`` rows of a list (None: all), page by page; the rest is that of the first page."""
+        """Read up to ``most`` rows of a list, page by page. None: all. Other fields are from the first page."""
         whole: dict[str, Any] = {}
         while not whole or len(whole["rows"]) < min(whole["total"], whole["total"] if most is None else most):
             offset = len(whole["rows"]) if whole else 0
@@ -181,7 +180,7 @@ class Api(AbstractContextManager["Api"]):
         return self.ask("POST", "limits:batch", params=params, body=body, if_match=if_match, worded=worded)
 
     def text(self, reply: Reply, lines: Callable[[dict[str, Any]], Iterable[str]]) -> str:
-        """Return an answer's JSON if that is wanted, or else its lines."""
+        """Return an answer as JSON or as lines, depending on ``json``."""
         try:
             return as_json(reply.content) if self.json else "\n".join(lines(reply.read(dict[str, Any])))
         except KeyError as error:
@@ -197,7 +196,7 @@ class Api(AbstractContextManager["Api"]):
         rows_of: Callable[[dict[str, Any]], Iterable[dict[str, Any]]] = lambda row: (row,),
         **params: Any,
     ) -> str:
-        """Read a list and lay it out; ``nothing`` stands for no rows, and ``rows_of`` makes rows of a row."""
+        """Read a list and format it. ``nothing`` replaces an empty table. ``rows_of`` expands a row."""
         page = self.rows(where, most=most, **params)
         if self.json:
             return as_json(page)
@@ -214,7 +213,7 @@ class Api(AbstractContextManager["Api"]):
         note: Callable[[Change], str] | None = None,
         **how: Any,
     ) -> str:
-        """Change one thing and return what that did; ``note`` makes a line to print below."""
+        """Make one change and return its description. ``note`` makes an extra line."""
         reply = self.ask(method, *path, params=params, **how)
         if self.json:
             return as_json(reply.content)
@@ -241,7 +240,7 @@ class Api(AbstractContextManager["Api"]):
         return "\n".join(table.lines()) if changes else nothing
 
     def undo(self, edits: Sequence[Mapping[str, str]], what: str, *, dry_run: bool, **how: Any) -> str:
-        """Make edits that undo others, all or none, and return what that did; raises ApiError if there are none."""
+        """Undo edits, all or none, and return a description. Raises ApiError if there are no edits."""
         if not edits:
             raise ApiError(f"no {what} is edited: all are as configured", 5)
         reply = self.batch(edits, dry_run=dry_run, **how)
@@ -290,7 +289,7 @@ class Api(AbstractContextManager["Api"]):
             case 412:
                 return ApiError(_stale(problem), 3)
             case 409 if not lines:
-                # A later change has overtaken the one to revert, or there is no spool to purge.
+                # A later change conflicts with the revert, or there is no spool to purge.
                 return ApiError(problem.detail, 3 if response.url.path.endswith("/revert") else 1)
             case 409:
                 # A reload of an invalid configuration.
@@ -315,7 +314,6 @@ def _audited(change: Change) -> tuple[str, ...]:
 
 
 def _stale(problem: Problem) -> str:
-    """Say what is in force instead of what was expected, and what to do."""
     if not problem.etag or any(each.edit is not None for each in problem.errors):
         return f"{problem.detail}: look at it again, and run this once more"
     return (
@@ -327,7 +325,7 @@ def _stale(problem: Problem) -> str:
 def _quoted(part: str) -> str:
     if not part:
         raise SettingsError("NAME: must not be empty")
-    # URL parsers fold only these two.
+    # URL parsers resolve only these two.
     return {".": "%2E", "..": "%2E%2E"}.get(part) or quote(part, safe=":")
 
 

@@ -1,6 +1,6 @@
-"""``sluice limits apply``: puts the limits of a TOML file, or the recommendations of a report, in force.
+"""``sluice limits apply``: applies the limits of a TOML file, or the recommendations of a report.
 
-The sidecar checks the limits. Its objections name the place in the file.
+The sidecar checks the limits. Its errors name the place in the file.
 """
 
 from collections import defaultdict
@@ -26,12 +26,12 @@ from limiter.rules.errors import RuleError
 from limiter.rules.patterns import glob_of, read_glob
 
 _FEW: Final = 5
-"""How many of those left out for one reason are named."""
+"""Maximum names listed for each reason for skipping."""
 _REMAKE: Final = "name the recommendations.json of a report, or make a new one with `sluice report`"
 
 
 class _Planned(NamedTuple):
-    """An edit; ``at`` words a fault of one of its keys with the place in the file."""
+    """An edit. ``at`` formats a fault of one of its keys with the place in the file."""
 
     edit: Mapping[str, Any]
     at: Callable[[str, str], str]
@@ -41,9 +41,9 @@ class _Planned(NamedTuple):
 
 
 def apply_limits(api: Api, file: str, *, prune: bool, reason: str, **how: bool) -> str:
-    """Apply the limits of a TOML file, all or none, and return what that did; raises OperatorError.
+    """Apply the limits of a TOML file, all or none, and return a description. Raises OperatorError.
 
-    Limits in force already are left alone. With ``prune``, edits that the file does not have are undone. ``how`` is
+    Active limits that already match are left alone. ``prune`` undoes edits that are not in the file. ``how`` is
     ``dry_run``, ``volatile`` and ``fleet``.
     """
     wanted = _wanted(file)
@@ -63,7 +63,7 @@ def apply_limits(api: Api, file: str, *, prune: bool, reason: str, **how: bool) 
         if prune and (row["kind"], row["name"]) not in names:
             edit = {"type": "unset_limit", "kind": row["kind"], "name": row["name"]}
             planned.append(_Planned(edit, lambda _, what: f"{file}: {what}"))
-    # Edits since the comparison are not overruled.
+    # Do not overwrite edits made since the comparison.
     changes = _send(api, file, planned, reason=reason, if_match=edited["etag"], **how)
     if api.json:
         left = [{"kind": each["kind"], "name": each["name"]} for each in unchanged]
@@ -75,7 +75,6 @@ def apply_limits(api: Api, file: str, *, prune: bool, reason: str, **how: bool) 
 
 
 def _wanted(file: str) -> list[_Planned]:
-    """Return the edits that make the limits of a file; raises SettingsError."""
     data, origins = load_limits(file)
     found: dict[tuple[str, str], _Planned] = {}
     problems = []
@@ -101,8 +100,6 @@ def _at(origins: Origins, place: Place, key: str, what: str) -> str:
 
 
 def _send(api: Api, file: str, planned: Sequence[_Planned], **how: Any) -> tuple[Change, ...]:
-    """Make all edits or none."""
-
     def worded(fault: FieldProblem) -> str:
         if fault.edit is None or fault.edit >= len(planned):
             return f"{file}: {fault.detail}"
@@ -122,7 +119,7 @@ def _send(api: Api, file: str, planned: Sequence[_Planned], **how: Any) -> tuple
 
 
 def read_recommendations(file: str) -> RecommendationsFile:
-    """Read ``recommendations.json``; raises SettingsError."""
+    """Read ``recommendations.json``. Raises SettingsError."""
     try:
         content = read_file(file)
         version = msgspec.json.decode(content, type=dict[str, Any]).get("version")
@@ -147,11 +144,11 @@ def apply_recommendations(
     reason: str,
     **how: bool,
 ) -> str:
-    """Apply recommended limits, all that are not left out, or none; return what that did. Raises OperatorError.
+    """Apply the recommended limits, all selected or none, and return a description. Raises OperatorError.
 
-    Each becomes an edit with its evidence as the reason. It is left out if its name does not match the glob ``only``,
-    if it is not for ``instance`` (by default the sidecar that is asked, or its fleet), if the limit was changed since
-    (without ``force``), or if it is optional and not among ``offered``. ``how`` is ``dry_run``, ``volatile`` and
+    Each becomes an edit with its evidence as the reason. Skipped are recommendations whose name does not match the glob
+    ``only``, that are not for ``instance`` (by default this sidecar or its fleet), whose limit has changed since
+    (without ``force``), or that are optional and not in ``offered``. ``how`` is ``dry_run``, ``volatile`` and
     ``fleet``.
     """
     recommended = read_recommendations(file)
@@ -206,7 +203,7 @@ def _of(place: str, key: str, what: str) -> str:
 
 
 def _choice(text: str, instance: str, offered: Collection[str]) -> Callable[[Recommendation], str]:
-    """Return a function that says why a recommendation is left out whatever limit is in force; empty if it is not."""
+    """Return a function with the reason to skip a recommendation, whatever its limit. Empty: do not skip."""
     try:
         only = read_glob(text or "*")
     except RuleError as error:
@@ -235,6 +232,6 @@ def _edit(each: Recommendation, entry: LimitEntry, reason: str) -> dict[str, Any
         "name": glob_of(each.name),
         "limit": {key: value for key, value in limit.items() if value is not None},
         "reason": applying.reason_of(each, reason),
-        # Edits since the look at it are not overruled.
+        # Do not overwrite edits made since this entry was read.
         "if_match": entry.etag,
     }

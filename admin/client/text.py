@@ -1,4 +1,4 @@
-"""How rows and times are written for people, and how durations and rates are read."""
+"""Formats rows and times for people, and parses durations and rates."""
 
 import math
 import re
@@ -15,7 +15,7 @@ from admin.common.tables import Rows
 from proxy.flow.alarms import size_text
 
 RIGHT: Final = frozenset({"rate", "count", "share", "bytes", "seconds", "milliseconds"})
-"""Formats of figures."""
+"""Right-aligned column formats."""
 _USUAL: Final = ("reject", "off", "running")
 """Actions and states that are not shown."""
 _UNITS: Final = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400, "w": 604_800}
@@ -29,7 +29,7 @@ def as_json(value: object) -> str:
 
 
 def read_seconds(text: str, flag: str) -> float:
-    """Read a duration: ``90``, ``90s``, ``15m``, ``1h30m``; raises SettingsError."""
+    """Parse a duration into seconds: ``90``, ``90s``, ``15m``, ``1h30m``. Raises SettingsError."""
     seconds = math.nan
     if re.fullmatch(r"\d+(?:\.\d+)?", text):
         seconds = float(text)
@@ -41,7 +41,7 @@ def read_seconds(text: str, flag: str) -> float:
 
 
 def read_rate(text: str) -> float | str | None:
-    """Read a rate: ``500``, ``500/s`` or ``unlimited``; None if it is not a rate."""
+    """Parse a rate: ``500``, ``500/s`` or ``unlimited``. None if it is not a rate."""
     if text == "unlimited":
         return text
     try:
@@ -52,7 +52,7 @@ def read_rate(text: str) -> float | str | None:
 
 
 def moment(text: str | None) -> str:
-    """Write a time of the API in local time; nothing for None."""
+    """Format an API time in local time. Empty for None."""
     try:
         return datetime.fromisoformat(text).astimezone().strftime("%Y-%m-%d %H:%M:%S") if text else ""
     except ValueError:
@@ -60,7 +60,7 @@ def moment(text: str | None) -> str:
 
 
 def until(text: str) -> str:
-    """Write when something ends, and in how long."""
+    """Format an end time with the time left."""
     try:
         left_s = (datetime.fromisoformat(text) - datetime.now(UTC)).total_seconds()
     except (ValueError, TypeError):
@@ -69,7 +69,7 @@ def until(text: str) -> str:
 
 
 def standing(edit: Mapping[str, Any]) -> str:
-    """Say who made an edit, until when, and why."""
+    """Describe an edit: author, expiry and reason."""
     ends = f", until {until(edit['expires_at'])}" if edit.get("expires_at") else ""
     reason = f": {edit['reason']}" if edit["reason"] else ""
     fleet = edit.get("fleet")
@@ -78,20 +78,20 @@ def standing(edit: Mapping[str, Any]) -> str:
 
 
 def limiting(now: Mapping[str, Any]) -> str:
-    """Say what is limited, given the sidecar's state."""
+    """Describe the limiting switches in the sidecar's state."""
     if not now["limiting"] or "all" in now["off"]:
         return "OFF: everything passes"
     return f"on, OFF for {', '.join(now['off'])}" if now["off"] else "on"
 
 
 def passing(rates: Mapping[str, float]) -> str:
-    """Say how many messages pass and are refused, per second."""
+    """Format the rates of passed and refused messages, per second."""
     shadowed = f", {per_second(rates['shadowed'])} would be refused" if rates["shadowed"] else ""
     return f"{per_second(rates['passed'])} passed, {per_second(rates['refused'])} refused{shadowed}"
 
 
 def listing(columns: Iterable[Column], rows: Sequence[Mapping[str, Any]]) -> str:
-    """Lay out rows of the API by the table of columns, without columns that are empty in every row."""
+    """Format API rows as a table, without columns that are empty in every row."""
     shown = [column for column in columns if column.cli]
     cells = ([cell(column, row, shown) for column in shown] for row in rows)
     right = (at for at, column in enumerate(shown) if column.format in RIGHT)
@@ -99,13 +99,13 @@ def listing(columns: Iterable[Column], rows: Sequence[Mapping[str, Any]]) -> str
 
 
 def cell(column: Column, row: Mapping[str, Any], columns: Iterable[Column] = ()) -> str:
-    """Write one value of a row; empty if it has none. ``columns`` are those of its table."""
+    """Format one value of a row. Empty if it has none. ``columns`` are those of its table."""
     value: Any = row
     for key in column.field.split("."):
         value = value.get(key) if isinstance(value, Mapping) else None
     match column.format:
         case "name":
-            # The kind of a name is written with it unless it has a column of its own.
+            # Prefix the name with its kind unless the kind has its own column.
             kind = "" if any(each.name == "kind" for each in columns) else row.get("kind", "")
             return f"{kind} {value or ''}".strip()
         case "client":

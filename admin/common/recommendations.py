@@ -8,13 +8,14 @@ from admin.common.numbers import MAX_TIMESTAMP_S, percent
 from limiter.rules.rule import MAX_RATE_PER_S, Count, FairBy
 
 VERSION: Final = 1
-"""Fields may be added within a version; a change of meaning needs a new one."""
+"""Fields may be added within a version. A change of meaning needs a new one."""
 Recommended = Literal["raise", "share", "lower", "new", "unused", "keep"]
-"""What to do with a limit, most useful first. ``share`` keeps the rate and adds fair shares, ``new`` is for a name
-without a limit, ``unused`` was never used, ``keep`` changes nothing."""
+"""The action for a limit, most useful first. ``share`` keeps the rate and adds fair shares, ``new`` is for a name
+without a limit, ``unused`` was never used, ``keep`` changes nothing.
+"""
 ACTIONS: Final[tuple[Recommended, ...]] = get_args(Recommended)
 TO_DO: Final = frozenset({"raise", "share", "lower", "new"})
-"""The ones that change a limit."""
+"""Actions that change a limit."""
 OnlyWith = Literal["", "lower", "raise"]
 """Applied only by the flag of this name."""
 Retries = Literal["none", "measured", "assumed"]
@@ -27,12 +28,12 @@ _Moment = Annotated[int, msgspec.Meta(ge=0, le=MAX_TIMESTAMP_S + 86_399)]
 
 
 def of_fleet(name: str) -> str:
-    """Return what stands for the instance where a limit is a fleet's."""
+    """Return the instance name of limits that belong to a fleet."""
     return f"fleet {name}"
 
 
 class Period(msgspec.Struct, frozen=True, kw_only=True, rename={"from_s": "from", "until_s": "until"}):
-    """Period of the records; both None without records."""
+    """Period of the records. Both None without records."""
 
     from_s: _Moment | None = None
     until_s: _Moment | None = None
@@ -46,7 +47,7 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
-    """Refusals of a limit of one rate, as a share: without retries if it is above the present rate, and uncorrected."""
+    """Refusals of a limit of one rate, as a share: without retries if above the present rate, and uncorrected."""
 
     rate_per_s: float
     refused_share: float
@@ -54,17 +55,17 @@ class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Backtest(msgspec.Struct, frozen=True, kw_only=True):
-    """The present and the recommended limit over the demand of the period; None without a limit.
+    """The present and the recommended limit over the demand of the period. None without a limit.
 
     Attributes:
         current: the present limit over all demand, including retries.
-        recommended: the recommended limit; if it is above the present one, over the demand without retries.
+        recommended: the recommended limit. If it is above the present one, over the demand without retries.
         recommended_uncorrected: the recommended limit over all demand.
-        others_current: with ``fair_by``, refusals of all but the caller with the largest demand.
-        others: the same with fair shares, at most: all have the share of the one that is refused most.
+        others_current: with ``fair_by``, refusals of all callers except the one with the largest demand.
+        others: the same with fair shares, as an upper bound: all have the share of the most refused one.
         logged: real refusals, or those that a shadow limit counted.
-        model_error: refusals simulated for the present limit minus those logged while it was in force, as a share of
-            the demand of that time; None without demand.
+        model_error: refusals simulated for the present limit minus those logged while it was active, as a share of
+            the demand of that time. None without demand.
     """
 
     current: Replay | None = None
@@ -82,15 +83,15 @@ class Recommendation(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         instance: the sidecar whose limit it is.
         name: name of the resource, or the rule's pattern if no name used it.
-        rule: name of the rule in force; empty without one.
-        rate_per_s: the rate in force at the end of the period; None is unlimited, or no limit.
-        recommended_rate_per_s: None if none is recommended.
+        rule: name of the active rule. Empty without one.
+        rate_per_s: the active rate at the end of the period. None: unlimited, or no limit.
+        recommended_rate_per_s: None if no rate is recommended.
         bytes_per_s: as ``rate_per_s``.
-        recommended_bytes_per_s: None if none are recommended.
+        recommended_bytes_per_s: None if no byte rate is recommended.
         evidence: why, in a sentence or two.
-        details: what else is known.
-        only_with: the flag that applies it; empty if none is needed.
-        fair_by: how the limit should be shared; None recommends nothing.
+        details: further facts.
+        only_with: the flag that applies it. Empty if no flag is needed.
+        fair_by: how the limit should be shared. None recommends nothing.
         max_fair_keys: with ``fair_by``, if more than the default are needed.
         what_if: other rates, in order.
     """
@@ -127,7 +128,7 @@ class RecommendationsFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def refusals(recommendation: Recommendation) -> str:
-    """Write the replayed refusals: ``2.1% → 0% (0.4% if nobody retries), others 1% → at most 0% each``.
+    """Format the replayed refusals: ``2.1% → 0% (0.4% if nobody retries), others 1% → at most 0% each``.
 
     Empty without a replay.
     """

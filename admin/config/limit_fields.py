@@ -1,7 +1,7 @@
 """The fields of a limit, each defined once.
 
-Keys of the configuration, bodies of the API, flags of ``sluice limits set``, the page's form and the reference are made
-from this table. ``limiter.rules.rule.Rule`` documents what a field does. Every command loads this module.
+The configuration's keys, the API's bodies, the flags of ``sluice limits set``, the page's form and the reference are
+generated from this table. ``limiter.rules.rule.Rule`` documents their effect. Every command loads this module.
 """
 
 import json
@@ -50,7 +50,7 @@ _Day = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
 _DELAY: Final = ("action", "delay")
 _AFTER_CONSUME: Final = ("confirm", "after_consume")
 _ADAPTIVE: Final = ("adaptive", True)
-#: Kinds of one protocol only; a plug-in's kinds have all fields.
+#: Kinds of one protocol only. A plug-in's kinds have all fields.
 _OF_AMQP: Final = ("queue", "exchange", "routing_key", "delivery", "user", "vhost")
 _OF_ROCKETMQ: Final = ("topic", "retry_group", "transaction", "subscription", "producer_group")
 _UNCONFIRMED: Final = (*_OF_ROCKETMQ, "routing_key", "delivery", "user", "vhost", "client", "certificate", "listener")
@@ -65,17 +65,17 @@ class LimitField:
         default: None: no value, or the default of the kind.
         meaning: with its unit. The flag's help text is the part before the first semicolon.
         meant: for words that are not values, the value that was probably meant.
-        beside: it has no effect unless one of these fields is given.
+        beside: at least one of these fields must be given, or it has no effect.
         only_with: another field and its value, without which this field has no effect.
-        not_with: a boolean field; beside it, if it is true, this field has no effect.
-        flag: of ``sluice limits set``, if it is not the key.
+        not_with: a boolean field. If it is true, this field has no effect.
+        flag: flag of ``sluice limits set``, if it differs from the key.
         named: only limits of a name or a pattern have it, not defaults.
-        metavar: placeholder for the flag's value; a boolean has none.
-        place, label: its position and label in the page's form; without a label the form has no ordinary input.
-        words: labels of its values in the form; the empty value is none.
+        metavar: placeholder for the flag's value. A boolean has none.
+        place, label: its position and label in the page's form. Without a label the form has no ordinary input.
+        words: labels of its values in the form. The empty value is none.
         telling: the form unfolds all fields of a limit that has it.
         not_of, words_not_of: kinds whose form does not show it, or one of its values.
-        only_of: kinds whose form shows it; empty: all but ``not_of``.
+        only_of: kinds whose form shows it. Empty: all but ``not_of``.
     """
 
     key: str
@@ -105,12 +105,12 @@ class LimitField:
 
     @property
     def values(self) -> tuple[str, ...]:
-        """Its values, if they are words; otherwise empty."""
+        """Its values, if they are words. Otherwise empty."""
         return get_args(self.type) if get_origin(self.type) is Literal else ()
 
     @property
     def is_choice(self) -> bool:
-        """Whether it is true, false or not given, which are three things."""
+        """Whether its value is true, false or absent, with three different meanings."""
         return self.plain_type is bool and self.default is None
 
     @property
@@ -123,7 +123,7 @@ class LimitField:
         return not self.idle(limit)
 
     def idle(self, limit: Mapping[str, Any]) -> str:
-        """Return what keeps it from having an effect: ``without action = "delay"``; empty if it has one."""
+        """Return the reason that it has no effect: ``without action = "delay"``. Empty if it has one."""
         if self.not_with and limit.get(self.not_with):
             return f"with {self.not_with} = true"
         if self.only_with is not None and not self.fits(limit):
@@ -134,7 +134,7 @@ class LimitField:
         return ""
 
     def fits(self, limit: Mapping[str, Any]) -> bool:
-        """Return whether it goes with the other fields of a limit."""
+        """Return whether it is compatible with the other fields of a limit."""
         if self.not_with and limit.get(self.not_with):
             return False
         return self.only_with is None or limit.get(self.only_with[0]) == self.only_with[1]
@@ -265,22 +265,22 @@ FIELDS: Final = (
     LimitField("time_zone", str, "UTC", "time zone of between and days", beside=("between", "days"), named=True,
                metavar="ZONE", place=16, label="Time zone"),
 )
-"""All fields of a limit, in the order in which they are shown."""
+"""All fields of a limit, in display order."""
 # fmt: on
 
 
 def limit_struct(
     name: str, doc: str, *, more: Iterable[tuple[Any, ...]] = (), named: bool = True, patch: bool = False
 ) -> type[msgspec.Struct]:
-    """Make a struct with the fields of a limit, and with more, as ``msgspec.defstruct`` takes them.
+    """Make a struct of a limit's fields, with ``more`` fields as for ``msgspec.defstruct``.
 
-    If not ``named``, it is that of a default. In a ``patch`` every field may be left out, or None.
+    If not ``named``, it is for a default. In a ``patch`` every field may be missing or None.
     """
     fields = [_struct_field(each, patch=patch) for each in FIELDS if named or not each.named]
     return msgspec.defstruct(name, [*fields, *more], namespace={"__doc__": doc}, frozen=True, kw_only=True)
 
 
-#: For types that are made here, which mypy does not follow.
+#: Hides types that are made here from mypy, which does not follow them.
 _annotated: Final[Any] = Annotated
 
 

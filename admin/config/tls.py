@@ -1,6 +1,6 @@
-"""TLS contexts from configured files, which can be read again while connections go on.
+"""TLS contexts from configured files, which can be reloaded while connections continue.
 
-For the admin address, and for listeners on both sides. TLS 1.2 and 1.3 only, without renegotiation and compression.
+Used for the admin address, and for both sides of listeners. Only TLS 1.2 and 1.3, without renegotiation or compression.
 """
 
 import hashlib
@@ -18,13 +18,13 @@ from proxy.net.tls import BrokerTls, ClientTls
 
 Side = Literal["client", "broker", "admin"]
 SOON: Final = timedelta(days=14)
-"""How long before its end a certificate is warned of. The alert in ``deploy/prometheus`` has the same time."""
+"""How long before expiry to warn. The alert in ``deploy/prometheus`` uses the same time."""
 
 _VERSIONS: Final = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 _ENDS_TLS: Final = ("accept", "require")
 _CLIENT_KEYS: Final = tuple(key for key in keys(ListenerSettings) if key.startswith("tls_"))
 _BROKER_KEYS: Final = tuple(key for key in keys(ListenerSettings) if key.startswith("broker_tls_"))
-#: Keys that name files of certificates, with what a reload calls them and the side that is shown them.
+#: Keys of certificate files, with their name in a reload's report and the side that sees the certificate.
 _CERTIFICATES: Final[dict[str, tuple[str, Side | None]]] = {
     "tls_certificate_file": ("", "client"),
     "tls_client_ca_file": ("authorities of clients' certificates", None),
@@ -47,14 +47,14 @@ class NamedFile(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """A listener's files, read again: what changed, a line each, and what uses them for new connections."""
+    """A listener's reloaded files: changes, a line each, and a function that activates them for new connections."""
 
     changed: tuple[str, ...]
     activate: Callable[[], None]
 
 
 class Expiry(NamedTuple):
-    """When a file's certificate expires that does so first; ``listener`` is empty for the admin address."""
+    """The earliest expiry in a certificate file. ``listener`` is empty for the admin address."""
 
     listener: str
     side: Side
@@ -104,7 +104,7 @@ def _load_authorities(context: ssl.SSLContext, named: NamedFile, origins: Origin
 
 
 def fleet_context(settings: FleetSettings, origins: Origins) -> ssl.SSLContext:
-    """Return TLS with the fleet's Redis.
+    """Return the TLS context for the fleet's Redis.
 
     Raises:
         SettingsError: a file is missing or wrong.
@@ -129,7 +129,7 @@ def fleet_context(settings: FleetSettings, origins: Origins) -> ssl.SSLContext:
 
 
 def expiry(listener: str, side: Side, file: str) -> tuple[Expiry, ...]:
-    """Return when the certificates of a PEM file expire, or nothing if it cannot be read."""
+    """Return the expiry of a PEM file's certificates. Empty if it cannot be read."""
     try:
         text = read_file(file).decode("ascii", errors="replace")
         ends = [
@@ -153,7 +153,7 @@ def _renewed(whose: str, expiries: Iterable[Expiry]) -> str:
 
 
 def expiry_warnings(expiries: Iterable[Expiry], now: datetime) -> Iterator[str]:
-    """Yield a warning for each certificate that has expired or soon will."""
+    """Yield a warning for each certificate that has expired or will expire soon."""
     for each in expiries:
         if each.ends < now + SOON:
             whose = f"listener {each.listener}" if each.listener else "the admin address"
@@ -165,15 +165,13 @@ class ListenerTls:
     """TLS of one listener, with its clients and with its broker.
 
     Args:
-        settings: the listener's.
-        place: where they are written.
-        origins: for faults.
-        alpn: the protocols to offer, or none (RFC 7301).
+        place: place of the settings in the file.
+        origins: for error messages.
+        alpn: the protocols to offer, if any (RFC 7301).
 
     Attributes:
         clients: TLS with clients, or None.
         broker: TLS with the broker, or None.
-        expiries: of Sluice's own certificates.
         digests: hashes of the certificate files, by key.
 
     Raises:
@@ -199,7 +197,7 @@ class ListenerTls:
         """Read all files again.
 
         Raises:
-            SettingsError: a file is wrong; the old ones stay in use.
+            SettingsError: a file is wrong. The old ones stay in use.
         """
         read = ListenerTls(self._settings, self._place, self._origins, self._alpn)
 
@@ -235,7 +233,7 @@ class ListenerTls:
         return tuple(each for side, file in files if file is not None for each in expiry(label, side, file))
 
     def _faults(self) -> Iterator[str]:
-        """Yield missing keys, and keys without effect, because their author relies on them."""
+        """Yield missing keys, and keys without effect: the author may rely on them."""
         settings = self._settings
         if settings.tls in _ENDS_TLS:
             if missing := [key for key in ("tls_certificate_file", "tls_key_file") if getattr(settings, key) is None]:
@@ -275,7 +273,7 @@ class ListenerTls:
         self._offer(context)
         context.minimum_version = _VERSIONS[settings.tls_minimum_version]
         # A client that never reads would leave tickets unread, and its close would become a reset. A resumed session
-        # also shows no certificate. Python cannot turn resumption of TLS 1.2 off; a reload ends it.
+        # also shows no certificate. Python cannot turn resumption of TLS 1.2 off. A reload ends it.
         context.num_tickets = 0
         if settings.tls_ciphers is not None:
             try:
@@ -312,11 +310,11 @@ class ListenerTls:
 
 
 class Certificate:
-    """The certificate of the admin address, and its key, which a reload reads again.
+    """The certificate of the admin address with its key. Can be reloaded.
 
     Attributes:
         context: ``reload`` changes it for later connections.
-        expiries: when it expires, if that can be read.
+        expiries: expiry of the certificate, if readable.
 
     Raises:
         SettingsError: the two are not a certificate and its key.
@@ -340,9 +338,9 @@ class Certificate:
         """Read both files again.
 
         Raises:
-            SettingsError: they are wrong now; the previous certificate stays.
+            SettingsError: they are wrong now. The previous certificate stays.
         """
-        # Tried on another context first: a failure could leave half of the new one in the live one.
+        # Try another context first: a failure could leave half of the new certificate in the live one.
         _load_certificate(_new_context(ssl.PROTOCOL_TLS_SERVER), self._certificate, self._key, self._origins)
         self._load()
 
@@ -353,10 +351,10 @@ class Certificate:
 
 
 def read_certificate(settings: AdminSettings, origins: Origins) -> Certificate | None:
-    """Return the certificate of the admin address, if one is configured.
+    """Return the certificate of the admin address, if configured.
 
     Raises:
-        SettingsError: one of the two files is not given, or they are not a certificate and its key.
+        SettingsError: one of the two files is missing, or they are not a certificate and its key.
     """
     if settings.listen == OFF:
         return None
@@ -388,15 +386,15 @@ def _must_be_readable(named: NamedFile, origins: Origins) -> None:
 
 
 def _not_after(certificate: bytes) -> datetime:
-    """Return the end of a certificate in DER (RFC 5280, 4.1).
+    """Return the end of a DER certificate (RFC 5280, 4.1).
 
     Raises:
-        ValueError, IndexError: it does not have that structure.
+        ValueError, IndexError: the structure is different.
     """
     _, start, _ = _element(certificate, 0)
     _, start, _ = _element(certificate, start)
     tag, _, end = _element(certificate, start)
-    # Serial number, algorithm, issuer; a version may come before them.
+    # Serial number, algorithm, issuer. A version may precede them.
     for _ in range(3 if tag == _VERSION else 2):
         _, _, end = _element(certificate, end)
     _, start, _ = _element(certificate, end)

@@ -1,13 +1,13 @@
-"""The edits for all members of a fleet, as a log in its Redis: what is in it, and what a member has to do about it.
+"""The edit log of a fleet in Redis, and the steps a member takes to follow it.
 
-It is a hash. Fields ``1``, ``2``, … are edits in their order. Field ``""`` is the version: the number of the last edit
-and the member that made it. Redis answers the version to every call of a member. When it has changed, the member reads
-the log and does the new edits as its own. A member adds edits only to the version that it has read. So it has seen all
-edits before, and the order is the same for all. The log keeps the latest edit of each limit, and the last KEPT edits
-for the audit trails. What a member has seen of it is in its store, too.
+The log is a hash. Fields ``1``, ``2``, … are edits in order. Field ``""`` is the version: number and member of the last
+edit. Redis returns the version with every call of a member. When it changes, the member reads the log and applies the
+new edits. A member adds edits only to the version that it has read, so it has seen all earlier edits and the order is
+the same for all. The log keeps the latest edit of each limit, and the last KEPT edits for the audit trails. A member
+also saves the edits it has seen in its own store.
 
-If Redis loses the log, the first member that notices adds what it knows and Redis does not. The others see that they
-have done these edits, although the numbers are new.
+If Redis loses the log, the first member that notices restores the edits it knows. The other members recognise them
+although the numbers are new.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,48 +33,44 @@ from admin.edits.model import (
 _log = structlog.get_logger(__name__)
 
 MAX_LIMITS: Final = 1000
-"""Limits and switches that are edited for a fleet at a time."""
+"""Maximum limits and switches with a fleet edit at a time."""
 KEPT: Final = 200
-"""The log keeps this many edits, also those that were replaced."""
+"""How many edits the log keeps, including replaced ones."""
 MAX_BYTES: Final = 16_384
-"""Of one edit in the log."""
+"""Size limit of one edit in the log."""
 _MAX_TEXT: Final = 255
 
 
 class Entry(NamedTuple):
-    """One edit of the limit or switch at a path. An edit with neither undoes the one before."""
+    """One edit of the limit or switch at a path. Without either, it undoes the previous edit."""
 
     path: str
     edit: ActiveEdit
 
 
 class Merge(NamedTuple):
-    """What a member has to do about a log."""
+    """The steps after reading a log."""
 
-    new: list[Entry]  # to be done, in this order
-    lost: list[Entry]  # to be added to the log again
-    gone: list[str]  # in the store, that the log has no more
+    new: list[Entry]  # to apply, in this order
+    lost: list[Entry]  # to add to the log again
+    gone: list[str]  # in the store, but no longer in the log
 
 
 class FleetLog:
-    """What a member knows of the log.
-
-    Args:
-        name: of the fleet.
-        member: name of this one.
+    """A member's knowledge of the log.
 
     Attributes:
-        version: of the log when it was last read; None before that.
+        version: version when the log was last read. None before that.
     """
 
     def __init__(self, name: str, member: str) -> None:
         self.name, self.member = name, member
         self.version: bytes | None = None
-        self._number = 0  # of the last edit in the log
+        self._number = 0  # number of the last edit in the log
         self._entries: dict[int, Entry] = {}
 
     def merge(self, fields: Mapping[bytes, bytes], stored: Mapping[str, ActiveEdit], now: datetime) -> Merge:
-        """Take the log as it was read. ``stored`` is what the store has of it, by FLEET and path."""
+        """Process the log as read. ``stored`` has the store's fleet edits, by FLEET and path."""
         before = None if self.version is None else self._number
         self.version = fields.get(b"", b"")
         self._entries = dict(sorted(self._read(fields)))
@@ -84,7 +80,7 @@ class FleetLog:
         found = Merge([], [], [])
         for number, entry in self._entries.items():
             mine, _ = known.get(entry.path, (_NONE, None))
-            # After a start or a loss only the last one counts.
+            # After a start or a loss, only the last edit counts.
             is_unseen = latest[entry.path] == number and entry.edit.fleet != mine and mine.number <= self._number
             if is_unseen or (before is not None and number > before):
                 found.new.append(entry)
@@ -94,23 +90,23 @@ class FleetLog:
             elif path not in latest:
                 found.gone.append(FLEET + path)
                 if mine.number and not _has_ended(edit, now):
-                    # It was undone so long ago that the log does not say so any more.
+                    # It was undone so long ago that the log has dropped the entry.
                     found.new.append(Entry(path, msgspec.structs.replace(edit, limit=None, limiting=None)))
         return found
 
     def add(
         self, entries: Sequence[Entry], stored: Mapping[str, ActiveEdit], now: datetime, after: Mapping[str, int] | None
     ) -> tuple[list[Entry], dict[str, bytes], list[str]]:
-        """Return how to add edits to the log: the edits as numbered, the fields to set, and those to remove.
+        """Prepare an update of the log. Returns the numbered edits, the fields to set, and the fields to remove.
 
         Args:
-            entries: in their order.
+            entries: edits in order.
             stored: as for ``merge``.
             now: the time.
-            after: numbers of the edits that their author knew, by path; None: the log has lost these, which are marked.
+            after: numbers of the edits known to their author, by path. None: the log has lost these marked edits.
 
         Raises:
-            InvalidError: there is no room for them.
+            InvalidError: the log is full.
         """
         number = max([self._number, *(self.mark(each).number for each in stored.values())])
         every, added, fields, seen = dict(self._entries), [], {}, dict(after or {})
@@ -140,12 +136,11 @@ class FleetLog:
         return added, fields | {"": f"{number} {self.member}".encode()}, removed
 
     def mark(self, edit: ActiveEdit | None) -> ForFleet:
-        """Return what an edit has as one of this fleet."""
+        """Return an edit's fleet data if it belongs to this fleet."""
         mark = None if edit is None else edit.fleet
         return _NONE if mark is None or mark.name != self.name else mark
 
     def _read(self, fields: Mapping[bytes, bytes]) -> Iterator[tuple[int, Entry]]:
-        """Yield the edits; warn about what is not one, and leave it out."""
         for field, value in fields.items():
             if field == b"":
                 continue
@@ -173,12 +168,12 @@ _entry: Final = msgspec.json.Decoder(Entry)
 
 
 def is_undone(edit: ActiveEdit) -> bool:
-    """Say whether it undoes another edit, and sets nothing."""
+    """Whether it undoes another edit and sets nothing."""
     return edit.limit is None and edit.limiting is None
 
 
 def is_same(one: ActiveEdit, other: ActiveEdit) -> bool:
-    """Say whether two edits of the fleet are the same, under whatever numbers."""
+    """Whether two fleet edits are the same, apart from their numbers."""
     ones, others = (msgspec.structs.replace(each.fleet or _NONE, number=0) for each in (one, other))
     return msgspec.structs.replace(one, fleet=ones) == msgspec.structs.replace(other, fleet=others)
 
@@ -192,7 +187,6 @@ def _number(text: bytes) -> int:
 
 
 def _check(entry: Entry) -> None:
-    """Raise ValueError for what ``EditService`` would not have made."""
     (path, edit), mark = (entry.path, entry.edit), entry.edit.fleet
     kind, _, name = path.removeprefix(LIMITS).partition("/")
     is_limit = path.startswith(LIMITS) and kind and 1 <= len(name) <= MAX_NAME and edit.limiting is None

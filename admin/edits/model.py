@@ -17,21 +17,19 @@ ALL_KINDS: Final = "all"
 """The kind of the switch for all limiting."""
 
 MAX_REASON: Final = 1_000
-"""Characters of a reason."""
+"""In characters."""
 MAX_NAME: Final = 255
-"""Characters of a name."""
+"""In characters."""
 MAX_TTL_S: Final = 10 * 366 * 86_400
-"""Ten years."""
-
 LIMITS: Final = "limits/"
 SWITCHES: Final = "switches/"
 SPOOL: Final = "spool/"
 """Paths of limits, switches and spools in the API and in the audit trail begin with these."""
 FLEET: Final = "fleet/"
-"""In the store, before the path of what was last edited for the fleet, also if it is edited otherwise here."""
+"""Prefix in the store for the last fleet edit of a path, even if a local edit overrides it."""
 
 Action = Literal["set", "unset", "expire", "revert", "reload", "reset", "purge"]
-"""What a change did. Sluice itself makes ``expire``; ``reset`` and ``purge`` change no limit."""
+"""The kind of a change. Sluice itself makes ``expire``. ``reset`` and ``purge`` change no limit."""
 
 LimitFields = dict[str, Any]
 """The fields of a limit: keys and values of ``[[limits]]`` in the file, without ``kind``, ``name`` and ``shared``.
@@ -41,11 +39,11 @@ Missing fields have their defaults. A shared rule is addressed with kind ``total
 
 
 class Author(msgspec.Struct, frozen=True):
-    """Who made a change.
+    """Author of a change.
 
     Attributes:
-        name: name of the token; ``local`` where no token is needed; ``sluice`` for changes that Sluice makes itself.
-        address: where the request came from, ``address:port`` or the address alone; empty for Sluice itself.
+        name: name of the token. ``local`` where no token is needed, ``sluice`` for changes that Sluice makes itself.
+        address: origin of the request, ``address:port`` or the address alone. Empty for Sluice itself.
     """
 
     name: str
@@ -62,14 +60,14 @@ TtlS = Annotated[Ttl | None, msgspec.Meta(description="seconds until the edit ex
 
 
 class SetLimit(msgspec.Struct, frozen=True, kw_only=True, tag="set_limit", forbid_unknown_fields=True):
-    """Put a limit in force in place of the configured one.
+    """Set a limit, replacing the configured one.
 
     Attributes:
         kind: kind of resource or scope, or ``total``.
         name: exact name or pattern, as in the file.
-        limit: the whole limit; nothing is kept of the previous one.
-        if_match: the limit's ETag must be this one, or the edit is refused; ``*`` needs an active edit.
-        if_none_match: refuse the edit if the limit has been edited already.
+        limit: the whole limit. Nothing is kept of the previous one.
+        if_match: required ETag of the limit. Otherwise the edit is refused. ``*`` requires an active edit.
+        if_none_match: refuse the edit if the limit has an active edit.
     """
 
     kind: str
@@ -84,12 +82,12 @@ class SetLimit(msgspec.Struct, frozen=True, kw_only=True, tag="set_limit", forbi
 class PatchLimit(msgspec.Struct, frozen=True, kw_only=True):
     """Change some fields of a limit and keep the others, as a JSON merge patch does (RFC 7396).
 
-    The others are those of the active edit; without one, of the configured rule for that exact name; without one, of
-    the rule in force for the name. A rate replaces ``exempt``, and the other way round.
+    The others come from the active edit, or from the configured rule for that exact name, or from the active rule for
+    the name. A rate replaces ``exempt``, and ``exempt`` replaces a rate.
 
     Attributes:
-        limit: the fields to change; None removes a field.
-        ttl_s: as in SetLimit; if not given, the edit expires when the active one would have.
+        limit: the fields to change. None removes a field.
+        ttl_s: as in SetLimit. If not given, the edit expires when the active one would have.
     """
 
     kind: str
@@ -137,13 +135,13 @@ Edit = SetLimit | PatchLimit | UnsetLimit | SetSwitch | UnsetSwitch
 
 
 class ForFleet(msgspec.Struct, frozen=True):
-    """What an edit for all members of a fleet has besides.
+    """Data of an edit for all members of a fleet.
 
     Attributes:
-        name: of the fleet.
-        number: its place in the order of the fleet's edits, from 1.
-        member: the member that it was made at.
-        after: number of the edit of the same limit that its author knew; 0: none.
+        name: name of the fleet.
+        number: position in the order of the fleet's edits, from 1.
+        member: the member at which it was made.
+        after: number of the limit's edit known to the author. 0: none.
     """
 
     name: str
@@ -153,7 +151,7 @@ class ForFleet(msgspec.Struct, frozen=True):
 
 
 class ActiveEdit(msgspec.Struct, frozen=True, kw_only=True):
-    """An edit that is in force.
+    """An active edit.
 
     Attributes:
         change_id: id of the change that made it.
@@ -161,10 +159,10 @@ class ActiveEdit(msgspec.Struct, frozen=True, kw_only=True):
         by: name of the author.
         address: address of the author.
         reason: why it was made.
-        expires_at: when it expires; None is never.
-        limit: the limit as it was given; None for a switch.
-        limiting: whether the switch is on; None for a limit.
-        fleet: of an edit for all members of the fleet; None for one of this process alone.
+        expires_at: when it expires. None: never.
+        limit: the limit as given. None for a switch.
+        limiting: whether the switch is on. None for a limit.
+        fleet: data of an edit for all members of the fleet. None for an edit of this process alone.
     """
 
     change_id: int
@@ -183,29 +181,28 @@ class ActiveEdit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """One change, as it is in the audit trail and in the answer to every write.
+    """One change, as in the audit trail and in the answer to every write.
 
     Attributes:
-        id: counts up, also over restarts; 0 for a dry run.
+        id: counts up, also over restarts. 0 for a dry run.
         at: when it was made.
         by: name of the author.
         address: address of the author.
-        action: what was done.
-        target: what was changed, as the API's path without percent-encoding: ``limits/topic/orders``,
-            ``switches/all``; ``configuration`` for a reload, ``spool/topic/orders`` for a purge.
-        old: all fields of the limit that was in force before, or ``{"limiting": …}``; None if nothing limited the name.
-        new: the same of the limit in force since then.
-        old_rule: name of the rule that ``old`` comes from, ``topic:orders-*``; empty if it is the name's own.
-        new_rule: the same of ``new``.
+        action: the kind of change.
+        target: the changed object, as the API's path without percent-encoding: ``limits/topic/orders``,
+            ``switches/all``, ``configuration`` for a reload, ``spool/topic/orders`` for a purge.
+        old: all fields of the limit before, or ``{"limiting": …}``. None if nothing limited the name.
+        new: the same after the change.
+        old_rule: name of the rule that ``old`` comes from, ``topic:orders-*``. Empty for the name's own rule.
+        new_rule: the same for ``new``.
         reason: why it was made.
-        expires_at: when it expires; None is never.
+        expires_at: when it expires. None: never.
         reverts: id of the change that it undid.
-        before: the active edit before it, which reverting puts back.
+        before: the previous active edit, which reverting restores.
         durable: whether it survives a restart.
-        details: for a reload, what changed and what needs a restart, a line each; for a reset, what was cleared; for
-            a purge, what was refused and dropped; for an edit of the fleet, which other one it overrules that was made
-            at the same time.
-        member: member of the fleet at which an edit for the fleet was made; empty for a change of this process alone.
+        details: for a reload, changes and settings that need a restart, a line each. For a reset, the cleared state.
+            For a purge, refused and dropped messages. For a fleet edit, the simultaneous edit that it overrules.
+        member: member of the fleet at which a fleet edit was made. Empty for a change of this process alone.
     """
 
     id: int
@@ -228,10 +225,10 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Written(Change, frozen=True, kw_only=True):
-    """What a write to one limit did.
+    """The result of a write to one limit.
 
     Attributes:
-        limit: the limit after the write; null for a dry run, and if somebody else has changed it since.
+        limit: the limit after the write. None for a dry run, and if another write has changed it since.
     """
 
     limit: "LimitEntry | None" = None
@@ -255,14 +252,14 @@ class LimitEntry(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         kind: kind of resource or scope, or ``total``.
         name: exact name or pattern.
-        limit: the limit in force now, all fields.
+        limit: the active limit, all fields.
         limit_text: the limit in short, e.g. ``500/s``.
-        rule: name of the rule in force.
+        rule: name of the active rule.
         source: where that rule comes from.
         exact: the name is one resource, not a pattern.
-        configured: the configured limit of the same name, if there is one.
-        edit: the active edit, if there is one.
-        etag: changes with everything above.
+        configured: the configured limit of the same name, if any.
+        edit: the active edit, if any.
+        etag: changes with any field above.
     """
 
     kind: str
@@ -284,8 +281,8 @@ class SwitchEntry(msgspec.Struct, frozen=True, kw_only=True):
         kind: the kind, or ``all``.
         limiting: whether it is on now.
         configured: whether it is on in the configuration.
-        edit: the active edit, if there is one.
-        etag: changes with everything above.
+        edit: the active edit, if any.
+        etag: changes with any field above.
     """
 
     kind: str
@@ -299,8 +296,8 @@ class Persistence(msgspec.Struct, frozen=True):
     """Where live edits are stored.
 
     Attributes:
-        directory: the state directory; None if they last until the restart only.
-        error: why they cannot be stored at the moment; None if they can.
+        directory: the state directory. None if edits last only until the restart.
+        error: why they cannot be stored at the moment. None if they can.
         set_aside: damaged files that were quarantined at the start, under their new names.
     """
 
@@ -310,11 +307,11 @@ class Persistence(msgspec.Struct, frozen=True):
 
 
 class FailedReload(msgspec.Struct, frozen=True):
-    """A reload that failed because the configuration is invalid; nothing was changed.
+    """A reload that failed because the configuration is invalid. Nothing was changed.
 
     Attributes:
         at: when it was tried.
-        by: who asked for it: a token's name, ``SIGHUP``, ``file change``.
+        by: the origin: a token's name, ``SIGHUP``, ``file change``.
         problems: the faults, as ``sluice check`` reports them.
     """
 
@@ -324,14 +321,14 @@ class FailedReload(msgspec.Struct, frozen=True):
 
 
 class ReloadReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a reload did, or would do.
+    """The result of a reload or a dry run.
 
     Attributes:
-        change: the change in the audit trail; None if nothing changed.
+        change: the change in the audit trail. None if nothing changed.
         changed: rules, settings and certificates that changed at once, a line each.
-        needs_restart: settings that changed and take effect only after a restart, a line each.
+        needs_restart: changed settings that take effect only after a restart, a line each.
         warnings: the warnings of ``sluice check``.
-        hidden: configured limits that changed without effect, since an active edit replaces them, a line each.
+        hidden: changed limits without effect because an active edit replaces them, a line each.
     """
 
     change: Change | None
@@ -345,8 +342,8 @@ class FieldProblem(msgspec.Struct, frozen=True, omit_defaults=True):
     """One fault in a request.
 
     Attributes:
-        field: the field, parameter or header at fault; empty for the request as a whole.
-        detail: what was found and what is allowed.
+        field: the field, parameter or header at fault. Empty for the request as a whole.
+        detail: the value found and the values allowed.
         edit: in a batch, the index of the edit.
     """
 
@@ -356,7 +353,7 @@ class FieldProblem(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class EditError(Exception):
-    """A request was refused, and nothing was changed; the message says why.
+    """A request was refused, and nothing was changed. The message says why.
 
     Attributes:
         status: the HTTP status of the answer.
@@ -379,7 +376,7 @@ class InvalidError(EditError):
 
 
 class PreconditionError(EditError):
-    """``if_match`` or ``if_none_match`` does not hold; the message says whose change came first.
+    """``if_match`` or ``if_none_match`` failed. The message names the author of the earlier change.
 
     Attributes:
         etag: the current ETag.
@@ -405,13 +402,13 @@ class ConflictError(EditError):
 
 
 class StoreError(EditError):
-    """The state directory cannot be written or read; the message says what to do."""
+    """The state directory cannot be written or read. The message has the remedy."""
 
     status = HTTPStatus.INSUFFICIENT_STORAGE
 
 
 class FleetEditError(EditError):
-    """The fleet's Redis cannot be used; the message says whether something was changed."""
+    """The fleet's Redis is not usable. The message says whether anything was changed."""
 
     status = HTTPStatus.SERVICE_UNAVAILABLE
 
@@ -436,7 +433,7 @@ def limit_path(target: Target) -> str:
 
 
 def target_at(path: str) -> Target:
-    """Return the target of the limit at a path."""
+    """Return the target of a limit's path."""
     kind, _, name = path.removeprefix(LIMITS).partition("/")
     return Target(kind, name)
 

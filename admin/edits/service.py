@@ -1,8 +1,7 @@
-"""The limits in force, and the one way to change them.
+"""The active limits, and the only way to change them.
 
-Changes are made one at a time, in the order in which they were asked for: each is checked, saved, put in force, and
-then answered. If the data path does not take the rules after that, the caller gets an error; the edits are saved, apply
-after a restart, and the log names them.
+Changes are made one at a time, in order of arrival. Each is checked, saved, activated, and then answered. If the data
+path then rejects the rules, the caller gets an error. The edits stay saved, apply after a restart, and are logged.
 """
 
 import math
@@ -53,26 +52,24 @@ from proxy.stats.flow import Purged
 
 _log = structlog.get_logger(__name__)
 
-#: The wall clock can be set, so it is looked at again after this time.
+#: The wall clock can be set, so it is checked again after this time.
 _MAX_SLEEP_S: Final = 30.0
 _AFTER_FAILURE_S: Final = 5.0
 _WITHOUT_REDIS_S: Final = 1.0
 _FLEETS_BUCKET: Final = "nothing: the bucket is the fleet's, and fills by itself; raise the limit for a while"
-#: How often an edit for the fleet is made anew when another member was first.
+#: Retries of a fleet edit when another member was first.
 _TRIES: Final = 20
 
 
 class EditService:
-    """The limits in force, and the one way to change them. Readers see only committed limits.
+    """The active limits, and the only way to change them. Readers see only committed limits.
 
     Args:
-        rulebook: the configuration's rules.
-        store: where edits are saved; those in it are in force from the start.
-        clock: the wall clock.
+        store: where edits are saved. Edits in it are active from the start.
 
     Attributes:
-        lock: held by each writer in turn; who holds it makes all others wait.
-        reloader: reads the configuration again, as ``reload`` does; None if there is nothing to read.
+        lock: held by each writer in turn.
+        reloader: reads the configuration again for ``reload``. None without a configuration to read.
     """
 
     def __init__(self, rulebook: Rulebook, store: Store, *, clock: Callable[[], datetime] = utc_now) -> None:
@@ -86,8 +83,8 @@ class EditService:
         self._fleet_log: FleetLog | None = None
         self._next_id = store.last_id + 1
         self._limits = EffectiveLimits(rulebook, store.active, clock())
-        # Edits that expired while no process ran are never in force. ``run`` saves that: until then, in a take-over,
-        # the old process may have to continue with the file as it is.
+        # Edits that expired while no process ran are never active. ``run`` saves that later: during a take-over the old
+        # process may have to continue with the file as it is.
         self._expired_before = self._expired()
         self._limits = self._expired_before.after()
         self._next_id += len(self._expired_before.changes)
@@ -101,17 +98,17 @@ class EditService:
 
     @property
     def reader(self) -> RuleReader:
-        """Reads rules; it knows the kinds that there are."""
+        """Parses rules of the known kinds."""
         return self._limits.rulebook.reader
 
     @property
     def rule_set(self) -> RuleSet:
-        """The configuration's rules with the active edits over them; its version counts up."""
+        """The configuration's rules with the active edits applied. Its version counts up."""
         return self._limits.rule_set
 
     @property
     def last_id(self) -> int:
-        """The id of the latest change that is in force; 0 if there was none."""
+        """The id of the latest active change. 0: none yet."""
         return self._next_id - 1
 
     @property
@@ -121,28 +118,28 @@ class EditService:
 
     @property
     def persistence(self) -> Persistence:
-        """Where edits are stored, and what is wrong with that."""
+        """Where edits are stored, and any storage error."""
         directory = self._store.directory
         return Persistence(None if directory is None else str(directory), self._store.error, self._store.set_aside)
 
     def limit(self, kind: str, name: str) -> LimitEntry:
-        """Return the limit of one name or pattern, whether it has a rule of its own or not.
+        """Return the limit of a name or pattern, with or without its own rule.
 
         Raises:
-            MissingError: there is no such kind, or the name is not valid.
+            MissingError: unknown kind, or invalid name.
         """
         return self._now().limit(kind, name)
 
     def limits(self) -> Sequence[LimitEntry]:
-        """Return all that have a rule of their own, configured or edited; the same object until something changes."""
+        """Return all limits with a rule of their own, configured or edited. The same object until something changes."""
         return self._now().limits
 
     def switches(self) -> Sequence[SwitchEntry]:
-        """Return the switch for all, then that of each kind."""
+        """Return the switch for all, then one for each kind."""
         return self._limits.switches
 
     def switch(self, kind: str) -> SwitchEntry:
-        """Return the switch of one kind or for all; raises MissingError."""
+        """Return the switch of one kind or for all. Raises MissingError."""
         return self._limits.switch(kind, self._limits.active.get(SWITCHES + kind))
 
     def edited_rules(self) -> list[Rule]:
@@ -177,18 +174,18 @@ class EditService:
         fleet: bool = False,
         if_match: str = "",
     ) -> tuple[Change, ...]:
-        """Do all the edits or none of them; returns when they are stored and apply to the very next request.
+        """Make all edits or none. Returns when they are stored and apply to the next request.
 
         Args:
-            edits: in order; each sees those before it.
+            edits: in order. Each sees the earlier ones.
             author: the caller.
-            dry_run: return what would change, and change nothing; ids are 0.
+            dry_run: return the changes without making them. Ids are 0.
             volatile: change it until the restart only, without storing it.
             fleet: change it at all members of the fleet.
-            if_match: the ``etag`` of all limits must be this one; empty is any.
+            if_match: required ``etag`` of all limits. Empty: any.
 
         Raises:
-            EditError: nothing was changed; a FleetEditError says if that is not known.
+            EditError: nothing was changed. A FleetEditError says if that is unknown.
         """
         if fleet and volatile:
             raise InvalidError(FieldProblem("volatile", "does not go with fleet: the fleet's edits are stored"))
@@ -214,13 +211,13 @@ class EditService:
     async def revert(
         self, change_id: int, author: Author, *, reason: str = "", force: bool = False, dry_run: bool = False
     ) -> Change:
-        """Undo one change; one for the fleet at all members.
+        """Undo one change. A fleet edit is undone at all members.
 
         Raises:
-            MissingError: there is no such change, or nothing of it can be undone.
-            ConflictError: a later change has the same target, and it is not ``force``.
-            FleetEditError: it is for the fleet, whose Redis cannot be used.
-            InvalidError: the limit before it does not fit the configuration any more.
+            MissingError: no such change, or nothing to undo in it.
+            ConflictError: a later change has the same target, and ``force`` is not set.
+            FleetEditError: it is a fleet edit, and the fleet's Redis is not usable.
+            InvalidError: the previous limit no longer fits the configuration.
             StoreError: nothing was changed.
         """
 
@@ -249,13 +246,13 @@ class EditService:
         return done
 
     async def reset(self, kind: str, name: str, author: Author, *, reason: str = "") -> Change:
-        """Reset the limiters of a limit: full, closed, without shares. The limit stays as it is.
+        """Reset the limiters of a limit: full, closed, without shares. The limit does not change.
 
-        These are the limiters of one name, of a total, or of all names for which a pattern's rule is in force. The
-        bucket of a fleet's limit stays, too.
+        Covers the limiters of one name, of a total, or of all names with a pattern's rule. The bucket of a fleet's
+        limit does not change either.
 
         Raises:
-            MissingError: there is no such kind, the name is not valid, or there is no rule of that pattern.
+            MissingError: unknown kind, invalid name, or no rule with that pattern.
         """
         entry = self.limit(kind, name)
         target = Target(entry.kind, entry.name)
@@ -270,7 +267,7 @@ class EditService:
         """Refuse the spooled messages of one resource, or drop them if their senders expect no answer.
 
         Raises:
-            MissingError: there is no such kind, or the name is not valid or a pattern.
+            MissingError: unknown kind, or the name is invalid or a pattern.
             ConflictError: there is no spool.
         """
         entry = self.limit(kind, name)
@@ -284,10 +281,10 @@ class EditService:
         return purged, await self._note("purge", path, author, details, reason=reason)
 
     async def reload(self, author: Author, *, dry_run: bool = False) -> ReloadReport:
-        """Read the configuration again, and put in force what does not need a restart.
+        """Read the configuration again, and activate all changes that do not need a restart.
 
         Raises:
-            ReloadError: it is invalid; nothing was changed.
+            ReloadError: it is invalid. Nothing was changed.
         """
         if self.reloader is None:
             raise MissingError("there is no configuration to read again")
@@ -296,9 +293,9 @@ class EditService:
     async def put_rulebook(
         self, rulebook: Rulebook, author: Author, details: Sequence[str], committed: Callable[[], None] = lambda: None
     ) -> Change:
-        """Put another configuration under the active edits, even if the disk is full.
+        """Replace the configuration under the active edits, even if the disk is full.
 
-        ``details`` is for the audit trail. ``committed`` is called once it is in force, even if the caller is
+        ``details`` is for the audit trail. ``committed`` is called once the rules are active, even if the caller is
         cancelled before that.
         """
         return await self._note("reload", "configuration", author, details, rulebook=rulebook, committed=committed)
@@ -306,9 +303,9 @@ class EditService:
     async def audit(
         self, *, before: int | None = None, target: str = "", by: str = "", limit: int = 100
     ) -> tuple[Change, ...]:
-        """Return at most ``limit`` changes with a smaller id than ``before``, the latest first.
+        """Return at most ``limit`` changes with an id smaller than ``before``, the latest first.
 
-        They are those whose target begins with ``target``, and of the author ``by``, if these are given.
+        ``target`` filters by prefix of the target, and ``by`` by author.
 
         Raises:
             StoreError: the audit trail cannot be read.
@@ -326,7 +323,7 @@ class EditService:
         return receive
 
     async def run(self, data_path: DataPath, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """End temporary edits in time, until cancelled. The data path takes the rules from now on."""
+        """Expire temporary edits until cancelled. From now on the data path gets the rules."""
         self._data_path = data_path
         async with self.lock:
             expired, self._expired_before = self._expired_before, self._transaction()
@@ -352,7 +349,7 @@ class EditService:
     async def follow_fleet(
         self, data_path: DataPath, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        """Do the edits for the fleet that any member makes, until cancelled; ``run`` runs."""
+        """Apply fleet edits made at any member, until cancelled. Requires ``run``."""
         fleet = (await data_path.snapshot(whole=False)).fleet
         task_status.started()
         if fleet is None:
@@ -365,13 +362,13 @@ class EditService:
                     with trio.CancelScope(shield=True):
                         await self._read_fleet(log)
             except FleetError:
-                # The data path has logged why.
+                # The data path has logged the reason.
                 await trio.sleep(_WITHOUT_REDIS_S)
 
     # --- how
 
     async def _do_for_fleet(self, fill: Callable[[Transaction], None], *, dry_run: bool) -> tuple[Change, ...]:
-        """Make the changes of ``fill`` at all members, or at none: they are added to the log at once, if at all."""
+        """Make the changes of ``fill`` at all members or at none. They enter the log in one step."""
         log = self._fleet_log
         if log is None:
             why = "this sidecar is not in a fleet: its configuration has no [fleet]; leave out fleet=1 (--fleet)"
@@ -408,7 +405,7 @@ class EditService:
         raise FleetEditError("other members make edits all the time; nothing was changed, try again")
 
     async def _read_fleet(self, log: FleetLog) -> dict[int, Change]:
-        """Read the log, do what is new there, and add what it has lost; return the changes by number.
+        """Read the log, apply new edits, and restore lost ones. Returns the changes by number.
 
         Raises:
             FleetError: it cannot be read.
@@ -428,7 +425,7 @@ class EditService:
         await self._commit(transaction, limits, required=False)
         if found.lost:
             _, added, _ = log.add(found.lost, self._store.fleet, self._clock(), None)
-            # Whatever becomes of that, it is read again.
+            # Read it again afterwards, even after a failure.
             version, log.version = log.version or b"", None
             await self._running.write_fleet_edits(version, added, [])
         return dict(zip(done, transaction.changes, strict=True))
@@ -449,7 +446,6 @@ class EditService:
         rulebook: Rulebook | None = None,
         committed: Callable[[], None] = lambda: None,
     ) -> Change:
-        """Record something that has happened, now or once the disk takes it."""
         more = {"details": tuple(details), "reason": reason, "durable": self._store.directory is not None}
 
         def fill(transaction: Transaction) -> None:
@@ -467,9 +463,9 @@ class EditService:
         rulebook: Rulebook | None = None,
         committed: Callable[[], None] = lambda: None,
     ) -> tuple[Change, ...]:
-        """Make the changes of ``fill``, on a thread, in their turn; then all are done, even if the caller is cancelled.
+        """Make the changes of ``fill`` in turn, on a thread. All are made, even if the caller is cancelled.
 
-        If they are ``required``, durable changes that the disk does not take are refused.
+        If ``required``, durable changes are refused when they cannot be saved.
         """
         async with self.lock:
             with trio.CancelScope(shield=True):
@@ -492,7 +488,6 @@ class EditService:
         return Transaction(self._now(), stored, self._next_id, self._clock())
 
     def _expired(self) -> Transaction:
-        """Return a transaction that ends what is over."""
         transaction, now = self._transaction(), self._clock()
         for path in [path for path, end in self._limits.ends.items() if end <= now]:
             transaction.expire(path)
@@ -509,7 +504,6 @@ class EditService:
         await trio.to_thread.run_sync(commit)
 
     async def _commit(self, transaction: Transaction, limits: EffectiveLimits, *, required: bool) -> None:
-        """Save changes, put them in force, and notify followers and the log."""
         changes = transaction.changes
         if not changes and not transaction.stored:
             return
@@ -521,7 +515,7 @@ class EditService:
                 f"the state directory does not take the edit: {error}; nothing was changed. With volatile=1 it holds"
                 " until the restart"
             ) from None
-        # Once saved, their ids are taken, whatever fails from here on.
+        # Once saved, their ids are used up, even if a later step fails.
         self._next_id += len(changes)
         try:
             if self._data_path is not None and limits is not self._limits:

@@ -1,7 +1,7 @@
-"""What survives a restart: active edits, the audit trail and the limiters' state, in one SQLite file.
+"""Persistent state in one SQLite file: active edits, the audit trail and the limiters' state.
 
-The file is ``state.db`` in the state directory. It has one writer: a lock keeps other processes out of the directory.
-Everything here blocks, so call it on a thread once traffic flows.
+The file is ``state.db`` in the state directory. A lock keeps other processes out of the directory, so the file has one
+writer. All functions block: call them on a thread once traffic flows.
 """
 
 import os
@@ -27,9 +27,9 @@ _log = structlog.get_logger(__name__)
 
 NAME: Final = "state.db"
 MAX_CHANGES: Final = 100_000
-"""The audit trail keeps this many."""
+"""Size of the audit trail."""
 MAX_UNSAVED: Final = 10_000
-"""Changes that are kept in memory until the disk works again."""
+"""Maximum changes kept in memory until the disk works again."""
 
 _LOCK: Final = "lock"
 _MODE: Final = 0o700
@@ -40,7 +40,7 @@ _START_BUSY_S: Final = 5.0
 _BUSY_MS: Final = 1_000
 
 # A rollback journal, not WAL: SQLite then notices that its file was moved or removed. Truncating it with FULL syncs the
-# truncation, so a commit survives the loss of power.
+# truncation, so a commit survives a power failure.
 _SETUP: Final = """
 PRAGMA journal_mode = TRUNCATE;
 PRAGMA synchronous = FULL;
@@ -71,25 +71,24 @@ _edit: Final = msgspec.json.Decoder(ActiveEdit)
 
 
 class _DamagedError(Exception):
-    """The file is damaged or another version's; the message says which."""
+    """The file is damaged or from another version. The message says which."""
 
 
 class Store:
     """The state of one process.
 
     Args:
-        directory: the state directory, which exists; None keeps everything in memory.
+        directory: the state directory, which exists. None: keep everything in memory.
         lock: the lock's descriptor, from the predecessor in a take-over.
-        error: why there is no directory, if there should be one.
+        error: why the directory is missing, if there should be one.
 
     Attributes:
-        directory: as given.
-        active: the active edits that are stored, by path.
-        fleet: the last known edits of the fleet, by FLEET and path.
+        active: the stored active edits, by path.
+        fleet: the last known fleet edits, by FLEET and path.
         last_id: the highest id of any change so far.
-        error: why nothing can be stored at the moment, for people; None if it can.
+        error: why nothing can be stored at the moment, for the operator. None if it can.
         set_aside: damaged files that were quarantined at the start, under their new names.
-        exposed: who else could write in the directory at the start, and what to do; None if nobody could.
+        exposed: warning that other users could write in the directory at the start, with the remedy. None if safe.
 
     Raises:
         LockedError: another process has the directory.
@@ -129,13 +128,13 @@ class Store:
         return self._lock.fileno()
 
     def commit(self, changes: Sequence[Change], edits: Mapping[str, ActiveEdit | None], *, required: bool) -> None:
-        """Save changes, and with them those that could not be saved before.
+        """Save changes, including earlier unsaved ones.
 
         Args:
             changes: for the audit trail.
-            edits: the active edits that they leave, by path; None removes one.
-            required: they must be saved now, and wait a second for a program that has the file locked. Otherwise they
-                are saved with the next commit that succeeds; the oldest of more than MAX_UNSAVED are forgotten.
+            edits: the resulting active edits, by path. None removes one.
+            required: save now, waiting up to a second for a program that has the file locked. Otherwise the next
+                successful commit saves them. Beyond MAX_UNSAVED the oldest are dropped.
 
         Raises:
             OSError: they are required, and nothing was saved.
@@ -148,7 +147,7 @@ class Store:
             except sqlite3.Error as error:
                 why = _reason(error)
                 if self.directory is not None and self.directory.exists() and not os.access(self.directory, os.W_OK):
-                    # SQLite calls a file system that became read-only an error of the disk.
+                    # SQLite reports a file system that became read-only as a disk error.
                     why = _WORDS[sqlite3.SQLITE_READONLY]
                 if why != self.error:
                     _log.error("live edits cannot be saved", state_dir=str(self.directory), error=why)
@@ -172,7 +171,7 @@ class Store:
         with self._db:
             self._db.execute("BEGIN IMMEDIATE")
             if not changes:
-                # Write something, to learn whether the disk works.
+                # Write something to test the disk.
                 self._db.execute(f"PRAGMA user_version = {_FORMAT}")
             for path, edit in edits.items():
                 if edit is None:
@@ -186,7 +185,7 @@ class Store:
             self._db.execute("DELETE FROM change WHERE id <= ?", (last_id - MAX_CHANGES,))
 
     def audit(self, *, before: int | None, target: str, by: str, limit: int) -> tuple[Change, ...]:
-        """Return changes, the latest first; the arguments are those of ``EditService.audit``.
+        """Return changes, the latest first. Arguments as for ``EditService.audit``.
 
         Raises:
             OSError: the file cannot be read.
@@ -202,7 +201,7 @@ class Store:
         return (*unsaved, *(_read_change(body) for (body,) in rows))[:limit]
 
     def find(self, change_id: int) -> tuple[Change | None, int]:
-        """Return a change, and the id of the latest later one of the same target; 0 if there is none.
+        """Return a change, and the id of the latest later one with the same target. 0: none.
 
         Raises:
             OSError: the file cannot be read.
@@ -221,7 +220,7 @@ class Store:
             return found, max(later, default=0) or self._query(latest, found.target, change_id)[0][0]
 
     def save_limits(self, limits: SavedLimits) -> None:
-        """Save the state of the limiters for the next start; a failure is logged."""
+        """Save the state of the limiters for the next start. A failure is logged."""
         try:
             state = limiter_state.encode(limits)
             with self._mutex:
@@ -230,7 +229,7 @@ class Store:
             _log.warning("cannot save the state of the limits; they start full next time", reason=str(error))
 
     def saved_limits(self) -> SavedLimits | None:
-        """Return the state of the limiters at the last orderly end; None if there is none that can be used."""
+        """Return the state of the limiters at the last clean shutdown. None if there is no usable one."""
         try:
             with self._mutex:
                 rows = self._query("SELECT body FROM limiters")
@@ -240,7 +239,7 @@ class Store:
             return None
 
     def close(self) -> None:
-        """Let other processes have the directory. A commit that still runs is rolled back."""
+        """Release the directory. A running commit is rolled back."""
         self._db.interrupt()
         with self._mutex:
             self._db.close()
@@ -256,7 +255,7 @@ class Store:
 
     def _open(self, path: Path) -> sqlite3.Connection:
         if not path.exists():
-            # Reasons and names of clients are private. SQLite gives its journal the same mode.
+            # Reasons and client names are private. SQLite gives its journal the same mode.
             path.touch(_FILE_MODE)
         try:
             db = _connect(path)
@@ -276,7 +275,7 @@ class Store:
         return db
 
     def _import(self, db: sqlite3.Connection, directory: Path) -> None:
-        """Import the edits of versions before ``state.db``, unless it has some of its own."""
+        """Import the edits of versions before ``state.db``, unless the file has edits already."""
         journal = directory / previous.JOURNAL
         try:
             active, last_id = previous.read_edits(directory)
@@ -291,7 +290,7 @@ class Store:
             )
             return
         if db.execute("SELECT count(*) FROM sqlite_sequence").fetchone() != (0,):
-            # A previous version ran in between, or a crash came before the renaming.
+            # A previous version ran in between, or a crash prevented the rename.
             aside = str(fresh_name(directory, f"{journal.name}.ignored"))
             journal.rename(aside)
             _log.warning("the live edits of the previous version are ignored, because state.db is newer", file=aside)
@@ -316,10 +315,10 @@ class Store:
 
 
 def _connect(path: Path | str) -> sqlite3.Connection:
-    """Open the file, check it, and make its tables.
+    """Open the file, check it, and create its tables.
 
     Raises:
-        _DamagedError: it is damaged or another version's.
+        _DamagedError: it is damaged or from another version.
         OSError: it cannot be opened or written.
     """
     try:
@@ -354,7 +353,7 @@ def _make_tables(db: sqlite3.Connection) -> None:
         _edits(db)
     except sqlite3.OperationalError as error:
         if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_ERROR:
-            # A table has other columns.
+            # A table has unexpected columns.
             raise _DamagedError(str(error)) from None
         raise
 
@@ -371,7 +370,6 @@ def _edits(db: sqlite3.Connection) -> dict[str, ActiveEdit]:
 
 
 def _apart(edits: Mapping[str, ActiveEdit | None]) -> tuple[dict[str, ActiveEdit], dict[str, ActiveEdit]]:
-    """Return the active edits, and those of the fleet."""
     active: dict[str, ActiveEdit] = {}
     fleet: dict[str, ActiveEdit] = {}
     for path, edit in edits.items():
@@ -390,7 +388,7 @@ def _is_damage(error: BaseException) -> bool:
 
 
 def active_in(place: Folder) -> tuple[Mapping[str, ActiveEdit], str | None]:
-    """Return the active edits in a state directory, which another process may have open, and what is wrong with it."""
+    """Return the active edits in a state directory that another process may have open, and an error if any."""
     if place.path is None:
         return {}, None
     path = place.path / NAME
@@ -412,14 +410,10 @@ def active_in(place: Folder) -> tuple[Mapping[str, ActiveEdit], str | None]:
 
 
 def open_store(place: Folder, *, lock: int | None = None) -> Store:
-    """Open the store of a state directory. A default one that cannot be had keeps edits until the restart only.
-
-    Args:
-        place: the state directory.
-        lock: as in ``Store``.
+    """Open the store of a state directory. If a default directory is not usable, keep edits in memory.
 
     Raises:
-        StartError: another process has it, or it was configured and cannot be had.
+        StartError: another process has it, or it was configured and is not usable.
     """
     directory = place.path
     if directory is None:

@@ -1,4 +1,4 @@
-"""Edits checked one after another, each against the result of those before it, before anything is saved."""
+"""Checks edits one after another, each against the result of the earlier ones, before anything is saved."""
 
 from collections import ChainMap
 from collections.abc import Mapping
@@ -45,24 +45,21 @@ from proxy.common.clock import write_time
 
 
 class Transaction:
-    """Changes that are committed together. It lies over the limits in force and changes nothing in them.
+    """Changes that are committed together. Applied to a copy of the active limits.
 
     Args:
-        before: the limits in force.
-        stored: the stored edits, by path, also those of the fleet.
+        stored: the stored edits, by path, including those of the fleet.
         next_id: id of the first change.
-        now: the wall clock.
 
     Attributes:
-        changes: what was done, in order.
-        made: the edits that this comes from, in order, as the log of a fleet has them.
+        made: the edits behind them, in order, as in the log of a fleet.
     """
 
     def __init__(self, before: EffectiveLimits, stored: Mapping[str, ActiveEdit], next_id: int, now: datetime) -> None:
         self.changes: list[Change] = []
         self.made: list[Entry] = []
         self._before = before
-        # By path; None: no longer edited, or for a rule also that the edit does not fit the configuration.
+        # By path. None: no longer edited. For a rule also: the edit does not fit the configuration.
         self._active: ChainMap[str, ActiveEdit | None] = ChainMap({}, dict(before.active))
         self._rules: ChainMap[str, Rule | None] = ChainMap({}, dict(before.rules))
         self._stored: ChainMap[str, ActiveEdit | None] = ChainMap({}, dict(stored))
@@ -70,17 +67,17 @@ class Transaction:
 
     @property
     def stored(self) -> Mapping[str, ActiveEdit | None]:
-        """The stored edits that change, by path, also those of the fleet; None removes one."""
+        """Stored edits that change, by path, including those of the fleet. None removes one."""
         return self._stored.maps[0]
 
     def forget(self, path: str) -> None:
-        """Remove what is stored of the fleet's edits at FLEET and a path."""
+        """Remove the stored fleet edit of a path."""
         self._stored[path] = None
 
     def after(self, rulebook: Rulebook | None = None) -> EffectiveLimits:
-        """Return the limits once all of this is in force, over another configuration if one is given.
+        """Return the resulting limits, over another configuration if given.
 
-        Only then is it known which rule a name inherits that has none of its own any more; the changes get it here.
+        Also completes the changes: only now the rule inherited by a name without its own is known.
         """
         before = self._before
         if not self._active.maps[0] and rulebook is None:
@@ -95,10 +92,10 @@ class Transaction:
         return after
 
     def edit(self, edit: Edit, author: Author, *, durable: bool) -> None:
-        """Do one edit.
+        """Make one edit.
 
         Raises:
-            InvalidError, PreconditionError, MissingError: it cannot be done.
+            InvalidError, PreconditionError, MissingError: it is refused.
         """
         match edit:
             case SetLimit():
@@ -117,7 +114,7 @@ class Transaction:
                 self._put("unset", SWITCHES + edit.kind, None, author, durable=durable, reason=edit.reason)
 
     def expire(self, path: str) -> None:
-        """End an edit whose time is over: the configuration applies again, or a stored edit under a volatile one."""
+        """End an expired edit. The configuration applies again, or the stored edit under a volatile one."""
         edit, stored = self._active[path], self._stored.get(path)
         assert edit is not None  # noqa: S101 - the caller has looked
         durable = stored is not None and stored.change_id == edit.change_id
@@ -125,14 +122,14 @@ class Transaction:
         self._put("expire", path, None if durable else stored, SLUICE, durable=durable, reason=reason)
 
     def revert(self, change: Change, author: Author, reason: str) -> None:
-        """Put back what was in force before a change; raises InvalidError if it does not fit the configuration."""
+        """Restore the limit before a change. Raises InvalidError if it does not fit the configuration."""
         active = change.before
         if active is not None:
             active = None if is_over(active, self._now) else self._signed(active, author, reason or active.reason)
         self._put("revert", change.target, active, author, durable=change.durable, reason=reason, reverts=change.id)
 
     def follow(self, path: str, edit: ActiveEdit) -> bool:
-        """Do an edit for the fleet, of whatever member; return whether it is a new one."""
+        """Apply a fleet edit from any member. Returns whether it is new."""
         known = self._stored.get(FLEET + path)
         self._stored[FLEET + path] = edit
         is_none = is_undone(edit) or is_over(edit, self._now)
@@ -158,7 +155,7 @@ class Transaction:
         return True
 
     def note(self, action: Action, target: str, author: Author, **more: Any) -> None:
-        """Record what was done; a reset leaves the limit as it is."""
+        """Record an action. A reset does not change the limit."""
         if action == "reset":
             shown, rule = self._shown(target)
             more |= {"old": shown, "new": shown, "old_rule": rule, "new_rule": rule}
@@ -190,7 +187,7 @@ class Transaction:
         elif self._before.inherited_rule(target) is not None:
             base = written(entry.limit)
         else:
-            # There is no rule for it: fields that are not given have the kind's defaults.
+            # Without a rule, missing fields have the kind's defaults.
             base = {}
         whole = SetLimit(
             kind=edit.kind,
@@ -205,7 +202,7 @@ class Transaction:
 
     def _set_limit(self, edit: SetLimit, author: Author, *, durable: bool, expires_at: str | None = None) -> None:
         if len(edit.name) > MAX_NAME:
-            # Commands in the broker's protocol come here, too.
+            # Commands in the broker's protocol also end up here.
             raise InvalidError(FieldProblem("name", f"must be at most {MAX_NAME} characters"))
         active = self._new_edit(edit, author, limit=edit.limit)
         if expires_at is not None:
@@ -215,7 +212,7 @@ class Transaction:
             rule = self._before.read(path, active)
             target = target_of(rule)
             if limit_path(target) != path:
-                # Another spelling of the same: it is the one that a restart reads.
+                # Another spelling of the same path. The restart reads this one.
                 path = limit_path(target)
                 rule = self._before.read(path, active)
         except FieldError as error:
@@ -245,7 +242,7 @@ class Transaction:
         return self._signed(empty, author, edit.reason)
 
     def _signed(self, edit: ActiveEdit, author: Author, reason: str) -> ActiveEdit:
-        """Return the edit as made now by an author, with the next change."""
+        """Return the edit with this author and time, for the next change."""
         return msgspec.structs.replace(
             edit,
             change_id=self._next_change_id(),
@@ -269,13 +266,12 @@ class Transaction:
         mark: ForFleet | None = None,
         details: tuple[str, ...] = (),
     ) -> None:
-        """Put another edit in force; None reverts to the configuration."""
         before = self._active.get(path)
         if active is not None and path.startswith(LIMITS) and rule is None:
             try:
                 rule = self._before.read(path, active)
             except FieldError as error:
-                # An edit that expires cannot be refused, nor one of the fleet; what fits nothing here does nothing.
+                # An expiry or a fleet edit cannot be refused. If it does not fit here, it has no effect.
                 if action != "expire" and mark is None:
                     raise _refusal(error) from None
         if reason is None:
@@ -316,19 +312,17 @@ class Transaction:
         return self._before.entry(target, self._rules.get(path), self._active.get(path))
 
     def _switch(self, edit: SetSwitch | UnsetSwitch) -> SwitchEntry:
-        """Return the switch that is to be changed."""
         entry = self._before.switch(edit.kind, self._active.get(SWITCHES + edit.kind))
         _check_match(edit.if_match, entry)
         return entry
 
     def _shown(self, path: str) -> tuple[LimitFields | None, str]:
-        """Return what a change says of a limit or switch, and the rule that a limit is inherited from."""
         if path.startswith(SWITCHES):
             return {"limiting": self._before.switch(path.removeprefix(SWITCHES), self._active.get(path)).limiting}, ""
         own = self._rules.get(path) or self._before.configured_rule(path)
         if own is not None:
             return fields_of(own), ""
-        # What a name inherits that lost its rule in this batch is known only after all of it.
+        # The rule inherited by a name that lost its own is known only after the whole batch.
         return (None, "") if path in self._rules.maps[0] else _inherited(self._before, path)
 
 
@@ -352,7 +346,7 @@ def _check_match(if_match: str | None, entry: LimitEntry | SwitchEntry) -> None:
 
 
 def whose(entry: LimitEntry | SwitchEntry) -> str:
-    """Say who made the edit of a limit or switch."""
+    """Describe the author of a limit's or switch's edit."""
     edit = entry.edit
     if edit is None:
         return "it is as the configuration has it"

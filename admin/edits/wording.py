@@ -1,4 +1,4 @@
-"""What a change did, in short words: for the command line, and for the log."""
+"""Short texts of changes, for the command line and the log."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -16,17 +16,17 @@ from proxy.stats.flow import Purged
 
 _log = structlog.get_logger(__name__)
 
-#: Of a batch, this many changes have a line in the log each.
+#: Log lines per batch, one for each change.
 _MAX_LOGGED: Final = 20
 
-#: The short form says them.
+#: Fields in the short form.
 _SMALL: Final = {"rate", "bytes_per_s", "count", "exempt", "fair_by", "adaptive", "floor", "ceiling", "fleet"}
-#: Nearly every limit has them.
+#: Values that nearly every limit has.
 _NOT_SAID: Final[Mapping[str, object]] = {"confirm": "broker", "weight": 1}
 
 
 def short(limit: Mapping[str, Any] | None) -> str:
-    """Write a limit or a switch in short; ``further`` writes the rest."""
+    """Format a limit or a switch in short. ``further`` formats the other fields."""
     if limit is None:
         return "none"
     if "limiting" in limit:
@@ -48,7 +48,7 @@ def short(limit: Mapping[str, Any] | None) -> str:
 
 
 def further(limit: Mapping[str, Any] | None) -> dict[str, str]:
-    """Write the fields of a limit that its short form leaves out, if they have an effect."""
+    """Format the fields that are not in the short form, if they have an effect."""
     limit = limit or {}
     return {
         each.key: value_text(value)
@@ -62,7 +62,7 @@ def further(limit: Mapping[str, Any] | None) -> dict[str, str]:
 
 
 def value_text(value: object) -> str:
-    """Write one field of a limit."""
+    """Format one field of a limit."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float):
@@ -73,7 +73,7 @@ def value_text(value: object) -> str:
 
 
 def target(text: str) -> str:
-    """Write the target of a change as it is typed: ``limits/topic/orders`` becomes ``topic orders``."""
+    """Format a change's target as typed in a command: ``limits/topic/orders`` becomes ``topic orders``."""
     what, _, rest = text.partition("/")
     if what == "limits":
         return " ".join(rest.split("/", 1))
@@ -83,7 +83,7 @@ def target(text: str) -> str:
 
 
 def difference(change: Change) -> str:
-    """Write what a change did: ``500/s → 1000/s, burst_s 1 → 2``, or ``500/s (by orders-*) → 1000/s``."""
+    """Format a change: ``500/s → 1000/s, burst_s 1 → 2``, or ``500/s (by orders-*) → 1000/s``."""
     if change.action in {"reset", "purge"}:
         return change.action
     old, new = sides(change)
@@ -91,24 +91,23 @@ def difference(change: Change) -> str:
 
 
 def sides(change: Change) -> tuple[str, str]:
-    """Write the limits in force before and after a change, in short."""
+    """Format the limits before and after a change, in short."""
     return _side(change.old, change.old_rule), _side(change.new, change.new_rule)
 
 
 def fields(change: Change) -> Iterator[str]:
-    """Write each changed field that the short form leaves out: ``burst_s 1 → 2``."""
+    """Format each changed field that is not in the short form: ``burst_s 1 → 2``."""
     if change.old is None or change.new is None or change.old_rule or change.new_rule:
         return
     before, after = further(change.old), further(change.new)
     for key in dict.fromkeys((*before, *after)):
-        # A field that has an effect only beside another one comes and goes with that.
+        # A field without effect unless another is set appears and disappears with it.
         if change.old.get(key) != change.new.get(key) and before.get(key) != after.get(key):
             otherwise = value_text(_NOT_SAID.get(key, "not set"))
             yield f"{key} {before.get(key, otherwise)} → {after.get(key, otherwise)}"
 
 
 def _side(limit: Mapping[str, Any] | None, rule: str) -> str:
-    """Write a limit in short, and the rule that it is inherited from."""
     if not rule:
         return short(limit)
     pattern = rule.partition(":")[2]
@@ -116,7 +115,7 @@ def _side(limit: Mapping[str, Any] | None, rule: str) -> str:
 
 
 def log_changes(changes: Sequence[Change]) -> None:
-    """Log each of the first changes, and the number of the others."""
+    """Log the first changes, one line each, and the number of the others."""
     edits = [change for change in changes if change.action != "reload"]
     for change in edits[:_MAX_LOGGED]:
         event = "switch changed" if change.target.startswith(SWITCHES) else "limit changed"
@@ -146,7 +145,7 @@ def log_changes(changes: Sequence[Change]) -> None:
 
 
 def cleared_lines(cleared: Cleared) -> list[str]:
-    """Say what a reset cleared, a line each."""
+    """Format the result of a reset, a line each."""
     if not cleared.limiters:
         return ["nothing, since nobody has asked for it yet or it is not limited now"]
     what = (
@@ -160,7 +159,7 @@ def cleared_lines(cleared: Cleared) -> list[str]:
 
 
 def purged_lines(purged: Purged) -> list[str]:
-    """Say what a purge refused and dropped, a line each."""
+    """Format the result of a purge, a line each."""
     what = ((purged.refused, "{} message{} refused"), (purged.dropped, "{} message{} dropped"))
     said = [text.format(amount, "s" * (amount != 1)) for amount, text in what if amount]
     return said or ["nothing: it had no spooled messages"]

@@ -1,6 +1,6 @@
-"""The newest report's recommendation for one resource, read from its ``recommendations.json``.
+"""The newest report's recommendation for one resource, from its ``recommendations.json``.
 
-The file has a line for each recommendation and may be large: only the lines of the resource are decoded.
+The file has a line for each recommendation and may be large. Only the lines of the resource are decoded.
 """
 
 import os
@@ -37,14 +37,12 @@ class _Found(NamedTuple):
 
 
 class AdviceReader:
-    """Reads the recommendations for one sidecar, and for limits that its fleet shares.
+    """Reads the recommendations for one sidecar, and for limits shared by its fleet.
 
     Args:
-        path: the ``recommendations.json``; None if there is none.
-        instance: name of this sidecar.
-        fleet: name of its fleet; empty if it is in none.
-        clock: tells the time.
-        why: why there is none; empty if it is off.
+        path: the ``recommendations.json``. None without one.
+        fleet: name of its fleet. Empty outside a fleet.
+        why: why there is no file. Empty if the feature is off.
     """
 
     def __init__(
@@ -60,7 +58,7 @@ class AdviceReader:
         self._limiter = trio.CapacityLimiter(1)
 
     async def about(self, resource: Resource, entry: LimitEntry) -> ResourceAdvice:
-        """Return the recommendation for a resource, whose active limit is ``entry``."""
+        """Return the recommendation for a resource whose active limit is ``entry``."""
         path = self._path
         if path is None:
             return ResourceAdvice(problem=self._why)
@@ -106,7 +104,7 @@ class AdviceReader:
 
 
 def usual(settings: ReportSettings, state_dir: Path | None) -> tuple[Path | None, str]:
-    """Return the path of the newest report's recommendations, or None and why; ``state_dir`` may be None."""
+    """Return the path of the newest report's recommendations, or None and the reason. ``state_dir`` may be None."""
     if settings.recommendations == OFF:
         return None, ""
     if settings.recommendations is not None:
@@ -117,11 +115,10 @@ def usual(settings: ReportSettings, state_dir: Path | None) -> tuple[Path | None
 
 
 def _read(path: Path, instance: str, resource: Resource) -> _Found | str:
-    """Read a file; return the recommendation, or why there is none."""
     needle = needle_of(resource)
     try:
         with os.fdopen(open_to_read(path), "rb") as file:
-            # The recommendations follow the first line, each on a line of its own.
+            # The recommendations follow the first line, one per line.
             head = msgspec.json.decode(file.readline(_LINE_BYTES).rstrip() + b"]}", type=RecommendationsFile)
             if head.version != VERSION:
                 return f"{path}: version: found {head.version}, and this is version {VERSION}; {_REMAKE}"

@@ -1,6 +1,6 @@
-"""Makes the records of one run, each with its number: refusals at once, traffic and a heartbeat every ten seconds.
+"""Makes the numbered records of one run: refusals at once, traffic and a heartbeat every ten seconds.
 
-Pure: the counts of the data path go in, encoded lines come out.
+Pure: takes counts from the data path, returns encoded lines.
 """
 
 from array import array
@@ -38,11 +38,11 @@ from proxy.stats.snapshot import ENDINGS, Snapshot
 _log = structlog.get_logger(__name__)
 
 PART_S: Final = 10
-"""How often traffic is written."""
+"""Seconds of traffic in a record."""
 MAX_CLIENTS: Final = 256
 """Addresses counted for each resource in a minute."""
 _DAY_S: Final = 86_400
-#: Source of the unlimited rule that stands for having none.
+#: Source of the unlimited rule for resources without one.
 _NO_RULE: Final = "default"
 #: Whether an outcome reached the broker. Held requests are counted again when their wait ends.
 _REACHED: Final = {ending.outcome: ending.reached for ending in ENDINGS}
@@ -60,7 +60,7 @@ class Total(msgspec.Struct, gc=False):
     busy_answers: int = 0
 
     def add(self, offset: int, second: ResourceSecond) -> None:
-        """Add a second, or a part of one, by its offset into the minute."""
+        """Add a second, or part of one, at its offset into the minute."""
         reached = stopped = requests = size_bytes = 0
         for outcome, amount in second.outcomes.items():
             self.amounts[outcome] = add_up(self.amounts.get(outcome, _NOTHING), amount)
@@ -102,11 +102,11 @@ class Total(msgspec.Struct, gc=False):
 
 
 class Minute:
-    """The traffic of one minute that is not written yet, and its clients so far.
+    """The unwritten traffic of one minute, and its clients so far.
 
     Args:
-        at_s: its begin, in seconds since 1970.
-        max_resources: counted by name; the others are counted as ``_other``.
+        at_s: start of the minute, in seconds since 1970.
+        max_resources: resources counted by name. The others are counted as ``_other``.
     """
 
     def __init__(self, at_s: int, max_resources: int) -> None:
@@ -117,7 +117,7 @@ class Minute:
         self._more_clients: set[Resource] = set()
 
     def add(self, at_s: int, second: ResourceSecond) -> int:
-        """Add a second of a resource, and return how many of its requests were counted as ``_other``."""
+        """Add a second of a resource. Returns how many of its requests were counted as ``_other``."""
         resource, other = second.resource, 0
         if resource not in self._clients and resource.name != OTHER and len(self._clients) >= self._max_resources:
             resource = Resource(resource.kind, OTHER)
@@ -134,7 +134,7 @@ class Minute:
         return other
 
     def take(self) -> Iterator[tuple[Resource, dict[str, Any]]]:
-        """Yield the fields of a ``TrafficRecord`` for each resource with traffic since the last time."""
+        """Yield the fields of a ``TrafficRecord`` for each resource with traffic since the last call."""
         totals, self._totals = self._totals, {}
         for resource, total in totals.items():
             clients = {"clients": len(self._clients[resource]), "more_clients": resource in self._more_clients}
@@ -145,15 +145,13 @@ class Composer:
     """Makes the records of one process.
 
     Args:
-        instance: name of the sidecar.
-        run: random name of the process.
-        max_resources: counted by name in a minute.
-        figures: clock steps and runs of requests under ``_other`` are counted here.
+        max_resources: resources counted by name in a minute.
+        figures: counts clock steps and runs of requests under ``_other``.
         now_s: the wall clock, in seconds since 1970.
-        fleet: name of the fleet that it is a member of; empty if it is in none.
+        fleet: name of its fleet. Empty outside a fleet.
 
     Attributes:
-        killed: run and last number of a predecessor that was killed, for the first heartbeat.
+        killed: run and last number of a killed predecessor, for the first heartbeat.
     """
 
     def __init__(
@@ -170,13 +168,13 @@ class Composer:
         self.begin(now_s)
 
     def begin(self, now_s: float, snapshot: Snapshot | None = None) -> None:
-        """Begin to record: requests bypassed before are not counted."""
+        """Begin to record. Requests bypassed earlier are not counted."""
         self._from_s = int(now_s)
         self._minute = Minute(minute_of(self._from_s), self._max_resources)
         self._bypassed = {} if snapshot is None else _bypassed(snapshot)
 
     def is_due(self, seconds: Iterable[TrafficSecond], now_s: float) -> bool:
-        """Say whether traffic is to be written, for which a snapshot is needed."""
+        """Whether traffic is due, which requires a snapshot."""
         part_s = _part_of(self._from_s)
         return _part_of(int(now_s)) != part_s or any(_part_of(second.at_s) != part_s for second in seconds)
 
@@ -194,12 +192,12 @@ class Composer:
         """Make the records.
 
         Args:
-            lines: where they are added, also those made before an exception.
-            seconds: the counts of the data path.
+            lines: receives the records, including those made before an exception.
+            seconds: counts from the data path.
             rules: the limits.
             now_s: the wall clock, in seconds since 1970.
             snapshot: for the heartbeat, when it is due.
-            changes: of limits.
+            changes: changes of limits.
             last: the process ends.
         """
         self._lines = lines
@@ -221,7 +219,6 @@ class Composer:
                 self._add_change(change)
 
     def _go_to(self, at_s: int, rules: RuleSet, snapshot: Snapshot | None) -> None:
-        """End the part under way if a moment is not in it."""
         part_s = _part_of(at_s)
         begun_s = _part_of(self._from_s)
         if part_s == begun_s:
@@ -229,7 +226,7 @@ class Composer:
         if 0 < part_s - self._from_s <= MINUTE_S:
             until_s, next_s = part_s, part_s
         else:
-            # The clock was set, or nothing was taken for long.
+            # The clock was set, or counts were not taken for a long time.
             until_s, next_s = begun_s + PART_S, at_s
         self._end_part(until_s, rules, snapshot)
         self._from_s = next_s
@@ -248,7 +245,7 @@ class Composer:
             self._add_rejection(second.at_s, rejection, rules)
 
     def _end_part(self, until_s: int, rules: RuleSet, snapshot: Snapshot | None, *, ends: bool = False) -> None:
-        """Make the records of the traffic since the last ones; the heartbeat comes last, and so says all are there."""
+        """Make the records of unwritten traffic. The heartbeat comes last, and confirms that all are there."""
         limits = rules.at(datetime.fromtimestamp(until_s, UTC))
         for (kind, name), fields in self._minute.take():
             limit = self._limit_of(limits, Resource(kind, name))
@@ -327,13 +324,11 @@ class Composer:
         )
 
     def _limit_of(self, rules: RuleSet, resource: Resource) -> dict[str, Any]:
-        """Return the limit of a resource as fields of ``LimitFields``; ``_other`` has none."""
         if resource.name == OTHER:
             return {}
         return self._fields_of(rules.match(resource), limiting=rules.limiting(resource))
 
     def _fields_of(self, rule: Rule, *, limiting: bool) -> dict[str, Any]:
-        """Return the fields of ``LimitFields`` without those that are as by default."""
         fields = {
             "rule": "" if rule.source == _NO_RULE and not rule.limits else rule.name,
             "rate_per_s": rule.rate_per_s,
@@ -355,7 +350,7 @@ def _part_of(at_s: int) -> int:
 
 
 def _recorded(rules: RuleSet) -> Iterator[Rule]:
-    """Yield the rules for resources; of the built-in ones only the defaults of kinds."""
+    """Yield the rules for resources. Of the built-in ones, only the defaults of kinds."""
     for rule in rules.rules:
         is_other_built_in = rule.source == BUILT_IN and rule.pattern != DEFAULT_PATTERN
         if not (rule.shared or rule.kind in SCOPES or is_other_built_in):

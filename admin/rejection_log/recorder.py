@@ -1,4 +1,4 @@
-"""The task that writes the rejection log: each second it takes the counts of the data path, and has them written.
+"""The task that writes the rejection log from the data path's counts, once per second.
 
 Records are made and written on a thread. Faults are counted and shown, and traffic continues.
 """
@@ -29,7 +29,7 @@ _AFTER_THE_SECOND_S: Final = 0.02
 _SLOW_S: Final = 10.0
 """A disk that takes longer is an error."""
 _TIMEOUT_S: Final = 5.0
-"""How long the end of the process waits for the disk."""
+"""How long the shutdown waits for the disk."""
 _SHUTDOWN_WAIT_S: Final = 1.0
 """How long it waits after a second signal."""
 
@@ -38,20 +38,11 @@ class Recorder:
     """Writes the rejection log of one process.
 
     Args:
-        data_path: source of the traffic.
-        live: the limits in force.
-        directory: folder of the log.
-        instance: name of this sidecar.
-        bounds: on the files.
-        max_resources: counted by name in a minute.
-        fleet: name of the fleet; empty if there is none.
+        max_resources: resources counted by name in a minute.
+        fleet: name of the fleet. Empty outside a fleet.
         takes_over: the previous run is still being written.
         problem: error of the folder at the start, if any.
         wall_s: the wall clock, in seconds since 1970.
-
-    Attributes:
-        files: the log on the disk.
-        up: it runs.
     """
 
     def __init__(
@@ -89,7 +80,7 @@ class Recorder:
 
     @property
     def error(self) -> str | None:
-        """Why nothing is written now; None if all is well."""
+        """The current write error. None if there is no error."""
         waits_s = self.files.waits_s
         if waits_s > _SLOW_S:
             return f"{self.files.directory}: the disk has not answered for {waits_s:.0f} s"
@@ -103,7 +94,7 @@ class Recorder:
         return found
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Write until cancelled; can be called again."""
+        """Write until cancelled. Can be called again."""
         task_status.started()
         try:
             await self._begin()
@@ -115,7 +106,7 @@ class Recorder:
             self.up = False
 
     async def finish(self) -> None:
-        """Write the rest at the end of the process; the disk has a bounded time for it."""
+        """Write the rest during shutdown, in a bounded time."""
         if not self._recording:
             return
         with trio.CancelScope(shield=True):
@@ -132,7 +123,7 @@ class Recorder:
             )
 
     def shorten_wait(self) -> None:
-        """Shorten the wait at the end of the process to a second."""
+        """Shorten the shutdown wait to a second."""
         self._patience_s = _SHUTDOWN_WAIT_S
         self._last_wait.deadline = min(self._last_wait.deadline, trio.current_time() + _SHUTDOWN_WAIT_S)
 
@@ -144,17 +135,16 @@ class Recorder:
         self._recording = True
         if not self._takes_over:
             self._composer.killed = await trio.to_thread.run_sync(self.files.killed_run, abandon_on_cancel=True)
-        # The rules, before anything changes.
+        # Record the rules before they change.
         await self._compose()
 
     async def _step(self) -> None:
-        # The data path forgets the seconds it hands out, so they must be handed in before the task ends.
+        # The data path forgets seconds once taken, so submit them before the task ends.
         with trio.CancelScope(shield=True):
             await self._compose()
         await trio.to_thread.run_sync(self.files.write, abandon_on_cancel=True)
 
     async def _compose(self, *, last: bool = False) -> None:
-        """Take the counts of the data path, make records of them, and hand them in."""
         lines: list[tuple[str, bytes]] = []
         entries = 0
         try:
@@ -179,7 +169,6 @@ class Recorder:
         self.files.hand_in(lines)
 
     async def _new_changes(self) -> list[Change]:
-        """Return the changes since the last call, the oldest first."""
         newest = self._live.last_id
         if newest == self._last_change:
             return []
@@ -191,7 +180,7 @@ class Recorder:
 
 
 def families(recorder: Recorder | None) -> Iterator[Family]:
-    """Yield the metrics of a recorder; None: there is no log."""
+    """Yield the metrics of a recorder. None: there is no log."""
     up = recorder is not None and recorder.up and recorder.error is None
     yield gauge(
         "sluice_rejection_log_up", "1 while the rejection log is written, 0 if it is off or fails.", (), [((), int(up))]
@@ -202,5 +191,5 @@ def families(recorder: Recorder | None) -> Iterator[Family]:
 
 
 def instance_of(configured: str | None, host: str, listen: str) -> str:
-    """Return the name of a sidecar in its log: as configured, or the host with the port of the first listener."""
+    """Return the sidecar's name in its log: the configured one, or the host with the port of the first listener."""
     return configured if configured is not None else f"{host}:{listen.rpartition(':')[2]}"

@@ -1,12 +1,12 @@
 """The lines of the rejection log: one JSON object each, self-contained, with a schema version.
 
-Writer and readers use these types, and the Spark schema is tested against them. Times are whole seconds since 1970 UTC;
+Writer and readers use these types, and the Spark schema is tested against them. Times are whole seconds since 1970 UTC.
 ``null`` fields and zeros may be left out.
 
 Every record has ``instance``, ``run`` and a number ``n`` that counts up by one within a run. Two records with the same
 ``run`` and ``n`` are the same record, so a copied file changes no result. A record that could not be written uses up a
 number, so a gap shows a loss. Refusals are written every second, traffic and a heartbeat every ten seconds. A killed
-process loses what it had not written: its run has no heartbeat with ``ends``, and the first heartbeat of the instance's
+process loses its unwritten records: its run has no heartbeat with ``ends``, and the first heartbeat of the instance's
 next run names it (``killed_run``) with its last number (``killed_n``). Within a version, fields may be added. A change
 of meaning needs a new version.
 """
@@ -25,11 +25,11 @@ VERSION: Final = 1
 """Version of the schema."""
 MINUTE_S: Final = 60
 _MAX: Final = 2**63 - 1
-"""The tables of a report have 64 bits, and a greater number in one line must not end the report."""
+"""The tables of a report have 64 bits. A greater number in one line must not end the report."""
 _Moment = Annotated[int, msgspec.Meta(ge=0, le=MAX_TIMESTAMP_S)]
 _Rate = Annotated[float, msgspec.Meta(ge=0, le=MAX_RATE_PER_S)]
 _Time = Annotated[float, msgspec.Meta(ge=0, le=MAX_TIME_S)]
-"""As in rules, because a report makes rules of them again."""
+"""Same bounds as in rules, because a report turns them back into rules."""
 _Offset = Annotated[int, msgspec.Meta(ge=0, lt=60)]
 _Seconds = Annotated[tuple[Count, ...], msgspec.Meta(max_length=60)]
 
@@ -39,10 +39,10 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_
 
     Attributes:
         v: version of the schema.
-        instance: name of the sidecar; the same after a restart.
+        instance: name of the sidecar. The same after a restart.
         run: random name of one process.
         n: counts up by one within the run, from 1.
-        at_s: begin of the record's period.
+        at_s: start of the record's period.
     """
 
     v: int
@@ -53,7 +53,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_
 
 
 class RejectionRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="rejection", gc=False):
-    """What one rule did to one client's requests for one resource in the second ``at_s``.
+    """Actions of one rule on one client's requests for one resource in the second ``at_s``.
 
     Several records of the same key and second add up.
 
@@ -61,16 +61,16 @@ class RejectionRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag
         kind: kind of the resource.
         name: name of the resource.
         client: address of the client.
-        user: login of the client; empty where the protocol has none.
-        product: name and version that the client states; empty where the protocol has none.
-        producer_group: producer group of the requests; may be empty.
+        user: login of the client. Empty if the protocol has none.
+        product: name and version that the client states. Empty if the protocol has none.
+        producer_group: producer group of the requests. May be empty.
         rule: name of the rule.
-        verdict: what the rule did.
+        verdict: action of the rule.
         requests: number of requests.
         messages: number of messages in them.
         bytes: their size on the wire.
         wait_max_us: the longest wait stated, in microseconds.
-        fleet: name of the fleet whose members share the resource's own limit; empty if it is of this sidecar alone.
+        fleet: name of the fleet whose members share the resource's own limit. Empty for a limit of this sidecar alone.
     """
 
     kind: str
@@ -94,17 +94,17 @@ class LimitFields(Record, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
     Attributes:
         kind: kind of the resource.
         name: name of the resource, or in a ``limit`` record the rule's pattern.
-        rule: name of the rule that limits it; empty if none does.
-        rate_per_s: permits per second; None is unlimited.
+        rule: name of the rule that limits it. Empty without one.
+        rate_per_s: permits per second. None: unlimited.
         burst_s: seconds of permits that can be stored.
         break_s: active time of the breaker.
-        count: what a permit is for.
-        bytes_per_s: bytes per second; None is unlimited.
+        count: unit of a permit.
+        bytes_per_s: bytes per second. None: unlimited.
         bytes_burst_s: seconds of bytes that can be stored.
-        action: what happens above the limit; ``off`` also while limiting is switched off.
-        fair_by: callers that get fair shares of it; None makes no difference between callers.
+        action: action above the limit. ``off`` also while limiting is switched off.
+        fair_by: callers that get fair shares of it. None makes no difference between callers.
         max_delay_s: how long action ``delay`` holds a request at most.
-        fleet: name of the fleet whose members share the limit; empty if it is of this sidecar alone.
+        fleet: name of the fleet whose members share the limit. Empty for a limit of this sidecar alone.
     """
 
     kind: str
@@ -130,18 +130,18 @@ class TrafficRecord(LimitFields, frozen=True, kw_only=True, omit_defaults=True, 
     ``admitted`` to ``dropped``, are ``[requests, messages, bytes]``.
 
     Attributes:
-        repeated: repeats of requests refused a moment before; each is also among the others.
+        repeated: repeats of requests refused a moment before. Each is also among the others.
         identified: refused and dropped requests with a message id, whose repeats would be recognised.
         busy_answers: refusals that were answered.
         languages: ``[requests, refused requests]`` by the language that clients name.
-        clients: distinct client addresses since the minute began; a lower bound if ``more_clients``.
+        clients: distinct client addresses since the minute began. A lower bound if ``more_clients``.
         more_clients: there were more clients than are counted.
         second: offsets into the minute, 0 to 59, ascending, of the seconds with requests.
         second_admitted: messages that reached the broker, by second.
         second_refused: messages that were refused or dropped, by second.
         second_requests: requests, by second.
         second_bytes: bytes of the requests, by second.
-        second_repeated: repeated messages, by second; left out if there are none.
+        second_repeated: repeated messages, by second. Left out if all are 0.
     """
 
     admitted: Amount = Amount()
@@ -168,7 +168,8 @@ class TrafficRecord(LimitFields, frozen=True, kw_only=True, omit_defaults=True, 
 class LimitRecord(LimitFields, frozen=True, kw_only=True, omit_defaults=True, tag="limit", gc=False):
     """One rule for resources. Written for each rule at the start of a run, and once a day.
 
-    It shows which limits are unused. Scopes and totals have none, and of the built-in rules only the defaults of kinds.
+    It shows unused limits. Scopes and totals have no such record, and of the built-in rules only the defaults of kinds
+    do.
     """
 
 
@@ -177,15 +178,15 @@ class LimitChangeRecord(Record, frozen=True, kw_only=True, omit_defaults=True, t
 
     Attributes:
         change_id: number of the change in the audit trail.
-        action: what was done.
-        kind: kind of the limit, ``total``, or ``all``; empty for a reload.
-        name: name or pattern; empty for a switch.
-        rate_before_per_s: rate before the change; None is unlimited, or no limit.
-        rate_after_per_s: rate after the change; None is unlimited, or no limit.
-        fair_by_before: callers that had fair shares of the limit before; None if none had.
-        fair_by_after: callers that have fair shares of it afterwards; None if none have.
+        action: kind of the change.
+        kind: kind of the limit, ``total``, or ``all``. Empty for a reload.
+        name: name or pattern. Empty for a switch.
+        rate_before_per_s: rate before the change. None: unlimited, or no limit.
+        rate_after_per_s: rate after the change. None: unlimited, or no limit.
+        fair_by_before: callers with fair shares of the limit before. None without fair shares.
+        fair_by_after: callers with fair shares of it afterwards. None without fair shares.
         by: the author.
-        reason: as the author gave it.
+        reason: reason given by the author.
     """
 
     change_id: Annotated[int, msgspec.Meta(ge=-_MAX, le=_MAX)]
@@ -211,10 +212,10 @@ class HeartbeatRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag
         bypassed_requests: requests bypassed in this time, by ``handler/reason``.
         other: runs of requests counted under ``_other`` in this time, because a bound was reached.
         lost_records: records of this run that could not be written so far.
-        ends: the process ended in order, and this is its last record of traffic.
-        killed_run: previous run, if it did not end in order; only in the first heartbeat.
+        ends: the process shut down cleanly, and this is its last record of traffic.
+        killed_run: previous run, if it was killed. Only in the first heartbeat.
         killed_n: number of the last record of ``killed_run``.
-        fleet: name of the fleet that it is a member of; empty if it is in none.
+        fleet: name of its fleet. Empty outside a fleet.
     """
 
     version: str
@@ -236,12 +237,12 @@ _encoder: Final = msgspec.json.Encoder()
 
 
 def minute_of(at_s: int) -> int:
-    """Return the begin of the minute of a moment, both in seconds since 1970."""
+    """Return the start of the minute of a time, both in seconds since 1970."""
     return at_s - at_s % MINUTE_S
 
 
 def line_of(record: msgspec.Struct) -> bytes:
-    """Write a record as a line of JSON; characters that UTF-8 cannot hold become question marks."""
+    """Format a record as a line of JSON. Characters that UTF-8 cannot encode become question marks."""
     try:
         return _encoder.encode(record) + b"\n"
     except UnicodeEncodeError:

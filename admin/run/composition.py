@@ -1,6 +1,6 @@
 """Turns settings into a plan: listeners with their protocols, the pipeline, and the rule set. Starts nothing.
 
-It loads plug-ins and checks what can only be checked with them.
+Loads plug-ins, and makes the checks that need them.
 """
 
 import os
@@ -52,7 +52,6 @@ class PlannedListener:
 
     Attributes:
         options: the protocol's own, in the type that it declares.
-        source: where the listener was configured.
     """
 
     settings: ListenerSettings
@@ -68,17 +67,10 @@ class Plan:
 
     Attributes:
         handlers: in the order in which they decide.
-        handler_sources: where each handler was configured.
-        protocols: those of the listeners; without listeners one that has the kinds of the limits.
-        kinds: the kinds of resources of the protocols.
+        protocols: protocols of the listeners. Without listeners, one that has the kinds of the limits.
         rulebook: the operator's rules over the protocols' defaults.
-        rule_set: the rules of the rulebook.
-        lint: warnings about the limits.
-        access: who may use the admin address.
-        certificate: of the admin address, if it speaks HTTPS.
-        fleet: where the fleet's Redis is, if there is a fleet.
+        fleet: connection to the fleet's Redis, if there is a fleet.
         replaced: settings in the file that the environment overrides, a line each.
-        files: all files that were read.
     """
 
     settings: Settings
@@ -97,7 +89,7 @@ class Plan:
     files: tuple[str, ...] = ()
 
     def leaves_ipv4(self, listen: Endpoint) -> bool:
-        """Return whether what listens on ``[::]`` is to leave IPv4 to another address of its port."""
+        """Return whether a listener on ``[::]`` must leave IPv4 to another address with its port."""
         admin = self.settings.admin.listen
         others = [] if admin == OFF else [admin]
         return leaves_ipv4(listen, [*others, *(each.settings.listen for each in self.listeners)])
@@ -106,8 +98,8 @@ class Plan:
         """Return the configuration of the data path.
 
         Args:
-            spool_folder: None is no spool.
-            spool_required: fail at the start if the folder cannot be used.
+            spool_folder: None: no spool.
+            spool_required: fail at the start if the folder is not usable.
         """
         settings = self.settings
         spool, alarms = settings.spool, settings.alarms
@@ -136,7 +128,7 @@ class Plan:
                 spool_folder,
                 SpoolSettings(
                     **_same(spool, SpoolSettings),
-                    # While the alarm is on, requests that are here already can still be written.
+                    # While the alarm is on, requests already accepted can still be written.
                     min_free_bytes=alarms.disk_free_bytes // 2,
                 ),
                 recover=spool.recover,
@@ -147,7 +139,7 @@ class Plan:
         )
 
     def warnings(self) -> list[str]:
-        """Return warnings about what is allowed but probably not meant."""
+        """Return warnings about settings that are valid but probably mistakes."""
         found = [UNUSABLE] if UNUSABLE else []
         if not self.listeners:
             found.append("no listener: `sluice run` refuses it without --listen and --broker")
@@ -165,16 +157,16 @@ class Plan:
         return [*found, *self.access.warnings, *self.lint]
 
     def expiries(self) -> list[Expiry]:
-        """Return when Sluice's own certificates end, as far as that can be read."""
+        """Return the expiries of Sluice's own certificates, where readable."""
         found = [each for listener in self.listeners for each in listener.tls.expiries]
         return found if self.certificate is None else [*found, *self.certificate.expiries]
 
 
 def compose(configuration: Configuration) -> Plan:
-    """Load the plug-ins and lay the rules over each other.
+    """Load the plug-ins and combine the rules.
 
     Raises:
-        SettingsError: with a line for each fault of listeners, handlers and admin address; if there is none, of rules.
+        SettingsError: with a line for each fault of listeners, handlers and admin address. Without any, for rules.
     """
     problems: list[str] = []
     origins = configuration.origins
@@ -216,14 +208,13 @@ def compose(configuration: Configuration) -> Plan:
 
 
 def _same(settings: msgspec.Struct, config: type) -> dict[str, Any]:
-    """Return the settings that a dataclass of the data path has under the same name."""
     shared = {each.name for each in fields(config)} & {*settings.__struct_fields__}
     found = {name: getattr(settings, name) for name in shared}
     return {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
 
 
 def unspooled(rule_set: RuleSet, spool: Folder) -> list[str]:
-    """Warn of rules that would spool requests if there were a spool."""
+    """Return warnings about rules that would spool requests if there were a spool."""
     names = [rule.name for rule in rule_set.rules if rule.spool and rule.action == "delay" and rule.limits]
     if spool.path is not None or not names:
         return []
@@ -240,7 +231,6 @@ def _files(configuration: Configuration, listeners: Iterable[PlannedListener]) -
 
 
 def _protocols(configuration: Configuration, problems: list[str]) -> dict[str, Protocol]:
-    """Load the listeners' protocols, by the names that listeners call them."""
     protocols: dict[str, Protocol] = {}
     for index, listener in enumerate(configuration.settings.listeners):
         place = ("listeners", index, "protocol")
@@ -254,7 +244,7 @@ def _protocols(configuration: Configuration, problems: list[str]) -> dict[str, P
 
 
 def _protocols_of_limits(settings: Settings) -> Sequence[Protocol]:
-    """Return the protocols of limits without a listener: the first that has all of their kinds, or else all."""
+    """Return the protocols for limits without a listener: the first with all of their kinds, otherwise all."""
     kinds = {*(limit["kind"] for limit in settings.limits), *settings.defaults}
     able = [each for each in plugins.own_protocols() if all(each.has(kind) for kind in kinds)]
     return able[:1] or plugins.own_protocols()
@@ -276,7 +266,7 @@ def _listeners(
         if protocol is None:
             continue
         try:
-            # Where TLS ends here, the protocol never sees it.
+            # When TLS is terminated here, the protocol never sees it.
             said = {"tls": listener.tls} if listener.tls in {"refuse", "pass"} else {}
             options = plugins.options(protocol.options, said | listener.options, (*place, "options"), origins)
             tls = ListenerTls(listener, place, origins, protocol.alpn)
@@ -288,7 +278,6 @@ def _listeners(
 
 
 def _tls_warnings(listener: PlannedListener) -> Iterator[str]:
-    """Say what TLS of a listener leaves open."""
     settings = listener.settings
     if settings.broker_tls and settings.broker_tls_verify is False:
         yield (
@@ -303,7 +292,6 @@ def _tls_warnings(listener: PlannedListener) -> Iterator[str]:
 
 
 def _lint_listeners(listeners: tuple[PlannedListener, ...], origins: Origins) -> Iterator[str]:
-    """Say what the protocols take for hardly meant about their listeners; a line each."""
     addresses = [
         ListenerAddresses(
             each.protocol.name, each.settings.listen, (each.settings.broker, *each.settings.backup_brokers)
@@ -316,7 +304,7 @@ def _lint_listeners(listeners: tuple[PlannedListener, ...], origins: Origins) ->
 
 
 def _mixed_brokers(listeners: Iterable[PlannedListener], rules: Iterable[Rule], origins: Origins) -> Iterator[str]:
-    """Warn of scopes with an adaptive limit and several brokers. Ports of one host are taken for one broker's."""
+    """Warn of scopes with an adaptive limit and several brokers. Ports of one host count as one broker."""
     matcher = Matcher((rule.matches, rule) for rule in rules if rule.kind == LISTENER)
     first: dict[str, Endpoint] = {}
     for index, each in enumerate(listeners):
@@ -329,7 +317,6 @@ def _mixed_brokers(listeners: Iterable[PlannedListener], rules: Iterable[Rule], 
 
 
 def _unshared_limits(listeners: Iterable[PlannedListener], rules: Iterable[Rule], origins: Origins) -> Iterator[str]:
-    """Warn of limits that each of the processes on one port has for itself."""
     names = [rule.name for rule in rules if rule.limits and not rule.fleet]
     for index, each in enumerate(listeners):
         if each.settings.reuse_port and names:
@@ -340,7 +327,6 @@ def _unshared_limits(listeners: Iterable[PlannedListener], rules: Iterable[Rule]
 
 
 def _check_addresses(configuration: Configuration, problems: list[str]) -> None:
-    """Refuse a broker that is Sluice itself, and addresses that cannot both be listened on."""
     settings, origins = configuration.settings, configuration.origins
     for index, listener in enumerate(settings.listeners):
         here = ("listeners", index)

@@ -1,8 +1,8 @@
-"""Builds limiter, proxy and admin from a plan and runs them in one nursery, until a signal ends it.
+"""Builds limiter, proxy and admin from a plan and runs them in one nursery until a signal arrives.
 
 The first SIGTERM or SIGINT drains: no new connections, requests in flight finish within the grace period, and the admin
-address still answers. The second ends everything at once. SIGHUP reads the configuration again. A process that takes
-over (``hand_over``) makes this one drain, too.
+address still answers. The second ends everything at once. SIGHUP reloads the configuration. A process that takes over
+(``hand_over``) makes this one drain, too.
 """
 
 import os
@@ -60,7 +60,7 @@ STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 _FLEET_SIZE: Final = "fleet-size"
 _OTHERS_PORT: Final = "by a process without reuse_port = true, or of another user"
-#: A disk that hangs must not keep the process from ending.
+#: A hanging disk must not keep the process from ending.
 _SAVE_LIMITS_S: Final = 5.0
 
 
@@ -73,19 +73,19 @@ async def run(
     handed_over: trio.Event | None = None,
     task_status: trio.TaskStatus["Sidecar"] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve until cancelled; started once every address is bound.
+    """Serve until cancelled. Started once every address is bound.
 
     Args:
         plan: the checked configuration.
-        load: reads and checks the configuration again; without it there are no reloads.
-        environ: names the default state directory; the process's own if not given.
-        sockets: bound already by the service manager.
-        handed_over: set once another process has taken over; without it none can.
+        load: reads and checks the configuration again. Without it there are no reloads.
+        environ: names the default state directory. By default the process's own.
+        sockets: already bound by the service manager.
+        handed_over: set once another process has taken over. Without it no process can.
         task_status: reports that it serves.
 
     Raises:
         SettingsError: the handlers do not make a pipeline.
-        StartError: an address, the state directory or enough open files cannot be had, or the old process does not
+        StartError: an address, the state directory or enough open files are not available, or the old process does not
             hand over.
     """
     state = folders.state_dir(plan.settings, os.environ if environ is None else environ)
@@ -110,21 +110,16 @@ async def _predecessor(plan: Plan, state: Folder) -> Predecessor | None:
 
 
 class Sidecar:
-    """One process that serves.
+    """One serving process.
 
     Args:
         plan: the checked configuration.
-        store: what survives a restart.
-        predecessor: the process that it takes over from, if there is one.
-        sockets: bound already by the predecessor or the service manager.
+        predecessor: the process that it takes over from, if any.
+        sockets: already bound by the predecessor or the service manager.
         load: reads and checks the configuration again.
 
     Attributes:
-        data_path: the data path.
-        edits: the limits in force.
-        listen: the addresses of the listeners, by name.
-        admin: the admin address; None without one.
-        recorder: writes the rejection log; None without one.
+        admin: the admin address. None without one.
     """
 
     def __init__(
@@ -175,7 +170,7 @@ class Sidecar:
 
     @property
     def status(self) -> str:
-        """What it serves, for people."""
+        """Status line for operators."""
         return f"serves {', '.join(self.listen.values())}; admin {self.admin_url or OFF}"
 
     def warnings(self) -> list[str]:
@@ -186,7 +181,7 @@ class Sidecar:
         return [*self._current_plan().warnings(), *self.edits.warnings(), *of_spool, *of_log, *of_tasks]
 
     async def run(self, handed_over: trio.Event | None, task_status: trio.TaskStatus["Sidecar"]) -> None:
-        """Serve until cancelled; the arguments are those of the function ``run``."""
+        """Serve until cancelled. Arguments as for the function ``run``."""
         admin = self._bind_admin()
         try:
             async with trio.open_nursery() as nursery:
@@ -203,7 +198,7 @@ class Sidecar:
             if admin is not None:
                 admin.close()
             if self.recorder is not None:
-                # The other tasks have ended: their last records are in it.
+                # The other tasks have ended, so their last records are included.
                 await self.recorder.finish()
 
     async def drain(self, grace_s: float) -> None:
@@ -225,7 +220,7 @@ class Sidecar:
             _log.info("drained")
 
     async def announce(self) -> None:
-        """Log what is served and what is doubtful; ``sluice check`` prints the limits."""
+        """Log listeners and warnings. ``sluice check`` prints the limits."""
         plan, states = self._plan, {}
         for state in (await self.data_path.snapshot(whole=False)).listeners:
             states[state.name] = state
@@ -281,7 +276,6 @@ class Sidecar:
         )
 
     async def _serve_clients(self, nursery: trio.Nursery) -> None:
-        """Start the data path, with what the predecessor has."""
         try:
             await nursery.start(partial(self.data_path.run, inherited=self._sockets, take_over=self._take_over))
         except ListenError as error:
@@ -303,7 +297,6 @@ class Sidecar:
         self.listen = {listener.name: listener.listen for listener in snapshot.listeners}
 
     async def _take_over(self) -> SavedLimits | None:
-        """Have the old process stop accepting, and return the limiter state."""
         if self._predecessor is not None:
             return await self._predecessor.take()
         return await trio.to_thread.run_sync(self._store.saved_limits)
@@ -311,7 +304,7 @@ class Sidecar:
     async def _serve_operators(
         self, nursery: trio.Nursery, operators: trio.Nursery, admin: socket.socket | None
     ) -> None:
-        """Start the admin side; ``operators`` ends before ``nursery``, which records their last changes."""
+        """Start the admin side. ``operators`` ends before ``nursery``, which records their last changes."""
         plan, data_path, edits, keep = self._plan, self.data_path, self.edits, self._supervisor.keep
         await operators.start(keep, "live edits", partial(edits.run, data_path))
         if plan.fleet is not None:
@@ -321,7 +314,7 @@ class Sidecar:
         await operators.start(keep, "board", board.run)
         if plan.settings.reload_on_change and self._reloader is not None:
             await operators.start(keep, "file watch", partial(reload.reload_on_change, plan.files, edits))
-        # The port may be one that the system chose.
+        # The system may have chosen the port.
         first = next(iter(self.listen.values()), "")
         instance = instance_of(plan.settings.rejection_log.instance, socket.gethostname(), first)
         if self._log_folder.path is not None:
@@ -366,7 +359,7 @@ class Sidecar:
         )
 
         async def serve(*, task_status: trio.TaskStatus[None]) -> None:
-            # A copy, so that the address is still held if serving has to be begun again.
+            # A copy, so that the address is kept if the server has to restart.
             await server.run(
                 app,
                 admin.dup(),
@@ -391,7 +384,6 @@ class Sidecar:
 
 
 async def _open_nursery(*, task_status: trio.TaskStatus[trio.Nursery]) -> None:
-    """Open a nursery that ends before the outer one."""
     async with trio.open_nursery() as nursery:
         task_status.started(nursery)
         await trio.sleep_forever()
@@ -412,7 +404,7 @@ def stop_signals() -> list[signal.Signals]:
 
 
 async def run_until_signal(plan: Plan, load: Callable[[], Plan] | None = None) -> int:
-    """Serve until SIGTERM or SIGINT, or until another process has taken over; SIGHUP reloads, also under ``nohup``.
+    """Serve until SIGTERM or SIGINT, or until another process has taken over. SIGHUP reloads, also under ``nohup``.
 
     Returns:
         The exit code: 0 after a drain, 128 + the signal's number if a second one cut it short.
@@ -432,7 +424,7 @@ async def run_until_signal(plan: Plan, load: Callable[[], Plan] | None = None) -
                 manager.ready(sidecar.status)
                 nursery.start_soon(manager.watch, sidecar.data_path)
                 nursery.start_soon(_reload_on_signal, reloads, sidecar, manager)
-            # Only now: a second signal is heard while the rest ends, too.
+            # Only now, so that a second signal also works during shutdown.
             listening.cancel_scope.cancel()
         return ending.exit_code
 
@@ -474,7 +466,6 @@ class _Shutdown:
         waiting.cancel()
 
     def _at_once(self, number: int) -> None:
-        """Stop waiting for the disk, too."""
         _log.warning("stopped immediately", signal=signal.Signals(number).name)
         self.exit_code = 128 + number
         if self.sidecar is not None and self.sidecar.recorder is not None:

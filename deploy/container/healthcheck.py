@@ -14,7 +14,7 @@ _TIMEOUT_S = 3.0
 
 
 def main() -> int:
-    """Ask once; any answer other than 200 is an error, whose reason is printed."""
+    """Ask once. Any answer other than 200 is an error, and its reason is printed."""
     target = find_target(Given(), os.environ)
     context = ssl.create_default_context(cafile=target.ca_file) if target.url.startswith("https:") else None
     try:

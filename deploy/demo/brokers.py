@@ -34,15 +34,15 @@ class FloodedBroker(ABC):
 
     Attributes:
         name: the product.
-        protocol: as listeners call it.
-        kind: of what messages are sent to.
+        protocol: the listeners' protocol.
+        kind: the kind of the limited resources.
         generator: the load generator.
         client: a client at a steady rate.
         last_answers_s: how long answers may take after the last message.
         address: the broker's own.
         clients: where clients connect.
         routes: the listeners of Sluice.
-        join_in: who else may send.
+        join_in: how other clients can send.
     """
 
     name: ClassVar[str]
@@ -72,7 +72,7 @@ class FloodedBroker(ABC):
         """Start the load generator, which sends as fast as answers come."""
 
     def failed(self, lines: Sequence[str]) -> int:
-        """Return how many messages the load generator could not send, by what it printed."""
+        """Return how many messages the load generator could not send, according to its output."""
         del lines
         return 0
 
@@ -113,7 +113,7 @@ class FloodedRocketMQ(FloodedBroker):
         return self._broker.stored_messages(name)
 
     def flood(self, name: str) -> ManagedProcess:
-        """Start the benchmark with 512 threads; it prints each second."""
+        """Start the benchmark with 512 threads. It prints a line per second."""
         command = [
             *_NICE,
             *java(rocketmq_classpath(), self._folder, "-Xmx512m", f"-Drocketmq.client.logRoot={self._folder}"),
@@ -154,14 +154,14 @@ class FloodedRocketMQProxy(FloodedBroker):
         return self._proxy.stored_messages(name)
 
     def flood(self, name: str) -> ManagedProcess:
-        """Start a thread for each time that the topic is named; each sends as fast as answers come."""
+        """Start 128 threads, each of which sends as fast as it gets answers."""
         arguments = (str(self.clients), "plain", "1", "100000", *[name] * 128)
         command = [*_NICE, *grpc_client("java", "GrpcFlatOut", *arguments, home=self._folder)]
         return ManagedProcess("flood", command, log=self._folder / "flood.log", cwd=self._folder)
 
 
 class FloodedRabbitMQ(FloodedBroker):
-    """A broker with little memory, as if it shared a small machine. Nobody consumes."""
+    """A broker with little memory, as on a small shared machine, without consumers."""
 
     name, protocol, kind = "RabbitMQ", "amqp091", "queue"
     generator = "RabbitMQ's own PerfTest, with publisher confirms"

@@ -67,7 +67,7 @@ _LISTENER: Final = '[[listeners]]\nlisten = "{0.listen}"\nbroker = "{0.broker}"\
 
 
 def main() -> int:
-    """Run the demo; returns 0 if all checks hold, 1 if not, 128 + N if signal N cut it short."""
+    """Run the demo. Return 0 if all checks pass, 1 if not, 128 + N if signal N cut it short."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("broker", choices=BROKERS)
     parser.add_argument("--log", type=Path, required=True, metavar="DIRECTORY", help="for the rejection log; emptied")
@@ -78,7 +78,7 @@ def main() -> int:
     parser.add_argument("--record", type=Path, metavar="FILE", help="write each second's figures here, as JSON")
     parser.add_argument("--no-browser", dest="browser", action="store_false", help="do not open the page")
     options = parser.parse_args()
-    # So that what was started is stopped.
+    # Processes that were started are stopped.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         with tempfile.TemporaryDirectory(prefix="sluice-demo-") as folder, ExitStack() as stack:
@@ -132,7 +132,7 @@ def _admin() -> str:
 
 
 class Demo:
-    """The clients, the flood, and what is seen of them."""
+    """The clients, the flood, and their figures."""
 
     def __init__(self, options: argparse.Namespace, broker: FloodedBroker, sluice: Sluice | None) -> None:
         self.options, self.broker, self.sluice = options, broker, sluice
@@ -148,7 +148,7 @@ class Demo:
         self.version: float | None = None
 
     async def perform(self) -> int:
-        """Send, show what becomes of it, and return the exit code."""
+        """Send messages, show the results, and return the exit code."""
         exit_code = [1]
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
             async with trio.open_nursery() as nursery:

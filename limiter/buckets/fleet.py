@@ -1,11 +1,11 @@
-"""The limit of a fleet, as one member has it: permits leased from the fleet's bucket, and spent without asking it.
+"""A fleet's limit in one member: spends permits leased from the fleet's bucket without asking it.
 
-A *lease* is what a member has of one bucket. Its limiter stores the permits that are left, and never refills, so the
-compiled part spends them as it does those of any limiter, and the balance tells what has passed. When they are used up,
-Python is asked. Then the *advance* of the lease is released, which has been set aside for it in the fleet's bucket, and
-the member fetches more at once: a name that was idle costs nothing, and its first message passes.
+A *lease* is a member's account with one bucket. Its limiter stores the remaining permits and never refills, so the
+compiled part spends them as with any limiter, and the balance shows how many have passed. When they run out, Python
+releases the *advance* reserved for the lease in the fleet's bucket, and fetches more at once. So an idle name costs
+nothing, and its first message passes.
 
-While the fleet's bucket is away, the limiter is a bucket of its own. ``limiter.fleet`` has the whole.
+While the fleet's bucket is away, the limiter is a local bucket. See ``limiter.fleet``.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from limiter.rules.resource import Resource
 from limiter.rules.rule import NS_PER_S, UPERMITS_PER_PERMIT, Rule
 
 ROUND_NS: Final = 200_000_000
-"""Names in use are asked for this often."""
+"""How often names in use are requested."""
 _NEVER_NS: Final = 1 << 62
 _EVERYTHING: Final = 1 << 62
 _WINDOW_NS: Final = 150_000_000
@@ -25,7 +25,7 @@ _MIN_ELAPSED_NS: Final = 50_000_000
 _SOON_NS: Final = 10_000_000
 _LESS_SOON_NS: Final = 50_000_000
 _SHORTAGES: Final = 5
-"""After so many in a row there is nothing to be had sooner."""
+"""After this many in a row, asking sooner is pointless."""
 _AHEAD_S: Final = 0.3
 _MIN_DEMAND_PER_S: Final = 0.01
 _MAX_IDLE_NS: Final = 10 * NS_PER_S
@@ -33,7 +33,7 @@ _MIN_WAIT_US: Final = 100_000
 
 
 class Fleet(Protocol):
-    """What a lease knows of the member that it belongs to."""
+    """The member, as its leases see it."""
 
     members: int
 
@@ -45,10 +45,10 @@ class Fleet(Protocol):
 
 
 class Lease:
-    """What a member has of one bucket; all in whole permits.
+    """A member's account with one bucket, in whole permits.
 
-    Everything spent is off ``held``. That is negative by what is owed: of the advance, and by requests of several
-    permits that began with one.
+    Spending reduces ``held``. It is negative by the debt: the spent advance, and requests of several permits that began
+    with one.
     """
 
     __slots__ = (
@@ -59,15 +59,15 @@ class Lease:
     def __init__(self, fleet: Fleet, key: str, limiter: "FleetLimiter", now_ns: int) -> None:
         self.fleet, self.key, self.limiter = fleet, key, limiter
         self.held = 0  # granted and not spent
-        self.spent = 0  # in all, as the fleet's bucket is told
-        self.lent = 0  # of the advance, released to the limiter
-        self.base_upermits = 0  # the limiter's balance when ``held`` was last right
-        self.counted = 0  # permits asked for since ``counted_ns``
+        self.spent = 0  # total, as reported to the fleet's bucket
+        self.lent = 0  # part of the advance released to the limiter
+        self.base_upermits = 0  # the limiter's balance when ``held`` was last updated
+        self.counted = 0  # permits requested since ``counted_ns``
         self.counted_ns = self.used_ns = now_ns
         self.answered_ns: int | None = None
         self.asked_per_s = 0.0
-        self.share: float | None = None  # of the fleet's demand, as last answered
-        self.shortages = 0  # how often in a row it got less than it wanted
+        self.share: float | None = None  # of the fleet's demand, in the last answer
+        self.shortages = 0  # consecutive answers with less than wanted
         self.is_idle = self.is_local = False
 
     @property
@@ -79,7 +79,7 @@ class Lease:
         return self.fleet.advance(self.rule.capacity_upermits / UPERMITS_PER_PERMIT)
 
     def settle(self) -> None:
-        """Take what has been spent off ``held``."""
+        """Subtract spent permits from ``held``."""
         limiter = self.limiter
         spent = -((limiter.stored_upermits - self.base_upermits) // UPERMITS_PER_PERMIT)
         self.base_upermits -= spent * UPERMITS_PER_PERMIT
@@ -90,17 +90,17 @@ class Lease:
             self.held -= spent
 
     def put(self) -> None:
-        """Give the limiter what is held, with the advance if nothing else is left; the caller has settled."""
+        """Give the limiter the held permits, or the advance if there are none. Call ``settle`` first."""
         self.lent = self.advance if self.held <= 0 and self.lent else 0
         rule, limiter = self.rule, self.limiter
         limiter.at_ns = _NEVER_NS
         limiter.stored_upermits = self.base_upermits = (self.held + self.lent) * UPERMITS_PER_PERMIT
-        # For the wait that is stated to a client only.
+        # Only for the wait stated to clients.
         share = 1 / self.fleet.members if self.share is None else self.share
         limiter.rate_upermits_per_s = max(1, int(rule.rate_upermits_per_s * share)) if rule.rate_upermits_per_s else 0
 
     def release(self) -> None:
-        """Release the advance to the limiter, which has nothing left, and see to it that more comes."""
+        """Release the advance to an empty limiter, and request more permits."""
         if self.is_local:
             return
         self.is_idle = False
@@ -117,19 +117,19 @@ class Lease:
             self.fleet.wants(self, ROUND_NS)
 
     def report(self, now_ns: int) -> tuple[int, float]:
-        """Settle, give back what is not needed, and return (permits wanted, demand per second)."""
+        """Settle, give back unused permits, and return (permits wanted, demand per second)."""
         self.settle()
         elapsed_ns = max(now_ns - self.counted_ns, 1)
         recent_per_s = self.counted * NS_PER_S / max(elapsed_ns, _MIN_ELAPSED_NS)
         if self.counted:
             self.used_ns = now_ns
-        # Of two windows the larger, for the noise, unless the demand is ending.
+        # The larger of two windows, against noise, unless the demand is ending.
         is_ending = elapsed_ns >= _WINDOW_NS and recent_per_s < _ENDING * self.asked_per_s
         demand = recent_per_s if is_ending else max(self.asked_per_s, recent_per_s)
         if elapsed_ns >= _WINDOW_NS:
             self.asked_per_s, self.counted, self.counted_ns = recent_per_s, 0, now_ns
         rate = self.rule.rate_upermits_per_s / UPERMITS_PER_PERMIT
-        # A member of a small limit waits for its turn, however rarely it is asked.
+        # A member of a small limit waits for its turn, however low its demand.
         idle_ns = max(NS_PER_S, min(_MAX_IDLE_NS, int(2 * self.fleet.members / rate * NS_PER_S))) if rate else 0
         self.is_idle = now_ns - self.used_ns >= idle_ns
         target = 0 if self.is_idle else max(1, -int(-min(demand, rate) * _AHEAD_S // 1))
@@ -151,13 +151,13 @@ class Lease:
             self._sync_soon()
 
     def expire(self) -> None:
-        """Hold nothing any more: for the fleet what was held is spent."""
+        """Drop the held permits. The fleet counts them as spent."""
         self.settle()
         if self.held > 0:
             self.spent, self.held = self.spent + self.held, 0
 
     def begin_local(self, now_ns: int, *, is_full: bool = False) -> None:
-        """Decide without the fleet: what is held is the balance of a bucket."""
+        """Decide without the fleet: the held permits become the balance of a local bucket."""
         self.expire()
         self.lent, self.is_local = 0, True
         limiter, rule, share = self.limiter, self.rule, self.fleet.local_share(self.share)
@@ -171,7 +171,7 @@ class Lease:
         limiter.stored_upermits = self.base_upermits = stored
 
     def end_local(self, now_ns: int) -> None:
-        """Decide with the fleet again: nothing is held, and debts stay."""
+        """Decide with the fleet again: no permits are held, debts stay."""
         limiter = self.limiter
         owed = min(0, limiter.refill(now_ns) // UPERMITS_PER_PERMIT)
         self.spent += self.held - owed
@@ -180,7 +180,7 @@ class Lease:
         self.put()
 
     def move(self, now_ns: int, limiter: "FleetLimiter") -> None:
-        """Go on with another limiter of the same name."""
+        """Move to another limiter of the same name."""
         self.settle()
         old, self.limiter = self.limiter, limiter
         old.retired = True
@@ -192,7 +192,7 @@ class Lease:
 
 
 class FleetLimiter(Limiter):
-    """The limit of one resource for all members of a fleet. Its bucket alone decides; it has no breaker."""
+    """A fleet's limit for one resource. Only its bucket decides. It has no breaker."""
 
     __slots__ = ("lease", "refused")
 
@@ -228,13 +228,13 @@ class FleetLimiter(Limiter):
         self.lease.settle()
         self.rule, self.max_debt_upermits = rule, rule.max_debt_upermits
         if self.lease.is_local or not rule.fleet:
-            # A limit that is not the fleet's any more goes on with the permits that are left.
+            # A limit that leaves the fleet keeps its remaining permits.
             self.lease.begin_local(now_ns)
         else:
             self.lease.put()
 
     def inherit(self, other: Limiter, now_ns: int) -> None:  # type: ignore[override]
-        """Inherit nothing: the fleet's bucket knows."""
+        """Inherit nothing: the fleet's bucket has the state."""
 
     def idle_at_ns(self) -> int | None:
         return None if self.lease.held or self.lease.lent or self.lease.is_local else self.lease.used_ns

@@ -1,43 +1,43 @@
-"""One limit for many processes: the members of a fleet lease permits from a bucket that Redis keeps.
+"""One limit for many processes: the members of a fleet lease permits from a bucket in Redis.
 
-No message waits for Redis: members lease ahead of their demand, and decide by what they hold
-(``limiter.buckets.fleet``). ``bucket.lua`` is the bucket; a ``Member`` says what to ask it, and takes the answers.
+No message waits for Redis. Members lease ahead of demand and decide by the permits they hold
+(``limiter.buckets.fleet``). ``bucket.lua`` implements the bucket. A ``Member`` builds the calls and takes the answers.
 Neither does I/O.
 
-**What others do.** Envoy's RLQS assigns each data plane a rate, and Doorman (YouTube) leases a part of the capacity for
-a time. Both go by the demand that is reported, and admit too much or too little while it moves. Here permits are
-leased, not rates: each is granted once, so the sum is bounded whatever the members do.
+**Prior art.** Envoy's RLQS assigns a rate to each data plane. Doorman (YouTube) leases part of the capacity for a time.
+Both follow the reported demand, so they admit too much or too little while it moves. Here members lease permits, not
+rates. Each permit is granted once, so the sum is bounded whatever the members do.
 
-**The bound.** The store in Redis has room for the capacity C less what members hold, and less a reserve for their
-*advances*: what a member may spend of a bucket before it has a lease there. A debt of an advance that is spent leaves
-the store as much more room. ``slots = min(floor(0.75 * (C - 1)), 8)`` members have an advance of one permit, those
-whose slot is below ``slots``. If C / 2 has two permits more than that, a member has ``floor((C / 2 - slots) * part)``
-besides. The script sees to it that slots are distinct and that the parts of all members are at most 1; a member keeps
-its part until it owes no more than a smaller one would allow. So ::
+**The bound.** The bucket in Redis has room for the capacity C, minus the permits held by members, minus a reserve for
+their *advances*. An advance is the number of permits a member may spend before it has a lease. The debt of a spent
+advance frees the same room in the bucket. Members whose slot is below ``slots = min(floor(0.75 * (C - 1)), 8)`` have an
+advance of one permit. If C / 2 exceeds ``slots`` by two or more, each member also has
+``floor((C / 2 - slots) * part)``. The script keeps slots distinct and the sum of parts at most 1. A member keeps its
+part until its debt fits a smaller one. Hence ::
 
     permits admitted in t seconds <= rate * t + C + sum over members of (largest request - 1)
 
-C is the whole burst: the store, what is held, and the advances. The rate is the largest that any member had in that
-time, and so is the capacity. Beyond that
+C is the whole burst: bucket, held permits and advances. Rate and C are the largest of any member in that time.
+Exceptions:
 
-- a member that dies has spent its advance at most, which the bucket pays when it notices (3 s). Until that is minted,
-  a member that starts in its place may spend its own. One that dies before it has asked for a name adds its advance
-  there, once for each such death. So it is with what a process holds that stands still for longer than that;
-- Redis that comes back empty adds C at most if the first to ask for a name is new in the fleet; otherwise the bucket
-  begins with what has accrued since that member's last answer. Until all members have come again (0.2 s), a new one may
-  have an advance that others have, too. One that has lost its last seconds only (a fail-over) adds nothing: members say
-  what they hold and have spent in all, and grants that Redis has forgotten are charged then;
-- Redis's clock, set forward, adds what accrues in that time, C at most. Set back, it adds nothing;
-- a member without Redis decides alone (``when_away``), and that is not charged later.
+- A member that dies: it has spent at most its advance. The bucket pays for that after 3 s. Until the permits are
+  minted, a replacement may spend its own advance. If the member dies before its first call for a name, its advance
+  there is extra, once per such death. The same is true of permits held by a process stopped for more than 3 s.
+- Redis comes back empty: adds at most C if the first caller for a name is a new member. Otherwise the bucket starts
+  with the permits accrued since that member's last answer. Until all members have called again (0.2 s), the advance of
+  a new member may overlap with others. A fail-over that loses the last seconds adds nothing: members report their held
+  permits and total spending, and grants that Redis has forgotten are charged then.
+- The clock of Redis is set forward: adds the permits of that time, at most C. Set back, it adds nothing.
+- A member without Redis decides alone (``when_away``). This is not charged later.
 
-**The shares.** What accrues goes to the members that want it by their demand: the virtual time of generalized processor
-sharing (Parekh and Gallager, 1993) grows by ``minted / sum of weights``, and a member's claim by its weight times that,
-so each call costs the same however many members there are. What a member does not want of its claim is anybody's. The
-weight is the demand in permits per second, but never so small that a member would get less than about one permit in 8 s
-where an equal share is more. Permits are whole: while the store cannot meet all claims, the member that has waited
-longest gets one as soon as it has a claim to any part of it, and its claim is negative until it is made up for.
+**The shares.** Accrued permits go to the members that want them, by demand: generalized processor sharing (Parekh and
+Gallager, 1993). Virtual time grows by ``minted / sum of weights``, and a member's claim by its weight times that. So
+the cost of a call does not depend on the number of members. Unwanted permits of a claim are available to all. The
+weight is the demand in permits per second. It has a floor: about one permit in 8 s, or the equal share if that is less.
+Permits are whole. While the bucket cannot meet all claims, the member that has waited longest gets a permit once it has
+a claim to any part of one. Its claim is then negative until it catches up.
 
-**Messages that get lost.** A call says what the member has spent in all and what it keeps, not what has changed. So
-what was granted in an answer that got lost, or given back in a call that got lost, is back in store with the next one.
-Calls are numbered, and a late one does nothing.
+**Lost messages.** A call reports totals, the permits spent so far and the permits kept, not changes. So permits granted
+in a lost answer, or returned in a lost call, are back in the bucket with the next call. Calls are numbered, and a late
+one does nothing.
 """

@@ -1,10 +1,10 @@
--- One call of a member: it reports what it holds of some buckets, and leases more. See limiter/fleet/__init__.py.
--- KEYS: the fleet's members, the buckets, and last the log of its edits; all in one slot.
--- ARGV: member, number of the call, its part of the advances (negative: it leaves), its slot; then for each bucket
---   rate, capacity, spent in all, kept, wanted (permits), demand (permits/s), seconds since its last answer (negative: none)
--- Returns {} if a later call was here before; else {members, its part of the advances in billionths, its slot}, and for each bucket
---   {permits granted, its part of the demand in millionths, members that ask}; last the version of the log.
--- Hashes: field "" is the whole, every other field a member; both below 64 bytes. Times are microseconds.
+-- One call of a member: reports the permits it holds and leases more. See limiter/fleet/__init__.py.
+-- KEYS: the fleet's members, the buckets, and last the edit log, all in one slot.
+-- ARGV: member, call number, its part of the advances (negative: it leaves), its slot. Then for each bucket: rate,
+--   capacity, total spent, kept, wanted (permits), demand (permits/s), seconds since its last answer (negative: none)
+-- Returns {} for a late call. Otherwise {members, its part of the advances in billionths, its slot}, then for each
+--   bucket {permits granted, its part of the demand in millionths, members that ask}, and last the version of the log.
+-- Hashes: field "" is the whole, every other field a member. Both are below 64 bytes. Times are microseconds.
 local SILENT_US, STOPPED_US, KEEP_S, MIN_PER_S, MAX_SLOTS = 3e6, 1e6, 10, 0.25, 8
 local max, min, floor, pack, unpack = math.max, math.min, math.floor, struct.pack, struct.unpack
 local time = redis.call('TIME')
@@ -17,7 +17,7 @@ local all = redis.call('HGETALL', KEYS[1])
 for i = 1, #all, 2 do members[all[i]] = all[i + 1] end
 if members[id] and select(2, unpack('>dd', members[id])) >= number then return {} end
 if members[''] then at, removed_at = unpack('>dI4', members['']) end
--- Nobody could come: Redis stood still, or its clock was set. Then silence says nothing.
+-- Redis was stopped or its clock was set, so no member could call. Ignore their silence.
 local excused = now < at or now - at > STOPPED_US
 for i = 1, #all, 2 do
   local member = all[i]
@@ -32,7 +32,7 @@ for i = 1, #all, 2 do
     end
   end
 end
--- An equal part each, and one for who comes next. What a member had counts until it is known to use less.
+-- An equal part each, plus one for the next member. The old part counts until the member is known to use less.
 local new_part = max(0, min(1 / (others + 2), 1 - taken))
 if slot < 0 or used[slot] then
   slot = 0
@@ -67,7 +67,7 @@ for k = 2, #KEYS - 1 do
           weights, claims = weights + weight, claims + max(0, claim) + weight * (v - its_v)
           held, asking = held + max(-advance, its_held), asking + 1
         else
-          -- It may have spent its advance, and pays nothing back.
+          -- It may have spent its advance, and will not repay it.
           stored = stored - advance
           redis.call('HDEL', key, all[i])
         end
@@ -82,7 +82,7 @@ for k = 2, #KEYS - 1 do
     local its_spent, its_held, weight, its_v, its_claim, its_advance, its_since = unpack('>ddddddd', fields[2])
     local accrued = weight * (v - its_v)
     claim, claims, since = its_claim + accrued, claims - max(0, its_claim) - accrued, its_since
-    -- What it neither spent nor keeps it gives back, or never got.
+    -- Take back permits that it neither spent nor keeps, or never received.
     stored = stored + its_held - (spent - its_spent) - kept
     weights, held, asking = weights - weight, held - max(-its_advance, its_held), asking - 1
   end
@@ -91,7 +91,7 @@ for k = 2, #KEYS - 1 do
   stored = min(stored, max(0, room - held - max(-advance, kept)))
 
   local free = max(0, stored - max(0, claims) - max(0, claim))
-  -- If the store cannot meet all claims, who has waited longest is next, and may have a whole permit ahead of its claim.
+  -- If the bucket cannot meet all claims, the member that has waited longest is next. It may get a whole permit early.
   local is_turn = stored >= min(room, claims + max(0, claim)) or since <= longest
   local most = claim + free + (since <= longest and claim > 0 and 1 - 1e-9 or 0)
   local granted = is_turn and max(0, floor(min(want, most, stored))) or 0

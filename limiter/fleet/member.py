@@ -1,4 +1,4 @@
-"""A member of a fleet: what to ask Redis for, and when, for all leases of this process."""
+"""A member of a fleet: builds the calls to Redis for all leases of this process."""
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,56 +12,54 @@ from limiter.rules.resource import OVERFLOW_NAME
 from limiter.rules.rule import NS_PER_S, UPERMITS_PER_PERMIT
 
 WhenAway = Literal["last", "equal", "unlimited", "refuse"]
-"""What members do without Redis: go on with the last share, with an equal one, without a limit, or refuse."""
+"""What members do without Redis: keep their last share, take an equal share, admit everything, or refuse everything."""
 
 AWAY_NS: Final = 400_000_000
-"""Redis is away after this long without an answer: members hold permits for longer than that."""
+"""Redis counts as away after this long without an answer. Members hold permits for longer than that."""
 HEARTBEAT_NS: Final = NS_PER_S // 2
 MAX_ROUNDS_PER_S: Final = 10
 MAX_SLOTS: Final = 8
-"""Advances of one permit, for as many members; what else is set aside is divided among all members."""
+"""How many members get an advance of one permit. The rest of the reserve is divided among all members."""
 MAX_NAMES: Final = 100
-"""Names in one call, so that Redis is not kept from others for more than some ms."""
+"""Maximum names per call, so that a call keeps Redis busy for a few ms only."""
 
 
 class Call(NamedTuple):
-    """One call of the script. All calls of a round may be sent at once, in their order."""
+    """One call of the script. All calls of a round may be sent at once, in order."""
 
     keys: list[str]
     args: list[str | int | float]
-    leases: list[tuple[Lease, int]]  # with what each wants
+    leases: list[tuple[Lease, int]]  # each with the permits wanted
 
 
 class LeaseState(NamedTuple):
     key: str  # DIMENSION:KIND:NAME
     rate_per_s: float
-    share: float | None  # of the fleet's demand, 0 to 1; None before the first answer
-    held: int  # permits; negative are owed; 0 while it decides alone
+    share: float | None  # 0 to 1, of the fleet's demand. None before the first answer
+    held: int  # permits. Negative: a debt. 0 while the member decides alone
     asked_per_s: float
 
 
 class MemberState(NamedTuple):
-    """What an operator sees of this member."""
+    """The state of this member, for operators."""
 
     member: str
-    members: int  # of the fleet, this one included, as last answered
-    answered_ns: int | None  # the last answer
-    away_since_ns: int | None  # since when there is none; None while there are
-    leases: list[LeaseState]  # those in use, the hungriest first
+    members: int  # in the fleet, including this one, in the last answer
+    answered_ns: int | None  # time of the last answer
+    away_since_ns: int | None  # None while Redis answers
+    leases: list[LeaseState]  # in use, largest demand first
 
 
 class Member:
     """All leases of one process.
 
-    The caller sends what ``ask`` returns, when ``next_ns`` says so; that changes when ``wake`` is called. It gives each
-    call to ``take`` or, after half a second without an answer, to ``failed``; a late answer is dropped.
+    The caller sends the calls from ``ask`` at ``next_ns``, which may change when ``wake`` is called. It passes each
+    answer to ``take``, or calls ``failed`` after half a second without one. Late answers must be dropped.
 
     Args:
-        fleet: the name of the fleet; without one all is decided here.
-        member: unique among the fleet's processes, and never used before.
-        now_ns: the time.
-        when_away: what happens without Redis.
-        members: how many the fleet had when it was last seen.
+        fleet: name of the fleet. Empty: everything is decided locally.
+        member: unique among the fleet's processes, and never reused.
+        members: last known size of the fleet.
     """
 
     def __init__(
@@ -69,11 +67,11 @@ class Member:
     ) -> None:
         self.fleet, self.member, self.when_away = fleet, member, when_away
         self.members = members
-        self.part, self.slot = 0.0, -1  # of all advances
-        self._reserved = 0.0  # the part that others must not have yet
+        self.part, self.slot = 0.0, -1  # share of all advances
+        self._reserved = 0.0  # the part that other members must not get yet
         self.away_since_ns: int | None = None if fleet else now_ns
         self.answered_ns: int | None = None
-        self.edits_version: bytes | None = None  # of the log of edits, as last answered
+        self.edits_version: bytes | None = None  # version of the edit log in the last answer
         self._began_ns = now_ns
         self._leases: WeakValueDictionary[str, Lease] = WeakValueDictionary()
         self._active: dict[Lease, None] = {}
@@ -83,10 +81,9 @@ class Member:
         self._rounds: deque[int] = deque(maxlen=MAX_ROUNDS_PER_S)
 
     def wake(self) -> None:
-        """Do what the caller puts here: look at ``next_ns`` again."""
+        """Replaced by the caller: called when ``next_ns`` gets earlier."""
 
     def join(self, dimension: str, limiter: FleetLimiter, now_ns: int) -> None:
-        """Give a new limiter its lease."""
         key = f"{dimension}:{limiter.resource}"
         if limiter.resource.name == OVERFLOW_NAME:
             key += f":{limiter.rule.bare_name}"
@@ -107,26 +104,26 @@ class Member:
         return self.away_since_ns is not None and self.when_away != "refuse"
 
     def wants(self, lease: Lease, gap_ns: int) -> None:
-        """Ask for a lease with the next round, so long after the last one."""
+        """Request a lease in the next round, at most ``gap_ns`` after the last one."""
         self._active[lease] = None
         if gap_ns < self._gap_ns:
             self._gap_ns = gap_ns
             self.wake()
 
     def advance(self, capacity: float) -> int:
-        """Return the permits of a bucket that this member may spend before it has a lease there, as the script does."""
+        """Return the permits that this member may spend before it has a lease. Must agree with ``bucket.lua``."""
         slots = min(floor(0.75 * (capacity - 1)), MAX_SLOTS)
         parts = capacity / 2 - slots
         return (floor(parts * self.part) if parts >= 2 else 0) + (0 <= self.slot < slots)
 
     def local_share(self, share: float | None) -> float | None:
-        """Return the part of a limit that this member has without Redis; None is no limit."""
+        """Return this member's part of a limit without Redis. None: unlimited."""
         if self.when_away == "unlimited":
             return None
         return share if self.when_away == "last" and share else 1 / self.members
 
     def next_ns(self) -> int | None:
-        """Return when to ``ask`` next; None while calls wait for their answers."""
+        """Return the time of the next ``ask``. None while calls are pending."""
         if self._waiting:
             return None
         if not self._rounds:
@@ -136,7 +133,7 @@ class Member:
         return max(last_ns + self._gap_ns, first_ns)
 
     def ask(self, now_ns: int) -> list[Call]:
-        """Return the calls to send now; none if it is not time yet."""
+        """Return the calls to send now. Empty before ``next_ns``."""
         next_ns = self.next_ns()
         if not self.fleet or next_ns is None or now_ns < next_ns:
             return []
@@ -148,7 +145,7 @@ class Member:
         return list(self._waiting)
 
     def leave(self, now_ns: int) -> list[Call]:
-        """Return the calls that give everything back; nothing is decided after that, and no answer is needed."""
+        """Return the calls that give everything back. They need no answer. The member must not be used afterwards."""
         leases = [lease for lease in self._leases.values() if lease in self._active or lease.held]
         self.part, self.slot = 0.0, -1
         for lease in leases:
@@ -174,7 +171,7 @@ class Member:
         return call
 
     def take(self, now_ns: int, call: Call, answer: Sequence[Any]) -> None:
-        """Take the answer to a call."""
+        """Process the answer to a call."""
         self._waiting.remove(call)
         if not answer:
             return
@@ -186,7 +183,7 @@ class Member:
                 if lease.is_local:
                     lease.end_local(now_ns)
         if part != self.part:
-            # What is divided among the others changes once this is known.
+            # The parts of the others change once Redis knows this one.
             self._gap_ns = min(self._gap_ns, ROUND_NS)
         is_less = part < self.part or answer[2] != self.slot
         self.part, self.slot = part, answer[2]
@@ -202,11 +199,11 @@ class Member:
         if part > self._reserved or (
             part < self._reserved and not any(lease.held < -lease.advance for lease in self._active)
         ):
-            # What was spent of a larger part is not another's before it is paid for.
+            # Keep the larger part reserved until its debt is paid.
             self._reserved = part
 
     def failed(self, now_ns: int, call: Call | None = None) -> None:
-        """Note that a call has no answer, or that none could be made."""
+        """Handle a call without an answer. None: no call could be made."""
         self._waiting = [] if call is None else [each for each in self._waiting if each is not call]
         since_ns = self._began_ns if self.answered_ns is None else self.answered_ns
         if self.away_since_ns is None and now_ns - since_ns >= AWAY_NS:
@@ -219,7 +216,7 @@ class Member:
                     lease.put()
 
     def state(self, most: int = 100) -> MemberState:
-        """Return what an operator sees, with at most so many leases."""
+        """Return the state for operators, with at most ``most`` leases."""
         leases = sorted(self._active, key=lambda lease: lease.asked_per_s, reverse=True)
         states = [
             LeaseState(*(lease.key, lease.rule.rate_per_s or 0.0, lease.share, held, lease.asked_per_s))
@@ -230,19 +227,19 @@ class Member:
 
 
 def edits_key(fleet: str) -> str:
-    """Return the key of a fleet's log of edits."""
+    """Return the key of a fleet's edit log."""
     return f"sluice:{{{fleet}}}:edits"
 
 
 def members_in(members: Mapping[bytes, bytes]) -> Iterator[tuple[str, int]]:
-    """Yield each member in the hash ``…:members``, and when it was last seen: Unix time in microseconds, of Redis."""
+    """Yield each member in the hash ``…:members`` and its last call: Unix time in microseconds, by Redis's clock."""
     for member, figures in members.items():
         if member:
             yield member.decode(), int(unpack(">d", figures[:8])[0])
 
 
 def shares_in(bucket: Mapping[bytes, bytes]) -> Iterator[tuple[str, float, int]]:
-    """Yield of each member in the hash of a bucket its share of the demand, and what it holds at most."""
+    """Yield each member in a bucket's hash, its share of the demand (0 to 1), and the most permits that it may hold."""
     weights = {member.decode(): unpack(">3d", figures[:24]) for member, figures in bucket.items() if member}
     total = sum(weight for _, _, weight in weights.values())
     for member, (_, held, weight) in weights.items():

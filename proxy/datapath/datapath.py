@@ -1,4 +1,4 @@
-"""One data path: listeners, pipeline and live limiters of one process, behind ``control.DataPath``."""
+"""One data path behind ``control.DataPath``: listeners, pipeline and live limiters of one process."""
 
 import time
 from collections import deque
@@ -71,15 +71,15 @@ from proxy.stats.timing import Histogram, Timings
 
 _log = structlog.get_logger(__name__)
 
-#: How often the load of the event loop is measured, each time for twice as long.
+#: How often the event loop's load is sampled, over twice this time.
 _LOAD_S: Final = 0.5
-#: Above it the event loop has no time to spare.
+#: Above this the event loop is saturated.
 _SATURATED_RATIO: Final = 0.95
-#: The wall clock may jump, so rules with hours are looked at this often even if none is due to change.
+#: Rules with hours are checked this often even if none is due, since the wall clock may jump.
 _CHECK_HOURS_S: Final = 30.0
-#: When a change is due the wall clock may be a little behind.
+#: Margin for a wall clock that is slightly behind when a change is due.
 _MIN_WAIT_S: Final = 0.05
-#: Handlers resolve what they hold this long before a drain ends, so that the answers still go out.
+#: Handlers resolve held requests this long before a drain ends, so that the answers still go out.
 _DRAIN_MARGIN_S: Final = 0.5
 _NS_PER_S: Final = 1_000_000_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -88,8 +88,6 @@ _utc_now: Final = partial(datetime.now, UTC)
 
 
 class _Parts(NamedTuple):
-    """Where a ``Metric.source`` begins."""
-
     limits: Limits
     tally: Tally
     pipeline: Pipeline
@@ -101,7 +99,7 @@ class _Parts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CreditConfig:
-    """Credit between two stages; see ``proxy.flow.credit``. The store has its own."""
+    """Credit between two stages. See ``proxy.flow.credit``. The store has its own."""
 
     stages: Credit = DEFAULT_CREDIT
     store: Credit = STORE_CREDIT
@@ -109,18 +107,16 @@ class CreditConfig:
 
 @dataclass(frozen=True, slots=True)
 class DataPathConfig:
-    """Everything a data path is built from."""
-
     listeners: tuple[ListenerConfig, ...]
     handlers: tuple[HandlerConfig, ...]
     rule_set: RuleSet
-    max_connections: int = 10_000  # further clients are closed as soon as they are accepted
-    room_for_connections: int | None = None  # the same, for the file descriptors there are; None is any number
-    max_live_limiters: int = DEFAULT_MAX_LIVE  # without those of exact names
-    max_resource_labels: int = 1000  # told apart in the counts, without those of exact names
+    max_connections: int = 10_000  # more clients are closed as soon as they are accepted
+    room_for_connections: int | None = None  # the same, from the available file descriptors. None: unlimited
+    max_live_limiters: int = DEFAULT_MAX_LIVE  # exact names not included
+    max_resource_labels: int = 1000  # distinct names in the counts, exact names not included
     buffer_budget_bytes: int = 64 * 1024 * 1024
-    max_keys_per_s: int = DEFAULT_TOLD_APART  # refusals told apart in a second, by client, group, rule and resource
-    max_resources: int = DEFAULT_TOLD_APART  # told apart in a second of traffic, without those of exact names
+    max_keys_per_s: int = DEFAULT_TOLD_APART  # distinct refusals per second, by client, group, rule and resource
+    max_resources: int = DEFAULT_TOLD_APART  # distinct resources per second of traffic, exact names not included
     spool: SpoolConfig | None = None
     credit: CreditConfig = CreditConfig()  # between two stages
     alarms: AlarmConfig = AlarmConfig()  # noqa: RUF009 - frozen
@@ -132,7 +128,7 @@ class LocalDataPath(DataPath):
 
     Raises:
         PipelineError: the handlers do not make a pipeline.
-        ValueError: numbers of a credit or of an alarm contradict each other.
+        ValueError: the figures of a credit or an alarm contradict each other.
     """
 
     def __init__(
@@ -143,7 +139,7 @@ class LocalDataPath(DataPath):
     ) -> None:
         self._now_ns = now_ns
         self._wall_clock = wall_clock
-        # As configured; what is in force is made of it for each moment.
+        # As configured. The active rules are derived from it for each moment.
         self._rule_set = config.rule_set
         self._rules_changed = trio.Event()
         in_force = config.rule_set.at(wall_clock())
@@ -232,18 +228,18 @@ class LocalDataPath(DataPath):
         take_over: Callable[[], Awaitable[SavedLimits | None]] | None = None,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Bind, then serve until cancelled; started once all listeners are bound.
+        """Bind, then serve until cancelled. Started once all listeners are bound.
 
         Args:
-            inherited: sockets that are bound already.
-            take_over: called last before clients are accepted and the spool is opened; returns the limits of the old
-                process, which has stopped using both.
+            inherited: sockets that are already bound.
+            take_over: called last, before clients are accepted and the spool is opened. Returns the limits of the old
+                process, which no longer accepts clients or uses the spool.
             task_status: reports that it serves.
 
         Raises:
-            ListenError: an address can't be had.
-            SpoolError: the spool's folder can't be used.
-            Exception: what ``take_over`` raises.
+            ListenError: an address is not available.
+            SpoolError: the spool's folder is not usable.
+            Exception: errors of ``take_over``.
         """
         try:
             await self.server.bind(inherited)
@@ -320,7 +316,7 @@ class LocalDataPath(DataPath):
         try:
             self._limits.swap(rule_set.at(self._wall_clock()), self._now_ns())
         except BaseException:
-            # Else the version of the next one would be taken.
+            # Otherwise the next rule set's version would be used up.
             self._rule_set = before
             raise
         self._rules_changed.set()
@@ -348,9 +344,9 @@ class LocalDataPath(DataPath):
             earlier, before = before, now
 
     def _held_bytes(self) -> int:
-        """Return the memory of waiting messages; never too much, or an alarm would end too early."""
+        """Return the memory of waiting messages. Never too high, or an alarm would end too early."""
         spool = self._spooling.spool
-        # Requests that are held may be among what sessions say.
+        # Sessions may count held requests, too.
         held_bytes = max(self._tally.held_bytes, self.server.held_bytes())
         return held_bytes + self._services.ahead.taken_bytes + (0 if spool is None else spool.memory_bytes)
 
@@ -396,7 +392,7 @@ class LocalDataPath(DataPath):
             **many,
             held=Held(**self._kept(Held)),
             limiters=Limiters(**self._kept(Limiters)),
-            # From the start, or nobody would see the first failure as a rise.
+            # Zeros from the start, so that the first failure shows as an increase.
             bypassed={(name, "error"): 0 for name in self._pipeline.lanes()} | self._pipeline.bypassed(),
             listeners=tuple(self._listener(config) for config in self.server.listeners),
             frames_total={direction(side): count for side, count in self._wire_counters.frames.items()},
@@ -557,14 +553,14 @@ class LocalDataPath(DataPath):
 
 
 def _busy_and_all_ns() -> tuple[int, int]:
-    """Return for how long this thread was busy since some time, and how long ago that time is."""
+    """Return this thread's busy time and the elapsed time, since the same moment."""
     busy_ns = machine.busy_ns()
-    # Where the kernel does not say it: without the time in which others had the processor.
+    # Fallback if the kernel does not report it: without the time in which other threads had the processor.
     return time.thread_time_ns() if busy_ns is None else busy_ns, time.perf_counter_ns()
 
 
 def _traffic(accounts: Accounts, taken: list[Span]) -> tuple[TrafficSecond, ...]:
-    """Turn seconds into plain data, and free them here: the event loop would take milliseconds for it."""
+    """Turn seconds into plain data and free them. Runs here because it would block the event loop for milliseconds."""
     seconds = tuple(second for second in accounts.steps_of(taken) if second is not None)
     for span in taken:
         deque(span.drain(), maxlen=0)

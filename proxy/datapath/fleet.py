@@ -1,8 +1,8 @@
-"""Carries the calls of a fleet's member to Redis and the answers back. ``limiter.fleet`` decides what to ask.
+"""Transport between a fleet's member and Redis. ``limiter.fleet`` decides what to ask.
 
-Nothing on the data path waits for it. A round trip has half a second; after that, or after any error, its connections
-are closed, so that no late answer is taken for that of another call, and the next round trip opens new ones. coredis
-retries nothing, as members ask again anyway.
+The data path never waits for it. A round trip may take half a second. After that, or after any error, the connections
+are closed so that a late answer cannot match another call, and the next round trip opens new ones. coredis does not
+retry, since members ask again anyway.
 """
 
 import hashlib
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 _log = structlog.get_logger(__name__)
 
 _TIMEOUT_S: Final = 0.5
-#: A little more than after which a member without an answer decides alone.
+#: A little longer than a member waits before it decides alone.
 _FIRST_S: Final = 1.1
 _LEAVE_S: Final = 0.5
-#: Of several Sentinels or nodes, one that hangs must leave time to ask the next.
+#: One hanging Sentinel or node must leave time to ask the next.
 _NODE_S: Final = 0.3
 _LOG_EVERY_NS: Final = 10 * NS_PER_S
 _READ_EVERY_NS: Final = NS_PER_S // 2
@@ -52,19 +52,18 @@ _SHA: Final = hashlib.sha1(_SCRIPT.encode(), usedforsecurity=False).hexdigest()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetConfig:
-    """Where the fleet's Redis is.
+    """Connection to the fleet's Redis.
 
     Attributes:
-        name: of the fleet.
-        member: of this process, for people.
+        member: name of this process, shown to operators.
         kind: one server, Sentinels that know it, or the nodes of a Cluster.
         nodes: host and port of the server, the Sentinels, or some nodes.
         service: the server's name for Sentinels.
         database: number of the server's database.
-        url: for people, without secrets.
-        user: empty is Redis's default user.
-        password_file: is read for each connection, so that it can change; None: ``password`` is the password.
-        size_file: keeps the number of members for a start without Redis; None: it is not kept.
+        url: shown to operators, without secrets.
+        user: empty: Redis's default user.
+        password_file: read for each connection, so that it can change. None: use ``password``.
+        size_file: stores the number of members for a start without Redis. None: not stored.
     """
 
     name: str
@@ -83,8 +82,6 @@ class FleetConfig:
 
 
 class _Errand:
-    """What an operator wants of Redis."""
-
     def __init__(self, do: "Callable[[_Client], Awaitable[Any]]") -> None:
         self.do, self.done = do, trio.Event()
         self.has_begun = False
@@ -96,17 +93,16 @@ class Fleet:
     """One member of a fleet, and its connection.
 
     Attributes:
-        member: says what to ask.
-        error: why the last round trip failed, with the remedy; empty if it did not.
+        error: why the last round trip failed, with the remedy. Empty after a success.
     """
 
     def __init__(self, config: FleetConfig, *, now_ns: Callable[[], int]) -> None:
-        # Now, as it takes half a second, which would be missing from the first round trip.
+        # Imported now: it takes half a second, which the first round trip cannot spare.
         import coredis  # noqa: PLC0415 - nobody without a fleet is to wait for that
 
-        # All that it logs is in the errors, too.
+        # Its log lines repeat the errors.
         logging.getLogger(coredis.__name__).setLevel(logging.CRITICAL + 1)
-        # A process that begins must not have the name of one that was: its numbers would be lower.
+        # Each process needs a new name: the calls of an old one have higher numbers.
         member = f"{config.member[:_MAX_MEMBER_CHARS]}#{token_hex(4)}"
         self._kept_size = _read_size(config.size_file)
         self.member = Member(config.name, member, now_ns(), config.when_away, self._kept_size)
@@ -126,13 +122,13 @@ class Fleet:
         self._read_ns: int | None = None
 
     async def begin(self) -> None:
-        """Ask once, so that the first clients find permits; returns after about 1 s at the latest."""
+        """Ask once, so that the first clients find permits. Returns after about 1 s at the latest."""
         with trio.move_on_after(_FIRST_S) as self._first:
             await self.run()
         self._first = None
 
     async def run(self) -> None:
-        """Ask until cancelled; a fault in here is as if Redis did not answer."""
+        """Ask until cancelled. An internal fault counts as an unreachable Redis."""
         while True:
             try:
                 await self._talk()
@@ -143,10 +139,9 @@ class Fleet:
                 await trio.sleep(_TIMEOUT_S)
 
     async def _talk(self) -> None:
-        """Ask by one client, until a round trip fails."""
         calls = await self._due()
         reason = ""
-        # One scope for the client and all of its round trips: when one is late, the client is closed.
+        # One scope for the client and its round trips: a late one closes the client.
         round_trip = trio.CancelScope(deadline=trio.current_time() + _TIMEOUT_S)
         try:
             with round_trip:
@@ -159,7 +154,7 @@ class Fleet:
         except* Exception as errors:  # noqa: BLE001 - whatever it is, traffic goes on
             reason = _reason(errors)
         finally:
-            # Also if it was cancelled.
+            # Runs on cancellation, too.
             now_ns = self._now_ns()
             for call in self._pending:
                 self.member.failed(now_ns, call)
@@ -173,7 +168,7 @@ class Fleet:
         self._woken.set()
 
     async def _due(self) -> list[Call]:
-        """Return the next calls as soon as they are due; none if an operator wants something else of Redis."""
+        """Return the next calls as soon as they are due. Empty if an operator's request is waiting."""
         while True:
             self._woken = trio.Event()
             now_ns = self._now_ns()
@@ -226,7 +221,7 @@ class Fleet:
             self._first.cancel()
         if self.member.members != self._kept_size and self._config.size_file is not None:
             self._kept_size = self.member.members
-            # Not waited for: a disk that hangs is not to keep this member from Redis.
+            # In the background: a hanging disk must not keep this member from Redis.
             write = partial(self._config.size_file.write_text, str(self._kept_size))
             trio.lowlevel.start_thread_soon(write, lambda _: None)
 
@@ -262,7 +257,7 @@ class Fleet:
         _log.info("the fleet's Redis answers again", url=self._config.url, members=self.member.members)
 
     async def leave(self) -> None:
-        """Give all permits back; nothing is decided after that."""
+        """Give all permits back. Nothing is decided after that."""
         if self.member.answered_ns is None or self.error:
             return
         with trio.move_on_after(_LEAVE_S, shield=True):
@@ -273,7 +268,7 @@ class Fleet:
                 _log.warning("the permits of this process are lost", reason=_reason(errors))
 
     async def read(self) -> FleetState:
-        """Return the state with its present members, for which Redis is asked; without Redis the last known."""
+        """Return the state with the present members from Redis. Without Redis, with the last known ones."""
         if self._read_ns is None or self._now_ns() - self._read_ns >= _READ_EVERY_NS:
             if self._reader is None:
                 self._reader = trio.Event()
@@ -283,26 +278,25 @@ class Fleet:
         return self.state()
 
     async def edits_changed(self, known: bytes | None) -> None:
-        """Return once Redis has answered that the log of edits has another version."""
+        """Return once Redis reports another version of the edit log."""
         while self.member.edits_version in {None, known}:
             self._edits_changed = trio.Event()
             await self._edits_changed.wait()
 
     async def read_edits(self) -> dict[bytes, bytes]:
-        """Return the fields of the log of edits; raises FleetError."""
+        """Return the fields of the edit log. Raises FleetError."""
         fields: dict[bytes, bytes] = await self._ask_for(lambda client: client.hgetall(edits_key(self._config.name)))
         self.member.edits_version = fields.get(b"", b"")
         return fields
 
     async def write_edits(self, known: bytes, fields: Mapping[str, bytes], removed: Sequence[str]) -> bool:
-        """Set and remove fields of the log of edits, if its version is as known; raises FleetError."""
+        """Set and remove fields of the edit log if its version is ``known``. Raises FleetError."""
         pairs = [each for pair in fields.items() for each in pair]
         args: list[str | bytes | int] = [known, len(removed), *removed, *pairs]
         keys = [edits_key(self._config.name)]
         return bool(await self._ask_for(lambda client: client.eval(_ADD_EDITS, keys, args)))
 
     async def _ask_for(self, do: "Callable[[_Client], Awaitable[Any]]") -> Any:
-        """Ask Redis something between the calls of the member, on the same connection."""
         if self.error or self.member.answered_ns is None:
             raise FleetError(self.error or "it has not answered yet")
         errand = _Errand(do)
@@ -318,10 +312,10 @@ class Fleet:
         return errand.answer
 
     def state(self, *, whole: bool = True) -> FleetState:
-        """Return what is known here; with ``whole`` the members and limits, too."""
+        """Return the local view, with members and limits if ``whole``."""
         now_ns, member = self._now_ns(), self.member
         leases = member.state(MAX_FLEET_LIMITS).leases if whole else []
-        # By the clock of Redis, as this process cannot know how far it is from its own.
+        # By Redis's clock, since its offset from ours is unknown.
         latest_us = max((seen_us for _, seen_us in self._members), default=0)
         since_read_s = 0.0 if self._read_ns is None else (now_ns - self._read_ns) / NS_PER_S
         return FleetState(
@@ -359,7 +353,7 @@ def _read_size(file: Path | None) -> int:
 
 @asynccontextmanager
 async def _connected(config: FleetConfig, attempt: int) -> "AsyncGenerator[_Client]":
-    """Yield a client that retries nothing; closed at the end. Each attempt begins with another of the nodes."""
+    """Yield a client that does not retry, and close it. Each attempt starts with another node."""
     from coredis import Redis, RedisCluster, Sentinel  # noqa: PLC0415 - see Fleet
     from coredis.connection import TCPLocation  # noqa: PLC0415 - as above
     from coredis.retry import NoRetryPolicy  # noqa: PLC0415 - as above
@@ -392,7 +386,7 @@ async def _connected(config: FleetConfig, attempt: int) -> "AsyncGenerator[_Clie
 
 
 async def _evaluate(client: "_Client", calls: Sequence[Call], *, is_new: bool = False) -> list[Any]:
-    """Send calls in one round trip, the first with the script itself if it is new; return answers or errors."""
+    """Send calls in one round trip, the first with the script itself if it is new. Return answers or errors."""
     async with client.pipeline(transaction=False, raise_on_error=False) as pipeline:
         for index, call in enumerate(calls):
             if is_new and index == 0:
@@ -405,7 +399,7 @@ async def _evaluate(client: "_Client", calls: Sequence[Call], *, is_new: bool = 
 _LATE: Final = f"it has not answered within {_TIMEOUT_S:g} s; look at its load and the network"
 _NO_TLS: Final = "if it does not speak TLS, fleet.url begins with redis://, sentinel:// or cluster://"
 _FOREIGN: Final = "something else uses a key of this fleet ({}); choose another fleet.name"
-#: By the name of a type of coredis or Python.
+#: By type of the exception, in coredis or Python.
 _BY_TYPE: Final = {
     "SSLCertVerificationError": "its certificate is not trusted ({}); set fleet.ca_file, or correct fleet.url",
     "SSLError": "TLS with it fails ({}); if it requires a client certificate, set fleet.certificate_file; " + _NO_TLS,
@@ -421,7 +415,7 @@ _BY_TYPE: Final = {
     "WrongTypeError": _FOREIGN,
     "ClusterDownError": "the Cluster is down ({}); see CLUSTER INFO",
 }
-#: By how the text of an error begins.
+#: By the start of the error's text.
 _BY_CODE: Final = {
     "OOM": "its memory is full ({}); raise maxmemory, or set maxmemory-policy",
     "MISCONF": "it cannot save its data and refuses writes ({}); see its log",
@@ -438,7 +432,6 @@ _BY_CODE: Final = {
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield all that led to an error, the innermost first."""
     for inner in error.exceptions if isinstance(error, BaseExceptionGroup) else ():
         yield from _causes(inner)
     before = error.__cause__ or error.__context__
@@ -449,7 +442,6 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _reason(error: BaseException) -> str:
-    """Say what is wrong with Redis, and the remedy."""
     texts = []
     for cause in _causes(error):
         texts.append(" ".join(str(cause).split())[:_MAX_TEXT_CHARS] or type(cause).__name__)

@@ -120,7 +120,7 @@ class Conversation:
                 if talk.waiting[side]:
                     talk.deliver(side, talk.pieces(side, len(talk.waiting[side])))
                 if random.random() < 0.7:
-                    talk.hear(side, random.choice((9, 100, 1 << 30)))
+                    talk.receive(side, random.choice((9, 100, 1 << 30)))
         self.finish()
 
     def begin(self) -> None:

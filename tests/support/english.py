@@ -17,14 +17,14 @@ from typing import Final, NamedTuple
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 BOUNDS: Final = {
-    "admin": 9.9,
-    "proxy": 2.6,
-    "limiter": 4.5,
+    "admin": 0.6,
+    "proxy": 3.4,
+    "limiter": 0.6,
     "native": 0.2,
-    "tests": 34.0,
-    "docs": 1.3,
+    "tests": 33.9,
+    "docs": 1.4,
     "deploy": 3.7,
-    "README.md": 10.7,
+    "README.md": 1.5,
     "CONTRIBUTING.md": 0.9,
     "SECURITY.md": 4.0,
     "CHANGELOG.md": 1.4,

@@ -1,4 +1,4 @@
-"""The OpenAPI document, made from the endpoints and from the types that they read and answer."""
+"""The OpenAPI document, generated from the endpoints and their types."""
 
 import re
 from collections.abc import Collection, Iterable, Iterator
@@ -22,7 +22,7 @@ _ETAG: Final = {
     "ETag": {"description": "names what is in force, for `If-Match`", "schema": {"type": "string"}, "required": True}
 }
 _ATTRIBUTE: Final = re.compile(r"^ {4}(\w+): (.*(?:\n {8,}.*)*)", re.MULTILINE)
-#: What a header that names entity tags looks like; an opaque tag may have other characters, ours have none.
+#: Pattern of entity tag headers. Other servers' opaque tags may have more characters than ours.
 _TAGS: Final = r'^(\*|(W/)?"[!#-~]*"( *, *(W/)?"[!#-~]*")*)$'
 _TAG_HEADERS: Final[dict[str, tuple[tuple[str, str], ...]]] = {
     "read": (("If-None-Match", "ETags that the client has: 304 if one is current"),),
@@ -66,7 +66,7 @@ def document(api: Api) -> dict[str, Any]:
             },
         },
         "tags": api.tags,
-        # Without any token in the configuration none is asked for.
+        # If no token is configured, none is required.
         "security": [{"token": []}, {}],
     }
 
@@ -156,7 +156,7 @@ def _schemas(answers: Collection[type[Any]], bodies: Collection[type[Any]]) -> d
         struct = structs[name]
         _describe(schema, struct)
         if name in answered and not struct.__struct_config__.omit_defaults:
-            # An answer has all of its fields; their defaults are for those who make it.
+            # Answers always have all fields. The defaults are only for constructors.
             schema["required"] = [
                 each.encode_name for each in msgspec.structs.fields(struct) if each.default is not UNSET
             ]
@@ -167,7 +167,6 @@ def _schemas(answers: Collection[type[Any]], bodies: Collection[type[Any]]) -> d
 
 
 def _structs_in(types: Iterable[Any]) -> dict[str, type[msgspec.Struct]]:
-    """Return the structs among types, and among the types of their fields, by name."""
     found: dict[str, type[msgspec.Struct]] = {}
     left = list(types)
     while left:
@@ -190,7 +189,6 @@ def _describe(schema: dict[str, Any], struct: type[msgspec.Struct]) -> None:
 
 
 def _meanings(struct: type[msgspec.Struct]) -> dict[str, str]:
-    """Return what the fields mean: from the docstrings of the struct and its bases, or from their metrics."""
     meanings = {field: metric.help for field, metric in described(struct)}
     for each in reversed(struct.__mro__):
         _, _, attributes = cleandoc(each.__doc__ or "").partition("\n\nAttributes:\n")

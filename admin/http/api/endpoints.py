@@ -1,7 +1,7 @@
-"""All endpoints of the API: a class for each resource, with a method for each endpoint.
+"""All endpoints of the API: a class per resource, a method per endpoint.
 
-A method's name is the ``operationId`` of the OpenAPI document, and its docstring the summary and the description there.
-The first argument is the request, the second the query, and the others are the values of the path.
+In the OpenAPI document a method's name is the ``operationId``, and its docstring the summary and description. The
+arguments are the request, the query, and the values from the path.
 """
 
 from datetime import datetime
@@ -89,7 +89,7 @@ def application(services: Services) -> Api:
 
 
 class _Chapter:
-    """What all endpoints use. The docstring of a class is what the OpenAPI document says of its chapter."""
+    """Base of all endpoint classes. A subclass's docstring describes its chapter in the OpenAPI document."""
 
     def __init__(self, services: Services, status: Status) -> None:
         self._edits, self._stats, self._data_path = services.edits, services.stats, services.data_path
@@ -98,14 +98,14 @@ class _Chapter:
 
 
 class _Limits(_Chapter):
-    """Limits, how much of them is used, and live edits. A default is the limit of the name `*`."""
+    """Limits, their usage, and live edits. A default is the limit of the name `*`."""
 
     @endpoint("GET", "/limits", tags="list")
     async def list_limits(self, _: Request, query: Query) -> Tagged[wire.LimitPage]:
         """List limits with their live figures.
 
-        All limits with a rule of their own, and all resources that had requests. The ETag is that of all limits and
-        switches together. The live figures change all the time, so the list is always sent.
+        All limits with a rule of their own, and all resources that had requests. The ETag covers all limits and
+        switches. Live figures change all the time, so the list is always sent.
         """
         check_kind(query.kind, self._edits)
         page = await self._stats.query(query)
@@ -142,10 +142,10 @@ class _Limits(_Chapter):
     async def patch_limit(self, request: Request, query: Write, kind: Kind, name: LimitName) -> Tagged[model.Written]:
         """Edit some fields of a limit.
 
-        Changes the fields in the body and keeps the others (a JSON merge patch). The others come from the active
-        edit; if there is none, from the configuration's rule of exactly this name; if there is none, from the rule in
-        force for the name. `null` removes a field. An edit that expires still does, unless `ttl_s` is given; `null`
-        makes it permanent. A rate replaces `exempt`, and `exempt` replaces a rate.
+        Changes the fields in the body and keeps the others (a JSON merge patch). The others come from the active edit,
+        else from the configuration's rule of exactly this name, else from the active rule for the name. `null` removes
+        a field. The expiry of the edit stays, unless `ttl_s` is given. `null` makes it permanent. A rate replaces
+        `exempt`, and `exempt` replaces a rate.
         """
         limit, reason, ttl_s = requests.read_limit(await request.body())
         if not limit and ttl_s is UNSET:
@@ -158,9 +158,9 @@ class _Limits(_Chapter):
     async def reset_limit(self, request: Request, query: Why, kind: Kind, name: LimitName) -> model.Change:
         """Reset the buckets of a limit.
 
-        Fills the buckets, clears debts, open breakers and fair shares, and decides about held requests at once. The
-        limit itself does not change, but an adaptive limit begins anew: it forgets what the broker took. A pattern
-        resets the buckets of all names for which its rule is in force; 404 if there is no such rule.
+        Fills the buckets, clears debts, open breakers and fair shares, and settles held requests at once. The limit
+        itself does not change. An adaptive limit restarts without its history. A pattern resets the buckets of all
+        names under its active rule. 404 if there is no such rule.
         """
         return await self._edits.reset(kind, name, _author(request), reason=query.reason)
 
@@ -190,7 +190,7 @@ class _Limits(_Chapter):
     async def change_limits(self, request: Request, query: Write) -> wire.Changes:
         """Make several edits, all or none.
 
-        In order; each sees the ones before it. Errors name the field of the edit: `edits.2.limit.rate`.
+        In order. Each sees the earlier ones. Errors name the field of the edit: `edits.2.limit.rate`.
         """
         edits = await read_edits(await request.body())
         tags = read_tags(request, "if-match")
@@ -329,22 +329,21 @@ class _Switches(_Chapter):
 
 
 class _Rules(_Chapter):
-    """The rules in force, and which of them apply to a request."""
+    """The active rules, and the rules that apply to a request."""
 
-    #: Rules in the order in which they are tried, and those whose hours have not come, of a minute.
+    #: Cache for one minute: active rules in evaluation order, and rules outside of their hours.
     _ordered: tuple[RuleSet, datetime, tuple[Rule, ...], tuple[Rule, ...]] | None = None
 
     @endpoint("GET", "/rules", tags="read")
     async def list_rules(self, _: Request, query: RulesQuery) -> Tagged[wire.RulePage]:
-        """List the rules in force.
+        """List the active rules.
 
-        In the order in which they are tried: exact names, patterns, defaults, totals; last the rules whose hours have
-        not come.
+        In evaluation order: exact names, patterns, defaults, totals, and last the rules outside of their hours.
         """
         check_kind(query.kind, self._edits)
         etag = self._edits.etag
         page = await on_thread(self._page, query)
-        # Which rules with hours apply changes without an edit.
+        # Rules with hours change without an edit.
         hours = "".join(str(int(row.holds)) for row in page.rows if row.hours is not None)
         return Tagged(page, f"{etag}-{hours}" if hours else etag)
 
@@ -352,7 +351,7 @@ class _Rules(_Chapter):
         rule_set, minute = self._edits.rule_set, self._clock.utc().replace(second=0, microsecond=0)
         if self._ordered is None or self._ordered[:2] != (rule_set, minute):
             in_force = rule_set.at(minute)
-            # Kept for the other pages: of 50 000 rules it takes a tenth of a second.
+            # Kept for the other pages: with 50 000 rules it takes 0.1 s.
             self._ordered = (rule_set, minute, in_force.tried, in_force.untried)
         *_, tried, untried = self._ordered
         rules = [*enumerate((*tried, *untried))]
@@ -383,7 +382,7 @@ class _Rules(_Chapter):
 
     @endpoint("GET", "/export")
     async def export_limits(self, request: Request, query: ExportQuery) -> wire.Export:
-        """Write the limits in force as a configuration file.
+        """Export the active limits as a configuration file.
 
         `sluice check` and `sluice limits apply` read it.
         """
@@ -402,7 +401,7 @@ class _Rules(_Chapter):
     async def explain(self, _: Request, query: ExplainQuery) -> Explanation:
         """Explain the limits of a request.
 
-        The limits of the request in the order in which they are asked, each with its live state.
+        The limits of the request in evaluation order, each with its live state.
         """
         explanation = await self._data_path.explain(Question(**msgspec.structs.asdict(query)))
         if query.at:
@@ -413,7 +412,7 @@ class _Rules(_Chapter):
 
 
 class _Audit(_Chapter):
-    """Who changed what, when and why; undo a change."""
+    """The history of changes, and undo."""
 
     @endpoint("GET", "/audit")
     async def list_changes(self, _: Request, query: AuditQuery) -> wire.AuditPage:
@@ -421,7 +420,7 @@ class _Audit(_Chapter):
 
         Latest change first. To get the next page, send `next` as `before`.
         """
-        # One more than is shown says whether there is another page.
+        # One more row shows whether there is another page.
         found = await self._edits.audit(before=query.before, target=query.target, by=query.by, limit=query.limit + 1)
         shown = found[: query.limit]
         return wire.AuditPage(shown, shown[-1].id if len(found) > len(shown) else None)
@@ -430,7 +429,7 @@ class _Audit(_Chapter):
     async def get_change(self, _: Request, __: Parameters, change_id: Id) -> model.Change:
         """Read one change.
 
-        As the audit trail has it.
+        The same object as in the audit trail.
         """
         found = await self._edits.audit(before=change_id + 1, limit=1)
         if not found or found[0].id != change_id:
@@ -443,8 +442,8 @@ class _Audit(_Chapter):
     async def revert_change(self, request: Request, query: DryRun, change_id: Id) -> model.Change:
         """Undo a change.
 
-        Restores what was in force before; of a change for the fleet, at all members. 409 if it was changed again since,
-        unless `force`.
+        Restores the previous state. A change for the fleet is undone at all members. 409 if there is a later change of
+        the same target, unless `force`.
         """
         body: Revert = read_body(await request.body() or b"{}", Revert)
         return await self._edits.revert(
@@ -455,7 +454,7 @@ class _Audit(_Chapter):
     async def reload_configuration(self, request: Request, query: DryRun) -> model.ReloadReport:
         """Reload the configuration.
 
-        An invalid configuration changes nothing. The answer says what changed and what needs a restart.
+        An invalid configuration changes nothing. The answer lists changes and settings that need a restart.
         """
         return await self._edits.reload(_author(request), dry_run=query.dry_run)
 
@@ -467,7 +466,7 @@ class _Connections(_Chapter):
     async def list_connections(self, _: Request, query: ConnectionQuery) -> wire.ConnectionPage:
         """List the open connections.
 
-        With their rates, which are taken every five seconds while somebody looks.
+        With their rates, which are sampled every five seconds while they are requested.
         """
         return await self._stats.connections.page(query)
 
@@ -489,7 +488,7 @@ class _Connections(_Chapter):
 
 
 class _Resources(_Chapter):
-    """The last hour of one resource, and what a report recommends for it."""
+    """The last hour of one resource, and the report's recommendation for it."""
 
     @endpoint("GET", "/history/{kind}/{name:path}")
     async def get_history(
@@ -497,9 +496,9 @@ class _Resources(_Chapter):
     ) -> wire.ResourceHistory:
         """Read the last hour of a resource.
 
-        From the rejection log, which is ten seconds behind: messages passed, refused and held, and the limit, over
-        time; and whose requests were refused. At most 64 MiB of the log are read, the latest first; `cut` says that
-        this was not all. An answer is given again for five seconds.
+        From the rejection log, which lags by ten seconds: messages passed, refused and held and the limit, over time,
+        and the refused callers. Reads at most 64 MiB of the log, the latest first. `cut` says that there was more.
+        Answers are cached for five seconds.
         """
         check_kind(kind, self._edits)
         return await self._services.history.of(Resource(kind, name), query.seconds)
@@ -508,11 +507,10 @@ class _Resources(_Chapter):
     async def get_advice(
         self, _: Request, __: Parameters, kind: ResourceKind, name: ResourceName
     ) -> wire.ResourceAdvice:
-        """Read what the newest report recommends for a resource.
+        """Read the newest report's recommendation for a resource.
 
-        From the file that `report.recommendations` names. `edit` is the body of the PATCH of the limit that puts it in
-        force; it is null, and `why_not` says why, if there is nothing to do, or if the limit in force is not the one
-        that the recommendation was made for.
+        From the file in `report.recommendations`. `edit` is the body of the PATCH that applies it to the limit. It is
+        null, with the reason in `why_not`, if there is nothing to do or the limit has changed since the recommendation.
         """
         check_kind(kind, self._edits)
         entry = self._edits.limit(kind, glob_of(name))
@@ -520,16 +518,16 @@ class _Resources(_Chapter):
 
 
 class _Flow(_Chapter):
-    """What waits for what, alarms, what brokers can take, the fleet, and the spool."""
+    """Waiting stages, alarms, adaptive limits, the fleet, and the spool."""
 
     @endpoint("GET", "/flow")
     async def get_flow(self, _: Request, query: FlowQuery) -> Flow:
-        """Say what waits for what.
+        """Read the flow through all stages.
 
-        The bottlenecks in words, how many stages show which state, the connections that wait, alarms, the spool's
-        disk, and what confirms messages where a rule says `confirm = "after_consume"`. A stage is `throttled` if a
-        limit makes its messages wait, in `flow` if it was stopped within the last seconds because a later stage takes
-        no more, and `blocked` if an alarm stops it.
+        Bottlenecks in words, the number of stages by state, waiting connections, alarms, the spool's disk, and the
+        confirms of messages under rules with `confirm = "after_consume"`. A stage is `throttled` if a limit makes its
+        messages wait, in `flow` if a full later stage stopped it within the last seconds, and `blocked` if an alarm
+        stops it.
         """
         return sentences.flow(await self._data_path.flow(query.limit))
 
@@ -537,8 +535,8 @@ class _Flow(_Chapter):
     async def list_adaptive(self, _: Request, __: Parameters) -> wire.AdaptiveLimits:
         """List the adaptive limits.
 
-        The limit in force at each listener whose rule is adaptive, the broker's latency, the names that ask for most,
-        and the last ten minutes, a point a second. Empty if no rule is adaptive.
+        The active limit at each listener with an adaptive rule, the broker's latency, the names with the largest
+        demand, and the last ten minutes, a point a second. Empty if no rule is adaptive.
         """
         return wire.AdaptiveLimits(sentences.adaptive(await self._data_path.adaptive()))
 
@@ -546,8 +544,8 @@ class _Flow(_Chapter):
     async def get_fleet(self, _: Request, __: Parameters) -> wire.FleetAnswer:
         """Show the fleet.
 
-        Its members and when each last called, the limits that are asked for most with this member's part and demand,
-        and how long Redis has been away. Waits up to one second for Redis.
+        Its members with their last call, the limits with the largest demand, this member's share of each, and how long
+        Redis has been away. Waits up to one second for Redis.
         """
         fleet = await self._data_path.fleet()
         return wire.FleetAnswer(None if fleet is None else sentences.of_fleet(fleet))
@@ -556,9 +554,9 @@ class _Flow(_Chapter):
     async def get_spool(self, _: Request, query: FlowQuery) -> wire.Spool:
         """Get the spool.
 
-        Messages and bytes by place, in memory and on disk, for all of it and for the resources with most messages.
-        `alpha`: all of a message is in memory; `beta`: its content is on disk; `gamma`: its index is there, too;
-        `delta`: nothing of it is in memory.
+        Messages and bytes by place, in memory and on disk, in total and for the resources with most messages. `alpha`:
+        the whole message is in memory. `beta`: its content is on disk. `gamma`: its index is also on disk. `delta`: it
+        is on disk only.
         """
         return sentences.spool(wire.Spool(self._services.spool(), await self._data_path.spool(query.limit)))
 
@@ -568,27 +566,27 @@ class _Flow(_Chapter):
     ) -> wire.PurgedSpool:
         """Purge the spooled messages of one resource.
 
-        Messages whose senders wait for an answer are refused in the protocol's own words; the others are dropped. The
-        audit trail has it. 409 if there is no spool.
+        Messages whose senders wait for an answer are refused in the protocol's own words. The others are dropped. The
+        audit trail records it. 409 if there is no spool.
         """
         purged, change = await self._edits.purge(kind, name, _author(request), reason=query.reason)
         return wire.PurgedSpool(kind=kind, name=name, refused=purged.refused, dropped=purged.dropped, change=change.id)
 
 
 class _State(_Chapter):
-    """How Sluice is."""
+    """State of the sidecar."""
 
     @endpoint("GET", "/state")
     async def get_state(self, _: Request, __: Parameters) -> wire.State:
-        """Say how Sluice is.
+        """Read the state of the sidecar.
 
-        Listeners and their brokers, traffic, bypassed and held requests, where edits are stored.
+        Listeners and their brokers, traffic, bypassed and held requests, and the storage of edits.
         """
         return await self._status.state()
 
     @endpoint("GET", "/whoami")
     async def get_caller(self, request: Request, _: Parameters) -> wire.WhoAmI:
-        """Say who asks.
+        """Identify the caller.
 
         The token's name and role.
         """

@@ -1,7 +1,7 @@
-"""What a request may say: parameters, bodies and conditions. Each type is read strictly and is in the OpenAPI document.
+"""Parameters, bodies and conditions of requests. Types are strict and appear in the OpenAPI document.
 
-Unknown keys are refused, and every fault names its field as it was written. Conditions are entity tags in ``If-Match``
-and ``If-None-Match``, after RFC 9110, section 13.
+Unknown keys are refused, and each fault names its field as written. Conditions are entity tags in ``If-Match`` and
+``If-None-Match`` (RFC 9110, section 13).
 """
 
 import re
@@ -63,30 +63,30 @@ _AnyKind = Annotated[str, Meta(description="only this kind, for example `topic`;
 
 
 class Parameters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """No parameters, and the base of all that have some."""
+    """No parameters. Base of all parameter types."""
 
 
 class PageQuery(Parameters, frozen=True, kw_only=True):
-    """Which rows of a list."""
+    """Rows of a list."""
 
     offset: Annotated[Offset, Meta(description="rows to skip")] = 0
     limit: Annotated[MostRows, Meta(description="most rows")] = DEFAULT_PAGE
 
 
 class RulesQuery(PageQuery, frozen=True, kw_only=True):
-    """Which rules."""
+    """Selection of rules."""
 
     kind: _AnyKind = ""
 
 
 class ExportQuery(Parameters, frozen=True, kw_only=True):
-    """Which limits."""
+    """Selection of limits."""
 
     edits_only: Annotated[bool, Meta(description="only limits with an edit")] = False
 
 
 class AuditQuery(Parameters, frozen=True, kw_only=True):
-    """Which changes."""
+    """Selection of changes."""
 
     before: Annotated[
         Annotated[int, Meta(ge=0)] | None,
@@ -143,13 +143,13 @@ class Why(Parameters, frozen=True, kw_only=True):
 
 
 class FlowQuery(Parameters, frozen=True, kw_only=True):
-    """How much of it."""
+    """Size of the answer."""
 
     limit: Annotated[int, Meta(ge=0, le=MAX_PAGE, description="most connections, or resources")] = DEFAULT_PAGE
 
 
 class HistoryQuery(Parameters, frozen=True, kw_only=True):
-    """How much of the past."""
+    """Length of the history."""
 
     seconds: Annotated[int, Meta(ge=60, le=MAX_SECONDS, description="seconds, up to now")] = MAX_SECONDS
 
@@ -208,12 +208,12 @@ _MAX_COMMAS: Final = MAX_EDITS * 40
 
 
 def read_limit(data: bytes) -> tuple[dict[str, Any], str, float | UnsetType | None]:
-    """Read the body of an edit: the limit's fields, the reason, and for how many seconds, UNSET if not given.
+    """Read the body of an edit: the limit's fields, the reason, and the time to live in seconds (UNSET if not given).
 
-    The fields are checked when they are put in force.
+    The fields are checked later, when the edit is made.
 
     Raises:
-        InvalidError: with what is wrong.
+        InvalidError: with each fault.
     """
     limit = read_body(data, dict[str, Any])
     about = validated({key: limit.pop(key) for key in ("reason", "ttl_s") if key in limit}, _Envelope)
@@ -221,10 +221,10 @@ def read_limit(data: bytes) -> tuple[dict[str, Any], str, float | UnsetType | No
 
 
 async def read_edits(data: bytes) -> list[Edit]:
-    """Read the edits of a batch, a long one on a thread.
+    """Read the edits of a batch. Long ones are decoded on a thread.
 
     Raises:
-        InvalidError: with what is wrong with each of them.
+        InvalidError: with the faults of each edit.
     """
     return _edits(data) if len(data) <= MAX_BODY_BYTES else await on_thread(_edits, data)
 
@@ -265,7 +265,7 @@ def validated(found: Any, model: Any) -> Any:
     """Check parameters or keys against a struct, or against a union of tagged structs.
 
     Raises:
-        InvalidError: with what is wrong.
+        InvalidError: with each fault.
     """
     if not isinstance(found, dict):
         raise bad("", f"the body must be a JSON object; found {show(found)}")
@@ -283,15 +283,15 @@ def validated(found: Any, model: Any) -> Any:
 
 
 def from_text(values: Mapping[str, str]) -> dict[str, FromText]:
-    """Mark the values of a path or a query as text, so that numbers are read from them."""
+    """Mark the values of a path or a query as text, so that numbers are parsed from them."""
     return {name: FromText(value) for name, value in values.items()}
 
 
 def check_kind(kind: str, edits: EditService) -> None:
-    """Refuse a kind that does not exist; an empty one stands for all.
+    """Refuse an unknown kind. Empty means all.
 
     Raises:
-        InvalidError: there is no such kind.
+        InvalidError: unknown kind.
     """
     kinds = [*(each.kind for each in edits.switches() if each.kind != ALL_KINDS), TOTAL]
     if kind and kind not in kinds:
@@ -301,7 +301,7 @@ def check_kind(kind: str, edits: EditService) -> None:
 _ANY: Final = "*"
 _TAG: Final = re.compile(r'(W/)?"([\x21\x23-\x7e\x80-\xff]*)"')
 _TAGS: Final = re.compile(rf"[ \t,]*{_TAG.pattern}([ \t]*,[ \t,]*{_TAG.pattern})*[ \t,]*")
-#: Equal to no tag: a condition that is never met.
+#: Equal to no tag: a condition that always fails.
 _NONE: Final = "W/"
 
 
@@ -310,7 +310,7 @@ class Tags(NamedTuple):
 
     Attributes:
         any: the header is ``*``.
-        strong: the tags that are not weak; only these can meet ``If-Match``.
+        strong: tags that are not weak. Only these can match ``If-Match``.
         all: all tags, without ``W/``.
     """
 
@@ -323,12 +323,12 @@ class Tags(NamedTuple):
         return self.any or etag in self.all
 
     def one_of(self, etag: str) -> str:
-        """Return the tag that must be in force: the current one if it is named, or one that is not in force."""
+        """Return the tag that must be current: the current one if listed, otherwise one that is not current."""
         return etag if etag in self.strong else next(iter(self.strong), _NONE)
 
 
 def read_tags(request: Request, header: str) -> Tags | None:
-    """Read a header, or several of that name; None if there is none.
+    """Read a header, or several of that name. None if absent.
 
     Raises:
         InvalidError: it is not a list of tags.
@@ -339,18 +339,18 @@ def read_tags(request: Request, header: str) -> Tags | None:
     text = ",".join(values)
     found = _TAG.findall(text)
     is_any = text.strip() == _ANY
-    # Tags are separated by commas and blanks, and elements of the list may be empty.
+    # Tags are separated by commas and blanks, and list elements may be empty.
     if not is_any and (not found or not _TAGS.fullmatch(text)):
         raise bad(header, f'must be * or tags in quotes, "abc", "def"; found {text[:100]!r}')
     return Tags(is_any, [tag for weak, tag in found if not weak], [tag for _, tag in found])
 
 
 def expected(request: Request, entry: Callable[[], LimitEntry | SwitchEntry]) -> str | None:
-    """Return the tag that the write must find in force; ``*`` for any edit, None for no condition.
+    """Return the required ETag of the write. ``*`` for any edit, None for no condition.
 
     Raises:
         InvalidError: a header cannot be read.
-        PreconditionError: ``If-None-Match`` names what is in force.
+        PreconditionError: ``If-None-Match`` lists the current tag.
     """
     match, none_match = read_tags(request, "if-match"), read_tags(request, "if-none-match")
     if match is None and none_match is None:
@@ -359,14 +359,14 @@ def expected(request: Request, entry: Callable[[], LimitEntry | SwitchEntry]) ->
     if none_match is not None and (now.edit is not None if none_match.any else none_match.names(now.etag)):
         raise PreconditionError(whose(now), now.etag)
     if match is None:
-        # A write in between makes the condition false.
+        # A write in between must fail the condition.
         return now.etag
     return _ANY if match.any else match.one_of(now.etag)
 
 
 def tag_after(change: Change, entry: LimitEntry | SwitchEntry) -> str | None:
-    """Return the tag of what a write left in force; None if another write has changed it already."""
+    """Return the tag after a write. None if another write has changed the entry already."""
     stands = None if entry.edit is None else entry.edit.change_id
     mine = change.id if change.action == "set" else None
-    # A dry run leaves what there was.
+    # A dry run changes nothing.
     return entry.etag if change.id == 0 or stands == mine else None

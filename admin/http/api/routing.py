@@ -1,6 +1,6 @@
-"""Endpoints as methods of a class: each describes itself for the OpenAPI document, and every error is a problem.
+"""Endpoints as methods of a class. Each describes itself for the OpenAPI document. Every error is a problem document.
 
-Unknown parameters, and parameters given twice, are refused.
+Unknown and repeated parameters are refused.
 """
 
 import re
@@ -33,15 +33,15 @@ _CAUGHT: Final = (EditError, QuestionError)
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """What one method does with one path.
+    """One method on one path.
 
     Attributes:
-        path: below ``/api/v1``.
-        handler: gets its resource, the request, the query, and the values of the path.
-        answer: the type of the answer; None for a stream of events.
-        tags: entity tags: the answer of a ``list`` has one; a ``read`` is answered with 304 if the client has it; a
-            ``write`` may expect one; a ``batch`` may expect that of the list.
-        problems: further statuses, besides 404 if the path names something, and 404, 412, 503 and 507 of a write.
+        path: path below ``/api/v1``.
+        handler: gets its resource, the request, the query, and the values from the path.
+        answer: the type of the answer. None for a stream of events.
+        tags: use of entity tags: the answer of a ``list`` has one, a ``read`` is answered with 304 if the client has
+            it, a ``write`` may expect one, and a ``batch`` may expect that of the list.
+        problems: further statuses, in addition to 404 for a path with a name, and 404, 412, 503 and 507 of a write.
     """
 
     method: str
@@ -67,9 +67,9 @@ def endpoint(
     tags: Tags = "",
     problems: tuple[int, ...] = (),
 ) -> Callable[[Handler], Endpoint]:
-    """Make an endpoint of a method; the arguments are those of ``Endpoint``.
+    """Make a method an endpoint. Arguments as for ``Endpoint``.
 
-    The docstring is its summary and its description, and the annotations are its parameters and its answer.
+    The docstring gives its summary and description, and the annotations its parameters and answer.
     """
 
     def made(handler: Handler) -> Endpoint:
@@ -101,7 +101,6 @@ class EndpointRoute(Route):
     """The route of an endpoint.
 
     Attributes:
-        about: the endpoint.
         tag: the chapter of the document.
     """
 
@@ -123,7 +122,7 @@ class EndpointRoute(Route):
             )
         except _CAUGHT as error:
             response = refused(error, batch=about.tags == "batch")
-        # Edits that are committed together are done at the same moment. They are answered one in each turn of the loop.
+        # Edits that are committed together finish at the same moment. Answer one in each turn of the loop.
         async with self._turns:
             pass
         await response(scope, receive, send)
@@ -150,7 +149,7 @@ class Api:
 
     Attributes:
         tags: the chapters of the document, each with its description.
-        routes: one for each endpoint, which is an attribute of a chapter, called as it is named there.
+        routes: one for each endpoint attribute of a chapter, with the attribute's name.
     """
 
     def __init__(self, chapters: Sequence[object]) -> None:
@@ -172,7 +171,7 @@ class Api:
         except HTTPException as error:
             headers: dict[str, str] = {}
             if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-                # Of the routes with this path, the router names the methods of the first.
+                # The router names only the methods of the first route with this path.
                 headers["allow"] = ", ".join(sorted(self._methods(scope)))
                 detail = "this cannot be done here"
             else:
@@ -187,10 +186,10 @@ class Api:
 
 
 async def _check(request: Request, *, takes_nothing: bool) -> None:
-    """Refuse what the router would ignore.
+    """Refuse input that the router would ignore.
 
     Raises:
-        InvalidError: a parameter is given twice, or there is a body where none is expected.
+        InvalidError: a parameter is repeated, or there is an unexpected body.
     """
     given: set[str] = set()
     for name, _ in request.query_params.multi_items():

@@ -1,4 +1,4 @@
-/** Changes of limits and switches: in words, as a preview, as the audit trail, and how to revert them. */
+/** Changes of limits and switches: texts, previews, the audit trail, and reverting. */
 
 import { ApiError, call, get } from "./api.js";
 import { app, attempt, toast, useAnswer } from "./app.js";
@@ -33,7 +33,7 @@ const FALLS = [{ name: "limit", title: "Limit" }, ...DIFFERENCES.slice(1)];
 
 // --- in words
 
-/** A change in one line. */
+/** Format a change in one line. */
 export function changeLine(change) {
   const { from, to, further } = textsOf(change);
   const what = change.action === "purge" ? change.details : [from === to ? to : `${from} → ${to}`, ...further];
@@ -53,7 +53,7 @@ function textsOf({ old, old_rule: oldRule, new: then, new_rule: newRule }) {
   return { from: side(old, oldRule), to: side(then, newRule), further: lines };
 }
 
-/** The fields that differ, without those that have no effect on either side. */
+/** Changed fields, without those that have no effect on either side. */
 function differences(before, after) {
   const fields = [...new Set([...Object.keys(before ?? {}), ...Object.keys(after ?? {})])];
   const isSaid = (field) => {
@@ -76,7 +76,7 @@ function DifferenceTable({ change }) {
   return html`<${Table} name="differences" columns=${DIFFERENCES} rows=${rows} empty=${empty} />`;
 }
 
-/** What a change would do. */
+/** The preview of a change. */
 export function Preview({ change }) {
   const { old, new: then, old_rule: oldRule, new_rule: newRule } = change;
   const before = change.action === "set" && !change.expires_at && change.before?.expires_at;
@@ -101,7 +101,7 @@ export function Preview({ change }) {
   `;
 }
 
-/** Changes of the audit trail, with buttons that revert them. */
+/** The audit trail, with buttons to revert changes. */
 export function ChangeTable({ changes, empty }) {
   const table = { name: "audit", columns: COLUMNS, rows: changes, cells: changeCells, action: "Revert", empty };
   return html`<${Table} ...${table} />`;
@@ -169,7 +169,7 @@ export function AuditView({ params }) {
 
 // --- after a write
 
-/** Show a change that was made here, and offer to undo it. */
+/** Show a change made on this page, with a button to undo it. */
 export function done(change) {
   app.ownChanges.add(change.id);
   if (change.action === "reset") toast(`${targetText(change.target)}: ${change.details.join(", ")}`);
@@ -182,7 +182,7 @@ async function undo(change) {
     app.ownChanges.add(body.id);
     toast(`Undone. ${changeLine(body)}`);
   } catch (error) {
-    // A later change must be looked at first.
+    // The operator must see a later change first.
     if (!isOvertaken(error)) throw error;
     await revertChange(change);
   }
@@ -192,7 +192,7 @@ function isOvertaken(error) {
   return error instanceof ApiError && error.status === 409;
 }
 
-/** Revert one change after a preview. If a later change is in the way, `later` says so and it is asked again. */
+/** Revert one change after a preview. `later`: text about a conflicting later change, for a second confirmation. */
 async function revertChange(change, later = "") {
   const path = `audit/${change.id}/revert`;
   const force = later !== "";
@@ -220,7 +220,7 @@ async function revertChange(change, later = "") {
   });
 }
 
-/** Revert every live edit to the configuration, after a preview. */
+/** Revert all live edits to the configuration, after a preview. */
 export function revertAll() {
   return attempt(async () => {
     const edits = await activeEdits();

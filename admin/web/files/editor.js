@@ -1,4 +1,4 @@
-/** Edits one limit in a drawer, beside the figures: the fields, a preview, then the change. */
+/** The drawer that edits one limit: fields, preview, change. */
 
 import { ApiError, call, get, pathOf } from "./api.js";
 import { app, canWrite, nameOf } from "./app.js";
@@ -30,7 +30,7 @@ export function Editor({ kind, name, close }) {
   const [draft, setDraft] = useState(null);
   const [problem, setProblem] = useState("");
   const [errors, setErrors] = useState({});
-  /** The step after the form, which keeps its draft: `{heading, content, label, act}`. */
+  /** The step after the form: `{heading, content, label, act}`. The form keeps its draft. */
   const [asked, setAsked] = useState(null);
   const path = pathOf("limits", kind, name);
 
@@ -69,7 +69,7 @@ export function Editor({ kind, name, close }) {
     return setProblem(elsewhere.length || !found.length ? inWords(texts.join("; ") || error.message) : "");
   };
 
-  /** Show what a write would change, before it is made. */
+  /** Show the preview of a write. */
   const foresee = async (label, method, { body, query = {} }) => {
     const fleet = app.state?.fleet && draft.atAll ? 1 : undefined;
     const write = (how) => call(method, path, { body, query: { ...query, fleet, ...how }, etag: entry.etag });
@@ -195,7 +195,7 @@ function focusAndSelect(element) {
   element?.select();
 }
 
-/** The limit in force, where it comes from, and the one in the file. */
+/** The active limit with its source, and the configured limit. */
 function Current({ entry: { edit, configured, limit_text: text, rule, source } }) {
   const facts = [["In force", html`<b>${text}</b>${rule && html`<span class="muted"> by ${rule}</span>`}`]];
   if (edit) {
@@ -227,18 +227,18 @@ function draftOf(kind, name, { limit, edit }) {
     unlimited: limit.rate === "unlimited",
     reason: "",
     ttl_s: { choice: edit?.expires_at ? "keep" : "", minutes: "" },
-    // A limit for all is changed for all, if the operator does not want otherwise.
+    // A fleet's limit is changed for the fleet by default.
     atAll: Boolean(edit ? edit.fleet : limit.fleet),
   };
 }
 
-/** Whether a field says more than the rate, so that all fields are unfolded. */
+/** Whether any field besides the rate is set, so that all fields are unfolded. */
 function isTelling({ key, telling, ...field }, draft) {
   if (key === "action") return !["reject", ""].includes(draft.action);
   return telling && readValue({ key, ...field }, draft[key]) !== undefined;
 }
 
-/** Whether a field has an effect beside the others. An empty choice is the default of the kind. */
+/** Whether a field has an effect, given the others. An empty choice is the kind's default. */
 function isAsked({ onlyWith, notWith }, draft) {
   if (notWith && draft[notWith]) return false;
   const other = onlyWith && draft[onlyWith[0]];
@@ -263,7 +263,7 @@ function faultsOf(draft) {
   return problem ? { ...faults, ttl_s: problem } : faults;
 }
 
-/** The body of a PATCH: all fields that are shown, null for the default. `was`: the limit before. */
+/** The body of a PATCH: all visible fields, null for the default. `was`: the previous limit. */
 function bodyOf(draft, was) {
   const body = { rate: null };
   const rate = draft.adaptive ? "" : draft.rate.trim();
@@ -272,10 +272,10 @@ function bodyOf(draft, was) {
   for (const field of FIELDS) {
     if (field.key in draft) body[field.key] = readValue(field, draft[field.key]) ?? null;
   }
-  // The default of the longest delay depends on the spool: without a change of its own it follows that.
+  // The default maximum delay depends on the spool. Reset it with the spool unless the operator changed it, too.
   const isChanged = (key) => body[key] !== undefined && body[key] !== (was[key] ?? null);
   if (isChanged("spool") && !isChanged("max_delay_s")) body.max_delay_s = null;
-  // A field that needs a value of another field, or does not go with it, goes with it.
+  // Drop fields that depend on another field's value or conflict with it.
   for (const { key, onlyWith, notWith } of FIELDS) {
     if (key in body && notWith && body[notWith]) body[key] = null;
     const [other, wanted] = onlyWith ?? [];

@@ -25,17 +25,17 @@ import { Flags, OldestWaiting, WINDOW, isOff } from "./limits.js";
 import { Ago, Button, Details, Figures, More, Panel, StateTag, Table, Tag, cell } from "./parts.js";
 
 const HOUR_S = 3600;
-/** The log is read in steps of a second up to here. */
+/** Longest period, in seconds, that is read in steps of a second. */
 const FINE_S = 900;
 const LOG_EVERY_MS = 30_000;
 const LIVE_EVERY_MS = 5000;
 const SHOWN = 20;
-/** Seconds of a row of the table below the graph, by the minutes shown. */
+/** Seconds per row of the table below the graph, by the minutes shown. */
 const STEP_S = { 1: 5, 5: 30, 15: 60, 60: 300 };
 const USUAL_MINUTES = 15;
-/** A gap at the beginning that the text does not mention: two steps of the counters. */
+/** Gaps at the start up to this long, two steps of the counters, are not mentioned. */
 const SHORT_S = 10;
-/** A report this old says little about today. */
+/** Above this age a report counts as outdated. */
 const OLD_S = 8 * 86_400;
 const ABOUT_OFF = "Limiting is switched off: nothing of it is refused or held.";
 const ENDS = ["passed", "refused", "dropped"];
@@ -123,7 +123,7 @@ function Resource({ kind, name, params }) {
   `;
 }
 
-/** The log of the last hour, and in finer steps of the last minutes. */
+/** The log of the last hour, in finer steps for the last minutes. */
 function usePast(kind, name, minutes) {
   const path = pathOf("history", kind, name);
   const isFine = minutes * 60 <= FINE_S;
@@ -176,7 +176,7 @@ function Now({ of }) {
   return html`<${Figures} label="Now" title="Rates and share: means of ${WINDOW}." figures=${figures} />`;
 }
 
-/** When something of it was last refused or held, by the counters or, before this start, by the log. */
+/** The last refusal or hold, from the counters or, before this start, from the log. */
 function LastLimited({ of: { row, past } }) {
   const live = row?.live;
   const clients = (past.hour?.clients ?? []).filter((each) => each.messages_refused || each.messages_held);
@@ -225,14 +225,14 @@ function Graph({ of, minutes }) {
   </section>`;
 }
 
-/** The steps of the log, then those that the counters have since its end. */
+/** The steps of the log, followed by the counters' steps since its end. */
 function stepsOf(log, history) {
   const past = log ? loggedSteps(log) : [];
   const endS = past.at(-1)?.untilS ?? 0;
   const counted = (history ? middles(history) : []).map((middleS, index) => {
     const lastedS = history.seconds[index];
     const fromS = middleS - lastedS / 2;
-    // The log has a part of the step in which it ends.
+    // The log has part of the step in which it ends.
     const inLog = past.filter((each) => each.middleS > fromS);
     const countOf = (end) => Math.max(0, Math.round(history[end][index] * lastedS) - totalOf(inLog, end));
     return step(Math.max(fromS, endS), fromS + lastedS, countOf, null, history.limit[index] ?? null);
@@ -246,7 +246,7 @@ function loggedSteps(log) {
   return log.passed.flatMap((passed, index) => {
     if (passed === null) return [];
     const lastedS = log.seconds[index] ?? log.step_s;
-    // Of the first step the end is known, of the last one the beginning.
+    // The first step's end and the last step's start are known.
     const fromS = Math.max(beginS + index * log.step_s, knownS);
     const countOf = (end) => Math.round((log[end][index] ?? 0) * lastedS);
     const limit = log.limit_count === "messages" ? log.limit[index] : null;
@@ -254,7 +254,7 @@ function loggedSteps(log) {
   });
 }
 
-/** Counts of messages by their end; the held ones per second, and the limit, of which null is unknown. */
+/** Message counts by outcome, held messages per second, and the limit. Null: unknown. */
 function step(fromS, untilS, countOf, held, limit) {
   const counts = Object.fromEntries(ENDS.map((end) => [end, countOf(end)]));
   const lastedS = Math.max(untilS - fromS, 0.001);
@@ -265,7 +265,7 @@ function totalOf(steps, end) {
   return steps.reduce((sum, each) => sum + each[end], 0);
 }
 
-/** The graph in a sentence. */
+/** A one-sentence summary of the graph. */
 function summary(steps, minutes, nowS) {
   const words = { 1: "minute", 60: "hour" }[minutes] ?? `${minutes} minutes`;
   if (!steps.length) return `Nothing is known of the last ${words} yet.`;
@@ -282,7 +282,7 @@ function summary(steps, minutes, nowS) {
   return `${begin} ${count(passed)} messages passed and ${count(refused)} were refused${share}${left}. ${most}`;
 }
 
-/** What the graph lacks. */
+/** Notes on missing parts of the graph. */
 function notesOf({ past: { hour }, row, entry }, data) {
   const { limit } = row ?? entry ?? {};
   const perS = typeof limit?.rate === "number" ? limit.rate : null;
@@ -299,7 +299,7 @@ function notesOf({ past: { hour }, row, entry }, data) {
   ].filter(Boolean);
 }
 
-/** The steps added up to longer ones, the latest first. */
+/** Steps merged into longer ones, the latest first. */
 function stepRows(steps, stepS) {
   const rows = new Map();
   for (const each of steps) {
@@ -405,7 +405,7 @@ function Advice({ found, path, entry, again }) {
   `;
 }
 
-/** Edits at once: the recommendation is the preview, and a message offers to undo it. */
+/** Edit without a preview, since the recommendation shows it. A message offers to undo it. */
 function PutInForce({ advised, edit, path, entry, again }) {
   const [isActing, setActing] = useState(false);
   const put = async () => {
@@ -459,7 +459,7 @@ function refusedOf(replay) {
   return `${tenths(replay.refused_share)} (${count(replay.refused_messages)})`;
 }
 
-/** A share to a tenth of a per cent. */
+/** Format a share to a tenth of a per cent. */
 function tenths(share) {
   return share > 0 && share < 0.0005 ? "<0.1 %" : `${number(Math.round(share * 1000) / 10)} %`;
 }

@@ -10,7 +10,7 @@ from proxy.protocols.base import Protocol, kinds_of
 
 FILE: Final = Path(__file__).parents[3] / "admin" / "cli" / "protocol_words.py"
 _MODULE: Final = '''\
-"""What the command line says of Sluice's own protocols, which take their time to load; made by ``make reference``."""
+"""Words of the protocols for the command line, since loading the protocols takes time. Made by ``make reference``."""
 
 from typing import Literal
 
