@@ -56,8 +56,8 @@ _STAGES: Final = {
     "writer": "to brokers",
 }
 _AWAY: Final[Mapping[str, str]] = {
-    "last": "each limit goes on with its last share",
-    "equal": "each limit goes on with an equal share",
+    "last": "each limit uses its last share",
+    "equal": "each limit uses an equal share",
     "unlimited": "the fleet's limits admit everything",
     "refuse": "the fleet's limits refuse everything",
 }
@@ -367,7 +367,10 @@ def _fleet_now(state: FleetState) -> str:
         answered = "has not answered yet" if last is None else f"answered {short_span(last)} ago"
         return f"{_members(state)}; Redis {answered}"
     why = f" ({state.error})" if state.error else ""
-    return f"Redis has not answered for {short_span(state.away_s)}{why}; {_AWAY[state.when_away]}"
+    alone = _AWAY[state.when_away]
+    if state.last_contact_s_ago is None and state.when_away in {"last", "equal"}:
+        alone = f"this member has not reached the fleet since its start; with {_members(state)} known, shares are equal"
+    return f"Redis has been unusable for {short_span(state.away_s)}{why}; {alone}"
 
 
 def _members(state: FleetState) -> str:

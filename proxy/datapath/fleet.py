@@ -318,6 +318,14 @@ class Fleet:
         # By Redis's clock, since its offset from ours is unknown.
         latest_us = max((seen_us for _, seen_us in self._members), default=0)
         since_read_s = 0.0 if self._read_ns is None else (now_ns - self._read_ns) / NS_PER_S
+        last_contact_s = None if member.answered_ns is None else (now_ns - member.answered_ns) / NS_PER_S
+
+        def seen_s_ago(name: str, seen_us: int) -> float:
+            # The list is read only when asked for, so while Redis is unreachable it is older than this.
+            if name == member.member and last_contact_s is not None:
+                return last_contact_s
+            return (latest_us - seen_us) / 1e6 + since_read_s
+
         return FleetState(
             name=self._config.name,
             member=member.member,
@@ -325,12 +333,12 @@ class Fleet:
             when_away=self._config.when_away,
             size=member.members,
             members=tuple(
-                FleetMember(name, (latest_us - seen_us) / 1e6 + since_read_s, name == member.member)
+                FleetMember(name, seen_s_ago(name, seen_us), name == member.member)
                 for name, seen_us in sorted(self._members)
             )
             if whole
             else (),
-            last_contact_s_ago=None if member.answered_ns is None else (now_ns - member.answered_ns) / NS_PER_S,
+            last_contact_s_ago=last_contact_s,
             away_s=None if member.away_since_ns is None else (now_ns - member.away_since_ns) / NS_PER_S,
             error=self.error,
             round_trips=self._round_trips,
@@ -399,6 +407,7 @@ async def _evaluate(client: "_Client", calls: Sequence[Call], *, is_new: bool = 
 _LATE: Final = f"it has not answered within {_TIMEOUT_S:g} s; look at its load and the network"
 _NO_TLS: Final = "if it does not speak TLS, fleet.url begins with redis://, sentinel:// or cluster://"
 _FOREIGN: Final = "something else uses a key of this fleet ({}); choose another fleet.name"
+_NO_RIGHT: Final = "its user lacks a right ({}); grant it with ACL SETUSER"
 #: By type of the exception, in coredis or Python.
 _BY_TYPE: Final = {
     "SSLCertVerificationError": "its certificate is not trusted ({}); set fleet.ca_file, or correct fleet.url",
@@ -407,7 +416,7 @@ _BY_TYPE: Final = {
     "ConnectionRefusedError": "nothing listens there; start it, or correct fleet.url",
     "AuthenticationFailureError": "wrong user or password; correct fleet.user and fleet.password_file",
     "AuthenticationRequiredError": "it requires a password; set fleet.password_file or SLUICE_FLEET_PASSWORD",
-    "AuthorizationError": "its user lacks a right ({}); grant it with ACL SETUSER",
+    "AuthorizationError": _NO_RIGHT,
     "ReadOnlyError": "it is a replica; name the primary in fleet.url, or use sentinel://",
     "StalePrimaryError": "the Sentinels still name a server that is a replica now; a fail-over may be in progress",
     "PrimaryNotFoundError": "no Sentinel answers and knows the service ({}); correct fleet.url",
@@ -422,7 +431,10 @@ _BY_CODE: Final = {
     "NOREPLICAS": "it has too few replicas and refuses writes ({}); start them",
     "MASTERDOWN": "it is a replica without a primary ({}); name the primary in fleet.url",
     "BUSY": "another client's script keeps it busy ({}); see SCRIPT KILL",
+    "can't run this command": _NO_RIGHT,
     "user_script:": _FOREIGN,
+    "DB index is out of range": "it has no such database ({}); correct the number at the end of fleet.url",
+    "cluster support disabled": "it is a single server, not a Cluster; fleet.url begins with redis:// or rediss://",
     "Connection lost": "it closed the connection; if it requires TLS, fleet.url begins with rediss:// or has +tls, and"
     " fleet.certificate_file may be needed",
     "unknown command 'HELLO'": "it is older than Redis 6.0 ({}); upgrade it",

@@ -239,7 +239,7 @@ def test_temporary_limit_of_a_new_pattern_counts_down(
     page.get_by_role("button", name="New limit").click()
     dialog = page.get_by_role("dialog")
     dialog.get_by_label("Name or pattern").fill(pattern)
-    dialog.get_by_role("button", name="Set its limit").click()
+    dialog.get_by_role("button", name="Set the limit…").click()
     drawer = page.get_by_role("dialog")
     drawer.get_by_label("Rate, per second").fill("7.5")
     drawer.get_by_label("For how long").select_option("15 minutes")

@@ -59,7 +59,7 @@ def test_without_redis_a_banner_says_what_happens(open_tab: Any, sluice: Sluice,
     page = opened(open_tab, sluice, AWAY, height=1200)
     banner = page.locator("#banners .banner.bad")
     expect(banner).to_contain_text("The fleet orders-prod is without Redis:")
-    expect(banner).to_contain_text("(connection refused); each limit goes on with its last share.")
+    expect(banner).to_contain_text("(connection refused); each limit uses its last share.")
     expect(page.get_by_role("region", name="Alarms now")).to_contain_text("without Redis")
     picture(page, "fleet-away")
 

@@ -35,7 +35,10 @@ _SHOWN = {
 }
 _numbers = count(1)
 
-languages = pytest.mark.parametrize("language", _SOURCES)
+#: The first of them is a quick test.
+languages = pytest.mark.parametrize(
+    "language", [pytest.param(each, marks=pytest.mark.long if at else ()) for at, each in enumerate(_SOURCES)]
+)
 
 
 def _topic(proxy: RocketMQProxy, prefix: str, message_type: str = "NORMAL") -> str:
@@ -137,6 +140,7 @@ def kinds(rocketmq_proxy: RocketMQProxy) -> Callable[[], str]:
     return make
 
 
+@pytest.mark.long
 def test_every_kind_of_message_is_as_without_sluice(
     kinds: Callable[[], str], rocketmq_proxy: RocketMQProxy, start_sluice: StartSluice, client_home: Path
 ) -> None:
@@ -207,7 +211,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 
 @languages
-@pytest.mark.parametrize("to_proxy", ["plain", "TLS"])
+@pytest.mark.parametrize("to_proxy", ["plain", pytest.param("TLS", marks=pytest.mark.long)])
 def test_tls_ends_here(
     *,
     language: str,
@@ -242,6 +246,7 @@ def test_tls_ends_here(
 
 
 @pytest.mark.alone
+@pytest.mark.long
 def test_both_protocols_of_one_process_share_a_total(
     rocketmq_proxy: RocketMQProxy, start_sluice: StartSluice, client_home: Path
 ) -> None:
@@ -288,6 +293,7 @@ protocol = "rocketmq"
 
 
 @pytest.mark.alone
+@pytest.mark.long
 @pytest.mark.parametrize("way", ["push", "simple"])
 def test_consumers_keep_to_a_limit_and_see_no_error(
     way: str, rocketmq_proxy: RocketMQProxy, start_sluice: StartSluice, client_home: Path
@@ -309,6 +315,7 @@ def test_consumers_keep_to_a_limit_and_see_no_error(
 
 
 @pytest.mark.alone
+@pytest.mark.long
 def test_what_consumers_give_back_is_held_to_the_limit_of_their_group(
     rocketmq_proxy: RocketMQProxy, start_sluice: StartSluice, client_home: Path
 ) -> None:

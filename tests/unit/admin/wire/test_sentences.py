@@ -200,8 +200,8 @@ class TestFleet:
     @pytest.mark.parametrize(
         ("when_away", "limit", "all_of_it"),
         [
-            ("last", "this one holds 312/s", "each limit goes on with its last share"),
-            ("equal", "this one holds 125/s", "each limit goes on with an equal share"),
+            ("last", "this one holds 312/s", "each limit uses its last share"),
+            ("equal", "this one holds 125/s", "each limit uses an equal share"),
             ("unlimited", "this member admits everything", "the fleet's limits admit everything"),
             ("refuse", "this one holds 0/s", "the fleet's limits refuse everything"),
         ],
@@ -209,7 +209,7 @@ class TestFleet:
     def test_says_what_happens_without_redis(self, when_away: str, limit: str, all_of_it: str) -> None:
         away = replace(FLEET, when_away=when_away, away_s=12.0, error="connection refused")
         said = sentences.of_fleet(away)
-        assert said.text == f"Redis has not answered for 12.0 s (connection refused); {all_of_it}"
+        assert said.text == f"Redis has been unusable for 12.0 s (connection refused); {all_of_it}"
         assert said.limits[0].text == f"500/s for 4 members; Redis does not answer, and {limit}"
 
     def test_says_that_redis_has_not_answered_yet(self) -> None:
