@@ -140,8 +140,7 @@ class Member:
         self._rounds.append(now_ns)
         active = [] if self._is_local else list(self._active)
         self._gap_ns = ROUND_NS if active else HEARTBEAT_NS
-        batches = [active[start : start + MAX_NAMES] for start in range(0, len(active), MAX_NAMES)] or [[]]
-        self._waiting = [self._call(now_ns, batch, self._reserved) for batch in batches]
+        self._waiting = self._calls(now_ns, active, self._reserved)
         return list(self._waiting)
 
     def leave(self, now_ns: int) -> list[Call]:
@@ -152,22 +151,24 @@ class Member:
             lease.settle()
             lease.held, lease.lent = min(0, lease.held), 0
             lease.put()
-        batches = [leases[start : start + MAX_NAMES] for start in range(0, len(leases), MAX_NAMES)] or [[]]
-        return [self._call(now_ns, batch, -1.0) for batch in batches]
+        return self._calls(now_ns, leases, -1.0)
+
+    def _calls(self, now_ns: int, leases: Sequence[Lease], part: float) -> list[Call]:
+        starts = range(0, len(leases), MAX_NAMES) or (0,)
+        return [self._call(now_ns, leases[start : start + MAX_NAMES], part) for start in starts]
 
     def _call(self, now_ns: int, leases: Sequence[Lease], part: float) -> Call:
         self._number += 1
-        prefix = f"sluice:{{{self.fleet}}}:"
-        call = Call([prefix + "members"], [self.member, self._number, part, self.slot], [])
+        call = Call([key_of(self.fleet, "members")], [self.member, self._number, part, self.slot], [])
         for lease in leases:
             wanted, demand = (0, 0.0) if part < 0 else lease.report(now_ns)
             rule = lease.rule
             age_s = -1 if lease.answered_ns is None else (now_ns - lease.answered_ns) / NS_PER_S
-            call.keys.append(f"{prefix}b:{lease.key}")
+            call.keys.append(key_of(self.fleet, f"b:{lease.key}"))
             rate, capacity = (each / UPERMITS_PER_PERMIT for each in (rule.rate_upermits_per_s, rule.capacity_upermits))
             call.args.extend((rate, capacity, lease.spent, lease.held, wanted, round(demand, 3), round(age_s, 3)))
             call.leases.append((lease, wanted))
-        call.keys.append(edits_key(self.fleet))
+        call.keys.append(key_of(self.fleet, "edits"))
         return call
 
     def take(self, now_ns: int, call: Call, answer: Sequence[Any]) -> None:
@@ -226,9 +227,9 @@ class Member:
         return MemberState(self.member, self.members, self.answered_ns, self.away_since_ns, states)
 
 
-def edits_key(fleet: str) -> str:
-    """Return the key of a fleet's edit log."""
-    return f"sluice:{{{fleet}}}:edits"
+def key_of(fleet: str, name: str) -> str:
+    """Return a fleet's key in Redis. In a Cluster, all keys of a fleet are in one slot."""
+    return f"sluice:{{{fleet}}}:{name}"
 
 
 def members_in(members: Mapping[bytes, bytes]) -> Iterator[tuple[str, int]]:

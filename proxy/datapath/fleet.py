@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import structlog
 import trio
 
-from limiter.fleet.member import Call, Member, WhenAway, edits_key, members_in
+from limiter.fleet.member import Call, Member, WhenAway, key_of, members_in
 from limiter.rules.rule import NS_PER_S
 from proxy.control import FleetError
 from proxy.stats.snapshot import MAX_FLEET_LIMITS, FleetLimit, FleetMember, FleetState
@@ -185,8 +185,7 @@ class Fleet:
         if calls:
             await self._ask(client, calls)
         if self._reader is not None:
-            key = f"sluice:{{{self._config.name}}}:members"
-            self._members = list(members_in(await client.hgetall(key)))
+            self._members = list(members_in(await client.hgetall(key_of(self._config.name, "members"))))
             self._read_ns = self._now_ns()
             self._end_reading()
         while self._errands:
@@ -285,7 +284,9 @@ class Fleet:
 
     async def read_edits(self) -> dict[bytes, bytes]:
         """Return the fields of the edit log. Raises FleetError."""
-        fields: dict[bytes, bytes] = await self._ask_for(lambda client: client.hgetall(edits_key(self._config.name)))
+        fields: dict[bytes, bytes] = await self._ask_for(
+            lambda client: client.hgetall(key_of(self._config.name, "edits"))
+        )
         self.member.edits_version = fields.get(b"", b"")
         return fields
 
@@ -293,7 +294,7 @@ class Fleet:
         """Set and remove fields of the edit log if its version is ``known``. Raises FleetError."""
         pairs = [each for pair in fields.items() for each in pair]
         args: list[str | bytes | int] = [known, len(removed), *removed, *pairs]
-        keys = [edits_key(self._config.name)]
+        keys = [key_of(self._config.name, "edits")]
         return bool(await self._ask_for(lambda client: client.eval(_ADD_EDITS, keys, args)))
 
     async def _ask_for(self, do: "Callable[[_Client], Awaitable[Any]]") -> Any:
