@@ -139,7 +139,7 @@ class FloodedRocketMQProxy(FloodedBroker):
         self._proxy = stack.enter_context(RocketMQProxy(folder / "rocketmq", FloodedRocketMQ.SETTINGS))
         self.address = Endpoint(BROKER_HOST, self._proxy.grpc_port)
         # The Proxy has its port on all addresses.
-        port = free_port(CLIENTS_HOST)
+        port = free_port()
         self.clients = Endpoint(CLIENTS_HOST, port) if behind_sluice else self.address
         self.routes = [Route(f"{CLIENTS_HOST}:{port}", self._proxy.grpc)]
         self.join_in = f"any client of RocketMQ 5, on a topic of its own; endpoints {self.clients}"

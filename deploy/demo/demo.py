@@ -127,7 +127,7 @@ def _admin() -> str:
         try:
             probe.bind(usual)
         except OSError:
-            return f"{usual.host}:{free_port(usual.host)}"
+            return f"{usual.host}:{free_port()}"
     return DEFAULT_ADMIN
 
 

@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         peers = {"HAProxy": (haproxy.address, haproxy.pid)}
         for name, limit in _LIMITS.items():
             (folder / name).mkdir()
-            listen = f"127.0.0.1:{free_port('127.0.0.1')}"
+            listen = f"127.0.0.1:{free_port()}"
             routes = [Route(listen, proxy.grpc)]
             limits = (f"topic:{_TOPIC}={limit}",)
             sluice = Sluice(folder / name, routes, protocol="rocketmq-grpc", limits=limits, covered=False)

@@ -103,7 +103,7 @@ def broker() -> Iterator[EmbeddedBroker]:
 @pytest.fixture
 def deployed(render: Render, broker: EmbeddedBroker, tmp_path: Path) -> Iterator[Deployed]:
     """The sidecar of a pod whose address is 127.0.0.2, with the embedded broker on 127.0.0.1 and the same port."""
-    admin_port = free_port("127.0.0.1")
+    admin_port = free_port()
     port = broker.address.rpartition(":")[2]
     common = ("--set", f"broker.nameServers=a:1,admin.port={admin_port}")
     places = {

@@ -60,7 +60,7 @@ def test_the_health_check_passes_while_it_answers(sidecar: Sluice, run: Run) -> 
 
 
 def test_the_health_check_fails_and_says_why_when_nothing_answers(run: Run) -> None:
-    url = f"http://127.0.0.1:{free_port('127.0.0.1')}"
+    url = f"http://127.0.0.1:{free_port()}"
     command = 'if "$@"; then exit 1; fi'
     shown = run("sh", "-c", command, "-", sys.executable, CONTAINER / "healthcheck.py", env={"SLUICE_URL": url})
     assert shown.startswith(f"{url}/healthz: ")

@@ -55,7 +55,7 @@ def until(sock: socket.socket, word: str) -> list[str]:
 def test_service_manager_passes_sockets_and_gets_status(
     tmp_path: Path, broker: EmbeddedBroker, notified: socket.socket
 ) -> None:
-    route, admin = broker.route(), f"{HOST}:{free_port(HOST)}"
+    route, admin = broker.route(), f"{HOST}:{free_port()}"
     activate = [tool("systemd-socket-activate", "systemd"), "--listen", route.listen, "--listen", admin]
     passed = [f"--setenv={name}" for name in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "PATH")]
     env = {"NOTIFY_SOCKET": notified.getsockname(), "WATCHDOG_USEC": "1500000"}

@@ -248,13 +248,13 @@ def client_home(tmp_path: Path) -> Path:
 @pytest.fixture
 def listen() -> str:
     """``host:port`` that is free for a listener."""
-    return f"127.0.0.1:{free_port('127.0.0.1')}"
+    return f"127.0.0.1:{free_port()}"
 
 
 @pytest.fixture
 def unreachable() -> str:
     """``host:port`` where nothing listens."""
-    return f"127.0.0.1:{free_port('127.0.0.1')}"
+    return f"127.0.0.1:{free_port()}"
 
 
 @pytest.fixture

@@ -54,7 +54,7 @@ spool = true
 
 @pytest.fixture(scope="module")
 def amqp(start_sluice: StartSluice, rabbitmq: RabbitMQ) -> Sluice:
-    listen = f"127.0.0.1:{free_port('127.0.0.1')}"
+    listen = f"127.0.0.1:{free_port()}"
     config = _AMQP.format(listen=listen, broker=rabbitmq.address)
     return start_sluice(routes=(Route(listen, rabbitmq.address),), config=config, covered=False)
 
@@ -283,7 +283,7 @@ def test_oneways_of_a_client_that_leaves_are_stored(
 def test_settled_transfers_of_a_client_that_leaves_are_stored(
     start_sluice: StartSluice, artemis: Artemis, end: str
 ) -> None:
-    route = Route(f"127.0.0.1:{free_port('127.0.0.1')}", artemis.address)
+    route = Route(f"127.0.0.1:{free_port()}", artemis.address)
     sluice = start_sluice(routes=(route,), protocol="amqp10", limits=("queue:ends*=100/s",), covered=False)
     queue, messages = f"ends-{end}", 60
     client = AmqpOneClient(sluice.routes[0].listen, idle_s=1)

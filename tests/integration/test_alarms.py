@@ -70,7 +70,7 @@ def _alarming(start_sluice: StartSluice, disk: SmallDisk, broker: str, protocol:
     settings = f'[spool]\ndir = "{disk.path}/spool"\n\n[alarms]\ndisk_free_bytes = {_MIN_FREE_BYTES}\n'
     kind = "queue" if protocol == "amqp091" else "topic"
     settings += f'[[limits]]\nkind = "{kind}"\nname = "aside"\nrate = 1\naction = "delay"\nspool = true\n'
-    route = Route(f"127.0.0.1:{free_port('127.0.0.1')}", broker)
+    route = Route(f"127.0.0.1:{free_port()}", broker)
     return Alarming(
         start_sluice(
             routes=(route,),

@@ -48,7 +48,7 @@ _numbers = count()
 
 @pytest.fixture(scope="module", params=[pytest.param("python", marks=pytest.mark.long), "compiled"])
 def sluice(request: pytest.FixtureRequest, start_sluice: StartSluice, one_broker: OneBroker) -> Sluice:
-    route = Route(f"127.0.0.1:{free_port('127.0.0.1')}", one_broker.address)
+    route = Route(f"127.0.0.1:{free_port()}", one_broker.address)
     listener = (
         f'[[listeners]]\nlisten = "{route.listen}"\nbroker = "{route.broker}"\nprotocol = "amqp10"\n'
         f'options = {{ scan = "{request.param}" }}\n'

@@ -62,7 +62,7 @@ def broker(one_broker: OneBroker) -> OneBroker:
 
 @pytest.fixture(scope="module")
 def sluice(start_sluice: StartSluice, broker: OneBroker) -> Sluice:
-    route = Route(f"127.0.0.1:{free_port('127.0.0.1')}", broker.address)
+    route = Route(f"127.0.0.1:{free_port()}", broker.address)
     return start_sluice(routes=(route,), protocol="amqp10", config=_LIMITS, covered=False)
 
 
@@ -101,7 +101,7 @@ def test_limited_link_keeps_its_limit_and_the_other_of_its_session_its_speed(
     broker = OneBroker(rabbitmq4)
     limited, free = broker.queue(f"limited-{client}"), broker.queue(f"free-{client}")
     alone = {"publish": free, "seconds": _ALONE_S, "outstanding": 4}
-    route = Route(f"127.0.0.1:{free_port('127.0.0.1')}", broker.address)
+    route = Route(f"127.0.0.1:{free_port()}", broker.address)
     with start_sluice(routes=(route,), protocol="amqp10", config=_LIMITS, covered=False) as sluice:
 
         def run(*links: dict[str, Any]) -> Any:
@@ -270,7 +270,7 @@ def test_consuming_link_keeps_its_limit_and_the_other_its_speed(
 def test_a_thousand_links_share_a_limit(rabbitmq4: RabbitMQ, start_sluice: StartSluice, client_home: Path) -> None:
     broker, seconds, processes, links = OneBroker(rabbitmq4), 40, 5, 200
     address = broker.queue("shared-thousand")
-    route = Route(f"127.0.0.1:{free_port('127.0.0.1')}", broker.address)
+    route = Route(f"127.0.0.1:{free_port()}", broker.address)
     with (
         start_sluice(routes=(route,), protocol="amqp10", config=_LIMITS, covered=False),
         ThreadPoolExecutor(processes) as pool,

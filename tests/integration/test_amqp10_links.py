@@ -61,7 +61,7 @@ def broker(one_broker: OneBroker) -> OneBroker:
 
 @pytest.fixture(scope="module")
 def sluice(start_sluice: StartSluice, broker: OneBroker) -> Sluice:
-    route = Route(f"127.0.0.1:{free_port('127.0.0.1')}", broker.address)
+    route = Route(f"127.0.0.1:{free_port()}", broker.address)
     return start_sluice(routes=(route,), protocol="amqp10", config=_LIMITS)
 
 

@@ -48,7 +48,7 @@ def _outcomes(address: str, only: str = _NAMES) -> dict[str, bool]:
 
 
 def test_suite_of_go_amqp_passes_as_it_does_directly(one_broker: OneBroker, start_sluice: StartSluice) -> None:
-    route = Route(f"127.0.0.1:{free_port('127.0.0.1')}", one_broker.address)
+    route = Route(f"127.0.0.1:{free_port()}", one_broker.address)
     with start_sluice(routes=(route,), protocol="amqp10", config=_LIMIT, covered=False) as sluice:
         direct, through = _outcomes(one_broker.address), _outcomes(route.listen)
         passed = {name for name, good in direct.items() if good}

@@ -69,7 +69,7 @@ _SOME_HELD = 80
 
 @pytest.fixture(scope="module")
 def sluice(start_sluice: StartSluice, rabbitmq: RabbitMQ) -> Sluice:
-    route = Route(f"127.0.0.1:{free_port('127.0.0.1')}", rabbitmq.address)
+    route = Route(f"127.0.0.1:{free_port()}", rabbitmq.address)
     return start_sluice(routes=(route,), protocol="amqp091", config=_LIMITS)
 
 

@@ -32,7 +32,7 @@ burst_s = 1000
 
 @pytest.fixture
 def sluice(start_sluice: StartSluice, rabbitmq4: RabbitMQ) -> Sluice:
-    route = Route(f"127.0.0.1:{free_port('127.0.0.1')}", rabbitmq4.address)
+    route = Route(f"127.0.0.1:{free_port()}", rabbitmq4.address)
     return start_sluice(routes=(route,), protocol="amqp", config=_LIMITS)
 
 

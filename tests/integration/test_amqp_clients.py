@@ -28,7 +28,7 @@ _CLIENTS: dict[str, Callable[[], list[str]]] = {
 
 @pytest.fixture(scope="module")
 def sluice(start_sluice: StartSluice, rabbitmq: RabbitMQ) -> Sluice:
-    route = Route(f"127.0.0.1:{free_port('127.0.0.1')}", rabbitmq.address)
+    route = Route(f"127.0.0.1:{free_port()}", rabbitmq.address)
     return start_sluice(routes=(route,), protocol="amqp091", limits=("queue:limited-*=50/s",))
 
 

@@ -53,7 +53,7 @@ Start = Callable[..., AbstractContextManager[Sluice]]
 def start(start_sluice: StartSluice, rabbitmq: RabbitMQ) -> Start:
     @contextmanager
     def started(more: str = "", *, options: str = "", broker: str = "", **how: Any) -> Iterator[Sluice]:
-        listen = f"127.0.0.1:{free_port('127.0.0.1')}"
+        listen = f"127.0.0.1:{free_port()}"
         config = _config(listen, broker or rabbitmq.address, more, options=options)
         with start_sluice(routes=(Route(listen, broker),), config=config, covered=False, **how) as running:
             yield running

@@ -49,7 +49,7 @@ _CONSUMED_MEANWHILE, _PREFETCH = 10_000, 10
 @pytest.fixture
 def sluice(start_sluice: StartSluice, rabbitmq: RabbitMQ) -> Sluice:
     """One for each test, so that its memory is that of the test."""
-    route = Route(f"127.0.0.1:{free_port('127.0.0.1')}", rabbitmq.address)
+    route = Route(f"127.0.0.1:{free_port()}", rabbitmq.address)
     return start_sluice(routes=(route,), protocol="amqp091", config=_LIMITS, covered=False)
 
 

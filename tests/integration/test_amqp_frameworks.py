@@ -48,7 +48,7 @@ burst_s = 0.1
 
 @pytest.fixture(scope="module")
 def sluice(start_sluice: StartSluice, rabbitmq: RabbitMQ) -> Sluice:
-    route = Route(f"127.0.0.1:{free_port('127.0.0.1')}", rabbitmq.address)
+    route = Route(f"127.0.0.1:{free_port()}", rabbitmq.address)
     return start_sluice(routes=(route,), config=_CONFIG.format(**route._asdict()))
 
 

@@ -62,7 +62,7 @@ _FIRST, _, _LAST = os.environ.get("TESTED_AMQP_SEEDS", "0-299").partition("-")
 @pytest.fixture(scope="module")
 def sluice(start_sluice: StartSluice, rabbitmq: RabbitMQ) -> Sluice:
     scans = ("auto", "python")
-    routes = [Route(f"127.0.0.1:{free_port('127.0.0.1')}", rabbitmq.address) for _ in scans]
+    routes = [Route(f"127.0.0.1:{free_port()}", rabbitmq.address) for _ in scans]
     listeners = [_LISTENER.format(**route._asdict(), scan=scan) for route, scan in zip(routes, scans, strict=True)]
     limits = [_LIMIT.format(kind=kind, name=name, more=more) for kind, name, more in _LIMITS]
     return start_sluice(routes=tuple(routes), config="".join((*listeners, *limits)))

@@ -45,7 +45,7 @@ def rabbitmq(start_rabbitmq: StartRabbitMQ) -> Iterator[RabbitMQ]:
 
 @pytest.fixture
 def sluice(start_sluice: StartSluice, rabbitmq: RabbitMQ) -> Iterator[Sluice]:
-    route = Route(f"127.0.0.1:{free_port('127.0.0.1')}", rabbitmq.address)
+    route = Route(f"127.0.0.1:{free_port()}", rabbitmq.address)
     with start_sluice(routes=(route,), protocol="amqp091", config=_LIMITS, arguments=("--grace-s", "2")) as running:
         yield running
 

@@ -29,7 +29,7 @@ def _memory_bytes(sluice: Sluice, what: str) -> int:
 
 
 def _route(broker: str) -> Route:
-    return Route(f"127.0.0.1:{free_port('127.0.0.1')}", broker)
+    return Route(f"127.0.0.1:{free_port()}", broker)
 
 
 def test_a_million_made_up_routing_keys_take_bounded_memory_and_a_real_limit_holds(

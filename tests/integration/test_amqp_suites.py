@@ -127,7 +127,7 @@ def test_suite_of_a_client_passes_as_it_does_directly(
     name: str, rabbitmq: RabbitMQ, start_sluice: StartSluice, tmp_path: Path
 ) -> None:
     run, at_least = _RUN[name]
-    route = Route(f"127.0.0.1:{free_port('127.0.0.1')}", rabbitmq.address)
+    route = Route(f"127.0.0.1:{free_port()}", rabbitmq.address)
     with start_sluice(routes=(route,), protocol="amqp091", covered=False) as sluice:
         direct, through = run(rabbitmq.address, tmp_path), run(route.listen, tmp_path)
         passed = {test for test, outcome in direct.items() if outcome == "passed"}

@@ -124,7 +124,7 @@ def test_amqp_clients_come_back_as_without_sluice(
     start_rabbitmq: StartRabbitMQ, start_sluice: StartSluice, client_home: Path
 ) -> None:
     with start_rabbitmq() as rabbitmq:
-        route = Route(f"{_HOST}:{free_port(_HOST)}", rabbitmq.address)
+        route = Route(f"{_HOST}:{free_port()}", rabbitmq.address)
         sluice = start_sluice(routes=(route,), protocol="amqp091", limits=("queue:*=unlimited",))
         pika, pipelined = (
             (command(route.listen, "behind"), command(rabbitmq.address, "alone"))

@@ -33,7 +33,7 @@ def test_broken_configuration_is_one_line_that_names_file_and_place(tmp_path: Pa
 def test_occupied_port_is_one_line_that_names_it(tmp_path: Path, unreachable: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         addresses = {
-            "--admin": f"127.0.0.1:{free_port('127.0.0.1')}",
+            "--admin": f"127.0.0.1:{free_port()}",
             "--broker": unreachable,
             "--listen": f"127.0.0.1:{taken.getsockname()[1]}",
         }

@@ -116,7 +116,7 @@ def rabbitmq(start_rabbitmq: StartRabbitMQ) -> RabbitMQ:
 
 @pytest.fixture(scope="module")
 def sluice(start_sluice: StartSluice, rabbitmq: RabbitMQ) -> Sluice:
-    route = Route(f"127.0.0.1:{free_port('127.0.0.1')}", rabbitmq.address)
+    route = Route(f"127.0.0.1:{free_port()}", rabbitmq.address)
     return start_sluice(routes=(route,), protocol="amqp091", config=_CONFIG)
 
 

@@ -52,7 +52,7 @@ class Stage:
 
     def __init__(self, rabbitmq: RabbitMQ, start: Callable[[str], Sluice], folder: Path, chance: random.Random) -> None:
         self._rabbitmq, self._start, self._folder, self._chance = rabbitmq, start, folder, chance
-        self._listen = f"127.0.0.1:{free_port('127.0.0.1')}"
+        self._listen = f"127.0.0.1:{free_port()}"
         self._started = 0
         self.sluices: list[Sluice] = []
         self.after_consume = 0.0

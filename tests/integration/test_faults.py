@@ -93,7 +93,7 @@ class _Stage:
 
 def _sluice(start: StartSluice, toxiproxy: Toxiproxy, front: str, broker: str, **how: Any) -> Sluice:
     """Start Sluice between two relays; clients are to come to ``front``."""
-    route, behind = (f"{_HOST}:{free_port(_HOST)}" for _ in range(2))
+    route, behind = (f"{_HOST}:{free_port()}" for _ in range(2))
     toxiproxy.relay("sluice-broker", behind, broker)
     sluice = start(routes=(Route(route, behind),), **how)
     toxiproxy.relay("client-sluice", front, route)
@@ -121,7 +121,7 @@ def stage(
             how = {"config": _CONFIG.format(kind="topic")}
         else:
             rabbitmq = running.enter_context(start_rabbitmq())
-            front, back = f"{_HOST}:{free_port(_HOST)}", rabbitmq.address
+            front, back = f"{_HOST}:{free_port()}", rabbitmq.address
             clients = {
                 "pika": amqp_python("pika_ledger.py", *front.split(":"), "ledger-pika"),
                 "pipelined": [sys.executable, str(_CHILD), front, "ledger-pipelined"],

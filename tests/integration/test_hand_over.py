@@ -329,7 +329,7 @@ max_delay_s = 60.0
 spool = true
 """
     queues = ("plain", "spooled")
-    route = Route(f"127.0.0.1:{free_port('127.0.0.1')}", rabbitmq.address)
+    route = Route(f"127.0.0.1:{free_port()}", rabbitmq.address)
     with rabbitmq.connect() as client:
         channel = client.open_channel()
         for queue in queues:

@@ -33,7 +33,7 @@ def sluice(request: pytest.FixtureRequest, start_sluice: StartSluice, rabbitmq: 
         [[listeners]]
         name = "{name}"
         protocol = "amqp091"
-        listen = "{listen}:{free_port(listen.strip("[]"))}"
+        listen = "{listen}:{free_port()}"
         broker = "{rabbitmq.address}"
         proxy_protocol_from = {trusted}
         send_proxy_protocol = "{request.param}"

@@ -46,7 +46,7 @@ def _topic(proxy: RocketMQProxy, prefix: str, message_type: str = "NORMAL") -> s
 
 
 def _before(proxy: RocketMQProxy, start_sluice: StartSluice, *limits: str, config: str = "") -> Sluice:
-    listen = f"{HOST}:{free_port(HOST)}"
+    listen = f"{HOST}:{free_port()}"
     if config:
         config += f'\n[[listeners]]\nlisten = "{listen}"\nbroker = "{proxy.grpc}"\nprotocol = "rocketmq-grpc"\n'
     return start_sluice(routes=(Route(listen, proxy.grpc),), protocol="rocketmq-grpc", limits=limits, config=config)
@@ -226,7 +226,7 @@ def test_tls_ends_here(
     monkeypatch.setenv("GRPC_DEFAULT_SSL_ROOTS_FILE_PATH", certificates.path("ca.pem"))
     config = (
         '[[limits]]\nkind = "topic"\nname = "limited-*"\nrate = 1\n[[listeners]]\n'
-        f'listen = "{HOST}:{free_port(HOST)}"\nbroker = "{rocketmq_proxy.grpc}"\nprotocol = "rocketmq-grpc"\n'
+        f'listen = "{HOST}:{free_port()}"\nbroker = "{rocketmq_proxy.grpc}"\nprotocol = "rocketmq-grpc"\n'
         f'tls = "require"\ntls_certificate_file = "{certificates.path("sluice.pem")}"\n'
         f'tls_key_file = "{certificates.path("sluice.key")}"\n'
     )
@@ -250,7 +250,7 @@ def test_tls_ends_here(
 def test_both_protocols_of_one_process_share_a_total(
     rocketmq_proxy: RocketMQProxy, start_sluice: StartSluice, client_home: Path
 ) -> None:
-    remoting = f"{HOST}:{free_port(HOST)}"
+    remoting = f"{HOST}:{free_port()}"
     config = f"""
 [[limits]]
 kind = "topic"

@@ -96,7 +96,7 @@ _numbers = count(1)
 
 @pytest.fixture(scope="module")
 def sidecar(rocketmq_proxy: RocketMQProxy, start_sluice: StartSluice) -> Sluice:
-    listen = f"127.0.0.1:{free_port('127.0.0.1')}"
+    listen = f"127.0.0.1:{free_port()}"
     return start_sluice(
         routes=(Route(listen, rocketmq_proxy.grpc),), protocol="rocketmq-grpc", limits=("topic:elsewhere=1/s",)
     )

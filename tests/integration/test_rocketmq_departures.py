@@ -52,7 +52,7 @@ def _members(broker: RemotingClient, group: str) -> list[str]:
 @pytest.mark.long
 def test_member_that_has_left_is_no_member_any_more(rocketmq: RocketMQ, start_sluice: StartSluice) -> None:
     topic, group = "departing", "departing-group"
-    route = Route(f"127.0.0.1:{free_port('127.0.0.1')}", f"{rocketmq.host}:{rocketmq.port}")
+    route = Route(f"127.0.0.1:{free_port()}", f"{rocketmq.host}:{rocketmq.port}")
     sluice = start_sluice(routes=(route,), config=_LIMITS, covered=False)
     with RemotingClient(rocketmq.host, rocketmq.port) as broker, FrameClient(route.listen) as stays:
         broker.create_topic(topic, queues=1)

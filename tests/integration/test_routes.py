@@ -95,8 +95,8 @@ class _Routed:
 
     def __init__(self, rocketmq: RocketMQ, start_sluice: StartSluice) -> None:
         self.rocketmq = rocketmq
-        port = free_port(_SLUICE_HOST, offsets=(0, VIP_OFFSET))
-        self.namesrv = f"{_SLUICE_HOST}:{free_port(_SLUICE_HOST)}"
+        port = free_port(offsets=(0, VIP_OFFSET))
+        self.namesrv = f"{_SLUICE_HOST}:{free_port()}"
         registered, told = f"{rocketmq.advertised_host}:{rocketmq.port}", f"{_SLUICE_HOST}:{port}"
         config = "".join(
             f'[[listeners]]\nname = "{name}"\nlisten = "{_SLUICE_HOST}:{port + offset}"\n'
@@ -161,8 +161,8 @@ def test_all_connections_of_a_broker_are_those_of_the_sidecar_that_fronts_it(
     start_rocketmq: StartRocketMQ, start_sluice: StartSluice, client_home: Path
 ) -> None:
     rocketmq = start_rocketmq(advertised_host="127.0.0.1")
-    port = free_port(_SLUICE_HOST, "127.0.0.1", offsets=(0, VIP_OFFSET))
-    namesrv_port = free_port(_SLUICE_HOST, "127.0.0.1")
+    port = free_port(offsets=(0, VIP_OFFSET))
+    namesrv_port = free_port()
     config = "".join(
         f'[[listeners]]\nname = "{name}"\nlisten = "0.0.0.0:{listen}"\nbroker = "{broker}"\nprotocol = "{protocol}"\n'
         for name, listen, broker, protocol in (

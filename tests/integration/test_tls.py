@@ -52,7 +52,7 @@ class TlsRabbitMQ:
 
 @pytest.fixture(scope="module")
 def rabbitmq(start_rabbitmq: StartRabbitMQ, certificates: Certificates) -> TlsRabbitMQ:
-    address = f"{HOST}:{free_port(HOST)}"
+    address = f"{HOST}:{free_port()}"
     settings = {
         "listeners.ssl.1": address,
         "ssl_options.cacertfile": certificates.path("ca.pem"),
@@ -66,7 +66,7 @@ def _listener(certificates: Certificates, name: str, broker: str, *more: str, li
     lines = (
         "[[listeners]]",
         f'name = "{name}"',
-        f'listen = "{listen or f"{HOST}:{free_port(HOST)}"}"',
+        f'listen = "{listen or f"{HOST}:{free_port()}"}"',
         f'broker = "{broker}"',
         f'tls_certificate_file = "{certificates.path("sluice.pem")}"',
         f'tls_key_file = "{certificates.path("sluice.key")}"',
@@ -207,7 +207,7 @@ def test_certificate_is_replaced_under_load_and_no_connection_breaks(
             shutil.copy(certificates.path(f"{name}.{kind}"), file)
 
     show("sluice")
-    address = f"{HOST}:{free_port(HOST)}"
+    address = f"{HOST}:{free_port()}"
     config = f"""
         [[listeners]]
         name = "main"

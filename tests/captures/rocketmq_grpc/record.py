@@ -45,7 +45,7 @@ def _record(home: Path, proxy: RocketMQProxy, source: str, *arguments: str) -> N
     name, language = home.name, home.name.partition("-")[0]
     (home / "sluice").mkdir(parents=True)
     with Recorder(proxy.grpc) as recorder:
-        route = Route(f"127.0.0.1:{free_port('127.0.0.1')}", recorder.address)
+        route = Route(f"127.0.0.1:{free_port()}", recorder.address)
         limits = ("topic:*=unlimited",)
         with Sluice(home / "sluice", [route], protocol="rocketmq-grpc", limits=limits):
             run_client(

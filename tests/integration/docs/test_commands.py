@@ -96,14 +96,14 @@ class Reader:
         return re.sub(r"^curl ", "curl --fail-with-body ", line)
 
     def _address(self, text: str, *, broker: bool) -> str:
-        return self._broker if broker else self._addresses.setdefault(text, f"127.0.0.1:{free_port('127.0.0.1')}")
+        return self._broker if broker else self._addresses.setdefault(text, f"127.0.0.1:{free_port()}")
 
     def _etag(self) -> str:
         with urllib.request.urlopen(f"http://{self._sluice.admin}/api/v1/limits/topic/orders") as answer:
             return str(answer.headers["ETag"])
 
     def _listeners(self) -> str:
-        return f"SLUICE_LISTEN=127.0.0.1:{free_port('127.0.0.1')} SLUICE_BROKER={self._broker} "
+        return f"SLUICE_LISTEN=127.0.0.1:{free_port()} SLUICE_BROKER={self._broker} "
 
     def _done(self, line: str) -> str:
         done = subprocess.run(

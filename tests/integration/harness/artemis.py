@@ -18,7 +18,7 @@ class Artemis:
 
     def __init__(self, home: Path, *, acceptor: str = "") -> None:
         home.mkdir(parents=True)
-        port = free_port(_HOST)
+        port = free_port()
         self.address = f"{_HOST}:{port}"
         classes = f"{compiled_java(ARTEMIS, artemis_classpath())}:{artemis_classpath()}"
         command = [program("java"), *_OPTIONS, "-cp", classes, "EmbeddedArtemis", str(port), *filter(None, [acceptor])]

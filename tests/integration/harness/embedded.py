@@ -28,7 +28,7 @@ class EmbeddedBroker:
 
     def route(self) -> Route:
         """Return a way to it from a free port, for a sidecar."""
-        return Route(f"127.0.0.1:{free_port('127.0.0.1')}", self.address)
+        return Route(f"127.0.0.1:{free_port()}", self.address)
 
     def stored(self, topic: str) -> int:
         """Return how many messages a topic has been given so far."""

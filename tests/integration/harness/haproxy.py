@@ -19,7 +19,7 @@ class HAProxy:
 
     def __init__(self, directory: Path, server: str, *options: str, host: str = _HOST, port: int = 0) -> None:
         directory.mkdir(parents=True)
-        port = port or free_port(host)
+        port = port or free_port()
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         config = directory / "haproxy.cfg"
         config.write_text(

@@ -17,15 +17,15 @@ _candidates: Iterator[int] = itertools.cycle((*_EVERY[_start:], *_EVERY[:_start]
 _kept: list[ExitStack] = []
 
 
-def free_port(*hosts: str, offsets: Iterable[int] = (0,)) -> int:
-    """Return a port that is free on every host, together with its neighbours at ``offsets``."""
+def free_port(*, offsets: Iterable[int] = (0,)) -> int:
+    """Return a port that is free on every address of this machine, together with its neighbours at ``offsets``."""
     wanted = tuple(offsets)
     reason: OSError | None = None
     for port in itertools.islice(_candidates, len(_EVERY)):
         with ExitStack() as keeping:
             try:
-                for host, offset in itertools.product(set(hosts) or {"127.0.0.1"}, wanted):
-                    _keep(keeping, host, port + offset)
+                for offset in wanted:
+                    _keep(keeping, port + offset)
             except OSError as error:
                 reason = error
                 continue
@@ -34,8 +34,11 @@ def free_port(*hosts: str, offsets: Iterable[int] = (0,)) -> int:
     raise RuntimeError(f"no free port was found for the integration tests: {reason}")
 
 
-def _keep(keeping: ExitStack, host: str, port: int) -> None:
-    sock = keeping.enter_context(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET))
+def _keep(keeping: ExitStack, port: int) -> None:
+    # The wildcard address: a program that listens there needs the port to be free on every other one as well.
+    sock = keeping.enter_context(socket.socket(socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET))
+    if sock.family == socket.AF_INET6:
+        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
     # Without SO_REUSEADDR this fails if anybody else has the port, listening or not; with it, listening is possible.
-    sock.bind((host, port))
+    sock.bind(("", port))
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

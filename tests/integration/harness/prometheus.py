@@ -29,7 +29,7 @@ class Prometheus:
         file = directory / "prometheus.yml"
         file.write_text(config, encoding="utf-8")
         subprocess.run([program("promtool"), "check", "config", str(file)], check=True, capture_output=True)
-        self.address = f"127.0.0.1:{free_port('127.0.0.1')}"
+        self.address = f"127.0.0.1:{free_port()}"
         command = [
             program("prometheus"),
             f"--config.file={file}",

@@ -50,7 +50,7 @@ class RabbitMQ:
         server, self._ctl_program = (rabbitmq_program(name, root) for name in ("rabbitmq-server", "rabbitmqctl"))
         names = "epmd" if root else program("epmd")
         self.host = _HOST
-        self.port = free_port(_HOST, offsets=(0, _DISTRIBUTION, _NAMES, _CTL))
+        self.port = free_port(offsets=(0, _DISTRIBUTION, _NAMES, _CTL))
         self.address = f"{_HOST}:{self.port}"
         self._home = home
         self._root = root

@@ -17,7 +17,7 @@ class Recorder:
         host, _, port = upstream.rpartition(":")
         self._upstream = host, int(port)
         self.connections: list[list[tuple[bool, bytes]]] = []
-        own = free_port(_HOST)
+        own = free_port()
         self.address = f"{_HOST}:{own}"
         self._listener = socket.create_server((_HOST, own))
         self._threads: list[threading.Thread] = []

@@ -89,9 +89,9 @@ class RocketMQ:
     ) -> None:
         self.host = BROKER_HOST
         self.advertised_host = advertised_host
-        self.namesrvs = [f"{BROKER_HOST}:{free_port(BROKER_HOST)}" for _ in range(name_servers)]
+        self.namesrvs = [f"{BROKER_HOST}:{free_port()}" for _ in range(name_servers)]
         self.namesrv = self.namesrvs[0]
-        self.port = free_port(BROKER_HOST, advertised_host, offsets=(0, VIP_OFFSET, HA_OFFSET))
+        self.port = free_port(offsets=(0, VIP_OFFSET, HA_OFFSET))
         self.vip_port = self.port + VIP_OFFSET
         self._stack = contextlib.ExitStack()
         (home / "conf").mkdir(parents=True)

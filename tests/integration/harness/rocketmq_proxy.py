@@ -24,7 +24,7 @@ class RocketMQProxy(RocketMQ):
     ready = "rocketmq-proxy startup successfully"
 
     def __init__(self, home: Path, settings: Mapping[str, str] = _SETTINGS) -> None:
-        self.grpc_port = free_port(BROKER_HOST)
+        self.grpc_port = free_port()
         self.grpc = f"{BROKER_HOST}:{self.grpc_port}"
         super().__init__(home, advertised_host=BROKER_HOST, settings=settings)
 
@@ -42,7 +42,7 @@ class RocketMQProxy(RocketMQ):
             "rocketMQClusterName": "DefaultCluster",
             "namesrvAddr": self.namesrv,
             "grpcServerPort": self.grpc_port,
-            "remotingListenPort": free_port(BROKER_HOST),
+            "remotingListenPort": free_port(),
             "tlsTestModeEnable": True,
         }
         file = home / "conf" / "rmq-proxy.json"

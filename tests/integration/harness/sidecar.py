@@ -93,7 +93,7 @@ class Sluice:
         covered: bool = True,
     ) -> None:
         self.routes = tuple(routes)
-        self.admin = admin or f"{_HOST}:{free_port(_HOST)}"
+        self.admin = admin or f"{_HOST}:{free_port()}"
         command = sluice_command("run", "--admin", self.admin, covered=covered)
         if config:
             file = directory / "sluice.toml"

@@ -26,7 +26,7 @@ class Toxiproxy:
 
     def __init__(self, folder: Path) -> None:
         server = required(PARTS / "toxiproxy" / "server", "make parts")
-        self._api = f"{_HOST}:{free_port(_HOST)}"
+        self._api = f"{_HOST}:{free_port()}"
         host, _, port = self._api.rpartition(":")
         command = [str(server), "-host", host, "-port", port]
         self._process = ManagedProcess("toxiproxy", command, log=folder / "toxiproxy.log")

@@ -342,7 +342,7 @@ def test_starts_without_a_token_on_a_public_address_only_if_allowed(
     start_sluice: StartSluice, listen: str, unreachable: str
 ) -> None:
     config = "[admin]\nallow_anyone = true\n"
-    admin = f"0.0.0.0:{free_port('0.0.0.0')}"
+    admin = f"0.0.0.0:{free_port()}"
     with start_sluice(routes=(Route(listen, unreachable),), config=config, admin=admin, ready=False) as running:
         running.process.wait_for_line("anyone who reaches it can change limits", timeout_s=_TIMEOUT_S)
 
@@ -356,7 +356,7 @@ def test_token_is_not_sent_to_a_server_without_tls(
     issued.cert_chain_pems[0].write_to_path(tmp_path / "admin.pem")
     trusting = ssl.create_default_context()
     authority.configure_trust(trusting)
-    admin = f"127.0.0.1:{free_port('127.0.0.1')}"
+    admin = f"127.0.0.1:{free_port()}"
     command = ["run", "--listen", listen, "--broker", unreachable, "--protocol", "rocketmq", "--admin", admin]
     secrets = {
         "SLUICE_ADMIN_TOKEN": WRITE,

@@ -107,7 +107,7 @@ def test_a_damaged_file_is_quarantined_and_the_configured_limits_apply(start: St
 def test_a_second_process_on_the_same_directory_says_so_and_does_not_start(start: Start, tmp_path: Path) -> None:
     with start():
         second = run_sluice(
-            *("run", "--listen", f"127.0.0.1:{free_port('127.0.0.1')}", "--broker", "127.0.0.1:1", "--admin", "off"),
+            *("run", "--listen", f"127.0.0.1:{free_port()}", "--broker", "127.0.0.1:1", "--admin", "off"),
             *("--state-dir", str(tmp_path / "state")),
             cwd=tmp_path,
         )
