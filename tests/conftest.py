@@ -25,9 +25,11 @@ settings.register_profile(
 )
 settings.load_profile("sluice")
 
-# Below nohup a hangup is ignored, and what is started there would ignore it, too: what is tested begins as by hand.
+# nohup ignores SIGHUP, and a shell's background jobs ignore SIGINT. The programs under test would inherit that.
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _FUZZ = Path(__file__).with_name("fuzz")
 

@@ -79,7 +79,7 @@ class Controller:
         self._waits_s = deque([0.0] * 10, maxlen=10)  # per step
         self._steps_over = 0
 
-    def step(self, now_ns: int, seen: BrokerSeen, passed: int, is_holding: bool) -> float | None:  # noqa: ARG002, FBT001
+    def step(self, now_ns: int, seen: BrokerSeen, is_holding: bool) -> float | None:  # noqa: FBT001
         """Take one step, about ``STEP_NS`` after the last one.
 
         Returns:

@@ -106,7 +106,7 @@ class Adapting:
         if followed.bounds != bounds:
             followed.bounds, followed.controller = bounds, Controller(*bounds, now_ns)
         before = limiter.limit_per_s
-        limit = followed.controller.step(now_ns, seen, passed, is_holding)
+        limit = followed.controller.step(now_ns, seen, is_holding)
         answerable = seen.answers + seen.unanswered - followed.unanswered
         followed.unanswered = seen.unanswered
         limiter.follow(now_ns, limit, max(0, min(answerable, seen.answers + passed)))

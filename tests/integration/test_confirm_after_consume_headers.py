@@ -181,12 +181,12 @@ def test_each_header_is_delivered_byte_for_byte(
 def test_it_is_confirmed_after_it_was_consumed_by_shape(
     rabbitmq: RabbitMQ, sluice: Sluice, declare: Callable[..., str]
 ) -> None:
-    """Which are, told from when the confirm comes."""
-    queue = declare("one-by-one")
+    """Each shape has a queue of its own: Sluice stops marking on one where the broker confirms as fast."""
     with AmqpClient(sluice.routes[0].listen) as client:
         consuming = client.open_channel()
-        client.call(consuming, "basic.consume", queue=queue)
         for shape in _SHAPES:
+            queue = declare(f"one-by-one-{shape.name}")
+            client.call(consuming, "basic.consume", queue=queue)
             before, outstanding = _after_consume(sluice), []
             for _ in range(2):
                 channel = client.open_channel(confirms=True)
