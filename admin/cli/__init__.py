@@ -1,7 +1,4 @@
-"""The command line: the console script ``sluice``.
-
-Every error is a line on stderr that begins with ``sluice:``. ``_EPILOGUE`` explains the exit codes.
-"""
+"""The command line: the console script ``sluice``. Every error is a line on stderr that begins with ``sluice:``."""
 
 import errno
 import os
@@ -62,7 +59,7 @@ app.command(report.app)
 app.command(running.demo, help_epilogue=running.DEMO_EPILOGUE)
 
 _WORDS: Final = {"...": "…", ">= ": "at least ", "into float": "into a number", "into int": "into a whole number"}
-"""Replacements for cyclopts' words."""
+"""Replaces cyclopts' words."""
 _COMPLETION_EPILOGUE: Final = (
     "bash: sluice completion bash > ~/.local/share/bash-completion/completions/sluice\n\n"
     "zsh: sluice completion zsh > ~/.zfunc/_sluice, with ~/.zfunc in fpath\n\n"
@@ -81,7 +78,7 @@ def main(tokens: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. ``tokens``: by default the process's arguments."""
     try:
         result = app(sys.argv[1:] if tokens is None else tokens, result_action="return_value")
-        # At interpreter shutdown, a write error could not be reported in words.
+        # A write error at interpreter shutdown could not be reported in words.
         sys.stdout.flush()
     except CycloptsError as error:
         return _print_error([_usage(error)], 2)
@@ -93,7 +90,7 @@ def main(tokens: Sequence[str] | None = None) -> int:
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:
-    """Unwrap the groups that nurseries put around errors."""
+    """Unwrap the groups of nurseries."""
     if isinstance(error, BaseExceptionGroup):
         for inner in error.exceptions:
             yield from _leaves(inner)
@@ -107,7 +104,6 @@ def _failed(errors: Sequence[BaseException]) -> int:
         return _print_error([line for each in known for line in each.lines], known[0].exit_code)
     for each in errors:
         if isinstance(each, BrokenPipeError):
-            # The reader of the output has left.
             _discard_output()
             return 0
         if isinstance(each, OSError) and each.errno == errno.ENOSPC:
@@ -117,12 +113,12 @@ def _failed(errors: Sequence[BaseException]) -> int:
 
 
 def _discard_output() -> None:
-    """Keep Python from writing the rest at shutdown."""
+    """Python would write the rest at shutdown."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _print_error(lines: Sequence[str], exit_code: int) -> int:
-    # If nothing reads stderr, the exit code must do.
+    # Without a reader of stderr, the exit code must do.
     with suppress(OSError):
         for line in lines:
             text = "\n".join(map(printable, line.split("\n")))
@@ -144,7 +140,7 @@ def _usage(error: CycloptsError) -> str:
             option = token.partition("=")[0]
             message = f"{option} belongs after the command, as in `{command} COMMAND {option}`"
         case MissingArgumentError(argument=Argument() as argument):
-            message = f"{argument.name}: nothing given"
+            message = f"{argument.name}: the value is missing"
         case _:
             # cyclopts writes sentences.
             message = re.sub(r"\. ([A-Z])", lambda match: f"; {match[1].lower()}", " ".join(str(error).split()))

@@ -48,21 +48,20 @@ app = App(
 )
 
 _NAMES: Final = 1000
-"""How many names are searched for a similar one, the busiest first."""
+"""The busiest names are searched."""
 _NEAR: Final = 0.8
-"""Minimum ``difflib`` ratio: one letter missing, or two swapped, in a word of six."""
+"""``difflib`` ratio: one letter missing, or two swapped, in a word of six."""
 
 Kind = Annotated[KindWord, Parameter(help=f"{KINDS}; total")]
 Name = Annotated[str, Parameter(help=f"name or pattern{SPELLINGS}; * is the default of the kind")]
 IfMatch = Annotated[str, Parameter(help="only if the limit still has this ETag; see `limits get`", metavar="ETAG")]
-Shared = Annotated[bool, Parameter(help="one limit for all matching names together, as shared = true in a file")]
+Shared = Annotated[bool, Parameter(help="one limit for all matching names together (shared = true)")]
 
 
 class _Given:
     """A limit's fields except its rate, as in ``[[limits]]``."""
 
     def given(self) -> dict[str, Any]:
-        """Return the fields that were given."""
         return {
             each.key: [word.strip() for word in value.split(",")] if each.is_list else value
             for each in _FLAGS
@@ -172,8 +171,8 @@ def _entry(entry: dict[str, Any]) -> Iterator[str]:
 @app.command(
     usage="Usage: sluice limits explain KIND NAME [OPTIONS]",
     help_epilogue=(
-        "It lists the limits of such a request in the order in which Sluice asks them: the rule and why it applies, "
-        "what happens above the limit, the state of the bucket, and how much was used recently.\n\n" + ASKING
+        "Lists the limits of such a request in the order of the checks: the rule and why it applies, the action above "
+        "the limit, the state of the bucket, and recent use.\n\n" + ASKING
     ),
 )
 def explain(
@@ -184,10 +183,12 @@ def explain(
     client: Annotated[str, Parameter(help="IP address of the client", metavar="ADDRESS")] = "",
     producer_group: Annotated[str, Parameter(help="producer group of the request", metavar="GROUP")] = "",
     certificate: Annotated[str, Parameter(help="name in the client's TLS certificate", metavar="NAME")] = "",
-    user: Annotated[str, Parameter(help="user that the client has logged in as", metavar="NAME")] = "",
-    vhost: Annotated[str, Parameter(help="virtual host that the client works in", metavar="NAME")] = "",
+    user: Annotated[str, Parameter(help="user name of the client's login", metavar="NAME")] = "",
+    vhost: Annotated[str, Parameter(help="virtual host of the client's connection", metavar="NAME")] = "",
     listener: Annotated[str, Parameter(help="listener of the request, or its scope", metavar="NAME")] = "",
-    at: Annotated[str, Parameter(help="use the rules of this time, e.g. 2026-11-21T23:00+01:00", metavar="TIME")] = "",
+    at: Annotated[
+        str, Parameter(help="evaluate the rules at this time, e.g. 2026-11-21T23:00+01:00", metavar="TIME")
+    ] = "",
     config: Annotated[
         FileName | None, Parameter(help="read this TOML file instead of asking a sidecar", metavar="FILE")
     ] = None,
@@ -212,7 +213,7 @@ def explain(
             )
         )
     if given := [flag for flag, value in (("--admin", ask.admin), ("--profile", ask.profile)) if value is not None]:
-        raise SettingsError(f"{given[0]} and --config: give one of them; only one can be asked")
+        raise SettingsError(f"{given[0]} and --config: give only one of them")
     from admin.client.explain import explain_file  # noqa: PLC0415 - the data path takes its time
 
     explanation = explain_file(str(config), question)
@@ -257,8 +258,8 @@ def _diff(api: "Api") -> str:
     rows = [
         (*words, edit["by"], moment(edit["at"]), moment(edit["expires_at"]), edit["reason"]) for *words, edit in found
     ]
-    columns = ("kind", "name", "configured", "in force", "by", "since", "until", "reason")
-    return "\n".join(Rows(columns, rows).used().lines()) if rows else "All is as configured."
+    columns = ("kind", "name", "configured", "active", "by", "since", "until", "reason")
+    return "\n".join(Rows(columns, rows).used().lines()) if rows else "Nothing differs from the configuration."
 
 
 @app.command(help_epilogue="`sluice check` and `limits apply` accept its output.\n\n" + ASKING)
@@ -270,7 +271,7 @@ def export(
     edits_only: Annotated[bool, Parameter(help="only live edits")] = False,
     ask: TargetFlags = ASK,
 ) -> int:
-    """Print the limits in force as a configuration file."""
+    """Print the active limits as a configuration file."""
 
     def exported(api: "Api") -> str:
         text = str(api.get("export", edits_only=edits_only).read(dict[str, Any])["text"])
@@ -288,10 +289,9 @@ def export(
     usage="Usage: sluice limits set KIND NAME [RATE] [OPTIONS]",
     help_epilogue=(
         "The change applies to the next request, survives restarts, and overrides the configuration until it is unset."
-        " Fields that are not given keep their values, and so does the time at which an edit expires. A name without"
-        " a limit of its own starts from the rule in force for it. With --replace, fields that are not given get their"
-        " defaults. With --fleet, all members of the fleet get the limit that this one has then, within two seconds; if"
-        " Redis cannot be reached, none does.\n\n" + ASKING
+        " Omitted fields and the expiry of an edit keep their values. A name without its own limit starts from the rule"
+        " that applies to it. With --replace, omitted fields get their defaults. With --fleet, all members of the fleet"
+        " get the limit that this one has then, within two seconds; if Redis cannot be reached, none does.\n\n" + ASKING
     ),
 )
 def set_(
@@ -304,14 +304,14 @@ def set_(
     shared: Shared = False,
     ttl: Annotated[str | None, Parameter(help="expires after 90s, 15m, 2h, 1d; or never", metavar="TIME")] = None,
     without: Annotated[str, Parameter(help="fields to remove: bytes_per_s,…", metavar="FIELDS")] = "",
-    replace: Annotated[bool, Parameter(help="replace the whole limit; keep nothing")] = False,
+    replace: Annotated[bool, Parameter(help="replace the whole limit")] = False,
     if_match: IfMatch = "",
     write: Write = WRITE,
     ask: TargetFlags = ASK,
 ) -> int:
     """Change a limit. The change overrides the configuration."""
     if without and replace:
-        raise SettingsError("--without and --replace: give one of them; --replace keeps nothing anyway")
+        raise SettingsError("--without and --replace: give only one of them; --replace removes all omitted fields")
     body: dict[str, Any] = limit.given()
     if rate is not None and (found := read_rate(rate)) is None:
         raise SettingsError(f'RATE {rate}: must be a number of at least 0, like 500 or 500/s, or "unlimited"')
@@ -319,12 +319,12 @@ def set_(
         body["rate"] = found
     for field in [field.strip() for field in without.split(",")] if without else ():
         if field not in _FIELDS:
-            raise SettingsError(f"--without {field}: there is no such field; there are {', '.join(sorted(_FIELDS))}")
+            raise SettingsError(f"--without {field}: unknown field; fields are {', '.join(sorted(_FIELDS))}")
         if body.get(field) is not None:
-            raise SettingsError(f"--without {field}: it is given as well; give it or remove it")
+            raise SettingsError(f"--without {field}: the field is also set; set it or remove it")
         body[field] = None
     if not name or (rate is None and not body and (ttl is None or read_rate(name) is not None)):
-        # The most common slip: without the kind, the rate is taken as the name.
+        # The most common slip: without KIND, the rate is taken as NAME.
         words = (kind, "", name) if read_rate(name) is not None else (kind, name, "500")
         return ask.run(lambda api: _incomplete(api, "set", *words))
     if ttl is not None:
@@ -358,9 +358,9 @@ def _misspelt(api: "Api", change: "Change", kind: str, name: str) -> str:
 @app.command(
     usage="Usage: sluice limits reset KIND NAME [OPTIONS]",
     help_epilogue=(
-        "It clears debts, open breakers and fair shares. The limit itself does not change, but an adaptive limit begins"
-        " anew: it forgets what the broker took. A pattern resets the buckets of all names for which its rule is in"
-        " force. The bucket of a fleet's limit stays as it is.\n\n" + ASKING
+        "Clears debts, open breakers and fair shares. The limit itself does not change, but an adaptive limit forgets"
+        " its measurements of the broker. A pattern resets the buckets of all names to which its rule applies. The"
+        " bucket of a fleet's limit does not change.\n\n" + ASKING
     ),
 )
 def reset(
@@ -388,9 +388,9 @@ def unset(
 ) -> int:
     """Undo the edit of a limit, or all edits: the configuration applies again."""
     if all and kind:
-        raise SettingsError("KIND and --all: give one of them")
+        raise SettingsError("KIND and --all: give only one of them")
     if not (all or kind):
-        raise SettingsError("KIND: nothing given; name the limit, or give --all")
+        raise SettingsError("KIND is missing; name the limit, or give --all")
 
     def unset_(api: "Api") -> str:
         if not all:
@@ -406,13 +406,13 @@ def unset(
 
 @app.command(
     help_epilogue=(
-        "A TOML file has [[limits]] and [defaults] like a configuration file; everything else in it is ignored. Limits"
-        " that are already in force as written are not touched.\n\n"
-        "From the recommendations.json of `sluice report`, raised and new limits and fair shares are put in force, with"
-        " the evidence as the reason. Limits that could be lower (--lower), and limits that were not near and could be"
-        " higher (--raise), are left out unless you ask for them. The other fields of a limit do not change. The"
-        " recommendations are only for the sidecar that they name; with --fleet, those for its fleet are applied.\n\n"
-        "All changes are made at once, or none.\n\n" + ASKING
+        "A TOML file has [[limits]] and [defaults] like a configuration file. Everything else in it is ignored. Limits"
+        " that already match are left alone.\n\n"
+        "From the recommendations.json of `sluice report`, it applies raised limits, new limits and fair shares, with"
+        " the evidence as the reason. It also lowers limits with --lower, and raises limits that were not nearly used"
+        " with --raise. Other fields of a limit do not change. Recommendations are only for the sidecar that they name;"
+        " with --fleet, those for its fleet are applied.\n\n"
+        "Either all changes are made or none.\n\n" + ASKING
     )
 )
 def apply(
@@ -424,25 +424,25 @@ def apply(
     instance: Annotated[str, Parameter(help="recommendations: only those for this sidecar", metavar="NAME")] = "",
     lower: Annotated[bool, Parameter(help="recommendations: also lower limits that could be lower")] = False,
     raise_: Annotated[
-        bool, Parameter(name="--raise", help="recommendations: also raise limits that were not near")
+        bool, Parameter(name="--raise", help="recommendations: also raise limits that were not nearly used")
     ] = False,
-    force: Annotated[bool, Parameter(help="recommendations: also for limits that were changed since")] = False,
+    force: Annotated[bool, Parameter(help="recommendations: also change limits that were edited since")] = False,
     write: Write = WRITE,
     ask: TargetFlags = ASK,
 ) -> int:
-    """Put the limits of a file, or of a report's recommendations, in force."""
+    """Apply the limits of a file, or a report's recommendations."""
     from admin.client.apply import apply_limits, apply_recommendations  # noqa: PLC0415 - takes its time
 
     name, how = str(file), asdict(write)
     flags = {"--only": only, "--instance": instance, "--lower": lower, "--raise": raise_, "--force": force}
     if name.endswith(".json"):
         if prune:
-            raise SettingsError("--prune: goes with a TOML file of limits, which says all that shall be edited")
+            raise SettingsError("--prune: only with a TOML file of limits, which lists all edits to keep")
         how |= {"only": only, "instance": instance, "force": force}
         offered = [word for word in ("lower", "raise") if flags[f"--{word}"]]
         return ask.run(lambda api: apply_recommendations(api, name, offered=offered, **how), LONG_S)
     if name.endswith(".html"):
-        raise SettingsError(f"{name}: is a page; name the recommendations.json of the report")
+        raise SettingsError(f"{name}: is an HTML page; give the recommendations.json of the report")
     for flag in (flag for flag, given in flags.items() if given):
-        raise SettingsError(f"{flag}: goes with the recommendations.json of a report; {name} is a TOML file")
+        raise SettingsError(f"{flag}: only with the recommendations.json of a report; {name} is a TOML file")
     return ask.run(lambda api: apply_limits(api, name, prune=prune, **how), LONG_S)

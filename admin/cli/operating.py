@@ -52,12 +52,12 @@ TOP_EPILOGUE: Final = (
     " filter, the arrow keys, PgUp and PgDn scroll.\n\n" + ASKING
 )
 FLOW_EPILOGUE: Final = (
-    "A connection is throttled if a limit makes its messages wait; in flow if it was stopped in the last few seconds"
-    " because a later stage is full; blocked if an alarm stops it.\n\n" + ASKING
+    "A connection is throttled while a limit makes its messages wait, in flow if a full later stage stopped it in the"
+    " last few seconds, and blocked while an alarm stops it.\n\n" + ASKING
 )
 
 _GROUP: Final[Any] = {"help_epilogue": ASKING, "default_parameter": PLAIN}
-switch = App(name="switch", help="Switch limiting off or on, in an emergency.", **_GROUP)
+switch = App(name="switch", help="Switch limiting off and on in an emergency.", **_GROUP)
 audit = App(name="audit", help="Show who changed what, when and why; latest first.", **_GROUP)
 connections = App(name="connections", help="List connected clients, and close connections.", **_GROUP)
 spool = App(name="spool", help="Show spooled messages, and purge them.", **_GROUP)
@@ -110,7 +110,7 @@ def reset(
     write: Write = WRITE,
     ask: TargetFlags = ASK,
 ) -> int:
-    """Set the switches as configured."""
+    """Reset the switches to the configuration."""
 
     def all_switches(api: "Api") -> str:
         switches = api.get("switches").read(dict[str, Any])["switches"]
@@ -236,7 +236,7 @@ def revert(
 # --- connections ----------------------------------------------------------------------------------
 
 SearchConnections = Annotated[
-    str, Parameter(help="address, client id, user, listener, resource or link contains this", metavar="TEXT")
+    str, Parameter(help="text in address, client id, user, listener, resource or link", metavar="TEXT")
 ]
 
 
@@ -284,7 +284,7 @@ def close(
     reason: Annotated[str, Parameter(help="why, for the log", metavar="TEXT")] = "",
     ask: TargetFlags = ASK,
 ) -> int:
-    """Close one connection. Most clients reconnect by themselves."""
+    """Close one connection. Most clients reconnect automatically."""
 
     def closed(api: "Api") -> str:
         reply = api.ask("DELETE", "connections", str(connection), params={"reason": reason})
@@ -357,10 +357,10 @@ def purge(
     /,
     *,
     reason: Reason = "",
-    yes: Annotated[bool, Parameter(help="do not ask")] = False,
+    yes: Annotated[bool, Parameter(help="skip the confirmation")] = False,
     ask: TargetFlags = ASK,
 ) -> int:
-    """Refuse the spooled messages of one resource. Those without an answer are dropped. This cannot be undone."""
+    """Refuse the spooled messages of one resource, or drop those without an answer. This cannot be undone."""
     kind, colon, name = resource.partition(":")
     if not (kind and colon and name):
         raise SettingsError(f"{resource}: must be KIND:NAME, as `sluice spool` lists it")
@@ -369,7 +369,7 @@ def purge(
 
     def lines(done: Mapping[str, Any]) -> Iterator[str]:
         what = f"{resource}: {done['refused']} refused, {done['dropped']} dropped"
-        nothing = f"Nothing of {resource} was spooled"
+        nothing = f"No messages of {resource} were spooled"
         yield f"{what if done['refused'] or done['dropped'] else nothing}; change {done['change']}"
 
     return ask.run(
@@ -378,9 +378,9 @@ def purge(
 
 
 def _confirm(resource: str) -> None:
-    """Ask the operator to confirm. Raises SettingsError without a yes."""
+    """Raises SettingsError without a yes."""
     if not sys.stdin.isatty():
-        raise SettingsError(f"purging {resource} cannot be undone: use --yes to skip the question")
+        raise SettingsError(f"purging {resource} cannot be undone: confirm with --yes")
     question = f"Refuse or drop all spooled messages of {printable(resource)}? This cannot be undone. [y/N] "
     print(question, end="", file=sys.stderr, flush=True)  # noqa: T201 - for people
     if sys.stdin.readline().strip().lower() not in {"y", "yes"}:

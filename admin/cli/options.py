@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     from admin.client.api import Api
 
 PLAIN: Final = Parameter(show_choices=False, show_default=False, negative="")
-"""Settings of every parameter. The help text covers choices and defaults, and there is no negative flag."""
 
-# Words offered by shell completion. Any word is accepted, since only the sidecar knows the valid ones.
+# Words for shell completion. Any word is accepted, as only the sidecar knows the valid ones.
 # fmt: off
 _Word = protocol_words.Kind | protocol_words.Scope
 KindWord = _Word | Literal["total"] | str  # noqa: PYI051 - see above
@@ -33,22 +32,21 @@ ColumnWord = LimitColumn | str
 ConnectionColumnWord = ConnectionColumn | str
 # fmt: on
 FileName = str | Path
-"""A file name, with shell completion. Parses to ``str``, which is tried first."""
+"""With shell completion. Parses to ``str``, which is tried first."""
 
 KINDS: Final = f"{protocol_words.KINDS}; {protocol_words.SCOPES}"
-ASKING: Final = "Which sidecar: --admin, SLUICE_URL or a profile; see `sluice --help`, also for exit codes."
+ASKING: Final = "Choose a sidecar with --admin, SLUICE_URL or a profile. See `sluice --help`, also for exit codes."
 """Last line of the help of commands that ask a sidecar."""
 LONG_S: Final = 60.0
-"""Timeout of a batch of edits, a reload or a purge."""
 
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class TargetFlags:
-    """Options for the choice of the sidecar and the output format."""
+    """Choice of the sidecar, and output format."""
 
-    admin: Annotated[str | None, Parameter(help=f"which sidecar to ask ({DEFAULT_ADMIN})", metavar="ADDRESS")] = None
-    profile: Annotated[str | None, Parameter(help="take address and token from this profile", metavar="NAME")] = None
+    admin: Annotated[str | None, Parameter(help=f"address of the sidecar ({DEFAULT_ADMIN})", metavar="ADDRESS")] = None
+    profile: Annotated[str | None, Parameter(help="profile with address and token", metavar="NAME")] = None
     token_file: Annotated[FileName | None, Parameter(help="file that contains the token", metavar="FILE")] = None
     ca_file: Annotated[FileName | None, Parameter(help="PEM file of the certificate authority", metavar="FILE")] = None
     json: Annotated[bool, Parameter(help="print the API's JSON")] = False
@@ -61,7 +59,7 @@ class TargetFlags:
         return target
 
     def run(self, ask: "Callable[[Api], str]", timeout_s: float = 5.0) -> int:
-        """Print the result of ``ask``. Raises OperatorError."""
+        """Raises OperatorError."""
         from admin.client.api import Api  # noqa: PLC0415 - the HTTP client takes its time
 
         with Api(self.target(), timeout_s, json=self.json) as api:
@@ -71,11 +69,9 @@ class TargetFlags:
 
 ASK: Final = TargetFlags()
 
-OfKind = Annotated[KindWord, Parameter(help="only of this kind", metavar="KIND")]
+OfKind = Annotated[KindWord, Parameter(help="only this kind", metavar="KIND")]
 Search = Annotated[str, Parameter(help="only names that contain this", metavar="TEXT")]
-Filter = Annotated[
-    FilterWord, Parameter(help="limited, shadowed or edited now, or near (80 % of the limit)", metavar="WHAT")
-]
+Filter = Annotated[FilterWord, Parameter(help="limited, shadowed, edited, or near (80 % of the limit)", metavar="WHAT")]
 Reason = Annotated[str, Parameter(help="why, for the audit trail", metavar="TEXT")]
 DryRun = Annotated[bool, Parameter(help="only show what would change")]
 Most = Annotated[int, Parameter(help="maximum number of rows (100)", metavar="N", validator=Number(gte=1))]
@@ -90,7 +86,7 @@ class Write:
 
     reason: Reason = ""
     dry_run: DryRun = False
-    volatile: Annotated[bool, Parameter(help="until the restart only; not stored")] = False
+    volatile: Annotated[bool, Parameter(help="until the restart only")] = False
     fleet: Annotated[bool, Parameter(help="at all members of the fleet")] = False
 
 
@@ -98,13 +94,12 @@ WRITE: Final = Write()
 
 
 def say(text: str) -> None:
-    """Print output, with control characters escaped."""
+    """Escape control characters."""
     if not text.isprintable():
         text = "\n".join(map(printable, text.split("\n")))
     print(text)  # noqa: T201 - for people
 
 
 def warn(lines: Iterable[str]) -> None:
-    """Print warnings on stderr."""
     for line in lines:
         print(f"sluice: warning: {line}", file=sys.stderr)  # noqa: T201 - for people

@@ -1,6 +1,6 @@
 """``sluice report``: reports refusals, the refused clients, and recommended limits, from the rejection log.
 
-Only this imports ``admin.analytics``, and only when it is run, because Spark is an optional extra and slow to import.
+Only this module imports ``admin.analytics``, lazily: Spark is an optional extra and slow to import.
 """
 
 import math
@@ -39,10 +39,10 @@ _EPILOGUE: Final = (
     "to ./sluice-report.\n\n"
     "A TIME is in UTC (2026-11-21, 2026-11-21T13:30), has an offset (2026-11-21T13:30+01:00), or is a time ago: 90m, "
     "36h, 7d. It is extended to whole minutes.\n\n"
-    "--once is for timers: it makes only the hours of new files again, from the files that are there. Everything else "
+    "--once is for timers: it computes only the hours of new files, from all files that are there. Everything else "
     "in --out stays, including the tables of deleted files.\n\n"
     "The command needs Java 17 or newer and pip install 'sluice-proxy[spark]'; `sluice report tail` needs neither. For "
-    "large logs, raise --driver-memory, and keep as much disk space as the logs take in --out and in TMPDIR. On a "
+    "large logs, raise --driver-memory, and reserve as much disk space as the logs take in --out and in TMPDIR. On a "
     "cluster, use --master or spark-submit.\n\n"
     "Exit codes: 0 done, 1 not possible here or now, 2 wrong command line, 128 + N ended by signal N."
 )
@@ -65,7 +65,7 @@ Time = Annotated[str | None, Parameter(metavar="TIME")]
 Directory = Annotated[FileName, Parameter(metavar="DIRECTORY")]
 File = Annotated[FileName | None, Parameter(metavar="FILE")]
 _MINUTE_S: Final = 60
-"""Traffic is recorded by the minute, so a partial minute would have refusals without a demand."""
+"""Traffic is recorded by the minute: a partial minute would have refusals without a demand."""
 _MIN_KIB: Final = 512 << 10
 _MIN_RATE: Final = 1e-6
 """Limits are in millionths."""
@@ -94,19 +94,19 @@ def report(
 
     Args:
         logs: where the rejection log is (this machine's log)
-        since: leave out earlier records
-        until: leave out records from this time on
+        since: only records from this time on
+        until: only records before this time
         out: folder for tables and page (./sluice-report)
         html: write the page here instead
         json: print the report as JSON
         storm_gap: refusals further apart than this are two storms (30s)
         headroom: margin above the demand, as a share of it (0.2)
         once: read only new files, and keep everything else, for timers
-        attempts: how often clients of a language try in all, may be repeated
-        try_: also replay this rate, may be repeated
+        attempts: total attempts of clients in a language, repeatable
+        try_: also replay this rate, repeatable
         master: where Spark runs: local[2], spark://HOST:PORT, yarn, k8s://… (this machine)
         driver_memory: memory of Spark's driver process (1g)
-        conf: a Spark option, may be repeated
+        conf: a Spark option, repeatable
     """
     from admin.analytics.options import Options, default_attempts  # noqa: PLC0415 - see the module
     from admin.analytics.spark import SparkOptions, check_requirements  # noqa: PLC0415 - see the module
@@ -173,29 +173,31 @@ def tail(
 
 
 def _own_log() -> list[Path]:
-    """Return the log of the sidecar that other commands query. Empty: it does not answer. Raises SettingsError."""
+    """The log of the sidecar that other commands query. Empty: no answer. Raises SettingsError."""
     from admin.client.api import Api, ApiError  # noqa: PLC0415 - as in report
 
     try:
         with Api(ASK.target()) as api:
             url, directory = api.url, api.get("state").read(dict[str, Any])["rejection_log"]["directory"]
     except ApiError as error:
-        _tell(f"{error}; showing all logs of this machine and user until it does")
+        _tell(f"{error}; showing all logs of this machine and user")
         return []
     if directory is None:
-        raise SettingsError(f"the Sluice at {url} has its rejection log switched off; name a folder")
+        raise SettingsError(f"the Sluice at {url} has its rejection log switched off; give a folder")
     if not Path(directory).is_dir():
-        raise SettingsError(f"the Sluice at {url} has its log in {directory}, which is not on this machine")
+        raise SettingsError(
+            f"the Sluice at {url} has its log in {directory}, which is not on this machine; run this command there"
+        )
     return [Path(directory)]
 
 
 def _tell(line: str) -> None:
-    # Not to stdout, where the records may be piped.
+    # Records on stdout may be piped.
     print(f"sluice: {printable(line)}", file=sys.stderr)  # noqa: T201 - for people
 
 
 def read_time(text: str | None, flag: str, now: datetime) -> int | None:
-    """Parse a time (UTC by default) or a duration before now. Raises SettingsError."""
+    """Read a time (UTC by default) or a duration before now. Raises SettingsError."""
     if text is None:
         return None
     words = text.strip()
@@ -221,12 +223,12 @@ def _memory(text: str) -> str:
 
 
 def read_conf(words: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
-    """Parse Spark options, ``KEY=VALUE``. Raises SettingsError."""
+    """Raises SettingsError."""
     found = []
     for word in words:
         key, equals, value = word.partition("=")
         if not equals or not key.startswith("spark."):
-            raise SettingsError(f"--conf {word}: must be KEY=VALUE with a key of Spark, like spark.executor.memory=2g")
+            raise SettingsError(f"--conf {word}: must be KEY=VALUE with a Spark key, like spark.executor.memory=2g")
         found.append((key, value))
     return tuple(found)
 
@@ -254,7 +256,6 @@ def _attempts(words: tuple[str, ...], known: Mapping[str, int]) -> dict[str, int
         language, equals, number = word.partition("=")
         if not (language and equals and number.isdecimal() and 1 <= int(number) <= 100):
             raise SettingsError(f"--attempts {word}: must be LANGUAGE=N, 1 to 100, like JAVA=1")
-        # As clients write it.
         found[language.upper()] = int(number)
     if unknown := found.keys() - known.keys():
         raise SettingsError(f"--attempts {min(unknown)}: must be a client language: {', '.join(known)}")
@@ -274,7 +275,7 @@ def _try(word: str) -> "Try":
 
 @contextmanager
 def _ended_in_order() -> Iterator[None]:
-    """On SIGTERM and Ctrl-C, leave no Java process and no temporary file, whatever fails as a result."""
+    """On SIGTERM and Ctrl-C, leave no Java process and no temporary file."""
     noted: list[int] = []
 
     def end(number: int, _frame: FrameType | None) -> NoReturn:
@@ -287,7 +288,6 @@ def _ended_in_order() -> Iterator[None]:
     try:
         yield
     except Exception:
-        # Interrupted work fails in many ways.
         if not noted:
             raise
         sys.exit(128 + noted[0])

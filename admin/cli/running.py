@@ -22,12 +22,12 @@ _ADMIN: Final = f"address of page, API, metrics and health, or off ({DEFAULT_ADM
 RUN_EPILOGUE: Final = (
     "A limit is KIND:NAME=RATE/s, KIND:NAME=0/s (refuse everything) or KIND:NAME=unlimited. RATE is in messages per "
     "second. NAME may be a pattern with * ? []. The exact name overrides patterns, the pattern with the most literal "
-    "characters overrides the others, and KIND:* applies last. If no limit is given, "
-    f"the protocol's own apply ({protocol_words.RATES}). If any limit is given, names that match none are unlimited. A "
+    "characters overrides the others, and KIND:* applies last. Without any limit, "
+    f"the protocol's own apply ({protocol_words.RATES}). With any limit, names that match none are unlimited. A "
     "name with =, a comma or white space can only be written in the file.\n\n"
     "Flags override environment variables, and variables override the file. A limit replaces the whole rule of that "
     "name in the file, not just its rate. SLUICE_LISTEN, SLUICE_BROKER and SLUICE_LIMIT take several values, separated "
-    "by blanks, limits also by commas. Other variables are named after the key's place in the file: log.level is "
+    "by blanks, limits also by commas. Other variables are named after the key in the file: log.level is "
     "SLUICE_LOG_LEVEL.\n\n"
     "Live edits are stored in --state-dir. By default this is a folder named after the first listener, in "
     "$STATE_DIRECTORY, in /var/lib/sluice (root), or in the user's state directory. An admin address that other "
@@ -77,7 +77,7 @@ def run(  # noqa: D417 - the other options have computed help
         grace_s: time for requests in flight on exit (10)
         take_over: take over from a process with the same state directory, which then ends
     """
-    # Settings, event loop, HTTP server and tables are slow to import, so only commands that need them do.
+    # These are slow to import, so only commands that need them do.
     import trio  # noqa: PLC0415 - see above
 
     from admin.config import logs  # noqa: PLC0415 - see above
@@ -132,8 +132,8 @@ def check(
     plan = compose(load(str(config or "") or None, os.environ, Flags()))
     if not (plan.listeners or config or os.environ.get(ENV_CONFIG)):
         raise SettingsError(
-            f"nothing to check: name the file of `sluice run --config FILE`, as in `sluice check"
-            f" /etc/sluice/sluice.toml`, or set {ENV_CONFIG}"
+            f"nothing to check: give the configuration file, as in `sluice check /etc/sluice/sluice.toml`, or set"
+            f" {ENV_CONFIG}"
         )
     place = folders.state_dir(plan.settings, os.environ)
     show(report(plan, datetime.now(UTC), place))
@@ -147,7 +147,7 @@ def demo(
 ) -> int:
     """Watch one runaway and several quiet topics go through Sluice to an embedded broker.
 
-    It needs nothing else, and ends with a table of messages sent, passed, refused and stored.
+    Needs nothing else. Ends with a table of the messages sent, passed, refused and stored.
     """
     import trio  # noqa: PLC0415 - as in run
 

@@ -1,4 +1,4 @@
-"""Client of one sidecar's HTTP API: requests, output as text or JSON, and error messages for the operator."""
+"""Client of one sidecar's HTTP API: requests, output, and error messages for the operator."""
 
 import re
 import ssl
@@ -24,9 +24,8 @@ _WORDS: Final = {"kind": "KIND", "name": "NAME", "rate": "RATE", "ttl_s": "--ttl
     each.key: each.flag for each in FIELDS if each.flag
 }
 _TOLD: Final = ("reload", "reset", "purge")
-"""Actions for which only the details are printed."""
+"""Only the details are printed."""
 _LINES: Final = 20
-"""Printed changes per batch."""
 _T = TypeVar("_T")
 
 Worded = Callable[[FieldProblem], str]
@@ -42,21 +41,18 @@ class ApiError(OperatorError):
 
 
 class Reply(NamedTuple):
-    """A JSON answer, and the sidecar's URL."""
-
     content: bytes
     url: str
 
     def read(self, type_: type[_T]) -> _T:
-        """Decode the answer. Raises ApiError if it has another type."""
+        """Raises ApiError if the answer has another type."""
         try:
             return msgspec.json.decode(self.content, type=type_)
         except msgspec.DecodeError:
-            raise ApiError(_strange(self.url, "something else than was asked for")) from None
+            raise ApiError(_strange(self.url, "wrong type")) from None
 
 
 def by_flag(fault: FieldProblem) -> str:
-    """Format a fault with the command line's argument or flag."""
     # The value shows which of several it is.
     field = fault.field.rpartition(".")[2].partition("[")[0]
     if not field or fault.detail.startswith("no kind "):
@@ -65,14 +61,13 @@ def by_flag(fault: FieldProblem) -> str:
 
 
 def change_lines(change: Change, *, dry_run: bool = False) -> Iterator[str]:
-    """Describe a change, or a dry run."""
     yield f"{'would change: ' if dry_run else ''}{target(change.target)}: {difference(change)}"
     before = change.before.expires_at if change.before is not None else None
     if change.expires_at is not None:
         as_before = ", as before; --ttl never makes it permanent" if before == change.expires_at else ""
         yield f"   until {until(change.expires_at)}{as_before}"
     elif before is not None and change.action == "set":
-        yield f"   permanent; the edit before it would have ended {until(before)}"
+        yield f"   permanent; the previous edit would have expired {until(before)}"
     cleared = {"reset": "cleared", "purge": "purged"}.get(change.action)
     if cleared:
         yield from (f"   {cleared}: {line}" for line in change.details)
@@ -88,11 +83,7 @@ def change_lines(change: Change, *, dry_run: bool = False) -> Iterator[str]:
 
 
 class Api(AbstractContextManager["Api"]):
-    """The API of one sidecar. Use it as a context manager.
-
-    Attributes:
-        json: whether commands print the API's JSON.
-    """
+    """The API of one sidecar, as a context manager. ``json``: commands print the API's JSON."""
 
     def __init__(self, target: Target, timeout_s: float = 5.0, *, json: bool = False) -> None:
         self.url, self.json = target.url, json
@@ -107,11 +98,10 @@ class Api(AbstractContextManager["Api"]):
         )
 
     def __exit__(self, *_: object) -> None:
-        """Close its connections."""
         self._client.close()
 
     def get(self, *path: str, **params: Any) -> Reply:
-        """Send a GET request. ``params`` as for ``ask``."""
+        """``params`` as for ``ask``."""
         return self.ask("GET", *path, params=params)
 
     def ask(
@@ -141,7 +131,7 @@ class Api(AbstractContextManager["Api"]):
                 headers=headers,
             )
         except UnicodeEncodeError:
-            raise SettingsError("the command line has characters that are not UTF-8 text; write them as text") from None
+            raise SettingsError("the command line has characters that are not UTF-8; use only UTF-8") from None
         except httpx2.TimeoutException:
             raise ApiError(f"no answer from {self.url} within {self._timeout_s:g} s; is it overloaded?") from None
         except httpx2.HTTPError as error:
@@ -175,16 +165,14 @@ class Api(AbstractContextManager["Api"]):
         worded: Worded = by_flag,
         **params: bool,
     ) -> Reply:
-        """Make all edits or none."""
         body = {"edits": edits, "reason": reason} if reason else {"edits": edits}
         return self.ask("POST", "limits:batch", params=params, body=body, if_match=if_match, worded=worded)
 
     def text(self, reply: Reply, lines: Callable[[dict[str, Any]], Iterable[str]]) -> str:
-        """Return an answer as JSON or as lines, depending on ``json``."""
         try:
             return as_json(reply.content) if self.json else "\n".join(lines(reply.read(dict[str, Any])))
         except KeyError as error:
-            raise ApiError(_strange(self.url, f"without {error}")) from None
+            raise ApiError(_strange(self.url, f"no {error}")) from None
 
     def table(
         self,
@@ -213,7 +201,7 @@ class Api(AbstractContextManager["Api"]):
         note: Callable[[Change], str] | None = None,
         **how: Any,
     ) -> str:
-        """Make one change and return its description. ``note`` makes an extra line."""
+        """Describe the change. ``note`` returns an extra line."""
         reply = self.ask(method, *path, params=params, **how)
         if self.json:
             return as_json(reply.content)
@@ -222,7 +210,7 @@ class Api(AbstractContextManager["Api"]):
         return "\n".join([*lines, *filter(None, [note(change) if note is not None else ""])])
 
     def audit(self, most: int, **query: str) -> str:
-        """Return the latest changes, the latest first."""
+        """The latest first."""
         changes: list[Change] = []
         before: int | None = None
         while len(changes) < most:
@@ -240,9 +228,9 @@ class Api(AbstractContextManager["Api"]):
         return "\n".join(table.lines()) if changes else nothing
 
     def undo(self, edits: Sequence[Mapping[str, str]], what: str, *, dry_run: bool, **how: Any) -> str:
-        """Undo edits, all or none, and return a description. Raises ApiError if there are no edits."""
+        """Undo edits, all or none, and describe them. Raises ApiError if there are no edits."""
         if not edits:
-            raise ApiError(f"no {what} is edited: all are as configured", 5)
+            raise ApiError(f"nothing to undo: no {what} is edited", 5)
         reply = self.batch(edits, dry_run=dry_run, **how)
         if self.json:
             return as_json(reply.content)
@@ -259,14 +247,14 @@ class Api(AbstractContextManager["Api"]):
         if "CERTIFICATE_VERIFY_FAILED" in why:
             reason = why.rpartition("verify failed: ")[2].partition(" (_ssl")[0]
             return ApiError(
-                f"{self.url} is not trusted ({reason}): name the PEM file of who signed its certificate with --ca-file"
+                f"{self.url}: certificate not trusted ({reason}); give the PEM file of its CA with --ca-file"
             )
         if self.url.startswith("https:") and re.search(r"\bSSL\b|_ssl\.c", why):
-            return ApiError(f"no TLS at {self.url}: write http://{self.url.removeprefix('https://')}")
+            return ApiError(f"no TLS at {self.url}: use http://{self.url.removeprefix('https://')}")
         if isinstance(error, httpx2.RemoteProtocolError) and self.url.startswith("http:"):
-            return ApiError(f"{self.url} speaks no HTTP ({why}): write https:// if it has TLS")
+            return ApiError(f"{self.url} does not speak HTTP ({why}): use https:// if it has TLS")
         return ApiError(
-            f"nobody answers at {self.url} ({why}): start `sluice run`, or name its admin address with --admin"
+            f"no answer from {self.url} ({why}): start `sluice run`, or give its admin address with --admin"
         )
 
     def _refused(self, response: httpx2.Response, worded: Worded) -> OperatorError:
@@ -275,7 +263,7 @@ class Api(AbstractContextManager["Api"]):
             is_problem = response.headers.get("content-type", "").startswith(PROBLEM)
             problem = msgspec.json.decode(response.content if is_problem else b"", type=Problem)
         except msgspec.DecodeError:
-            return ApiError(_strange(self.url, str(status)))
+            return ApiError(_strange(self.url, f"status {status}"))
         lines = [*map(worded, problem.errors)]
         match status:
             case 401:
@@ -292,7 +280,6 @@ class Api(AbstractContextManager["Api"]):
                 # A later change conflicts with the revert, or there is no spool to purge.
                 return ApiError(problem.detail, 3 if response.url.path.endswith("/revert") else 1)
             case 409:
-                # A reload of an invalid configuration.
                 return SettingsError([problem.detail, *lines])
             case 400 | 404 | 413 | 415 | 422:
                 return SettingsError(lines or problem.detail)
@@ -315,9 +302,9 @@ def _audited(change: Change) -> tuple[str, ...]:
 
 def _stale(problem: Problem) -> str:
     if not problem.etag or any(each.edit is not None for each in problem.errors):
-        return f"{problem.detail}: look at it again, and run this once more"
+        return f"{problem.detail}; check it and run the command again"
     return (
-        f"{problem.detail}; its ETag is {problem.etag} now: look at it with `sluice limits get`, then give"
+        f"{problem.detail}; its ETag is now {problem.etag}: check it with `sluice limits get`, then use"
         f" --if-match {problem.etag}"
     )
 
@@ -325,19 +312,19 @@ def _stale(problem: Problem) -> str:
 def _quoted(part: str) -> str:
     if not part:
         raise SettingsError("NAME: must not be empty")
-    # URL parsers resolve only these two.
+    # Only these two have a meaning in URLs.
     return {".": "%2E", "..": "%2E%2E"}.get(part) or quote(part, safe=":")
 
 
 def _strange(url: str, what: str) -> str:
-    return f"{url} answers {what}: name the admin address of a Sluice of this version with --admin"
+    return f"{url}: unexpected answer ({what}); give the admin address of a Sluice of this version with --admin"
 
 
 def _verifying(target: Target) -> ssl.SSLContext:
     if not target.url.startswith("https:"):
-        # Loading certificates would take time.
+        # Loading certificates takes time.
         return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
         return ssl.create_default_context(cafile=target.ca_file)
     except (OSError, ssl.SSLError):
-        raise SettingsError(f"{target.ca_file}: no PEM file of certificates; name one with --ca-file") from None
+        raise SettingsError(f"{target.ca_file}: not a PEM file of certificates; give one with --ca-file") from None

@@ -1,6 +1,6 @@
 """``sluice limits apply``: applies the limits of a TOML file, or the recommendations of a report.
 
-The sidecar checks the limits. Its errors name the place in the file.
+The sidecar checks the limits. Errors name the place in the file.
 """
 
 from collections import defaultdict
@@ -26,8 +26,7 @@ from limiter.rules.errors import RuleError
 from limiter.rules.patterns import glob_of, read_glob
 
 _FEW: Final = 5
-"""Maximum names listed for each reason for skipping."""
-_REMAKE: Final = "name the recommendations.json of a report, or make a new one with `sluice report`"
+_REMAKE: Final = "give the recommendations.json of a report, or make a new one with `sluice report`"
 
 
 class _Planned(NamedTuple):
@@ -41,10 +40,10 @@ class _Planned(NamedTuple):
 
 
 def apply_limits(api: Api, file: str, *, prune: bool, reason: str, **how: bool) -> str:
-    """Apply the limits of a TOML file, all or none, and return a description. Raises OperatorError.
+    """Apply the limits of a TOML file, all or none. Raises OperatorError.
 
-    Active limits that already match are left alone. ``prune`` undoes edits that are not in the file. ``how`` is
-    ``dry_run``, ``volatile`` and ``fleet``.
+    Limits that already match are left alone. ``prune`` undoes edits that are not in the file. ``how`` is ``dry_run``,
+    ``volatile`` and ``fleet``.
     """
     wanted = _wanted(file)
     edited = api.rows("limits", filter="edited", history="0", most=None)
@@ -52,7 +51,7 @@ def apply_limits(api: Api, file: str, *, prune: bool, reason: str, **how: bool) 
     unchanged: list[Mapping[str, Any]] = []
     for begin in range(0, len(wanted), MAX_EDITS):
         part = wanted[begin : begin + MAX_EDITS]
-        # The sidecar fills in defaults.
+        # The dry run fills in defaults.
         for each, change in zip(part, _send(api, file, part, dry_run=True), strict=True):
             if (change.old, change.old_rule) == (change.new, change.new_rule):
                 unchanged.append(each.edit)
@@ -86,7 +85,7 @@ def _wanted(file: str) -> list[_Planned]:
         kind, name = limit.pop("kind"), limit.pop("name")
         kind, name = ("total", f"{kind}:{name}") if limit.pop("shared", False) else (kind, name)
         if (kind, name) in found:
-            what = f"a second limit for {kind} {name}: an edit has no hours beside it; put it into the configuration"
+            what = f"a second limit for {kind} {name}: live edits cannot vary by hours; put it into the configuration"
             problems.append(origins.problem(place, f"{what} and run `sluice reload`"))
         edit = {"type": "set_limit", "kind": kind, "name": name, "limit": limit}
         found[kind, name] = _Planned(edit, partial(_at, origins, place))
@@ -108,7 +107,7 @@ def _send(api: Api, file: str, planned: Sequence[_Planned], **how: Any) -> tuple
 
     if len(planned) > MAX_EDITS:
         raise SettingsError(
-            f"{file}: {len(planned)} limits would change, and {MAX_EDITS} can be changed at once; put them into the"
+            f"{file}: {len(planned)} limits would change, but only {MAX_EDITS} can at once; put them into the"
             " configuration and run `sluice reload`"
         )
     edits = [each.edit for each in planned]
@@ -119,7 +118,7 @@ def _send(api: Api, file: str, planned: Sequence[_Planned], **how: Any) -> tuple
 
 
 def read_recommendations(file: str) -> RecommendationsFile:
-    """Read ``recommendations.json``. Raises SettingsError."""
+    """Raises SettingsError."""
     try:
         content = read_file(file)
         version = msgspec.json.decode(content, type=dict[str, Any]).get("version")
@@ -127,7 +126,7 @@ def read_recommendations(file: str) -> RecommendationsFile:
             return msgspec.json.decode(content, type=RecommendationsFile)
     except OSError as error:
         why = (error.strerror or str(error)).lower()
-        raise SettingsError(f"{file}: cannot be read: {why}; name the recommendations.json of a report") from None
+        raise SettingsError(f"{file}: cannot be read: {why}; give the recommendations.json of a report") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise SettingsError(f"{file}: {error}; {_REMAKE}") from None
     raise SettingsError(f"{file}: version: found {version}, and this is version {VERSION}; {_REMAKE} of this release")
@@ -144,12 +143,11 @@ def apply_recommendations(
     reason: str,
     **how: bool,
 ) -> str:
-    """Apply the recommended limits, all selected or none, and return a description. Raises OperatorError.
+    """Apply the selected recommendations, all or none. Raises OperatorError.
 
     Each becomes an edit with its evidence as the reason. Skipped are recommendations whose name does not match the glob
     ``only``, that are not for ``instance`` (by default this sidecar or its fleet), whose limit has changed since
-    (without ``force``), or that are optional and not in ``offered``. ``how`` is ``dry_run``, ``volatile`` and
-    ``fleet``.
+    (without ``force``), or that are optional and not in ``offered``. ``how`` as for ``apply_limits``.
     """
     recommended = read_recommendations(file)
     state = api.get("state").read(dict[str, Any]) if not instance or how["fleet"] else {}
@@ -158,8 +156,8 @@ def apply_recommendations(
     if recommended.recommendations and instance not in known:
         listed = ", ".join(known[:_FEW]) + (f" and {len(known) - _FEW} more" if len(known) > _FEW else "")
         raise SettingsError(
-            f"{file}: made for {listed}, not for {instance or 'a sidecar without a name'} at {api.url}; ask the right"
-            " one with --admin, or name the sidecar of the recommendations with --instance"
+            f"{file}: made for {listed}, not for {instance or 'a sidecar without a name'} at {api.url}; choose the"
+            " right sidecar with --admin, or the sidecar of the recommendations with --instance"
         )
     left_out = _choice(only, instance, offered)
     planned: list[_Planned] = []
@@ -173,9 +171,7 @@ def apply_recommendations(
             except SettingsError as error:
                 raise SettingsError(f"{place}: {error}") from None
             changed = "" if force else applying.changed_since(each, entry)
-            why = applying.not_applicable_reason(each, entry) or (
-                changed and f"{changed}; --force applies it nevertheless"
-            )
+            why = applying.not_applicable_reason(each, entry) or (changed and f"{changed}; --force applies it anyway")
         if entry is None or why:
             names = {"instance": each.instance, "kind": each.kind, "name": each.name}
             skipped.append({**names, "action": each.action, "why": why})
@@ -203,7 +199,7 @@ def _of(place: str, key: str, what: str) -> str:
 
 
 def _choice(text: str, instance: str, offered: Collection[str]) -> Callable[[Recommendation], str]:
-    """Return a function with the reason to skip a recommendation, whatever its limit. Empty: do not skip."""
+    """The result returns the reason to skip a recommendation."""
     try:
         only = read_glob(text or "*")
     except RuleError as error:
@@ -218,7 +214,7 @@ def _choice(text: str, instance: str, offered: Collection[str]) -> Callable[[Rec
         if each.action == "keep" and logged is not None and logged.refused_messages:
             return f"no change is recommended: {each.evidence}"
         if each.only_with and each.only_with not in offered:
-            return f"{applying.change_of(each)} is offered apart, --{each.only_with} applies it: {each.evidence}"
+            return f"{applying.change_of(each)} is optional, --{each.only_with} applies it: {each.evidence}"
         return applying.no_change_reason(each)
 
     return why

@@ -19,7 +19,7 @@ from proxy.stats.question import Question, QuestionError
 
 
 def explain_file(file: str, question: Mapping[str, str]) -> dict[str, Any]:
-    """Return the API's answer for this configuration, without live state. Raises SettingsError."""
+    """Answer like the API, without live state. Raises SettingsError."""
     plan = compose(load(file, os.environ, Flags()))
     limits = Limits(plan.rule_set.at(datetime.now(UTC)))
     try:

@@ -1,14 +1,7 @@
-"""Finds the sidecar to query and its token: from flags, the environment, or a profile.
+"""Finds the sidecar to query and its token: from flags, the environment, or a profile (``docs/live-limits.md``).
 
-``profiles.toml`` in the user's configuration directory has a table for each sidecar::
-
-    [orders-1]
-    admin = "https://10.0.0.1:9870"
-    token_file = "/home/me/.config/sluice/orders-1.token"   # or token = "…"
-    ca_file = "/etc/ssl/our-ca.pem"
-
-The order of precedence is: flags, a profile named by a flag, the environment, and the profile in SLUICE_PROFILE. The
-latter is ignored, including its token, if --admin or SLUICE_URL names an address.
+Order of precedence: flags, a profile named by a flag, the environment, and the profile in SLUICE_PROFILE. The latter is
+ignored, including its token, if --admin or SLUICE_URL names an address.
 
 Without client variables, a command uses SLUICE_ADMIN and SLUICE_ADMIN_TOKEN of ``sluice run``, as in a shell in the
 sidecar's container. That token is sent to no other address.
@@ -31,8 +24,6 @@ _TOKEN_LIMIT_BYTES: Final = 65_536
 
 
 class Given(NamedTuple):
-    """The flags of a command."""
-
     admin: str | None = None
     token_file: str | None = None
     ca_file: str | None = None
@@ -45,7 +36,7 @@ class Target:
 
     Attributes:
         url: ``http://host:port`` or ``https://…``, without a path.
-        token: Sent with every request. None: no token. It never appears in messages or representations.
+        token: Never appears in messages or representations.
         ca_file: PEM file of the certificate authority. None: the system's.
         warnings: For the operator, a line each.
     """
@@ -65,7 +56,7 @@ class _Value(NamedTuple):
 
 
 def find_target(given: Given, environ: Mapping[str, str]) -> Target:
-    """Return the target. Raises SettingsError, which names the flag, the variable, or file and line."""
+    """Raises SettingsError, which names the flag, the variable, or file and line."""
 
     def flag(text: str | None, name: str) -> _Value | None:
         return None if text is None else _Value(text, name)
@@ -105,7 +96,6 @@ def find_target(given: Given, environ: Mapping[str, str]) -> Target:
 
 
 def profiles_file() -> Path:
-    """Return the path of the profiles."""
     from platformdirs import user_config_path  # noqa: PLC0415 - most commands name an address instead
 
     return user_config_path("sluice") / "profiles.toml"
@@ -142,16 +132,15 @@ def _url(admin: _Value, *, encrypted: bool) -> str:
     try:
         scheme, endpoint = _address(admin.text, encrypted=encrypted)
     except ValueError as error:
-        # It may contain a password.
+        # The address may contain a password.
         raise SettingsError(f"{admin.source if '@' in admin.text else admin}: {error}") from None
     if endpoint.host in WILDCARDS:
-        # A wildcard address is reachable on loopback.
         endpoint = endpoint._replace(host="::1" if endpoint.host == "::" else "127.0.0.1")
     return f"{scheme}://{endpoint}"
 
 
 def _address(text: str, *, encrypted: bool) -> tuple[str, Endpoint]:
-    """Parse ``host:port`` or a URL. Raises ValueError."""
+    """Raises ValueError."""
     scheme, separator, _ = text.rpartition("://")
     if not separator:
         return "https" if encrypted else "http", parse_endpoint(text)
@@ -159,7 +148,7 @@ def _address(text: str, *, encrypted: bool) -> tuple[str, Endpoint]:
         raise ValueError("must begin with http:// or https://, or be HOST:PORT")
     parts = urlsplit(text)
     if parts.path.strip("/") or parts.query or parts.fragment or parts.username is not None or not parts.hostname:
-        raise ValueError("must be only an address, like https://10.0.0.1:9870, without user and path")
+        raise ValueError("must be an address like https://10.0.0.1:9870, without user and path")
     return scheme, Endpoint(parts.hostname, parts.port or (443 if scheme == "https" else 80))
 
 
@@ -176,9 +165,9 @@ def _token_in(file: _Value, warnings: list[str]) -> _Value:
             text = opened.read(_TOKEN_LIMIT_BYTES)
     except OSError as error:
         why = (error.strerror or str(error)).lower()
-        raise SettingsError(f"{file}: cannot be read: {why}; name a file with the token in it") from None
+        raise SettingsError(f"{file}: cannot be read: {why}; give a file that contains the token") from None
     except UnicodeDecodeError:
-        raise SettingsError(f"{file}: not text; name a file with the token in it") from None
+        raise SettingsError(f"{file}: not text; give a file that contains the token") from None
     if stat.S_ISREG(mode) and mode & (stat.S_IRGRP | stat.S_IROTH):
         warnings.append(f"{file}: other users can read it; run chmod 600 {file.text}")
     lines = [line.split() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]

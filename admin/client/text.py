@@ -15,33 +15,30 @@ from admin.common.tables import Rows
 from proxy.flow.alarms import size_text
 
 RIGHT: Final = frozenset({"rate", "count", "share", "bytes", "seconds", "milliseconds"})
-"""Right-aligned column formats."""
 _USUAL: Final = ("reject", "off", "running")
-"""Actions and states that are not shown."""
 _UNITS: Final = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _PART: Final = r"(\d+(?:\.\d+)?)(ms|min|[smhdw])"
 
 
 def as_json(value: object) -> str:
-    """Format a value, or the bytes of an answer, as indented JSON."""
     raw = value if isinstance(value, bytes) else msgspec.json.encode(value)
     return msgspec.json.format(raw, indent=2).decode()
 
 
 def read_seconds(text: str, flag: str) -> float:
-    """Parse a duration into seconds: ``90``, ``90s``, ``15m``, ``1h30m``. Raises SettingsError."""
+    """Parse a duration: ``90``, ``90s``, ``15m``, ``1h30m``. Raises SettingsError."""
     seconds = math.nan
     if re.fullmatch(r"\d+(?:\.\d+)?", text):
         seconds = float(text)
     elif re.fullmatch(f"(?:{_PART})+", text):
         seconds = sum(float(number) * _UNITS[unit] for number, unit in re.findall(_PART, text))
     if not seconds > 0:
-        raise SettingsError(f"{flag} {text}: must be a time like 90s, 15m, 2h, 1h30m or 7d")
+        raise SettingsError(f"{flag} {text}: must be a duration like 90s, 15m, 2h, 1h30m or 7d")
     return seconds
 
 
 def read_rate(text: str) -> float | str | None:
-    """Parse a rate: ``500``, ``500/s`` or ``unlimited``. None if it is not a rate."""
+    """Parse ``500``, ``500/s`` or ``unlimited``. None if it is not a rate."""
     if text == "unlimited":
         return text
     try:
@@ -52,7 +49,7 @@ def read_rate(text: str) -> float | str | None:
 
 
 def moment(text: str | None) -> str:
-    """Format an API time in local time. Empty for None."""
+    """In local time."""
     try:
         return datetime.fromisoformat(text).astimezone().strftime("%Y-%m-%d %H:%M:%S") if text else ""
     except ValueError:
@@ -60,7 +57,6 @@ def moment(text: str | None) -> str:
 
 
 def until(text: str) -> str:
-    """Format an end time with the time left."""
     try:
         left_s = (datetime.fromisoformat(text) - datetime.now(UTC)).total_seconds()
     except (ValueError, TypeError):
@@ -69,7 +65,6 @@ def until(text: str) -> str:
 
 
 def standing(edit: Mapping[str, Any]) -> str:
-    """Describe an edit: author, expiry and reason."""
     ends = f", until {until(edit['expires_at'])}" if edit.get("expires_at") else ""
     reason = f": {edit['reason']}" if edit["reason"] else ""
     fleet = edit.get("fleet")
@@ -78,20 +73,18 @@ def standing(edit: Mapping[str, Any]) -> str:
 
 
 def limiting(now: Mapping[str, Any]) -> str:
-    """Describe the limiting switches in the sidecar's state."""
     if not now["limiting"] or "all" in now["off"]:
         return "OFF: everything passes"
     return f"on, OFF for {', '.join(now['off'])}" if now["off"] else "on"
 
 
 def passing(rates: Mapping[str, float]) -> str:
-    """Format the rates of passed and refused messages, per second."""
     shadowed = f", {per_second(rates['shadowed'])} would be refused" if rates["shadowed"] else ""
     return f"{per_second(rates['passed'])} passed, {per_second(rates['refused'])} refused{shadowed}"
 
 
 def listing(columns: Iterable[Column], rows: Sequence[Mapping[str, Any]]) -> str:
-    """Format API rows as a table, without columns that are empty in every row."""
+    """Leave out empty columns."""
     shown = [column for column in columns if column.cli]
     cells = ([cell(column, row, shown) for column in shown] for row in rows)
     right = (at for at, column in enumerate(shown) if column.format in RIGHT)
@@ -99,13 +92,12 @@ def listing(columns: Iterable[Column], rows: Sequence[Mapping[str, Any]]) -> str
 
 
 def cell(column: Column, row: Mapping[str, Any], columns: Iterable[Column] = ()) -> str:
-    """Format one value of a row. Empty if it has none. ``columns`` are those of its table."""
+    """``columns`` are those of the table."""
     value: Any = row
     for key in column.field.split("."):
         value = value.get(key) if isinstance(value, Mapping) else None
     match column.format:
         case "name":
-            # Prefix the name with its kind unless the kind has its own column.
             kind = "" if any(each.name == "kind" for each in columns) else row.get("kind", "")
             return f"{kind} {value or ''}".strip()
         case "client":

@@ -1,7 +1,4 @@
-"""``sluice top``: limits, rates and refusals live on a terminal. Without a terminal it prints one table.
-
-It is one loop: request the rows that fit, draw them, wait up to a second for keys.
-"""
+"""``sluice top``: limits, rates and refusals live on a terminal. Without a terminal it prints one table."""
 
 import os
 import re
@@ -35,9 +32,7 @@ _FILTERS: Final = ("", *FILTERS)
 _REFRESH_S: Final = 1.0
 _TIMEOUT_S: Final = 5.0
 _CHROME_LINES: Final = 8
-"""Lines of the screen that are not table rows."""
 _WIDE: Final = 110
-"""Narrower terminals show fewer columns, so that names have room."""
 _NARROW: Final = frozenset({"kind", "name", "limit", "passed", "refused", "used"})
 
 _KEYS: Final = {
@@ -68,9 +63,9 @@ class View:
 
     Attributes:
         backwards: Against the usual order of the column.
-        top: Number of rows above the first one on the screen.
-        total: Number of rows at the sidecar.
-        typed: The text in the search field. None: it is closed.
+        top: Rows above the screen.
+        total: Rows at the sidecar.
+        typed: Text in the search field. None: it is closed.
     """
 
     kind: str = ""
@@ -83,17 +78,15 @@ class View:
     typed: str | None = None
 
     def query(self, rows: int) -> dict[str, Any]:
-        """Return the API's query for this many rows."""
         order = "asc" if (self.sort in _UPWARDS) != self.backwards else "desc"
         wanted = {"kind": self.kind, "search": self.search, "filter": self.filter, "sort": self.sort, "order": order}
         return {**wanted, "offset": self.top, "limit": rows, "history": "0"}
 
     def scroll(self, lines: int, rows: int) -> None:
-        """Scroll down or up, on a screen with this many rows."""
         self.top = max(0, min(self.top + lines, self.total - rows))
 
     def press(self, key: str, rows: int) -> bool:
-        """Handle a key. Return whether to continue."""
+        """Return whether to continue."""
         if self.typed is not None:
             self._type(key)
             return True
@@ -162,7 +155,7 @@ def _once(api: Api, view: View, *, json: bool) -> str:
 
 
 def _watch(api: Api, view: View, screen: Live, typed: Callable[[float], Sequence[str]]) -> None:
-    """Draw until a key ends it. Raises ApiError if the first request fails or a request is rejected."""
+    """Raises ApiError if the first request fails or a request is rejected."""
     page: dict[str, Any] = {}
     state: dict[str, Any] = {}
     lost = ""
@@ -177,7 +170,6 @@ def _watch(api: Api, view: View, screen: Live, typed: Callable[[float], Sequence
                 raise
             lost = error.lines[0]
         view.total = page["total"]
-        # There may be fewer rows now.
         view.scroll(0, rows)
         drawn = draw(view, state, api.url, page, lost=lost, width=screen.console.width)
         screen.update(drawn, refresh=True)
@@ -192,7 +184,7 @@ def _watch(api: Api, view: View, screen: Live, typed: Callable[[float], Sequence
 def draw(
     view: View, state: Mapping[str, Any], url: str, page: Mapping[str, Any], *, lost: str = "", width: int = 120
 ) -> RenderableType:
-    """Lay out the screen. ``lost`` says why there is no current data."""
+    """``lost``: why there is no current data."""
     keys = Text("q quit   s sort   r reverse   / search   f filter   Esc all   ↑ ↓ PgUp PgDn scroll", style="dim")
     if view.typed is not None:
         keys = Text.assemble(("search: ", "bold"), printable(view.typed), "▏   Enter searches, Esc cancels")
@@ -268,13 +260,13 @@ def _table(rows: Sequence[Mapping[str, Any]], width: int) -> Table:
 
 @contextmanager
 def _keyboard() -> Iterator[Callable[[float], Sequence[str]]]:
-    """Yield a function that waits some seconds for keys, without Enter. The terminal is restored at the end."""
+    """Yield a function that waits some seconds for keys, without Enter. Restores the terminal at the end."""
     descriptors = [sys.stdin.fileno()] if sys.stdin.isatty() else []
 
     def read(seconds: float) -> Sequence[str]:
         if not select.select(descriptors, [], [], seconds)[0]:
             return ()
-        # Nothing to read: the terminal is gone.
+        # No input: the terminal is gone.
         return keys(os.read(descriptors[0], 256).decode(errors="ignore")) or ("q",)
 
     before = [termios.tcgetattr(each) for each in descriptors]
@@ -288,6 +280,6 @@ def _keyboard() -> Iterator[Callable[[float], Sequence[str]]]:
 
 
 def keys(text: str) -> list[str]:
-    """Return the names of typed keys. Characters are themselves, unknown keys are left out."""
+    """Names of typed keys. Characters are themselves, unknown keys are left out."""
     named = (_KEYS.get(each, each) for each in _KEY.findall(text))
     return [key for key in named if key.isprintable()]

@@ -1,1 +1,1 @@
-"""``sluice demo``: clients that show what Sluice does, in front of an embedded broker. Not for production."""
+"""``sluice demo``: clients in front of an embedded broker. Not for production."""

@@ -1,7 +1,6 @@
-"""An embedded RocketMQ broker with its name server, for producers: the upstream of the demo and of fast tests.
+"""An embedded RocketMQ broker with its name server, for the demo and fast tests. Not for production.
 
-Unchanged Java, C++/Python and Node producers can send to it. It counts messages without storing them, so they cannot be
-consumed. It is not a broker for production.
+Unchanged Java, C++/Python and Node producers can send to it. It counts messages without storing them.
 """
 
 import re
@@ -33,7 +32,7 @@ _TICK_S: Final = 0.1
 #: RocketMQ 5.5.0.
 VERSION: Final = 513
 LANGUAGE: Final = "JAVA"
-#: Producers request the route of this topic before they send to one that does not exist.
+#: Producers request its route before they send to a new topic.
 TEMPLATE_TOPIC: Final = "TBW102"
 DEFAULT_QUEUES: Final = 8
 _LEGAL_NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]{1,127}")
@@ -43,7 +42,7 @@ _STANDARD_JSON_VERSION: Final = 401
 _BROKER_NAME: Final = "loopback"
 _READ_AND_WRITE: Final = 6
 _INHERITED: Final = 7
-#: The fields of version 2 of a send, by their names in version 1.
+#: Field names of version 2 of a send, by those of version 1.
 _SHORT_NAMES: Final = {
     "topic": "b",
     "defaultTopicQueueNums": "d",
@@ -65,7 +64,7 @@ _SENDS: Final = (
 
 
 class Refused(Exception):  # noqa: N818 - an answer, not an internal failure
-    """The request gets another response code than success."""
+    """Answered with another code than success."""
 
     def __init__(self, code: int, remark: str) -> None:
         super().__init__(remark)
@@ -81,19 +80,15 @@ class Channel:
         self._outbox: list[bytes] = []
 
     def send(self, frame: bytes) -> None:
-        """Queue a frame."""
         self._outbox.append(frame)
         self.wake.set()
 
     def take(self) -> bytes:
-        """Return the queued frames, once."""
         waiting, self._outbox = self._outbox, []
         return b"".join(waiting)
 
 
 class Topic:
-    """A topic: the next offset of each queue, and the number of messages sent to it."""
-
     def __init__(self, name: str, queues: int) -> None:
         self.name = name
         self.offsets = [0] * queues
@@ -105,12 +100,7 @@ Handler = Callable[[Channel, RemotingCommand], bytes | None]
 
 
 class Broker:
-    """Name server and broker without sockets: requests of each connection in, answers out.
-
-    Attributes:
-        advertised: ``host:port`` in routes.
-        handlers: By request code.
-    """
+    """Name server and broker without sockets. ``advertised`` is the ``host:port`` in routes."""
 
     def __init__(self) -> None:
         self.topics: dict[str, Topic] = {}
@@ -125,7 +115,7 @@ class Broker:
         self.create_topic(TEMPLATE_TOPIC, DEFAULT_QUEUES)
 
     def receive(self, channel: Channel, data: bytearray) -> None:
-        """Take the complete requests off ``data`` and execute them.
+        """Take complete requests off ``data`` and execute them.
 
         Raises:
             RemoteProtocolError: The connection must be closed.
@@ -141,23 +131,18 @@ class Broker:
                 channel.send(frame)
 
     def tick(self, now_s: float) -> None:
-        """Called a few times a second, for subclasses."""
+        """For subclasses, a few times a second."""
 
     def disconnected(self, channel: Channel) -> None:
-        """Called when a connection has ended, for subclasses."""
+        """For subclasses."""
 
     def create_topic(self, name: str, queues: int = 4) -> Topic:
-        """Return a topic, creating it if necessary.
-
-        Raises:
-            Refused: The name is illegal.
-        """
+        """Existing topics are returned. Raises Refused if the name is illegal."""
         if not _LEGAL_NAME.fullmatch(name):
-            raise Refused(ResponseCode.SYSTEM_ERROR, "a topic's name is 1 to 127 of A-Z a-z 0-9 % | - _")
+            raise Refused(ResponseCode.SYSTEM_ERROR, "a topic name has 1 to 127 characters of A-Z a-z 0-9 % | - _")
         return self.topics.setdefault(name, Topic(name, queues))
 
     def stored(self, topic: str) -> int:
-        """Return how many messages were sent to a topic."""
         found = self.topics.get(topic)
         return found.stored if found else 0
 
@@ -230,7 +215,7 @@ class Broker:
 
 
 class Loopback:
-    """A running embedded broker. Addresses are ``host:port``."""
+    """Addresses are ``host:port``."""
 
     def __init__(self, broker: Broker, broker_address: str, name_server_address: str) -> None:
         self.broker = broker
@@ -238,11 +223,9 @@ class Loopback:
         self.name_server_address = name_server_address
 
     async def serve_stream(self, stream: trio.SocketStream) -> None:
-        """Serve one connection until it ends."""
         try:
             channel = Channel(*stream.socket.getpeername())
         except OSError:
-            # Closed right after it was accepted.
             return
         writing = trio.Lock()
         try:
@@ -271,7 +254,7 @@ async def serve_broker(
     *,
     task_status: trio.TaskStatus[Loopback] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Run the embedded broker and name server on 127.0.0.1 until cancelled. Port 0 is a free one.
+    """Run the embedded broker and name server on 127.0.0.1 until cancelled. Port 0: any free port.
 
     Raises:
         OSError: A port is taken.
@@ -304,11 +287,7 @@ async def _flush(channel: Channel, stream: trio.SocketStream, writing: trio.Lock
 
 
 def cut(data: bytearray) -> Iterator[RemotingCommand]:
-    """Take the complete frames off the front of ``data`` and yield them decoded.
-
-    Raises:
-        RemoteProtocolError: Framing or a header is broken.
-    """
+    """Take complete frames off the front of ``data`` and yield them decoded. Raises RemoteProtocolError."""
     at = 0
     try:
         while len(data) - at >= PREFIX_BYTES:
@@ -331,7 +310,7 @@ def answer(
     fields: Mapping[str, str] | None = None,
     body: bytes = b"",
 ) -> bytes:
-    """Return the frame that answers a request, with a JSON header like a real broker's."""
+    """With a JSON header, like a real broker."""
     return encode(
         RemotingCommand(
             code=code,
@@ -347,7 +326,7 @@ def answer(
 
 
 def text(fields: Mapping[str, str], name: str) -> str:
-    """Return a field, or raise Refused."""
+    """Raises Refused without the field."""
     value = fields.get(name)
     if value is None:
         raise Refused(ResponseCode.SYSTEM_ERROR, f"the custom field <{name}> is missing")
@@ -355,7 +334,7 @@ def text(fields: Mapping[str, str], name: str) -> str:
 
 
 def number(fields: Mapping[str, str], name: str, default: int | None = None) -> int:
-    """Return a field that is a whole number, or raise Refused."""
+    """Raises Refused without a whole number."""
     value = fields.get(name) or (text(fields, name) if default is None else str(default))
     try:
         return int(value)
@@ -364,13 +343,12 @@ def number(fields: Mapping[str, str], name: str, default: int | None = None) -> 
 
 
 def property_of(properties: str, name: str) -> str:
-    """Return the value of a message's property, or nothing. The last one wins, as in the clients."""
+    """The last of several properties wins, as in the clients."""
     pairs = (pair.partition("\x01") for pair in properties.split("\x02"))
     return {key: value for key, _, value in pairs}.get(name, "")
 
 
 def pack_host(host: str, port: int) -> bytes:
-    """Return the 8 bytes of an IPv4 address and a port."""
     return socket.inet_aton(host) + port.to_bytes(4, "big")
 
 

@@ -24,7 +24,6 @@ from admin.run.check import show
 from admin.run.composition import compose
 
 LIMIT_PER_S: Final = 200.0
-#: One topic exceeds its limit tenfold, the others stay below it.
 LOADS: Final = (
     TopicLoad("runaway", 2000, runaway=True),
     TopicLoad("orders", 150),
@@ -80,14 +79,13 @@ async def perform(*, seconds: float | None) -> int:
 
 
 def heading(listen: Endpoint, loopback: Loopback, admin_url: str, notes: Sequence[str]) -> RenderableType:
-    """Return the lines that describe the setup."""
     limit = number(LIMIT_PER_S)
     sluice = (f"sluice {listen}", "bold")
     rows = (
-        ("way", Text.assemble("clients → ", sluice, f" → embedded broker {loopback.broker_address}")),
+        ("path", Text.assemble("clients → ", sluice, f" → embedded broker {loopback.broker_address}")),
         ("limit", f"{limit} messages per second for each topic, plus one initial burst of {limit}"),
         ("", "messages over the limit get a busy answer"),
-        ("rates", f"mean of the last {WINDOW_S:g} s, so a burst shows that long"),
+        ("rates", f"mean of the last {WINDOW_S:g} s"),
         ("join in", f"any RocketMQ producer on its own topic; name server {loopback.name_server_address}"),
         ("see also", f"{admin_url}metrics, {admin_url}readyz"),
     )
@@ -103,17 +101,16 @@ async def _start_broker(nursery: trio.Nursery) -> Loopback:
 
 
 async def _start_sidecar(nursery: trio.Nursery, loopback: Loopback, state_dir: str) -> tuple[sidecar.Sidecar, Endpoint]:
-    """Start a sidecar like ``sluice run``, on free ports if the usual ones are taken."""
     flags = Flags(
         listen=[str(_free(_LISTEN))],
         broker=[loopback.broker_address],
         limits=[f"topic:*={LIMIT_PER_S:g}/s"],
         values={
             ("admin", "listen"): ("--admin", str(_free(parse_endpoint(DEFAULT_ADMIN)))),
-            # Removed at the end, so that edits do not persist to the next demo.
+            # The next demo starts without edits.
             ("state_dir",): ("--state-dir", state_dir),
             ("rejection_log", "instance"): ("--instance", "demo"),
-            # Routine lines would break the table.
+            # Info lines would break the table.
             ("log", "level"): ("--log-level", "error"),
         },
     )
@@ -121,13 +118,13 @@ async def _start_sidecar(nursery: trio.Nursery, loopback: Loopback, state_dir: s
     logs.configure(plan.settings.log)
     running: sidecar.Sidecar = await nursery.start(sidecar.run, plan)
     (address,) = running.listen.values()
-    # Real clients that use the name server are sent through the sidecar.
+    # The name server sends real clients through the sidecar.
     loopback.broker.advertised = address
     return running, parse_endpoint(address)
 
 
 def _free(wanted: Endpoint) -> Endpoint:
-    """Return the address, with port 0 (a free one) if its port is taken."""
+    """Use any free port (0) if the port is taken."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -140,4 +137,4 @@ def _free(wanted: Endpoint) -> Endpoint:
 def _note(what: str, wanted: Endpoint, got: Endpoint | None) -> str:
     if got is None or wanted.port in {0, got.port}:
         return ""
-    return f"port {wanted.port} is taken, so {what} has {got.port}"
+    return f"port {wanted.port} is taken, so {what} uses {got.port}"

@@ -1,4 +1,4 @@
-"""Counts of the demos' clients, compared with the broker's counts and with the limit."""
+"""Counts of the demo's clients, compared with the broker's counts and with the limit."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -8,13 +8,10 @@ from typing import Final
 from admin.common.numbers import number
 
 WINDOW_S: Final = 5.0
-"""Seconds over which rates are averaged."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicLoad:
-    """The load on one topic, in messages per second, and whether it is meant to exceed the limit."""
-
     topic: str
     rate_per_s: float
     runaway: bool = False
@@ -22,15 +19,7 @@ class TopicLoad:
 
 @dataclass(slots=True)
 class Counts:
-    """Counts of one topic's client.
-
-    Attributes:
-        sent: Requests written.
-        passed: Answered with success.
-        refused: Refused by Sluice.
-        failed: Answered with anything else.
-        stray: Answers without a waiting request.
-    """
+    """Counts of one topic's client. ``stray``: answers without a waiting request."""
 
     sent: int = 0
     passed: int = 0
@@ -40,18 +29,12 @@ class Counts:
 
     @property
     def unanswered(self) -> int:
-        """Requests still without an answer."""
         return self.sent - self.passed - self.refused - self.failed
 
 
 @dataclass(slots=True)
 class Ledger:
-    """All topics' counts, with enough history for rates.
-
-    Attributes:
-        kind: Their kind, as in limits.
-        edited: Limits were changed during the run, so the limit is not checked.
-    """
+    """Counts of all topics, with enough history for rates. ``edited``: do not check limits changed during the run."""
 
     loads: Sequence[TopicLoad]
     kind: str = "topic"
@@ -63,13 +46,12 @@ class Ledger:
         self.counts = {load.topic: Counts() for load in self.loads}
 
     def mark(self, now_s: float) -> None:
-        """Remember this moment for ``rates``."""
         self._history.append((now_s, {topic: replace(counts) for topic, counts in self.counts.items()}))
         while len(self._history) > 2 and self._history[1][0] <= now_s - WINDOW_S:
             self._history.popleft()
 
     def rates(self, topic: str) -> tuple[float, float, float]:
-        """Return sent, passed and refused per second over the last WINDOW_S seconds."""
+        """Sent, passed and refused per second over the last WINDOW_S seconds."""
         if len(self._history) < 2:
             return 0.0, 0.0, 0.0
         (from_s, before), (to_s, after) = self._history[0], self._history[-1]
@@ -79,8 +61,6 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One statement about a run, and whether it is true."""
-
     holds: bool
     text: str
 
@@ -89,15 +69,15 @@ EDITED: Final = Check(holds=True, text="limits were changed during the run, so t
 
 
 def check(ledger: Ledger, stored: Mapping[str, int], limit_per_s: float, elapsed_s: float) -> list[Check]:
-    """Compare the clients' counts with the broker's messages (``stored``) and with the limit of each topic.
+    """Compare the clients' counts with the broker's (``stored``) and with the limit of each topic.
 
-    The limit has a burst of one second. ``elapsed_s`` is the time from the first message to the last.
+    The limit has a burst of one second. ``elapsed_s``: from the first message to the last.
     """
     counts = ledger.counts
     checks = [EDITED] if ledger.edited else [_quiet(ledger, stored)]
     for load in ledger.loads if not ledger.edited else ():
         if load.runaway:
-            # The limiter's bound: the integral of the rate, one burst, and a last message that goes into debt.
+            # The integral of the rate, one burst, and a last message that goes into debt.
             allowed = int(limit_per_s * elapsed_s + limit_per_s) + 1
             bound = f"{number(limit_per_s)}/s for {elapsed_s:.1f} s and one burst of {number(limit_per_s)}, plus one"
             checks.append(held(load.topic, counts[load.topic], stored.get(load.topic, 0), allowed, bound))
@@ -110,7 +90,7 @@ def check(ledger: Ledger, stored: Mapping[str, int], limit_per_s: float, elapsed
 
 
 def held(topic: str, counts: Counts, stored: int, allowed: int, bound: str) -> Check:
-    """Check that a runaway topic was held to its limit, unless it never reached it."""
+    """A topic that never reached its limit passes."""
     text = f"{topic} stayed within its limit: {stored:,} stored, {allowed:,} allowed ({bound})"
     return Check(stored <= allowed and (counts.sent <= allowed or counts.refused > 0), text)
 

@@ -1,7 +1,4 @@
-"""Clients of the demos: they send at a steady rate and count the answers.
-
-A client does not slow down or retry when it is refused, like a runaway.
-"""
+"""Clients of the demo. Like a runaway, they send at a steady rate without slowing down or retrying when refused."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
@@ -16,13 +13,12 @@ from admin.demo.ledger import Counts, TopicLoad
 from proxy.protocols.rocketmq.wire.codes import RequestCode, ResponseCode
 from proxy.protocols.rocketmq.wire.command import RemotingCommand, encode
 
-#: Due messages are written together this often.
 _TICK_S: Final = 0.02
 _MAX_CATCH_UP_S: Final = 0.5
 _CONNECT_FOR_S: Final = 5.0
 _READ_BYTES: Final = 64 * 1024
 _BODY: Final = b"sluice demo " * 8
-#: Fields of RocketMQ's SendMessageRequestHeaderV2 other than topic, queue and body.
+#: SendMessageRequestHeaderV2 without topic and queue.
 _FIELDS: Final = {
     "a": "sluice-demo",
     "c": "TBW102",
@@ -41,11 +37,7 @@ Outcome = Literal["passed", "refused", "failed"]
 
 
 class Client(ABC):
-    """The client of one topic or queue, on one connection. ``observe`` is called with each latency in seconds.
-
-    Attributes:
-        lost: Why the connection ended too early, or None.
-    """
+    """The client of one topic or queue. ``lost``: why the connection ended too early."""
 
     def __init__(self, load: TopicLoad, counts: Counts, observe: Callable[[float], None] | None = None) -> None:
         self._load = load
@@ -59,14 +51,13 @@ class Client(ABC):
 
     @abstractmethod
     def message(self, number: int) -> bytes:
-        """Return a message. Numbers count from 1."""
+        """Numbers count from 1."""
 
     @abstractmethod
     def answers(self, data: bytearray) -> Iterable[tuple[int, Outcome]]:
-        """Take whole answers off the front of ``data``. Return message numbers and outcomes."""
+        """Take complete answers off ``data``."""
 
     async def greet(self, stream: trio.SocketStream) -> None:
-        """Do the protocol's handshake before messages."""
         del stream
 
     async def run(self, endpoint: Endpoint) -> None:
@@ -86,18 +77,16 @@ class Client(ABC):
             self.lost = "the connection was closed"
 
     def stop(self) -> None:
-        """Send nothing more."""
         self._stopping.set()
 
     def waiting_up_to(self, number: int) -> list[int]:
-        """Return the messages up to this one that have no answer."""
         return [each for each in self._waiting if each <= number]
 
     async def _send(self, stream: trio.SocketStream) -> None:
         started_s = trio.current_time()
         rate, sent = self._load.rate_per_s, 0
         while not self._stopping.is_set():
-            # After a long stall the rest is skipped, because sending it at once would be a flood.
+            # After a long stall skip the rest, because sending it at once would be a flood.
             started_s = max(started_s, trio.current_time() - _MAX_CATCH_UP_S - sent / rate)
             due = int((trio.current_time() - started_s) * rate) - sent
             if due > 0:
@@ -131,7 +120,6 @@ class Producer(Client):
     """A RocketMQ producer without routes and name server."""
 
     def message(self, number: int) -> bytes:
-        """Return a request to store a message."""
         fields = {**_FIELDS, "b": self.topic, "e": str(number % 4)}
         request = RemotingCommand(
             code=RequestCode.SEND_MESSAGE_V2,
@@ -144,7 +132,6 @@ class Producer(Client):
         return encode(request)
 
     def answers(self, data: bytearray) -> Iterable[tuple[int, Outcome]]:
-        """Read frames."""
         return [(answer.opaque, _outcome(answer)) for answer in cut(data)]
 
 
@@ -155,7 +142,7 @@ def _outcome(answer: RemotingCommand) -> Outcome:
 
 
 async def _connect(endpoint: Endpoint) -> trio.SocketStream:
-    """Connect with retries, because Sluice does not listen while its broker does not answer."""
+    """Retry, because Sluice does not listen before its broker answers."""
     with trio.move_on_after(_CONNECT_FOR_S):
         while True:
             with suppress(OSError):

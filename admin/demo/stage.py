@@ -16,7 +16,6 @@ from admin.demo.producer import Client
 from admin.run.check import show
 
 LAST_ANSWERS_S = 5.0
-"""How long answers may take after the last message, in seconds."""
 
 
 async def obey(
@@ -26,7 +25,7 @@ async def obey(
     everything: trio.CancelScope,
     exit_code: list[int],
 ) -> None:
-    """Stop sending at the first signal. At the second, or before sending has started, end everything."""
+    """Stop sending at the first signal. At the second, or before sending has started, cancel everything."""
     number = await anext(signals)
     if started.is_set():
         stopping.set()
@@ -51,7 +50,7 @@ async def send(
     ``look`` is called before each update with the seconds since the start, and whether it is the last.
 
     Returns:
-        For how many seconds they sent, and a line for each lost connection.
+        Seconds of sending, and a line for each lost connection.
     """
     console = Console(highlight=False)
     live = Live(console=console, auto_refresh=False) if console.is_terminal else None

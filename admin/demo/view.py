@@ -1,4 +1,4 @@
-"""The demos' output: a live table on a terminal, otherwise a line a second, and a summary at the end."""
+"""The demo's output: a live table on a terminal, otherwise a line a second, and a summary at the end."""
 
 from collections.abc import Mapping, Sequence
 from math import inf
@@ -13,7 +13,7 @@ from admin.common.numbers import number
 from admin.demo.ledger import EDITED, WINDOW_S, Check, Ledger, TopicLoad
 
 _BAR_CELLS = 6
-#: Narrow, so that the figures of ten minutes fit into 80 columns.
+#: Fits ten minutes' figures into 80 columns.
 _PADDING = (0, 1, 0, 0)
 _UNBOUNDED_COLUMNS = 1000
 
@@ -21,7 +21,6 @@ _UNBOUNDED_COLUMNS = 1000
 def heading(
     title: str, admin_url: str, rows: Sequence[tuple[str, str | Text]], notes: Sequence[str] = ()
 ) -> RenderableType:
-    """Return the lines that describe the setup. ``rows`` are further lines, each with its first word."""
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
@@ -33,7 +32,6 @@ def heading(
 
 
 def live(ledger: Ledger, elapsed_s: float, seconds: float | None) -> RenderableType:
-    """Return the table of rates and totals. A narrow terminal gets only the rates."""
     rows = []
     for load in ledger.loads:
         counts = ledger.counts[load.topic]
@@ -49,7 +47,6 @@ def live(ledger: Ledger, elapsed_s: float, seconds: float | None) -> RenderableT
 
 
 def line(ledger: Ledger, elapsed_s: float) -> str:
-    """Return the rates on one line, for logs and pipes."""
     rates = ((load.topic, ledger.rates(load.topic)) for load in ledger.loads)
     parts = [f"{topic} {'/'.join(number(rate, 0) for rate in each)}" for topic, each in rates]
     return f"{elapsed_s:4.0f} s  sent/passed/refused per second: " + "  ".join(parts)
@@ -64,10 +61,7 @@ def summary(
     *,
     burst_s: float = 1.0,
 ) -> RenderableType:
-    """Return the clients' counts, the broker's counts, and the checks.
-
-    ``other`` are requests with another answer or none.
-    """
+    """``other``: requests with another answer or none."""
     rows = []
     for load in ledger.loads:
         counts = ledger.counts[load.topic]
@@ -102,7 +96,7 @@ def summary(
 
 
 class _FirstThatFits:
-    """The first table that fits the terminal, or the last one. Figures are never cut."""
+    """The first table that fits the terminal, or the last one, because figures must not be cut."""
 
     def __init__(self, *tables: Table) -> None:
         self._tables = tables
@@ -119,7 +113,6 @@ def _table(kind: str, columns: Sequence[str], rows: Sequence[Sequence[str | Text
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=_PADDING)
     table.add_column(kind, overflow="fold")
     for column in columns:
-        # The column of bars has no heading.
         table.add_column(column, justify="right" if column else "left", overflow="fold")
     for row in rows:
         table.add_row(*row)
@@ -142,6 +135,5 @@ def _bar(passed: float, refused: float) -> Text:
     answered = passed + refused
     if not answered:
         return Text()
-    # A single refusal must be visible.
     refused_cells = min(_BAR_CELLS, max(1 if refused else 0, round(_BAR_CELLS * refused / answered)))
     return Text.assemble(("■" * (_BAR_CELLS - refused_cells), "green"), ("□" * refused_cells, "red"))

@@ -1,7 +1,6 @@
 #!/bin/sh
 # The image's first stage, on a bare Debian: build.sh SOURCE [yes|no] makes /opt/sluice, a virtual environment with the
-# wheels of SOURCE and their pinned dependencies, without pip or a compiler. The second word says whether it gets the
-# compiled part.
+# wheels of SOURCE and their pinned dependencies, without pip or a compiler. "no" omits the compiled part.
 set -eu
 
 source=$1
@@ -16,13 +15,13 @@ case $native in
     # In Debian 12 only the Rust for its browsers is new enough.
     yes) rust=$(apt-get update -qq && apt-cache show cargo-web >/dev/null 2>&1 && echo cargo-web || echo cargo) ;;
     no) rust= ;;
-    *) echo "build.sh: the compiled part is wanted, yes or no, not $native" >&2; exit 1 ;;
+    *) echo "build.sh: $native: must be yes or no (with or without the compiled part)" >&2; exit 1 ;;
 esac
 # shellcheck disable=SC2086  # one word or none
 packages python3-venv ca-certificates ${rust:+$rust gcc libc6-dev}
 
 python3 -m venv /tmp/tools
-# Build requirements are pinned, too. Older versions of pip know the first variable, newer ones the second.
+# Pins build requirements, too. Older versions of pip read the first variable, newer ones the second.
 export PIP_CONSTRAINT="$source/constraints.txt" PIP_BUILD_CONSTRAINT="$source/constraints.txt"
 /tmp/tools/bin/pip wheel --quiet --no-deps --wheel-dir /tmp/wheel "$source"
 if [ "$native" = yes ]; then
@@ -32,7 +31,7 @@ fi
 python3 -m venv --without-pip /opt/sluice
 /tmp/tools/bin/pip --python /opt/sluice/bin/python install --quiet --compile /tmp/wheel/*.whl
 
-# The tool for the bill of materials is not in the environment that it describes.
+# The SBOM tool is not part of the environment that it describes.
 unset PIP_CONSTRAINT PIP_BUILD_CONSTRAINT
 /tmp/tools/bin/pip install --quiet -r "$source/deploy/container/tools.txt"
 mkdir -p /opt/sluice/share/sluice

@@ -1,11 +1,11 @@
 #!/bin/sh
 # Tests the image's stages without an image: runs them as scripts in clean Debian trees, then starts the result as its
-# user, with a read-only root and without capabilities. Needs root for debootstrap, chroot and mounts. All mounts are in
+# user, with a read-only root and without capabilities. Needs root for debootstrap, chroot and mounts. The mounts are in
 # a separate namespace and end with this script.
 #   sh deploy/container/chroot.sh DIRECTORY      makes the trees below DIRECTORY: base, build, runtime, clean
 set -eu
 
-[ "$(id -u)" -eq 0 ] || { echo "chroot.sh: needs root: debootstrap, chroot and mount do" >&2; exit 1; }
+[ "$(id -u)" -eq 0 ] || { echo "chroot.sh: needs root for debootstrap, chroot and mount" >&2; exit 1; }
 command -v debootstrap >/dev/null || {
     echo "chroot.sh: debootstrap is missing: sudo apt-get install -y --no-install-recommends debootstrap" >&2
     exit 1
@@ -79,7 +79,7 @@ umount "$work/runtime/proc" "$work/runtime/dev"
 rm -rf "$work/runtime/tmp/trusted.pem"
 echo "made in $(($(seconds) - began)) s: $(du -sh --one-file-system "$work/runtime" | cut -f1)"
 
-say "started as the image would be: uid 10001, read-only root, no capabilities"
+say "running like the image: uid 10001, read-only root, no capabilities"
 root=$work/root
 mkdir -p "$root"
 mount --bind "$work/runtime" "$root"
@@ -116,10 +116,10 @@ grep "compiled part [0-9]" "$work/check.log"
 grep -E '^(Uid|CapEff|CapBnd|NoNewPrivs):' "/proc/$sluice/status"
 grep -qE '^Uid:[[:space:]]10001' "/proc/$sluice/status"
 if (contained touch /opt/sluice/written) 2>/dev/null; then
-    echo "chroot.sh: its root can be written to" >&2
+    echo "chroot.sh: the root file system is writable" >&2
     exit 1
 fi
-(contained sluice limits set topic orders 5 --reason "kept in the one folder that is writable")
+(contained sluice limits set topic orders 5 --reason "saved in the only writable folder")
 [ -s "$root/var/lib/sluice/127.0.0.1-29911/state.db" ]
 kill -TERM "$sluice"
 wait "$sluice"
@@ -132,7 +132,7 @@ print("SBOM:", found["bomFormat"], found["specVersion"] + ",", len(found["compon
       found["metadata"]["component"]["name"], found["metadata"]["component"]["version"])
 ' "$root/opt/sluice/share/sluice/sbom.cdx.json"
 
-say "the wheel, in a Debian with nothing but Python"
+say "the wheel, in a Debian with only Python"
 tree clean
 install -D -t "$work/clean/opt" "$work"/build/tmp/wheel/sluice_proxy-*.whl
 within clean sh -c 'apt-get update -qq && apt-get install -y -qq --no-install-recommends python3-venv >/dev/null 2>&1'
@@ -140,13 +140,13 @@ began=$(seconds)
 within clean sh -c 'python3 -m venv /opt/try && /opt/try/bin/pip install --quiet /opt/*.whl'
 echo "installed in $(($(seconds) - began)) s"
 within clean /opt/try/bin/sluice demo --seconds 5
-echo "installed and demonstrated in $(($(seconds) - began)) s"
+echo "installed, and ran the demo, in $(($(seconds) - began)) s"
 
-say "make demo, in a Debian with nothing but Python and make"
+say "make demo, in a Debian with only Python and make"
 copy_source clean
 within clean sh -c 'apt-get install -y -qq --no-install-recommends make >/dev/null 2>&1'
 began=$(seconds)
 within clean make -C /src demo SECONDS=5
 echo "make demo took $(($(seconds) - began)) s"
 
-say "all of it worked"
+say "all checks passed"

@@ -1,7 +1,4 @@
-"""Exits with 0 if the sidecar in this container answers on its admin address, for the image's health check.
-
-The address is found as the commands find it: SLUICE_URL or SLUICE_ADMIN, or 127.0.0.1:9870.
-"""
+"""The image's health check: exits with 0 if the sidecar answers on its admin address, found as the commands find it."""
 
 import os
 import ssl
@@ -14,11 +11,11 @@ _TIMEOUT_S = 3.0
 
 
 def main() -> int:
-    """Ask once. Any answer other than 200 is an error, and its reason is printed."""
+    """Any answer other than 200 is an error. Its reason is printed."""
     target = find_target(Given(), os.environ)
     context = ssl.create_default_context(cafile=target.ca_file) if target.url.startswith("https:") else None
     try:
-        # The scheme is http or https: the target's reader allows no other.
+        # ``find_target`` allows only http and https.
         with urllib.request.urlopen(f"{target.url}/healthz", timeout=_TIMEOUT_S, context=context) as answer:  # noqa: S310 - see above
             return 0 if answer.status == 200 else 1
     except OSError as error:

@@ -9,11 +9,11 @@ command -v buildah >/dev/null || {
     exit 1
 }
 base=$(cd "$1" && pwd)/base.tar
-[ -e "$base" ] || { echo "image.sh: $base is missing: chroot.sh makes it" >&2; exit 1; }
+[ -e "$base" ] || { echo "image.sh: $base is missing: run chroot.sh first" >&2; exit 1; }
 storage=${2:-$(cd "$1" && pwd)/storage}
 mkdir -p "$storage"
 cd "$(dirname "$0")/../.."
-# Without overlays and a container runtime, this works in restricted environments.
+# No overlays and no container runtime: works in restricted environments.
 export STORAGE_DRIVER=vfs BUILDAH_ISOLATION=chroot
 images() { buildah --root "$storage/images" --runroot "$storage/run" "$@"; }
 

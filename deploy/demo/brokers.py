@@ -23,9 +23,9 @@ from admin.config.addresses import Endpoint
 from admin.demo.producer import Client, Outcome, Producer
 from proxy.protocols.rocketmq_grpc.messages import OK, read_answer
 
-#: Where clients connect and Sluice listens. All of 127/8 is this machine.
+#: Where Sluice listens. All of 127/8 is this machine.
 CLIENTS_HOST: Final = "127.0.0.2"
-#: The load generator would have a machine of its own: here it gets what broker and Sluice leave over.
+#: The load generator gets the CPU time that broker and Sluice leave over.
 _NICE: Final = ("nice", "-n", "15")
 
 
@@ -33,16 +33,16 @@ class FloodedBroker(ABC):
     """A running broker.
 
     Attributes:
-        name: the product.
-        protocol: the listeners' protocol.
-        kind: the kind of the limited resources.
-        generator: the load generator.
-        client: a client at a steady rate.
-        last_answers_s: how long answers may take after the last message.
-        address: the broker's own.
-        clients: where clients connect.
-        routes: the listeners of Sluice.
-        join_in: how other clients can send.
+        name: The product.
+        protocol: Of the listeners.
+        kind: Of the limited resources.
+        generator: The load generator.
+        client: A client at a steady rate.
+        last_answers_s: How long answers may take after the last message.
+        address: The broker's own.
+        clients: Where clients connect.
+        routes: The listeners of Sluice.
+        join_in: How other clients can send.
     """
 
     name: ClassVar[str]
@@ -61,15 +61,15 @@ class FloodedBroker(ABC):
 
     @abstractmethod
     def create(self, names: Sequence[str]) -> None:
-        """Make topics or queues."""
+        """Create topics or queues."""
 
     @abstractmethod
     def stored(self, name: str) -> int:
-        """Ask the broker itself how many messages it holds."""
+        """Ask the broker for its number of messages."""
 
     @abstractmethod
     def flood(self, name: str) -> ManagedProcess:
-        """Start the load generator, which sends as fast as answers come."""
+        """Start the load generator, which sends as fast as it is answered."""
 
     def failed(self, lines: Sequence[str]) -> int:
         """Return how many messages the load generator could not send, according to its output."""
@@ -92,7 +92,7 @@ class FloodedRocketMQ(FloodedBroker):
 
     def __init__(self, folder: Path, stack: ExitStack, *, behind_sluice: bool) -> None:
         self._folder = folder
-        # Where RocketMQ looks first how to log: otherwise each refused message fills the disk with a stack trace.
+        # RocketMQ looks here first. Otherwise each refused message fills the disk with a stack trace.
         (folder / "rmq.logback-test.xml").write_text("<configuration/>\n", encoding="utf-8")
         host = CLIENTS_HOST if behind_sluice else BROKER_HOST
         started = RocketMQ(folder / "rocketmq", advertised_host=host, settings=self.SETTINGS)
@@ -104,7 +104,7 @@ class FloodedRocketMQ(FloodedBroker):
         self.join_in = f"any RocketMQ client, on a topic of its own; name server {started.namesrv}"
 
     def create(self, names: Sequence[str]) -> None:
-        """Make the topics."""
+        """Create the topics."""
         for name in names:
             self._broker.create_topic(name)
 
@@ -129,7 +129,7 @@ class FloodedRocketMQ(FloodedBroker):
 
 
 class FloodedRocketMQProxy(FloodedBroker):
-    """The same broker in one process with RocketMQ's Proxy, for clients that speak gRPC."""
+    """The same broker in one process with RocketMQ's Proxy, for gRPC clients."""
 
     name, protocol, kind = "RocketMQ 5", "rocketmq-grpc", "topic"
     generator = "RocketMQ 5's own Java client, with 128 threads"
@@ -138,14 +138,14 @@ class FloodedRocketMQProxy(FloodedBroker):
         self._folder = folder
         self._proxy = stack.enter_context(RocketMQProxy(folder / "rocketmq", FloodedRocketMQ.SETTINGS))
         self.address = Endpoint(BROKER_HOST, self._proxy.grpc_port)
-        # The Proxy has its port on all addresses.
+        # The Proxy listens on all addresses.
         port = free_port()
         self.clients = Endpoint(CLIENTS_HOST, port) if behind_sluice else self.address
         self.routes = [Route(f"{CLIENTS_HOST}:{port}", self._proxy.grpc)]
         self.join_in = f"any client of RocketMQ 5, on a topic of its own; endpoints {self.clients}"
 
     def create(self, names: Sequence[str]) -> None:
-        """Make the topics."""
+        """Create the topics."""
         for name in names:
             self._proxy.create_topic(name, message_type="NORMAL")
 
@@ -154,7 +154,7 @@ class FloodedRocketMQProxy(FloodedBroker):
         return self._proxy.stored_messages(name)
 
     def flood(self, name: str) -> ManagedProcess:
-        """Start 128 threads, each of which sends as fast as it gets answers."""
+        """Start 128 threads, each of which sends as fast as it is answered."""
         arguments = (str(self.clients), "plain", "1", "100000", *[name] * 128)
         command = [*_NICE, *grpc_client("java", "GrpcFlatOut", *arguments, home=self._folder)]
         return ManagedProcess("flood", command, log=self._folder / "flood.log", cwd=self._folder)
@@ -165,7 +165,7 @@ class FloodedRabbitMQ(FloodedBroker):
 
     name, protocol, kind = "RabbitMQ", "amqp091", "queue"
     generator = "RabbitMQ's own PerfTest, with publisher confirms"
-    #: While its memory alarm is on, nothing is confirmed.
+    #: Nothing is confirmed during a memory alarm.
     last_answers_s = 60.0
 
     def __init__(self, folder: Path, stack: ExitStack, *, behind_sluice: bool) -> None:
@@ -178,20 +178,20 @@ class FloodedRabbitMQ(FloodedBroker):
         self.join_in = f"any AMQP 0.9.1 client, on a queue of its own; amqp://guest:guest@{self.clients}"
 
     def create(self, names: Sequence[str]) -> None:
-        """Make the queues."""
+        """Create the queues."""
         with self._broker.connect() as client:
             channel = client.open_channel()
             for name in names:
                 client.call(channel, "queue.declare", queue=name, durable=True)
 
     def stored(self, name: str) -> int:
-        """Ask for the messages that are ready in a queue."""
+        """Ask for the number of ready messages."""
         with self._broker.connect() as client:
             channel = client.open_channel()
             return int(client.call(channel, "queue.declare", queue=name, passive=True)["message_count"])
 
     def flood(self, name: str) -> ManagedProcess:
-        """Start PerfTest with four publishers, each with up to 500 messages without a confirm."""
+        """Start PerfTest with four publishers, each with up to 500 unconfirmed messages."""
         command = [
             *_NICE,
             *java(rabbitmq_classpath(), self._folder, "-Xmx512m"),
@@ -203,7 +203,7 @@ class FloodedRabbitMQ(FloodedBroker):
 
 
 class Publisher(Client):
-    """A client of AMQP 0.9.1 with publisher confirms."""
+    """An AMQP 0.9.1 client with publisher confirms."""
 
     _reader: amqp.EventReader
 
@@ -235,7 +235,7 @@ class Publisher(Client):
                 names += [event.name for event in self._reader.events(data)]
 
     def message(self, number: int) -> bytes:
-        """Return a persistent message. Confirms go by its number."""
+        """Return a persistent message."""
         del number
         return amqp.publish(1, self.topic, b"sluice demo " * 8, delivery_mode=2)
 
@@ -251,7 +251,7 @@ class Publisher(Client):
 
 
 class GrpcProducer(Client):
-    """A producer of RocketMQ 5 without routes and telemetry."""
+    """A RocketMQ 5 producer without routes and telemetry."""
 
     _calls: GrpcCalls
 
@@ -261,7 +261,7 @@ class GrpcProducer(Client):
         await stream.send_all(self._calls.take_replies())
 
     def message(self, number: int) -> bytes:
-        """Return a call that stores a message, behind what answers have made due. Streams have odd numbers."""
+        """Return a call that stores a message, behind due replies. Streams have odd numbers."""
         request = send_request(self.topic, b"sluice demo " * 8, f"{self.topic}-{number}")
         return self._calls.take_replies() + self._calls.call("SendMessage", request)[1]
 

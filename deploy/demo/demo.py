@@ -49,7 +49,7 @@ QUIET: Final = (
     TopicLoad("shipments", 10),
     TopicLoad("audit", 5),
 )
-#: Virtual machine and broker are slow at first. That does not count.
+#: Virtual machine and broker are slow at first.
 _WARM_UP_S: Final = 4.0
 
 _CONFIG: Final = """\
@@ -67,10 +67,12 @@ _LISTENER: Final = '[[listeners]]\nlisten = "{0.listen}"\nbroker = "{0.broker}"\
 
 
 def main() -> int:
-    """Run the demo. Return 0 if all checks pass, 1 if not, 128 + N if signal N cut it short."""
+    """Return 0 if all checks pass, 1 if not, 128 + N if signal N interrupted the demo."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("broker", choices=BROKERS)
-    parser.add_argument("--log", type=Path, required=True, metavar="DIRECTORY", help="for the rejection log; emptied")
+    parser.add_argument(
+        "--log", type=Path, required=True, metavar="DIRECTORY", help="folder of the rejection log, emptied first"
+    )
     parser.add_argument("--seconds", type=float, default=inf, metavar="N", help="end after N seconds")
     parser.add_argument("--calm", type=float, default=3.0, metavar="N", help="seconds before the flood (3)")
     parser.add_argument("--calm-after", type=float, default=0.0, metavar="N", help="seconds after it (0)")
@@ -78,7 +80,7 @@ def main() -> int:
     parser.add_argument("--record", type=Path, metavar="FILE", help="write each second's figures here, as JSON")
     parser.add_argument("--no-browser", dest="browser", action="store_false", help="do not open the page")
     options = parser.parse_args()
-    # Processes that were started are stopped.
+    # Exiting stops the started processes.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         with tempfile.TemporaryDirectory(prefix="sluice-demo-") as folder, ExitStack() as stack:
@@ -136,7 +138,7 @@ class Demo:
 
     def __init__(self, options: argparse.Namespace, broker: FloodedBroker, sluice: Sluice | None) -> None:
         self.options, self.broker, self.sluice = options, broker, sluice
-        # The flood has no rate of its own: it sends as fast as it is answered.
+        # The flood has no rate: it sends as fast as it is answered.
         self.ledger = Ledger((*QUIET, TopicLoad(FLOODED, 0, runaway=True)), broker.kind)
         self.waits: dict[str, list[float]] = {load.topic: [] for load in QUIET}
         self.seen = {load.topic: Counts() for load in QUIET}
@@ -166,12 +168,12 @@ class Demo:
 
     def _heading(self) -> RenderableType:
         broker, page = self.broker, ""
-        rows = [("way", f"clients → {broker.name} {broker.address}; without Sluice")]
+        rows = [("path", f"clients → {broker.name} {broker.address}; without Sluice")]
         if self.sluice is not None:
             page = f"http://{self.sluice.admin}/"
             at_once = f"{LIMIT_PER_S * BURST_S:g} at once after a pause"
             rows = [
-                ("way", f"clients → sluice {broker.clients} → {broker.name} {broker.address}"),
+                ("path", f"clients → sluice {broker.clients} → {broker.name} {broker.address}"),
                 ("limit", f"{LIMIT_PER_S:g} messages/s for each {broker.kind}, {at_once}"),
             ]
             if self.options.browser and (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
@@ -181,7 +183,7 @@ class Demo:
             ("join in", broker.join_in),
             ("rates", f"mean of the last {WINDOW_S:g} s"),
         ]
-        return view.heading(f"sluice before a real {broker.name}" if page else f"{broker.name} alone", page, rows)
+        return view.heading(f"Sluice in front of a real {broker.name}" if page else f"{broker.name} alone", page, rows)
 
     async def _warm_up(self) -> None:
         clients = [self.broker.client(load, Counts()) for load in QUIET]
@@ -194,7 +196,6 @@ class Demo:
             nursery.cancel_scope.deadline = trio.current_time() + self.broker.last_answers_s
 
     async def _play(self, stopping: trio.Event) -> int:
-        """Send until it is over, show the summary, and return the exit code."""
         before = await self._stored()
         clients = [self.broker.client(load, self.seen[load.topic], self.waits[load.topic].append) for load in QUIET]
         seconds = None if self.options.seconds == inf else self.options.seconds
@@ -224,7 +225,7 @@ class Demo:
         return {topic: await trio.to_thread.run_sync(self.broker.stored, topic) for topic in topics}
 
     async def _look(self, elapsed_s: float, over: bool) -> None:  # noqa: FBT001 - called by the stage
-        """Begin and end the flood, and bring the ledger up to date."""
+        """Begin and end the flood, and update the ledger."""
         if self.flood is None and not over and elapsed_s >= self.options.calm:
             self.flood, self.flood_began_s = self.broker.flood(FLOODED), trio.current_time()
         flooding = self.flood is not None and not self.flooded_s
@@ -262,7 +263,7 @@ class Demo:
             refused = self.broker.failed(self.flood.lines)
             counts[FLOODED] = Counts(passed + refused, passed, refused)
         for topic, seen in self.seen.items():
-            # Without Sluice it is the broker that refuses.
+            # Without Sluice the broker refuses.
             refused, failed = (seen.refused, seen.failed) if self.sluice else (seen.failed, 0)
             counts[topic] = Counts(seen.sent, seen.passed, refused, failed)
 
@@ -292,14 +293,13 @@ class Demo:
 
 
 def _waits(found: dict[str, list[float]], kind: str) -> RenderableType:
-    """Show how long answers took, by topic or queue."""
     rows = []
     for topic, waits_s in found.items():
         if ordered := sorted(waits_s):
             at = (min(len(ordered) - 1, int(len(ordered) * share)) for share in (0.5, 0.99, 1))
             rows.append((topic, *(f"{ordered[index] * 1000:,.1f} ms" for index in at)))
-    table = Rows((kind, "half within", "99% within", "slowest"), rows, right=(1, 2, 3))
-    return Group(Text("\nhow long answers took", style="bold"), table)
+    table = Rows((kind, "median", "99 %", "slowest"), rows, right=(1, 2, 3))
+    return Group(Text("\nresponse times", style="bold"), table)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What spark-submit runs: `sluice report`, with the arguments that follow this file's name."""  # noqa: INP001 - a script
+"""`sluice report` for spark-submit."""  # noqa: INP001 - a script
 
 import sys
 

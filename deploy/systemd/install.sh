@@ -6,7 +6,7 @@
 #   /usr/lib/systemd/system/sluice.service    /usr/lib/systemd/system/sluice.socket, which is enabled separately
 #   /usr/lib/systemd/system/sluice@.service, for several processes on one port
 #   /usr/lib/sysusers.d/sluice.conf    /usr/lib/tmpfiles.d/sluice.conf
-#   /etc/sluice/sluice.toml  configuration    /etc/default/sluice  variables     /var/lib/sluice  state, made at the start
+#   /etc/sluice/sluice.toml  configuration    /etc/default/sluice  variables     /var/lib/sluice  state, created at startup
 set -eu
 
 root=${1:-}

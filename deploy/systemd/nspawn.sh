@@ -1,17 +1,17 @@
 #!/bin/sh
 # Boots a Debian with a real systemd in a container (systemd-nspawn), installs Sluice there with install.sh, and tests
-# the unit: hardening, state, reload, a wrong file, restart, stop. Needs root and the trees of chroot.sh.
+# the unit: hardening, state, reload, an invalid file, restart, stop. Needs root and the trees of chroot.sh.
 #   sh deploy/systemd/nspawn.sh DIRECTORY      as for chroot.sh
 set -eu
 
-[ "$(id -u)" -eq 0 ] || { echo "nspawn.sh: needs root: systemd-nspawn does" >&2; exit 1; }
+[ "$(id -u)" -eq 0 ] || { echo "nspawn.sh: systemd-nspawn needs root" >&2; exit 1; }
 command -v systemd-nspawn >/dev/null || {
     echo "nspawn.sh: systemd-nspawn is missing: sudo apt-get install -y --no-install-recommends systemd-container" >&2
     exit 1
 }
 work=$(cd "$1" && pwd)
 source=$(cd "$(dirname "$0")/../.." && pwd)
-[ -d "$work/build/opt/sluice" ] || { echo "nspawn.sh: $work/build is missing: chroot.sh makes it" >&2; exit 1; }
+[ -d "$work/build/opt/sluice" ] || { echo "nspawn.sh: $work/build is missing: run chroot.sh first" >&2; exit 1; }
 tree=$work/booted
 
 rm -rf "$tree"
@@ -55,7 +55,7 @@ ls -ld /etc/sluice /etc/sluice/sluice.toml /var/lib/sluice
 metric process_start_time_seconds
 metric sluice_rejection_log_up | grep -q ' 1.0$'
 
-say "an edit is kept in the state directory"
+say "an edit is saved in the state directory"
 sluice limits set topic orders 5
 find /var/lib/sluice -name state.db -size +0 | grep .
 
@@ -69,14 +69,14 @@ until sluice limits get topic '*' | grep 1234; do
     sleep 0.2
 done
 
-say "reload of a wrong file fails and changes nothing"
+say "a reload with an invalid file fails and changes nothing"
 cp /etc/sluice/sluice.toml /tmp/right.toml
 echo 'nonsense = 1' >>/etc/sluice/sluice.toml
 if systemctl reload sluice 2>/dev/null; then exit 1; fi
 journalctl -u sluice -o cat | grep nonsense | tail -1
 systemctl is-active sluice
 
-say "a start with a wrong file is not tried again"
+say "a start with an invalid file is not retried"
 systemctl restart sluice
 tries=0
 until systemctl is-failed sluice; do
@@ -86,7 +86,7 @@ until systemctl is-failed sluice; do
 done
 systemctl show -p ExecMainStatus,NRestarts sluice
 
-say "put right; killed, it comes back, with the edit"
+say "a valid file again: after SIGKILL it restarts with the edit"
 cp /tmp/right.toml /etc/sluice/sluice.toml
 systemctl start sluice
 answers
@@ -105,15 +105,15 @@ systemctl stop sluice
 systemctl show -p Result,ExecMainStatus sluice
 systemd-analyze security --no-pager sluice.service | tail -1
 
-say "all of it worked"
+say "all checks passed"
 END
 env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin chroot "$tree" systemctl enable --quiet sluice.service
 mkdir -p "$tree/etc/systemd/system/multi-user.target.wants"
 ln -s ../trial.service "$tree/etc/systemd/system/multi-user.target.wants/trial.service"
 
-# Without a manager of its own to ask for a scope, and with a loopback device of its own, whatever listens here.
+# No scope from the host's manager, and a private loopback device, so that no port is taken.
 timeout 300 systemd-nspawn --directory "$tree" --boot --register=no --keep-unit --private-network \
     >"$work/nspawn.log" 2>&1 </dev/null || true
 [ -e "$tree/trial.log" ] || { tail -20 "$work/nspawn.log" >&2; exit 1; }
 cat "$tree/trial.log"
-grep -q '^== all of it worked$' "$tree/trial.log"
+grep -q '^== all checks passed$' "$tree/trial.log"

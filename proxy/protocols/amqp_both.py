@@ -1,4 +1,4 @@
-"""Both versions of AMQP on one port, selected by the client's protocol header, as in RabbitMQ."""
+"""Both versions of AMQP on one port, as in RabbitMQ."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,26 +20,20 @@ _HEADER_BYTES: Final = len(SASL_HEADER)
 
 @dataclass(frozen=True, slots=True)
 class AMQPOptions(AMQP091Options):
-    """Options for listeners of both versions. The bounds on waiting messages apply to AMQP 0.9.1 only."""
+    """The bounds on waiting messages apply to AMQP 0.9.1 only."""
 
 
 @dataclass
 class BothHub(Hub):
-    """State shared by all sessions of one broker, of either version."""
-
     clients: UnpaidOfClients = field(default_factory=UnpaidOfClients)  # AMQP 1.0 clients
 
 
 class AMQPSession(Session):
-    """Becomes a session of one version at the client's first bytes: AMQP 1.0 only if they are its header.
-
-    The context's options are AMQPOptions, its hub is a BothHub.
-    """
+    """Becomes an AMQP10Session if the client begins with AMQP 1.0's header, otherwise an AMQP091Session."""
 
     def __init__(self, context: SessionContext) -> None:
         self._first = context
-        #: An incomplete header.
-        self._begun = b""
+        self._begun = b""  # an incomplete header
         self._alarm = ""
 
     def receive(self, side: Side, chunk: memoryview, now_ns: int) -> Batch | None:
@@ -52,7 +46,6 @@ class AMQPSession(Session):
                 return None
             self._become(AMQP10Session if header in _HEADERS else AMQP091Session, now_ns)
         else:
-            # The broker sends something first.
             self._begin_with_nothing(now_ns)
         return self.receive(side, chunk, now_ns)
 
@@ -67,7 +60,7 @@ class AMQPSession(Session):
             self.receive(Side.CLIENT, begun, now_ns)
 
     def _become(self, version: type[AMQP091Session | AMQP10Session], now_ns: int) -> None:
-        """Change the class of this object, so that the driver need not know and no call gets slower."""
+        # A change of the class does not slow later calls.
         context, alarm = self._first, self._alarm
         self.__dict__.clear()
         self.__class__ = version  # type: ignore[assignment] # which is all that is to change
@@ -82,7 +75,7 @@ class AMQPSession(Session):
         self._alarm = reason
 
     def take(self, side: Side) -> Sequence[Buffer]:
-        """Return nothing before the header. Writers keep this bound method, so it then delegates to the new class."""
+        # Writers keep this bound method when the class changes.
         return () if type(self) is AMQPSession else self.take(side)
 
     def decided(self, batch: Batch, now_ns: int) -> None: ...
@@ -108,8 +101,8 @@ PROTOCOL = amqp_protocol(
     name="amqp",
     kinds=kinds(
         "reject",
-        "AMQP 0.9.1 cannot refuse a publish without confirms or in a transaction, and AMQP 1.0 cannot refuse a settled"
-        " message: they wait, whatever the action. With delay, or without an action, AMQP 1.0 grants no credit beyond"
+        "a publish of AMQP 0.9.1 without confirms or in a transaction, and a settled message of AMQP 1.0, cannot be"
+        " refused: they wait, whatever the action. With delay, or without an action, AMQP 1.0 grants no credit beyond"
         " the limit, however long that takes",
         credit_waits="AMQP 1.0",
         after_consume=True,
@@ -120,4 +113,3 @@ PROTOCOL = amqp_protocol(
     held_bytes=attrgetter("held_bytes"),
     confirm_states=confirm_states,
 )
-"""The entry point ``amqp``."""

@@ -11,12 +11,12 @@ Tls = Literal["refuse", "pass"]
 ScanName = Literal["auto", "compiled", "python"]
 
 _TLS_HANDSHAKE: Final = 0x16
-#: First bytes of PROXY protocol versions 1 and 2.
+# First bytes of versions 1 and 2.
 _PROXY_PROTOCOL: Final = b"P\r"
 
 
 def relays_unread(first: int, tls: Tls) -> bool:
-    """Return whether to relay a connection unread, judging by the client's first byte.
+    """Return whether to relay a connection unread, given the client's first byte.
 
     Raises:
         Close: It is a TLS handshake that the listener refuses, or a PROXY protocol header.
@@ -25,7 +25,7 @@ def relays_unread(first: int, tls: Tls) -> bool:
         if tls == "refuse":
             raise Close(
                 "tls",
-                "the client began a TLS handshake, which this listener does not decode; disable TLS in the client, "
+                "the client began a TLS handshake, which this listener does not accept; disable TLS in the client, "
                 'give the listener a certificate and tls = "accept", or set tls = "pass" to relay it without limits',
             )
         return True
@@ -43,7 +43,7 @@ def scans(name: ScanName) -> bool:
 
 
 def read_by(name: ScanName, unusable: str = UNUSABLE) -> str:
-    """Describe the frame reader for people. ``unusable``: why the compiled part is not used."""
+    """Describe the frame reader. ``unusable``: why the compiled part is not used."""
     if scans(name):
         return f"the compiled part {VERSION}"
     return f"Python, frame by frame; {unusable}" if unusable and name == "auto" else "Python, frame by frame"
@@ -58,4 +58,3 @@ def _installed(name: ScanName) -> ScanName:
 
 
 Scan = Annotated[ScanName, Meta(extra={"check": _installed})]
-"""The frame reader. One that is not installed is an error."""

@@ -8,7 +8,7 @@ from proxy.common.metric import Metric
 from proxy.spool.queue import Queue, States
 
 SpoolPlace = Literal["alpha", "beta", "gamma", "delta"]
-"""RabbitMQ's queue states. See ``proxy.spool.queue``."""
+"""See ``proxy.spool.queue``."""
 ByPlace = dict[SpoolPlace, int]
 
 
@@ -29,7 +29,7 @@ class SpooledResource(msgspec.Struct):
         target_bytes: memory target of its queues while memory is short.
         in_per_s: messages spooled per second, recently.
         out_per_s: messages taken out per second, recently.
-        recovered: waiting messages from an earlier process, included in the others.
+        recovered: messages from an earlier process, included in ``messages``.
     """
 
     kind: str
@@ -56,7 +56,7 @@ class SpooledResource(msgspec.Struct):
 
 
 class SpoolState(msgspec.Struct, frozen=True, kw_only=True):
-    """State of the spool. in + recovered = out + lost + dropped + present.
+    """State of the spool. Total in + recovered = out + lost + dropped + present.
 
     Attributes:
         writing_bytes: bytes submitted to the disk and not written yet.
@@ -93,7 +93,7 @@ class SpoolState(msgspec.Struct, frozen=True, kw_only=True):
     ] = False
     stops_total: Annotated[
         int,
-        Metric("sluice_spool_stops_total", "How often reading messages for the spool was stopped."),
+        Metric("sluice_spool_stops_total", "How often Sluice stopped reading messages for the spool."),
     ] = 0
     alarm: str = ""
     in_total: Annotated[int, Metric("sluice_spool_in_total", "Messages spooled.")] = 0
@@ -110,7 +110,7 @@ class SpoolState(msgspec.Struct, frozen=True, kw_only=True):
         Metric(
             "sluice_spool_dropped_total",
             "Spooled messages dropped: purged, or their connection ended, or an earlier process left them and no "
-            "client connected to send them.",
+            "client connected that could send them.",
         ),
     ] = 0
     recovered_total: Annotated[
@@ -129,7 +129,7 @@ class SpoolState(msgspec.Struct, frozen=True, kw_only=True):
         int,
         Metric(
             "sluice_spool_too_old_total",
-            "Spooled messages older than spool.max_age_s: refused, or forwarded at once.",
+            "Spooled messages older than spool.max_age_s, refused or forwarded at once.",
         ),
     ] = 0
     resources: tuple[SpooledResource, ...] = ()

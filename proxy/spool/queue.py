@@ -1,27 +1,23 @@
-"""One queue of the spool: decides what is in memory, on disk, and written or read next. No I/O, no clock.
+"""One queue of the spool: decides which entries are in memory, on disk, and written or read next. No I/O, no clock.
 
-An entry is encoded once, in its file format. Adjacent entries form a *run*, the unit of all work: some 64 KiB in
-memory, written and read unchanged. A run on disk takes 24 bytes of memory. From head to tail, a queue is::
+Adjacent entries form a *run* of up to 64 KiB, in the file format, which is written and read as a whole. A large entry
+is a run of its own. Its index alone can be in memory, so that the limiter can decide while the content is on disk. From
+head to tail, a queue is::
 
     head    runs in memory, or being read           entries are taken here
     disk    runs on disk                            nothing in memory
     tail    runs in memory, being written           entries are appended here
 
-While everything fits into memory, there is only a head. When the queue exceeds its memory target, and all queues
-together exceed theirs, new entries go to the tail, which is written run by run. If the target shrinks, the end of the
-head is written, too. A low head takes the next run from disk, or from the tail. Runs that were read stay on disk until
-their last entry is taken, and are not written again.
+When the queue exceeds its memory target, and all queues together exceed theirs, new entries go to the tail. If the
+target shrinks, the end of the head is written, too. A low head takes the next run from disk, or from the tail. Runs
+that were read stay on disk until their last entry is taken.
 
-A large entry is a run of its own. Its index alone can be in memory, so that the limiter can decide while the content is
-on disk.
+The figures use RabbitMQ's four states. Beta and gamma are for large entries at the head.
 
-The figures use RabbitMQ's four states. Small entries move from alpha to delta and back. Beta and gamma are for large
-entries at the head.
-
-- alpha: content and index in memory. After a read also on disk.
-- beta: content on disk, index in memory. Not recoverable.
-- gamma: content on disk, index in both. Recoverable.
-- delta: both on disk.
+- alpha: content and index in memory
+- beta: content on disk, index in memory, not recoverable
+- gamma: content on disk, index in both, recoverable
+- delta: both on disk
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -48,14 +44,10 @@ from proxy.spool.store import Read, Write
 
 _NS: Final = 1_000_000_000
 MAX_RUN_BYTES: Final = 64 * 1024
-# With smaller runs, reads and writes are mostly overhead.
 MIN_RUN_BYTES: Final = 1024
-# Memory of a run without its bytes, measured with empty runs.
-_OBJECT_BYTES: Final = 400
-# Seconds of output to read ahead, when less than half of it is left.
-_AHEAD_S: Final = 2
-# Smoothing factor per second of measured rates.
-_RATE_STEP: Final = 0.5
+_OBJECT_BYTES: Final = 400  # memory of an empty run, measured
+_AHEAD_S: Final = 2  # seconds of output to read ahead when less than half of it is left
+_RATE_STEP: Final = 0.5  # smoothing factor of rates, per second
 
 Ending = Literal["expired", "too old"]
 
@@ -63,7 +55,7 @@ Ending = Literal["expired", "too old"]
 class Lost(NamedTuple):
     queue: "Queue"
     entries: int
-    handles: tuple[int, ...]  # refusable entries, as far as known
+    handles: tuple[int, ...]  # of refusable entries, as far as known
     reason: str
 
 
@@ -84,7 +76,7 @@ class States:
 
 
 class Pool:
-    """State shared by all queues: bounds, memory, and totals. The totals include closed queues.
+    """State shared by all queues.
 
     Args:
         min_bytes: memory bound. Higher if there are many queues.
@@ -96,18 +88,18 @@ class Pool:
         self._min_bytes = min_bytes
         self.max_age_ns, self.target_s = max_age_ns, target_s
         self.memory_bytes = self.wanted_bytes = 0
-        self.busy = 0  # queues that are not empty
+        self.busy = 0  # queues with entries
         self.in_total = self.out_total = 0
         self.spilled_total = self.read_total = 0  # entries
-        self.dropped_total = 0  # purged or closed
-        self.recovered_total = 0  # adopted from an earlier process, not in ``in_total``
+        self.dropped_total = 0
+        self.recovered_total = 0  # not in ``in_total``
         self.ended_total: dict[Ending, int] = {"expired": 0, "too old": 0}
         self.count_busy(0)
 
     def count_busy(self, change: int) -> None:
         self.busy += change
         self.bound_bytes = max(self._min_bytes, self.busy * 4 * (MIN_RUN_BYTES + _OBJECT_BYTES))
-        self.spill_bytes = self.bound_bytes // 2  # below this, nothing needs to go to disk
+        self.spill_bytes = self.bound_bytes // 2  # anything above goes to disk
         share = self.spill_bytes // (2 * max(1, self.busy)) - _OBJECT_BYTES
         self.run_bytes = min(max(share, MIN_RUN_BYTES), MAX_RUN_BYTES, max(1, self.bound_bytes // 8))
 
@@ -119,7 +111,7 @@ class _Place(Enum):
 
 
 class Run:
-    """Adjacent entries, in memory or in transfer from or to disk. Only ``Queue`` changes it."""
+    """Adjacent entries, in memory or in transfer from or to disk."""
 
     __slots__ = (
         *("body_bytes", "content", "content_bytes", "data", "demoted", "entries", "extent", "memory_bytes", "number"),
@@ -130,15 +122,15 @@ class Run:
         self.queue, self.number, self.single = queue, number, single
         self.data: Piece | None = None  # records, or the head of a large entry's record. None before it is read
         self.content: tuple[Piece, ...] | None = None  # of a large entry, if in memory
-        self.position = 0  # offset of the first remaining entry
-        self.entries = self.recoverable = self.content_bytes = self.recoverable_bytes = 0  # remaining ones
+        self.position = 0  # of the first remaining entry
+        self.entries = self.recoverable = self.content_bytes = self.recoverable_bytes = 0  # of remaining ones
         self.body_bytes = self.memory_bytes = 0
-        self.written = 0  # recoverable ones when it was written
+        self.written = 0  # recoverable ones on disk
         self.sent = 0  # to the store's stage, not acked yet
         self.extent: Extent | None = None
         self.pending: Literal["write", "read"] | None = None
         self.place = _Place.HEAD
-        self.demoted = False  # to be dropped from memory once it is on disk
+        self.demoted = False  # drop it from memory once it is on disk
 
     @property
     def is_wanted(self) -> bool:
@@ -170,8 +162,6 @@ class Run:
 
 
 class Orders(Protocol):
-    """The orders of a queue to its ``Spool``."""
-
     def write(self, run: Run) -> None: ...
     def cancel(self, run: Run) -> None: ...
     def read(self, run: Run, *, index_only: bool) -> None: ...
@@ -183,15 +173,7 @@ class Orders(Protocol):
 
 
 class Queue:
-    """A FIFO queue, created by ``Spool.queue``.
-
-    Args:
-        number: unique in the folder.
-        name: written with its entries, with all that the caller needs to replay them.
-        ready: called when it is worth asking again, after ``head`` returned None or ``fetch`` was called for an entry
-            without content.
-        stage: the resource of this queue alone. None if nothing waits for its writes.
-    """
+    """A FIFO queue. See ``Spool.queue``."""
 
     def __init__(
         self,
@@ -208,27 +190,23 @@ class Queue:
             raise ValueError(f"a queue's name has at most {MAX_NAME_BYTES} bytes")
         self.number, self.name = number, name
         self._pool, self._orders, self.ready, self.stage = pool, orders, ready, stage
-        self.on_lost: Callable[[Lost], object] | None = None  # called before ``Hooks.lost``
+        self.on_lost: Callable[[Lost], object] | None = None
         self.count = self.content_bytes = self.memory_bytes = 0
-        # Recovered: from an earlier process, which may have sent its entries. It accepts no new ones.
+        # A recovered queue, of an earlier process, accepts no entries.
         self.is_recovered = self.is_closed = False
         self._shift_ns = 0
-        # Lists, because they are short and many. An empty deque takes 760 bytes.
+        # An empty deque takes 760 bytes.
         self._head: list[Run] = []
         self._disk = RunsOnDisk()
         self._tail: list[Run] = []
-        # The last run of head or tail, while entries can be added to it.
+        # The last run, while entries can be added to it.
         self._open: Run | None = None
         self._runs = 0
         self._entry: Entry | None = None
-        # The caller waits for the head.
-        self._awaited = False
-        # The first entry must stay in memory.
-        self._fetched = False
-        # In the head, or being read into it.
-        self._ahead_bytes = 0
+        self._awaited = False  # ``ready`` must be called
+        self._fetched = False  # the first entry must stay in memory
+        self._ahead_bytes = 0  # in the head, or being read into it
         self._in_total = self._out_total = self._in_bytes = self._out_bytes = 0
-        # Time and totals of the last measurement.
         self._measured = (now_ns, 0, 0, 0, 0)
         self._oldest_ns = now_ns
         self._rates = (0.0, 0.0, 0.0, 0.0)
@@ -250,9 +228,7 @@ class Queue:
         is_refusable: bool = True,
         is_recoverable: bool = False,
     ) -> None:
-        """Append an entry. See ``Entry`` for the arguments.
-
-        Pieces of large content are kept and must not be changed.
+        """Append an entry. See ``Entry`` for the arguments. Pieces of large content must not be changed later.
 
         Raises:
             ValueError: the entry is too large, or the queue is closed or recovered.
@@ -312,10 +288,7 @@ class Queue:
             self._orders.press()
 
     def head(self) -> Entry | None:
-        """Return the first entry, perhaps without content. None if the queue is empty or the entry is on disk.
-
-        ``ready`` is called once it is in memory.
-        """
+        """Return the first entry, perhaps without content. None if there is none in memory: ``ready`` follows."""
         if self._entry is not None:
             return self._entry
         if not self._settle_first():
@@ -334,17 +307,13 @@ class Queue:
 
     @property
     def oldest_ns(self) -> int:
-        """When the first entry was appended.
-
-        While it is on disk: when the previous one was, or when the queue was created.
-        """
+        """When the first entry was appended, or earlier while it is on disk."""
         run = self._head[0] if self._head else None
         if self._entry is not None or run is None or run.data is None or not run.entries:
             return self._oldest_ns
         return entry_at(run.data, run.position, whole=False).entered_ns + self._shift_ns
 
     def ending(self, now_ns: int) -> Ending | None:
-        """Say whether the first entry has expired or is too old. None while it is being read."""
         entry = self.head()
         if entry is None:
             return None
@@ -353,7 +322,7 @@ class Queue:
         return "too old" if self._pool.max_age_ns and now_ns - entry.entered_ns >= self._pool.max_age_ns else None
 
     def fetch(self) -> None:
-        """Read the content of the first entry, if necessary. ``ready`` is called when it is in memory."""
+        """Read the content of the first entry. Unless it is in memory, ``ready`` follows."""
         if not self._settle_first():
             self._awaited = self.count > 0
             return
@@ -365,13 +334,10 @@ class Queue:
                 self._read(run)
 
     def pop(self, ending: Ending | None = None) -> Entry:
-        """Remove and return the first entry, with or without its content.
-
-        Args:
-            ending: the result of ``ending`` if that is the reason. It is counted.
+        """Remove and return the first entry, with or without its content. ``ending`` is counted.
 
         Raises:
-            IndexError: the queue is empty, or the entry is on disk.
+            IndexError: there is none in memory.
         """
         entry = self._entry or self.head()
         if entry is None:
@@ -407,11 +373,11 @@ class Queue:
         return entry
 
     def purge(self) -> int:
-        """Drop all entries and return their number. If clients must be told, use ``pop`` instead."""
+        """Drop all entries and return their number. To refuse entries, use ``pop`` instead."""
         count = self.count
         if self._disk:
             on_disk, self._disk = self._disk, RunsOnDisk()
-            # Lazy, because there may be very many. The store's thread iterates.
+            # Lazy: there may be very many.
             self._orders.release((run.extent, run.recoverable) for run in on_disk)
         extents: list[tuple[Extent, int]] = []
         for run in (*self._head, *self._tail):
@@ -465,7 +431,6 @@ class Queue:
     # --- For the spool ----------------------------------------------------------------------------
 
     def adopt(self, found: FoundQueue, clock_ns: int) -> None:
-        """Take over the runs of an earlier process. ``clock_ns`` is the offset from ``now_ns`` to time since 1970."""
         self.is_recovered = True
         self._shift_ns = found.clock_ns - clock_ns
         self._pool.count_busy(1)
@@ -474,7 +439,6 @@ class Queue:
         self._pool.recovered_total += self.count
 
     def measure(self, now_ns: int) -> None:
-        """Update rates and the target, about once a second."""
         then_ns, *before = self._measured
         passed_s = (now_ns - then_ns) / _NS
         if passed_s >= 1:
@@ -499,17 +463,13 @@ class Queue:
         if pool.wanted_bytes > pool.spill_bytes:
             wanted_bytes = wanted_bytes * pool.spill_bytes // pool.wanted_bytes
         self.target_bytes = max(wanted_bytes, 2 * pool.run_bytes)
-        # Otherwise read-ahead runs would be dropped and read again.
+        # Otherwise runs would be dropped and read again.
         max_bytes = max(self.target_bytes // 2, self.target_bytes - 2 * pool.run_bytes)
         self._want_ahead_bytes = min(max(int(out_bytes * _AHEAD_S), pool.run_bytes), max_bytes)
         self._low_bytes = min(max(int(out_bytes * _AHEAD_S / 2), pool.run_bytes // 4), self._want_ahead_bytes)
 
     def shrink(self, max_bytes: int) -> int:
-        """Move entries above the target to disk, from the end of the head, but not much more than ``max_bytes``.
-
-        Returns:
-            Bytes of memory that this will free.
-        """
+        """Move about ``max_bytes`` above the target to disk, from the end of the head. Return the bytes to be freed."""
         self._retarget()
         excess_bytes = self.memory_bytes - self.target_bytes
         for run in self._tail:
@@ -520,7 +480,7 @@ class Queue:
             if less_bytes >= min(excess_bytes, max_bytes) or run.pending == "read":
                 break
             if index:
-                # A run within the target stays, or it would be read again at once. Large ones do not stay.
+                # A run within the target would be read again at once.
                 if not run.single and less_bytes + run.memory_bytes > excess_bytes:
                     break
             elif not run.single or run.content is None or self._fetched:
@@ -535,7 +495,6 @@ class Queue:
         return less_bytes
 
     def seal_tail(self) -> None:
-        """Write the last run of the tail if it is large enough."""
         run = self._open
         if run is not None and run.place is _Place.TAIL and run.body_bytes >= self._pool.run_bytes // 4:
             self._seal()
@@ -562,7 +521,6 @@ class Queue:
         self._settle_head()
 
     def was_read(self, run: Run, job: Read, reason: str) -> None:
-        """Take the result of a read, with fewer entries or none if the run is damaged or unreadable."""
         run.pending = None
         if run.place is _Place.GONE:
             return
@@ -590,7 +548,6 @@ class Queue:
         else:
             self._charge(run, _OBJECT_BYTES + len(run.data or b""))
         if run is self._head[0]:
-            # The caller may have seen it without its content.
             self._entry = None
         if not self.count:
             self._settle_first()
@@ -631,7 +588,7 @@ class Queue:
             run.data, run.position, run.content, body_bytes = b"", 0, None, 0
         self._pool.read_total += job.left
         self._ahead_bytes += body_bytes - run.body_bytes
-        # Which of the remaining ones are recoverable no longer matters: they are on disk.
+        # On disk the exact number of recoverable ones does not matter.
         run.entries, run.body_bytes, run.content_bytes = job.left, body_bytes, content_bytes
         run.recoverable = min(run.recoverable, job.left)
         if not self.count:
@@ -677,7 +634,7 @@ class Queue:
         self._orders.read(run, index_only=index_only)
 
     def _settle_first(self) -> bool:
-        """Say whether the first entry, or its index, is in memory. If not, start reading it. Drops empty runs."""
+        """Return whether the first entry, or its index, is in memory. If not, start reading it."""
         head = self._head
         while head:
             run = head[0]
@@ -700,7 +657,6 @@ class Queue:
             self._orders.release(extents)
 
     def _drop(self, run: Run, extents: list[tuple[Extent, int]]) -> None:
-        """Forget a run. Its extent is added to those to delete."""
         run.place = _Place.GONE
         self._charge(run, -run.memory_bytes)
         if run.extent is not None:

@@ -1,19 +1,16 @@
-"""The spool's file format, and recovery of damaged files. ``store`` decides when files are written.
+"""The spool's file format, and recovery of damaged files.
 
-A segment file is a sequence of runs. A run holds adjacent entries of one queue: a header, the queue's name, and a
-record per entry. A record is a head of RECORD_BYTES and the content. Queues share files, and are read back many entries
-at a time::
+Queues share segment files. A segment is a sequence of runs, each of adjacent entries of one queue::
 
     run     nonce 8 | queue 8 | number 8 | clock 8 | entries 4 | recoverable 4 | recoverable's bytes 8
             | body's length 8 | body's crc 4 | name's length 2 | header's crc 4 | name | body
     record  handle 8 | entered_ns 8 | expires_ns 8 | messages 4 | cost_bytes 4 | size 4 | content's crc 4 | flags 1
             | head's crc 4 | content
 
-Numbers are little-endian. The random nonce of a file is part of its name. It allows a search for the next header after
-a damaged one, and no message can forge a header. ``clock`` plus a time in the run is nanoseconds since 1970.
+Numbers are little-endian. The nonce is random and part of the file's name. With it, the next header after a damaged one
+is found, and no message can forge one. ``clock`` plus a time in the run is nanoseconds since 1970.
 
-The ledger is a separate file with 16 bytes per change in a segment's number of recoverable entries. With it, missing
-entries can be counted at the start.
+The ledger has 16 bytes per change in a segment's number of recoverable entries. With it, the start counts missing ones.
 """
 
 import errno
@@ -31,7 +28,6 @@ from zlib import crc32
 
 Piece = bytes | bytearray | memoryview
 
-# Its sender can be told of a refusal. Other entries must be sent.
 _REFUSABLE: Final = 1
 _RECOVERABLE: Final = 2
 
@@ -39,7 +35,6 @@ _HEAD: Final = Struct("<QqqIIIIB")
 _CRC: Final = Struct("<I")
 _HEAD_BYTES: Final = _HEAD.size
 RECORD_BYTES: Final = _HEAD.size + _CRC.size
-# Sizes have 32 bits, and a run is written whole.
 MAX_BYTES: Final = 1 << 30
 
 _RUN: Final = Struct("<8sQQqIIQQIH")
@@ -47,11 +42,10 @@ RUN_BYTES: Final = _RUN.size + _CRC.size
 MAX_NAME_BYTES: Final = 0xFFFF
 _USUAL_NAME_BYTES: Final = 256
 _LINE: Final = Struct("<IqI")
-# segment, offset, length, entries, recoverable ones (highest bit: a large one), content bytes
+# segment, offset, length, entries, recoverable ones and _SINGLE, content bytes
 _ON_DISK: Final = Struct("<IIIIII")
 _SINGLE: Final = 1 << 31
-# Big-endian, so that bytes sort like numbers.
-_ORDER: Final = Struct(">Q")
+_ORDER: Final = Struct(">Q")  # sorts like the number
 _SEARCHED_BYTES: Final = 1 << 20
 _NAME: Final = re.compile(r"(\d{10})-([0-9a-f]{16})\.segment")
 LEDGER: Final = "ledger"
@@ -65,7 +59,7 @@ class Entry(NamedTuple):
     messages: int
     cost_bytes: int
     size_bytes: int  # of the content
-    is_refusable: bool  # its sender is told of a refusal
+    is_refusable: bool  # its sender can be told of a refusal. Others must be sent
     is_recoverable: bool  # replayed after a crash if it was on disk
     content: tuple[Piece, ...] | None  # None while it is on disk only
 
@@ -82,9 +76,7 @@ def head_of(  # noqa: PLR0917 - called for each entry, and keywords take time
     is_refusable: bool,
     is_recoverable: bool,
 ) -> bytes:
-    """Return the head of a record, RECORD_BYTES long.
-
-    Omit large content, because its checksum takes long. Another thread then calls ``with_crc``.
+    """Return the head of a record. For large content pass none: the store's thread adds the checksum (``with_crc``).
 
     Raises:
         struct.error: a number is too large.
@@ -107,7 +99,6 @@ def with_crc(head: Piece, content: Sequence[Piece]) -> bytes:
 
 
 def entry_at(data: Piece, position: int, content: tuple[Piece, ...] | None = None, *, whole: bool = True) -> Entry:
-    """Decode the checked record at ``position``, with the content behind it if ``whole``."""
     handle, entered_ns, expires_ns, messages, cost_bytes, size, _, flags = _HEAD.unpack_from(data, position)
     if whole:
         start = position + RECORD_BYTES
@@ -138,15 +129,14 @@ class Salvage:
     body: bytes = b""
     entries: int = 0
     content_bytes: int = 0
-    left_out: int = 0  # intact records that were not requested
-    lost_handles: list[int] = field(default_factory=list)  # refusable entries with an intact head and damaged content
+    left_out: int = 0  # intact, but not requested
+    lost_handles: list[int] = field(default_factory=list)  # refusable, with an intact head
 
 
 def salvage(body: Piece, *, recoverable_only: bool = False) -> Salvage:
-    """Return the intact records of a body that may be damaged or truncated.
+    """Return the intact records of a body. Those behind a damaged length are lost, too.
 
-    A damaged record loses only itself, unless its length is wrong. Then everything after it is lost, too. With
-    ``recoverable_only`` there are no handles, because no sender is left to be told.
+    With ``recoverable_only`` there are no ``lost_handles``, as no sender is left.
     """
     found, parts = Salvage(), []
     view, position, length = memoryview(body), 0, len(body)
@@ -172,8 +162,6 @@ def salvage(body: Piece, *, recoverable_only: bool = False) -> Salvage:
 
 
 class RunHeader(NamedTuple):
-    """``body_bytes`` and ``entries`` are the values at the time of writing."""
-
     queue: int
     number: int
     clock_ns: int
@@ -194,7 +182,6 @@ class RunHeader(NamedTuple):
 
 
 def header_at(data: Piece, nonce: bytes, position: int = 0) -> RunHeader | None:
-    """Decode the run header at ``position``. None if it is damaged or has another nonce."""
     if len(data) < position + RUN_BYTES:
         return None
     found, *numbers, name_bytes = _RUN.unpack_from(data, position)
@@ -208,8 +195,6 @@ def header_at(data: Piece, nonce: bytes, position: int = 0) -> RunHeader | None:
 
 
 class Extent(NamedTuple):
-    """Segment, offset of the header, and total length of a run."""
-
     segment: int
     offset: int
     length: int
@@ -256,13 +241,12 @@ class Folder:
 
 
 class Ledger:
-    """Number of recoverable entries per segment. Lines are only appended. Torn lines are ignored.
+    """Number of recoverable entries per segment. Torn lines are ignored.
 
     Raises:
         OSError: the file cannot be used.
     """
 
-    # It is rewritten at this size.
     _MAX_BYTES: Final = 1 << 20
 
     def __init__(self, folder: Folder) -> None:
@@ -292,11 +276,7 @@ class Ledger:
             self._lines.append(_line(segment, -held))
 
     def append(self, *, sync: bool = False) -> None:
-        """Write pending changes.
-
-        Raises:
-            OSError: it failed. The next call tries again.
-        """
+        """Raises OSError if it failed. The next call tries again."""
         if self._torn or self._written_bytes > self._MAX_BYTES:
             self.rewrite()
         elif self._lines:
@@ -311,31 +291,20 @@ class Ledger:
             os.fdatasync(self._fd)
 
     def replace(self, held: dict[int, int]) -> bool:
-        """Replace all counts. Written at once, or with the next append if the disk is full.
-
-        Returns:
-            Whether they are written.
-
-        Raises:
-            OSError: the file cannot be used, except for a full disk.
-        """
+        """Return whether the disk had room. Otherwise the next append writes all. Raises OSError for other failures."""
         self.held, self._lines = held, []
         try:
             self.rewrite()
         except OSError as error:
             if error.errno not in _FULL_ERRORS:
                 raise
-            # Forces a rewrite: the current content is outdated.
+            # Forces a rewrite.
             self._torn = True
             return False
         return True
 
     def rewrite(self) -> None:
-        """Rewrite the file.
-
-        Raises:
-            OSError: it failed. The file is unchanged.
-        """
+        """Raises OSError if it failed. Then the file is unchanged."""
         temporary = f"{LEDGER}.new"
         data = b"".join(_line(segment, held) for segment, held in self.held.items() if held)
         fd = self._folder.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
@@ -369,11 +338,11 @@ class RunOnDisk(NamedTuple):
     entries: int
     recoverable: int  # when it was written
     content_bytes: int
-    is_single: bool  # one large entry, whose index can be read alone
+    is_single: bool  # one large entry
 
 
 class RunsOnDisk:
-    """Packed into 24 bytes each, because there may be a million."""
+    """Packed, because there may be a million."""
 
     def __init__(self) -> None:
         self.entries = self.content_bytes = 0
@@ -427,27 +396,22 @@ def _run_at(data: Piece, position: int) -> RunOnDisk:
 class FoundQueue:
     name: bytes
     clock_ns: int
-    runs: RunsOnDisk = field(default_factory=RunsOnDisk)  # counts only intact recoverable entries
+    runs: RunsOnDisk = field(default_factory=RunsOnDisk)  # of intact recoverable entries only
 
 
 @dataclass(slots=True)
 class Found:
     queues: dict[int, FoundQueue] = field(default_factory=dict)
     recoverable: int = 0  # entries
-    dropped: int = 0  # not meant to be replayed
-    lost: int = 0  # recoverable ones damaged or missing
-    damaged: list[str] = field(default_factory=list)  # names of damaged or missing files
+    dropped: int = 0  # not recoverable
+    lost: int = 0  # damaged or missing
+    damaged: list[str] = field(default_factory=list)  # files, also missing ones
     is_full: bool = False  # the disk is too full to rewrite the ledger
 
 
 def scan_folder(folder: Folder, ledger: Ledger) -> Found:
-    """Read all segments of a folder.
-
-    Raises:
-        OSError: a file cannot be read.
-    """
+    """Raises OSError if a file cannot be read."""
     found = Found()
-    # Each run packed behind its number.
     numbered: dict[int, list[bytes]] = {}
     # A damaged ledger does not prove that files are missing.
     expected = dict(ledger.held) if ledger.intact else {}
@@ -456,7 +420,7 @@ def scan_folder(folder: Folder, ledger: Ledger) -> Found:
     for number, nonce in folder.segments():
         whole, recoverable, lost = True, 0, 0
         for extent, header, salvaged in _runs(folder, number, nonce):
-            # A run truncated at the end was being written when the process ended, unless the ledger lists it.
+            # A truncated last run was being written when the process ended.
             is_torn = ledger.intact and extent.length < header.length + header.body_bytes
             whole &= salvaged is None or is_torn
             if salvaged is None:
@@ -468,7 +432,6 @@ def scan_folder(folder: Folder, ledger: Ledger) -> Found:
             recoverable += entries
             lost += 0 if is_torn else header.recoverable - entries
             if entries:
-                # The index of a damaged run is not read alone.
                 is_single = header.entries == 1 and salvaged is None
                 run = RunOnDisk(extent, entries, entries, content_bytes, is_single)
                 found.queues.setdefault(header.queue, FoundQueue(header.name, header.clock_ns))
@@ -490,7 +453,6 @@ def scan_folder(folder: Folder, ledger: Ledger) -> Found:
 
 
 def _runs(folder: Folder, number: int, nonce: bytes) -> Iterator[tuple[Extent, RunHeader, Salvage | None]]:
-    """Yield the runs of a segment, each with its salvage. None: intact."""
     fd = folder.open(segment_name(number, nonce), os.O_RDONLY)
     try:
         size, position = os.fstat(fd).st_size, 0
@@ -514,7 +476,6 @@ def _runs(folder: Folder, number: int, nonce: bytes) -> Iterator[tuple[Extent, R
 
 
 def _crc_of(fd: int, position: int, length: int) -> int | None:
-    """Return the checksum of a part of a file, or None if the file is shorter."""
     crc = 0
     while length:
         data = os.pread(fd, min(length, _SEARCHED_BYTES), position)

@@ -1,23 +1,17 @@
 """All queues of the spool, which share the memory, one store, and the handling of disk failures.
 
-Runs in the event loop. Only ``Spool.open`` and ``Spool.close`` do I/O or block.
+Runs in the event loop. Only ``Spool.open`` and ``Spool.close`` block.
 
 - Call ``Spool.open`` once, in a thread, then ``tick`` about ten times a second.
-- Create a queue with ``spool.queue(name, ...)`` per resource and channel or connection. ``append`` entries, ask the
-  limiter about ``head``, and ``pop`` it when it may go. Wait for ``ready`` if ``head`` is None and the queue is not
-  empty, or if an entry has no content after ``fetch``. Fetch content only when the entry may go.
-- Credit: a queue's stage sends the entries to write to the stage ``store``, which acks them once they are on disk.
-  While memory or disk is short, the stages of all queues are stalled, so senders stop reading. The hook ``flow``
-  reports this. ``append`` never refuses.
-- ``alarm(reason)`` reports a failing disk, ``alarm(None)`` its recovery. In between, everything stays in memory, in
-  order.
-- ``lost`` reports entries that were damaged on disk. Refuse its handles. If there are more entries than handles, close
-  the channel, so that its client publishes unconfirmed messages again. This is not needed if nothing in the queue is
-  refusable.
-- Recovered queues of ``Spool.open`` are used like others. Set your own ``ready`` and ``on_lost``. ``tick`` drops those
-  that no connection takes within ``max_age_s``.
-- For an orderly shutdown, call ``keep`` while all queues exist. Recoverable entries are written, and stay on disk when
-  their queues are closed. Then call ``Spool.close``. ``sync`` only writes.
+- ``append`` entries to a queue, ask the limiter about ``head``, ``fetch`` its content when it may go, and ``pop`` it.
+  Wait for ``ready`` while there is no ``head`` or content in memory.
+- While memory or disk is short, the stages of all queues are stalled, so that their senders are not read. ``append``
+  never refuses.
+- While the disk fails, everything stays in memory, in order.
+- For lost entries, refuse their handles. If there are fewer handles than entries, and the queue has refusable entries,
+  close the channel, so that its client publishes unconfirmed messages again.
+- Set your own ``ready`` and ``on_lost`` on recovered queues.
+- At shutdown, call ``keep`` while all queues exist, then ``Spool.close``.
 """
 
 from collections import deque
@@ -37,19 +31,17 @@ from proxy.spool.store import Disk, Job, Read, Release, Store, Sync, Write
 
 _NS: Final = 1_000_000_000
 _RETRY_NS: Final = _NS
-# Bounds the duration of a tick.
 _MEASURED_IN_TICK: Final = 256
-# With these errors, a run is lost. Others may be temporary.
+# Others may be temporary.
 _LOST_ERRORS: Final = {ENOENT, EIO, ESTALE}
 
 
 class QueueName(msgspec.Struct, frozen=True, array_like=True):
-    """Identifies a queue. Written with its entries, so that they can be replayed after a crash."""
+    """Written with a queue's entries, so that they can be replayed after a crash."""
 
     listener: str
     kind: str
     name: str
-    # As its protocol describes it. Only a connection of the same sender can replay the entries.
     sender: tuple[str, ...] = ()
 
     def encoded(self) -> bytes:
@@ -57,7 +49,7 @@ class QueueName(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def read(cls, name: bytes) -> "QueueName":
-        """Decode a name. All fields are empty if it is not one."""
+        """Return empty fields for an invalid name."""
         try:
             return msgspec.msgpack.decode(name, type=cls)
         except msgspec.DecodeError:
@@ -66,11 +58,10 @@ class QueueName(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class SpoolSettings:
-    memory_bytes: int = 32 * 1024 * 1024  # above half of it, queues write what exceeds their target
+    memory_bytes: int = 32 * 1024 * 1024
     max_disk_bytes: int = 16 * 1024 * 1024 * 1024
     min_free_bytes: int = 1024 * 1024 * 1024  # left free on the file system
-    # Age at which an entry is too old (``Queue.ending``), and after which unclaimed recovered queues are dropped. 0:
-    # never.
+    # Age at which an entry is too old, and an unclaimed recovered queue is dropped. 0: never.
     max_age_s: float = 0
     target_s: float = 2  # seconds of traffic that a queue may keep in memory
 
@@ -78,11 +69,11 @@ class SpoolSettings:
 class Hooks(NamedTuple):
     """Called in the event loop."""
 
-    flow: Callable[[bool], object]  # True: stop appending for now. False: continue
-    alarm: Callable[[str | None], object]  # None when it works again
+    flow: Callable[[bool], object]  # True: stop appending for now
+    alarm: Callable[[str | None], object]  # why the disk fails. None: it works again
     lost: Callable[[Lost], object]
     busy: Callable[[], object] = lambda: None  # no longer idle: call ``tick``
-    # Recovered queues, and their entries, dropped after ``max_age_s``.
+    # Dropped after ``max_age_s``: queues and entries.
     unclaimed: Callable[[int, int], object] = lambda _queues, _entries: None
 
 
@@ -94,14 +85,14 @@ class _Left(NamedTuple):
 class Recovered(NamedTuple):
     queues: list[Queue]  # with entries to replay. The earlier process may have sent some
     entries: int
-    dropped: int  # not meant to be replayed
-    lost: int  # recoverable and damaged or missing on disk. Losses in memory are unknown
+    dropped: int  # not recoverable
+    lost: int  # recoverable ones damaged or missing on disk
     damaged: list[str]
     is_full: bool = False  # disk too full for the ledger. The next start may report some losses again
 
 
 class Spool:
-    """All queues. ``Spool.open`` creates one on a disk.
+    """Created by ``Spool.open``.
 
     Args:
         clock_ns: offset from ``now_ns`` to nanoseconds since 1970.
@@ -132,16 +123,16 @@ class Spool:
         self._writes: dict[Run, Write] = {}
         self._syncs: dict[Sync, Callable[[bool], object]] = {}
         self._writing_bytes = 0
-        # Runs to write, and reads to repeat, when the disk works again.
+        # Until the disk works again.
         self._waiting: deque[Run] = deque()
         self._unread: list[tuple[Run, bool]] = []
-        # Why writes fail, why reads fail, and the reason last reported.
+        # Why writes and reads fail, and the reason last reported.
         self._alarm: str | None = None
         self._read_alarm: str | None = None
         self._told: str | None = None
         self._retry_ns = 0
         self._probe: Run | None = None
-        # Unclaimed, longest waiting first.
+        # Unclaimed, oldest first.
         self._recovered: dict[Queue, _Left] = {}
         self._stopped = self._is_persistent = False
         self._stops_total = self._lost_total = 0
@@ -164,8 +155,7 @@ class Spool:
     ) -> tuple["Spool", Recovered]:
         """Create a spool in a folder, with the content of an earlier process. Blocks.
 
-        ``post`` is called in another thread and calls its argument in the event loop, like ``TrioToken.run_sync_soon``.
-        Without ``recover``, entries that could be replayed are counted and dropped.
+        ``post``: see ``Store``. Without ``recover``, entries of the earlier process are dropped.
 
         Raises:
             BlockingIOError: another process uses the folder.
@@ -205,12 +195,12 @@ class Spool:
         stage: Stage | None = None,
         lost: Callable[[Lost], object] | None = None,
     ) -> Queue:
-        """Create a queue. Close it when it is no longer needed.
+        """Create a queue. The caller closes it.
 
         Args:
-            name: stored for recovery after a crash. Need not be unique.
-            ready: called when it is worth asking again for the head.
-            stage: the resource of this queue alone. Close it after the queue.
+            name: identifies the queue for a replay after a crash. Need not be unique.
+            ready: called when ``head`` or the content after ``fetch`` is in memory.
+            stage: this queue's own. Close it after the queue.
             lost: called with its unreadable entries, before ``Hooks.lost``.
 
         Raises:
@@ -247,7 +237,7 @@ class Spool:
         return any(wants(left.name) for left in self._recovered.values())
 
     def take_recovered(self, wants: Callable[[QueueName], bool]) -> list[Queue]:
-        """Hand out recovered queues, each to one caller. Unfinished ones return by ``give_back``."""
+        """Hand out recovered queues. The caller returns unfinished ones with ``give_back``."""
         taken = [queue for queue, left in self._recovered.items() if wants(left.name)]
         for queue in taken:
             del self._recovered[queue]
@@ -258,7 +248,6 @@ class Spool:
         self._recovered[queue] = _Left(QueueName.read(queue.name), self._time_ns())
 
     def tick(self, now_ns: int) -> None:
-        """Measure rates, move entries to disk if memory is short, and retry failures."""
         self._now_ns = now_ns
         for _ in range(min(_MEASURED_IN_TICK, len(self._queues))):
             if not self._measured:
@@ -274,7 +263,6 @@ class Spool:
                 self._try_again()
             unread = [each for each in self._unread if each[0].is_wanted]
             if self._unread and not unread:
-                # The unreadable runs are no longer needed.
                 self._read_alarm = None
                 self._report_alarm()
             self._unread = []
@@ -301,7 +289,7 @@ class Spool:
             self._hooks.unclaimed(queues, entries)
 
     def sync(self, done: Callable[[bool], object]) -> None:
-        """Write and sync all recoverable entries in memory. ``done`` gets False if the disk fails."""
+        """Write and sync all recoverable entries. ``done`` gets False if the disk fails."""
         for queue in self._queues.values():
             queue.write_all()
         job = Sync()
@@ -309,7 +297,7 @@ class Spool:
         self._disk.submit(job)
 
     def keep(self) -> None:
-        """Write recoverable entries, and keep them on disk when their queues are closed."""
+        """As ``sync``, and recoverable entries stay on disk when their queues are closed."""
         self.sync(lambda _: None)
         self._is_persistent = True
 
@@ -318,7 +306,6 @@ class Spool:
         return self._is_persistent
 
     def close(self) -> None:
-        """Stop the store. Its files stay. Blocks until all writes are done."""
         self._disk.close()
 
     @property
@@ -326,7 +313,7 @@ class Spool:
         return self._pool.memory_bytes
 
     def figures(self) -> SpoolState:
-        """Return the totals of all queues. Places and resources require a look at each queue, and are left empty."""
+        """Return the totals, without fields that require a look at each queue."""
         pool = self._pool
         return SpoolState(
             queues=len(self._queues),
@@ -358,7 +345,7 @@ class Spool:
     # --- Orders of queues -------------------------------------------------------------------------
 
     def write(self, run: Run) -> None:
-        """Write a run. ``Queue.written`` follows, unless it is cancelled."""
+        """``Queue.written`` follows, unless it is cancelled."""
         stage = run.queue.stage
         if stage is not None:
             run.sent = run.entries
@@ -374,13 +361,12 @@ class Spool:
             write.cancelled = True
 
     def read(self, run: Run, *, index_only: bool) -> None:
-        """Read a run, or its first index. ``Queue.was_read`` follows."""
+        """``Queue.was_read`` follows."""
         job = run.read(index_only=index_only)
         self._jobs[job] = run
         self._disk.submit(job)
 
     def release(self, extents: Iterable[tuple[Extent, int]]) -> None:
-        """Delete runs, given with their recoverable entries at the time of writing."""
         if self._is_persistent:
             extents = [each for each in extents if not each[1]]
         self._disk.submit(Release(extents))
@@ -401,17 +387,12 @@ class Spool:
     def gone(self, queue: Queue) -> None:
         self._queues.pop(queue.number, None)
         if queue.stage is not None:
-            # Its jobs in progress have no effect.
             self.store.part(queue.stage, self._time_ns())
 
     # --- Results of the store ---------------------------------------------------------------------
 
     def completed(self, jobs: Iterable[Job]) -> None:
-        """Take finished jobs, in the event loop.
-
-        Raises:
-            Exception: the first exception of a callback, after all jobs are taken.
-        """
+        """Take finished jobs. Then raise the first exception of a callback."""
         faults: list[Exception] = []
         for job in jobs:
             try:
@@ -484,7 +465,7 @@ class Spool:
             else:
                 self._acknowledge(run)
         if self._probe is None:
-            # Every waiting run has been dropped. The next write is the test.
+            # Nothing is left to try. The next write is the test.
             self._set_alarm(None)
 
     def _set_alarm(self, reason: str | None) -> None:
@@ -502,7 +483,7 @@ class Spool:
 
     def _report_alarm(self) -> None:
         reason = self._alarm or self._read_alarm
-        # A changed reason is not reported again.
+        # A changed reason is not reported.
         if (reason is None) is not (self._told is None):
             self._told = reason
             self._hooks.alarm(reason)

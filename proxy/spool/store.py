@@ -1,9 +1,9 @@
-"""The spool's I/O thread, shared by all queues. ``spool`` decides what to write or read, and handles failures.
+"""The spool's I/O thread, shared by all queues.
 
 Pending jobs are done in groups: first reads, because callers wait for them, then writes, then deletions.
 
 A file is deleted when no part of it is needed. Until then, unneeded parts are returned to the file system
-(``FALLOC_FL_PUNCH_HOLE``) where supported, so that an idle queue does not keep a whole file on disk.
+(``FALLOC_FL_PUNCH_HOLE``).
 """
 
 import ctypes
@@ -44,32 +44,29 @@ class Write:
     # Must not change until the job is done. For a large entry: its record head without checksum, and its content.
     body: Sequence[Piece]
     is_single: bool = False
-    cancelled: bool = False  # skipped, if still possible
+    cancelled: bool = False  # skip it, if still possible
     extent: Extent | None = None
-    error: OSError | None = None  # perhaps an earlier error
+    error: OSError | None = None
 
 
 @dataclass(slots=True, eq=False)
 class Read:
     extent: Extent
     name_bytes: int
-    entries: int  # expected number
+    entries: int  # expected
     index_only: bool = False  # only the head of the first record
     recoverable_only: bool = False
-    data: Piece = b""  # records begin at ``start``. Damaged ones are removed
+    data: Piece = b""  # intact records begin at ``start``
     start: int = 0
     left: int = 0  # entries found
-    content_bytes: int = -1  # if damaged or filtered, otherwise -1
+    content_bytes: int = -1  # set if damaged or filtered
     lost_handles: Sequence[int] = ()  # as far as known
     error: OSError | None = None
 
 
 @dataclass(slots=True, eq=False)
 class Release:
-    """Delete runs, given with their recoverable entries at the time of writing.
-
-    The thread iterates over them, because there may be very many.
-    """
+    """Delete runs, given with their recoverable entries. The thread iterates: there may be very many."""
 
     extents: Iterable[tuple[Extent, int]]
 
@@ -85,10 +82,10 @@ Job = Write | Read | Release | Sync
 
 
 class Disk(Protocol):
-    done: Callable[[Sequence[Job]], object]  # called in the event loop. Set by the spool
+    done: Callable[[Sequence[Job]], object]  # called in the event loop
 
     def submit(self, job: Job) -> None:
-        """Queue a job. Jobs return when done, in any order, but writes in order of submission."""
+        """Queue a job. Jobs finish in any order, but writes in order of submission."""
 
     def close(self) -> None:
         """Finish all jobs and stop, without returning results. Blocks."""
@@ -100,13 +97,13 @@ class _Segment:
     size_bytes: int = 0
     live_bytes: int = 0
     punched_bytes: int = 0
-    # Unneeded bytes of partly needed blocks.
+    # Unneeded bytes, by partly needed block.
     edges: dict[int, int] = field(default_factory=dict)
 
 
 _SEGMENT_BYTES: Final = 16 * 1024 * 1024
 _GROUP_BYTES: Final = 1024 * 1024
-# Punching a hole takes about 20 µs, while reads wait.
+# At about 20 µs each, while reads wait.
 _RELEASED_TOGETHER: Final = 500
 # Linux accepts 1024 pieces per call.
 _MAX_PIECES: Final = 1000
@@ -120,9 +117,9 @@ class Store:
 
     Args:
         max_bytes: maximum disk usage. Beyond it, writes fail with ENOSPC.
-        min_free_bytes: space left free on the file system. Beyond it, writes fail with ENOSPC.
+        min_free_bytes: space left free on the file system. Below it, writes fail with ENOSPC.
         post: called in the thread with a function to call in the event loop, like ``TrioToken.run_sync_soon``.
-            RuntimeError: the event loop has ended.
+            Raises RuntimeError if the event loop has ended.
         segment_bytes: size at which a file is finished.
 
     Raises:
@@ -148,13 +145,12 @@ class Store:
         self._max_bytes, self._min_free_bytes, self._segment_bytes = max_bytes, min_free_bytes, segment_bytes
         self._post = post
         self.done: Callable[[Sequence[Job]], object] = list
-        self.used_bytes = 0  # approximate, readable from any thread
+        self.used_bytes = 0  # approximate, readable in any thread
         self._segments: dict[int, _Segment] = {}
         self._current: int | None = None
         self._next = 0
-        # Least recently used first.
-        self._fds: OrderedDict[int, int] = OrderedDict()
-        # Segments, and the folder's names, with unsynced changes.
+        self._fds: OrderedDict[int, int] = OrderedDict()  # least recently used first
+        # To be synced.
         self._dirty: set[int] = set()
         self._folder_dirty = False
         self._punches = True
@@ -163,7 +159,7 @@ class Store:
         self._thread = Thread(target=self._run, name="spool", daemon=True)
 
     def recover(self, *, adopt: bool) -> Found:
-        """Find the content of an earlier process, and keep entries to replay. Call before ``start``. Blocks.
+        """Find the content of an earlier process. Call before ``start``. Blocks.
 
         Raises:
             OSError: a file can neither be read nor deleted.
@@ -189,14 +185,12 @@ class Store:
         return found
 
     def start(self) -> None:
-        """Start the thread. Files that were not recovered are not changed."""
         self._thread.start()
 
     def submit(self, job: Job) -> None:
         self._jobs.put(job)
 
     def close(self) -> None:
-        """Finish all jobs and stop, as ``Disk.close``. Files without needed entries are deleted."""
         if self._closed:
             return
         self._closed = True
@@ -211,7 +205,7 @@ class Store:
     # --- In the thread ----------------------------------------------------------------------------
 
     def _run(self) -> None:
-        # In order. Syncs are among them, because they cover the writes before.
+        # A sync covers the writes before it.
         writes: deque[Write | Sync] = deque()
         released: Iterator[tuple[Extent, int]] = iter(())
         ends = is_releasing = False
@@ -362,7 +356,7 @@ class Store:
     def _end_current(self, fd: int, size_bytes: int) -> None:
         number = self._current
         self._current = None
-        # If this fails: no extent covers the rest, and the next start recognizes a truncated run.
+        # If this fails, no extent covers the rest, and the next start recognizes a truncated run.
         with suppress(OSError):
             os.ftruncate(fd, size_bytes)
         if number is not None and not self._segments[number].live_bytes:
@@ -396,7 +390,7 @@ class Store:
                     _punch(self._fd(extent.segment), start, end - start)
                     segment.punched_bytes += max(0, end // _BLOCK_BYTES - -(-start // _BLOCK_BYTES)) * _BLOCK_BYTES
                 except OSError as error:
-                    # Missing files are reported when read. Parts not returned go when their file is deleted.
+                    # Parts not returned go when their file is deleted.
                     self._punches = error.errno not in {errno.EOPNOTSUPP, errno.ENOSYS}
 
     def _delete(self, number: int) -> None:
@@ -407,7 +401,7 @@ class Store:
         if fd is not None:
             os.close(fd)
         self._ledger.forget(number)
-        # Nothing in it is needed. At worst, the next start deletes it.
+        # At worst, the next start deletes it.
         with suppress(OSError):
             self._folder.delete(segment_name(number, segment.nonce))
 
@@ -449,7 +443,7 @@ def _check(job: Read, data: bytes, nonce: bytes) -> None:
 
 
 def _unneeded(extent: Extent, edges: dict[int, int]) -> tuple[int, int]:
-    """Return the range to punch for a run, including blocks shared with unneeded neighbours. Updates ``edges``."""
+    """Return the range to punch, including blocks shared with unneeded neighbours. Update ``edges``."""
     start, end = extent.offset, extent.offset + extent.length
     first, last = start // _BLOCK_BYTES, (end - 1) // _BLOCK_BYTES
     for block in {first, last}:
@@ -467,7 +461,6 @@ _fallocate: Final = getattr(_libc, "fallocate64", None) or getattr(_libc, "fallo
 
 
 def _punch(fd: int, offset: int, length: int) -> None:
-    """Return a part of a file to the file system. It reads as zeros."""
     if _fallocate is None or _fallocate(fd, _PUNCH_HOLE_KEEP_SIZE, ctypes.c_int64(offset), ctypes.c_int64(length)):
         number = ctypes.get_errno() if _fallocate else errno.ENOSYS
         raise OSError(number, os.strerror(number))

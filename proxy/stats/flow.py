@@ -1,4 +1,4 @@
-"""Back pressure for operators: which stage waits for which, and purged messages. Plain data."""
+"""Back pressure for operators. Plain data."""
 
 from typing import Final
 
@@ -17,9 +17,9 @@ class ConnectionFlow(msgspec.Struct, frozen=True):
     """The stages of one connection.
 
     Attributes:
-        id: id of the connection.
-        listener: name of the listener that accepted it.
-        connection: the connection itself.
+        id: the connection's id.
+        listener: its listener.
+        connection: the connection's own stage.
         others: its writer, channels and resources with a queue that are not ``running``.
     """
 
@@ -41,17 +41,17 @@ class Flow(msgspec.Struct, frozen=True, kw_only=True):
     """Which stages wait for which.
 
     Attributes:
-        findings: the bottlenecks, those with the most waiting connections first. Empty if nothing waits.
+        findings: the bottlenecks, those with the most waiting connections first.
         counts: number of stages by kind and state.
         connections: connections that are not ``running``, those in flow first.
         more_connections: number of further ones.
         store: the spool's disk. None without a spool.
         alarms: memory and disk alarms.
-        busy_ratio: fraction of the last second in which the event loop ran or waited for a CPU. 1 is all of it.
+        busy_ratio: fraction of the last second in which the event loop ran or waited for a CPU, from 0 to 1.
         confirms: active destinations with a rule for confirms by consumers. Those that the broker confirms anyway come
             first, then those with the most waiting messages.
         more_confirms: number of further ones.
-        sentences: the findings in words, or that there are none.
+        sentences: the findings in words.
         details: stages by state, the spool's disk and the busy ratio, in words.
     """
 

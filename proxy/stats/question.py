@@ -1,4 +1,4 @@
-"""The explanation of a request's limits: the question and the answer. ``proxy.datapath.explanation`` computes it."""
+"""The explanation of a request's limits. ``proxy.datapath.explanation`` computes it."""
 
 from typing import Literal
 
@@ -10,18 +10,17 @@ from proxy.stats.snapshot import ConfirmState
 
 
 class Question(msgspec.Struct, frozen=True):
-    """A hypothetical request, to find the limits that would apply to it.
+    """A hypothetical request. Limits of scopes that it leaves empty are ignored.
 
     Attributes:
         kind: kind of the resource or scope.
         name: name of the resource.
-        client: the client's IP address. Empty: ignore limits of clients.
-        producer_group: the producer group. Empty: ignore limits of producer groups.
-        user: the client's user. Empty: ignore limits of users.
-        vhost: the client's virtual host. Empty: ignore limits of virtual hosts.
-        certificate: the name in the client's TLS certificate. Empty: ignore limits of certificates.
-        listener: name or scope of the listener used. Empty: the only scope if there is one, otherwise ignore limits of
-            listeners.
+        client: the client's IP address.
+        producer_group: the producer group.
+        user: the client's user.
+        vhost: the client's virtual host.
+        certificate: the name in the client's TLS certificate.
+        listener: name or scope of the listener. Empty: the only scope, if there is just one.
         at: a time in ISO 8601 with a time zone, to show the rules at that time, without live state. Empty: now.
     """
 
@@ -37,12 +36,7 @@ class Question(msgspec.Struct, frozen=True):
 
 
 class QuestionError(ValueError):
-    """An invalid question.
-
-    Attributes:
-        parameter: the invalid attribute of the question.
-        detail: the error, and the allowed values.
-    """
+    """``parameter`` is the invalid attribute of the question. ``detail``: the error, and the allowed values."""
 
     def __init__(self, parameter: str, detail: str) -> None:
         super().__init__(parameter, detail)
@@ -57,8 +51,7 @@ class RuleView(msgspec.Struct, frozen=True):
         name: the name in logs and metrics.
         source: where the rule was defined.
         limit: the amount admitted, e.g. ``500/s`` or ``unlimited``.
-        action: the action above the limit. ``default`` means the default of each connection's protocol, if these
-            differ: AMQP 1.0 withholds credit, others refuse.
+        action: the action above the limit. ``default``: AMQP 1.0 withholds credit, other protocols refuse.
         hours: when the rule is active. None: always.
     """
 
@@ -80,13 +73,13 @@ class LimitView(msgspec.Struct, frozen=True):
         max_debt_s: largest debt of one request, in seconds of the rate.
         most_at_once: cost of the largest request that can pass, in permits.
         max_delay_s: longest time that a request is held, in seconds. None if requests are not held.
-        spool: whether held requests may be spooled: all, or none. None: those beyond the bounds on held requests, or
+        spool: whether all held requests are spooled, or none. None: those beyond the bounds on held requests, or
             requests are not held.
-        fair_by: whose fair shares apply, or None.
+        fair_by: the callers that get fair shares, or None.
         warm_up_s: seconds until the full rate after an idle time.
         busy_code: response code of a refusal. None: the protocol's default.
-        adaptive: the rate follows the broker's responses. ``rate_per_s`` and ``burst_s`` then mean nothing.
-        fleet: one limit for all members of the fleet together.
+        adaptive: whether the rate follows the broker's responses. Then ignore ``rate_per_s`` and ``burst_s``.
+        fleet: whether it is one limit for the whole fleet.
     """
 
     unit: Count | Literal["bytes"]
@@ -118,7 +111,7 @@ class ShareView(msgspec.Struct, frozen=True):
         key: the caller.
         stored_permits: permits reserved for this caller. Negative is a debt.
         open: whether the share's breaker currently refuses everything.
-        wait_s: seconds until a request of this caller would be admitted. 0: at once.
+        wait_s: seconds until a request of this caller would be admitted.
     """
 
     key: str
@@ -133,9 +126,9 @@ class LimitState(msgspec.Struct, frozen=True):
     Attributes:
         stored_permits: permits stored. Negative is a debt.
         open: whether the breaker currently refuses everything.
-        wait_s: seconds until a request would be admitted. 0: at once.
+        wait_s: seconds until a request would be admitted.
         last_refused_s: seconds since the last refusal. None if there was none.
-        shares: fair shares of recent callers, if the limit has fair shares.
+        shares: fair shares of recent callers.
     """
 
     stored_permits: float
@@ -154,9 +147,9 @@ class AppliedLimit(msgspec.Struct, frozen=True):
         why: why this rule applies.
         rule: the rule.
         limit: its parameters.
-        state: state of the bucket. None until a request needs it.
+        state: state of the bucket. None before the first request.
         held: requests that currently wait for it.
-        usage: its recent usage. None until a request needs it.
+        usage: its recent usage. None before the first request.
         text: the amount admitted, in words.
         details: rule, reason, action above the limit, state and usage, in words.
     """
@@ -180,13 +173,12 @@ class ConfirmView(msgspec.Struct, frozen=True):
         rule: the rule.
         below_bytes: size in bytes below which consumers confirm a message.
         within_s: time that consumers have, in seconds.
-        queues: number of queues that get each message, which is the number of acks that confirm it. None if
-            unspecified.
-        fallback: what happens to unconfirmed messages: they are published again for the broker to confirm, or refused.
+        queues: number of queues that get each message, and of acks that confirm it. None if unspecified.
+        fallback: whether messages not confirmed in time are published again for the broker to confirm, or refused.
         left_alone: why the broker confirms such messages anyway. Empty if it does not.
         now: current state. None if nothing was published recently.
         text: the confirming side and the reason, in words.
-        details: the promise, the state and the counts, in words.
+        details: the rule's promise, the state and the counts, in words.
     """
 
     rule: RuleView
@@ -205,7 +197,7 @@ class UnappliedRule(msgspec.Struct, frozen=True):
 
     Attributes:
         kind: kind of the matched resource or scope.
-        name: name that it matches.
+        name: the matched name.
         why: why it does not apply.
         rule: the rule.
         text: the finding in words.
@@ -236,19 +228,19 @@ class Explanation(msgspec.Struct, frozen=True):
     Attributes:
         question: the normalized question, with the canonical address and the listener's scope.
         rule_set_version: version of the active rules.
-        limiting: whether limiting is enabled. If not, no limit below applies.
-        exempt_on: listeners on which this client is exempt from all limits below.
+        limiting: whether limiting is on. Otherwise no limit applies.
+        exempt_on: listeners on which this client is exempt.
         limits: limits of the request, in the order of checking.
         unapplied: rules that match and do not limit.
         ignored: scopes in the question whose limits do not apply to it.
-        off_kinds: kinds for which limiting is disabled.
+        off_kinds: kinds for which limiting is off.
         refusals: refusals of this request that do not depend on limits.
-        refuses: such a request can be refused. Otherwise it waits as long as necessary, whatever the action.
-        waits: a sentence that says which of these requests wait, whatever the action, because they cannot be refused.
-        by_credit: waiting messages have not been sent yet, because Sluice grants no credit for them.
-        confirm: how such a message is confirmed to its publisher, if a rule lets consumers confirm it.
+        refuses: whether such a request can be refused. Otherwise it waits as long as necessary, whatever the action.
+        waits: a sentence about requests that wait, whatever the action, because they cannot be refused.
+        by_credit: whether waiting messages have not been sent yet, because Sluice grants no credit for them.
+        confirm: how such a message is confirmed, if a rule lets consumers confirm it.
         text: the question in words.
-        sentences: general remarks, in words.
+        sentences: general remarks.
     """
 
     question: Question

@@ -1,4 +1,4 @@
-"""The data path at one moment: counters, listeners, connections, resources. Plain data.
+"""The data path at one moment. Plain data.
 
 Structs that can exist in thousands have no cycles, so the garbage collector skips them (``gc=False``).
 """
@@ -18,26 +18,17 @@ from proxy.flow.credit import Kind, StageState, State
 from proxy.spool.figures import SpoolState
 
 RequestVerdict = Literal["pass", "refuse", "bypass", "shadow", "exempt", "drop"]
-"""Outcome of a request in the metrics."""
 RuleVerdict = RejectionVerdict
 
 
 class Ending(NamedTuple):
-    """An outcome of a request, with its names.
+    """An outcome of a request, with its names."""
 
-    Attributes:
-        verdict: in the metrics.
-        outcome: in the rejection log.
-        column: field of ``Verdicts`` in the API.
-        reached: the request was sent to the broker.
-        always_shown: a resource has this metric even at 0.
-    """
-
-    verdict: RequestVerdict
-    outcome: Outcome
-    column: str
-    reached: bool
-    always_shown: bool
+    verdict: RequestVerdict  # in the metrics
+    outcome: Outcome  # in the rejection log
+    column: str  # in ``Verdicts``
+    reached: bool  # it was sent to the broker
+    always_shown: bool  # a resource has this metric even at 0
 
 
 ENDINGS: Final = (
@@ -78,7 +69,6 @@ BUCKETS_S: Final = (
     *(1.0, 2.5, 5.0, 10.0),
 )
 Origin = Literal["configuration", "edit", "built-in"]
-"""Configured before the start, changed at run time, or built into Sluice."""
 
 MAX_RESOURCES_SHOWN: Final = 20
 """Per connection."""
@@ -91,24 +81,14 @@ MAX_FLEET_LIMITS: Final = 100
 
 
 class ResourceCounts(msgspec.Struct, gc=False):
-    """Outcomes of one resource's requests since the start. Counts never decrease.
-
-    Attributes:
-        requests: requests by verdict.
-        messages: messages by verdict. A batch counts as the messages it holds.
-    """
+    """Counts since the start."""
 
     requests: dict[RequestVerdict, int]
     messages: dict[RequestVerdict, int]
 
 
 class RuleCounts(msgspec.Struct, gc=False):
-    """Actions of one rule since the start. Counts never decrease.
-
-    Attributes:
-        requests: requests by verdict.
-        messages: messages by verdict. A batch counts as the messages it holds.
-    """
+    """Counts since the start."""
 
     requests: dict[RuleVerdict, int]
     messages: dict[RuleVerdict, int]
@@ -127,7 +107,7 @@ class LaneState(msgspec.Struct, frozen=True):
         int,
         Metric(
             "sluice_executor_capacity",
-            "Batches that may wait on a handler's lanes before they bypass it.",
+            "Maximum number of batches waiting on a handler's lanes. Further ones bypass the handler.",
             ("handler",),
         ),
     ]
@@ -159,12 +139,12 @@ class ListenerState(msgspec.Struct, frozen=True):
     name: str
     listen: str
     broker: str
-    connections: Annotated[int, Metric("sluice_connections", "Client connections open now.", ("listener",))]
+    connections: Annotated[int, Metric("sluice_connections", "Open client connections.", ("listener",))]
     listening: Annotated[
         bool,
         Metric(
             "sluice_listening",
-            "1 while clients can connect; 0 while the broker accepts no connections, and during a drain.",
+            "1 while clients can connect. 0 while the broker is unreachable, and during a drain.",
             ("listener",),
         ),
     ] = True
@@ -174,8 +154,7 @@ class ListenerState(msgspec.Struct, frozen=True):
         int,
         Metric(
             "sluice_broker_backup",
-            "0 while clients are connected to a listener's broker; 1 or more is the number of the backup that they are "
-            "connected to instead.",
+            "Backup that the listener's clients are connected to, from 1. 0: they are connected to its broker.",
             ("listener",),
         ),
     ] = 0
@@ -187,8 +166,8 @@ class AlarmState(msgspec.Struct, frozen=True):
     """One alarm. While it is raised, publishers are stopped.
 
     Attributes:
-        scarce: the resource that is scarce while it is raised.
-        stands: whether it is raised. The disk alarm is also raised while the spool's disk fails. This only stops
+        scarce: the scarce resource.
+        stands: whether it is raised. A failing disk of the spool also raises the disk alarm, but this only stops
             clients whose messages are spooled.
         since: when it was raised. None while it is not.
         total: number of times it was raised since the start.
@@ -196,7 +175,7 @@ class AlarmState(msgspec.Struct, frozen=True):
         text: while raised, the problem and when the alarm ends.
         bytes_now: memory that Sluice uses, or free disk space. None if unknown.
         bytes_limit: it is raised above this amount of memory, or below this amount of disk space. None if unknown.
-        status: state and figures in words, whether raised or not.
+        status: state and figures in words.
     """
 
     scarce: Scarce
@@ -204,15 +183,14 @@ class AlarmState(msgspec.Struct, frozen=True):
         bool,
         Metric(
             "sluice_alarm",
-            "1 while publishers are stopped, since memory or the spool's disk runs short; there is a disk alarm only "
-            "with a spool.",
+            "1 while publishers are stopped because memory or the spool's disk is short. The disk alarm needs a spool.",
             ("scarce",),
         ),
     ] = False
     since: str | None = None
-    total: Annotated[int, Metric("sluice_alarms_total", "How often an alarm has stood.", ("scarce",))] = 0
+    total: Annotated[int, Metric("sluice_alarms_total", "How often an alarm was raised.", ("scarce",))] = 0
     stood_s: Annotated[
-        float, Metric("sluice_alarm_seconds_total", "For how long an alarm has stood, in seconds.", ("scarce",))
+        float, Metric("sluice_alarm_seconds_total", "Total time that an alarm was raised, in seconds.", ("scarce",))
     ] = 0.0
     text: str = ""
     bytes_now: int | None = None
@@ -225,12 +203,18 @@ class Held(msgspec.Struct, frozen=True):
 
     requests: Annotated[
         int,
-        Metric("sluice_held_requests", "Requests held now, those for credit among them.", source="tally.held_requests"),
+        Metric(
+            "sluice_held_requests",
+            "Requests held now, including those that wait for credit.",
+            source="tally.held_requests",
+        ),
     ] = 0
     bytes: Annotated[
         int,
         Metric(
-            "sluice_held_bytes", "Size of the requests held now; those for credit have none.", source="tally.held_bytes"
+            "sluice_held_bytes",
+            "Size of the requests held now, in bytes. Those that wait for credit count as 0.",
+            source="tally.held_bytes",
         ),
     ] = 0
     refused: Annotated[
@@ -247,42 +231,30 @@ class Held(msgspec.Struct, frozen=True):
 class Limiters(msgspec.Struct, frozen=True):
     """Limiters in memory."""
 
-    live: Annotated[int, Metric("sluice_live_limiters", "Limiters in memory now.", source="limits.live")] = 0
+    live: Annotated[int, Metric("sluice_live_limiters", "Limiters in memory.", source="limits.live")] = 0
     evicted_total: Annotated[
         int,
-        Metric("sluice_limiters_evicted_total", "Idle limiters given up for new names.", source="limits.evicted_total"),
+        Metric("sluice_limiters_evicted_total", "Idle limiters evicted for new names.", source="limits.evicted_total"),
     ] = 0
     overflowed_total: Annotated[
         int,
         Metric(
             "sluice_limiters_overflowed_total",
-            "Decisions made by a rule's shared limiter because there was no room for one more.",
+            "Decisions made by a rule's shared limiter because there was no room for another limiter.",
             source="limits.overflowed_total",
         ),
     ] = 0
 
 
 class Durations(msgspec.Struct, frozen=True):
-    """Durations since the start. Counts never decrease.
+    """Counts since the start."""
 
-    Attributes:
-        counts: per bucket, not cumulative. The last one counts durations longer than all of BUCKETS_S.
-        sum_s: total duration, in seconds.
-    """
-
-    counts: tuple[int, ...] = (0,) * (len(BUCKETS_S) + 1)
+    counts: tuple[int, ...] = (0,) * (len(BUCKETS_S) + 1)  # not cumulative
     sum_s: float = 0.0
 
 
 class LimitInForce(msgspec.Struct, frozen=True, gc=False):
-    """One active limit.
-
-    Attributes:
-        per_s: messages, requests or bytes per second. Infinity is unlimited.
-        origin: where it was defined.
-    """
-
-    per_s: float
+    per_s: float  # messages, requests or bytes. Infinity: unlimited
     origin: Origin
 
 
@@ -297,10 +269,10 @@ class ConfirmState(msgspec.Struct, frozen=True, gc=False):
         oldest_ms: age of the oldest waiting message, in milliseconds.
         window: maximum number of waiting messages.
         after_consume_total: messages confirmed by their consumers.
-        broker_total: messages forwarded unchanged, so that the broker confirms them.
+        broker_total: messages forwarded unchanged for the broker to confirm.
         persisted_total: messages published again because they were not, or could not be, consumed in time.
         nacked_total: messages refused because they were not, or could not be, consumed in time.
-        by: the side that confirms messages arriving now, with the reason if that is the broker, in words.
+        by: ``mode`` and ``reason`` in words.
     """
 
     kind: str
@@ -309,8 +281,8 @@ class ConfirmState(msgspec.Struct, frozen=True, gc=False):
         Literal["after_consume", "broker"],
         Metric(
             "sluice_confirms_after_consume",
-            "1 while consumers confirm what is published there; 0 while the broker does, though a rule says "
-            "after_consume, as there is no consumer that acknowledges, say, or they do not keep up.",
+            "1 while consumers confirm messages published to a destination. 0 while the broker does despite a rule "
+            "with after_consume, for example because no consumer acknowledges, or consumers do not keep up.",
             ("kind", "resource"),
             value=lambda mode: mode == "after_consume",
         ),
@@ -320,7 +292,7 @@ class ConfirmState(msgspec.Struct, frozen=True, gc=False):
         int,
         Metric(
             "sluice_confirms_pending",
-            "Messages that wait for their consumers to confirm them.",
+            "Messages waiting for their consumers to confirm them.",
             ("kind", "resource"),
         ),
     ]
@@ -338,10 +310,10 @@ class AdaptivePoint(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         unix_ms: end of the second, in milliseconds since 1970.
-        limit_per_s: the limit at that time, in messages per second. None: no limit, because the broker was not short.
+        limit_per_s: messages per second. None: there was no limit, because the broker was not short.
         latency_s: the broker's p90 from a message to its answer, in seconds. None: unknown.
         passed_per_s: messages that passed the limit.
-        refused_per_s: messages over the limit. With the action ``shadow`` they passed as well.
+        refused_per_s: messages over the limit. With the action ``shadow`` they passed, too.
     """
 
     unix_ms: int
@@ -378,9 +350,9 @@ class AdaptiveState(msgspec.Struct, frozen=True):
         floor_per_s: lower bound of the limit.
         ceiling_per_s: upper bound of the limit. None: unbounded.
         action: the rule's action.
-        latency_s: the broker's p90 of the last seconds from a message to its answer, in seconds. None: unknown.
+        latency_s: the broker's recent p90 from a message to its answer, in seconds. None: unknown.
         usual_latency_s: usual value of ``latency_s``.
-        reason: why the limit last changed, in words. Empty if it never did.
+        reason: why the limit last changed. Empty if it never did.
         names: at most MAX_ADAPTIVE_NAMES, those with the highest demand first.
         history: the last ten minutes, oldest first.
     """
@@ -403,7 +375,7 @@ class FleetMember(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         member: the process's name.
         seen_s_ago: seconds since its last call, by the clock of Redis.
-        is_this: this is the process that answers.
+        is_this: whether it is the process that answers.
     """
 
     member: str
@@ -419,7 +391,7 @@ class FleetLimit(msgspec.Struct, frozen=True, gc=False):
         name: name of the resource or scope.
         dimension: messages or bytes.
         rate_per_s: rate of all members together.
-        share: this member's share, from 0 to 1. Equal shares before the first answer.
+        share: this member's share, from 0 to 1.
         held: permits leased and not used. Negative: owed.
         asks_per_s: permits per second requested by this member's clients.
     """
@@ -441,12 +413,12 @@ class FleetState(msgspec.Struct, frozen=True, kw_only=True):
         member: name of this process.
         url: URL of Redis, without secrets.
         when_away: behaviour without Redis: ``last``, ``equal``, ``unlimited`` or ``refuse``.
-        size: members when Redis last answered, this one included.
+        size: members when Redis last answered, including this one.
         members: the members, as last read.
         last_contact_s_ago: seconds since the last answer of Redis. None if there was none yet.
         away_s: seconds that this member has decided without Redis. None: Redis answers.
         error: why Redis does not answer, with the remedy. Empty: it answers.
-        round_trips: round trips to Redis since the start, failed ones included.
+        round_trips: round trips to Redis since the start, including failed ones.
         failures: round trips without an answer since the start.
         limits: at most MAX_FLEET_LIMITS, those with the highest demand first.
     """
@@ -456,7 +428,7 @@ class FleetState(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     when_away: str
     size: Annotated[
-        int, Metric("sluice_fleet_members", "Members of the fleet when Redis last answered, this one included.")
+        int, Metric("sluice_fleet_members", "Members of the fleet when Redis last answered, including this one.")
     ]
     members: tuple[FleetMember, ...] = ()
     last_contact_s_ago: float | None = None
@@ -464,18 +436,18 @@ class FleetState(msgspec.Struct, frozen=True, kw_only=True):
         float | None,
         Metric(
             "sluice_fleet_away",
-            "1 while Redis does not answer, so that this member decides about the fleet's limits alone.",
+            "1 while Redis does not answer, so that this member applies the fleet's limits alone.",
             value=lambda away_s: away_s is not None,
         ),
     ] = None
     error: str = ""
     round_trips: Annotated[
-        int, Metric("sluice_fleet_round_trips_total", "Round trips with Redis for the fleet, failed ones included.")
+        int, Metric("sluice_fleet_round_trips_total", "Round trips to Redis for the fleet, including failed ones.")
     ] = 0
     failures: Annotated[
         int,
         Metric(
-            "sluice_fleet_failures_total", "Round trips for the fleet that Redis did not answer in time or refused."
+            "sluice_fleet_failures_total", "Round trips for the fleet that Redis refused or did not answer in time."
         ),
     ] = 0
     limits: tuple[FleetLimit, ...] = ()
@@ -523,13 +495,13 @@ def _adaptive(field: str) -> Callable[[tuple[AdaptiveState, ...]], Samples]:
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """The counters. The metrics describe the fields, in the order of ``/metrics``.
+    """The counters, in the order of ``/metrics``.
 
     Tables by resource, rule or limit have at most as many entries as the label cap. Further names are counted under
     ``_other``.
 
     Attributes:
-        usage: usage by (kind, name, dimension) of limits used in the last minute: all with a rule of their own, and the
+        usage: usage of limits in the last minute, by (kind, name, dimension): all with a rule of their own, and the
             most used of the others.
         limits: active limits by (kind, name or pattern, dimension), patterns first.
         spool: None without a spool, and in a partial snapshot.
@@ -539,16 +511,17 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         Mapping[tuple[str, str], ResourceCounts],
         Metric(
             "sluice_requests_total",
-            "Limitable requests by what became of them: pass, refuse, bypass (passed because a handler was skipped), "
-            "shadow (passed though a shadow rule would have refused it), exempt (passed because its client is), "
-            "drop (its client left while it was held). Counted when decided: when a connection breaks, the broker may "
-            "not have read the last ones.",
+            "Limitable requests by verdict: pass, refuse, bypass (passed because a handler was skipped), "
+            "shadow (passed although a shadow rule would have refused it), exempt (passed because its client is "
+            "exempt), drop (its client left while it was held). Counted at the verdict: if a connection breaks, the "
+            "broker may not have read the last ones.",
             _RESOURCE_LABELS,
             lambda resources: ((resource, _shown(counts.requests)) for resource, counts in resources.items()),
         ),
         Metric(
             "sluice_messages_total",
-            "As sluice_requests_total, in messages: a batch counts as what it holds, consumption when it is answered.",
+            "As sluice_requests_total, in messages. A batch counts as the messages it holds. Consumed messages are "
+            "counted when the broker answers.",
             _RESOURCE_LABELS,
             lambda resources: ((resource, _shown(counts.messages)) for resource, counts in resources.items()),
         ),
@@ -557,8 +530,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         Mapping[str, int],
         Metric(
             "sluice_repeated_requests_total",
-            "Requests whose message had been refused less than a minute before and came again under the same id, "
-            "however they ended. RocketMQ's sends and send-backs only, from clients that keep a message's id.",
+            "Requests that repeat a message refused less than a minute before, with any verdict. Only RocketMQ's sends "
+            "and send-backs, from clients that keep a message's id.",
             ("kind",),
             source="tally.repeated_requests",
         ),
@@ -567,7 +540,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         Mapping[tuple[str, str], int],
         Metric(
             "sluice_bypassed_total",
-            "Requests that went on without a handler's verdict: its lanes were full, late, or it failed.",
+            "Requests forwarded without a handler's verdict, because its lanes were full or late, or it failed.",
             ("handler", "reason"),
         ),
     ] = {}
@@ -598,7 +571,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         Mapping[tuple[str, str], float],
         Metric(
             "sluice_oldest_waiting_age_seconds",
-            "How long the oldest message of a resource has waited, held in memory or in the spool. Absent while none "
+            "How long a resource's oldest message has waited, held in memory or in the spool. Absent while no message "
             "waits. AMQP 1.0 senders that wait for credit do not count.",
             ("kind", "resource"),
         ),
@@ -607,8 +580,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         Mapping[tuple[str, str, Dimension], Usage],
         Metric(
             "sluice_limit_used_ratio",
-            "Share of a limit that was used in the window; 1 is the whole limit. Only for limits used in the last "
-            "minute.",
+            "Fraction of a limit used in the window. 1 is all of it. Only for limits used in the last minute.",
             ("dimension", "kind", "resource", "window"),
             _usage_samples,
         ),
@@ -617,9 +589,9 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         Mapping[tuple[str, str, Dimension], LimitInForce],
         Metric(
             "sluice_limit_per_second",
-            "Each limit in force as written, by the pattern of its rule, even while limiting is off; +Inf is "
-            "unlimited. The dimension messages means requests if the rule counts these. The origin is configuration, "
-            "edit or built-in. Rules that are exempt or off have no value.",
+            "Active limits, by the pattern of their rules, even while limiting is off. +Inf is unlimited. The "
+            "dimension messages means requests if the rule counts requests. The origin is configuration, edit or "
+            "built-in. Rules that are exempt or off have no value.",
             ("dimension", "kind", "origin", "resource"),
             _limit_samples,
         ),
@@ -628,21 +600,20 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         tuple[AdaptiveState, ...],
         Metric(
             "sluice_adaptive_limit",
-            "Messages per second that a listener's adaptive limit lets through now. Absent while there is no limit, "
-            "as nothing is short.",
+            "Current adaptive limit of a listener, in messages per second. Absent while the broker needs no limit.",
             ("listener",),
             _adaptive("limit_per_s"),
         ),
         Metric(
             "sluice_adaptive_latency_seconds",
-            "p90 of the time from a message to its broker's answer or confirm in the last seconds, of listeners with "
-            "an adaptive limit. Absent while it is unknown.",
+            "p90 of the time from a message to its broker's answer or confirm in the last seconds, for listeners with "
+            "an adaptive limit. Absent while unknown.",
             ("listener",),
             _adaptive("latency_s"),
         ),
         Metric(
             "sluice_adaptive_usual_latency_seconds",
-            "What sluice_adaptive_latency_seconds usually is: the limit compares both.",
+            "Usual value of sluice_adaptive_latency_seconds. The limit compares both.",
             ("listener",),
             _adaptive("usual_latency_s"),
         ),
@@ -651,7 +622,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         int,
         Metric(
             "sluice_adaptive_faults_total",
-            "Faults in the control of adaptive limits. After each of them the listener has no adaptive limit for now.",
+            "Faults in the control of adaptive limits. After a fault the listener has no adaptive limit for a while.",
             source="adapting.faults",
         ),
     ] = 0
@@ -661,7 +632,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         Metric(
             "sluice_processing_seconds",
             "Time that Sluice adds to a request: from reading the end of its header (for a batch: its last byte) to "
-            "queueing it for the broker, or its refusal for the client. Held requests are not included; the requests "
+            "queueing it for the broker, or its refusal for the client. Held requests are not included. The requests "
             "of one read are timed together.",
             source="timings.processing",
         ),
@@ -670,7 +641,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         Durations,
         Metric(
             "sluice_held_seconds",
-            "Time that a request was held until it passed or was refused. Requests whose client left are not included.",
+            "How long requests were held until they passed or were refused, without those whose client left.",
             source="timings.held",
         ),
     ] = Durations()
@@ -678,8 +649,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         Durations,
         Metric(
             "sluice_broker_round_trip_seconds",
-            "Time from passing a request on to the broker's answer. A sample: one request of a connection at a time, "
-            "and at most 100 per second; long polls are never timed.",
+            "Time from forwarding a request to the broker's answer. A sample: one request per connection at a time, at "
+            "most 100 per second, and no long polls.",
             source="timings.round_trip",
         ),
     ] = Durations()
@@ -697,7 +668,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         Mapping[tuple[str, str], int],
         Metric(
             "sluice_connections_closed_total",
-            "Client connections that ended, by reason, including those closed as soon as they were accepted.",
+            "Client connections that ended, by reason, including those closed immediately after they were accepted.",
             ("listener", "reason"),
             source="server.counters.closed",
         ),
@@ -706,8 +677,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         Mapping[str, int],
         Metric(
             "sluice_lost_messages_total",
-            "Messages lost when their connection ended, though their client assumes them delivered: publishes without "
-            "confirms, and oneways. Data that was not read yet is only in sluice_lost_bytes_total.",
+            "Messages lost when their connection ended although their client assumes them delivered: publishes without "
+            "confirms, and oneways. Unread data is counted only in sluice_lost_bytes_total.",
             ("listener",),
             source="server.services.lost_messages",
         ),
@@ -716,7 +687,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         Mapping[str, int],
         Metric(
             "sluice_lost_bytes_total",
-            "Bytes of lost messages, and bytes that clients had sent and that were not read before they left.",
+            "Bytes of lost messages, and bytes that were not read before their client left.",
             ("listener",),
             source="server.services.lost_bytes",
         ),
@@ -725,8 +696,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         int,
         Metric(
             "sluice_read_ahead_bytes",
-            "Bytes read ahead into memory from paused clients, so that a write to them destroys nothing. At most "
-            "16 MiB for each connection, and 128 MiB in total.",
+            "Bytes read ahead into memory from paused clients, so that a write to a closed connection does not discard "
+            "them. At most 16 MiB per connection and 128 MiB in total.",
             source="server.services.ahead.taken_bytes",
         ),
     ] = 0
@@ -734,19 +705,19 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         Mapping[Direction, int],
         Metric(
             "sluice_frames_total",
-            "Whole frames of the protocol, by the peer that sent them: client or broker.",
+            "Frames of the protocol, by sending peer: client or broker.",
             ("source",),
         ),
     ] = {}
     bytes_total: Annotated[
         Mapping[Direction, int],
-        Metric("sluice_bytes_total", "Bytes read, by the peer that sent them: client or broker.", ("source",)),
+        Metric("sluice_bytes_total", "Bytes read, by sending peer: client or broker.", ("source",)),
     ] = {}
     undecodable_total: Annotated[
         Mapping[str, int],
         Metric(
             "sluice_undecodable_total",
-            "Headers that the strict parser refused, by the parser that read them instead (none: no parser did).",
+            "Headers rejected by the strict parser, by the parser that could read them (none: no parser could).",
             ("parser",),
             source="wire_counters.undecodable",
         ),
@@ -755,9 +726,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         Mapping[str, int],
         Metric(
             "sluice_routes_total",
-            "Answers of name servers and RocketMQ's Proxy with brokers' addresses, by what became of them: rewritten,"
-            " or left: some of the addresses were left as they are, so clients may go past Sluice; or unread: passed on"
-            " unchanged.",
+            "Answers of name servers and RocketMQ's Proxy with broker addresses, by outcome: rewritten, left (some "
+            "addresses were not replaced, so clients may bypass Sluice), or unread (forwarded unchanged).",
             ("outcome",),
             source="wire_counters.routes",
         ),
@@ -765,7 +735,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     lanes: tuple[LaneState, ...] = ()
     limiters: Limiters = Limiters()
     rule_set_version: Annotated[
-        int, Metric("sluice_rule_set_version", "Version of the rule set in force.", source="limits.rule_set.version")
+        int, Metric("sluice_rule_set_version", "Version of the active rule set.", source="limits.rule_set.version")
     ] = 0
     limiting: Annotated[
         bool,
@@ -777,7 +747,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         tuple[str, ...],
         Metric(
             "sluice_limiting_kind",
-            "0 for each kind whose limiting alone is switched off; a kind that is limited is not here.",
+            "0 for each kind whose limiting is switched off. Absent for other kinds.",
             ("kind",),
             lambda kinds: (((), ((kind, 0),)) for kind in kinds),
         ),
@@ -787,17 +757,17 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         float,
         Metric(
             "sluice_loop_busy_ratio",
-            "Share of the last second in which the event loop ran, or was to run and had no processor. Near 1 it has "
-            "no time to spare.",
+            "Fraction of the last second in which the event loop ran or waited for a CPU. Near 1 it has no capacity "
+            "left.",
         ),
     ] = 0.0
     stages: Annotated[
         Mapping[tuple[Kind, State], int],
         Metric(
             "sluice_stages",
-            "Stages that messages go through, by how they show: running, flow (it was stopped of late since a later "
-            "stage takes no more), throttled (a limit makes its messages wait), blocked (an alarm stops it). Channels "
-            "and resources are there while something of them waits.",
+            "Stages that messages pass through, by state: running, flow (stopped recently because a later stage takes "
+            "no more), throttled (a limit makes its messages wait), blocked (stopped by an alarm). Channels and "
+            "resources are counted only while messages wait there.",
             ("kind", "state"),
         ),
     ] = {}
@@ -805,8 +775,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         Mapping[State, float],
         Metric(
             "sluice_connection_state_seconds_total",
-            "For how long connections were stopped by a later stage (flow), had messages wait for a limit (throttled), "
-            "or were stopped by an alarm (blocked), all together, in seconds.",
+            "Total time, in seconds, that connections were stopped by a later stage (flow), had messages waiting for a "
+            "limit (throttled), or were stopped by an alarm (blocked).",
             ("state",),
         ),
     ] = {}
@@ -815,7 +785,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         Metric(
             "sluice_bottleneck_connections",
             "Waiting connections, by the cause that `sluice flow` names. A connection that waits for the next stage "
-            "counts once it has waited for a fifth of about the last minute.",
+            "counts once it has waited for a fifth of roughly the last minute.",
             ("cause",),
         ),
     ] = {}
@@ -824,9 +794,9 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         tuple[ConfirmState, ...],
         Metric(
             "sluice_confirms_total",
-            "Messages published with confirms where a rule says after_consume, by what confirms them: after_consume "
-            "(their consumers), broker (they went on as they came), persisted (their consumers did not, so they were "
-            "published again for the broker to confirm), nacked (likewise, and they were refused).",
+            "Messages published with confirms under a rule with after_consume, by outcome: after_consume (confirmed by "
+            "their consumers), broker (forwarded unchanged for the broker to confirm), persisted (not consumed in time "
+            "and published again for the broker to confirm), nacked (not consumed in time and refused).",
             ("kind", "resource", "way"),
             _confirms_by_way,
         ),
@@ -860,14 +830,14 @@ class LinkState(msgspec.Struct, frozen=True):
     Attributes:
         name: the link's name.
         session: the client's channel.
-        sends: the client sends on it. Otherwise it receives.
-        resource: the limited resource, as ``kind:name``. Empty if each message has its own, or there is none.
+        sends: whether the client sends on it. Otherwise it receives.
+        resource: the limited resource, as ``kind:name``. Empty if messages have their own, or there is none.
         credit: messages that may be sent now.
         withheld: further messages that the receiver would accept.
         used: messages received and forwarded.
         refused: messages refused.
         waits_ms: time waited for credit, in milliseconds. 0: it does not wait.
-        address: the broker's node. Empty if each message has its own, or there is none.
+        address: the broker's node. Empty if messages have their own, or there is none.
     """
 
     name: str
@@ -887,7 +857,7 @@ class ConnectionState(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         id: id of the connection, for closing it. Never reused during a run.
-        listener: name of the listener that accepted it.
+        listener: its listener.
         peer: the client's ``address:port``.
         client: properties reported by the client.
         exempt: whether it is never limited.
@@ -895,7 +865,7 @@ class ConnectionState(msgspec.Struct, frozen=True, kw_only=True):
         age_s: seconds since then.
         bytes_total: bytes read, by sending peer.
         bytes_per_s: bytes read per second, by sending peer.
-        requests_total: frames of the client, e.g. three for an AMQP 0.9.1 publish and one for a RocketMQ request.
+        requests_total: frames of the client. An AMQP 0.9.1 publish has three, a RocketMQ request one.
         requests_per_s: frames of the client per second.
         refused_total: requests refused.
         refused_per_s: refused requests per second.
@@ -905,7 +875,7 @@ class ConnectionState(msgspec.Struct, frozen=True, kw_only=True):
         stage: its state: ``running``, ``throttled`` by a limit, in ``flow``, or ``blocked`` by an alarm.
         channels: its channels, resources with a queue and writer to the broker that are not running.
         spooled: its messages in the spool.
-        links: its links, if the protocol has links. Waiting ones first.
+        links: its links, waiting ones first.
         more_links: number of further links.
         tls: TLS version between the client and Sluice, e.g. ``TLSv1.3``. Empty without TLS.
         certificate: name in the client's TLS certificate. Empty without one.
@@ -939,42 +909,22 @@ class ConnectionState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResourceState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Current state of one resource or scope in use. Times are monotonic. None: never.
-
-    Attributes:
-        kind: its kind. ``total`` for a shared rule.
-        name: its name. ``_other`` beyond the label cap.
-        counts: outcomes of its requests. None for scopes and totals, whose requests are counted for the resource.
-        usage: usage by dimension, of the dimensions used in the last minute.
-        stored_permits: permits of its message limit. Negative is a debt. None without a limiter.
-        open: its breaker currently refuses everything. Never for a shadow rule.
-        wait_us: current wait of a request, in microseconds. 0 for a shadow rule.
-        last_refused_ns: when any rule last refused a request.
-        last_wait_us: the wait stated in that refusal.
-        last_refused_rule: name of the rule that refused.
-        last_held_ns: when a request was last held.
-        last_shadowed_ns: when its own shadow rule would last have refused a request.
-        rule: for scopes and totals, the name of a rule for them alone.
-        rule_counts: actions of that rule. None if there were none, or if they are counted under ``_other``.
-        state: state of its queues as stages. The most severe one of several.
-        spooled: its messages in the spool.
-        waits_since_ns: since when its oldest message has waited, held or in the spool. None if no message waits.
-    """
+    """Current state of one resource, scope or total in use. Times are monotonic. None: never."""
 
     kind: str
-    name: str
-    counts: ResourceCounts | None
-    usage: Mapping[Dimension, Usage] = {}
-    stored_permits: float | None = None
-    open: bool = False
-    wait_us: int = 0
-    last_refused_ns: int | None = None
-    last_wait_us: int = 0
+    name: str  # ``_other`` beyond the label cap
+    counts: ResourceCounts | None  # None for scopes and totals, whose requests are counted for the resource
+    usage: Mapping[Dimension, Usage] = {}  # in the last minute
+    stored_permits: float | None = None  # of its message limit. Negative is a debt. None without a limiter
+    open: bool = False  # its breaker refuses everything. Never for a shadow rule
+    wait_us: int = 0  # of a request now. 0 for a shadow rule
+    last_refused_ns: int | None = None  # by any rule
+    last_wait_us: int = 0  # stated in that refusal
     last_refused_rule: str = ""
     last_held_ns: int | None = None
-    last_shadowed_ns: int | None = None
-    rule: str = ""
-    rule_counts: RuleCounts | None = None
-    state: State = "running"
+    last_shadowed_ns: int | None = None  # by its own rule
+    rule: str = ""  # for scopes and totals, a rule for them alone
+    rule_counts: RuleCounts | None = None  # of ``rule``. None also if they are counted under ``_other``
+    state: State = "running"  # the most severe one of its queues
     spooled: int = 0
-    waits_since_ns: int | None = None
+    waits_since_ns: int | None = None  # of its oldest message, held or in the spool

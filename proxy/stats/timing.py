@@ -10,8 +10,6 @@ _BOUNDS_NS: Final = [round(bound_s * 1e9) for bound_s in BUCKETS_S]
 
 
 class Histogram:
-    """The buckets are ``snapshot.BUCKETS_S``, and one for longer durations."""
-
     __slots__ = ("_counts", "_sum_ns")
 
     def __init__(self) -> None:
@@ -28,8 +26,6 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """See the metrics of the same names."""
-
     processing: Histogram = field(default_factory=Histogram)
     held: Histogram = field(default_factory=Histogram)
     round_trip: Histogram = field(default_factory=Histogram)

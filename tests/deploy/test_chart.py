@@ -121,7 +121,7 @@ def test_the_valkey_of_a_fleet_has_the_names_and_rights_that_its_members_expect(
         ("image.pullPolicy=Sometimes", "pullPolicy"),
         ("listeners[0].name=UPPER,listeners[0].port=1", "listeners"),
         ("broker.create=false", "existing.selector: give the labels of the broker's pods"),
-        ("existing.patch=true", "existing.patch: goes with broker.create=false"),
+        ("existing.patch=true", "existing.patch: requires broker.create=false"),
         ("broker.nameServers=", "broker.nameServers: give the name servers"),
     ],
 )

@@ -1,4 +1,4 @@
-"""A client's identity, for its scopes and for people. The broker authenticates it."""
+"""A client's identity, as it claims it."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -11,18 +11,15 @@ _MAX_CHARS: Final = 64
 
 
 class Identity:
-    """The identity of one client. ``vhost`` is the default."""
-
     def __init__(self, vhost: bytes) -> None:
-        self.user = b""  # as it signs in; empty if the mechanism does not tell
+        self.user = b""  # empty if the mechanism does not tell
         self.vhost = vhost
         self._library = self._version = self._name = ""
-        # The first word of its platform, as in ``Python 3.11.2``, without the version, because accounts are kept by it.
+        # Without a version, because accounts are kept by it.
         self.language = ""
         self.product = ""  # library and version, as ``amqplib 2.3.1``
 
     def introduce(self, name: bytes, said: Mapping[bytes, bytes]) -> None:
-        """Handle the connection's name and the client properties."""
         self._name = shown(name)
         self._library, self._version = shown(said.get(b"product", b"")), shown(said.get(b"version", b""))
         self.product = f"{self._library} {self._version}".strip()

@@ -11,7 +11,7 @@ from proxy.protocols.amqp.names import DELIVERY, EXCHANGE, QUEUE, ROUTING_KEY
 from proxy.protocols.base import Kind, Protocol
 from proxy.protocols.options import read_by
 
-# Direct replies, in the default vhost and in others.
+# Direct reply-to.
 _EXEMPT: Final = tuple(
     Rule(kind, name, None, exempt=True, source="built-in")
     for kind in (QUEUE, DELIVERY)
@@ -25,13 +25,13 @@ _KIND_HINTS: Final[Mapping[str, tuple[str, ...]]] = {
     "consumer": (DELIVERY,),
 }
 _NAMED: Final = (QUEUE, EXCHANGE, ROUTING_KEY, DELIVERY)
-_IN_VHOST: Final = "outside the vhost /, with the vhost's name in front, as in tenant1/"
+_IN_VHOST: Final = "in vhosts other than /, the name begins with the vhost, as in tenant1/"
 
 
 def kinds(
     action: Action, waits: str, *, credit_waits: str = "", by_credit: bool = False, after_consume: bool = False
 ) -> tuple[Kind, ...]:
-    """Return the kinds of one protocol. The arguments are those of ``Kind``, for publishes."""
+    """The arguments are those of ``Kind``, for publishes."""
     published = partial(Kind, action=action, credit_waits=credit_waits, waits=waits, by_credit=by_credit)
     confirmed = partial(published, after_consume=after_consume)
     return (
@@ -55,14 +55,10 @@ def kinds(
 
 
 def check_rule(rule: Rule) -> None:
-    """Reject a rule that AMQP cannot follow or that can never match.
-
-    Raises:
-        RuleError: The rule is one of these.
-    """
+    """Raises RuleError for a rule that AMQP cannot follow or that can never match."""
     if rule.busy_code is not None:
         raise RuleError(
-            f"rule {rule.name}: busy_code {rule.busy_code}; refusals in AMQP have no code",
+            f"rule {rule.name}: busy_code {rule.busy_code} cannot be used; refusals in AMQP have no code",
             "no busy_code",
             "busy_code",
         )

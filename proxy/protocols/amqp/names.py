@@ -1,4 +1,4 @@
-"""The resources that publishes and deliveries are charged to: exchanges, queues and routing keys.
+"""The resources that publishes and deliveries are charged to.
 
 Names in vhost ``/`` are bare, as ``orders`` or ``events/eu.created``. Others begin with the vhost, as
 ``tenant1/orders``. In each part ``/``, ``%``, unprintable characters and invalid UTF-8 are percent-encoded.
@@ -19,7 +19,7 @@ ROUTING_KEY: Final = "routing_key"
 DELIVERY: Final = "delivery"
 
 DEFAULT_VHOST: Final = b"/"
-#: Names remembered per connection and direction. Beyond that, all are forgotten.
+# Per connection and direction. Beyond that, all are forgotten.
 MAX_NAMES: Final = 1024
 MAX_NAME_BYTES: Final = 255  # the longest name in AMQP 0.9.1, and of queues and exchanges in RabbitMQ
 
@@ -32,7 +32,7 @@ def encoded(part: bytes) -> str:
 
 
 def _character(each: str) -> str:
-    # Invalid UTF-8 is decoded to lone surrogates, which are not printable.
+    # Invalid UTF-8 is lone surrogates here, which are not printable.
     if each.isprintable() and each not in "/%":
         return each
     return "".join(f"%{byte:02X}" for byte in each.encode(errors="surrogateescape"))
@@ -53,14 +53,12 @@ class Names:
 
     @property
     def before(self) -> str:
-        """The prefix of all names."""
         return self._vhost
 
     def enter(self, vhost: bytes) -> None:
         self._vhost = "" if vhost == DEFAULT_VHOST else encoded(vhost[:MAX_NAME_BYTES]) + "/"
 
     def target(self, exchange: bytes, routing_key: bytes) -> Target:
-        """Return the target of a publish. Names are cut to MAX_NAME_BYTES."""
         exchange, routing_key = exchange[:MAX_NAME_BYTES], routing_key[:MAX_NAME_BYTES]
         known = self._targets[self.with_keys]
         target = known.get((exchange, routing_key))
@@ -72,7 +70,6 @@ class Names:
         return target
 
     def with_copies(self, target: Target, keys: list[bytes]) -> tuple[Resource, ...]:
-        """Return the resources of a publish with CC or BCC."""
         keys = [key[:MAX_NAME_BYTES] for key in keys]
         return tuple(dict.fromkeys((*target.resources, *self._charged_to(target.exchange, keys))))
 
@@ -100,7 +97,7 @@ class Names:
             known.clear()
 
     def shown(self, scanned: Iterable[Resource] = ()) -> tuple[tuple[str, ...], int]:
-        """Return the first MAX_RESOURCES_SHOWN as ``kind:name``, including ``scanned``, and how many more there are."""
+        """Return the first MAX_RESOURCES_SHOWN as ``kind:name``, and how many more there are."""
         resources = dict.fromkeys(
             each
             for known in (*self._targets[::-1], self._queues)

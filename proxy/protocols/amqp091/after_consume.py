@@ -1,29 +1,11 @@
-"""Publishes confirmed by their consumers' acks: which ones wait, and which destinations do without for now.
+"""Publishes confirmed by their consumers' acks: which ones wait, and which destinations fall back to the broker.
 
-A message waits until consumers of all the queues that it goes to have acknowledged it. Then its publisher's session
-confirms it. If that fails or takes too long, the message *falls back*: the session republishes it unmarked and leaves
-the confirm to the broker, or refuses it.
+A message waits until consumers of all its queues have acknowledged it. Then its publisher's session confirms it. If
+that fails or takes too long, the message *falls back*: the session republishes it unmarked and leaves the confirm to
+the broker, or refuses it.
 
-A destination is in one of these states. From ``no_consumer`` downwards, the first one that applies counts:
-
-=============  ===================================================  ================================================
-state          begins when                                          ends when
-=============  ===================================================  ================================================
-after_consume  no other state applies                               another state begins
-no_consumer    the queue has no consumer here                       it has one
-auto_ack       a consumer of the queue here does not acknowledge    the last such consumer has ended
-behind         the oldest message waits longer than a fifth of its  nothing waits, or after a timeout: 1 s later, the
-               time                                                 next time 2 s, up to 60 s
-falls_back     a message falls back because of a consumer           1 s later, the next time 2 s, up to 60 s
-no_gain        the broker would confirm nearly as soon              1 s later, the next time 2 s, up to 60 s
-memory         waiting messages use all the memory allowed          they use less
-=============  ===================================================  ================================================
-
-The consumers of an exchange are unknown. Messages wait only in the first state and within the window. The window
-doubles after that many messages were consumed soon, and every other state but ``memory`` resets it.
-
-The broker's own latency is sampled by messages that do not wait: a few at first, then one per second. Consumers have to
-be a fifth faster, otherwise the rule is not worth its CPU time.
+``docs/confirm-after-consume.md`` has the states of a destination, windows, samples and pauses. Messages wait only in
+the state ``after_consume`` and within the window. Every other state but ``memory`` resets the window.
 """
 
 from collections import OrderedDict, deque
@@ -40,14 +22,13 @@ from proxy.stats.snapshot import ConfirmState
 State = Literal["after_consume", "no_consumer", "auto_ack", "behind", "falls_back", "no_gain", "memory"]
 Outcome = Literal["consumed", "late", "undone", "parted"]
 """A message stops waiting when it is acknowledged, times out, cannot be acknowledged any more, or its consumers or its
-publisher leave without a fault of the destination.
+publisher leave.
 """
 
-#: Messages of a destination that may wait, at first and at most.
 FIRST_WINDOW: Final = 16
 MAX_WINDOW: Final = 10_000
-_SOON: Final = 5  # soon: within this part of the time allowed
-#: Messages consumed per sample of the broker, for the first samples. Later ones are timed.
+_SOON: Final = 5  # a fifth of the time allowed
+#: Messages consumed per sample, for the first samples. Later ones are timed.
 _BETWEEN_SAMPLES: Final = 4
 _FIRST_SAMPLES: Final = 4
 _SAMPLE_EACH_NS: Final = 1_000_000_000
@@ -56,7 +37,7 @@ _MEAN_OF_CONSUMED: Final = 16
 _FIRST_PAUSE_NS: Final = 1_000_000_000
 _MAX_PAUSE_NS: Final = 60 * _FIRST_PAUSE_NS
 _OBJECT_BYTES: Final = 1536
-#: Beyond that, idle ones are forgotten with their totals, of this many examined.
+#: Beyond that, idle ones are forgotten, of this many examined.
 MAX_DESTINATIONS: Final = 4096
 _LOOKED_AT: Final = 64
 _MS: Final = 1_000_000
@@ -66,13 +47,13 @@ _BITS: Final = 64
 @dataclass(eq=False, slots=True)
 class Consumers:
     acknowledging: int = 0
-    automatic: int = 0  # without acks
-    destination: "Destination | None" = None  # of publishes straight to the queue
+    automatic: int = 0
+    destination: "Destination | None" = None
 
 
 @dataclass(eq=False, slots=True)
 class Waiting:
-    number: int  # random, so that it cannot be guessed
+    number: int  # random: cannot be guessed
     destination: "Destination"
     inbox: "Inbox"
     channel: Channel
@@ -81,8 +62,8 @@ class Waiting:
     frames: bytes
     since_ns: int
     within_ns: int
-    persists: bool  # republished if it falls back, otherwise refused
-    missing: int  # how many queues' consumers must acknowledge it
+    persists: bool  # republished if it falls back
+    missing: int  # queues whose consumers must acknowledge it
     acked: set[bytes] = field(default_factory=set)
     deliveries: list[tuple[Deliveries, int]] = field(default_factory=list)
     ended: bool = False
@@ -93,7 +74,7 @@ class Waiting:
 
 @dataclass(eq=False, slots=True)
 class Destination:
-    """A queue or an exchange. Only a queue has ``consumers``."""
+    """Only a queue has known ``consumers``."""
 
     resource: Resource
     consumers: Consumers | None
@@ -103,9 +84,9 @@ class Destination:
     broker_total: int = 0
     persisted_total: int = 0
     nacked_total: int = 0
-    _soon: int = 0  # since the window last changed
-    # Since messages wait again: messages consumed and their mean latency. Samples of the broker, start of the last one,
-    # complete ones, and their mean latency. Whether consumers were faster.
+    _soon: int = 0
+    # Since messages wait again: messages consumed, mean latency. Samples of the broker: started, start of the last one,
+    # complete, mean latency. Whether consumers were faster.
     _consumed: int = 0
     _consumers_ns: int = 0
     _samples: int = 0
@@ -158,7 +139,7 @@ class Destination:
                 self._pause_ns = 0
 
     def begins_sample(self, now_ns: int) -> bool:
-        """Return whether the next message is forwarded unmarked, to sample the broker."""
+        """Return whether the next message samples the broker."""
         if self._samples < _FIRST_SAMPLES:
             due = self._consumed >= _BETWEEN_SAMPLES * (self._samples + 1)
         else:
@@ -184,12 +165,12 @@ class Destination:
 
 
 def _mean(mean_ns: int, value_ns: int, count: int, most: int) -> int:
-    """The mean of about the latest ``most`` of ``count`` values."""
+    """Of about the latest ``most`` values."""
     return mean_ns + (value_ns - mean_ns) // min(count, most)
 
 
 class Inbox:
-    """The waiting publishes of one session. ``ended`` has those to answer, in order."""
+    """``ended`` has publishes to answer, in order."""
 
     __slots__ = ("_waiting", "_wake", "ended")
 
@@ -234,7 +215,7 @@ class Inbox:
 class AfterConsume:
     def __init__(self) -> None:
         self._random = SystemRandom()
-        self.maker = self._random.getrandbits(_BITS)  # identifies this process in marks
+        self.maker = self._random.getrandbits(_BITS)
         self.waiting_bytes = 0
         self.max_bytes = 0
         self._waiting: dict[int, Waiting] = {}
@@ -286,7 +267,7 @@ class AfterConsume:
         return self.waiting_bytes >= self.max_bytes
 
     def takes(self, destination: Destination, now_ns: int) -> int:
-        """Return a number for a message that is to wait, 0 if none may wait now."""
+        """Return a number for the message. 0: it must not wait."""
         state = destination.update(now_ns, is_full=self._is_full())
         if state != "after_consume" or len(destination.waiting) >= destination.window:
             return 0
@@ -353,7 +334,7 @@ class AfterConsume:
         self._forget_unused(queue)
 
     def find(self, maker: int, number: int) -> Waiting | None:
-        """Return the waiting message that a mark names, None if it does not wait in this process."""
+        """None: it does not wait in this process."""
         return self._waiting.get(number) if maker == self.maker else None
 
     def delivered(self, message: Waiting, deliveries: Deliveries, tag: int, queue: bytes) -> None:
@@ -397,9 +378,7 @@ class AfterConsume:
 
 @dataclass(slots=True)
 class Hub(SharedMemory):
-    """State shared by all sessions of one broker."""
-
-    # Connections that the broker closed over a replayed queue, by the queue's number.
+    # Connections that the broker closed over a replayed queue, by its number.
     failures: dict[int, int] = field(default_factory=dict)
     after_consume: AfterConsume = field(default_factory=AfterConsume)
 

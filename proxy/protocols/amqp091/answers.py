@@ -25,16 +25,15 @@ from proxy.protocols.amqp091.wire import Malformed, Reader
 
 _BEHIND_DELIVERIES: Final = frozenset((wire.BASIC_CANCEL, wire.BASIC_CANCEL_OK, wire.BASIC_RECOVER_OK))
 _STREAM_FIELD: Final = b"\x0fx-stream-offset"
-_UNSENT: Final = frozenset((NEW, WAITING))  # not sent to the client yet
-#: About a field.
+_UNSENT: Final = frozenset((NEW, WAITING))
 _BYTES_OF_STEP: Final = 8
 
 
 @dataclass(eq=False, slots=True)
 class _Delivery(Content):
-    is_answer: bool = False  # to a basic.get
-    tag: int = 0  # 0 unless the channel's tags are tracked
-    automatic: bool = True  # without acks, or with an unknown tag
+    is_answer: bool = False  # get-ok
+    tag: int = 0  # 0 if untracked
+    automatic: bool = True  # no acks, or an unknown tag
     consumer: bytes = b""
 
 
@@ -45,11 +44,10 @@ class Answers(Stream):
         super().__init__(memory, shared, owner)
         self._signals = shared.context.signals
         self.limited = False
-        self.reason = b""  # why Sluice blocks the client (connection.blocked)
-        self.brokers_reason: bytes | None = None  # why the broker blocks it
-        self.silent = False  # the connection is closing: no more connection.blocked
-        self._told = b""  # the last reason sent to the client
-        #: Left by the client, open at the broker.
+        self.reason = b""  # of Sluice's connection.blocked
+        self.brokers_reason: bytes | None = None
+        self.silent = False  # closing: no more connection.blocked
+        self._told = b""
         self.left_channels: set[Channel] = set()
 
     def _take_method(self, method: int, frame: bytes, number: int) -> None:
@@ -115,7 +113,7 @@ class Answers(Stream):
         refused = method == wire.BASIC_NACK
         before = channel.confirms.unanswered()
         numbers = channel.confirms.answered(tag, multiple=multiple, refused=refused)
-        # RabbitMQ also nacks publishes beyond a queue's length limit, so nacks do not count as busy.
+        # RabbitMQ also nacks publishes beyond a queue's length limit: nacks do not mean busy.
         self._signals.answers += before - channel.confirms.unanswered()
         if numbers is None:
             self._pass(frame)
@@ -132,7 +130,7 @@ class Answers(Stream):
         self._open_content(content, frame)
         if method == wire.BASIC_RETURN or channel.left:
             return
-        # One key per channel: the client may acknowledge all deliveries up to a tag.
+        # One key per channel, as the client may acknowledge all deliveries up to a tag.
         content.key = channel.number
         if method == wire.BASIC_DELIVER and not self.limited and channel.tags is None:
             return
@@ -262,7 +260,7 @@ class Answers(Stream):
             self._owner.channel_closes(channel.number)
 
     def _forwards_now(self, method: Method) -> bool:
-        """Let the end of a consumer overtake deliveries, except in a transaction, where requeuing is impossible."""
+        """The end of a consumer overtakes deliveries, except in a transaction, where requeuing is impossible."""
         lane, frame = method.lane, method.frame
         ends = wire.method_of(frame) == wire.BASIC_CANCEL_OK
         if not ends or not lane.lines or lane.after or lane.channel.transacts:
@@ -274,7 +272,7 @@ class Answers(Stream):
     def _end_deliveries(self, lane: Lane, consumer: bytes) -> None:
         """Requeue the waiting deliveries of a consumer that has ended.
 
-        A stream does not requeue. A delivery without acks would be lost, so it is forwarded at once and charged.
+        A delivery without acks would be lost, so it is forwarded at once and charged. A stream does not requeue.
         """
         passed: list[Request] = []
         for line in list(lane.lines.values()):

@@ -1,4 +1,4 @@
-"""The client's identity, and the terms negotiated while the connection opens."""
+"""The client's identity and the negotiated terms of a connection."""
 
 from typing import Final
 
@@ -14,19 +14,18 @@ _MIN_CHANNELS: Final = 2
 class ClientInfo(Identity):
     def __init__(self) -> None:
         super().__init__(b"")
-        # As negotiated, 0 until then. A heartbeat of 0 s means none.
+        # 0 until negotiated. A heartbeat of 0 s means none.
         self.tuned_bytes = self.channel_max = self.heartbeat_s = 0
-        self.own_channel = 0  # Sluice's own channel, which was not offered to the client; 0: none
+        self.own_channel = 0  # not offered to the client, 0: none
         self.opened = False
-        self.hears_blocked = False  # the client has the capability connection.blocked
-        # The client: set once the broker has agreed to its close. The broker: set at once, because it may not wait for
-        # close-ok at its shutdown.
+        self.hears_blocked = False
+        # CLIENT: set once the broker has agreed to its close. BROKER: set at once, as it may not wait for close-ok.
         self.closed_by: Side | None = None
         self._client_closes = self._withheld = False
         self._offered_channels = 0
 
     def take(self, method: int, arguments: Reader) -> bool:
-        """Handle a method of the client. Return whether it is the first tune-ok. The broker refuses a second one."""
+        """Return whether it is the first tune-ok. The broker refuses a second one."""
         if self.opened:
             self._take_close(Side.CLIENT, method)
         elif method == wire.CONNECTION_START_OK:
@@ -50,7 +49,7 @@ class ClientInfo(Identity):
         return False
 
     def withhold(self, offer: bytes) -> bytes:
-        """Return a tune payload for the client with one channel less than the broker's ``offer``."""
+        """Offer one channel less."""
         offered = Reader(offer, 4, len(offer)).short() or wire.MAX_CHANNEL
         if offered < _MIN_CHANNELS or self.tuned_bytes:
             return offer
@@ -58,7 +57,7 @@ class ClientInfo(Identity):
         return offer[:4] + (offered - 1).to_bytes(2, "big") + offer[6:]
 
     def agree(self, agreement: bytes) -> bytes:
-        """Return a tune-ok payload for the broker with the withheld channel added."""
+        """Add the withheld channel."""
         channels = Reader(agreement, 4, len(agreement)).short()
         if not self._withheld or not 0 < channels <= self._offered_channels:
             return agreement
@@ -98,5 +97,4 @@ class ClientInfo(Identity):
             _, _, signed = arguments.long_string().partition(b"\0")
             self.user = signed.partition(b"\0")[0][: wire.MAX_SHORT_BYTES]
         elif mechanism == b"AMQPLAIN":
-            # The string contains a table without its length.
             self.user = read_texts(arguments, b"LOGIN").get(b"LOGIN", b"")[: wire.MAX_SHORT_BYTES]

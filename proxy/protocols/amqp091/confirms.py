@@ -1,14 +1,14 @@
 """Confirm numbers of one channel: maps the broker's numbers to the client's.
 
-Both count from 1 after confirm.select. They differ once a publish was refused, which the broker never sees, or was
-overtaken. From then on multiple answers are split, because they would also cover refused publishes. Answers to
-publishes that Sluice answers itself are withheld.
+Both count from 1. They differ once a publish was refused, which the broker never sees, or was overtaken. From then on
+multiple answers are split, because they would also cover refused publishes. Answers to publishes that Sluice answers
+itself are withheld.
 """
 
 from collections.abc import Sequence
 
 Numbers = tuple[int, int, int | None, int, set[int], dict[int, int]]
-"""The state of ``Confirms`` while nothing is withheld, as exchanged with the compiled part."""
+"""The state of ``Confirms`` while nothing is withheld, for the compiled part."""
 
 
 class Confirms:
@@ -18,12 +18,12 @@ class Confirms:
 
     def __init__(self, numbers: Numbers | None = None) -> None:
         #: After ``numbered``: publishes forwarded. The last number that is the same for both peers (None: all). The
-        #: broker's first unanswered number, and numbers answered beyond it. The client's number by the broker's, where
+        #: broker's first unanswered number, and answered ones beyond it. The client's number by the broker's, where
         #: they may differ: negative if withheld, 0 if Sluice has answered it.
         self.numbered, self._sent, self._alike, self._first_open, self._ahead, self._numbers = (
             (0, 0, None, 1, set(), {}) if numbers is None else numbers
         )
-        self._withheld = 0  # values of ``_numbers`` that are not positive
+        self._withheld = 0  # not positive ``_numbers``
 
     def numbers(self) -> Numbers:
         return self.numbered, self._sent, self._alike, self._first_open, self._ahead, self._numbers
@@ -54,7 +54,7 @@ class Confirms:
         return self._sent
 
     def settle(self, tag: int) -> None:
-        """Drop the broker's answer to a withheld publish that Sluice has answered."""
+        """Sluice has answered the publish: drop the broker's answer."""
         if self._numbers.get(tag, 0) < 0:
             self._numbers[tag] = 0
 
@@ -65,25 +65,24 @@ class Confirms:
             self._withheld -= 1
 
     def unanswered(self) -> int:
-        """Return the number of forwarded publishes without an answer of the broker."""
         return self._sent - self._first_open + 1 - len(self._ahead)
 
     def outstanding(self) -> int:
-        """Return the same without withheld publishes."""
+        """``unanswered`` without withheld publishes."""
         return self._sent - self._first_open + 1 - len(self._ahead) - self._withheld
 
     def latest(self) -> int:
-        """Return the broker's number of the latest publish."""
+        """The broker's number."""
         return self._sent
 
     def is_open(self, tag: int) -> bool:
         return tag >= self._first_open and tag not in self._ahead
 
     def answered(self, tag: int, *, multiple: bool, refused: bool = False) -> Sequence[int] | None:
-        """Handle an ack or nack (``refused``) of the broker. With ``multiple``, tag 0 means all.
+        """Handle the broker's ack, or nack if ``refused``. With ``multiple``, tag 0 means all.
 
         Returns:
-            The client's numbers to answer, None if the frame can be forwarded unchanged.
+            The client's numbers to answer. None: forward the frame unchanged.
         """
         alike = self._sent if self._alike is None else self._alike
         first, ahead = self._first_open, self._ahead
@@ -97,7 +96,6 @@ class Confirms:
             self._step()
             return None if tag <= alike else self._heard([tag], refused=refused)
         up_to = min(tag, self._sent) if tag else self._sent
-        # The client's publishes up to there were all forwarded.
         as_it_is = 0 < tag <= alike
         answered = [] if as_it_is else [each for each in range(first, up_to + 1) if each not in ahead]
         if ahead:

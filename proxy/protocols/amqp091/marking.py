@@ -1,7 +1,7 @@
 """Confirms by consumers on one connection: its waiting publishes, and its consumers' acks.
 
-A waiting publish is forwarded as transient with a mark, which is removed on delivery. The broker's ack for it is
-withheld from the client, a nack is not.
+A waiting publish is forwarded as transient with a mark, which is removed on delivery. The broker's ack is withheld from
+the client, a nack is not.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,14 +17,13 @@ from proxy.protocols.amqp091.channel import Channel, Consumer, Content
 from proxy.protocols.amqp091.wire import Malformed, Mark
 from proxy.protocols.base import SessionContext
 
-#: A client with this many unconfirmed publishes in a channel does not wait for each fsync: the broker batches them, and
-#: confirms by consumers gain little. They are forwarded unmarked.
+#: A client with this many unconfirmed publishes in a channel does not wait for each fsync. Confirms by consumers gain
+#: little there, so its publishes are unmarked.
 MAX_UNCONFIRMED: Final = 16
-#: How long publishes of such a channel, or for a paused destination, are forwarded unmarked.
 _AHEAD_NS: Final = 1_000_000_000
-MAX_ANSWERED: Final = 512  # messages answered or republished per call: a few milliseconds
+MAX_ANSWERED: Final = 512  # per call: a few milliseconds
 
-#: The pseudo queue of direct replies. Naming it without a consumer of it is a channel error.
+#: Naming this pseudo queue without a consumer of it is a channel error.
 REPLIES: Final = b"amq.rabbitmq.reply-to"
 SETTLES: Final = frozenset(
     (wire.BASIC_ACK, wire.BASIC_NACK, wire.BASIC_REJECT, wire.BASIC_RECOVER, wire.BASIC_RECOVER_ASYNC)
@@ -37,9 +36,9 @@ class Marking:
         self._who = who
         self._hub = hub
         self._inbox = Inbox(context.wake)
-        #: By channel, the publish that samples the broker's latency: tag, time of forwarding, destination.
+        #: Publishes that sample the broker: tag, time of forwarding, destination.
         self._samples: dict[Channel, tuple[int, int, Destination]] = {}
-        self._ends = False  # no new message waits, and waiting ones fall back
+        self._ends = False
 
     def part(self) -> None:
         self._samples.clear()
@@ -83,9 +82,9 @@ class Marking:
         return rule is not None and body_bytes < rule.below_bytes
 
     def mark(self, content: Content, frames: bytes, max_payload_bytes: int, now_ns: int) -> bytes:
-        """Return the marked frames of a publish that is to wait, otherwise an empty string.
+        """Return the marked frames. Empty: the publish does not wait.
 
-        ``frames`` is the whole publish, or empty if it cannot wait.
+        ``frames``: the whole publish, or empty if it cannot wait.
         """
         channel, target, sequence = content.lane.channel, content.target, content.number
         confirms, rule = channel.confirms, self._rule(target)
@@ -136,7 +135,7 @@ class Marking:
         return self._inbox.due_ns()
 
     def answer(self, now_ns: int) -> tuple[dict[Channel, list[bytes]], list[Waiting]]:
-        """Return the client's answers by channel, and messages to republish, at most MAX_ANSWERED in total."""
+        """Return the client's answers by channel, and messages to republish. At most MAX_ANSWERED in total."""
         inbox = self._inbox
         late = inbox.all() if self._ends else inbox.due(now_ns)
         for message in list(islice(late, MAX_ANSWERED)):
@@ -147,7 +146,6 @@ class Marking:
             message, outcome = inbox.ended.popleft()
             channel, sequence = message.channel, message.sequence
             if channel.waiting.pop(sequence, None) is None:
-                # The broker has refused it, or the channel is closed.
                 continue
             assert channel.confirms is not None  # noqa: S101 - it had a number
             channel.confirms.settle(message.tag)
@@ -161,13 +159,13 @@ class Marking:
         return answers, again
 
     def end(self) -> None:
-        """Let waiting messages fall back soon: the connection is about to end."""
+        """Let waiting messages fall back soon, as the connection is about to end."""
         if not self._ends:
             self._ends = True
             self._context.wake()
 
     def forget_all(self) -> None:
-        """Nothing was promised to a client that has left."""
+        """A client that has left was promised nothing."""
         self._ends = True
         for message in list(self._inbox.all()):
             message.channel.waiting.pop(message.sequence, None)
@@ -198,7 +196,7 @@ class ConsumerAcks:
         self._hub.add_consumer(self._name(queue), automatic=automatic)
 
     def end(self, channel: Channel, tag: bytes, now_ns: int) -> None:
-        """Handle the end of the oldest consumer with that tag."""
+        """Removes the oldest consumer with that tag."""
         consumers = channel.consumers.get(tag)
         if consumers:
             self._remove(consumers.pop(0), now_ns)
@@ -230,7 +228,7 @@ class ConsumerAcks:
             self._hub.delivered(message, channel.deliveries, tag, consumers[0].queue)
 
     def transact(self, channel: Channel, now_ns: int) -> None:
-        """Stop waiting for acks that count only once they are committed."""
+        """Acks count only once they are committed."""
         self._hub.rejected(channel.deliveries, list(channel.deliveries.by_tag), now_ns)
 
     def settled(self, method: int, channel: Channel, tag: int, bits: int, now_ns: int) -> None:
@@ -250,7 +248,7 @@ class ConsumerAcks:
 
 
 def _queues(target: Target, rule: Confirming) -> int:
-    """Return how many queues a publish goes to, 0 if unknown."""
+    """0 if unknown."""
     return rule.queues or 0 if target.exchange else 1
 
 

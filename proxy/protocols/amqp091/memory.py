@@ -12,11 +12,11 @@ _SLACK_BYTES: Final = 1024 * 1024
 class SharedMemory:
     waiting_bytes: int = 0
     holders: int = 0
-    wakers: dict[Callable[[], None], None] = field(default_factory=dict)  # sessions that wait for memory
+    wakers: dict[Callable[[], None], None] = field(default_factory=dict)  # of sessions that wait for memory
 
 
 class Memory:
-    """The copies of one direction. ``wake`` is called once there is room again."""
+    """``wake`` is called once there is room again."""
 
     __slots__ = ("_hub", "_max_bytes", "_max_total_bytes", "_wake", "taken_bytes")
 
@@ -43,8 +43,8 @@ class Memory:
     def is_full(self, *, alone: bool = True) -> bool:
         """Return whether reading should stop. Unless ``alone``, only the total counts.
 
-        Above the total bound, only directions with more than an equal share stop, so that the others are not blocked.
-        The total then stays below twice its bound.
+        Above the total bound, only directions with more than an equal share stop. So the total stays below twice its
+        bound.
         """
         taken, hub = self.taken_bytes, self._hub
         if alone and taken > self._max_bytes:

@@ -20,11 +20,11 @@ from proxy.protocols.base import Buffer
 
 #: Forwarded while publishes of their channel wait.
 _GOES_ON: Final = SETTLES | {wire.BASIC_QOS, wire.BASIC_CONSUME, wire.BASIC_CANCEL}
-#: Classes whose effect outlasts the channel: exchange and queue.
+#: Their effects outlast the channel: exchange and queue.
 _LASTING: Final = frozenset((40, 50))
 _IN_TRANSACTION: Final = _LASTING | {wire.TX}
 _RESERVED: Final = b"amq."
-#: Remembered per connection, and the longest declaration. Others end only with the connection.
+#: Others are not deleted before the connection ends.
 _MAX_EXCLUSIVE: Final = 10_000
 _MAX_DECLARE_BYTES: Final = 1024
 _RECOVERS: Final = frozenset((wire.BASIC_RECOVER, wire.BASIC_RECOVER_ASYNC))
@@ -39,8 +39,8 @@ class Publishes(Stream):
         super().__init__(memory, shared, owner)
         spool = self._spool = shared.context.spool
         self._max_age_ns = 0 if spool is None else round(spool.settings.max_age_s * _NS)
-        self.exclusive: dict[bytes, bytes] = {}  # with the frames that declared them
-        # Exclusive queues of a client that has left, by the channel that deletes them.
+        self.exclusive: dict[bytes, bytes] = {}  # by name: declaration
+        # By the channel that deletes them.
         self.deleting: dict[int, dict[bytes, bytes]] = {}
         self.published = False
         self.last_channel = 0
@@ -119,7 +119,7 @@ class Publishes(Stream):
                 self._marking.forget_all()
             self.finished = True
         elif self.finished:
-            # After either peer's close only close-ok counts. It stays behind the client's own close.
+            # After a close only close-ok counts. It stays behind the client's own close.
             if method == wire.CONNECTION_CLOSE_OK and self._about.closed_by is Side.BROKER:
                 if self._last_words:
                     self._last_words += frame
@@ -154,7 +154,6 @@ class Publishes(Stream):
             self.declared(queue, frame)
 
     def _take_consumer(self, method: int, channel: Channel, frame: bytes) -> bytes:
-        """Return a consume or a cancel as one that the broker answers."""
         arguments = wire.arguments(frame)
         begins = method == wire.BASIC_CONSUME
         no_wait = wire.CONSUME_NO_WAIT if begins else wire.CANCEL_NO_WAIT
@@ -166,7 +165,7 @@ class Publishes(Stream):
         wants = not bits & no_wait
         automatic = bits & wire.CONSUME_NO_ACK != 0
         if begins and len(channel.consumers) >= MAX_CONSUMERS:
-            raise self._stop(wire.RESOURCE_ERROR, f"more than {MAX_CONSUMERS} consumers on one channel")
+            raise self._stop(wire.RESOURCE_ERROR, f"a basic.consume beyond {MAX_CONSUMERS} consumers on one channel")
         if begins and not wants and tag:
             # RabbitMQ 3.10 fails if it has to answer this and a cancel follows at once.
             self._consumers.begin(channel, tag, channel.resolve(queue or channel.declared), automatic=automatic)
@@ -180,10 +179,7 @@ class Publishes(Stream):
         return frame[:bits_at] + bytes((bits & ~no_wait,)) + frame[bits_at + 1 :]
 
     def _take_settling(self, method: int, channel: Channel, frame: bytes) -> bytes:
-        """Return what to forward of an ack, nack, reject or recover.
-
-        It must not settle deliveries that the client has not seen.
-        """
+        """Return an ack, nack, reject or recover that does not settle deliveries the client has not seen."""
         if channel.dead or channel.closes:
             return frame
         now_ns = self._stages.now_ns
@@ -213,7 +209,7 @@ class Publishes(Stream):
                 self._consumers.give_back(channel, now_ns)
             if not waits or tag <= shown or (tag <= tags.latest and not tags.is_open(tag)):
                 return frame
-            # The broker refuses tag 0 as it would refuse this tag if nothing waited here.
+            # The broker refuses tag 0 as it would refuse this tag.
             return wire.settling(method, channel.number, 0, bits ^ multiple)
         tags.settle(tag, multiple=multiple)
         if channel.deliveries.by_tag and not channel.doomed:
@@ -240,15 +236,15 @@ class Publishes(Stream):
     def leave(self, channel: Channel, consumers: Iterable[bytes]) -> None:
         """Close a channel that its client has left, so that the broker requeues its deliveries.
 
-        If publishes wait, it is opened again for them and closed after them. Uncommitted publishes are dropped, and so
-        are waiting methods that affect only the client's channel. If a commit waits, the broker has the first part of
-        the transaction: the channel stays open until the commit, and only its ``consumers`` are cancelled.
+        If publishes wait, it is opened again for them and closed after them. Uncommitted publishes and methods that
+        affect only the client's channel are dropped. If a commit waits, the channel stays open until then, because the
+        broker has the first part of the transaction. Only its ``consumers`` are cancelled.
         """
         lane = channel.to_broker
         if channel.left or channel.dead:
             return
         if lane.shut or lane.is_within_content():
-            # It was never open, or only the rest of a content could follow.
+            # Never opened, or only the rest of a content could follow.
             self.give_up(lane)
             return
         channel.left, channel.confirms = True, None
@@ -334,13 +330,13 @@ class Publishes(Stream):
     def delete_exclusive(self) -> None:
         """Delete the client's exclusive queues, as the broker does at the end of a connection.
 
-        Each is declared first, which fails if the name belongs to another client by now.
+        Declare each first, which fails if the name belongs to another client.
         """
         queues, self.exclusive = self.exclusive, {}
         self._delete([queues] if queues else [])
 
     def delete_one_by_one(self, number: int) -> None:
-        """Delete queues one by one after the broker closed their channel over one of another client."""
+        """After the broker closed the channel over a queue of another client."""
         queues = self.deleting.pop(number, {})
         if len(queues) > 1:
             self._delete([{queue: declares} for queue, declares in queues.items()])

@@ -1,24 +1,22 @@
-"""Replays unconfirmed publishes that an earlier process left in the spool: no client sends those again.
+"""Replays unconfirmed publishes that an earlier process left in the spool: no client resends those.
 
-Sluice has no credentials, so this is done on the next connection with the same user, vhost and listener. It uses a
-channel that the client does not see and whose number was not offered to it (``about``). Messages get a header field,
-because they may be duplicates, and wait for limits. An entry leaves the spool when it is written. The rest stays for
-another connection if this one ends.
+Sluice has no credentials, so it replays on the next connection with the same user, vhost and listener, on a channel
+that was not offered to the client (``client_info``). Messages get a header field, because they may be duplicates, and
+wait for limits. An entry leaves the spool when it is written.
 
-A broker closes the channel for a message that it refuses, without saying which one. So all queues are asked about, but
-only one of them, the owner of the channel, sends at a time. Before the next one sends, the broker has to confirm a
-close of the channel. If the broker closes the channel itself, the rest of the owner's queue is dropped.
+A broker closes the channel for a message that it refuses, without saying which one. So only one queue, the owner of the
+channel, sends at a time. Before the next one, the broker has to confirm a close of the channel. If the broker closes
+the channel itself, the rest of the owner's queue is dropped.
 
-========== ======================================= =============================================================
+========== ======================================= =====================================
 channel    waits for                               then
-========== ======================================= =============================================================
-SHUT       a message that may be sent              channel.open for its queue, the owner: OPENING
+========== ======================================= =====================================
+SHUT       a message that may be sent              channel.open for its queue, the owner
 OPENING    channel.open-ok                         OPEN
-OPEN       messages of the owner that may be sent  sends them; channel.close if it has no more, or another queue's
-                                                   turn has come: CLOSING
+OPEN       messages of the owner that may be sent  sends them, then channel.close
 CLOSING    channel.close-ok                        SHUT
-any        channel.close of the broker             channel.close-ok; the owner is dropped: SHUT
-========== ======================================= =============================================================
+any        channel.close of the broker             channel.close-ok, the owner is dropped
+========== ======================================= =====================================
 """
 
 from collections import deque
@@ -36,13 +34,13 @@ from proxy.protocols.base import Replayed, SessionContext
 from proxy.spool.queue import Queue
 from proxy.spool.spool import QueueName, Spool
 
-#: Queues asked about at once, with one message each in memory.
+#: One message each is in memory.
 _MAX_AT_ONCE: Final = 8
 _MAX_IN_TURN: Final = 256  # of one queue
-_MAX_UNWRITTEN_BYTES: Final = 256 * 1024  # not in the broker's socket yet
+_MAX_UNWRITTEN_BYTES: Final = 256 * 1024
 _MAX_DROPPED: Final = 1024
-_AGAIN_NS: Final = 10_000_000  # before asking again after Later
-_FORCED: Final = wire.CONNECTION_FORCED  # a close without a fault of the connection
+_AGAIN_NS: Final = 10_000_000  # before asking again
+_FORCED: Final = wire.CONNECTION_FORCED  # not the connection's fault
 #: A queue is dropped after the broker closed this many connections over it.
 _MAX_FAILURES: Final = 3
 _KEY_BITS: Final = (1 << 62) - 1
@@ -63,7 +61,7 @@ class _Line:
         self.queue = queue
         self.name = QueueName.read(queue.name)
         self.head = _Head.UNKNOWN
-        self.request: Request | None = None  # while the first message is ASKED or HELD
+        self.request: Request | None = None  # while ASKED or HELD
         self.frames = b""
         self.sent = self.expired = self.dropped = 0
 
@@ -76,12 +74,12 @@ class _Channel(Enum):
 
 
 class Replay:
-    """Replays ``queues`` taken from the spool on one connection.
+    """Replays ``queues`` taken from the spool.
 
     Args:
-        send: Writes frames to the broker and returns True if that is possible now.
+        send: Writes frames to the broker. False: not possible now.
         listen: Turns calls of ``written`` on or off.
-        failures: Connections that the broker closed over a queue, by its number, of all sessions.
+        failures: Connections that the broker closed over a queue, by its number, shared by all sessions.
     """
 
     side = Side.CLIENT
@@ -101,7 +99,7 @@ class Replay:
         assert context.spool is not None  # noqa: S101 - where the queues are from
         self.number = number
         self.again_ns: int | None = None
-        self.charges: list[Charge] = []  # always empty, unlike a stream's
+        self.charges: list[Charge] = []  # always empty
         self._spool: Spool = context.spool
         self._wake, self._give_up, self._report = context.wake, context.give_up, context.replayed
         self._names, self._max_payload_bytes = names, max_payload_bytes
@@ -109,7 +107,7 @@ class Replay:
         self._channel = _Channel.SHUT
         self._later = deque(_Line(queue) for queue in queues)
         self._lines: deque[_Line] = deque()
-        #: The queue whose messages the broker may still be checking, and the messages sent in this turn.
+        #: The broker may still be checking this queue's messages.
         self._owner: _Line | None = None
         self._turn = 0
         self._unwritten_bytes = 0
@@ -189,7 +187,7 @@ class Replay:
         self.resume()
 
     def resolved(self, request: Request) -> bool:
-        """Send a held message. Return whether it belongs to the replay."""
+        """Return whether the request belongs to the replay."""
         line = request.handle
         if not isinstance(line, _Line):
             return False
@@ -203,7 +201,6 @@ class Replay:
             pass
 
     def _step(self) -> bool:
-        """Return whether more may be sent."""
         if self._answer and not self._send(self._answer):
             return False
         self._answer = b""
@@ -340,4 +337,4 @@ class Replay:
 
 
 def _ignore(_: Queue) -> None:
-    """Replaces the callback of a closed queue, to cut a reference cycle."""
+    """For a closed queue, to cut a reference cycle."""

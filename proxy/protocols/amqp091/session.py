@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 
     from proxy.deciding.judge import Judge
 
-#: First byte of a broker's answer to an unsupported version, after which it closes (2.2.4).
+#: First byte of a broker's answer to an unsupported version (2.2.4).
 _OTHER_VERSION: Final = wire.PROTOCOL_HEADERS[0][0]
 _HEADER_BYTES: Final = wire.PROTOCOL_HEADER_BYTES
 _AMQP_1_0: Final = (b"AMQP\x03\x01\x00\x00", b"AMQP\x00\x01\x00\x00")
-#: Frames. Lending costs as much as reading some chunks.
+#: Lending costs as much as reading this many frames.
 _FEW_READS: Final = 4
 _NS: Final = 1_000_000_000
-#: More channels stay with Python: lending copies the numbers of each.
+#: Lending copies the numbers of each channel.
 _MAX_LENT_CHANNELS: Final = 1024
 _MIB = 1024 * 1024
 
@@ -52,15 +52,15 @@ class AMQP091Options:
     Attributes:
         tls: What to do with a TLS handshake that the listener does not terminate. ``refuse`` closes the connection,
             ``pass`` relays it unread, without limits.
-        max_waiting_bytes: Memory for waiting messages, per connection and direction. Above it that side is not read
-            until some have been forwarded.
-        max_waiting_bytes_in_all: Memory for waiting messages of all connections to a broker. Above it a side with more
-            than an equal share is not read.
-        max_message_bytes: A publish that announces a longer body counts as one message without a body: the broker
-            refuses it, and the body may never arrive. It should be at least the broker's own ``max_message_size``, by
-            default 128 MiB in RabbitMQ 3 and 16 MiB in RabbitMQ 4.
-        max_pending_bytes: Memory, for all connections to a broker, for messages that wait for consumer acks because of
-            a rule with ``confirm = "after_consume"``. Above it the broker confirms as usual.
+        max_waiting_bytes: Memory for waiting messages, per connection and direction, in bytes. Above it, Sluice reads
+            no more from that side until some are forwarded.
+        max_waiting_bytes_in_all: Memory for waiting messages of all connections to a broker, in bytes. Above it, Sluice
+            does not read sides that use more than an equal share.
+        max_message_bytes: A publish that announces a longer body is charged as one message without a body, because the
+            broker refuses it. Set it to at least the broker's own ``max_message_size``: by default 128 MiB in RabbitMQ
+            3 and 16 MiB in RabbitMQ 4.
+        max_pending_bytes: Memory for messages of all connections to a broker that wait for consumer acks (rules with
+            ``confirm = "after_consume"``), in bytes. Above it, the broker confirms as usual.
         scan: Which code reads plain publishes and confirms. ``compiled`` is the compiled part (the package
             sluice_native), ``python`` reads frame by frame and is always available, ``auto`` uses the compiled part if
             it is installed.
@@ -75,8 +75,6 @@ class AMQP091Options:
 
 
 class AMQP091Session(Session):
-    """The session of one client connection, with AMQP091Options and a ``memory.Hub``."""
-
     ticks = True
     lends = COMPILED is not None
 
@@ -94,7 +92,7 @@ class AMQP091Session(Session):
         after_consume.max_bytes = options.max_pending_bytes
         self._marking = Marking(context, self._who, after_consume)
         self._consumers = ConsumerAcks(names, after_consume)
-        #: None if the compiled part may not read. Its state of the channels, from the first lend on.
+        #: None if the compiled part may not read.
         self._resources = context.resources if scans(options.scan) else None
         self._compiled: Channels | None = None
         self._is_lent = False
@@ -106,17 +104,16 @@ class AMQP091Session(Session):
         self._publishes = Publishes(self._memory[Side.CLIENT], shared, self)
         self._streams: dict[Side, Stream] = {Side.CLIENT: self._publishes, Side.BROKER: self._answers}
         self._replay: Replay | None = None
-        #: The open batch of ``tick`` and its source.
         self._asked: tuple[Batch, Stream | Replay] | None = None
         self._turn = 0
-        #: The protocol header. Then frames are decoded, or relayed unread, or the broker rejects the version.
+        #: The protocol header. Whether everything is relayed unread. Whether the broker rejects the version.
         self._header = b""
         self._unread = False
         self._foreign = False
         self._broker_begun = False
         self._begun = False
         self._ended: set[Side] = set()
-        #: The client has left while publishes wait. Sluice has to send close-ok.
+        #: The client has left while publishes wait. It expects close-ok.
         self._gone = self._agrees = False
         #: Since the last heartbeat.
         self._heard: set[Side] = set()
@@ -126,9 +123,9 @@ class AMQP091Session(Session):
         self._timed: tuple[Channel, int, int] | None = None
         self._alarm = b""
         self._blocked = self._waits_for_spool = False
-        #: Contents that had begun at the block: they are read to their ends. None while a frame is incomplete.
+        #: Contents begun before the block. None while a frame is incomplete.
         self._to_finish: list[Content] | None = None
-        #: Sluice has sent connection.close to the broker. The last bytes since.
+        #: Whether Sluice waits for the broker's close-ok. The last bytes received.
         self._closes = False
         self._last_heard = b""
 
@@ -145,7 +142,7 @@ class AMQP091Session(Session):
             self._timed = None
 
     def channel_dies(self, channel: Channel) -> None:
-        """Handle the broker's close. The broker still answers a close from the client."""
+        """Handle the broker's close. It still answers the client's."""
         channel.dead = True
         self._end_consumers(channel)
         self._publishes.give_up(channel.to_broker, methods=False)
@@ -443,7 +440,7 @@ class AMQP091Session(Session):
         return self._stages.all()
 
     def _beat(self) -> None:
-        """Send a heartbeat to each peer that was not written to, if the other one is alive."""
+        """A peer gets heartbeats only while the other one is alive."""
         if Side.CLIENT not in self._heard and not self._gone:
             # A broker that receives held messages does not notice a silent client.
             self._context.client_silent()
@@ -491,7 +488,7 @@ class AMQP091Session(Session):
             self._replay.resume()
 
     def alarm(self, reason: str, now_ns: int) -> None:
-        """Block a publishing client with everything that it sends, as RabbitMQ does."""
+        """Blocks everything that a publishing client sends, as RabbitMQ does."""
         if not self._connection.exempt:
             self._alarm = reason.encode()
             self._check_alarm(now_ns)
@@ -512,7 +509,7 @@ class AMQP091Session(Session):
             self._replay.stop()
 
     def close_client(self, detail: str, now_ns: int) -> bool:
-        """Close the client's side if it waits for no answer. It assumes its messages in flight delivered."""
+        """Close the client's side if it waits for no answer. It assumes that its messages in flight are delivered."""
         del now_ns
         self._marking.end()
         if not self._about.opened or self._publishes.finished or self._about.closed_by is not None:
@@ -541,10 +538,9 @@ class AMQP091Session(Session):
             self._closes = self._publishes.insert(None, wire.connection_close(wire.CONNECTION_FORCED, detail))
 
     def receive_closing(self, side: Side, chunk: memoryview) -> bool:
-        """Wait for the broker's close-ok: RabbitMQ logs a warning about a connection that ends before it."""
+        """Wait for close-ok. RabbitMQ logs a warning about a connection that ends before it."""
         if side is Side.CLIENT or not self._closes:
             return True
-        # The same bytes in a body only end the stream sooner.
         self._last_heard = self._last_heard[1 - len(wire.CLOSE_OK_FRAME) :] + bytes(chunk)
         return wire.CLOSE_OK_FRAME in self._last_heard
 
@@ -553,7 +549,7 @@ class AMQP091Session(Session):
         return self._about.closed_by
 
     def has_undelivered(self, side: Side) -> bool:
-        """Keep the unconfirmed publishes of a client that has left: it assumes them delivered."""
+        """Keep unconfirmed publishes of a client that has left, because it assumes them delivered."""
         if side is Side.BROKER or Side.BROKER in self._ended:
             return False
         if not self._gone:
@@ -601,7 +597,6 @@ class AMQP091Session(Session):
         if self._compiled is None:
             self._compiled = COMPILED.Channels(self._resources, self._names.before)
         terms = self._names.with_keys, answers.limited, _ = self._terms()
-        # AMQP 0.9.1 clients give messages no ids.
         judge.ids, judge.stays = None, lambda: self._terms() == terms
         (rests, cut), (deliveries, cut_of_broker) = publishes.lend(), answers.lend()
         lent: Lent = COMPILED.lend_amqp091(
@@ -695,7 +690,7 @@ class AMQP091Session(Session):
         return stream.own_bytes + stream.ready_bytes()
 
     def paused(self, side: Side) -> bool:
-        """Return whether the peer's share of memory is used up and further reading cannot free any.
+        """Return whether the peer's memory is used up and further reading cannot free any.
 
         A blocked client is read to the end of the contents that it had begun, because they block their channels.
         """

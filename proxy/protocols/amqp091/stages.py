@@ -1,6 +1,6 @@
 """The credit stages of one connection (see ``proxy.flow.credit``).
 
-A channel has a stage while something of it waits, and so has each of its lines. Messages that pass immediately are not
+A channel and each of its lines have a stage while something of them waits. Messages that pass immediately are not
 counted.
 """
 
@@ -15,7 +15,6 @@ class Stages:
         self, connection: Stage, writer: Stage, watch_writes: Callable[[bool], None], wake: Callable[[], None]
     ) -> None:
         self.now_ns = 0
-        # Of messages that have waited and are not in the kernel's buffer yet.
         self.unwritten_bytes = 0
         self._connection = connection
         self._writer = writer
@@ -73,7 +72,7 @@ class Stages:
         self.unwritten_bytes += size_bytes
 
     def written(self) -> None:
-        """All output is in the kernel's buffer, except bytes that the driver has not taken yet."""
+        """Except bytes that the driver has not taken, everything is in the kernel's buffer."""
         unwritten, self._unwritten = self._unwritten, {}
         for resource, count in unwritten.items():
             self._writer.ack(resource, count, self.now_ns)

@@ -1,20 +1,17 @@
 """One direction of a connection: splits bytes into frames and contents, forwards them, and keeps those that wait.
 
-``feed`` reads a chunk frame by frame and returns the requests to decide. ``pass_on`` forwards the chunk once they are
-decided. A method is kept until the header of its content has arrived. Bodies are not gathered: the verdict on a content
-covers its remaining frames, which pass, are dropped, or are copied while it waits.
-
-A content that waits for a limit, or behind others, is in memory or in the spool:
+``feed`` reads a chunk and returns the requests to decide. ``pass_on`` forwards the chunk once they are decided. The
+verdict on a content, decided at its header, covers its remaining frames. They pass, are dropped, or are copied while
+the content waits, in memory or in the spool:
 
 1. Contents of one lane with the same key keep their order. While the first is held, the others wait in its ``Line``.
-   When it is resolved, the undecided ones are asked about in a new batch (``ask``).
+   When it is resolved, undecided ones are asked about in a new batch (``ask``).
 2. A barrier method waits until all lines of its lane are empty. Later methods and contents wait behind it, in
    ``Lane.after``.
-3. Data that may be forwarded is in ``Lane.ready`` until the output is at a boundary: not inside a frame, and not inside
-   a content of the same channel. Sluice's own frames wait there, too.
+3. Data to forward is in ``Lane.ready`` until the output is at a boundary: not inside a frame, and not inside a content
+   of the same channel. Sluice's own frames wait there, too.
 
-Spooled publishes come back in their order and are asked about. Those that do not come back are answered if the client
-waits for confirms, and counted as given up.
+Spooled publishes that are not forwarded are answered if the client waits for confirms, and counted as given up.
 """
 
 from abc import ABC, abstractmethod
@@ -54,27 +51,26 @@ from proxy.spool.queue import Lost, Queue
 from proxy.spool.segments import MAX_BYTES, Entry, Piece
 from proxy.spool.spool import QueueName, Spool
 
-#: Steps per chunk: a few milliseconds. The rest is left for later. A frame or a header field is a step.
+#: Per chunk: a few milliseconds.
 MAX_STEPS: Final = 256
 _STEPS_OF_CONTENT: Final = 5
-_STEPS_OF_KEY: Final = 4  # a routing key in CC or BCC has its own names and limits
-#: Of an incomplete method or header frame, whatever frame_max the peers agreed on.
+_STEPS_OF_KEY: Final = 4
+#: Of an incomplete method or header frame.
 MAX_GATHERED_BYTES: Final = 1024 * 1024
-#: The same for the broker, which ignores frame_max here: dead-lettering lengthens a header.
+#: Brokers ignore frame_max here, as dead-lettering lengthens a header.
 MAX_GATHERED_OF_BROKER_BYTES: Final = 16 * MAX_GATHERED_BYTES
-MAX_TAKEN_BACK_BYTES: Final = 4096  # a longer beginning of a frame stays with Python
-MAX_BODY_BYTES: Final = 1 << 40  # a longer body counts as empty: it never arrives
-#: The default for clients: RabbitMQ closes the channel of a client that announces more.
+MAX_TAKEN_BACK_BYTES: Final = 4096
+MAX_BODY_BYTES: Final = 1 << 40  # a longer body counts as empty
+#: For clients. RabbitMQ closes the channel over a longer one.
 MAX_MESSAGE_BYTES: Final = 128 * 1024 * 1024
 MAX_ASKED: Final = 256
 MAX_ENDED: Final = 1024
-_AGAIN_NS: Final = 10_000_000  # before asking again after Later though nothing is in front
-#: Bytes that a line takes out of the spool to ask about. Larger contents stay there.
+_AGAIN_NS: Final = 10_000_000  # before asking again
+#: Larger contents stay in the spool.
 _WINDOW_BYTES: Final = 64 * 1024
-#: Nothing leaves the spool while more than this is forwarded but unwritten, or answered but unread.
 _MAX_UNWRITTEN_BYTES: Final = 1024 * 1024
-_LINE_BYTES: Final = 5 * 1024  # of a line without its contents: its stage and its spool queue
-#: Flag in a spool entry's handle, above the client's number: also charged to resources beyond its target.
+_LINE_BYTES: Final = 5 * 1024  # without its contents
+#: Flag in a spool entry's handle, above the client's number: the message names more resources than its target.
 _IS_COPIED: Final = 1 << 63
 _NEVER_NS: Final = 1 << 63
 _NS_PER_MS: Final = 1_000_000
@@ -93,8 +89,6 @@ class Shared:
 
 
 class Owner(Protocol):
-    """The session as its streams see it."""
-
     def channel_opens(self, channel: Channel) -> None: ...
     def channel_left(self, channel: Channel) -> None: ...
     def channel_dies(self, channel: Channel) -> None: ...
@@ -112,18 +106,17 @@ class Owner(Protocol):
 
 
 class Stream(ABC):
-    side: Side  # the sending peer
+    side: Side  # the sender
 
     def __init__(self, memory: Memory, shared: Shared, owner: Owner) -> None:
         self.close: Close | None = None
         self.code = wire.FRAME_ERROR
         self.out: list[Buffer] = []
-        self.own_bytes = 0  # of Sluice's own frames, in ``out`` or ``ready``
+        self.own_bytes = 0  # of Sluice's own frames
         self.refused = 0
-        self.waiting = 0  # contents and methods that wait, spooled ones included
-        self.again_ns: int | None = None  # when to call ``ask`` without being woken
-        self.old_ns: int | None = None  # when a held content reaches the maximum age
-        # For contents forwarded without a decision. Sent with the next batch.
+        self.waiting = 0  # contents and methods
+        self.again_ns: int | None = None
+        self.old_ns: int | None = None
         self.charges: list[Charge] = []
         self._memory = memory
         self._owner = owner
@@ -136,26 +129,26 @@ class Stream(ABC):
         self._has_much_unwritten = False
         self._damage: Close | None = None
         self._lanes: dict[int, Lane] = {}
-        #: The content whose body frame is arriving, and the missing bytes of the frame with its end octet.
+        #: The content of the incomplete body frame, and its missing bytes.
         self._frame_owner: Content | None = None
         self._frame_left_bytes = 0
-        self._current = False  # a chunk is being read or decided
-        #: Lanes with ready data. Lines to ask about, and those that first wait for writes.
+        self._current = False  # within a chunk
+        #: Lanes with ready data. Lines to ask about, and lines that first wait for writes.
         self._ready: dict[Lane, None] = {}
         self._askable: dict[Line, None] = {}
         self._behind: dict[Line, None] = {}
         self._unsettled: dict[Line, None] = {}
-        self.frames = 0  # complete frames, and body frames that have begun
-        self.left_bytes = 0  # of the last chunk, to be fed again
+        self.frames = 0
+        self.left_bytes = 0  # of the last chunk: feed them again
         self.max_payload_bytes = wire.DEFAULT_FRAME_MAX - FRAME_BYTES
-        self.max_body_bytes = MAX_BODY_BYTES  # a longer body is not charged
-        self.finished = False  # a peer has closed the connection: further contents are dropped
+        self.max_body_bytes = MAX_BODY_BYTES
+        self.finished = False  # closed by a peer
         self.last_channel = wire.MAX_CHANNEL
-        self._unroutable = Channel(0).to_broker  # for contents in channels that are not open
-        self._beginning = bytearray()  # an incomplete frame, or a body frame's prefix
+        self._unroutable = Channel(0).to_broker  # for channels that are not open
+        self._beginning = bytearray()
         self._steps = 0
         self._requests: list[Request] = []
-        #: The bytes of the chunk in order. Those without an owner are always forwarded.
+        #: In order. Bytes without an owner are always forwarded.
         self._pieces: list[tuple[Content | Method | None, Buffer]] = []
 
     # --- Differences between the directions ---------------------------------------------------------
@@ -169,11 +162,11 @@ class Stream(ABC):
 
     @abstractmethod
     def _take_method(self, method: int, frame: bytes, number: int) -> None:
-        """Handle a method frame with ``_pass``, ``_pass_method`` or ``_open_content``."""
+        """Call ``_pass``, ``_pass_method`` or ``_open_content``."""
 
     @abstractmethod
     def _limit(self, content: Content, keys: list[bytes]) -> bool:
-        """Set a content's resources and number once its header has arrived. Return whether it can be decided now.
+        """Set a content's resources and number. Return whether it can be decided now.
 
         ``keys`` are the routing keys in CC and BCC.
         """
@@ -189,7 +182,7 @@ class Stream(ABC):
     # --- Reading ----------------------------------------------------------------------------------
 
     def feed(self, chunk: memoryview) -> Sequence[Request]:
-        """Return the requests of one chunk. ``pass_on`` must follow before the next chunk."""
+        """``pass_on`` must follow."""
         self._current = True
         self.left_bytes = self._steps = 0
         try:
@@ -319,7 +312,7 @@ class Stream(ABC):
         if content is None or content.done or length > content.left_bytes:
             if lane is not None and not lane.channel.dead:
                 raise self._unexpected("a body frame without a content header", number)
-            # The broker answers if the channel is not open, and ignores it if it has closed the channel.
+            # If the channel is not open, the broker answers. If the broker has closed it, it ignores the content.
             content = Content(self._unroutable, left_bytes=length)
             content.fate = PASSING if lane is None and not self.finished else DROPPED
         content.left_bytes -= length
@@ -401,7 +394,7 @@ class Stream(ABC):
     # --- Lending to the compiled part -------------------------------------------------------------
 
     def is_plain(self) -> bool:
-        """Return whether nothing waits except the rest of contents that pass."""
+        """Nothing waits except the rest of passing contents."""
         waits = self.waiting or self.out or self._ready or self.charges or self.left_bytes or self._current
         if waits or len(self._beginning) > MAX_TAKEN_BACK_BYTES or self.finished or self.close is not None:
             return False
@@ -409,11 +402,10 @@ class Stream(ABC):
         return all(content.fate == PASSING for content in unfinished) and (owner is None or owner in unfinished)
 
     def lend(self) -> tuple[dict[int, int], tuple[int, int] | None]:
-        """Hand over the incomplete contents.
+        """Hand over incomplete contents.
 
         Returns:
-            The missing body bytes of each content by channel, and the channel and missing bytes of the incomplete
-            frame.
+            Missing body bytes by channel, and the channel and missing bytes of the incomplete frame.
         """
         unfinished = self.unfinished()
         for content in unfinished:
@@ -600,7 +592,7 @@ class Stream(ABC):
     # --- Deciding later ---------------------------------------------------------------------------
 
     def ask(self, now_ns: int) -> list[Request]:
-        """Return requests for the undecided contents that are now first in their lines.
+        """Ask about undecided contents that are now first in their lines.
 
         Raises:
             Close: Spooled publishes are damaged. The client has to resend them.
@@ -611,7 +603,7 @@ class Stream(ABC):
         if self.old_ns is not None and now_ns >= self.old_ns:
             self._release_overdue(now_ns)
         if self._spool is not None:
-            # Once for all lines: the cost grows with the waiting answers.
+            # Once for all lines, as the cost grows with the waiting answers.
             unwritten_bytes = max(self._stages.unwritten_bytes, self._owner.backlog_bytes(Side.CLIENT))
             self._has_much_unwritten = unwritten_bytes > _MAX_UNWRITTEN_BYTES
         self.again_ns = None
@@ -652,7 +644,7 @@ class Stream(ABC):
                 break
 
     def asked(self, batch: Batch, now_ns: int) -> None:
-        lines: dict[Line, bool] = {}  # whether one of its contents still waits
+        lines: dict[Line, bool] = {}
         for index, request in enumerate(batch.requests):
             content, verdict = request.handle, batch.verdicts.get(index)
             if not isinstance(content, Content):
@@ -677,7 +669,6 @@ class Stream(ABC):
                 line.most = max(1, line.most // 2) if waits else min(2 * line.most, MAX_OF_LINE)
             head = line.contents[0] if line.contents else None
             if head is not None and head.verdict == LATER:
-                # Nothing is in front: ask again soon.
                 self._askable[line] = None
                 self.again_ns = now_ns + _AGAIN_NS
             else:
@@ -833,7 +824,7 @@ class Stream(ABC):
             if contents and (entry.content is None or entry.size_bytes > _WINDOW_BYTES):
                 break
             if entry.content is None and (entry.handle & _IS_COPIED or ending is not None):
-                entry = _fetch(queue)  # its routing keys are needed, or it is about to be forwarded
+                entry = _fetch(queue)
                 if entry is None:
                     break
             content = self._of_entry(line, entry)
@@ -871,7 +862,7 @@ class Stream(ABC):
         return content
 
     def _bring(self, line: Line, content: Content) -> bool:
-        """Load a content's bytes. Return False while they are being read from disk."""
+        """False: the bytes are being read from disk."""
         if content.spooled and line.queue is not None:
             entry = _fetch(line.queue)
             if entry is None:
@@ -910,7 +901,7 @@ class Stream(ABC):
             self._advance(line)
 
     def _passes(self, content: Content, passed: list[Request]) -> None:
-        """Charge a content that is forwarded undecided. Its ticket is dropped with ``passed``."""
+        """Charge a content that is forwarded undecided. Add its request to ``passed``."""
         if content.request is not None:
             passed.append(content.request)
             content.request = None
@@ -994,7 +985,7 @@ class Stream(ABC):
         return not self._current and (owner is None or owner.fate != PASSING)
 
     def can_stop(self) -> bool:
-        """Return whether reading can pause: nothing that waits needs more input."""
+        """Nothing that waits needs more input."""
         if not self.at_boundary():
             return False
         return self._memory.is_overfull() or (self.waiting > 0 and not self._ready)
@@ -1011,7 +1002,7 @@ class Stream(ABC):
             self._flush(lane)
 
     def _flush(self, lane: Lane, owner: Content | None = None) -> None:
-        """Write a lane's ready data, up to an incomplete content or the owner of the bytes in hand."""
+        """Stop at an incomplete content or the owner of the current bytes."""
         if lane.is_within_content():
             return
         ready = lane.ready
@@ -1034,7 +1025,7 @@ class Stream(ABC):
     # --- Ends -------------------------------------------------------------------------------------
 
     def give_up(self, lane: Lane, *, methods: bool = True) -> None:
-        """Drop the contents that wait in a lane, and its methods unless ``methods`` is false: then forward those."""
+        """Empty a lane. ``methods`` false: forward its methods."""
         lines, lane.lines = lane.lines, {}
         for line in lines.values():
             for content in line.in_memory():
@@ -1087,7 +1078,7 @@ class Stream(ABC):
         content.fate, content.verdict = DROPPED, REFUSED
 
     def forget_incomplete(self, *, refusable: bool) -> None:
-        """Drop incomplete contents at the end of the stream, and with ``refusable`` those that can be refused."""
+        """Drop incomplete contents, and with ``refusable`` those that can be refused."""
         for lane in self._lanes.values():
             if lane.is_within_content():
                 self.give_up(lane)

@@ -1,6 +1,6 @@
 """AMQP 0.9.1 encoding: frames, and the methods that Sluice reads or writes.
 
-Input is untrusted: ``Malformed`` is the only error, and the cost is bounded by the number of bytes.
+Input is untrusted. ``Malformed`` is the only error, and reading takes time linear in the bytes.
 """
 
 from collections.abc import Iterator
@@ -16,11 +16,11 @@ BODY: Final = 3
 HEARTBEAT: Final = 8
 FRAME_TYPES: Final = frozenset((METHOD, HEADER, BODY, HEARTBEAT))
 
-#: Framing bytes before a payload, and in total.
+#: Before a payload, and in total.
 PREFIX_BYTES: Final = 7
 FRAME_BYTES: Final = 8
 FRAME_END: Final = 0xCE
-DEFAULT_FRAME_MAX: Final = 131072  # before tune-ok, framing included
+DEFAULT_FRAME_MAX: Final = 131072  # before tune-ok, with framing
 
 MAX_CHANNEL: Final = 65535
 
@@ -125,7 +125,7 @@ _FLAG_DELIVERY_MODE: Final = 1 << 12
 _FLAG_MORE_FLAGS: Final = 1
 _FLAGS_AT: Final = 12
 _CONTENT_HEADER_BYTES: Final = 14
-#: Lengths of field values by type. None: four bytes of length come first.
+#: Lengths of field values. None: preceded by a length of four bytes.
 _FIELD_BYTES: Final[dict[int, int | None]] = {
     **dict.fromkeys(b"SxAF", None),
     **dict.fromkeys(b"tbB", 1),
@@ -141,18 +141,16 @@ _ARRAY: Final = ord("A")
 _LONG_STRING: Final = ord("S")
 #: Longer routing keys in CC or BCC are cut.
 MAX_SHORT_BYTES: Final = 255
-#: Per message: each costs a few microseconds.
+#: A few microseconds each.
 MAX_FIELDS: Final = 2048
 MAX_KEYS: Final = 256
 
 
 class Malformed(Exception):  # noqa: N818 - says what the bytes are
-    """Invalid bytes, described by the message."""
+    """Invalid bytes. The message describes them."""
 
 
 class Reader:
-    """Reads fields in order, up to ``stop``."""
-
     __slots__ = ("_buffer", "position", "stop")
 
     def __init__(self, buffer: Buffer | bytearray, position: int, stop: int) -> None:
@@ -193,11 +191,11 @@ class Reader:
         return self.raw(self.long())
 
     def table(self) -> Iterator[tuple[bytes, int, "Reader"]]:
-        """Yield name, type and a reader of the value of each field."""
+        """Yield name, type and value of each field."""
         return self.inner().named()
 
     def named(self) -> Iterator[tuple[bytes, int, "Reader"]]:
-        """The same for a table whose length has been read."""
+        """``table`` after its length was read."""
         for _ in self.fields():
             name = self.short_string()
             yield name, *self.value()
@@ -231,9 +229,9 @@ class Reader:
 
 
 def read_texts(reader: Reader, *names: bytes) -> dict[bytes, bytes]:
-    """Return the long strings in a table by name, without nested tables.
+    """Return the long strings in a table by name, without nested tables. Other types are empty.
 
-    Of several fields with one name the first counts, as in RabbitMQ. The text is empty if it is not a long string.
+    The first field of a name counts, as in RabbitMQ.
     """
     found: dict[bytes, bytes] = {}
     for name, kind, value in reader.table():
@@ -243,7 +241,7 @@ def read_texts(reader: Reader, *names: bytes) -> dict[bytes, bytes]:
 
 
 def reads_true(reader: Reader, table: bytes, name: bytes) -> bool:
-    """Return whether a field in a nested table is true. The first of a name counts."""
+    """The first of a name counts."""
     for outer, kind, value in reader.table():
         if outer == table:
             if kind != _TABLE:
@@ -256,16 +254,13 @@ def reads_true(reader: Reader, table: bytes, name: bytes) -> bool:
 
 
 class _Header(NamedTuple):
-    """Split around the table of headers."""
-
-    begin: bytes  # class, weight, and body size
+    begin: bytes
     flags: int
-    before: bytes  # content type and encoding
+    before: bytes  # content type, encoding
     fields: bytes | None
-    behind: bytes  # the other properties, delivery mode first
+    behind: bytes  # other properties, delivery mode first
 
     def payload(self, fields: bytes | None, behind: bytes) -> bytes:
-        """Return the payload with another table, or none, and other properties after it."""
         if fields is None:
             return b"".join((self.begin, (self.flags & ~_FLAG_HEADERS).to_bytes(2, "big"), self.before, behind))
         flags = (self.flags | _FLAG_HEADERS).to_bytes(2, "big")
@@ -290,7 +285,7 @@ def read_content_header(header: bytes, *, copies: bool = True) -> tuple[int, int
 
     Returns:
         The class id, the body size in bytes, the routing keys in CC and BCC if ``copies``, and the number of fields
-        read for them.
+        read.
 
     Raises:
         Malformed: It is too short, or its table is unreadable although it may contain such keys.
@@ -316,20 +311,20 @@ def read_content_header(header: bytes, *, copies: bool = True) -> tuple[int, int
     return class_id, body_bytes, list(keys), fields
 
 
-#: A number is a length in bytes.
+#: Numbers are lengths in bytes.
 _BEFORE_EXPIRATION: Final = ("short", "short", "long", 1, 1, "short", "short")
 _FLAG_EXPIRATION: Final = 1 << 8
 _EXPIRATION_DIGITS: Final = 10  # RabbitMQ's maximum is 2^32 ms
 
 
 def content_header_at(content: Buffer | bytearray) -> tuple[int, int]:
-    """Return start and end of the content header's payload in a content's frames."""
+    """Return start and end of the header's payload."""
     begins = FRAME_BYTES + _u32_at(content, 3)[0]
     return begins + PREFIX_BYTES, begins + PREFIX_BYTES + _u32_at(content, begins + 3)[0]
 
 
 def read_expiration(content: Buffer | bytearray) -> int | None:
-    """Return the expiration in milliseconds from a content's frames, None if it is missing or not a number."""
+    """Return the expiration in milliseconds. None: missing or not a number."""
     try:
         start, stop = content_header_at(content)
         flags: int = _u16_at(content, start + _FLAGS_AT)[0]
@@ -348,7 +343,7 @@ def read_expiration(content: Buffer | bytearray) -> int | None:
     return int(text) if text.isdigit() and len(text) <= _EXPIRATION_DIGITS else None
 
 
-_MARK: Final = b"\x11x-sluice-replayedt\x01"  # header field of replayed messages
+_MARK: Final = b"\x11x-sluice-replayedt\x01"
 
 
 class Publish(NamedTuple):
@@ -361,10 +356,10 @@ class Publish(NamedTuple):
     def frames(self, channel: int, max_payload_bytes: int) -> bytes:
         """Return the frames for another channel, marked as replayed, not mandatory and not immediate.
 
-        The mark is left out if the header would be too long for a frame with it.
+        A header that would be too long is not marked.
 
         Raises:
-            Malformed: The header is too long without it.
+            Malformed: The header is too long without the mark.
         """
         header = _marked(self.header)
         if len(header) > max_payload_bytes:
@@ -382,7 +377,7 @@ class Publish(NamedTuple):
 
 
 def read_publish(data: bytes) -> Publish:
-    """Raises Malformed if they are something else."""
+    """Raises Malformed if it is something else."""
     payloads: dict[int, list[memoryview]] = {METHOD: [], HEADER: [], BODY: []}
     view, position, size = memoryview(data), 0, len(data)
     while position < size:
@@ -418,25 +413,25 @@ def _marked(header: bytes) -> bytes:
 CONFIRM_FIELD: Final = b"\x10x-sluice-confirm"
 _TRANSIENT: Final = b"\1"
 _DURABLE: Final = b"\2"
-#: Two hexadecimal numbers, and whether the message had headers before.
+#: Two hexadecimal numbers, and whether the message had headers.
 _CONFIRM_VALUE_BYTES: Final = 33
 _HEX: Final = frozenset(b"0123456789abcdef")
 _DEATHS: Final = b"\x07x-death"
 
 
 class Mark(NamedTuple):
-    header: bytes  # the original header payload, plus fields added by the broker
-    maker: int  # the process that marked it
+    header: bytes  # the original, plus fields of the broker
+    maker: int
     number: int
-    died: bool  # it may have been dead-lettered since
+    died: bool  # possibly dead-lettered
 
 
 def mark_header(header: bytes, maker: int, number: int) -> bytes | None:
     """Make a message transient and mark it. ``read_mark`` reverses this.
 
     Returns:
-        The new header payload. None if the message is not durable, expires, is marked, or was dead-lettered before: a
-        later dead-lettering would go unnoticed.
+        The new header payload. None if the message is not durable, expires, is marked, or was dead-lettered: another
+        dead-lettering would go unnoticed.
     """
     parts = _split(header)
     if parts.flags & (_FLAG_MORE_FLAGS | _FLAG_EXPIRATION) or not parts.flags & _FLAG_DELIVERY_MODE:
@@ -470,7 +465,6 @@ def read_mark(header: bytes) -> Mark | None:
 
 
 def with_header(content: bytes, start: int, stop: int, header: bytes) -> bytes:
-    """Replace the header payload, from ``start`` to ``stop``, in a content's frames."""
     length = len(header).to_bytes(4, "big")
     return b"".join((content[: start - 4], length, header, content[stop:]))
 
@@ -521,7 +515,7 @@ def connection_blocked(reason: bytes) -> bytes:
 
 
 def _short_string(text: bytes) -> bytes:
-    """Cuts a longer text between two characters."""
+    """Cut a longer text between two characters."""
     if len(text) > MAX_SHORT_BYTES:
         text = text[:MAX_SHORT_BYTES].decode(errors="ignore").encode()
     return bytes((len(text),)) + text

@@ -1,43 +1,34 @@
 """Maps addresses of links and messages to the names in ``proxy.protocols.amqp.names``.
 
-RabbitMQ 4.0.5 treats targets as follows, as observed. Version 2 of its addresses:
+Targets of RabbitMQ, as observed with 4.0.5. Version 2 of its addresses:
 
-- ``/queues/:q``: the queue, percent-decoded (``%2F`` and ``%2f``; ``+`` stays). Characters that need encoding are
-  refused: ``/queues/a/b``, ``/queues/ä``.
-- ``/exchanges/:e/:k``: the exchange with the routing key, decoded in the same way. ``/exchanges/:e`` and
-  ``/exchanges/:e/`` have an empty key, never the message's subject.
-- ``/exchanges//:k`` and ``/exchanges/amq.default/:k`` are refused: the default exchange is reachable only as a queue.
-- A null address: each message's ``to``, in one of these forms. Messages with any other form are rejected.
+- ``/queues/:q``: the queue, percent-decoded (``+`` stays). ``/queues/a/b`` and ``/queues/ä`` are refused.
+- ``/exchanges/:e/:k``: exchange and routing key, decoded. ``/exchanges/:e`` and ``/exchanges/:e/`` have an empty key.
+- ``/exchanges//:k`` and ``/exchanges/amq.default/:k`` are refused.
+- A null address: each message's ``to``, in one of these forms. Other messages are rejected.
 
 Version 1, unless ``deprecated_features.permit.amqp_address_v1 = false``. Only ``%2F`` is decoded, not ``%2f`` or
 ``%41``:
 
-- ``:q`` without a slash and ``/queue/:q``: a queue, which is declared. ``/amq/queue/:q``: an existing queue.
-- ``/exchange/:e/:k``: the exchange with the key. Without a key, the message's subject is the key.
+- ``:q`` without a slash, ``/queue/:q`` and ``/amq/queue/:q``: the queue.
+- ``/exchange/:e/:k``: exchange and key. Without a key, the message's subject is the key.
 - ``/topic/:k``: the exchange ``amq.topic`` with the key.
-- ``/queue`` and an empty string: the default exchange with the message's subject as the key, which may be any queue.
-- ``$management``, ``$cbs``: queues of that name. ``/management``: the management node if the link is one of a pair,
-  otherwise refused.
+- ``/queue`` and an empty string: the default exchange with the message's subject as the key.
+- ``$management``, ``$cbs``: queues of that name. ``/management``: the management node of a pair of links.
 - Everything else is refused.
 
-A null target ends the session, and so do dynamic nodes (4.2 has dynamic sources). A message's ``to`` counts only on a
-link without an address. ``x-exchange`` and ``x-routing-key`` change nothing. From 4.1.0 on, the strings in ``x-cc`` are
-additional routing keys for the same exchange, on all links: ``/queues/a`` with ``b`` in ``x-cc`` goes to both queues.
+A null target ends the session, and so do dynamic nodes (4.2 has dynamic sources). From 4.1.0 on, the strings in
+``x-cc`` are additional routing keys for the same exchange: ``/queues/a`` with ``b`` goes to both queues.
 
-Other observations of 4.0.5: aborted deliveries (2.6.14) are delivered as far as they came, and counted. Delivery-ids
-need not ascend. Its first transfer-id is 2^32 - 4 and its first delivery-count as a sender 2^32 - 5, so both wrap soon.
-A client that starts without SASL is answered with the SASL header and disconnected.
+Sources ``/queues/:q``, ``/queue/:q``, ``/amq/queue/:q`` and ``:q`` are the queue. ``/exchange/…`` and ``/topic/…``
+are a queue ``amq.gen-…`` made by the broker, which its attach does not name. ``/exchanges/…`` is refused.
 
-As a source, ``/queues/:q``, ``/queue/:q``, ``/amq/queue/:q`` and ``:q`` are the queue. ``/exchange/…`` and ``/topic/…``
-are a queue ``amq.gen-…`` made by the broker, whose attach does not name it. ``/exchanges/…`` is refused.
+The vhost is the part of the hostname in ``open`` after ``vhost:``, not decoded. Any other hostname means the default
+vhost.
 
-The vhost is the part of the hostname in ``open`` after ``vhost:``, not decoded (``vhost:%2F`` is refused). Any other
-hostname means the default vhost. A hostname that is a symbol ends the connection.
-
-This applies to brokers whose open has the product RabbitMQ. Others have no vhosts, and an address is a queue name.
-Artemis 2.44, as observed: ``$management``, ``/queues/q`` and ``/topic/k`` are plain names without decoding. An empty
-address is the anonymous terminus. ``a::q`` is the queue ``q`` of the address ``a``, so ``a::a`` is ``a``. The subject
-and ``x-cc`` have no effect.
+Brokers whose open has another product have no vhosts, and an address is a queue name. Artemis 2.44, as observed: names
+are not decoded. An empty address is the anonymous terminus. ``a::q`` is the queue ``q`` of the address ``a``, so
+``a::a`` is ``a``. The subject and ``x-cc`` have no effect.
 """
 
 from typing import Final, Literal
@@ -51,8 +42,8 @@ from proxy.protocols.amqp10.message import MessageHead
 from proxy.protocols.amqp10.wire import Terminus
 
 KeyBy = Literal["address", "to", "subject", "nothing"]
-"""Where the address of a message comes from: the link's address, the message's ``to``, or its subject as the key for
-the link's exchange. ``nothing``: the link is not limited.
+"""The source of a message's address: the link, the message's ``to``, or its subject as the key for the link's
+exchange. ``nothing``: the link is not limited.
 """
 
 MADE_BY_BROKER: Final = b"amq.gen"
@@ -65,7 +56,7 @@ class Address(msgspec.Struct, frozen=True):
     by: KeyBy = "address"
     exchange: bytes = b""  # empty: the default exchange, whose routing keys are queue names
     routing_key: bytes = b""
-    plain: bool = False  # the broker is not RabbitMQ: addresses of messages are queue names
+    plain: bool = False  # not RabbitMQ
 
 
 _NOTHING: Final = Address("nothing")
@@ -80,7 +71,6 @@ def vhost_of(hostname: bytes | None) -> bytes:
 
 
 def target_of(target: Terminus | None, *, plain: bool = False) -> Address:
-    """A dynamic node is known only from the receiver's attach. ``plain``: the broker is not RabbitMQ."""
     if target is None:
         return _TO_PLAIN if plain else _TO
     if target.coordinator:
@@ -121,7 +111,7 @@ def address_of(address: bytes, *, plain: bool = False) -> Address:
 
 
 def _queue(name: bytes) -> Address:
-    """Return a queue of version 1. An empty name leaves it to the subject."""
+    """A queue of version 1. With an empty name, the subject is the queue."""
     return Address(routing_key=name) if name else Address("subject")
 
 
@@ -130,7 +120,7 @@ def _exchange(exchange: bytes, key: bytes) -> Address:
 
 
 def _plain(address: bytes) -> bytes:
-    """Return the same name for a queue of Artemis with and without its address in front."""
+    """A queue of Artemis has the same name with and without its address in front."""
     name, separator, queue = address.partition(b"::")
     return name if separator and queue == name else address
 
@@ -140,10 +130,7 @@ def _unescaped(name: bytes) -> bytes:
 
 
 def published(names: Names, address: Address, head: MessageHead | None = None) -> tuple[Resource, ...]:
-    """Return the resources that a message is charged to, if any.
-
-    Its ``head`` is needed unless ``address.by`` is "address".
-    """
+    """The resources that a message is charged to. ``head`` is needed unless ``address.by`` is "address"."""
     if head is not None and address.by == "to":
         address = address_of(head.to, plain=address.plain) if head.to is not None else _TO
     match address.by:

@@ -1,9 +1,8 @@
 """One session of a connection (AMQP 1.0, 2.5): its channels, handles, links and numbers, as used by both peers.
 
-Sessions and links have two halves: each peer begins, attaches, detaches and ends its own. A begin starts a new session
-or answers the one named by ``remote-channel``. An attach starts a new link or answers the other peer's first unanswered
-one with the same name and direction. So ends and detaches may cross, and a name may be attached again before the other
-peer has detached it.
+Each peer begins, attaches, detaches and ends its own half of a session or link. A begin answers the session named by
+``remote-channel``. An attach answers the other peer's first unanswered one with the same name and direction. So ends
+and detaches may cross, and a name may be attached again before the other peer has detached it.
 
 Methods read frames and return a ``Step``, which takes effect when it is applied.
 """
@@ -23,8 +22,8 @@ from proxy.protocols.amqp10.stream import Step, Stream
 from proxy.protocols.amqp10.wire import Frame, Malformed, Performative
 from proxy.protocols.base import Buffer, Close
 
-MAX_LINKS: Final = 16384  # in all sessions of a connection
-_MAX_NAME_BYTES: Final = 64  # longer names are replaced by a digest
+MAX_LINKS: Final = 16384  # per connection
+_MAX_NAME_BYTES: Final = 64
 
 
 class Conversation:
@@ -70,7 +69,7 @@ class Conversation:
         links, self.links = self.links, {}
         for link in links:
             self._end_link(link)
-        self.halves[Side.CLIENT].ids.watched = None  # no answer will come
+        self.halves[Side.CLIENT].ids.watched = None
 
     def attach(self, side: Side, performative: Performative) -> tuple[Link, Step]:
         attached = wire.read_attach(performative)
@@ -138,11 +137,11 @@ class Conversation:
         if not half.senders:
             half.ids.forget_unsettled()
         elif link.sender is Side.CLIENT:
-            half.ids.watched = None  # no answer will come for a delivery of this link
+            half.ids.watched = None
 
     def flow(self, side: Side, channel: int, performative: Performative) -> Step:
-        """Handle a flow of either peer. Its credit counts at once, so that more can be requested."""
-        # A malformed flow must have no effect, so all of it is read first.
+        """Its credit counts at once."""
+        # Read all fields first: a malformed flow must have no effect.
         numbers = [performative.uint(number) for number in range(7)]
         drains = performative.boolean(8)
         if None in numbers[1:4]:
@@ -164,15 +163,15 @@ class Conversation:
     def transfer(
         self, stream: Stream, frame: Frame, performative: Performative, begins: int, data: Buffer
     ) -> tuple[Delivery, Step]:
-        """Handle a transfer as far as it has come. The rest goes to ``payload``."""
+        """``payload`` gets the rest of an incomplete frame."""
         side = stream.side
         half = self.halves[side]
         handle, number = performative.uint(0), performative.uint(1)
         link = None if handle is None else half.handles.get(handle)
         if link is None or link.sender is not side:
-            raise Malformed(f"a transfer with handle {handle}, which is not a sender's")
+            raise Malformed(f"a transfer with handle {handle}, which is not attached as a sender")
         settled = performative.boolean(4) or link.gone  # deliveries on an ended link are not answered
-        # RabbitMQ delivers an aborted delivery as far as it came, so it counts like any other.
+        # RabbitMQ delivers the received part of an aborted delivery.
         is_aborted = performative.boolean(9)
         is_last = is_aborted or not performative.boolean(5)
         payload, is_whole = data[begins:], is_last and len(data) == frame.size
@@ -189,7 +188,7 @@ class Conversation:
                 half.max_kept_bytes = max(half.max_kept_bytes, link.keeps_bytes)
                 self._shared.keeping[self] = None
         elif number is not None and number != delivery.number:
-            raise Malformed(f"delivery {number} on a link within delivery {delivery.number}")
+            raise Malformed(f"delivery {number} before the end of delivery {delivery.number} on the same link")
         delivery.settled = delivery.settled or settled
         delivery.size_bytes += frame.size
         delivery.complete = is_last
@@ -209,10 +208,9 @@ class Conversation:
                 return b""
             half.transfers.note_received()
             if side is Side.BROKER:
-                # The broker's deliveries are all forwarded.
                 return data
             if is_first:
-                # Once it is settled the number is kept only here.
+                # Once it is settled, only the delivery keeps the number.
                 delivery.renumbered = half.ids.note_received(delivery.number, settled=delivery.settled)
             if is_aborted:
                 half.ids.aborted(delivery.number)
@@ -244,12 +242,12 @@ class Conversation:
         ids = self.halves[stream.side.other if receiver else stream.side].ids
 
         def disposed(data: Buffer) -> Buffer:
-            # Split at swallowed deliveries. Their number is bounded: the broker has answered a delivery in each.
+            # Split at swallowed deliveries. Each range has an answered delivery, so their number is bounded.
             ranges = ids.back_ranges(*range_) if receiver else ids.forward_ranges(*range_)
             for each in (ranges if receiver else [range_]) if settles else ():
                 settled = ids.settled(*each)
                 if receiver and stream.side is Side.BROKER:
-                    # Also released and rejected ones: they do not mean a busy broker.
+                    # Released and rejected ones too: they do not mean a busy broker.
                     self._shared.context.signals.answers += settled
             if ranges == [range_]:
                 return data
@@ -320,13 +318,13 @@ class Conversation:
         self._release_kept(half)
 
     def check_window(self, side: Side) -> None:
-        """Decide deliveries that cannot continue before the kept frames are forwarded."""
+        """Decide deliveries that cannot continue before kept frames are forwarded."""
         half = self.halves[side]
         if half.undecided and half.transfers.left() <= half.kept_transfers:
             self._shared.forced[self] = None
 
     def pass_undecided(self, side: Side, link: Link | None = None) -> None:
-        """Forward deliveries, of one link or of all, that will never be complete messages."""
+        """Forward undecided deliveries, of one link or all, that will never be complete."""
         half = self.halves[side]
         for delivery in [each for each in half.undecided if link is None or each.link is link]:
             del half.undecided[delivery]
@@ -339,7 +337,7 @@ class Conversation:
             half.awaited.clear()
             half.undecided.clear()
         for link in self.links:
-            # The garbage collector does not track requests.
+            # Requests are untracked by the garbage collector.
             link.request = None
         self.links.clear()
 
@@ -349,10 +347,8 @@ def _is_open(delivery: Delivery) -> bool:
 
 
 def send_flow(link: Link, outlet: Stream) -> None:
-    """Tell a link's sender about its credit by a flow of Sluice's own."""
     receiver, credit = outlet.side, link.credit
     if link.flows and not credit.shaped and credit.granted == credit.limit:
-        # The receiver's own flow will tell it soon.
         return
     handle = link.handles[receiver]
     if handle is not None and receiver in link.announced and link.session.halves[receiver].announced:
@@ -360,12 +356,12 @@ def send_flow(link: Link, outlet: Stream) -> None:
 
 
 def send_window_flow(session: SessionPart, outlet: Stream) -> bool:
-    """Tell a sender that swallowed transfers used its window, unless it can still send. Return whether it knows."""
+    """Announce the window that swallowed transfers used. Return whether the sender knows."""
     half, other = session.halves[outlet.side], session.halves[outlet.side.other]
     if not other.transfers.needs_flow or not half.announced:
         return True
     if other.transfers.left():
-        # A link's flow will probably tell it.
+        # A link's flow will probably announce it.
         return False
     _tell_flow(session, outlet)
     return True
@@ -376,7 +372,7 @@ def _tell_flow(session: SessionPart, outlet: Stream, link: tuple[int, int | None
     assert half.channel is not None  # noqa: S101 - it has begun
     incoming_id = other.transfers.incoming_id()
     if incoming_id is None and other.announced:
-        incoming_id = other.first_id  # the receiver has not stated it yet, but knows it
+        incoming_id = other.first_id  # not stated yet, but known
     sends, window = half.transfers, other.transfers.incoming_window
     outlet.insert(
         wire.flow_frame(half.channel, incoming_id, window, sends.outgoing_id(), sends.outgoing_window, link=link)
@@ -392,7 +388,7 @@ def send_rejected(delivery: Delivery, outlet: Stream) -> None:
 def translate_flow(
     session: SessionPart, side: Side, link: Link | None, numbers: Sequence[int | None], *, drains: bool
 ) -> dict[int, bytes]:
-    """Apply a flow of a session or a link as it is forwarded. Return the changed fields."""
+    """Apply a flow as it is forwarded. Return the changed fields."""
     half, other = session.halves[side], session.halves[side.other]
     incoming_id, incoming_window, outgoing_id, outgoing_window, _, delivery_count, credit = numbers
     to_incoming_id = other.transfers.flow_of_receiver(incoming_id, incoming_window or 0)
@@ -405,17 +401,16 @@ def translate_flow(
     if to_outgoing_id != outgoing_id:
         changes[2] = wire.uint(to_outgoing_id)
     if link is None or (link.gone and not link.was_limited):
-        # An ended link is granted nothing any more, even without a limit.
         return changes
     if link.sender is not side:
         announced = link.credit.to_sender()
-        # Several flows may have been read since, so the first may ask for more than is granted now.
+        # Several flows may have been read since, so this one may ask for more than is granted now.
         if not link.was_limited:
             return changes
     else:
         answer = link.flow_of_sender(delivery_count, credit, drains)
         if answer is None:
-            # It still states the session's window (2.5.6), and may ask for an answer.
+            # It still states the session's window (2.5.6).
             return changes | dict.fromkeys(range(4, 9), wire.NULL)
         if not link.credit.shaped:
             return changes

@@ -1,53 +1,34 @@
-"""The credit of one link: how much the receiver gave, how much the sender may use, and the numbers of both.
+"""The credit of one link: the receiver's, the part granted to the sender, and the numbers of both.
 
-Either peer may be the client. The receiver gives credit in flows (AMQP 1.0, 2.6.7). The sender is told less, and gets
-the rest as it is granted.
+The receiver gives credit in flows (AMQP 1.0, 2.6.7). The sender is told less, and gets the rest as it is granted.
 
-Numbers
-=======
-The stable figure is the *delivery-limit*, delivery-count + link-credit: when deliveries and flows cross, count and
-credit change, but the limit does not. All numbers here are the *receiver's*. On the wire they are 32-bit serial numbers
-(RFC 1982), here they are unwrapped (``wrapped`` and ``unwrapped`` convert).
+The stable figure is the *delivery-limit*, delivery-count + link-credit: deliveries that cross a flow do not change it.
+All numbers here are the *receiver's*, unwrapped. On the wire they are 32-bit serial numbers (RFC 1982).
 
-=========== ===========================================================================================================
-limit       delivery-count + link-credit of the receiver's last flow
-granted     how far the sender may go: its own delivery-limit - offset. At most ``limit``
-sent        delivery-count at the sender: deliveries that were not swallowed, and drained credit
-offset      the sender's delivery-count - the receiver's
-prepaid     paid permits of granted - sent
-due         permits to charge, or to refund if negative; taken by ``take_due``
-=========== ===========================================================================================================
+- limit: the receiver's last delivery-limit
+- granted: the sender's delivery-limit - offset
+- sent: delivery-count at the sender: deliveries that were not swallowed, and drained credit
+- offset: the sender's delivery-count - the receiver's
+- prepaid: paid permits of granted - sent
+- due: permits to charge, or to refund if negative
 
 Invariants: ``granted <= limit`` and ``0 <= prepaid <= max(0, granted - sent)``. ``granted + offset`` decreases only if
 the receiver lowers its limit below it. Use beyond the credit is charged. Beyond ``limit`` the receiver ends the link.
-Permits of ``prepaid`` beyond granted - sent are unusable and refunded through ``due``.
 
-Draining
-========
-A receiver that drains wants the sender to use all of its credit or to discard it. The sender is told to drain the
-granted part. Its answer is forwarded when
+A receiver that *drains* wants the sender to use all of its credit or to discard it. The sender is told to drain the
+granted part. Its answer is forwarded if it is at the limit. It is also forwarded if it is at ``granted`` and has
+discarded credit, so it has no more messages. Then the receiver is told that it is at the limit, and the offset
+decreases. Otherwise the discarded credit can be granted again, and the sender is told to drain again with each grant.
+Nothing is granted before it has answered, because grants and answers could cross forever.
 
-- it is at the limit;
-- it is at ``granted`` and has discarded credit: it has no more messages, so the receiver is told that it is at the
-  limit. From then on the receiver's numbers are ahead: the offset decreases.
+Some senders, like Artemis, answer several drains at once, and do not answer if all was used. So if a sender discards
+credit with more than one drain unanswered since the receiver's last flow, the answer is *doubtful*: the credit is
+granted again, and the next answer counts.
 
-Otherwise there may be more messages: the answer is not forwarded, the discarded credit can be granted again, and the
-sender is told to drain again with each grant. Nothing more is wanted or granted before it has reached the point it was
-told to drain to. Otherwise grants and answers could cross forever.
-
-Some senders, like Artemis, answer a drain late, discard all that they have received by then, and do not answer if all
-was used. So if a sender discards credit after it was told to drain more often than it answered since the receiver's
-last flow, the answer is *doubtful*: it is granted again, and the answer to that counts.
-
-A delivery counts from its first frame, aborted or not. Senders count at the first or at the last frame. A swallowed
-delivery stops counting at its first frame, so its receiver is told the same count either way.
-
-Unused credit
-=============
-Credit cannot be revoked, because some clients cannot count below zero. So permits for unused credit stay paid:
-otherwise the idle credit of many links could be used at once, far above the limit. A link gets no more than its
-``window`` at a time: a few at first, and twice as many after it has used as many and had none left, or was granted all
-it asked for at once. A link that has used nothing since the last grant does not ask for more.
+Credit cannot be revoked, because some clients cannot count below zero. So permits for unused credit stay paid.
+Otherwise the idle credit of many links could be used at once. A link gets at most its ``window`` at a time. The window
+doubles after the link has used as many and had none left, or was granted all it asked for at once. A link that has used
+nothing since the last grant asks for nothing.
 """
 
 from collections import OrderedDict
@@ -63,7 +44,6 @@ MAX_WINDOW: Final = 1 << 16
 _SERIAL: Final = 1 << 32
 _HALF: Final = 1 << 31
 MAX_CREDIT: Final = _SERIAL - 1
-# How long links pay for the resources of their client's last harmful message.
 PAID_NS: Final = 10 * NS_PER_S
 _MAX_CLIENTS: Final = 4096
 
@@ -73,25 +53,25 @@ def wrapped(number: int) -> int:
 
 
 def unwrapped(serial: int, near: int) -> int:
-    """Return the number that is ``serial`` on the wire and closest to ``near`` (RFC 1982, 3.2)."""
+    """Return the number closest to ``near`` that is ``serial`` on the wire (RFC 1982, 3.2)."""
     return near + ((serial - near + _HALF) & MAX_CREDIT) - _HALF
 
 
 class Unpaid:
-    """The credit of one client's links whose messages have unknown costs.
+    """The credit of a client's links whose messages have unknown costs.
 
     A message may name its own address, or be settled where others would be refused. All such credit may hit one limit
-    at once, so it is bounded by the tightest limit and accrues at its rate. Each harmless message returns it: one that
-    is decided by itself or not limited. Then up to that limit's debt may be outstanding as well.
+    at once, so it is bounded by the tightest limit and accrues at its rate. Harmless messages (decided or not limited)
+    return their credit. Then up to that limit's debt may be outstanding.
     """
 
     def __init__(self, now_ns: int) -> None:
         self._advance = Advance(0, 0, 0)
-        #: In micro-permits.
+        # In micro-permits.
         self._stored = self._capacity = 0
         self._at_ns = now_ns
         self._paid_until_ns = now_ns
-        # Of the last harmful message. For a while, credit is paid as for these.
+        # The last harmful message's, for PAID_NS.
         self.paid_for: tuple[Resource, ...] = ()
 
     def limit(self, advance: Advance) -> None:
@@ -113,17 +93,17 @@ class Unpaid:
         return bool(self.paid_for)
 
     def take(self, messages: int) -> None:
-        """Record credit given to links. Negative: credit that they lost unused."""
+        """Record credit given to links. Negative: lost unused."""
         self._stored = min(self._capacity, self._stored - messages * UPERMITS_PER_PERMIT)
 
     def note_prepaid(self, messages: int = 1) -> None:
-        """Record messages that are paid otherwise or not limited."""
+        """Record harmless messages."""
         most = self._advance.most * UPERMITS_PER_PERMIT
         self._capacity = min(max(self._capacity, most), self._capacity + messages * UPERMITS_PER_PERMIT)
         self.take(-messages)
 
     def note_overdraft(self, paid_for: tuple[Resource, ...], now_ns: int) -> None:
-        """Record a message that was charged to these resources because it could not be refused."""
+        """Record a message that could not be refused and was charged to these resources."""
         self._capacity = self._advance.burst * UPERMITS_PER_PERMIT
         self._stored = min(self._capacity, self._stored)
         self.paid_for = paid_for
@@ -131,13 +111,13 @@ class Unpaid:
 
 
 class UnpaidOfClients:
-    """Of all clients of one broker, over past and present connections."""
+    """Includes past connections."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[tuple[str, tuple[Resource, ...]], Unpaid] = OrderedDict()
 
     def of(self, address: str, resources: tuple[Resource, ...], now_ns: int) -> Unpaid:
-        """Return a client's, by its address. ``resources``: the links', empty if each message names its own."""
+        """Return a client's account. ``resources``: those of its links, empty if each message names its own."""
         key = address, resources
         unpaid = self._known.get(key)
         if unpaid is None:
@@ -150,68 +130,65 @@ class UnpaidOfClients:
 
 @dataclass(slots=True)
 class Hub:
-    """State shared by all sessions of one broker."""
-
     clients: UnpaidOfClients = field(default_factory=UnpaidOfClients)
 
 
 class LinkFlow(NamedTuple):
     """As on the wire."""
 
-    delivery_count: int | None  # None while the receiver does not know it (2.6.7)
+    delivery_count: int | None  # None while unknown to the receiver (2.6.7)
     credit: int
-    drain: bool  # the receiver wants the credit used up, or the sender is about to
+    drain: bool  # by the receiver, or the sender's answer
 
 
 class PlainCredit(NamedTuple):
-    """State for the compiled part to handle a receiver's flows. The first three are as on the wire."""
+    """The first three are as on the wire."""
 
     sent: int
     granted: int
     limit: int
-    window: int | None  # None: unlimited
+    window: int | None
     used: int  # since the window changed
-    untouched: bool  # no delivery since the last grant
+    untouched: bool
     shaped: bool
 
 
 Numbers = tuple[int, int, int | None, int, bool, bool]
-"""The fields of a ``PlainCredit`` except the limit."""
+"""``PlainCredit`` without the limit."""
 
 
 class Credit:
-    """From attach to detach. Calls follow the order of the wire."""
+    """Calls follow the order on the wire."""
 
     def __init__(self, initial_delivery_count: int | None = None) -> None:
-        """``initial_delivery_count`` is None while only the receiver's attach was seen."""
+        """``initial_delivery_count``: None until the sender's attach."""
         self._attached = initial_delivery_count is not None
         self._initial = initial_delivery_count or 0
         self.limit = self.granted = self.sent = self._initial
         self.offset = 0
         self.window = FIRST_WINDOW
         self.draining = False
-        # The sender was once told something different. Until then the receiver's flows pass unchanged.
+        # The sender was once told something else. Until then, flows of the receiver pass unchanged.
         self.shaped = False
-        # A swallowed delivery is incomplete. Its sender may not have counted it yet.
+        # A swallowed delivery is incomplete. Its sender may not count it yet.
         self.swallowing = False
-        # The receiver's last delivery-count, unwrapped, if it gave one.
+        # The receiver's last delivery-count, unwrapped.
         self._said: int | None = None
         self.prepaid = 0
         self.due = 0
-        # The last and the highest delivery-limit that the sender was told, in its own numbers.
+        # The last and the highest delivery-limit announced to the sender, in its numbers.
         self._told = self._highest = self._initial
         self._drains_to: int | None = None  # in the sender's numbers
-        self._drains = 0  # sent since the receiver's last flow, minus the answers
+        self._drains = 0  # unanswered, since the receiver's last flow
         self._used = 0  # since the window changed
         self._untouched = False
 
     def attached(self, initial_delivery_count: int) -> None:
-        """Handle the sender's attach after the receiver's, perhaps with flows between them."""
         if self._attached:
             return
         self._attached = True
         if self._said is not None:
-            # The receiver guessed a number, which is compared with this one.
+            # The receiver guessed a number.
             self.sent = self._initial = unwrapped(initial_delivery_count, self._said)
             self._trim()
             return
@@ -226,9 +203,9 @@ class Credit:
             self._drains_to += initial_delivery_count
 
     def flow_of_receiver(self, delivery_count: int | None, credit: int | None, drain: bool) -> None:  # noqa: FBT001
-        """Handle the receiver's flow, as on the wire. Next, ask for ``wanted`` permits and forward ``to_sender``."""
+        """Handle the receiver's flow. Then ask for ``wanted`` permits and forward ``to_sender``."""
         if delivery_count is None:
-            # The sender takes it for its initial number (2.6.7).
+            # The sender assumes its initial number (2.6.7).
             self._said = None
             counted = self._initial
         else:
@@ -244,7 +221,6 @@ class Credit:
             self._trim()
 
     def to_sender(self) -> LinkFlow:
-        """Return the flow for the sender, in place of the receiver's or as one of Sluice's own."""
         self._told = self.granted + self.offset
         self._highest = max(self._highest, self._told)
         if self.draining:
@@ -260,7 +236,7 @@ class Credit:
         if not self._attached:
             counted = self._initial
             return LinkFlow(None if said is None else wrapped(said), self.granted - counted, self.draining)
-        counted = min(self.sent, self.granted)  # what a receiver that had everything would say
+        counted = min(self.sent, self.granted)
         return LinkFlow(wrapped(counted + self.offset), min(self.granted - counted, MAX_CREDIT), self.draining)
 
     @property
@@ -268,10 +244,7 @@ class Credit:
         return self.granted + self.offset > self._told
 
     def wanted(self) -> int:
-        """Return how many permits to ask for now on a limited link.
-
-        Not for each delivery: the sender may use half of its window first.
-        """
+        """0 until the sender has used half of its window."""
         left, unused, window = self.limit - self.granted, max(0, self.granted - self.sent), self.window
         if 2 * unused > window or (unused and self._untouched) or (self.draining and self._awaits_answer):
             return 0
@@ -279,20 +252,20 @@ class Credit:
 
     @property
     def known(self) -> int:
-        """How many deliveries may come, by the credit that the sender was told."""
+        """Deliveries left in the announced credit."""
         return max(0, self._highest - self.sent - self.offset)
 
     @property
     def plenty(self) -> int:
-        """How many of these may come before more is ``wanted``."""
+        """Before more is ``wanted``."""
         if self.granted == self.limit:
             return self.known
         return 0 if self.draining else max(0, (2 * (self.granted - self.sent) - self.window - 1) // 2)
 
     def grant(self, permits: int, *, plenty: bool = False) -> bool:
-        """Let the sender use paid credit. Permits that the receiver no longer wants are refunded.
+        """Grant paid credit. Permits beyond the receiver's limit are refunded. Return ``needs_flow``.
 
-        ``plenty``: it got all that it asked for without a wait. Returns ``needs_flow``.
+        ``plenty``: the link got all it asked for at once.
         """
         if plenty:
             self._widen()
@@ -305,10 +278,7 @@ class Credit:
         return self.needs_flow
 
     def grant_some(self, most: int) -> int:
-        """Grant up to ``most`` of the limit, unpaid, because the cost is unknown. Return how many.
-
-        Called like ``grant_all``.
-        """
+        """Grant up to ``most`` unpaid. Return how many."""
         granted = max(0, min(self.wanted(), most))
         if granted:
             self._widen()
@@ -319,7 +289,7 @@ class Credit:
     def grant_all(self) -> bool:
         """Grant the whole limit of an unlimited link, unpaid. Return ``needs_flow``.
 
-        While less is granted, call this again after deliveries and flows of the sender.
+        While less is granted, call it again after deliveries and flows of the sender.
         """
         if not self.shaped or not self._awaits_answer:
             self.granted = self.limit
@@ -331,7 +301,7 @@ class Credit:
         return self.draining and drains_to is not None and self.sent + self.offset < drains_to
 
     def note_received(self, deliveries: int = 1) -> None:
-        """Count deliveries at their first frame, including those swallowed or aborted later."""
+        """Count deliveries at their first frame, even if they are swallowed or aborted later."""
         self.sent += deliveries
         self.due += max(0, deliveries - self.prepaid)
         self.prepaid = max(0, self.prepaid - deliveries)
@@ -343,15 +313,15 @@ class Credit:
             self._follow()
 
     def swallowed(self, deliveries: int = 1) -> None:
-        """Uncount swallowed deliveries at their first frame. The sender gets their credit again (``needs_flow``)."""
-        self.shaped = True  # from here on its numbers differ, even before it is told
+        """Stop counting swallowed deliveries at their first frame. The sender gets their credit again."""
+        self.shaped = True
         self.sent -= deliveries
         self.offset += deliveries
         self.prepaid += deliveries
         self._trim()
 
     def beyond(self, deliveries: int) -> int:
-        """Return how many of the next deliveries exceed all credit that the sender was ever told."""
+        """Return how many of ``deliveries`` exceed all announced credit."""
         return max(0, self.sent + self.offset + deliveries - self._highest)
 
     def flow_of_sender(
@@ -360,11 +330,7 @@ class Credit:
         credit: int | None,
         drain: bool,  # noqa: FBT001
     ) -> LinkFlow | None:
-        """Handle the sender's flow, as on the wire.
-
-        Returns:
-            The flow for the receiver, None if it would be misleading.
-        """
+        """Handle the sender's flow. Return the flow for the receiver. None: it would be misleading."""
         if delivery_count is None:
             return LinkFlow(None, max(0, self.limit - self.sent) if self.shaped else credit or 0, drain)
         before = self.sent
@@ -383,25 +349,25 @@ class Credit:
             self._drains = 0 if doubtful else max(0, self._drains - 1)
         if drain and (counted < self.limit or doubtful):
             if not self.draining:
-                drain = False  # it does not know yet that the receiver has lowered its limit
+                drain = False  # the receiver has lowered its limit since
             elif threw_away and counted >= self.granted and not doubtful:
                 self.offset -= self.limit - counted
                 counted = self.sent = self.granted = self.limit
             else:
                 if threw_away:
-                    self.sent = before  # the receiver is not told, so it can be granted again
+                    self.sent = before  # so that it can be granted again
                     self.granted -= counted - before
                     self.offset += counted - before
                 return None
         return LinkFlow(wrapped(counted), min(max(0, self.limit - counted), MAX_CREDIT), drain)
 
     def take_due(self) -> int:
-        """Return, once, the permits to charge beyond those asked for. Negative: refund."""
+        """Return and reset the permits to charge. Negative: refund."""
         due, self.due = self.due, 0
         return due
 
     def repay(self) -> int:
-        """Take back permits of deliveries that have not come. Return ``take_due``."""
+        """Refund unused permits. Return ``take_due``."""
         self.due -= self.prepaid
         self.prepaid = 0
         return self.take_due()
@@ -409,7 +375,7 @@ class Credit:
     def plain(self, *, paid: bool) -> PlainCredit | None:
         """Return the state for the compiled part if all granted credit is ``paid``, or the link is unlimited.
 
-        None if numbers differ, the receiver drains, or something is to be paid or granted first.
+        None if numbers differ, the receiver drains, or something must be paid or granted first.
         """
         unused = self.granted - self.sent
         plain = unused == self.prepaid if paid else self.granted == self.limit and unused >= 0
@@ -420,14 +386,11 @@ class Credit:
         return PlainCredit(sent, granted, limit, window, used, self._untouched, self.shaped)
 
     def flowed(self, numbers: Numbers, said: tuple[int | None, int | None]) -> int:
-        """Apply flows of the receiver that the compiled part granted and forwarded.
+        """Apply flows of the receiver that the compiled part granted and forwarded. Return the deliveries before them.
 
         Args:
-            numbers: The state after the last one.
+            numbers: The state after the last flow.
             said: Its delivery-count and link-credit.
-
-        Returns:
-            How many deliveries came before it.
         """
         sent, granted, window, used, untouched, shaped = numbers
         note_received = (sent - self.sent) & MAX_CREDIT

@@ -1,8 +1,7 @@
 """The Python side of a lent AMQP 1.0 connection: answers the compiled part's questions and applies its reports.
 
-The compiled part accumulates transfers and dispositions until Python has to act. For each link it asks how many
-deliveries may come before that. It handles flows whose credit the limits grant at once. Other flows are answered here.
-Peers are numbers: the client is 0.
+For each link, the compiled part asks how many deliveries may come before Python has to act. It handles flows whose
+credit the limits grant at once. Other flows are answered here. Peers are numbers: the client is 0.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,9 +23,9 @@ _SIDES: Final = tuple(Side)
 _MAX_RESOURCES: Final = 2
 
 Fields = tuple[int, Sequence[int | None], bool]
-"""A flow's channel, its first seven fields, and its drain."""
+"""Channel, first seven fields, and drain of a flow."""
 Difference = tuple[int | None, int | None, int]
-"""As returned by ``Renumbering.latest``."""
+"""Result of ``Renumbering.latest``."""
 Flows = Sequence[Sequence[int | None] | None]
 Ranges = Sequence[tuple[int, int]]
 KnownLink = tuple[
@@ -38,25 +37,18 @@ KnownLink = tuple[
     tuple[int, int] | None,
     bool,
 ]
-"""In order: the link; the resources that its messages count for; its allowance; the longest frame in bytes and whether
-messages may name copies; the callback for decided messages if all are decided; channel and handle at the receiver;
-whether it asks only delaying rules for credit.
+"""The link, the resources of its messages, its allowance, the longest frame in bytes and whether messages may name
+copies, the callback for decided messages if all are decided, channel and handle at the receiver, and whether only
+delaying rules grant its credit.
 """
 Answered = tuple[int, Sequence[tuple[int, tuple[int, int], Allowance]], tuple[bytes, bytes], bool]
-"""Requests for credit granted; new allowances of links by sender, its channel and handle; frames for each peer; whether
+"""Requests for credit granted, new allowances of links by sender, channel and handle, frames for each peer, and whether
 everything is still plain.
 """
 
 
 class LentConnection:
-    """One lent connection.
-
-    Args:
-        shared: State of all links.
-        channels: Sessions, by peer and channel.
-        tell: Queues the flows of Sluice that links and sessions need.
-        take: Returns the queued bytes for a peer.
-    """
+    """``send_flow`` queues flows of links and sessions. ``take`` returns queued bytes."""
 
     def __init__(
         self,
@@ -73,13 +65,7 @@ class LentConnection:
         self.written: set[Side] = set()
 
     def lend(self, judge: Judge, max_frame_bytes: tuple[int, int], beginnings: tuple[bytes, bytes]) -> "Lent":
-        """Return the compiled reader of both streams.
-
-        Args:
-            judge: Decides and counts.
-            max_frame_bytes: The longest frame accepted, by peer.
-            beginnings: Incomplete frames.
-        """
+        """``beginnings`` are incomplete frames."""
         assert COMPILED is not None  # noqa: S101 - else it is not lent
         self._judge = judge
         shared, timed = self._shared, None
@@ -94,7 +80,7 @@ class LentConnection:
         return lent
 
     def link(self, side: int, channel: int, handle: int) -> KnownLink | None:
-        """Describe a link that a peer sends on. None: its transfers are read here."""
+        """Describe a link that a peer sends on. None: Python reads its transfers."""
         sender = _SIDES[side]
         session = self._channels[sender].get(channel)
         link = None if session is None else session.halves[sender].handles.get(handle)
@@ -112,11 +98,10 @@ class LentConnection:
     def session(
         self, side: int, channel: int
     ) -> tuple[Conversation, tuple[int, int], int | None, Sequence[Difference] | None] | None:
-        """Describe a session. None: its frames are read here.
+        """Describe a session. None: Python reads its frames.
 
         Returns:
-            The session, its channels, the client's next delivery-id if known, and the differences of both halves'
-            numbers, if any.
+            The session, its channels, the client's next delivery-id, and the differences of both halves' numbers.
         """
         session = self._channels[_SIDES[side]].get(channel)
         if session is None or any(half.ended for half in session.halves.values()):
@@ -131,11 +116,11 @@ class LentConnection:
     def flows(
         self, side: int, flows: Sequence[Fields]
     ) -> tuple[Sequence[Sequence[tuple[int, bytes]]] | None, Answered]:
-        """Handle flows of a peer and ask for the credit that they give. ``take`` has reported everything before.
+        """Handle flows of a peer and request their credit. ``take`` has reported everything before.
 
         Returns:
-            The changed fields of each flow, or None if some credit must wait, so that the session has to read the flows
-            again. And the answer.
+            The changed fields of each flow, and the answer. None instead of the fields if credit must wait: then the
+            session reads the flows again.
         """
         peer, shared = _SIDES[side], self._shared
         said: list[tuple[Conversation, Link | None, Sequence[int | None], bool]] = []
@@ -149,7 +134,7 @@ class LentConnection:
             shared.charge_due()
         granted = 0 if shared.charges else self._grant()
         if shared.needs_credit or shared.charges:
-            # The flows will be read again. That sends out the granted credit and asks for the rest.
+            # Reading them again sends the granted credit and requests the rest.
             shared.needs_flow.clear()
             shared.needs_credit.clear()
             return None, (granted, (), (b"", b""), False)
@@ -160,13 +145,13 @@ class LentConnection:
         return changes, self._answer([link for _, link, *_ in said if link is not None], granted)
 
     def note_received(self, links: Sequence[Link]) -> Answered:
-        """Serve links that need something. ``take`` has reported everything before."""
+        """``take`` has reported everything before."""
         if self._shared.due:
             self._shared.charge_due()
         return self._answer(links, self._grant())
 
     def _grant(self) -> int:
-        """Ask for credit until some must wait. Return the number of requests granted."""
+        """Request credit until some must wait. Return the number of requests granted."""
         shared, judge, granted = self._shared, self._judge, 0
         assert judge is not None  # noqa: S101 - as it is lent
         for link in list(shared.needs_credit):
@@ -202,13 +187,13 @@ class LentConnection:
         """Apply everything read so far.
 
         Args:
-            now_ns: The time, if needed.
-            heard: Peers that sent something.
-            written: Peers that something was written to.
-            links: Arguments of ``Link.passed``, in the order in which the links ask.
-            sessions: Transfers by peer, and the fields of the peer's last flow, on top of these. Of the client's
-                deliveries: earlier ones settled by the broker and by itself, later unsettled ones, and the last one.
-            timed: The delivery whose settlement is awaited, since when, and whether it has come.
+            now_ns: None if not needed.
+            heard: By peer.
+            written: By peer.
+            links: Arguments of ``Link.passed``, in the order of the links' requests.
+            sessions: Transfers by peer, and the last flow's fields on top of these. Of the client's deliveries:
+                earlier ones settled by the broker and by itself, later unsettled ones, and the last one.
+            timed: The delivery whose settlement is awaited, its start, and whether it is settled.
         """
         self.heard |= {side for side, is_so in zip(_SIDES, heard, strict=True) if is_so}
         self.written |= {side for side, is_so in zip(_SIDES, written, strict=True) if is_so}

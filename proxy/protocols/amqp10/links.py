@@ -1,11 +1,11 @@
 """The links of a connection: their limits, requests for credit, and the cost of their deliveries.
 
-The receiver's credit reaches the sender as it is granted (see ``credit``). Where rules delay, permits are requested
-before messages come. Where rules refuse, or messages name their own address, each delivery is decided.
+Where rules delay, a link requests permits before messages come, and its sender gets that much credit (see ``credit``).
+Where rules refuse, or messages name their own address, each delivery is decided.
 
-Settled deliveries cannot be refused. One on a link without paid credit is charged at once, and the link *turns*: from
-then on it requests credit for those resources first, and so do all other links of its client without resources of their
-own. ``Unpaid`` bounds deliveries before the turn.
+Settled deliveries cannot be refused. One without paid credit is charged at once, and its link *turns*: from then on the
+link requests credit for those resources first, and so do all links of its client without resources of their own.
+``Unpaid`` bounds deliveries before the turn.
 """
 
 from collections import deque
@@ -27,23 +27,20 @@ from proxy.protocols.amqp10.wire import Attached, CutOff, Malformed
 from proxy.protocols.base import NO_TERMS, Advance, Buffer, Close, SessionContext, Terms
 from proxy.stats.snapshot import LinkState
 
-# A delivery needs more bytes, is being decided, is forwarded, or is swallowed.
+# More bytes needed, being decided, forwarded, refused.
 UNDECIDED, ASKED, PASSES, SWALLOWED = range(4)
 Allowance = tuple[int | None, int | None, PlainCredit | None]
-"""As returned by ``Link.allowance``."""
+"""Result of ``Link.allowance``."""
 Flowed = tuple[Numbers, tuple[int | None, int | None]]
-"""Arguments of ``Credit.flowed``."""
 _UNROUTABLE: Final = Address("nothing")
-_SETTLED: Final = 1  # in an attach: the sender settles all
-_SIZES: Final = 8  # a new delivery's weight in the mean size is one in this many
-# Unpaid messages per client where no message limit is lower.
+_SETTLED: Final = 1  # snd-settle-mode
+_SIZES: Final = 8  # weight in the mean size: 1/8
+# Unpaid messages per client.
 _MAX_UNPAID: Final = 512
 _ANY: Final = Advance(_MAX_UNPAID * UPERMITS_PER_PERMIT, _MAX_UNPAID, _MAX_UNPAID)
 
 
 class SessionPart(Protocol):
-    """See ``Conversation``."""
-
     @property
     def halves(self) -> "Mapping[Side, Half]": ...
     def decide_now(self) -> None: ...
@@ -59,29 +56,29 @@ class Shared:
     limits: bool = False
     requests: list[Request] = field(default_factory=list)
     needs_credit: "dict[Link, None]" = field(default_factory=dict)
-    needs_flow: "dict[Link, None]" = field(default_factory=dict)  # links whose sender may need a flow
+    needs_flow: "dict[Link, None]" = field(default_factory=dict)
     rejected: "list[Delivery]" = field(default_factory=list)
     due: "dict[Link, None]" = field(default_factory=dict)
     clients: UnpaidOfClients = field(default_factory=UnpaidOfClients)
-    # Links that want unpaid credit after their client's is used up.
+    # Links whose client has used up its unpaid credit.
     starved: "dict[Link, None]" = field(default_factory=dict)
     turning: "dict[Link, None]" = field(default_factory=dict)
-    # They are at their bound of kept bytes, and decide with the information at hand.
+    # Sessions at their bound of kept bytes must decide.
     forced: dict[SessionPart, None] = field(default_factory=dict)
     charges: list[Charge] = field(default_factory=list)
     paid: list[Paid] = field(default_factory=list)
     keeping: dict[SessionPart, None] = field(default_factory=dict)
-    # Sessions and sender's sides whose window was used by swallowed transfers.
+    # Sessions and senders whose window was used by swallowed transfers.
     short: dict[tuple[SessionPart, Side], None] = field(default_factory=dict)
     tightest: Advance | None = None
     withheld: bool = False
-    broker_opened: bool = False  # the broker has opened the connection, too
-    plain: bool = False  # the broker is not RabbitMQ: addresses are queue names
+    broker_opened: bool = False
+    plain: bool = False  # the broker is not RabbitMQ
     rules_version: int = 0
     links: int = 0
     in_flight: int = 0
     refused: int = 0
-    # With the client's timed delivery, and its start.
+    # The session of the client's timed delivery, and its start.
     timed: "tuple[SessionPart, int] | None" = None
     _kept_bytes: int = 0
     _gathering: Gathering | None = None
@@ -125,7 +122,6 @@ class Shared:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether links and sessions have nothing to ask for, to tell or to wait for."""
         links = self.needs_credit or self.needs_flow or self.due or self.starved or self.turning
         sessions = self.forced or self.keeping or self.short
         kept = self.requests or self.rejected or self.charges or self.paid or self.withheld
@@ -159,32 +155,30 @@ class Shared:
 
 @dataclass(eq=False, slots=True)
 class Delivery:
-    """A delivery of several transfers, or one that is decided."""
-
     link: "Link"
-    number: int  # its delivery-id at the sender
-    settled: bool  # by its sender, so a refusal cannot be told
-    renumbered: int  # its delivery-id at the receiver, once its first frame was forwarded
+    number: int  # delivery-id at the sender
+    settled: bool  # by the sender, so it cannot be refused
+    renumbered: int  # delivery-id at the receiver, once forwarded
     size_bytes: int = 0
     complete: bool = False
     fate: int = PASSES
-    why: str = ""  # the reason for its sender, if swallowed
-    resources: tuple[Resource, ...] = ()  # named by itself or its copies
+    why: str = ""  # of the refusal, for the sender
+    resources: tuple[Resource, ...] = ()  # named by the message
     head: MessageHead | None = None
     request: Request | None = None
     asked: tuple[Resource, ...] = ()
     asked_bytes: int = 0  # 0 if it was not decided
     asks: Asks = "all"
-    paid_for: tuple[Resource, ...] | None = None  # that its credit was paid for; None before it came
-    finished: bool = False  # counted, and paid as far as known
-    learns: bool = False  # forwarded before its resources were known
+    paid_for: tuple[Resource, ...] | None = None
+    finished: bool = False
+    learns: bool = False  # forwarded with unknown resources
 
 
 @dataclass(eq=False, slots=True)
 class Half:
     channel: int | None = None
     first_id: int = 0
-    announced: bool = False  # its begin was forwarded, and its end was not
+    announced: bool = False
     ended: bool = False
     transfers: Transfers = field(default_factory=Transfers)
     ids: Renumbering = field(default_factory=Renumbering)
@@ -192,8 +186,8 @@ class Half:
     # Links attached only by the other peer, by name and sender.
     awaited: "dict[tuple[bytes, Side], deque[Link]]" = field(default_factory=dict)
     senders: int = 0
-    undecided: dict[Delivery, None] = field(default_factory=dict)  # its deliveries that need more bytes
-    kept_bytes: int = 0  # since the first of these, at most max_kept_bytes
+    undecided: dict[Delivery, None] = field(default_factory=dict)
+    kept_bytes: int = 0
     kept_transfers: int = 0
     max_kept_bytes: int = 0
 
@@ -204,36 +198,35 @@ class Link:
     shared: Shared
     sender: Side
     credit: Credit
-    # For people.
     name: str
     node: str = ""
     handles: dict[Side, int | None] = field(default_factory=lambda: dict.fromkeys(Side))
-    announced: set[Side] = field(default_factory=set)  # peers whose attach was forwarded, and whose detach was not
+    announced: set[Side] = field(default_factory=set)  # by peers whose attach was forwarded
     gone: bool = False
     address: Address = _UNROUTABLE
-    resources: tuple[Resource, ...] = ()  # of its messages; empty if each names its own, or if unlimited
-    # The resources for its credit: its own, or after a turn those of its client's last message.
+    resources: tuple[Resource, ...] = ()
+    # Resources that credit pays for: the link's, or after a turn its client's last message's.
     paid_for: tuple[Resource, ...] = ()
     terms: Terms = NO_TERMS
-    delays: bool = False  # credit is asked for
-    meters: bool = False  # its credit is unpaid and bounded: the cost of its messages is unknown
-    decides: bool = False  # all deliveries are decided or examined
+    delays: bool = False  # credit is requested
+    meters: bool = False  # credit is unpaid and bounded, because the cost is unknown
+    decides: bool = False  # each delivery is decided
     max_bytes: int | None = None  # larger deliveries are decided
     delivery: Delivery | None = None
     request: Request | None = None
-    flows: int = 0  # read but not forwarded
+    flows: int = 0
     used: int = 0
     refused: int = 0
-    _begun: int = 0  # deliveries read whose ``note_received`` has not followed
+    _begun: int = 0
     _is_made: bool = False  # the broker makes its node
-    _settles: bool = False  # its sender settles all, so none can be refused
-    # The resources it has turned to, and those it will turn to once everything read has come.
+    _settles: bool = False  # the sender settles all, so none can be refused
+    # The resources the link has turned to, and will turn to once all deliveries read were counted.
     _turned: tuple[Resource, ...] = ()
     _turns_to: tuple[Resource, ...] | None = None
-    # The account of its unpaid credit, if it may have some, and the unused part while it meters.
+    # The account of unpaid credit, and the unused part of the link.
     _unpaid: Unpaid | None = None
     _free: int = 0
-    # The bytes that a permit pays for, if bytes are limited. The mean size of recent deliveries.
+    # The bytes that a permit pays for. The mean size of recent deliveries.
     _bytes: int = 0
     _size_bytes: int = 0
     _since_ns: int = 0
@@ -243,7 +236,7 @@ class Link:
         return self.sender is Side.BROKER
 
     def take_attach(self, side: Side, attached: Attached) -> None:
-        """The client's terminus counts, unless the broker makes the node."""
+        """The client's terminus counts, unless dynamic."""
         terminus = attached.source if self.consumes else attached.target
         if side is Side.BROKER and self.handles[Side.CLIENT] is not None and not self._is_made:
             return
@@ -259,12 +252,11 @@ class Link:
         self.ask_terms()
 
     def ask_terms(self, turned: tuple[Resource, ...] | None = None) -> None:
-        """Look up the current rules. ``turned``: the resources it turns to, if that changes."""
+        """Look up the current rules. ``turned``: the resources to turn to, if they change."""
         shared = self.shared
-        # Earlier deliveries are not charged to a new rule.
+        # A new rule does not charge earlier deliveries.
         self.charge_due()
         if self.address.by == "address" and not self.consumes:
-            # With or without routing keys, as the rules need.
             self.resources = published(shared.names, self.address)
         own = shared.terms(self.resources, consumes=self.consumes)
         says, refuses = self._says, own.refuses and not self.consumes and not self._settles
@@ -278,7 +270,7 @@ class Link:
         terms = shared.terms(turned, consumes=self.consumes) if turned else own
         if turned and not terms.delays and not terms.refuses:
             turned, terms = (), own
-        # All rules shape messages that cannot be refused.
+        # Messages that cannot be refused are shaped by all rules.
         shapes = self.consumes or self._settles or bool(turned)
         delays = terms.delays or (shapes and terms.refuses)
         self._pay_for_others(turned, delays=delays)
@@ -291,7 +283,6 @@ class Link:
         self.wants()
 
     def _pay_for_others(self, turned: tuple[Resource, ...], *, delays: bool) -> None:
-        """Set the resources for credit: those turned to, its own, or none. Refunds paid permits."""
         paid_for = turned or self.resources
         if (paid_for, delays, bool(turned)) != (self.paid_for, self.delays, bool(self._turned)):
             request, self.request = self.request, None
@@ -352,11 +343,9 @@ class Link:
         return said
 
     def wants(self) -> None:
-        """Queue a request for credit if the link wants some. Without a limit it gets all of it."""
         if self.gone or self.request is not None or self._is_withheld():
             return
         if self.delays:
-            # Checking later would cost more.
             if self.credit.wanted():
                 self.shared.needs_credit[self] = None
         elif self.meters:
@@ -395,7 +384,7 @@ class Link:
         if not wanted:
             return None
         if self.terms.max_bytes is not None:
-            # At most the size charged at once, or more would be refunded than charged.
+            # At most the bytes charged at once. Otherwise more would be refunded than charged.
             self._pay_for(min(self._size_bytes, self.terms.max_bytes))
         self.request = Request(
             self.paid_for,
@@ -424,7 +413,6 @@ class Link:
         self._since_ns = 0
         as_asked = self.delays and request.resources == self.paid_for and request.asks == self.asks
         if self.gone or self._is_withheld() or not as_asked:
-            # Unused, or paid otherwise.
             shared.charges.append(
                 Charge(
                     request.resources,
@@ -456,7 +444,7 @@ class Link:
         return Charge(self.paid_for, messages, size_bytes, consumes=self.consumes, asks=self.asks, counts=False)
 
     def _pay_for(self, size_bytes: int) -> None:
-        """Set how many bytes a permit pays for, including permits already paid."""
+        """Includes prepaid permits."""
         prepaid = self.credit.prepaid
         if prepaid and self._bytes != size_bytes:
             self.shared.charges.append(self._charge(0, prepaid * (size_bytes - self._bytes)))
@@ -466,8 +454,7 @@ class Link:
         """Count a delivery that was read. ``note_received`` follows.
 
         Raises:
-            Close: A client exceeds all the credit it was told. Its receiver has given more and would accept it, past
-                all limits. Nothing is forwarded or charged.
+            Close: A client exceeds all credit it was told. The receiver has given more and would accept the delivery.
         """
         self._begun += 1
         if self.consumes or not self.credit.beyond(self._begun):
@@ -484,14 +471,14 @@ class Link:
             self.schedule_charge()
             self.wants()
         elif self.credit.granted < self.credit.limit:
-            # It had to drain first, or gets its credit bit by bit.
+            # The link had to drain first, or is granted some credit at a time.
             self.wants()
 
     def allowance(self) -> Allowance | None:
         """Return how many deliveries may come, in total and before the link needs something. None: any number.
 
-        None of them is refused or charged for its size: if that is not certain, the whole result is None. The last item
-        is the credit, if the compiled part can handle the receiver's flows.
+        The result is None if one of them could be refused or charged for its size. The last item is set if the compiled
+        part can handle the receiver's flows.
         """
         credit, delays, decides = self.credit, self.delays, self.decides
         if self.gone or self._says or (delays and (decides or self.terms.max_bytes is not None)):
@@ -504,7 +491,7 @@ class Link:
         return None, None if credit.granted == credit.limit else 0, credit.plain(paid=False) if plain else None
 
     def admitted(self, deliveries: int) -> bool:
-        """Record decided deliveries that pass. Return whether the link needs nothing else."""
+        """Return whether the link needs nothing else."""
         unpaid = self._unpaid
         if not self.meters or unpaid is None:
             return True
@@ -512,7 +499,7 @@ class Link:
         return not unpaid.paid_for or self.credit.granted == self.credit.limit
 
     def passed(self, deliveries: int, *, asks: bool = False, flowed: Flowed | None = None) -> None:
-        """Count deliveries that the compiled part has read, decided, counted and forwarded.
+        """Count deliveries that the compiled part has forwarded.
 
         Args:
             deliveries: How many.
@@ -523,7 +510,6 @@ class Link:
             self.used += self.credit.flowed(*flowed)
         self.used += deliveries
         self._begun += deliveries
-        # Decided deliveries come one by one.
         each = 1 if asks and self.decides else max(1, deliveries)
         for _ in range(0, deliveries, each):
             self.note_received(each)
@@ -540,7 +526,6 @@ class Link:
             self._correct(size_bytes)
 
     def _correct(self, size_bytes: int) -> None:
-        """Charge the size beyond the size paid for."""
         if self.delays and self.terms.max_bytes is not None:
             change = (size_bytes - self._size_bytes) // _SIZES
             self._size_bytes = self._size_bytes + change if self._size_bytes else size_bytes
@@ -548,7 +533,6 @@ class Link:
                 self.shared.charges.append(self._charge(0, size_bytes - self._bytes))
 
     def _may_name_copies(self, payload: Buffer, *, is_last: bool) -> bool:
-        """Return whether a new delivery may name limited copies, as far as it has come."""
         if not self.copies or not self.shared.limits:
             return False
         if is_last and len(payload) <= MAX_HEAD_BYTES:
@@ -557,7 +541,7 @@ class Link:
         try:
             return not head.take(payload, last=False) or bool(head.copies)
         except Malformed:
-            # The broker will refuse a malformed message.
+            # The broker will refuse it.
             return payload[0] == 0
 
     def looks_at(self, delivery: Delivery, payload: Buffer, *, is_last: bool) -> bool:
@@ -571,7 +555,7 @@ class Link:
         return max(SMALL_FRAME_BYTES, self.max_bytes or 0)
 
     def decide(self, delivery: Delivery, payload: Buffer, *, is_last: bool, must: bool) -> None:
-        """Decide a delivery or request a decision once enough is known, at once if it ``must``."""
+        """Decide a delivery, or request a decision, once enough is known. At once if it ``must``."""
         terms, resources = self.terms, self.resources
         asks: Asks | None = "refusing" if self.decides and terms.refuses and not self._says else None
         max_bytes = self.max_bytes
@@ -627,11 +611,7 @@ class Link:
         self.shared.requests.append(delivery.request)
 
     def _decide_unknown(self, delivery: Delivery, error: Malformed | None) -> None:
-        """Decide a delivery that does not tell its address. Its broker might read it differently.
-
-        Raises:
-            Close: It is unreadable, so its address could be any, and it cannot be refused.
-        """
+        """Decide a delivery with an unknown address. Raises Close if it is unreadable and cannot be refused."""
         limits = self.shared.limits
         if not delivery.settled and limits and self._may_swallow():
             why = "a message without a target address" if error is None else str(error)
@@ -645,11 +625,7 @@ class Link:
             self.finish(delivery)
 
     def learn(self, delivery: Delivery, payload: Buffer, *, is_last: bool) -> None:
-        """Charge a forwarded delivery once its address is known.
-
-        Raises:
-            Close: As ``_decide_unknown``.
-        """
+        """Charge a forwarded delivery once its address is known. May raise Close."""
         head = delivery.head
         assert head is not None  # noqa: S101 - otherwise there is nothing to learn
         try:
@@ -657,7 +633,6 @@ class Link:
                 delivery.learns = False
                 delivery.resources = self._named(head)
                 if delivery.finished:
-                    # Its frame was forwarded as it came, and is complete.
                     self._charge_late(delivery)
         except Malformed as error:
             if self.shared.limits:
@@ -669,12 +644,12 @@ class Link:
         if refuse is not None and not self._may_swallow():
             refuse = None
             if request is not None:
-                # It is forwarded, and charged and counted as admitted.
+                # Forwarded, charged and counted as admitted.
                 self.shared.charges.append(Charge(request.resources, 1, request.size_bytes, asks=delivery.asks))
         if self.meters and self._unpaid is not None:
             self._unpaid.note_prepaid()
             if refuse is not None:
-                # Its sender gets the credit back, and no other link may have it.
+                # Its sender gets the credit back. No other link may have it.
                 self._unpaid.take(1)
         if refuse is None:
             delivery.fate = PASSES
@@ -683,14 +658,13 @@ class Link:
             return
         if refuse.most is not None:
             most = f"{refuse.most} {refuse.most_of}"
-            why = f"accepts no message above the {most} that rule {refuse.rule} admits at once"
+            why = f"accepts no message larger than the {most} that rule {refuse.rule} admits at once"
         else:
             short = "its share, as the broker is short: " if refuse.rule.startswith(ADAPTIVE_NAME) else ""
             why = f"over {short}rule {refuse.rule}; try again in {-(-refuse.wait_us // 1000)} ms"
         self._swallow(delivery, f"SYSTEM_BUSY: {refuse.resource} {why}")
 
     def _may_swallow(self) -> bool:
-        """Return whether one more delivery may be swallowed: the numbers kept for that are bounded."""
         return self.session.halves[self.sender].ids.reserve()
 
     def _swallow(self, delivery: Delivery, why: str) -> None:
@@ -720,7 +694,7 @@ class Link:
             if delivery.asks == "refusing":
                 self._correct(size_bytes)
             elif self.delays:
-                # It was paid for as credit.
+                # Already paid for as credit.
                 self.shared.charges.append(self._charge(-1, -self._bytes))
 
     def _pay_late(self, delivery: Delivery) -> None:
@@ -731,7 +705,7 @@ class Link:
                 self._correct(delivery.size_bytes)
                 self._note_overdraft(named)
                 return
-            # Its credit was paid for other resources, or it would be paid twice.
+            # Otherwise it would be paid twice.
             self.shared.charges.append(Charge(paid_for, -1, -self._bytes, counts=False))
         if decided:
             return
@@ -743,7 +717,6 @@ class Link:
             self._turn_to(())
 
     def _charge_late(self, delivery: Delivery) -> None:
-        """Charge a delivery that could not be refused, and turn to its resources."""
         named = delivery.resources
         if self.shared.terms(named).limits:
             self.shared.charges.append(Charge(named, 1, delivery.size_bytes, counts=False))
@@ -752,7 +725,7 @@ class Link:
     def _note_overdraft(self, resources: tuple[Resource, ...]) -> None:
         advance = self.shared.terms(resources).advance
         if self._says and advance is not None and not advance.most:
-            # Everything is refused there, so credit for it would never be used.
+            # Everything is refused there, so its credit would never be used.
             return
         if self._unpaid is not None:
             self._unpaid.note_overdraft(resources, self.shared.now_ns)
@@ -784,7 +757,7 @@ class Link:
 
     @property
     def limited_as(self) -> str:
-        """The resource it waits, or would wait, for. Empty if unknown."""
+        """The resource that the link waits, or would wait, for. Empty if unknown."""
         resources = self.resources if self.request is None else self.request.resources
         return str(resources[0]) if resources else ""
 

@@ -1,7 +1,7 @@
-"""The part of a message before its body: its address and the routing keys of copies.
+"""The head of a message: its address, and the routing keys of its copies.
 
-RabbitMQ uses ``to`` on a link without a target, and ``subject`` where an address of version 1 names only an exchange or
-is ``/queue``. From 4.1.0 on, the list ``x-cc`` of the annotations has routing keys of copies, on all links.
+RabbitMQ uses ``to`` on links without a target, and ``subject`` where a version 1 address names only an exchange or is
+``/queue``. From 4.1.0 on, the annotation ``x-cc`` lists routing keys of copies, on all links.
 """
 
 from typing import Final
@@ -10,30 +10,28 @@ from proxy.protocols.amqp10 import wire
 from proxy.protocols.amqp10.wire import CutOff, Malformed
 from proxy.protocols.base import Buffer
 
-# A message must name its address within this many bytes. Also the bound on kept bytes per message.
+# Bound on the bytes up to the address.
 MAX_HEAD_BYTES: Final = 1 << 16
-MAX_COPIES: Final = 256  # copies per message, at a few microseconds each
-# The annotation with the routing keys of copies.
+MAX_COPIES: Final = 256
 COPIES: Final = b"x-cc"
 _TO, _SUBJECT = 2, 3
 
 
 def may_name_copies(payload: Buffer) -> bool:
-    """Return whether a one-frame delivery may name copies: a quick check, nearly always False."""
     return COPIES in (payload if isinstance(payload, bytes) else bytes(payload[:MAX_HEAD_BYTES]))
 
 
 class MessageHead:
-    """Reads the sections of one message up to its body, from the payloads of its frames.
+    """Reads one message's sections up to its body, frame by frame.
 
     Unknown, repeated or misplaced sections (3.2) are malformed, because a broker might read them differently.
     """
 
     def __init__(self) -> None:
-        self.known = False  # complete; the rest is not read
+        self.known = False
         self.to: bytes | None = None
         self.subject: bytes | None = None
-        self.copies: tuple[bytes, ...] = ()  # distinct routing keys of copies
+        self.copies: tuple[bytes, ...] = ()  # routing keys
         self._latest = 0
         self._passed_bytes = 0
         # An incomplete section, and the length at which it is parsed next.
@@ -41,10 +39,10 @@ class MessageHead:
         self._wanted_bytes = 0
 
     def take(self, payload: Buffer, *, last: bool) -> bool:
-        """Read the payload of the message's next frame. Return whether everything needed is known.
+        """Read the payload of the next frame. Return whether the head is complete.
 
         Raises:
-            Malformed: It is unreadable, does not name its address within MAX_HEAD_BYTES, or has more than MAX_COPIES.
+            Malformed: It is unreadable, has no address within MAX_HEAD_BYTES, or more than MAX_COPIES.
         """
         known = self.known
         if known:
@@ -94,7 +92,7 @@ class MessageHead:
         ends = wire.ends(data, begins, stop)
         if ends > stop:
             self._wanted_bytes = ends - at
-            raise CutOff(f"a section of {ends - at} bytes that is truncated")
+            raise CutOff(f"a truncated section of {ends - at} bytes")
         self._latest = code
         if code == wire.MESSAGE_ANNOTATIONS:
             self._read_annotations(bytes(data[begins:ends]))
@@ -106,7 +104,6 @@ class MessageHead:
         return ends
 
     def _read_annotations(self, annotations: bytes) -> None:
-        # Searching is a fraction of the cost of parsing.
         if COPIES not in annotations:
             return
         copies: dict[bytes, None] = {}

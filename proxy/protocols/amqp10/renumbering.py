@@ -1,17 +1,12 @@
-"""Translates the numbers of a session's two sides after deliveries were swallowed.
+"""Translates the numbers of a session between its two peers after deliveries were swallowed.
 
 Each direction has two counts (AMQP 1.0, 2.5.6 and 2.6.12), 32-bit serial numbers (RFC 1982) with any start:
+*transfer-ids*, visible only as next-outgoing-id and next-incoming-id, and *delivery-ids*.
 
-- *transfer-ids*, one per transfer frame. Not on the wire, except as next-outgoing-id and next-incoming-id, which define
-  the window. See ``Transfers``.
-- *delivery-ids*, one per delivery, in its first transfer and in dispositions. See ``Renumbering``.
-
-A swallowed delivery has numbers at its *sender* but not at the *receiver*. From then on they count differently.
-
-A *break* is a run of adjacent swallowed deliveries. Behind it, the difference of the counts is larger by its length. A
-receiver's range of deliveries is split at each break in it. A sender's range becomes one range of the receiver. A break
-is forgotten once everything before its end is settled. When there are many, those with nothing unsettled between them
-are merged. If there are still too many, nothing may be swallowed: deliveries over a rule are forwarded and charged.
+A swallowed delivery has numbers at its *sender* but not at the *receiver*. A *break* is a run of adjacent swallowed
+deliveries. Behind it, the difference of the counts is larger by its length. A receiver's range is split at breaks. A
+break is forgotten once everything before its end is settled. If there are many, breaks with nothing unsettled between
+them are merged. If there are still too many, deliveries over a rule are forwarded and charged.
 """
 
 from array import array
@@ -28,16 +23,14 @@ _SERIAL: Final = 1 << 32
 
 
 class Transfers:
-    """The transfer-ids of a session in one direction, and the receiver's window."""
-
     def __init__(self) -> None:
-        # The next transfer to forward, in the receiver's numbers, unwrapped.
+        # In the receiver's numbers, unwrapped.
         self.next_id = self._initial = 0
-        self.offset = 0  # swallowed transfers, by which the sender's numbers are higher
+        self.offset = 0  # swallowed transfers
         self.incoming_window = 0
         self.outgoing_window = 0
-        self._incoming_id: int | None = None  # the receiver's last one, unwrapped
-        self._told = 0  # end of the window that the sender was told, in its numbers
+        self._incoming_id: int | None = None  # the receiver's, unwrapped
+        self._told = 0  # end of the announced window, in the sender's numbers
 
     def begun(self, next_outgoing_id: int, outgoing_window: int) -> None:
         self.next_id = self._initial = self._told = next_outgoing_id
@@ -54,20 +47,20 @@ class Transfers:
         self.offset -= transfers
 
     def flow_of_sender(self, next_outgoing_id: int, outgoing_window: int) -> int:
-        """Return the sender's next-outgoing-id for the receiver, which counts from there (2.5.6)."""
+        """The receiver counts from the result (2.5.6)."""
         self.outgoing_window = outgoing_window
         self.next_id = unwrapped(next_outgoing_id - self.offset, self.next_id)
         return wrapped(self.next_id)
 
     def flow_of_receiver(self, next_incoming_id: int | None, incoming_window: int) -> int | None:
-        """Return the receiver's next-incoming-id for the sender. A begin has none."""
+        """None in a begin."""
         self.incoming_window = incoming_window
         self._incoming_id = None if next_incoming_id is None else unwrapped(next_incoming_id, self.next_id)
         return self.incoming_id()
 
     def incoming_id(self) -> int | None:
         self._told = self._limit
-        # If left out, the sender takes it for its initial number.
+        # A sender assumes its initial number if it is missing.
         if self._incoming_id is None and not self.offset:
             return None
         return wrapped(self._told - self.incoming_window)
@@ -82,19 +75,14 @@ class Transfers:
 
     @property
     def needs_flow(self) -> bool:
-        """Whether the sender counts swallowed transfers as part of its window."""
         return self._limit > self._told
 
     def left(self) -> int:
-        """Return how many more transfers fit the window that the sender was told."""
         return max(0, self._told - self.offset - self.next_id)
 
 
 class Unsettled:
-    """Unsettled delivery-ids as intervals, a single one if deliveries are settled in order.
-
-    Beyond a bound the oldest intervals are merged, so a few settled ids count as unsettled for a while.
-    """
+    """Delivery-ids as intervals. Beyond a bound, the oldest are merged, so a few settled ids may count."""
 
     def __init__(self) -> None:
         self._starts = array("q")
@@ -102,7 +90,7 @@ class Unsettled:
         self.count = 0
 
     def add(self, first: int, count: int = 1) -> None:
-        """Add ids that follow all others. Others are ignored."""
+        """Add ids that follow all others. Ignores others."""
         starts, stops = self._starts, self._stops
         if stops and stops[-1] >= first:
             if stops[-1] > first:
@@ -115,10 +103,9 @@ class Unsettled:
         self.count += count
 
     def settle(self, first: int, last: int) -> int:
-        """Remove ``first`` to ``last``. Return how many were unsettled."""
+        """Return how many were unsettled."""
         starts, stops = self._starts, self._stops
         stop = last + 1
-        # The first interval that ends behind the beginning, and the first that begins behind the end.
         at = bisect_right(stops, first)
         end = bisect_right(starts, last)
         if at >= end:
@@ -149,21 +136,21 @@ class Unsettled:
 
 
 class Renumbering:
-    """The delivery-ids of a session in one direction, as on the wire."""
+    """Numbers are as on the wire."""
 
     def __init__(self) -> None:
-        self.plain = True  # nothing was ever swallowed, so both sides count alike
-        self.watched: int | None = None  # the delivery whose settlement is awaited, in the sender's numbers, unwrapped
-        self.answered = False  # the watched one was settled
+        self.plain = True  # nothing was ever swallowed
+        self.watched: int | None = None  # awaited delivery, in the sender's numbers, unwrapped
+        self.answered = False
         self._next: int | None = None  # the sender's, unwrapped
-        self._offset = 0  # the difference before the first break
-        # For each break, the first number behind it: the receiver's, and the sender's.
+        self._offset = 0  # before the first break
+        # The first number behind each break: the receiver's, and the sender's.
         self._positions = array("q")
         self._afters = array("q")
-        self._compact_at = 64  # number of breaks at which they are merged where possible
-        self._freed = 0  # settled since it was full
+        self._compact_at = 64
+        self._freed = 0  # settled since full
         self._reserved = 0
-        # In the sender's numbers. Aborted ones are sorted.
+        # In the sender's numbers. ``_aborted`` is sorted.
         self._unsettled = Unsettled()
         self._aborted: list[int] = []
 
@@ -172,14 +159,13 @@ class Renumbering:
         return len(self._afters) + self._reserved >= MAX_BREAKS
 
     def reserve(self) -> bool:
-        """Return whether one more delivery may be swallowed. If so, ``swallow`` must follow."""
+        """Return whether another delivery may be swallowed. If so, ``swallow`` must follow."""
         if self.full:
             return False
         self._reserved += 1
         return True
 
     def _settle_aborted(self) -> None:
-        """Their receiver would have answered the oldest aborted deliveries by now."""
         oldest = self._aborted[:_MAX_SETTLED]
         for number in oldest:
             self._unsettled.settle(number, number)
@@ -219,7 +205,7 @@ class Renumbering:
         afters.append(number + 1)
 
     def forward_ranges(self, first: int, last: int) -> list[tuple[int, int]]:
-        """Return the receiver's numbers of a sender's range, inclusive: one range or none."""
+        """Translate a sender's inclusive range: to one range or none."""
         if self.plain:
             return [(first, last)]
         low, high = self._range(first, last, self._near())
@@ -229,7 +215,7 @@ class Renumbering:
         return [(wrapped(begin), wrapped(stop - 1))] if begin < stop else []
 
     def back_ranges(self, first: int, last: int) -> list[tuple[int, int]]:
-        """Return the sender's numbers of a receiver's range, inclusive, split at swallowed deliveries."""
+        """Translate a receiver's inclusive range, split at breaks."""
         if self.plain:
             return [(first, last)]
         near = self._near()
@@ -248,9 +234,9 @@ class Renumbering:
         return ranges
 
     def latest(self) -> tuple[int | None, int | None, int]:
-        """Return where the current difference begins, in the sender's and the receiver's numbers, and the difference.
+        """Return the first number behind the last break, of the sender and the receiver, and the difference.
 
-        None: everywhere.
+        None: there is no break.
         """
         afters, positions = self._afters, self._positions
         if not afters:
@@ -259,7 +245,6 @@ class Renumbering:
 
     @property
     def unsettled(self) -> int:
-        """Forwarded deliveries that wait for an answer. Sometimes a few more, see ``Unsettled``."""
         return self._unsettled.count - len(self._aborted)
 
     @property
@@ -271,7 +256,7 @@ class Renumbering:
         self.answered = False
 
     def aborted(self, delivery_id: int) -> None:
-        """Record an aborted delivery, which is settled. Many receivers do not answer it, but some do, by its number."""
+        """Record an aborted delivery. Not all receivers settle it."""
         number = self._unwrap(delivery_id)
         aborted = self._aborted
         at = bisect_left(aborted, number)
@@ -300,7 +285,7 @@ class Renumbering:
         return removed
 
     def forget_unsettled(self) -> None:
-        """Stop waiting: no link is left. Earlier dispositions of the receiver may still come."""
+        """Earlier dispositions may still come."""
         self._unsettled.clear()
         self._aborted.clear()
         self.watched = None
@@ -314,7 +299,7 @@ class Renumbering:
         return delivery_id if self._next is None else unwrapped(delivery_id, self._next)
 
     def _range(self, first: int, last: int, near: int) -> tuple[int, int]:
-        """Unwrap a range, cut to existing deliveries. ``near`` is the first that has not come.
+        """Unwrap a range, cut to deliveries before ``near``.
 
         By RFC 1982 a range of more than half of all numbers is empty. Here it is taken literally.
         """
@@ -334,7 +319,7 @@ class Renumbering:
         return self._behind(bisect_right(afters, number) - 1)
 
     def _forwarded(self, number: int) -> int:
-        """Return the receiver's number of the first forwarded delivery at or after a sender's number."""
+        """Return the receiver's number of the first forwarded delivery at or after ``number``."""
         at = bisect_right(self._afters, number)
         forwarded = number - self._behind(at - 1)
         return min(forwarded, self._positions[at]) if at < len(self._afters) else forwarded
@@ -342,14 +327,14 @@ class Renumbering:
     def _forget(self) -> None:
         lowest = self._unsettled.lowest()
         afters = self._afters
-        # The last one determines the current difference.
+        # The last gives the current difference.
         count = len(afters) if lowest is None else bisect_right(afters, lowest)
         if count:
             self._offset = self._behind(count - 1)
             del afters[:count], self._positions[:count]
 
     def _compact(self) -> None:
-        """Merge breaks with nothing unsettled between them. The last one stays."""
+        """Merge breaks with nothing unsettled between them, except the last."""
         afters, positions = self._afters, self._positions
         kept = [
             at

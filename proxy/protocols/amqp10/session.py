@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 _NS_PER_MS: Final = 1_000_000
 _SWEEP_NS: Final = 250_000_000
 MAX_SESSIONS: Final = 4096  # per connection
-# The shortest time between heartbeats, whatever a peer asks for.
 _MIN_BEAT_NS: Final = 25_000_000
 _CLOSE: Final = b"\x00\x53\x18"
 _RABBITMQ: Final = b"RabbitMQ"
@@ -57,7 +56,7 @@ class ClientInfo(Identity):
     def __init__(self) -> None:
         super().__init__(DEFAULT_VHOST)
         self.opened: dict[Side, Opened] = {}
-        # The client: set once the broker has agreed to its close. The broker: set at once.
+        # CLIENT: set once the broker has agreed to its close. BROKER: set at once.
         self.closed_by: Side | None = None
         self._closing: Side | None = None
 
@@ -74,7 +73,7 @@ class ClientInfo(Identity):
 
     @property
     def is_plain(self) -> bool:
-        """Whether the broker is not RabbitMQ: then it has no vhosts, and addresses are queue names."""
+        """The broker is not RabbitMQ: it has no vhosts, and addresses are queue names."""
         return self.opened[Side.BROKER].properties.get(b"product") != _RABBITMQ
 
     def close(self, side: Side) -> None:
@@ -85,8 +84,6 @@ class ClientInfo(Identity):
 
 
 class AMQP10Session(Session):
-    """The session of one client connection, with AMQP10Options."""
-
     ticks = lends = True
 
     def __init__(self, context: SessionContext) -> None:
@@ -100,23 +97,21 @@ class AMQP10Session(Session):
         self._shared.rules_version = context.rules_version()
         self._about = ClientInfo()
         self._streams = {side: Stream(side, self) for side in Side}
-        # Sessions that have not ended. The same by each peer's channels. Those that wait for the other peer's begin, by
-        # the channel of the first.
+        # Open sessions, also by each peer's channels. Sessions without the other peer's begin, by first channel.
         self._sessions: dict[Conversation, None] = {}
         self._channels: dict[Side, dict[int, Conversation]] = {side: {} for side in Side}
         self._unanswered: dict[Side, dict[int, deque[Conversation]]] = {side: {} for side in Side}
-        # Handlers for the rest of a frame's payload.
         self._payload: dict[Side, Callable[..., Step] | None] = dict.fromkeys(Side)
-        # Batches of chunks that are written once they are decided.
+        # Batches whose chunks are not written yet.
         self._current: dict[Side, Batch | None] = dict.fromkeys(Side)
         self._unread = self._begun = False
         self._ended: set[Side] = set()
         self._lent = LentConnection(self._shared, self._channels, self._tell, self.take)
-        # Since the last tick: peers heard from, and peers written to.
+        # Peers since the last tick.
         self._heard, self._written = self._lent.heard, self._lent.written
         self._beats_ns: dict[Side, int] = {}
         self._sweep_ns: int | None = None
-        # Links that have waited for credit since the last sweep, and the stages of their limits.
+        # Links that have waited for credit since the last sweep, and stages of their limits.
         self._waiting: dict[Link, None] = {}
         self._stages: dict[str, Stage] = {}
         self._closes = False
@@ -149,7 +144,7 @@ class AMQP10Session(Session):
             batch = self._current[side] = shared.batch(side, requests)
             return batch
         self._write(stream)
-        # Written frames may make links want more.
+        # Written frames may make links want more credit.
         batch = shared.batch(side, self._ask() if shared.requests or shared.needs_credit else ())
         if batch is None and stream.close is not None:
             raise stream.close
@@ -160,7 +155,7 @@ class AMQP10Session(Session):
         if (
             not self._may_be_lent
             or not shared.broker_opened
-            # Until something was counted for the opened connection, its scopes are unknown.
+            # The connection's scopes are unknown until something was counted.
             or judge.connection is not shared.connection
             or self._closes
             or any(self._current.values())
@@ -199,7 +194,7 @@ class AMQP10Session(Session):
         shared = self._shared
         requests, shared.requests = shared.requests, []
         if not shared.broker_opened:
-            # Not before: this takes credit from others.
+            # This would take credit from others.
             return requests
         links, shared.needs_credit = shared.needs_credit, {}
         for link in links:
@@ -238,7 +233,7 @@ class AMQP10Session(Session):
         for stream in self._streams.values():
             stream.release()
         if self._shared.timed is not None:
-            # Only the client's frames are ever kept back.
+            # Only the client's frames are kept back.
             self._check_timed(Side.CLIENT)
         self._serve_links()
 
@@ -249,7 +244,7 @@ class AMQP10Session(Session):
         self._tell()
 
     def _throttle(self, link: Link) -> None:
-        """Show that a link waits for a limit. A sweep notices the end."""
+        """Show that a link waits for a limit, until a sweep finds that it does not."""
         connection, now_ns = self._context.stage, self._shared.now_ns
         self._waiting[link] = None
         name = link.limited_as
@@ -258,7 +253,6 @@ class AMQP10Session(Session):
                 connection.throttle(now_ns, on=True)
             stage = self._stages[name] = Stage("resource", name, connection.gives)
             stage.throttle(now_ns, on=True)
-            # Shows what the connection waits for.
             connection.send(stage, 1, now_ns)
             stage.ack(connection, 1, now_ns)
         self._sweep_soon()
@@ -296,7 +290,7 @@ class AMQP10Session(Session):
 
     def _check_timed(self, side: Side) -> None:
         shared = self._shared
-        assert shared.timed is not None  # noqa: S101 - as who calls this knows
+        assert shared.timed is not None  # noqa: S101 - the callers check it
         session, since_ns = shared.timed
         ids = session.halves[Side.CLIENT].ids
         if ids.watched is None:
@@ -329,11 +323,11 @@ class AMQP10Session(Session):
                     link.ask_terms()
 
     def take_other_header(self, stream: Stream, header: bytes) -> Step:
-        """Tell a client the supported version. Relay a broker's answer to that."""
+        """Answer the client with the supported version."""
         if stream.side is Side.BROKER:
             stream.close = Close("other_protocol", f"the broker began with {header!r}, which is not AMQP 1.0")
             return Step(forward)
-        # As in 2.2, and without the broker, whose answer would not be decoded.
+        # See 2.2. The broker's answer could not be decoded.
         self._streams[Side.BROKER].insert(wire.SASL_HEADER)
         what = 'is AMQP 0.9.1; use protocol = "amqp091" for the listener, or "amqp" for both versions'
         if not header.startswith(b"AMQP\x00\x00\x09") and not header.startswith(b"AMQP\x01\x01"):
@@ -349,8 +343,8 @@ class AMQP10Session(Session):
     def take_frame(self, stream: Stream, frame: Frame, performative: Performative, begins: int, data: Buffer) -> Step:
         side, code = stream.side, performative.code
         if frame.size > max(begins, MAX_WHOLE_BYTES) and code != wire.TRANSFER:
-            # It would be split or rewritten, and the other peer would misread it.
-            raise Malformed(f"a frame of {frame.size} bytes with a payload, but no transfer")
+            # It could be split or rewritten, and the other peer would misread it.
+            raise Malformed(f"a frame of {frame.size} bytes with a payload that is not a transfer")
         self._payload[side] = None
         if code == wire.OPEN:
             return self._open(stream, performative)
@@ -365,7 +359,7 @@ class AMQP10Session(Session):
             return self._begin(side, frame.channel, performative)
         session = self._channels[side].get(frame.channel)
         if session is None:
-            # The other peer reports the fault.
+            # The other peer reports the error.
             return Step(forward)
         if code == wire.TRANSFER:
             delivery, step = session.transfer(stream, frame, performative, begins, data)
@@ -401,8 +395,7 @@ class AMQP10Session(Session):
         opened = wire.read_open(performative)
         self._about.open(side, opened)
         self._streams[side.other].max_frame_bytes = max(opened.max_frame_bytes, wire.MIN_MAX_FRAME_BYTES)
-        # Addresses and hostname are read once the broker has named its product. Until the broker lets it in, a client
-        # does not use memory either.
+        # Addresses are read once the broker has named its product. Until then, clients use no memory.
         self._streams[Side.CLIENT].waits = Side.BROKER not in self._about.opened
         if self._about.is_open:
             shared.broker_opened = True
@@ -437,7 +430,7 @@ class AMQP10Session(Session):
         else:
             waiting = self._unanswered[side.other].get(remote)
             if not waiting:
-                raise Malformed(f"a begin in answer to channel {remote}, on which no session was begun")
+                raise Malformed(f"a begin with remote-channel {remote}, on which no session was begun")
             session = waiting.popleft()
             if not waiting:
                 del self._unanswered[side.other][remote]
@@ -478,7 +471,6 @@ class AMQP10Session(Session):
         self._sweep_ns = now_ns + _SWEEP_NS if shared.starved or shared.turning or self._stages else None
 
     def _turn(self) -> None:
-        """Turn links from which everything read has come."""
         for link in [link for link in self._shared.turning if link.may_turn]:
             del self._shared.turning[link]
             link.turn()
@@ -495,7 +487,7 @@ class AMQP10Session(Session):
         return list(self._stages.values())
 
     def _beat(self, side: Side) -> None:
-        """Send a heartbeat to a peer that was not written to, if the other one is alive."""
+        """Send a heartbeat to an idle peer while the other one is alive."""
         stream = self._streams[side.other]
         if side not in self._written and side.other in self._heard and stream.is_opened:
             stream.insert(wire.EMPTY_FRAME)
@@ -503,7 +495,6 @@ class AMQP10Session(Session):
         self._written.discard(side)
 
     def alarm(self, reason: str, now_ns: int) -> None:
-        """Withhold credit from producers, or grant the credit that they missed."""
         shared = self._shared
         if shared.connection.exempt:
             return
@@ -521,7 +512,6 @@ class AMQP10Session(Session):
         return [link for session in self._sessions for link in session.links if link.sender is Side.CLIENT]
 
     def start_close(self, detail: str, now_ns: int) -> None:
-        """Queue a close for each peer that has opened the connection and has not been sent one."""
         del now_ns
         for side in Side:
             stream = self._streams[side.other]
@@ -537,10 +527,9 @@ class AMQP10Session(Session):
                 self._closes = True
 
     def receive_closing(self, side: Side, chunk: memoryview) -> bool:
-        """Wait for the broker's answer to Sluice's close."""
         if side is Side.CLIENT or not self._closes:
             return True
-        # The same bytes in a payload only end the stream sooner.
+        # The same bytes in a payload only close the connection sooner.
         self._last_heard = self._last_heard[1 - len(_CLOSE) :] + bytes(chunk)
         return _CLOSE in self._last_heard
 
@@ -555,14 +544,14 @@ class AMQP10Session(Session):
         self._streams[side].is_closed = True
 
     def settle(self, now_ns: int) -> Batch | None:
-        """End all links and settle their permits, as a detach would."""
+        """End all links and settle their permits, as a detach does."""
         self._shared.now_ns = now_ns
         for session in self._sessions:
             session.end_links()
         return self._shared.batch(Side.CLIENT, ())
 
     def close(self) -> None:
-        """Drop all references, to leave no cycles."""
+        """Avoids cycles."""
         shared = self._shared
         for session in self._sessions:
             session.forget()

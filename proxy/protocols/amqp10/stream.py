@@ -1,11 +1,10 @@
 """One direction of a connection: splits a peer's bytes into frames and writes the results in order.
 
 ``feed`` reads a chunk into steps, ``write`` applies them once the chunk is decided. Numbers (credit, transfer-ids,
-delivery-ids) change only then, so a frame is rewritten with the numbers of that moment.
+delivery-ids) change only then.
 
-Frames of up to MAX_WHOLE_BYTES are read whole. The payload of longer ones is streamed. Sluice's own frames are inserted
-between two frames of the peer that they seem to come from. A session's frames are **kept back** behind a delivery that
-needs more bytes to be decided.
+The payload of frames longer than MAX_WHOLE_BYTES is streamed. A session's frames are **kept back** behind a delivery
+that needs more bytes to be decided.
 """
 
 from collections import deque
@@ -20,17 +19,16 @@ from proxy.protocols.amqp10.wire import Frame, Malformed, Performative
 from proxy.protocols.base import NO_BOUND, Buffer, Close
 
 MAX_WHOLE_BYTES: Final = 64 * 1024
-MAX_FRAMES: Final = 128  # then the rest of a chunk is left for later: a few milliseconds
-_FIRST_LOOK_BYTES: Final = 4096  # of a longer frame, usually enough for its performative
+MAX_FRAMES: Final = 128  # per call: a few milliseconds
+_FIRST_LOOK_BYTES: Final = 4096  # usually enough for a performative
 _HEADER_BYTES: Final = wire.HEADER_BYTES
 _AMQP: Final = b"AMQP"
 
 
 class Step(NamedTuple):
-    """The handling of a frame or a part of its payload.
+    """Handles a frame or a part of its payload.
 
-    ``apply`` counts forwarded data and returns the bytes to write, if any. The steps of a ``session`` wait for each
-    other while one ``is_blocked``: not decided yet.
+    ``apply`` returns the bytes to write. The steps of a ``session`` wait while one ``is_blocked``: not decided yet.
     """
 
     apply: Callable[[Buffer], Buffer]
@@ -49,13 +47,12 @@ class Piece(NamedTuple):
 
 
 class Phase(Enum):
-    """The data that a peer sends next. ``_HEADERS`` has the protocol headers (2.2, 5.3.2)."""
-
     HEADER = "a protocol header"
     SASL = "a SASL frame or an AMQP header"
     FRAMES = "an AMQP frame"
 
 
+# Protocol headers (2.2, 5.3.2).
 _HEADERS: Final = {
     (Phase.HEADER, wire.SASL_HEADER): Phase.SASL,
     (Phase.HEADER, wire.AMQP_HEADER): Phase.FRAMES,
@@ -64,9 +61,9 @@ _HEADERS: Final = {
 
 
 class Reader(Protocol):
-    """Handles the frames of both streams. All methods may raise Malformed and Close.
+    """All methods may raise Malformed and Close.
 
-    A frame's payload begins at ``begins``. If ``data`` is not the whole frame, ``take_payload`` follows.
+    The payload begins at ``begins``. If ``data`` is an incomplete frame, ``take_payload`` follows.
     """
 
     def take_other_header(self, stream: "Stream", header: bytes) -> Step: ...
@@ -81,16 +78,15 @@ class Stream:
     def __init__(self, side: Side, reader: Reader) -> None:
         self.side = side
         self.phase = Phase.HEADER
-        # Accepted by the other peer. Of the broker's frames, only transfers are checked.
+        # The other peer's maximum. Of the broker's frames, only transfers are checked.
         self.max_frame_bytes = NO_BOUND
         self.frames = 0
-        # Set after an invalid frame. Earlier frames are still forwarded.
         self.close: Close | None = None
-        self.left_bytes = 0  # of the last chunk, to be fed again
+        self.left_bytes = 0  # of the last chunk: feed them again
         self.out: list[Buffer] = []
-        self.is_opened = False  # the peer's open was forwarded
-        self.is_over = False  # its close was read: later data has no meaning (2.4.3) and is forwarded unread
-        self.is_closed = False  # a close of the peer or of Sluice was forwarded: nothing may follow
+        self.is_opened = False
+        self.is_over = False  # close read: later data is forwarded unread (2.4.3)
+        self.is_closed = False  # close forwarded: nothing may follow
         self.waits = False
         self._reader = reader
         self._beginning = bytearray()
@@ -98,11 +94,11 @@ class Stream:
         self._pieces: list[Piece] = []
         self._kept: dict[SessionPart, deque[Piece]] = {}
         self._steps = 0
-        self._is_within = False  # ``out`` ends within a frame
+        self._is_within = False
         self._inserts: list[bytes] = []
 
     def feed(self, chunk: memoryview) -> None:
-        """Read a chunk. ``write`` must follow."""
+        """``write`` must follow."""
         self.left_bytes = self._steps = 0
         try:
             at, stop = self._complete(chunk) if self._beginning else 0, len(chunk)
@@ -125,7 +121,6 @@ class Stream:
             self._beginning.clear()
 
     def _complete(self, chunk: memoryview) -> int:
-        """Complete the incomplete frame. Return how much of the chunk belongs to it."""
         beginning = self._beginning
         at = 0
         while beginning and self.close is None:
@@ -141,13 +136,12 @@ class Stream:
         return at
 
     def _wanted_bytes(self) -> int:
-        """Return the length at which the incomplete frame is parsed next."""
         beginning = self._beginning
         length = len(beginning)
         if length < _HEADER_BYTES or self._is_header(beginning, 0):
             return _HEADER_BYTES
         size = wire.frame_header(beginning, 0).size
-        # A long frame is parsed at 4 KiB, 8 KiB and so on, until its performative is complete.
+        # Parse a long frame at 4 KiB, 8 KiB and so on, until its performative is complete.
         return size if size <= MAX_WHOLE_BYTES else min(size, max(1 << length.bit_length(), _FIRST_LOOK_BYTES))
 
     def _is_header(self, buffer: Buffer | bytearray, at: int) -> bool:
@@ -251,7 +245,7 @@ class Stream:
             self._flush()
 
     def insert(self, frame: bytes) -> None:
-        """Write one of Sluice's own frames once the output is between two frames."""
+        """Write one of Sluice's frames between two of the peer."""
         if self.is_closed:
             return
         self._inserts.append(frame)
@@ -285,7 +279,7 @@ class Stream:
         return not self._beginning and not self._payload_left_bytes
 
     def is_quiet(self) -> bool:
-        """Return whether everything read is written, except the beginning of a frame."""
+        """Everything but the beginning of a frame is written."""
         is_open = self.is_opened and not self.is_over and not self.is_closed and self.close is None
         reads = self._payload_left_bytes or self.left_bytes or self._pieces or self._kept or self.waits
         return is_open and not (reads or self.out or self._inserts or self._is_within)

@@ -1,11 +1,10 @@
-"""AMQP 1.0 encoding: reads and writes frames and performatives. Section numbers are those of the OASIS standard.
+"""AMQP 1.0 encoding. Section numbers are those of the OASIS standard.
 
-Input is untrusted. ``Malformed`` is the only error, and the cost of reading is bounded by the number of bytes.
+Input is untrusted. ``Malformed`` is the only error, and reading takes time linear in the bytes.
 
-A performative keeps its fields encoded, so that its descriptor and unknown fields are forwarded unchanged. RabbitMQ
-4.0.5 accepts a descriptor as a symbol or a number of any type, and a map in place of a list, of which it uses the
-length and ignores the count. So all forms of descriptors are known here, and everything but a list with a correct count
-is malformed: if the broker read it differently, it could bypass all limits.
+Performatives keep their fields encoded, so unknown fields are forwarded unchanged. RabbitMQ 4.0.5 accepts a descriptor
+as a symbol or a number of any type, and a map in place of a list. All forms of descriptors are known here, and other
+lists are malformed: a broker that read them differently would bypass all limits.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,7 +21,7 @@ SASL: Final = 1
 
 HEADER_BYTES: Final = 8
 EMPTY_FRAME: Final = b"\x00\x00\x00\x08\x02\x00\x00\x00"
-# The largest frame before both sides have stated their own (2.4.1), which each must accept.
+# Before both peers have stated their own (2.4.1).
 MIN_MAX_FRAME_BYTES: Final = 512
 
 SASL_HEADER: Final = b"AMQP\x03\x01\x00\x00"
@@ -82,17 +81,17 @@ RESOURCE_LIMIT_EXCEEDED: Final = "amqp:resource-limit-exceeded"
 CONNECTION_FORCED: Final = "amqp:connection:forced"
 FRAMING_ERROR: Final = "amqp:connection:framing-error"
 
-MAX_FIELDS: Final = 64  # twice the fields of any performative
-MAX_PERFORMATIVE_BYTES: Final = 1 << 20  # an attach can list many unsettled deliveries
-MAX_VALUES: Final = 4096  # in a list or a map, at a fraction of a microsecond each
-MAX_DESCRIBED: Final = 16  # nested descriptors
+MAX_FIELDS: Final = 64
+MAX_PERFORMATIVE_BYTES: Final = 1 << 20  # an attach lists unsettled deliveries
+MAX_VALUES: Final = 4096
+MAX_DESCRIBED: Final = 16
 
 _u32_at: Final = Struct(">I").unpack_from
 _header_at: Final = Struct(">IBBH").unpack_from
 _header: Final = Struct(">IBBH").pack
 _constructor_u32: Final = Struct(">BI").pack
 _list32: Final = Struct(">BII").pack
-# Constructors of integers with a value of at least one byte (1.6).
+# Integers with a value of at least one byte (1.6).
 _SIGNED: Final = (0x51, 0x54, 0x55, 0x61, 0x71, 0x81, 0x83)
 _INTEGERS: Final = (0x50, 0x52, 0x53, 0x60, 0x70, 0x73, 0x80, *_SIGNED)
 
@@ -117,7 +116,7 @@ _WIDTH_OF: Final = (_BY_DESCRIPTOR, *_WIDTHS[1:])
 
 
 class Malformed(Exception):  # noqa: N818 - says what the bytes are
-    """Bytes that are invalid in their place, described by the message."""
+    """Invalid bytes. The message describes them."""
 
 
 class CutOff(Malformed):
@@ -125,10 +124,8 @@ class CutOff(Malformed):
 
 
 class Frame(msgspec.Struct, gc=False):
-    """A frame's header (2.3.1)."""
-
     size: int
-    doff: int  # start of the body in the frame, in bytes
+    doff: int  # start of the body, in bytes
     type: int
     channel: int
 
@@ -143,11 +140,7 @@ def frame_header(buffer: Buffer | bytearray, at: int) -> Frame:
 
 
 def skip(buffer: Buffer | bytearray, at: int, stop: int) -> int:
-    """Return the end of a value of any type. Elements are not examined.
-
-    Raises:
-        Malformed: The value is missing, too long, or has too many descriptors.
-    """
+    """Return the end of a value, without a look at its elements. Raises Malformed."""
     wanted = 1
     described = 0
     while wanted:
@@ -182,8 +175,7 @@ def skip(buffer: Buffer | bytearray, at: int, stop: int) -> int:
 class Performative:
     """A described list: a performative, or a source, a target, a state or an error in one.
 
-    Fields are encoded and numbered from 0. Missing ones are null. Methods that read one return None for null and raise
-    Malformed for another type.
+    Fields are encoded. Missing ones are null. Methods return None for null and raise Malformed for another type.
     """
 
     __slots__ = ("_descriptor", "code", "fields", "stop")
@@ -192,7 +184,7 @@ class Performative:
         self.code = code
         self._descriptor = descriptor
         self.fields = fields
-        self.stop = stop  # end in the buffer, where a payload begins
+        self.stop = stop
 
     def raw(self, number: int) -> bytes:
         fields = self.fields
@@ -259,13 +251,10 @@ class Performative:
 
 
 def performative(buffer: Buffer | bytearray, start: int, stop: int, *, whole: bool = True) -> Performative | None:
-    """Read a performative from the body of a frame, which may be incomplete.
-
-    Returns:
-        None if it is incomplete and the frame is not ``whole``, in constant time.
+    """Read a performative from the body of a frame. Return None if it is incomplete and the frame is not ``whole``.
 
     Raises:
-        Malformed: It is not a described list, or longer than the frame or MAX_PERFORMATIVE_BYTES.
+        Malformed: It is not a described list, or too long.
     """
     try:
         return _performative(buffer, start, stop)
@@ -276,7 +265,6 @@ def performative(buffer: Buffer | bytearray, start: int, stop: int, *, whole: bo
 
 
 def described(raw: bytes) -> Performative | None:
-    """Read a field that is a described list, such as a source or an error. Return None if it is null."""
     return None if raw == NULL else _performative(raw, 0, len(raw))
 
 
@@ -307,7 +295,7 @@ def _performative(buffer: Buffer | bytearray, start: int, stop: int) -> Performa
 
 
 def descriptor(buffer: Buffer | bytearray, at: int, stop: int) -> tuple[int, int]:
-    # An incomplete descriptor is checked, too: a megabyte of an invalid one is not awaited.
+    # A megabyte of an invalid descriptor is not awaited.
     if at >= stop:
         raise CutOff("a truncated descriptor")
     constructor = buffer[at]
@@ -323,7 +311,7 @@ def descriptor(buffer: Buffer | bytearray, at: int, stop: int) -> tuple[int, int
 
 
 def ends(buffer: Buffer | bytearray, at: int, stop: int) -> int:
-    """Return the end of a list or a map, which may be incomplete."""
+    """The end of a list or a map, even if incomplete."""
     if at >= stop:
         raise CutOff("a truncated list or map")
     constructor = buffer[at]
@@ -353,12 +341,12 @@ def _values(buffer: Buffer | bytearray, at: int, stop: int, count: int) -> list[
     except CutOff as error:
         raise Malformed(f"fewer than {count} values in a list or a map") from error
     if at != size:
-        raise Malformed(f"{count} values in a list or a map take {at} bytes, but only {size} are left")
+        raise Malformed(f"{count} values in a list or a map of {size} bytes take only {at}")
     return values
 
 
 def pairs(raw: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Return keys and values of a map, encoded. Null is an empty map."""
+    """Encoded keys and values. Null is an empty map."""
     found = _compound(raw, _MAP8, _MAP32)
     if len(found) % 2:
         raise Malformed(f"a map of {len(found)} values")
@@ -366,7 +354,7 @@ def pairs(raw: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def values(raw: bytes) -> list[bytes]:
-    """Return the values of a list, encoded. Null and other types are an empty list."""
+    """Encoded values. Other types are an empty list."""
     return _compound(raw, _LIST8, _LIST32) if raw[0] in {_LIST8, _LIST32} else []
 
 
@@ -386,7 +374,7 @@ def _compound(raw: bytes, short: int, long: int) -> list[bytes]:
 
 
 def octets(raw: bytes) -> bytes | None:
-    """Return the content of a string or a symbol, None for other types."""
+    """The content of a string or a symbol. None: another type."""
     constructor = raw[0]
     if constructor in {_STRING8, _SYMBOL8}:
         return raw[2:]
@@ -396,7 +384,6 @@ def octets(raw: bytes) -> bytes | None:
 
 
 def list_of(fields: list[bytes]) -> bytes:
-    """Encode a list in its shortest form, without trailing nulls."""
     count = len(fields)
     while count and fields[count - 1] == NULL:
         count -= 1
@@ -444,21 +431,19 @@ def _variable(constructor: int, text: str | bytes) -> bytes:
 
 
 def error(condition: str, description: str) -> bytes:
-    """Encode an error (2.8.14). The description is for people."""
     return composite(_ERROR, symbol(condition), string(description))
 
 
 def frame(channel: int, body: bytes, payload_bytes: int = 0) -> bytes:
-    """Encode a frame up to its payload."""
     return _header(HEADER_BYTES + len(body) + payload_bytes, 2, AMQP, channel) + body
 
 
 def transfer_start(
     channel: int, performative: Performative, delivery_id: int, payload_bytes: int, max_bytes: int
 ) -> tuple[bytes, int]:
-    """Make a transfer with another delivery-id, up to its payload. Return its bytes and the number of transfers.
+    """Return the start of a transfer with another delivery-id, and the number of transfers.
 
-    If the frame exceeds ``max_bytes``, the payload gets a transfer of its own.
+    If the frame exceeds ``max_bytes``, the payload gets its own transfer.
     """
     body = performative.replaced({_DELIVERY_ID: uint(delivery_id)})
     if HEADER_BYTES + len(body) + payload_bytes <= max_bytes:
@@ -470,7 +455,7 @@ def transfer_start(
 
 
 def disposition_of(channel: int, performative: Performative, first: int, last: int, max_bytes: int) -> bytes:
-    """Make a disposition with another range. A rejection longer than ``max_bytes`` loses its error."""
+    """A rejection longer than ``max_bytes`` loses its error."""
     changes = {_FIRST: uint(first)}
     if performative.uint(_LAST) is not None:
         changes[_LAST] = uint(last)
@@ -490,7 +475,6 @@ def flow_frame(
     *,
     link: tuple[int, int | None, int, bool] | None = None,
 ) -> bytes:
-    """Make a flow (2.7.4) of a session, or of a link: its handle, delivery-count, link-credit and drain."""
     fields = [optional_uint(next_incoming_id), uint(incoming_window), uint(next_outgoing_id), uint(outgoing_window)]
     if link is not None:
         handle, delivery_count, credit, drain = link
@@ -499,22 +483,21 @@ def flow_frame(
 
 
 def rejection_frame(channel: int, delivery_id: int, condition: str, description: str) -> bytes:
-    """Make a receiver's disposition (2.7.6) that rejects and settles a delivery with an error."""
+    """Reject and settle a delivery (2.7.6)."""
     rejected = composite(_REJECTED, error(condition, description))
     return frame(channel, composite(DISPOSITION, boolean(True), uint(delivery_id), NULL, boolean(True), rejected))
 
 
 def close_frame(why: bytes = NULL) -> bytes:
-    """Make a close (2.7.9). ``why`` is an encoded error."""
     return frame(0, composite(CLOSE, why))
 
 
 class Opened(msgspec.Struct, frozen=True):
     container: bytes
-    hostname: bytes | None  # RabbitMQ's clients name the vhost there
+    hostname: bytes | None  # names the vhost for RabbitMQ
     max_frame_bytes: int
-    idle_time_out_ms: int | None  # None: no time-out
-    properties: dict[bytes, bytes]  # string properties
+    idle_time_out_ms: int | None
+    properties: dict[bytes, bytes]
 
 
 def read_open(open_: Performative) -> Opened:
@@ -528,7 +511,7 @@ def read_open(open_: Performative) -> Opened:
         open_.octets(0) or b"",
         open_.octets(1),
         (1 << 32) - 1 if max_frame_bytes is None else max_frame_bytes,
-        # All brokers seen treat 0 like a missing value.
+        # All known brokers treat 0 like a missing value.
         open_.uint(4) or None,
         properties,
     )
@@ -538,20 +521,18 @@ class Terminus(msgspec.Struct, frozen=True):
     """A source or a target (3.5.3, 3.5.4), or a coordinator of transactions (4.5.1)."""
 
     address: bytes | None = None
-    dynamic: bool = False  # the answering peer makes the node
+    dynamic: bool = False  # the other peer makes the node
     coordinator: bool = False
 
 
 class Attached(msgspec.Struct, frozen=True):
-    """An attach (2.7.3)."""
-
     name: bytes
     handle: int
-    receiver: bool  # this peer is the receiver
+    receiver: bool
     snd_settle_mode: int  # 0: unsettled, 1: settled, 2: both
     source: Terminus | None
     target: Terminus | None
-    initial_delivery_count: int | None  # from a sender
+    initial_delivery_count: int | None
 
 
 def read_attach(attach: Performative) -> Attached:
@@ -582,14 +563,14 @@ def _terminus(raw: bytes) -> Terminus | None:
 
 
 def read_sasl_init(init: Performative) -> bytes:
-    """Return the user of a client's login, if the first response names it (5.3.3.2)."""
+    """The user, if the first response names it (5.3.3.2)."""
     mechanism, response = init.symbol(0) or b"", init.binary(1) or b""
     user = b""
     if mechanism == b"PLAIN":  # RFC 4616
         _, _, signed = response.partition(b"\0")
         user = signed.partition(b"\0")[0]
     elif mechanism == b"AMQPLAIN":
-        table = len(response).to_bytes(4, "big") + response  # RabbitMQ's own: an AMQP 0.9.1 table without its length
+        table = len(response).to_bytes(4, "big") + response  # an AMQP 0.9.1 table without its length
         try:
             user = amqp091.read_texts(amqp091.Reader(table, 0, len(table)), b"LOGIN").get(b"LOGIN", b"")
         except amqp091.Malformed as error:
@@ -599,7 +580,7 @@ def read_sasl_init(init: Performative) -> bytes:
     return user[: amqp091.MAX_SHORT_BYTES]
 
 
-_BEFORE_USER: Final = 2  # SCRAM's prefix before the user: channel binding and authorization identity
+_BEFORE_USER: Final = 2  # SCRAM's channel binding and authorization identity
 
 
 def _scram_user(message: bytes) -> bytes:

@@ -1,8 +1,8 @@
-"""RocketMQ's remoting protocol: JSON and binary headers, limits per topic, retrying consumer group and subscription.
+"""RocketMQ's remoting protocol.
 
-``proxy.net.broker_watch`` relies on these observations. The Java client (5.5.0) reconnects immediately when its
-connection is closed, and has several to one broker. Its lite pulls and request-reply then suffer for minutes. The
-broker (5.3) closes connections up to 50 ms before it stops listening.
+``proxy.net.broker_watch`` relies on two observations. A Java client (5.5.0) reconnects immediately when its connection
+is closed, and lite pulls and request-reply then suffer for minutes. The broker (5.3) closes connections up to 50 ms
+before it stops listening.
 """
 
 from typing import Final
@@ -19,18 +19,12 @@ from proxy.protocols.rocketmq.wire import codes
 
 # Replies of request-reply, and records exchanged within a broker cluster.
 _EXEMPT = ("*_REPLY_TOPIC", "RMQ_SYS_*")
-# Common clients wait at least this long for the answer to a send or a send-back.
-_SEND_TIMEOUT_S = 3.0
-# Keys are names of ``LanguageCode``.
+_SEND_TIMEOUT_S = 3.0  # the shortest default of common clients
 _BUSY_ATTEMPTS: Final = dict.fromkeys(codes.LANGUAGES, 1) | {
-    # Synchronous sends: retryTimesWhenSendFailed is 2. From 5.3.0 on code 2 is retried, without a pause. Asynchronous
-    # and one-way sends are not retried.
-    "JAVA": 3,
-    # The client in distributions and in PyPI's rocketmq makes 3 attempts within a millisecond, the current one up to 5.
-    # The smaller figure overestimates the demand.
+    "JAVA": 3,  # synchronous sends since 5.3.0, without a pause
+    # Within a millisecond. The current version makes up to 5, so this overestimates the demand.
     "CPP": 3,
-    "PYTHON": 3,  # PyPI's rocketmq contains the C++ client
-    # GO and NODE_JS report the first such answer to their caller.
+    "PYTHON": 3,
 }
 
 
@@ -51,7 +45,7 @@ PROTOCOL = Protocol(
         ),
         Kind(
             codes.KIND_RETRY_GROUP,
-            "messages that consumers of a group send back; the group's name without %RETRY%",
+            "messages that consumers of a group send back; named by the group, without %RETRY%",
             rate_per_s=100,
             action="delay",
             client_timeout_s=_SEND_TIMEOUT_S,
@@ -59,12 +53,12 @@ PROTOCOL = Protocol(
         ),
         Kind(
             codes.KIND_TRANSACTION,
-            "commits and rollbacks of a producer group's transactions; the group's name",
+            "commits and rollbacks of a producer group's transactions; named by the group",
             action="delay",
         ),
         Kind(
             codes.KIND_SUBSCRIPTION,
-            "messages of a topic delivered to a consumer group; GROUP@TOPIC",
+            "messages of a topic delivered to a consumer group; named GROUP@TOPIC",
             "GROUP@TOPIC",
             action="delay",
             max_delay_s=10.0,
@@ -87,4 +81,3 @@ PROTOCOL = Protocol(
     scopes=(PRODUCER_GROUP,),
     busy_attempts=_BUSY_ATTEMPTS,
 )
-"""The entry point ``rocketmq``."""

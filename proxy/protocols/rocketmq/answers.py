@@ -1,7 +1,6 @@
 """Broker to client: finds the gaps between frames and matches answers with pending requests.
 
-All bytes pass immediately and unchanged. Headers are read only for the request's number, because a drain must know the
-requests in flight. Messages in answers to consuming requests are counted as they pass.
+All bytes pass immediately and unchanged. Messages in answers to consuming requests are counted as they pass.
 """
 
 import struct
@@ -37,37 +36,30 @@ LONG_POLLS: Final = frozenset(
         RequestCode.NOTIFICATION.value,
     }
 )
-# Requests remembered per connection, without long polls, at about 200 bytes each, or 8 to 16 in the compiled set. A
-# drain does not wait for more.
+# Per connection, at about 200 bytes each, or 8 to 16 in the compiled set.
 MAX_PENDING: Final = 16_384
-# More are not lent: each is copied both ways.
-MAX_LENT_POLLS: Final = 1024
-# Sends of half messages whose answers are read. For others the broker asks.
-MAX_UNANSWERED_HALVES: Final = 1024
+MAX_LENT_POLLS: Final = 1024  # each is copied both ways
+MAX_UNANSWERED_HALVES: Final = 1024  # the broker asks about others
 
-# One request at a time is timed, at most this often and this long.
+# One request at a time is timed.
 _TIMED_EVERY_NS: Final = 10_000_000
 _TIMED_FOR_NS: Final = 60_000_000_000
-# The timed request, and when it, or the last one, was forwarded.
+# The timed request, and when the last one was forwarded.
 NOTHING_TIMED: Final[tuple[int | None, int]] = (None, -_TIMED_EVERY_NS)
 
 NOT_REMEMBERED: Final[PendingRequest] = (0, ())
-"""Only the number was kept."""
 _SEND: Final[PendingRequest] = (RequestCode.SEND_MESSAGE.value, ())
 
 
 class Pending:
     """The requests of one connection that expect an answer, by opaque. Of two with the same one the later counts.
 
-    The answer to a half message must be certain. So after two requests had one number at the same time, or a number was
-    unknown, answers to half messages are not read any more: the broker asks about halves that it has no answer for.
-
-    A request is added when it is read: it is in flight before its verdict. A held one is removed, and added again when
-    it is forwarded.
+    After such an ambiguity, or an unknown number, answers to half messages are not read any more: the broker asks about
+    these. A request is added when it is read. A held one is removed, and added again when it is forwarded.
 
     Args:
-        opaques: Stores the numbers of all requests except long polls, which is enough for a drain, and also works
-            during a lend. None: requests are stored here in full.
+        opaques: Stores the numbers of all requests except long polls, also during a lend. None: ``Pending`` stores
+            requests in full.
     """
 
     def __init__(self, opaques: "Requests | None" = None) -> None:
@@ -77,8 +69,8 @@ class Pending:
         self._polls: dict[int, PendingRequest] = {}
         self._timed, self._timed_ns = NOTHING_TIMED
         self._halves: dict[int, HalfSend] = {}
-        # Messages of batches beyond the first. The compiled part does not know them: if it has read the answer, they
-        # are counted after the lend, and not as busy.
+        # Messages of batches beyond the first. If the compiled part has read the answer, they are counted after the
+        # lend, and not as busy.
         self.further: dict[int, int] = {}
 
     def __len__(self) -> int:
@@ -92,7 +84,6 @@ class Pending:
         return sends + self.unanswered_in_batches()
 
     def unanswered_in_batches(self) -> int:
-        """Return the part of ``unanswered`` beyond the first message of each batch."""
         return sum(messages for opaque, messages in self.further.items() if self._is_owed(opaque))
 
     def add(
@@ -103,14 +94,12 @@ class Pending:
         half: HalfSend | None = None,
         messages: int = 1,
     ) -> None:
-        """``half``: the half message that it sends."""
         if self.further:
             self.further.pop(opaque, None)
         if messages > 1 and len(self.further) < MAX_PENDING:
             self.further[opaque] = messages - 1
         polls = code in LONG_POLLS
         apart = half is not None or polls or self.opaques is None
-        # ``opaques`` detects equal numbers itself.
         if opaque in self._polls or opaque in self._halves or (apart and self._is_owed(opaque)):
             self._ambiguous = True
         if half is not None and len(self._halves) < MAX_UNANSWERED_HALVES and not self._is_ambiguous():
@@ -127,7 +116,6 @@ class Pending:
             self._ambiguous = True
 
     def add_unknown(self) -> None:
-        """Record that a request may expect an answer with an unknown number."""
         self._ambiguous = True
 
     def _is_ambiguous(self) -> bool:
@@ -141,7 +129,7 @@ class Pending:
             self._timed, self._timed_ns = opaque, now_ns
 
     def timed(self, now_ns: int) -> int | None:
-        """Return, once, the nanoseconds that the broker took for the timed request."""
+        """Return, once, how many nanoseconds the broker took for the timed request."""
         opaque = self._timed
         if opaque is None or self._is_owed(opaque):
             return None
@@ -150,7 +138,6 @@ class Pending:
         return took_ns if took_ns <= _TIMED_FOR_NS else None
 
     def withdrawn(self) -> None:
-        """Stop timing a request that was refused or held."""
         if self._timed is not None and not self._is_owed(self._timed):
             self._timed = None
 
@@ -158,10 +145,7 @@ class Pending:
         return opaque in (self._requests if self.opaques is None else self.opaques)
 
     def lend(self) -> tuple[list[int], tuple[int | None, int]] | None:
-        """Return the numbers of long polls, the timed request and its start, for the compiled part.
-
-        None, without effect, if more than the number of an answer matters.
-        """
+        """Return the numbers of long polls, and the timed request. None if the content of an answer matters."""
         if self.opaques is None or self._halves or len(self._polls) > MAX_LENT_POLLS:
             return None
         if any(resources for _, resources in self._polls.values()):
@@ -183,7 +167,7 @@ class Pending:
         return sum(self.further.pop(opaque) for opaque in list(self.further) if not self._is_owed(opaque))
 
     def half_of(self, opaque: int) -> HalfSend | None:
-        """Return the half message of a send if its answer is certain. ``settle`` must follow."""
+        """Return the half message of a send if its answer is certain."""
         return self._halves.get(opaque) if self._halves and not self._is_ambiguous() else None
 
     def settle(self, opaque: int) -> PendingRequest | None:
@@ -204,17 +188,14 @@ class Pending:
 
 _size_at = struct.Struct(">i").unpack_from
 _SIZE_BYTES: Final = 4
-# The shortest record: no topic, body or properties, and hosts in IPv4.
-MIN_RECORD_BYTES: Final = 91
+MIN_RECORD_BYTES: Final = 91  # without topic, body and properties, hosts in IPv4
 _ALL_THE_REST: Final = 1 << 62
 
 
-# Bodies of answers to pulls and pops are stored records, each beginning with its i32 totalSize. They are counted while
-# they stream through. Only a size that is cut in two is copied.
 class RecordCounter:
-    """Counts the records of one body, in pieces of any size.
+    """Counts the stored records in the body of an answer to a pull or pop. Each begins with its i32 totalSize.
 
-    An invalid size, or one beyond the end of the body, counts as one record that takes the rest.
+    A record of invalid size takes the rest of the body.
     """
 
     def __init__(self) -> None:
@@ -248,7 +229,7 @@ def _length(data: bytes | memoryview, at: int) -> int:
     return record_bytes if record_bytes >= MIN_RECORD_BYTES else _ALL_THE_REST
 
 
-# A longer header is not gathered if it comes in pieces. Its request stays pending.
+# A longer header in pieces is not gathered. Its request stays pending.
 MAX_ANSWER_HEADER_BYTES: Final = 64 * 1024
 
 _CONSUMING: Final = frozenset(codes.CONSUMING)
@@ -267,8 +248,8 @@ class AnswerStream:
         self, owed: Pending, transactions: Transactions, signals: BrokerSignals, *, wants_responses: bool
     ) -> None:
         self.frames = 0
-        self.responses: list[Response] = []  # since the last take, if wanted
-        self.charges: list[Charge] = []  # for complete answers to consuming requests, since the last take
+        self.responses: list[Response] = []  # if wanted
+        self.charges: list[Charge] = []  # for complete answers to consuming requests
         # Set after an invalid frame. Earlier frames were queued.
         self.close: Close | None = None
         self._owed = owed
@@ -284,14 +265,14 @@ class AnswerStream:
         return not self._beginning.pieces and not self._left
 
     def lend(self) -> int | None:
-        """Return the missing bytes of the current frame, None if its content matters."""
+        """Return the missing bytes of the current frame. None if its content matters."""
         return None if self._beginning.pieces or self._bringing is not None or self.responses else self._left
 
     def returned(self, left_bytes: int) -> None:
         self._left = left_bytes
 
     def feed(self, chunk: memoryview, waiting: Sequence[bytes], out: list[Buffer]) -> bool:
-        """Queue one chunk, and ``waiting`` in its first gap. Return whether there was one."""
+        """Queue one chunk, with ``waiting`` in its first gap between frames. Return whether it had one."""
         end = len(chunk)
         gap: int | None = None
         position = 0

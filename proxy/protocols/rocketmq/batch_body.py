@@ -1,7 +1,7 @@
-"""Batch bodies: several messages in the body of one send. Also message properties, ``name 0x01 value 0x02``, repeated.
+"""Batch bodies, and message properties.
 
 A batch body is ``i32 totalSize, i32 magic 0, i32 crc 0, i32 flag, i32 bodyLen, body, i16 propLen, properties``,
-repeated. ``BatchReader`` counts the messages, the embedded broker reads them.
+repeated. Properties are ``name 0x01 value 0x02``, repeated.
 """
 
 import struct
@@ -22,10 +22,8 @@ _i16_at = _I16.unpack_from
 _i32_at = struct.Struct(">i").unpack_from
 _lengths_at = struct.Struct(">i12xi").unpack_from
 MIN_MESSAGE_BYTES: Final = _HEAD_BYTES + 2
-#: Their length is an i16.
 MAX_PROPERTIES_BYTES: Final = 32_767
-# Properties reserved for the broker: how many messages this one counts as, and other queues that it is an entry of.
-# Usually only their common prefix is searched.
+# Properties reserved for the broker, and their common prefix.
 _INNER: Final = b"INNER_"
 _INNERS: Final = (b"INNER_NUM\x01", b"INNER_MULTI_DISPATCH\x01", b"INNER_MULTI_QUEUE_OFFSET\x01")
 _INNER_BYTES: Final = max(map(len, _INNERS))
@@ -34,38 +32,34 @@ _MAX_SEARCHED_BYTES: Final = 512
 
 
 class BatchMessage(msgspec.Struct, frozen=True):
-    body: bytes  # batches are not compressed
+    body: bytes
     properties: str = ""
     flag: int = 0
 
 
 class BatchReader:
-    """Counts the messages that the broker makes of one batch body, in steps of a bounded size.
+    """Counts the messages that the broker makes of one batch body, in bounded steps.
 
-    The broker splits messages by the lengths of body and properties and ignores totalSize
-    (``MessageExtEncoder.encode``). For topics of the batch-queue type it does the opposite
-    (``MessageDecoder.countInnerMsgNum``). The type of a topic is unknown here, so a body is valid only if both find the
-    same messages.
+    The broker splits messages by the lengths of body and properties (``MessageExtEncoder.encode``), but for topics of
+    the batch-queue type by totalSize (``MessageDecoder.countInnerMsgNum``). The type is unknown here, so a body is
+    valid only if both find the same messages.
 
-    If they differ and neither can continue, the broker refuses the whole body. Otherwise it is malformed: the broker
-    steps back by negative lengths, so a short body may be any number of messages.
+    If they differ and neither can continue, the broker refuses the body. Otherwise it is malformed: with negative
+    lengths, a short body may be any number of messages.
     """
 
     def __init__(self) -> None:
-        self.count = 0  # messages, once all is read; 0 if the body is malformed or refused
+        self.count = 0  # messages, once all is read. 0 if the body is malformed or refused
         self.effort = 0  # in messages
-        self.malformed = False  # the broker might store something although the lengths are inconsistent
-        # Set if a message has a property reserved for the broker. A queue of the batch-queue type grows by its count,
-        # up to 32 767. A broker with enableMultiDispatch puts it into the queues that it names, bypassing their limits.
+        self.malformed = False
+        # A message has a property reserved for the broker. A batch queue grows by its count, up to 32 767. With
+        # enableMultiDispatch the broker puts it into the queues that it names, bypassing their limits.
         self.sets_inner = False
         # Start of the next message, and end of the searched bytes.
         self._at = self._searched = 0
 
     def resume(self, body: bytes | bytearray | memoryview, most: int = sys.maxsize) -> bool:
-        """Read about ``most`` more messages of a whole body. Return whether it is complete.
-
-        Takes 0.4 µs per message, and at most as long again to search the bytes that count as one.
-        """
+        """Read about ``most`` more messages of a whole body, at up to 0.8 µs each. Return whether all are read."""
         at, size, left = self._at, len(body), most
         with suppress(struct.error):
             while left and at < size:
@@ -84,7 +78,7 @@ class BatchReader:
             self.count = 0
             self.malformed = not _is_refused(body, at)
         searched = min(at, self._searched + most * _MAX_SEARCHED_BYTES)
-        # The name may have begun in bytes that were searched before.
+        # The name may have begun in searched bytes.
         piece = bytes(body[max(0, self._searched - _INNER_BYTES + 1) : searched])
         if _INNER in piece and any(name in piece for name in _INNERS):
             self.sets_inner = True
@@ -94,9 +88,8 @@ class BatchReader:
 
 
 def _is_refused(body: bytes | bytearray | memoryview, at: int) -> bool:
-    """Return whether the broker cannot continue, neither by the message's lengths nor by totalSize."""
     size = len(body)
-    # With a totalSize of 0 a batch queue is read forever.
+    # With a totalSize of 0 the broker loops forever.
     if size - at >= 4 and 0 <= at + _i32_at(body, at)[0] <= size:
         return False
     if size - at < MIN_MESSAGE_BYTES:
@@ -111,7 +104,7 @@ def _is_refused(body: bytes | bytearray | memoryview, at: int) -> bool:
 
 
 def decode_batch(body: bytes) -> Iterator[BatchMessage]:
-    """Raises RemoteProtocolError if a message's lengths are inconsistent or exceed the body."""
+    """Raises RemoteProtocolError if a message's lengths are inconsistent."""
     at = 0
     while at < len(body):
         try:
@@ -132,7 +125,7 @@ def decode_batch(body: bytes) -> Iterator[BatchMessage]:
 
 
 def _bad_message(at: int) -> RemoteProtocolError:
-    return RemoteProtocolError("bad_batch", f"inconsistent lengths in the batch's message at offset {at}")
+    return RemoteProtocolError("bad_batch", f"the batch's message at offset {at} has inconsistent lengths")
 
 
 _NAME_END: Final = "\x01"

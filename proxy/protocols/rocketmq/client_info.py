@@ -1,7 +1,4 @@
-"""A client's description of itself, and the names that it has requested.
-
-Id, language and version are only displayed, so hard cases are not parsed.
-"""
+"""A client's description of itself, and the names that it has requested."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -18,8 +15,7 @@ from proxy.protocols.rocketmq.wire.command import MAX_DECODED_HEADER_BYTES, Remo
 from proxy.protocols.rocketmq.wire.frame import UNPARSED, Header
 from proxy.stats.snapshot import MAX_RESOURCES_SHOWN, ClientDescription
 
-# Names of protocol versions: ``MQVersion.Version`` (``org.apache.rocketmq.common``, 5.5.0), whose ordinals are on the
-# wire. Clients in other languages send the number of the Java release that they follow.
+# ``MQVersion.Version`` (``org.apache.rocketmq.common``, 5.5.0), whose ordinals are on the wire.
 _FIRST: Final = (
     *("V3_0_0_SNAPSHOT", "V3_0_0_ALPHA1", "V3_0_0_BETA1", "V3_0_0_BETA2", "V3_0_0_BETA3", "V3_0_0_BETA4"),
     *("V3_0_0_BETA5", "V3_0_0_BETA6_SNAPSHOT", "V3_0_0_BETA6", "V3_0_0_BETA7_SNAPSHOT", "V3_0_0_BETA7"),
@@ -32,7 +28,6 @@ _SERIES: Final = (
     (46, 3, 1, 0, 10),
     (16, 3, 0, 1, 15),
 )
-# Higher numbers have no name yet.
 _END: Final = 612
 
 
@@ -49,7 +44,7 @@ def version_name(number: int) -> str:
     return str(number)
 
 
-# A longer heartbeat is not read. Each subscription takes about 200 bytes.
+# A longer heartbeat is ignored. Each subscription takes about 200 bytes.
 MAX_HEARTBEAT_BYTES: Final = 64 * 1024
 
 
@@ -64,7 +59,7 @@ class _Heartbeat(msgspec.Struct, gc=False):
 
 
 _decode_heartbeat = msgspec.json.Decoder(_Heartbeat).decode
-# Fields of a client that unregisters: the group that it sends for, and the one that it consumes for.
+# Of a client that unregisters.
 _GROUP_FIELDS: Final = ("producerGroup", "consumerGroup")
 # Per connection.
 MAX_GROUPS: Final = 256
@@ -72,7 +67,7 @@ MAX_GROUPS: Final = 256
 
 class ClientInfo:
     def __init__(self) -> None:
-        self.listening = False  # the body of a heartbeat is incomplete; ``receive`` takes the rest
+        self.listening = False  # ``receive`` takes the rest of a heartbeat
         self.language = ""
         self._version: int | None = None
         self._id = ""
@@ -87,11 +82,10 @@ class ClientInfo:
 
     def identify(self, header: Header) -> None:
         if self._version is None and header.reading != UNPARSED:
-            # A copy of the text, which may be any length.
             self.language, self._version = header.language[:MAX_NAME_CHARS], header.version
 
     def heartbeat(self, size_bytes: int, piece: memoryview) -> None:
-        """Read the beginning of a heartbeat's body. The rest goes to ``receive``."""
+        """Read the beginning of a heartbeat's body."""
         if 0 < size_bytes <= MAX_HEARTBEAT_BYTES:
             self._body = bytearray()
             self.listening = True
@@ -123,10 +117,7 @@ class ClientInfo:
         self._id = self._id or name[:MAX_NAME_CHARS]
 
     def unregister(self) -> list[bytes]:
-        """Return requests that remove the client from its groups, as if it were closed.
-
-        They are oneway: no client would receive the answers.
-        """
+        """Return oneway requests that remove the client from its groups, as if it were closed."""
         groups, self._groups = self._groups, {}
         return [
             encode(
@@ -148,11 +139,10 @@ MAX_NAMES: Final = 1024
 
 class Names:
     def __init__(self) -> None:
-        # Equal names share one tuple, which makes grouping cheap.
+        # Equal names share a tuple, which makes grouping cheap.
         self.known: dict[str, dict[str, tuple[Resource, ...]]] = defaultdict(dict)
 
     def remember(self, kind: str, name: str) -> tuple[Resource, ...]:
-        """Beyond MAX_NAMES all other names of the kind are forgotten."""
         known = self.known[kind]
         if len(known) >= MAX_NAMES:
             known.clear()
@@ -160,7 +150,7 @@ class Names:
         return resources
 
     def shown(self, scanned: Iterable[Resource] = ()) -> tuple[tuple[str, ...], int]:
-        """Return the first MAX_RESOURCES_SHOWN as ``kind:name``, and how many others there are."""
+        """Return the first MAX_RESOURCES_SHOWN as ``kind:name``, and how many more there are."""
         resources = dict.fromkeys(chain((each for names in self.known.values() for (each,) in names.values()), scanned))
         first = tuple(map(str, islice(resources, MAX_RESOURCES_SHOWN)))
         return first, len(resources) - len(first)

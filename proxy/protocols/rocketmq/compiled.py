@@ -13,12 +13,11 @@ from proxy.protocols.rocketmq.wire.codes import KIND_SUBSCRIPTION
 if TYPE_CHECKING:
     from sluice_native import Lent, Requests, Resources
 
-# Keys (resource and producer group) remembered per connection.
+# Pairs of resource and producer group, per connection.
 MAX_KEYS: Final = 1024
 
 
 def open_requests(name: ScanName, resources: "Resources | None") -> "Requests | None":
-    """Return None if Python reads alone."""
     if COMPILED is None or resources is None or not scans(name):
         return None
     requests: Requests = COMPILED.Requests(resources, MAX_KEYS, MAX_PENDING)
@@ -38,10 +37,7 @@ def lend(
     kept: bytes = b"",
     is_new: bool = False,
 ) -> "Lent":
-    """Return the reader of a connection, by default from its first byte. It stops once subscriptions are limited.
-
-    The optional arguments are those of ``sluice_native.lend_rocketmq``.
-    """
+    """See ``sluice_native.lend_rocketmq``. The reader stops once subscriptions are limited."""
     assert COMPILED is not None  # noqa: S101 - it has made these
     judge.stays = lambda: not limits_kind(KIND_SUBSCRIPTION)
     state = client, broker, polls, timed, kept, is_new

@@ -1,7 +1,4 @@
-"""Held requests: copies of their frames, and when these may be written after their release.
-
-The rest of a frame's body is added as it arrives. The holder bounds the memory: a request counts with its whole frame.
-"""
+"""Copies of held requests' frames. The bounds on held requests count whole frames."""
 
 from collections.abc import Sequence
 
@@ -21,7 +18,7 @@ class HeldFrame(msgspec.Struct):
     request: Request | None = None  # to be spooled once the frame is complete
     is_held: bool = True  # it has a ticket
     since_ns: int = 0
-    room: Gathering | None = None  # for an incomplete frame that is to be spooled
+    room: Gathering | None = None  # if it is to be spooled
     dropped: bool = False
 
 
@@ -29,10 +26,10 @@ class Holding:
     def __init__(self) -> None:
         self.count = 0
         self.oneways = 0
-        self.size_bytes = 0  # of copies, including those that wait for a boundary
+        self.size_bytes = 0
         # The client's incomplete frame, if it is held.
         self.coming: HeldFrame | None = None
-        # Copies released while another frame streamed through. They are written at its end.
+        # Released while another frame streams through. Written at its end.
         self.waiting: list[Piece] = []
 
     @property
@@ -51,7 +48,7 @@ class Holding:
         self.size_bytes += len(piece)
 
     def release(self, held: HeldFrame, out: list[Buffer] | None) -> None:
-        """Queue a copy. Without ``out``, keep it until the frame that streams through ends."""
+        """Queue a copy. Without ``out``, it waits for the end of the frame that streams through."""
         data = self._remove(held)
         if out is None:
             self.waiting.append(data)

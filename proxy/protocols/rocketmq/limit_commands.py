@@ -1,16 +1,13 @@
 """Requests 9002 and 9003: a client reads or changes Sluice's limits in the broker's own protocol.
 
-Some brokers have a built-in limiter with these requests, so its tools work with Sluice. This module handles
-permissions, fields and answers. The control side executes the requests.
+Some brokers have a limiter with these requests, so its tools work with Sluice. The control side executes the requests.
 
-========  ==============================================================================================
-9002      returns all limits. No fields. The answer's body is JSON, see ``_Limits``.
-9003      changes a limit. Fields ``topic`` and ``topicLimitQps``. The answer has neither fields nor body.
-========  ==============================================================================================
+- 9002 returns all limits as JSON, see ``_Limits``.
+- 9003 changes a limit by the fields ``topic`` and ``topicLimitQps``. The answer is empty.
 
-In both, retries of a consumer group are named by their topic, ``%RETRY%group``. Differences from the original: a limit
-of 0 refuses everything. A name can be changed before it was requested. Defaults, for which some tools have fields in
-9003, cannot be changed: in the original they overwrote every topic's own limit.
+Retries of a consumer group are named by their topic, ``%RETRY%group``. Unlike in the original, a limit of 0 refuses
+everything, a limit can be set before its name was requested, and defaults cannot be changed, as they overwrote every
+topic's own limit.
 """
 
 import math
@@ -41,30 +38,23 @@ from proxy.protocols.rocketmq.wire.codes import (
 from proxy.protocols.rocketmq.wire.command import MAX_DECODED_HEADER_BYTES, RemotingCommand, decode_header, encode
 from proxy.protocols.rocketmq.wire.frame import Header
 
-# Per connection. Tools wait for each answer.
 MAX_OPEN_OF_CONNECTION: Final = 8
 UNLIMITED_QPS: Final = -1.0
-"""JSON has no infinity, and the original's 9003 uses this for "no limit given"."""
+"""JSON has no infinity."""
 
 # The protocol has no names for other kinds.
 _SHOWN: Final = frozenset({KIND_TOPIC, KIND_RETRY_GROUP})
 _VIEW: Final = RequestCode.VIEW_SEND_RATE_LIMITS.value
-# The broker allows these in names (``TopicValidator``), so that no name is accidentally a pattern.
+# The broker's names (``TopicValidator``), none of which is a pattern.
 _NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+", re.ASCII)
 _NUMBER: Final = re.compile(r"[+-]?[0-9]{1,40}(?:\.[0-9]{0,40})?(?:[eE][+-]?[0-9]{1,3})?", re.ASCII)
 # Fields of 9003 that cannot be changed, and their values for "leave unchanged".
 _DEFAULTS: Final = {"disabled": ("",), "defaultLimitQps": ("", "-1.0", "-1"), "sendMsgBackLimitQps": ("", "-1.0", "-1")}
-_RATES_ALLOWED: Final = f"a number from 0, which refuses everything, to {MAX_RATE_PER_S}, in messages per second"
-_NAMES_ALLOWED: Final = f"a topic or {RETRY_PREFIX}GROUP, at most {MAX_NAME_CHARS} letters, digits and % | - _"
+_RATES_ALLOWED: Final = f"a number of messages per second from 0 (refuse everything) to {MAX_RATE_PER_S}"
+_NAMES_ALLOWED: Final = f"a topic or {RETRY_PREFIX}GROUP of at most {MAX_NAME_CHARS} letters, digits and % | - _"
 
 
 class _Limit(msgspec.Struct, gc=False):
-    """One entry of the view, in names and units of the wire.
-
-    The original shows the last demand on limited topics, and unknown values for a topic that was never limited. Here
-    both are 0.
-    """
-
     topic: str
     limitQps: float  # noqa: N815 - the wire's name
     lastNeedWaitMicrosecs: int  # noqa: N815 - the wire's name
@@ -72,13 +62,9 @@ class _Limit(msgspec.Struct, gc=False):
 
 
 class _DataVersion(msgspec.Struct):
-    """RocketMQ's ``DataVersion``, by which readers notice changes.
+    """RocketMQ's ``DataVersion``. Readers compare it to notice changes."""
 
-    ``counter`` is the version of the rules. ``stateVersion`` is an epoch of newer brokers. ``timestamp`` stays 0:
-    readers only compare it.
-    """
-
-    counter: int
+    counter: int  # version of the rules
     stateVersion: int = 0  # noqa: N815 - the wire's name
     timestamp: int = 0
 
@@ -101,8 +87,6 @@ _encode_limits = msgspec.json.Encoder().encode
 
 
 class LimitCommandReader:
-    """One client's requests to Sluice. ``open`` counts the unanswered ones."""
-
     def __init__(self, address: str, options: RocketMQOptions, ask: Callable[[CommandRequest], CommandStatus]) -> None:
         self.open = 0
         self._address = address
@@ -116,10 +100,10 @@ class LimitCommandReader:
             The answer, empty if it comes later or not at all. None: forward the request to the broker.
         """
         caller = _Asker(header.opaque, header.flag & FLAG_ONEWAY != 0)
-        what, option = ("see", "remote_view_from") if header.code == _VIEW else ("change", "remote_update_from")
+        what, option = ("read", "remote_view_from") if header.code == _VIEW else ("change", "remote_update_from")
         networks = getattr(self._options, option)
         if not in_networks(self._address, networks):
-            remark = f"{self._address} may not {what} limits here: the listener's option {option} is {networks}"
+            remark = f"{self._address} may not {what} limits: the listener's option {option} is {networks}"
             return _answer(caller, ResponseCode.NO_PERMISSION, remark)
         ask = CommandRequest("view_limits", handle=caller)
         if header.code != _VIEW:
@@ -131,7 +115,7 @@ class LimitCommandReader:
         if asked == "nobody":
             return None
         if asked == "full":
-            return _answer(caller, ResponseCode.SYSTEM_BUSY, "too many such requests are pending; try again")
+            return _answer(caller, ResponseCode.SYSTEM_BUSY, "too many of these requests are pending; try again")
         self.open += 1
         return b""
 
@@ -149,16 +133,14 @@ class LimitCommandReader:
 
 def _read_update(raw: bytes, header_type: int, caller: _Asker) -> CommandRequest:
     if len(raw) > MAX_DECODED_HEADER_BYTES:
-        raise _BadFieldError(f"a header of {len(raw)} bytes; the maximum is {MAX_DECODED_HEADER_BYTES}")
+        raise _BadFieldError(f"the header has {len(raw)} bytes; the maximum is {MAX_DECODED_HEADER_BYTES}")
     try:
         fields = decode_header(raw, header_type).fields
     except RemoteProtocolError as error:
         raise _BadFieldError(f"the header cannot be read: {error.detail}") from None
     for field, leave in _DEFAULTS.items():
         if fields.get(field, "") not in leave:
-            raise _BadFieldError(
-                f"{field} cannot be changed by this request; leave it out, or use Sluice's API or configuration"
-            )
+            raise _BadFieldError(f"this request cannot change {field}; omit it, or use Sluice's API or configuration")
     topic, qps = fields.get("topic", ""), fields.get("topicLimitQps", "")
     kind, name = KIND_TOPIC, topic
     if topic.startswith(RETRY_PREFIX):
@@ -200,5 +182,5 @@ def _answer(caller: _Asker, code: ResponseCode, remark: str | None = None, body:
         return encode(answer)
     except LocalProtocolError as error:
         return _answer(
-            caller, ResponseCode.SYSTEM_ERROR, f"the limits do not fit into a frame: {error.detail}; use the API"
+            caller, ResponseCode.SYSTEM_ERROR, f"the limits do not fit into one frame: {error.detail}; use the API"
         )

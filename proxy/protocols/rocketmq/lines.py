@@ -1,25 +1,20 @@
 """Spooled requests of one connection: lines in the spool, whose heads are decided.
 
-There is a line for each producer group and set of resources, with a queue in the spool. A few requests at a time are
+There is a line, with a queue in the spool, for each producer group and set of resources. A few requests at a time are
 taken out to be decided. Each has one of these states::
 
     WAITING → ASKED → GRANTED   forwarded as soon as all before it are, and its content is in memory
       ↑  ↑      ↓  ↘     ↑
       |  └──── HELD → REFUSED   answered at once, and forgotten
-      └──────────┘              by Later; or a oneway whose ticket was refused or dropped
+      └──────────┘              by Later, or a oneway whose ticket was refused or dropped
 
-- A held request waits for a ticket. With ``spool = true`` only the head does: the others return to WAITING and are
-  decided when it is resolved. Otherwise more are held, within the bounds on held requests. New requests for an existing
-  line are not decided.
-- The number decided at once depends on how many passed the last time: 1 to MAX_OF_LINE. A single or a large one stays
-  in the queue until it may be forwarded.
-- The sender of a oneway assumes that it is delivered. So a spooled oneway is never refused: it waits as long as needed,
-  even after its client has left. When it is too old it is forwarded without a decision, and a held one gives up its
-  ticket.
-- Oneways of an earlier process have a line for each of its queues. They are forwarded under all limits, marked as
-  possible duplicates. The rest at the end of the connection is left for another connection.
-
-Frames are not parsed here.
+- A held request waits for a ticket. With ``spool = true`` only the head does, and the others return to WAITING. New
+  requests for an existing line are not decided.
+- Up to MAX_OF_LINE are decided at once, depending on how many passed the last time. A single or a large one stays in
+  the queue until it may be forwarded.
+- A spooled oneway is never refused, because its sender assumes it delivered. It waits even after its client has left.
+  When it is too old it is forwarded without a decision.
+- Oneways of an earlier process have a line for each of its queues. Another connection continues with the rest.
 """
 
 from collections import deque
@@ -55,11 +50,9 @@ from proxy.spool.spool import QueueName, Spool
 
 MAX_OF_LINE: Final = 64
 MAX_ASKED: Final = 256
-# Larger requests stay in the queue until they may be forwarded.
 _SMALL_BYTES: Final = 4096
-# Before asking again if a handler does not decide although nothing is ahead.
+# Until asking again if a handler does not decide although nothing is ahead.
 _AGAIN_NS: Final = 10_000_000
-# Refused or dropped at once.
 _MAX_PURGED: Final = 4096
 
 _ONEWAY: Final = codes.FLAG_ONEWAY
@@ -81,8 +74,6 @@ _REFUSED: Final = "refused"
 
 
 class Line:
-    """Spooled requests of one producer group to the same resources."""
-
     queue: Queue
 
     def __init__(
@@ -95,10 +86,10 @@ class Line:
         self.stage = stage
         self.replays = replays  # an earlier process's queue
         self.front: deque[SpooledRequest] = deque()  # being decided, or decided
-        self.most = 1
+        self.most = 1  # to decide at once
         self.oneways = self._serial = 0
         self.purged = self.purged_oneways = 0  # to be given up, at the head of the queue
-        self.ended: dict[int, Ended] = {}  # by serial, to undo if their ends are not forwarded
+        self.ended: dict[int, Ended] = {}  # by serial
         self.closed = False
 
     @property
@@ -106,7 +97,6 @@ class Line:
         return self.queue.count + sum(not spooled.is_in_queue for spooled in self.front)
 
     def handle_of(self, header: Header, ended: Ended | None) -> int:
-        """Encode everything needed of a request without its content."""
         upper = header.code & _CODE
         if self.kind == codes.KIND_TRANSACTION:
             upper = 0
@@ -129,7 +119,7 @@ class SpooledRequest(msgspec.Struct, eq=False):
     content: Sequence[Piece] | None = None  # if it was taken out of the queue
     state: State = _WAITING
     request: Request | None = None
-    lost: bool = False  # not in the queue any more, and answered if it expects that
+    lost: bool = False  # not in the queue any more, and answered
     ending: Ending | None = None
 
     @property
@@ -157,15 +147,7 @@ def opaque_of(handle: int) -> int:
 
 
 class Lines:
-    """The lines of one connection.
-
-    Args:
-        context: The session's.
-        spool: Stores the requests.
-        on_forward: Writes a request and its content to the broker.
-        refuse: Answers a request, given its kind and number. Never called for oneways.
-        undo: Undoes the end of a transaction.
-    """
+    """``refuse`` gets a request's kind and number. It is never called for oneways."""
 
     def __init__(
         self,
@@ -188,9 +170,8 @@ class Lines:
         self._replaying = 0
         # Lines with something to decide, or whose content has arrived.
         self._askable: dict[Line, None] = {}
-        # Lines that have sent the writer more than it has written.
+        # Lines without credit of the writer.
         self._starved: dict[Line, None] = {}
-        # Forwarded but unwritten requests.
         self._unwritten: dict[Line, int] = {}
         self._batch: Batch | None = None
         self._now_ns = 0
@@ -215,7 +196,7 @@ class Lines:
         return self._spool.store
 
     def is_full(self) -> bool:
-        """Return whether nothing more should be spooled for now. A wake-up follows. Replays do not spool."""
+        """Return whether nothing more should be spooled for now. A wake-up follows."""
         return len(self._lines) > self._replaying and self._spool.is_stopped
 
     def waiting(self) -> Iterator[tuple[Resource, int]]:
@@ -227,7 +208,6 @@ class Lines:
     # --- Spooling ---------------------------------------------------------------------------------
 
     def later(self, requests: Sequence[Request]) -> dict[int, Verdict]:
-        """Return the verdicts on requests that go behind others of their line."""
         return {index: LATER for index, request in enumerate(requests) if not request.consumes and self.has(request)}
 
     def has(self, request: Request) -> bool:
@@ -255,7 +235,6 @@ class Lines:
         return spooled
 
     def refuse_no_room(self, request: Request, opaque: int, *, is_held: bool) -> None:
-        """``is_held``: the request has a ticket."""
         (self._context.give_up if is_held else self._context.lose)((request,))
         if request.refusal == "answered":
             self._refuse(request.resources[0].kind, opaque, no_room(request.resources[0]))
@@ -340,7 +319,7 @@ class Lines:
                 self._context.watch_writes(False)
 
     def _give_up(self, line: Line, *, returns: bool = False) -> int:
-        """Drop the tickets of a line. Return how many requests they count, unless these return."""
+        """Drop the tickets of a line and return their number. ``returns``: the requests are not counted as dropped."""
         held = [spooled.request for spooled in line.front if spooled.state == _HELD and spooled.request is not None]
         for spooled in line.front:
             spooled.state, spooled.request = _REFUSED, None
@@ -368,7 +347,6 @@ class Lines:
         self._let_ask(line)
 
     def ask(self, now_ns: int) -> Batch | None:
-        """Return the requests to decide now."""
         self._now_ns = now_ns
         self.again_ns = None
         self._answer_lost()
@@ -430,7 +408,7 @@ class Lines:
         return spooled.request
 
     def _refill(self, line: Line, now_ns: int, charges: list[Charge]) -> list[SpooledRequest]:
-        """Take the next requests to decide out of the queue. Return those that are too old."""
+        """Take the next requests to decide out of the queue. Return those that ended."""
         queue, front = line.queue, line.front
         overdue: list[SpooledRequest] = []
         for _ in range(MAX_OF_LINE):
@@ -505,10 +483,9 @@ class Lines:
         for line, count in passed.items():
             if line.closed:
                 continue
-            # Replayed requests stay in the queue until they are forwarded, so that none is lost.
+            # A single request stays in the queue until it is forwarded, so that no replayed one is lost.
             line.most = 1 if line.replays else min(MAX_OF_LINE, max(1, 2 * count))
             if line.front and line.front[0].state == _WAITING:
-                # Nothing is ahead of it: ask again soon.
                 self._askable[line] = None
                 self.again_ns = now_ns + _AGAIN_NS
                 self._check_age(line.front[0])
@@ -587,7 +564,6 @@ class Lines:
             elif spooled.state != _REFUSED or not self._remove(spooled):
                 return
             front.popleft()
-            # The loss was counted where it was found.
             line.oneways -= spooled.oneway and not spooled.lost
 
     def _forward(self, spooled: SpooledRequest) -> bool:
@@ -618,7 +594,7 @@ class Lines:
         return True
 
     def _head(self, spooled: SpooledRequest) -> Entry | None:
-        """Return a request's entry at the head of its queue, None while it is being read. May set ``lost``."""
+        """Return a request's entry, None while it is being read. May set ``lost``."""
         queue = spooled.line.queue
         entry = queue.head()
         if entry is None:
@@ -642,7 +618,7 @@ class Lines:
         for line, its in lost:
             spooled = line.front[0] if line.front and line.front[0].is_in_queue and not line.front[0].lost else None
             if spooled is not None and self._head(spooled) is None:
-                # The loss is known once the next one is read.
+                # Whether it is lost is known once the next one is read.
                 self._lost.append((line, its))
                 continue
             entries, handles = its.entries, list(its.handles)
@@ -651,7 +627,7 @@ class Lines:
                     handles.remove(spooled.handle)
                 if not spooled.oneway and spooled.state != _REFUSED:
                     handles.insert(0, spooled.handle)
-                # The ticket counts requests that were asked about or held.
+                # Others are counted with their ticket.
                 entries -= spooled.state != _WAITING
                 if spooled.state == _HELD and spooled.request is not None:
                     spooled.request.returns = False
@@ -675,10 +651,6 @@ class Lines:
                 self._let_ask(line)
 
     def purge(self, resource: Resource, now_ns: int) -> tuple[int, int]:
-        """Refuse a resource's spooled requests and drop its oneways. Return both counts.
-
-        Slow parts, and reads from disk, follow in later ticks.
-        """
         self._now_ns = now_ns
         refused = dropped = 0
         for line in list(self._lines.values()):
@@ -690,7 +662,7 @@ class Lines:
             if line.oneways == line.count:
                 self._close(line, now_ns)
                 continue
-            # The ticket counts held requests.
+            # Tickets count held requests.
             counted = self._give_up(line)
             for spooled in line.front:
                 if not spooled.is_in_queue:
@@ -708,7 +680,7 @@ class Lines:
             if not line.purged or not queue.count:
                 break
             if queue.head() is None:
-                return  # it will be ready soon
+                return  # ``ready`` follows
             entry = queue.pop()
             line.purged -= 1
             line.purged_oneways -= not entry.is_refusable
@@ -753,11 +725,9 @@ class Lines:
                 self._close(line, now_ns, counted=len(line.front))
 
     def has_undelivered(self) -> bool:
-        """Return whether the client assumes that some of these are delivered."""
         return any(line.oneways for line in self._lines.values())
 
     def close(self, now_ns: int | None = None) -> None:
-        """Forget all lines. Another connection replays those of an earlier process."""
         for line in list(self._lines.values()):
             self._close(line, self._now_ns if now_ns is None else now_ns, gives_back=line.replays)
 

@@ -1,7 +1,7 @@
 """RocketMQ name servers: replaces the brokers' addresses with Sluice's in answers to clients.
 
-Requests are forwarded unchanged. Answers about brokers are gathered and forwarded with other addresses (``routes``),
-otherwise byte for byte the same. An answer with unreadable addresses is forwarded unchanged, counted and logged.
+Answers about brokers are gathered for that. All else is forwarded unchanged. So is an answer with unreadable addresses,
+which is counted and logged.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -43,14 +43,14 @@ from proxy.protocols.rocketmq.wire.header import UNPARSED, classify, read_answer
 
 _pack_length: Final = Struct(">i").pack
 _LENGTH_BYTES: Final = 4
-# Requests of clients and tools whose answers contain broker addresses, with a key that each such answer has. Requests
-# between brokers (901) are left alone.
+# Requests whose answers contain broker addresses, with a key that each such answer has. Those between brokers (901) are
+# left alone.
 _ABOUT_BROKERS: Final[Mapping[int, bytes]] = {
     RequestCode.GET_ROUTEINFO_BY_TOPIC.value: b'"brokerDatas"',
     RequestCode.GET_BROKER_CLUSTER_INFO.value: b'"brokerAddrTable"',
     RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS.value: b'"topicList"',
 }
-# For answers whose request is unknown: they may be about brokers.
+# In answers whose request is unknown.
 _SURELY_ABOUT_BROKERS: Final = b'"brokerAddr'
 _BROKERS: Final = "rocketmq"
 
@@ -77,8 +77,6 @@ class NameServerOptions:
 
 
 class NameServerSession(Session):
-    """The session of one client connection, with NameServerOptions."""
-
     def __init__(self, context: SessionContext) -> None:
         self._options: NameServerOptions = context.options
         self._counters = context.counters
@@ -146,8 +144,6 @@ class NameServerSession(Session):
 
 
 class _Stream:
-    """The frames of one peer, of which only headers are read and counted."""
-
     def __init__(self, beginning: PartialFrame) -> None:
         self.frames = 0
         self.beginning = beginning
@@ -214,8 +210,8 @@ class _Requests(_Stream):
 
 class _Whole(msgspec.Struct, gc=False):
     head: bytes
-    key: bytes  # its body has this key if it is readable
-    expected: bool  # its request is known; otherwise it need not be about brokers
+    key: bytes  # in its body, if readable
+    expected: bool  # its request is known
     missing: int  # bytes
     room: Gathering
     body: bytearray = msgspec.field(default_factory=bytearray)
@@ -251,12 +247,10 @@ class _Answers(_Stream):
                     self.left = begun.left_bytes
 
     def _begin(self, head: bytes, body_bytes: int) -> _Whole | None:
-        """Match an answer with its request. Return None if it is forwarded as it comes."""
         answer = read_answer(head[codes.PREFIX_BYTES :])
         if answer is not None and not answer.flag & FLAG_RESPONSE:
             return None
         request = None if answer is None else self._owed.settle(answer.opaque)
-        # The request was forgotten: the body decides.
         key = _SURELY_ABOUT_BROKERS if request is None else _ABOUT_BROKERS.get(request[0])
         if key is None or not body_bytes:
             return None
@@ -271,7 +265,7 @@ class _Answers(_Stream):
         whole.missing -= len(piece)
         whole.body += piece
         if not self._context.room.grow(whole.room, len(whole.head) + len(whole.body), now_ns):
-            self._unread(whole, "there is not enough memory for it")
+            self._unread(whole, "not enough memory to read it")
             self.left = whole.missing
         elif whole.missing:
             return len(piece)
@@ -284,7 +278,7 @@ class _Answers(_Stream):
         body = bytes(whole.body)
         if whole.key not in body:
             if whole.expected:
-                self._unread(whole, f"it has no {whole.key.decode()}")
+                self._unread(whole, f"it has no field {whole.key.decode()}")
             return
         if self._told is None:
             context, options = self._context, self._context.options
@@ -304,9 +298,7 @@ class _Answers(_Stream):
     def _unread(self, whole: _Whole, why: str) -> None:
         self._count("unread")
         size = len(whole.head) + len(whole.body) + whole.missing
-        self._context.warn(
-            "a name server's answer is forwarded with the brokers' own addresses", f"an answer of {size} bytes: {why}"
-        )
+        self._context.warn("name server answer forwarded unchanged", f"an answer of {size} bytes: {why}")
 
     def _count(self, outcome: str) -> None:
         counts = self._context.counters.routes
@@ -338,12 +330,12 @@ def _lint(options: NameServerOptions, listeners: Sequence[ListenerAddresses]) ->
     fronts = _fronts(listeners)
     if not fronts and not options.addresses:
         yield (
-            "rewrites no address, so clients bypass Sluice: add listeners of protocol rocketmq for the"
+            "replaces no addresses, so clients bypass Sluice: add listeners of protocol rocketmq for the"
             " brokers, or options.addresses"
         )
     for host, port in without_vip(fronts):
         yield (
-            f"sends clients to the listener at {host}:{port}; those with a VIP channel connect to port"
+            f"directs clients to the listener at {host}:{port}, but clients with a VIP channel connect to port"
             f" {port + codes.VIP_PORT_OFFSET} there, which has no listener: add one for the broker's VIP channel"
         )
 
@@ -357,4 +349,3 @@ PROTOCOL: Final = Protocol(
     half_closes=False,
     lint=_lint,
 )
-"""The entry point ``rocketmq-namesrv``."""

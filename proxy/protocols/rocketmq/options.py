@@ -23,19 +23,20 @@ from proxy.protocols.rocketmq.wire.codes import (
 
 
 class Networks(tuple[Network, ...]):
-    """Networks of clients. Empty allows none."""
+    """Empty allows no client."""
 
     __slots__ = ()
 
     def __str__(self) -> str:
-        """Return the networks as in the configuration, single addresses without a prefix length."""
         return "[" + ", ".join(str(each).removesuffix(f"/{each.max_prefixlen}") for each in self) + "]"
 
 
 def _read_networks(value: object) -> Networks:
     if isinstance(value, Networks):
         return value
-    allowed = 'must be a list of addresses and networks, like ["10.1.2.3", "10.0.0.0/8", "2001:db8::/32"]; [] is none'
+    allowed = (
+        'must be a list of addresses and networks, like ["10.1.2.3", "10.0.0.0/8", "2001:db8::/32"]; [] allows none'
+    )
     if not isinstance(value, list | tuple):
         raise ValueError(allowed)  # noqa: TRY004 - what is wrong with a value is a ValueError
     return Networks(_read_network(each, allowed) for each in value)
@@ -89,15 +90,10 @@ class RocketMQOptions:
 
 
 def check_rule(rule: Rule) -> None:
-    """Reject a rule that cannot be followed or that can never match.
-
-    Raises:
-        RuleError: Its ``busy_code`` does not mean busy, or its pattern names a retry topic instead of the group, or a
-            subscription without its topic.
-    """
+    """Raises RuleError for a rule that cannot be followed or can never match."""
     if rule.busy_code is not None and rule.busy_code not in BUSY_CODES:
         raise RuleError(
-            f"rule {rule.name}: busy_code {rule.busy_code}, which clients do not treat as busy",
+            f"rule {rule.name}: clients do not treat busy_code {rule.busy_code} as busy",
             " or ".join(map(str, sorted(BUSY_CODES))),
             "busy_code",
         )
@@ -106,7 +102,7 @@ def check_rule(rule: Rule) -> None:
     if rule.kind in {KIND_TOPIC, KIND_RETRY_GROUP} and written.startswith(RETRY_PREFIX):
         group = written.removeprefix(RETRY_PREFIX) or "*"
         raise RuleError(
-            f"rule {rule.name}: {RETRY_PREFIX} is not part of the name; retry topics are limited by their group",
+            f"rule {rule.name}: the name contains {RETRY_PREFIX}; retry topics are limited by their group",
             f"kind {KIND_RETRY_GROUP} and the bare group, {group}",
             "pattern",
         )

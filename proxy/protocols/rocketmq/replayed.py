@@ -1,7 +1,6 @@
 """Marks a send that an earlier process may have sent already, with the property ``SLUICE_REPLAYED=true``.
 
-Consumers can recognise possible duplicates by it. Some requests cannot be marked and stay unchanged: a send-back has no
-properties, a signed send (ACL) would lose its signature, and unusual encodings are left alone.
+Some requests stay unmarked: a send-back has no properties, and a signed send (ACL) would lose its signature.
 """
 
 import struct
@@ -23,7 +22,7 @@ _MESSAGE: Final = struct.Struct(">iiiii")
 
 
 def mark_replayed(frame: bytes) -> bytes:
-    """Return a whole frame with the property, or unchanged if it cannot have one."""
+    """Return a whole frame with the property, if it can have one."""
     try:
         send = decode(frame)
         names = SENDS.get(send.code)
@@ -62,7 +61,7 @@ def _mark_batch(body: bytes) -> bytes:
 def _mark(properties: str) -> str:
     if any(each.startswith(PROPERTY + _OF) for each in properties.split(_NEXT)):
         return properties
-    # Some clients end the last property, too.
+    # Some clients terminate the last property, too.
     ends = not properties or properties.endswith(_NEXT)
     added = f"{properties}{'' if ends else _NEXT}{PROPERTY}{_OF}true{_NEXT if ends else ''}"
     if len(added.encode()) > _MAX_PROPERTIES_BYTES:

@@ -1,10 +1,8 @@
-"""Client to broker: splits chunks into frames and removes refused requests.
+"""Client to broker: splits chunks into frames and removes refused requests. The compiled part does the same.
 
-Frames are read one by one. This is the reference for the compiled part's reading of lent connections. Every header is
-read. An unreadable one ends the connection while limits apply to it. A request is decided when its header is complete.
-The verdict covers the rest of its body, which streams through, is swallowed, or is added to the copy of a held request
-(``held``). The cost of a batch is in its body, so it is gathered first, or refused if there is no room. Otherwise only
-an incomplete header is copied: at most MAX_HEADER_BYTES (256 KiB) and the 8 bytes before it per connection.
+A request is decided when its header is complete. The rest of its body streams through, is swallowed, or is added to the
+copy of a held request. The cost of a batch is in its body, so it is gathered first, or refused if there is no room.
+Otherwise only an incomplete header is copied: at most MAX_HEADER_BYTES and the 8 bytes before it per connection.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,13 +37,12 @@ from proxy.spool.segments import Piece
 if TYPE_CHECKING:
     from sluice_native import Requests
 
-# Strict headers that Python reads after an unusual one before it lends the connection again.
+# Strict headers after an unusual one, before the connection is lent again.
 TRIAL_FRAMES: Final = 32
 
-# Steps per chunk. The rest is left for later. A step is a frame, a few microseconds. A header that is not read strictly
-# counts as all of them: up to half a millisecond (see ``lenient.MAX_JSON_BYTES``).
+# Per chunk. A step is a frame, a few microseconds. A header that is not read strictly counts as all of them: up to half
+# a millisecond.
 _MAX_STEPS: Final = 256
-# A binary field may be as short as six bytes.
 _BYTES_PER_STEP: Final = 256
 _MESSAGES_PER_STEP: Final = 16
 _PREFIX_BYTES: Final = codes.PREFIX_BYTES
@@ -60,19 +57,18 @@ _NOTHING: Final = memoryview(b"")
 
 
 Refused = Sequence[tuple[Header, Refuse]]
-"""In the order of the wire."""
 
 
 class Frame(msgspec.Struct, gc=False):
-    """A frame with a complete header, or one that is too long. A request's handle until it is held."""
+    """A frame whose header is complete or too long. A request's handle until it is held."""
 
     header: Header
     raw: bytes
     header_type: int
     size_bytes: int
-    start: int  # offset in the chunk
-    stop: int  # offset of its end, perhaps beyond the chunk
-    lead: bytes = b""  # earlier bytes, forwarded first
+    start: int  # in the chunk
+    stop: int  # perhaps beyond the chunk
+    lead: bytes = b""  # earlier bytes
     index: int = -1  # of its request among those of the chunk
     is_own: bool = False  # Sluice answers it
     ended: Ended | None = None  # to undo if it is not forwarded
@@ -80,7 +76,7 @@ class Frame(msgspec.Struct, gc=False):
 
 @cache
 def _reads_prefix(max_length: int) -> Callable[[int, int], int]:
-    """One object for all connections with the same maximum."""
+    # Shared by connections, to save memory.
     return partial(header_bytes_of, max_length=max_length)
 
 
@@ -88,14 +84,11 @@ class RequestStream:
     """The client's stream of one connection.
 
     Args:
-        context: The session's.
-        owed: Requests that expect an answer.
-        transactions: Half messages of the broker.
-        take: Called with header, its bytes and type of a request for Sluice. Returns whether Sluice answers it.
-        compiled: The compiled part's memory of requests. None: it never reads this stream.
+        take: Takes header, its bytes and type of a request for Sluice. Returns whether Sluice answers it.
+        compiled: The compiled part's state. None: it never reads this stream.
     """
 
-    #: A dict with this many attributes would take another KiB.
+    # A dict with this many attributes would take another KiB.
     __slots__ = (
         *("_address", "_asked", "_batch", "_beginning", "_body_left", "_chunk", "_compiled", "_counters"),
         *("_ended_by_held", "_exempt", "_forgotten_bytes", "_frames", "_gathered", "_gathering", "_header_bytes_of"),
@@ -120,8 +113,8 @@ class RequestStream:
         self.held = Holding()
         self.lines: Lines | None = None
         self.names = Names()
-        self.refusals: dict[int, Refuse] = {}  # by index in the last chunk: requests refused regardless of limits
-        # One of these cannot pass even while limiting is off: its beginning was dropped for lack of room.
+        self.refusals: dict[int, Refuse] = {}  # regardless of limits, by index in the last chunk
+        # One of these cannot pass even while limiting is off: its beginning was dropped.
         self.lost = False
         self._take = take
         self._limits_kind = context.limits_kind
@@ -134,33 +127,29 @@ class RequestStream:
         self._refuses_internal = context.options.internal_topics == "refuse" and not self._exempt
         self._room = context.room
         self._compiled = compiled
-        self.left_bytes = 0  # of the last chunk, to be fed again
+        self.left_bytes = 0
         self._header_bytes_of = _reads_prefix(context.options.max_frame_bytes - 4)
         self._beginning = PartialFrame(MAX_HEADER_BYTES, self._header_bytes_of)
-        # Missing bytes of a frame whose verdict is known, and whether to swallow them. If it is neither swallowed nor
-        # held, its beginning was forwarded.
+        # Of a frame whose verdict is known.
         self._body_left = 0
         self._swallow = False
-        # The output ends inside a frame, so nothing else may be written before its end.
+        # The output ends inside a frame: nothing else may be written before its end.
         self._open = False
-        # Strict headers left in the trial. The first one identifies the client.
-        self._trial = 1
-        # The batch being gathered, its bytes, how many were forgotten to make room for others, and its reader.
+        self._trial = 1  # the first header identifies the client
+        # A batch. Other clients may take the room of its body.
         self._gathering: Frame | None = None
         self._batch = bytearray()
         self._forgotten_bytes = 0
         self._gathered = Gathering(self._address)
         self._reader = BatchReader()
-        # Room for a long header. If others took it, the next bytes end the connection.
+        # If other clients take it, the next bytes end the connection.
         self._header_room = Gathering(self._address, self._beginning.pieces.clear)
         self._now_ns = 0
-        # The last chunk, its undecided frames, their requests, and the steps taken.
         self._chunk = _NOTHING
         self._frames: list[Frame] = []
         self._asked: list[Request] = []
         self._steps = 0
-        # Transactions that held requests end, by the identity of their headers.
-        self._ended_by_held: dict[int, Ended] = {}
+        self._ended_by_held: dict[int, Ended] = {}  # by ``id`` of the header
 
     def message_id(self, request: Request) -> bytes:
         frame = request.handle
@@ -183,14 +172,9 @@ class RequestStream:
         return self.names.shown(() if self._compiled is None else self._compiled.names())
 
     def take_back(self) -> bytes:
-        """Return the beginning of a header, after ``lend``."""
         return self._beginning.take()
 
     def lend(self) -> "tuple[Requests, tuple[int, bool]] | None":
-        """Return the compiled part's state, the missing bytes of the current frame, and whether to swallow them.
-
-        None if the stream is not plain.
-        """
         held = self.held
         waits = held.count or held.waiting or held.coming is not None
         if waits or self._trial or self._frames or self.left_bytes or self.about.listening:
@@ -206,13 +190,9 @@ class RequestStream:
         self._open = left_bytes > 0 and not swallows
 
     def feed(self, chunk: memoryview, now_ns: int, out: list[Buffer]) -> list[Request]:
-        """Read the frames of one chunk. ``pass_on`` must follow before the next chunk.
+        """Read the frames of one chunk, except the last ``left_bytes``. Return the requests to decide.
 
-        Bytes that complete a forwarded frame are queued. After many steps the rest is in ``left_bytes`` and must be the
-        next chunk.
-
-        Returns:
-            The limitable requests that can be decided now.
+        ``pass_on`` must follow before the next chunk.
         """
         self.left_bytes = self._steps = 0
         self._chunk, self._asked, self.refusals = chunk, [], {}
@@ -268,7 +248,6 @@ class RequestStream:
         put(request, held.header, self.held.take(held), held.since_ns, ended=ended)
 
     def _begin_frame(self, position: int, *, subscriptions: bool) -> int:
-        """Read a header. Return the position after it."""
         chunk, size = self._chunk, len(self._chunk)
         if not self._beginning.pieces and size - position >= _PREFIX_BYTES:
             length, word = prefix_at(chunk, position)
@@ -293,7 +272,7 @@ class RequestStream:
 
     def _grow_header(self) -> None:
         if not self._exempt and not self._room.grow(self._header_room, len(self._beginning.pieces), self._now_ns):
-            raise Close("unparsable", "there is not enough memory to buffer an incomplete long header")
+            raise Close("unparsable", "there is not enough memory to buffer the client's long, incomplete header")
 
     def _take_header(self, frame: Frame, header_bytes: int) -> int:
         header = frame.header
@@ -315,7 +294,6 @@ class RequestStream:
         return self._gather(frame.start, frame)
 
     def _gather(self, position: int, frame: Frame) -> int:
-        """Gather a batch, which is handled once its messages are counted. Return the position after it."""
         chunk, room, batch = self._chunk, self._gathered, self._batch
         before_bytes, left = len(batch), self._missing_of(frame)
         end = min(position + left, len(chunk))
@@ -331,7 +309,7 @@ class RequestStream:
         with memoryview(batch) as whole, whole[_PREFIX_BYTES + len(frame.raw) :] as body:
             is_read = self._reader.resume(body, max(1, _MAX_STEPS - self._steps) * _MESSAGES_PER_STEP)
         if not is_read:
-            # The last byte completes it again, and the reading continues.
+            # Its last byte is read again in the next chunk, to continue.
             del batch[-1:]
             self.left_bytes = len(chunk) - end + 1
             return end - 1
@@ -411,7 +389,7 @@ class RequestStream:
         end = EndOfTransaction.read(frame.raw, frame.header_type) if strict else None
         ended = frame.ended = None if end is None else self._transactions.end(end)
         if ended is None:
-            # An unreadable end may be a commit.
+            # An unreadable one may be a commit.
             if (end is None or end.commits) and not self._exempt:
                 self.refusals[frame.index] = refusals.unknown_transaction(resources[0])
             return resources
@@ -436,19 +414,16 @@ class RequestStream:
             header.half = read_half(frame.raw, frame.header_type, header.name)
 
     def _take_unreadable(self, header_bytes: int, header_type: int) -> None:
-        """End the connection over an unreadable header while limits apply to the client.
-
-        The broker might read anything in it, and there is no number to answer with.
-        """
+        # The broker might read anything in it, and there is no number to answer with.
         self._count_undecodable("none")
         if self._exempt or not self._limiting():
             return
         if header_bytes > MAX_HEADER_BYTES:
             why = f"the maximum is {MAX_HEADER_BYTES} bytes"
         elif header_type == codes.HEADER_JSON:
-            why = "it is not JSON as clients write it, or names something no broker can have"
+            why = "it is not JSON as clients write it, or contains a name that no broker accepts"
         else:
-            why = f"its fields are inconsistent, more than {MAX_FIELDS}, or name something no broker can have"
+            why = f"its fields are inconsistent or more than {MAX_FIELDS}, or contain a name that no broker accepts"
         raise Close("unparsable", f"the client sent a header of {header_bytes} bytes that cannot be read: {why}")
 
     def _count_undecodable(self, read_by: str) -> None:
@@ -467,7 +442,7 @@ class RequestStream:
         return self._take(header, frame.raw, frame.header_type)
 
     def pass_on(self, batch: Batch | None, out: list[Buffer]) -> Refused:
-        """Queue the remaining bytes of the chunk in large slices. Return the refused requests."""
+        """Queue the rest of the chunk in large slices. Return the refused requests, in order."""
         chunk, frames, self._frames = self._chunk, self._frames, []
         size, verdicts = len(chunk), {} if batch is None else batch.verdicts
         start = stop = frames[0].start if frames else 0
@@ -551,7 +526,6 @@ class RequestStream:
             out += map(memoryview, data)
 
     def release(self, request: Request, held: HeldFrame, out: list[Buffer]) -> None:
-        """Forward a held request after everything forwarded so far, but never inside a frame."""
         header = held.header
         self._ended_by_held.pop(id(header), None)
         if not header.flag & _ONEWAY:
@@ -579,7 +553,6 @@ class RequestStream:
             self._transactions.undo(ended)
 
     def end(self, out: list[Buffer]) -> None:
-        """Queue an incomplete header or batch. Drop held requests."""
         gathering = self._gathering
         self._release_body()
         self.held.end()

@@ -1,4 +1,4 @@
-"""Broker addresses in a name server's answers: finds and replaces them."""
+"""Broker addresses in a name server's answers."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,12 +15,12 @@ Address = tuple[str, int]
 
 _MAX_PORT: Final = 65535
 _WILDCARDS: Final = frozenset({"0.0.0.0", "::"})
-# Can be written into a JSON string unchanged.
+# Needs no escapes in JSON.
 _HOST: Final = re.compile(r"[A-Za-z0-9._:%-]+")
 
 
 def read_address(text: str) -> Address | None:
-    """Read ``host:port``, IPv6 with or without brackets as RocketMQ writes it."""
+    """Read ``host:port``. RocketMQ writes IPv6 without brackets."""
     host, _, port = text.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
@@ -41,7 +41,7 @@ def _write_address(host: str, port: int) -> str:
 
 
 class Addresses(tuple[tuple[Address, Address], ...]):
-    """Pairs of the address that a broker is registered under and the one for clients."""
+    """Pairs of a broker's registered address and the one for clients."""
 
     __slots__ = ()
 
@@ -80,7 +80,6 @@ def _read_host(value: str) -> str:
 
 
 AddressTable = Annotated[Addresses, Meta(extra={"read": _read_addresses})]
-"""A table in the configuration, from addresses to addresses."""
 Host = Annotated[str, Meta(extra={"check": _read_host})]
 """May be empty."""
 
@@ -88,10 +87,10 @@ Host = Annotated[str, Meta(extra={"check": _read_host})]
 def advertised_addresses(
     addresses: Addresses, advertise: str, fronts: Iterable[ListenerAddresses], connected: str
 ) -> dict[Address, bytes]:
-    """Return the replacements for registered broker addresses. ``addresses`` take precedence.
+    """Return the replacements for registered broker addresses.
 
-    Without ``advertise``, a listener on a wildcard address is reached at ``connected``, the client's address for this
-    one.
+    Without ``advertise``, a listener on a wildcard address is reached at ``connected``, where the client has reached
+    this one.
     """
     told: dict[Address, bytes] = {}
     for front in fronts:
@@ -105,10 +104,7 @@ def advertised_addresses(
 
 
 def without_vip(fronts: Sequence[ListenerAddresses]) -> list[Address]:
-    """Return the addresses of listeners whose VIP port is not another listener's.
-
-    Java clients before 4.5, and those configured so, connect two ports below the address that they get.
-    """
+    """Return the listeners without a listener on their VIP port, which old Java clients connect to."""
     brokers = {front.brokers[0] for front in fronts}
     found = []
     for front in fronts:
@@ -121,8 +117,8 @@ def without_vip(fronts: Sequence[ListenerAddresses]) -> list[Address]:
     return found
 
 
-# The name server's JSON library leaves these keys unquoted for older clients. Addresses have no backslash, so strings
-# end at the next quote. Each pattern takes linear time.
+# The name server leaves keys unquoted for older clients. Addresses have no backslash, so strings end at the next quote.
+# Each pattern takes linear time.
 _ENTRY: Final = rb'\s*+(?:"-?[0-9]++"|-?[0-9]++)\s*+:\s*+"[^"\\]*+"\s*+'
 _KEY: Final = re.compile(rb'"brokerAddrs?+"\s*+:')
 _MAP_OR_ONE: Final = re.compile(
@@ -140,7 +136,7 @@ class Rewritten(NamedTuple):
 
 
 def rewrite(body: bytes, told: Mapping[Address, bytes]) -> Rewritten | None:
-    """Replace the addresses in a body. Return None if any of it is unreadable.
+    """Replace the addresses in a body. Return None if any of them is unreadable.
 
     Routes and cluster information have maps by broker id (``brokerAddrs``), lists of topics a single ``brokerAddr``.
     """

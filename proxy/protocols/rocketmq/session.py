@@ -31,12 +31,11 @@ from proxy.spool.segments import Piece
 if TYPE_CHECKING:
     from sluice_native import Lent, Requests
 
-# Refused during an alarm. The end of a transaction does not bring a message.
+# Refused during an alarm.
 _OF_SENDS: Final = frozenset({KIND_TOPIC, KIND_RETRY_GROUP})
 
 
 Begun = tuple[ClientInfo, "Requests"]
-"""The state of a connection that began without a session."""
 
 
 def begin(options: RocketMQOptions, judge: Judge, limits_kind: Callable[[str], bool]) -> "tuple[Lent, Begun] | None":
@@ -57,9 +56,7 @@ def _learn(about: ClientInfo, raw: bytes, header_type: int) -> tuple[str, bool] 
 
 
 class RocketMQSession(Session):
-    """The session of one client connection, with RocketMQOptions."""
-
-    #: A dict with this many attributes would take another KiB.
+    # A dict with this many attributes would take another KiB.
     __slots__ = (
         *("_alarm", "_answers", "_begun", "_broker_ended", "_client_gone", "_connection", "_counters", "_give_up"),
         *("_lent_at_frame", "_limit_commands", "_limiting", "_limits_kind", "_lines", "_looked_ns", "_lose"),
@@ -81,7 +78,7 @@ class RocketMQSession(Session):
         self._stage = context.stage
         self._wake = context.wake
         self._give_up, self._lose = context.give_up, context.lose
-        # Reporting answers needs the requests, which the compiled part does not keep.
+        # The compiled part does not keep the fields of a Response.
         begun: Begun | tuple[None, None] = context.begun or (None, None)
         about, compiled = begun
         if compiled is None and not context.wants_responses:
@@ -115,8 +112,7 @@ class RocketMQSession(Session):
         self._refused = 0
         # Own answers that wait for a gap between the broker's frames.
         self._waiting: list[bytes] = []
-        # Bytes of own answers that are not taken yet.
-        self._own_bytes = 0
+        self._own_bytes = 0  # of own answers not taken yet
         self._begun = False
         self._lent_at_frame = -1
         self._unread = False
@@ -143,7 +139,7 @@ class RocketMQSession(Session):
         requests = stream.feed(chunk, now_ns, self._out[Side.BROKER])
         self._counters.frames[side] += stream.frames - before
         if self._may_replay and stream.frames:
-            # It speaks the protocol, so it is not a port probe.
+            # It is not a port probe.
             self._may_replay = False
             if self._lines is not None:
                 self._lines.replay(now_ns)
@@ -231,11 +227,7 @@ class RocketMQSession(Session):
         return None
 
     def alarm(self, reason: str, now_ns: int) -> None:
-        """Refuse all sends as busy, even while limiting is off.
-
-        Ends of transactions pass: their message is stored already. Until it is committed the broker asks about it and
-        stores another copy each time.
-        """
+        # Ends of transactions pass: until a half message is committed, the broker stores more copies of it.
         del now_ns
         alarmed = bool(reason) and not self._connection.exempt
         self._alarm = refusals.alarm(self._connection.scope, reason) if alarmed else None
@@ -243,11 +235,11 @@ class RocketMQSession(Session):
     def decided(self, batch: Batch, now_ns: int) -> None:
         if self._lines is not None and self._lines.is_own(batch):
             self._lines.asked(batch, now_ns)
-        # A batch of the broker's side only charges. Its answers were forwarded.
+        # The broker's side only charges.
         elif batch.side is Side.CLIENT:
             self._pass_on(batch)
             if batch.requests and self._owed.may_time(now_ns):
-                # If a group passes in part, its first requests pass. Refused ones are not owed.
+                # If only a part passes, its first requests do. Refused ones are not owed.
                 first = batch.requests[0].handle
                 if isinstance(first, Frame):
                     self._owed.time(first.header.opaque, now_ns)
@@ -262,12 +254,12 @@ class RocketMQSession(Session):
         elif not isinstance(held, HeldFrame) or held.dropped:
             return
         elif refuse is not None and held.request is not None and request.refusal == "silent" and held.data:
-            # Its sender assumes that it is delivered. It is decided again once it is complete.
+            # A oneway is decided again once it is complete.
             held.is_held = False
         elif refuse is None and held.data:
             self._requests.release(request, held, self._out[Side.BROKER])
         else:
-            # Without data: others took its room while it arrived.
+            # Without data, others took its room.
             self._requests.give_up(held)
             self._refuse([(held.header, refuse or refusals.no_room(request.resources[0]))])
         self._throttle(now_ns)
@@ -311,7 +303,7 @@ class RocketMQSession(Session):
 
     def has_undelivered(self, side: Side) -> bool:
         lines, held = self._lines, self._requests.held
-        # The forwarded part of a frame must be the last.
+        # Nothing may follow a part of a frame.
         if side is Side.BROKER or self._broker_ended or self._requests.is_cut:
             return False
         if not self._client_gone:
@@ -324,7 +316,7 @@ class RocketMQSession(Session):
             if lines is not None:
                 lines.client_gone(self._now_ns)
             if held.oneways or (lines is not None and lines.has_undelivered()):
-                # The broker reassigns its queues to other members of its groups although this connection stays open.
+                # The connection stays open, but the broker must reassign its queues.
                 self._out[Side.BROKER] += self._requests.about.unregister()
                 self._wake()
         return held.oneways > 0 or (lines is not None and lines.has_undelivered())
@@ -407,7 +399,7 @@ class RocketMQSession(Session):
         return self._own_bytes if side is Side.CLIENT else self._requests.held.waiting_bytes
 
     def paused(self, side: Side) -> bool:
-        """Return whether the spool is full, except within a partly forwarded frame."""
+        # A partly forwarded frame must end.
         if side is Side.BROKER or self._lines is None or self._requests.is_cut:
             return False
         return self._lines.is_full()

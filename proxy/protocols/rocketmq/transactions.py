@@ -1,15 +1,14 @@
 """Transactions: tracks half messages until their end, so that each is committed once.
 
-A broker stores whatever is at the offset named by a commit, as often as it is named, in the topic named by the message
-(``EndTransactionProcessor``). That can be a delayed message, or one committed or rolled back before. So a commit is
-forwarded only for a half message that the broker itself has named: in its answer to the send, or when it asked about
-the transaction. An unknown one is not lost, because the broker asks again.
+A broker stores whatever is at the offset named by a commit, as often as it is named (``EndTransactionProcessor``). So a
+commit is forwarded only for a half message that the broker itself has named: in its answer to the send, or when it
+asked about the transaction. For an unknown one, the broker asks again.
 
-Each time it asks, the broker stores a copy of the half message. It accepts the offset of any copy, and a slow client
-commits the first one. So all copies are known until one is committed, and none afterwards.
+Each time it asks, the broker stores a copy, and accepts the offset of any. So all copies are known until one is
+committed, and none afterwards.
 
-Clients choose transaction ids and may choose those of others. So a transaction is also identified by its producer group
-and topic, and a send cannot affect another client's.
+Clients choose transaction ids. A transaction is also identified by producer group and topic, so that no client can
+affect another's.
 """
 
 import struct
@@ -29,21 +28,17 @@ from proxy.protocols.rocketmq.wire.codes import (
 from proxy.protocols.rocketmq.wire.command import RemotingCommand, decode_header
 from proxy.protocols.rocketmq.wire.frame import HalfSend
 
-# Half messages and copies remembered per broker, about 500 bytes each plus names. Beyond that the oldest is forgotten,
-# and its commit has to wait until the broker asks for it.
+# Per broker, including copies, about 500 bytes each plus names. The broker asks again about a forgotten one.
 MAX_HALVES: Final = 65_536
 
 _COMMIT: Final = 8
-# Replicas may lag.
 _STORED: Final = frozenset({ResponseCode.SUCCESS.value, 10, 11, 12})
-# Hexadecimal: the broker's address, 4 or 16 bytes, its port, and the offset.
+# Hexadecimal: address of 4 or 16 bytes, port, and offset.
 _ID_CHARS: Final = frozenset({2 * (4 + 4 + 8), 2 * (16 + 4 + 8)})
 _OFFSET_CHARS: Final = 16
-# Requests that send single half messages, and the field of their properties. Others store a plain message whatever the
-# properties say.
+# Other requests store a plain message, whatever the properties say.
 _PROPERTIES_AT: Final = {RequestCode.SEND_MESSAGE.value: "properties", RequestCode.SEND_MESSAGE_V2.value: "i"}
-# A stored message: its flags, and the two that mean a host in IPv6. The two hosts and this many bytes come before the
-# body's length.
+# Of a stored message. Before its body's length come the hosts and _BESIDES_HOSTS_BYTES.
 _FLAGS_AT: Final = 36
 _HOSTS_IN_IPV6: Final = (0x10, 0x20)
 _HOST_BYTES: Final = 8
@@ -55,12 +50,10 @@ _DELAYS: Final = frozenset({"DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER
 
 
 class EndOfTransaction(msgspec.Struct, frozen=True):
-    """Request 37."""
-
     group: str
     offset: int  # in the commit log
     queue_offset: int
-    commits: bool  # the broker accepts a commit even after a rollback
+    commits: bool
 
     @classmethod
     def read(cls, header: bytes, header_type: int) -> Self | None:
@@ -74,7 +67,7 @@ class EndOfTransaction(msgspec.Struct, frozen=True):
 
 
 def read_half(header: bytes, header_type: int, topic: str) -> HalfSend | None:
-    """Return the half message of a send, None if the broker does not store it as one."""
+    """None if the broker does not store the send as one."""
     try:
         send = decode_header(header, header_type)
     except RemoteProtocolError:
@@ -92,10 +85,7 @@ def _half_of(group: str | None, topic: str | None) -> HalfSend | None:
 
 
 class Question:
-    """The broker's question about a transaction (request 39). Its body is the stored half message.
-
-    The body may come in pieces. The message's own body is skipped.
-    """
+    """The broker's question about a transaction (request 39). Its body, in pieces, is the stored half message."""
 
     def __init__(self, request: RemotingCommand) -> None:
         self.fields = request.fields
@@ -122,45 +112,35 @@ class Question:
     def half(self) -> HalfSend | None:
         if not self._behind or not self._kept:
             return None
-        # The topic, after its length in one byte, then the length of the properties.
+        # The topic, after a byte with its length, then the length of the properties.
         properties = decode_properties(self._kept[1 + self._kept[0] + 2 :].decode(errors="replace"))
         return _half_of(properties.get("PGROUP"), properties.get("REAL_TOPIC"))
 
 
 class _Half(msgspec.Struct, frozen=True):
-    """A half message or a copy. ``transaction`` is a hash."""
-
     queue_offset: int
     send: HalfSend
-    transaction: int
+    transaction: int  # a hash
 
 
 class _Open(msgspec.Struct):
-    """A transaction that may be committed: offsets of all copies, and how many commits are paid by sends."""
-
-    offsets: set[int]
-    paid: int
+    offsets: set[int]  # of all copies
+    paid: int  # commits that were charged with their sends
 
 
 class Ended(NamedTuple):
-    """A committed transaction with its half message and all copies, by offset."""
-
     transaction: int
-    halves: dict[int, _Half]
-    topic: str  # to be charged for the commit; empty if a send was
+    halves: dict[int, _Half]  # with all copies, by offset
+    topic: str  # to be charged for the commit. Empty if a send was charged
 
 
 class Transactions:
-    """The uncommitted half messages of one broker.
-
-    Offsets are those of one commit log, so one instance is shared by all listeners of a broker and its VIP port.
-    """
+    """The uncommitted half messages of one broker, on all its listeners, as they share a commit log."""
 
     def __init__(self) -> None:
         self._halves: dict[int, _Half] = {}
         self._open: dict[int, _Open] = {}
-        # Number of commits, for MAX_HALVES transactions. The broker may ask again, and store another copy, before it
-        # has recorded the commit.
+        # Number of commits. The broker may store another copy before it has recorded one.
         self._committed: dict[int, int] = {}
 
     def __len__(self) -> int:
@@ -176,7 +156,6 @@ class Transactions:
         except (KeyError, ValueError):
             return
         transaction = _transaction(fields.get("transactionId"), offset, half)
-        # Another send with the same id is another message, and was charged.
         self._put(offset, _Half(queue_offset, half, transaction)).paid += 1
 
     def asked(self, question: Question) -> None:
@@ -190,7 +169,7 @@ class Transactions:
         transaction_id = fields.get("transactionId") or fields.get("msgId")
         transaction = _transaction(transaction_id, offset, send)
         is_new = bool(transaction_id) and transaction not in self._open and transaction not in self._committed
-        # An unseen send was charged as well. Without an id it might be counted twice.
+        # An unseen send was charged, too. Without an id it might be counted twice.
         self._put(offset, _Half(queue_offset, send, transaction)).paid += is_new
 
     def _put(self, offset: int, half: _Half) -> _Open:
@@ -213,11 +192,7 @@ class Transactions:
         return half
 
     def end(self, end: EndOfTransaction) -> Ended | None:
-        """Commit a transaction. Call ``undo`` if the request is not forwarded.
-
-        Returns:
-            None if it is not a commit that this group may make.
-        """
+        """Commit a transaction. None if this group may not. Call ``undo`` if the request is not forwarded."""
         half = self._halves.get(end.offset)
         if not end.commits or half is None or half.queue_offset != end.queue_offset or half.send.group != end.group:
             return None

@@ -175,7 +175,7 @@ def test_a_file_is_applied_as_a_whole_or_not_at_all(run: Run, tmp_path: Path) ->
     refused = run("limits", "apply", str(file))
     assert refused.exit_code == 2
     assert refused.err.startswith(f"sluice: {file}:13: defaults.topic.burst_s = 0: must be more than 0")
-    assert run("limits", "diff").out == "All is as configured.\n"
+    assert run("limits", "diff").out == "Nothing differs from the configuration.\n"
 
     file.write_text(file.read_text(encoding="utf-8").replace("burst_s = 0", "burst_s = 2"), encoding="utf-8")
     run("limits", "set", "topic", "other", "1")

@@ -1,20 +1,13 @@
-"""RocketMQ's constants: request and response codes, flags, languages, limits and name prefixes, and its errors.
-
-Also defines the limitable requests and their key fields.
-"""
+"""RocketMQ's constants, limitable requests and errors."""
 
 from collections.abc import Mapping
 from enum import IntEnum
 from typing import Final, NamedTuple
 
-# The largest that a broker accepts, including its length word.
-MAX_FRAME_BYTES: Final = 16_777_216
-#: ``i32 length`` and ``u32 (type << 24 | headerLength)``.
-PREFIX_BYTES: Final = 8
-# From a broker's main port.
-VIP_PORT_OFFSET: Final = -2
-# The length word counts the bytes after it: at least the second word.
-MIN_LENGTH: Final = 4
+MAX_FRAME_BYTES: Final = 16_777_216  # the broker's maximum, with the length word
+PREFIX_BYTES: Final = 8  # ``i32 length`` and ``u32 (type << 24 | headerLength)``
+VIP_PORT_OFFSET: Final = -2  # from the main port
+MIN_LENGTH: Final = 4  # the length does not count its own word
 
 HEADER_JSON: Final = 0
 HEADER_BINARY: Final = 1
@@ -25,10 +18,7 @@ FLAG_ONEWAY: Final = 2
 
 
 class RequestCode(IntEnum):
-    """The requests that Sluice or its embedded broker knows.
-
-    9002 and 9003 are not Apache's: Sluice answers them itself (``rocketmq.limit_commands``).
-    """
+    """9002 and 9003 are not Apache's: Sluice answers them itself (``limit_commands``)."""
 
     SEND_MESSAGE = 10
     PULL_MESSAGE = 11
@@ -69,7 +59,7 @@ class ResponseCode(IntEnum):
     FLOW_CONTROL = 215
 
 
-# Names in a JSON header. The index is the number in a binary one.
+# In a JSON header. The index is used in a binary one.
 LANGUAGES: Final = (
     "JAVA",
     "CPP",
@@ -95,14 +85,12 @@ KIND_SUBSCRIPTION: Final = "subscription"
 KIND_TRANSACTION: Final = "transaction"
 
 RETRY_PREFIX: Final = "%RETRY%"
-# Between group and topic of a subscription. Names may contain it: people split at the first one, rules match the whole.
-SUBSCRIPTION_MARK: Final = "@"
-# A retry topic's. Longer names are not read, which bounds memory.
-MAX_NAME_CHARS: Final = 255
+SUBSCRIPTION_MARK: Final = "@"  # between group and topic, which may contain it, too
+MAX_NAME_CHARS: Final = 255  # the longest retry topic
 
 
 class KeyFields(NamedTuple):
-    """The keys in ``extFields`` that determine the resource of a limitable request, if it has them."""
+    """Keys in ``extFields``."""
 
     resource: str
     producer_group: str | None
@@ -114,10 +102,9 @@ SEND_V1_FIELDS: Final = KeyFields("topic", "producerGroup", "batch", "sysFlag")
 SEND_V2_FIELDS: Final = KeyFields("b", "a", "m", "f")
 SEND_BACK_FIELDS: Final = KeyFields("group", None, None)
 TRANSACTION_FIELDS: Final = KeyFields("producerGroup", "producerGroup", None)
-# The consumer group takes the place of a send's producer group. It is part of the name.
 SUBSCRIPTION_FIELDS: Final = KeyFields("topic", "consumerGroup", None)
 
-# Requests that bring messages. The broker decides about a batch by the field, not by code 320.
+# The broker recognizes a batch by the field, not by code 320.
 SENDS: Final[Mapping[int, KeyFields]] = {
     RequestCode.SEND_MESSAGE.value: SEND_V1_FIELDS,
     RequestCode.SEND_REPLY_MESSAGE.value: SEND_V1_FIELDS,
@@ -128,7 +115,7 @@ SENDS: Final[Mapping[int, KeyFields]] = {
 }
 LIMITABLE: Final[Mapping[int, KeyFields]] = {**SENDS, RequestCode.END_TRANSACTION.value: TRANSACTION_FIELDS}
 
-# Limitable only if subscriptions are limited, by the messages that they get.
+# Limitable only if subscriptions are limited.
 CONSUMING: Final[Mapping[int, KeyFields]] = {
     RequestCode.PULL_MESSAGE.value: SUBSCRIPTION_FIELDS,
     RequestCode.LITE_PULL_MESSAGE.value: SUBSCRIPTION_FIELDS,
@@ -136,7 +123,7 @@ CONSUMING: Final[Mapping[int, KeyFields]] = {
 }
 LIMITABLE_OR_CONSUMING: Final[Mapping[int, KeyFields]] = {**LIMITABLE, **CONSUMING}
 
-# Requests that identify the client, or that are for Sluice itself.
+# Requests that identify the client, or are for Sluice.
 HEARD: Final = frozenset(
     {
         RequestCode.HEART_BEAT.value,
@@ -148,34 +135,31 @@ HEARD: Final = frozenset(
 
 
 SYS_FLAG_TRANSACTION: Final = 0b1100
-# Half of a transaction.
 SYS_FLAG_HALF: Final = 0b0100
 # One message that counts as many.
 SYS_FLAG_INNER_BATCH: Final = 0b1000_0000
-# A send with one of these needs a closer look.
 SYS_FLAGS_SPECIAL: Final = SYS_FLAG_TRANSACTION | SYS_FLAG_INNER_BATCH
-# Nearly all sends: with or without several tags, with any compression of the body.
+# Nearly all sends: with any tags and compression.
 _PLAIN: Final = (0, 1, 2, 3, 257, 259, 513, 515, 769, 771)
-# As in a JSON header.
 PLAIN_SYS_FLAG_VALUES: Final = frozenset({*_PLAIN, *map(str, _PLAIN)})
 
 
-# Clients treat other codes as failures or as success.
+# Clients treat other codes as failures.
 BUSY_CODES: Final = frozenset({ResponseCode.SYSTEM_BUSY.value, ResponseCode.FLOW_CONTROL.value})
 
 
 class ProtocolError(Exception):
-    """Abstract, as in h11. The bytes are, or would be, invalid in RocketMQ's remoting protocol."""
+    """Abstract."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")
-        self.reason = reason  # for a metric, e.g. ``bad_frame``
+        self.reason = reason
         self.detail = detail
 
 
 class RemoteProtocolError(ProtocolError):
-    """The peer violated the protocol. A broker closes the connection on this."""
+    """The peer violated the protocol."""
 
 
 class LocalProtocolError(ProtocolError):
-    """Sluice's own code tried to write an invalid command, e.g. a code too large for a binary header."""
+    """Sluice's own code tried to write an invalid command."""

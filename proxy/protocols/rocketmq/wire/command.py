@@ -1,8 +1,6 @@
-"""Whole commands: requests and answers as values, mostly for the embedded broker and the tests.
+"""Whole commands as values, for rare requests, the embedded broker and the tests.
 
-The data path decodes only ends of transactions, heartbeats, and 9002 and 9003 (``transactions``, ``about``,
-``limit_commands``). For all others ``header`` reads the fields needed for a decision. This module decodes only headers
-as clients and brokers write them. ``lenient`` knows how a broker reads anything else.
+Decodes only headers as clients and brokers write them. For decisions, ``header`` reads all that a broker would read.
 """
 
 import struct
@@ -32,20 +30,18 @@ _I32 = struct.Struct(">i")
 
 
 class RemotingCommand(msgspec.Struct, kw_only=True):
-    code: int  # of the request or the result; i32, in a binary header i16
+    code: int  # of the request or the result, i32, in a binary header i16
     opaque: int  # the requester's number, i32
     flag: int = 0
     language: str = "JAVA"
-    version: int = 0  # the sender's protocol, in a binary header i16
+    version: int = 0  # in a binary header i16
     remark: str | None = None
-    fields: Mapping[str, str] = {}  # ``extFields``; numbers and booleans are spelled as in Java
+    fields: Mapping[str, str] = {}  # ``extFields``, spelled as in Java
     body: bytes = b""
     header_type: int = HEADER_JSON
 
 
 class _Json(msgspec.Struct, kw_only=True):
-    """A JSON header. Fields that the broker does not need may be missing."""
-
     code: int
     language: str = ""
     version: int = 0
@@ -60,7 +56,7 @@ _decode_json = msgspec.json.Decoder(_Json).decode
 
 
 def encode(command: RemotingCommand) -> bytes:
-    """Return a whole frame, with its length word.
+    """Return a whole frame.
 
     Raises:
         LocalProtocolError: A number or string does not fit the binary header, or the frame is too long.
@@ -104,19 +100,15 @@ def _encode_binary(command: RemotingCommand) -> bytes:
             key, text = name.encode(), value.encode()
             parts += (_I16.pack(len(key)), key, _I32.pack(len(text)), text)
     except (struct.error, KeyError) as error:
-        raise LocalProtocolError("bad_header", f"does not fit into a binary header: {error}") from error
+        raise LocalProtocolError("bad_header", f"the command does not fit into a binary header: {error}") from error
     parts[2] = _I32.pack(sum(map(len, parts[3:])))
     return b"".join(parts)
 
 
 def decode(frame: bytes) -> RemotingCommand:
-    """Read a whole frame, with its length word.
-
-    Raises:
-        RemoteProtocolError: The bytes are not exactly one frame, or its header is unreadable.
-    """
+    """Raises RemoteProtocolError if the bytes are not exactly one frame, or its header is unreadable."""
     if len(frame) < PREFIX_BYTES:
-        raise RemoteProtocolError("bad_frame", f"{len(frame)} bytes are not a frame")
+        raise RemoteProtocolError("bad_frame", f"{len(frame)} bytes are too few for a frame")
     length, word = _prefix.unpack_from(frame)
     header_type, header_bytes = word >> 24, word & 0xFFFFFF
     if length != len(frame) - 4 or header_bytes > length - MIN_LENGTH:

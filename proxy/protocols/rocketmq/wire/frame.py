@@ -29,37 +29,33 @@ STRICT: Final = 0
 LENIENT: Final = 1
 UNPARSED: Final = 2
 
-# Replaces bytes that are not UTF-8. Decoders differ in how many they insert, so names with one are not read. The broker
-# refuses them.
+# In place of bytes that are not UTF-8. Decoders differ in their number, and the broker refuses names with one.
 REPLACEMENT: Final = "\ufffd"
 
 
 class HalfSend(NamedTuple):
-    """A half message: the group that may end it, and the topic where it is stored then."""
-
-    group: str
-    topic: str
+    group: str  # may end it
+    topic: str  # where a commit stores it
 
 
 class Header(msgspec.Struct, gc=False):
-    # Empty for a response, a request that is not limitable, or one that the broker refuses for lack of a topic or
-    # group.
+    # Empty: not limitable, or without a topic or group, so the broker refuses it.
     kind: str
-    name: str  # without ``%RETRY%``, meaningful only if ``kind`` is set
-    code: int  # of the response if ``flag`` has FLAG_RESPONSE
+    name: str  # without ``%RETRY%``
+    code: int
     opaque: int
     flag: int
-    producer_group: str = ""  # of a send, cut after 255 characters
+    producer_group: str = ""  # cut to MAX_NAME_CHARS
     is_batch: bool = False  # the broker reads the body as a batch (see ``batch_body``)
     version: int = 0
     language: str = ""
     reading: int = STRICT  # UNPARSED: nothing else is known
     sys_flag: int = 0
-    half: HalfSend | None = None  # set later
+    half: HalfSend | None = None  # set by ``requests``
 
 
 UNPARSABLE: Final = Header("", "", 0, 0, 0, reading=UNPARSED)
-"""An unreadable header. Shared: do not modify it."""
+"""Shared: do not modify it."""
 
 
 def subscription_name(consumer_group: str, topic: str) -> str:
@@ -67,7 +63,7 @@ def subscription_name(consumer_group: str, topic: str) -> str:
 
 
 def read_sys_flag(value: str | int | None) -> int:
-    """Return the broker's reading, or SYS_FLAG_INNER_BATCH, the strictest, if it is not a number."""
+    """Read as the broker does. SYS_FLAG_INNER_BATCH, the strictest, if it is not a number."""
     try:
         return int(value or 0)
     except ValueError:
@@ -85,9 +81,8 @@ def charge(
 ) -> Header:
     """Set the resource of a limitable request from its key fields. Return ``header``.
 
-    A send to ``%RETRY%<group>`` and a send-back (36) of that group are the same resource: clients use one when the
-    other is refused. A batch is a value that Java's parseBoolean calls true: C++ writes ``"1"``, and the broker stores
-    a single message.
+    A send to ``%RETRY%<group>`` and a send-back of that group are the same resource: clients use one when the other is
+    refused. ``batch`` is read as by Java's parseBoolean. C++ writes ``"1"`` for a single message.
     """
     if fields is SUBSCRIPTION_FIELDS:
         if producer_group is not None:
@@ -110,28 +105,22 @@ def charge(
 
 prefix_at = Struct(">iI").unpack_from
 """The first two words of a frame: its length, and type and length of the header."""
-HEADER_LENGTH: Final = 0xFFFFFF
-"""A mask for the second word."""
+HEADER_LENGTH: Final = 0xFFFFFF  # mask of the second word
 _MAX_WORD: Final = codes.HEADER_BINARY << 24 | HEADER_LENGTH
 
 
-# A longer header is neither gathered nor read. It is mostly the message's properties, of which the broker accepts 32
-# KiB: six times that in JSON if every character is escaped.
+# The broker accepts 32 KiB of properties: six times that if all is escaped in JSON.
 MAX_HEADER_BYTES: Final = 256 * 1024
 
 
 def header_bytes_of(length: int, word: int, max_length: int) -> int:
-    """Return the header's length in a client's frame that begins with these two words.
-
-    Raises:
-        Close: They do not begin a frame.
-    """
+    """Return the header's length in a client's frame that begins with these two words. Raises Close if none does."""
     header_bytes = word & HEADER_LENGTH
     if header_bytes <= length - 4 and length <= max_length and word <= _MAX_WORD:
         return header_bytes
     begins = (length & 0xFFFFFFFF).to_bytes(4, "big")
     if all(0x20 <= byte < 0x7F for byte in begins):
-        detail = f"{begins.decode()!r} instead of a frame; does it speak the listener's `protocol`?"
+        detail = f"{begins.decode()!r} instead of a frame; check that it uses the listener's `protocol`"
     elif not codes.MIN_LENGTH <= length <= max_length:
         detail = f"a frame of length {length}; allowed: {codes.MIN_LENGTH} to {max_length}"
     elif word > _MAX_WORD:
@@ -141,13 +130,11 @@ def header_bytes_of(length: int, word: int, max_length: int) -> int:
     raise Close("bad_frame", f"the client sent {detail}")
 
 
-# A longer beginning of a header is not read again with the next chunk. Nearly all are shorter.
+# Nearly all incomplete headers are shorter.
 _READ_AGAIN_BYTES: Final = 2048
 
 
 class Begun(NamedTuple):
-    """A frame whose header is complete, or too long to be gathered."""
-
     come: bytes  # the two words, and the header unless it is too long
     header_type: int
     header_bytes: int
@@ -164,8 +151,6 @@ class Begun(NamedTuple):
 
 
 class PartialFrame:
-    """Gathers the beginning of one frame after another, until its header is complete."""
-
     def __init__(self, max_header_bytes: int, header_bytes_of: Callable[[int, int], int]) -> None:
         self.pieces = bytearray()  # empty between frames
         self._max_header_bytes = max_header_bytes
@@ -179,19 +164,12 @@ class PartialFrame:
         return PREFIX_BYTES + (word & HEADER_LENGTH) - have
 
     def readable_again(self) -> int:
-        """Return the length of the gathered bytes, 0 if they are too long to be read again."""
+        """Return the gathered length, 0 if it is too long to be read again."""
         have = len(self.pieces)
         return have if have <= _READ_AGAIN_BYTES else 0
 
     def resume(self, chunk: memoryview) -> Begun | None:
-        """Gather the chunk's part of the header. A complete one is returned and forgotten.
-
-        Returns:
-            None while it is incomplete: then the whole chunk belongs to it.
-
-        Raises:
-            Close: The two words do not begin a frame.
-        """
+        """Gather the chunk's part of the header. Return it once it is complete or too long. Raises Close."""
         pieces, size = self.pieces, len(chunk)
         position = min(max(0, PREFIX_BYTES - len(pieces)), size)
         pieces += chunk[:position]

@@ -1,11 +1,9 @@
 """The slow parser for JSON headers, which reads unusual ones as the broker does.
 
 The rules were derived from the broker's decoder (RocketMQ 5.5.0, fastjson2 2.0.59). The differential test in
-``tests/integration/oracle`` compares this module with it. Plausible headers are read: duplicate keys, escaped and
-single-quoted names and strings, codes as strings or fractions, nulls, numbers and booleans in ``extFields``, unknown
-keys, raw control characters, text that is not UTF-8, stray trailing commas and NULs. Implausible ones (comments,
-references, missing commas, numbers with exponents or suffixes, arrays in place of strings) are UNPARSABLE and end the
-connection, so they cannot bypass a limit. So are those that would take long: more than MAX_JSON_BYTES or ``MAX_STEPS``.
+``tests/integration/oracle`` compares both. Plausible oddities are read, such as duplicate keys, escaped names, codes as
+strings, raw control characters and text that is not UTF-8. Others, such as comments, references and missing commas, are
+UNPARSABLE, so that they cannot bypass a limit. So are headers that would take long.
 """
 
 import re
@@ -26,19 +24,13 @@ from proxy.protocols.rocketmq.wire.codes import (
 )
 from proxy.protocols.rocketmq.wire.frame import LENIENT, REPLACEMENT, UNPARSABLE, Header, charge
 
-# A step takes about a microsecond. A token is a step. A field is four, and so are an escape in a name and eight
-# characters of a hashed name. A send has about twenty fields including the header's own keys. This allows three times
-# as many. All properties of a message are one field.
+# About a microsecond each. A token is a step, a field is four. This allows three times the fields of a send.
 MAX_STEPS: Final = 256
 _MAX_DEPTH: Final = 16
 _MAX_NAME_BYTES: Final = 128
 
 
-# Tokens and values of a JSON header, as the broker's JSON library sees them. UnsureError is raised where the broker may
-# read something else.
-#
-# Time is linear in the bytes: each token is matched at the end of the previous one, no pattern backtracks, and the
-# number of steps is bounded.
+# Time is linear in the bytes, as no pattern backtracks.
 class UnsureError(Exception):
     """The broker refuses it too, or may read it differently."""
 
@@ -48,17 +40,14 @@ class Number(bytes):
 
 
 class _Word(bytes):
-    """A name without quotes, or true, false or null."""
-
     __slots__ = ()
 
 
 class String(bytes):
-    """The contents of a string. ``text`` can always be encoded as UTF-8."""
-
     __slots__ = ()
 
     def text(self) -> str:
+        """Return text that can be encoded as UTF-8."""
         text = self.decode(errors="replace")
         if "\\" not in text:
             return text
@@ -78,8 +67,7 @@ _Token = String | Number | _Word | int
 Value = String | Number | bool | Nested | None
 
 
-# The broker's strings end where these do: a lead byte takes its share of bytes along, even a quote. A continuation byte
-# without a lead byte is an error there.
+# The broker's strings end where these do: a lead byte takes its share of bytes along, even a quote.
 _STRING: Final = (
     rb"%(quote)b((?:[^%(quote)b\\\x80-\xff]++"
     rb"|\\(?:[\"'\\/bfnrt]|u[0-9A-Fa-f]{4}|x[0-9A-Fa-f]{2})"
@@ -166,7 +154,7 @@ class Parser:
             raise UnsureError
 
     def members(self) -> Iterator[str]:
-        """Iterate over the names in an object. The caller reads each value. One trailing comma is allowed."""
+        """Yield the names in an object. The caller reads each value."""
         self.expect(OPEN)
         while not self.skip(_CLOSE):
             yield self._name()
@@ -174,11 +162,6 @@ class Parser:
                 self.expect(_COMMA)  # the broker allows some missing commas
 
     def _name(self) -> str:
-        r"""Read a member's name and the colon.
-
-        A name with a NUL is refused: the broker packs short names into a number without their length, so
-        ``"code\u0000"`` is ``"code"``.
-        """
         token = self.next()
         self._step()
         if isinstance(token, String) and len(token) <= _MAX_NAME_BYTES:
@@ -188,13 +171,13 @@ class Parser:
             name = token.decode()  # 5.5.0 refuses bare names, older libraries read them
         else:
             raise UnsureError
+        # The broker packs short names into a number without their length, so "code\0" is "code".
         if "\0" in name:
             raise UnsureError
         self.expect(_COLON)
         return name
 
     def value(self, depth: int = 0) -> Value:
-        """Read a value. An array or object is only checked and skipped."""
         token = self.next()
         if token in (OPEN, _OPEN_ARRAY):
             self._skip_nested(depth + 1)
@@ -223,8 +206,8 @@ class Parser:
             self.expect(_COMMA)
 
 
-# Longer headers are not read here. They are mostly the message's properties, of which the broker accepts this much.
-# Recorded clients' headers have up to half a KiB. With the bound on steps the worst header takes half a millisecond.
+# The broker accepts this much of properties. Recorded headers have up to half a KiB. With the bound on steps the worst
+# header takes half a millisecond.
 MAX_JSON_BYTES: Final = 32 * 1024
 
 _Fields = Mapping[str, Value]
@@ -245,18 +228,13 @@ _KEYS: Final = (
     "processTimer",
     "callbackList",
 )
-# Longer names would take too long to hash.
 _MAX_UNKNOWN_CHARS: Final = 32
-# See ``MAX_STEPS``.
-_CHARS_PER_STEP: Final = 8
+_CHARS_PER_STEP: Final = 8  # of hashed names
 _MAX_PACKED_CHARS: Final = 8
 
 
 def _hashes(name: str) -> frozenset[int]:
-    """Return the 64-bit numbers by which the broker's JSON library may identify the name.
-
-    That is the FNV-1a hash, but for up to 8 characters of Latin-1 the characters themselves.
-    """
+    """Return the numbers by which fastjson may identify the name: FNV-1a, or up to 8 characters of Latin-1 as such."""
     number = 0xCBF29CE484222325
     for character in name:
         number = ((number ^ ord(character)) * 0x100000001B3) & 0xFFFFFFFFFFFFFFFF
@@ -273,8 +251,7 @@ _FOLDED_KEYS: Final = frozenset(key.lower() for key in _KEYS)
 def _check_unknown(name: str) -> None:
     """Raise unless every broker is certain to ignore a key of this name.
 
-    The current one uses a hash with easy collisions. Older ones took ``Code``, ``co_de`` and the like for ``code``. The
-    hash is over UTF-16, so names with surrogate pairs or replaced characters are refused.
+    The current one uses a hash with easy collisions, over UTF-16. Older ones took ``Code`` or ``co_de`` for ``code``.
     """
     if len(name) > _MAX_UNKNOWN_CHARS or not name.isprintable() or max(name, default="") >= REPLACEMENT:
         raise UnsureError
@@ -287,7 +264,6 @@ _REFERENCE: Final = re.compile(rb"[\"']\$ref[\"']")
 
 
 def read_json(header: bytes, *, subscriptions: bool = False) -> Header:
-    # A reference: the broker may copy one part of the header over another at the end.
     if len(header) > MAX_JSON_BYTES or _REFERENCE.search(header):
         return UNPARSABLE
     try:
@@ -309,9 +285,9 @@ def _interpret(parser: Parser, limitable: Mapping[int, KeyFields]) -> Header:
             _check_unknown(name)
             parser.value()
         else:
-            raise UnsureError  # the broker ends skipped strings elsewhere than strings that it reads
+            raise UnsureError  # the broker ends skipped strings elsewhere
     parser.end()
-    # The broker assigns a number, but no client could match the answer.
+    # For a missing number, the broker assigns one, which no client could match.
     header = Header("", "", _integer(top.get("code")), _integer(top.get("opaque")), _integer(top.get("flag")))
     header.version = _integer(top.get("version"))
     header.language = _language(top["language"]) if "language" in top else LANGUAGES[0]
@@ -327,9 +303,8 @@ def _read_ext_fields(parser: Parser) -> dict[str, Value]:
     return {}
 
 
-# A resource's name with every character escaped. Escapes are decoded one by one.
-_MAX_SPELLED_BYTES: Final = 6 * MAX_NAME_CHARS
-# More decimals are implausible, and may change the number.
+_MAX_SPELLED_BYTES: Final = 6 * MAX_NAME_CHARS  # all escaped
+# More decimals may change the number.
 _INTEGER: Final = re.compile(r"([+-]?[0-9]{1,12})(?:\.[0-9]{0,5})?", re.ASCII)
 _WORDS: Final = {"": 0, "null": 0, "false": 0, "true": 1}
 
@@ -387,7 +362,7 @@ def _charge(header: Header, ext: _Fields, limitable: Mapping[int, KeyFields]) ->
         return header
     value = _text(ext.get(fields.resource))
     if value is None and fields is SEND_V2_FIELDS:
-        value = _text(ext.get(SEND_V1_FIELDS.resource))  # the current broker refuses such a send; others may not
+        value = _text(ext.get(SEND_V1_FIELDS.resource))  # the current broker refuses such a send
     if value is None:
         return header
     if len(value) > MAX_NAME_CHARS or REPLACEMENT in value:
@@ -404,7 +379,7 @@ def _charge(header: Header, ext: _Fields, limitable: Mapping[int, KeyFields]) ->
         header,
         fields,
         value,
-        # A character may be two escapes. The rest is beyond the kept part of a group.
+        # A character may be two escapes. The rest is cut anyway.
         String(group[: 2 * _MAX_SPELLED_BYTES]).text() if isinstance(group, String) else None,
         batch=batch.text() if isinstance(batch, String) else batch is True,
         sys_flag=_text(ext.get(fields.sys_flag)) if fields.sys_flag else None,

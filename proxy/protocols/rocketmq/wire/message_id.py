@@ -1,31 +1,27 @@
 """The client's id for a message, which is the same in each attempt of one send.
 
-It is the property ``UNIQ_KEY`` of a send. Java also gives one to a batch. A send-back has it as ``originMsgId``. When
-it is refused, Java sends the message to the retry topic under the same id. Node gives no id. C++ gives another one in
-each attempt, so its repeats are not detected.
+It is the property ``UNIQ_KEY`` of a send, and the field ``originMsgId`` of a send-back. When that is refused, Java
+sends the message to the retry topic under the same id. Node gives no id, C++ another one in each attempt.
 
-The header is searched, not parsed: with an odd spelling there is no id, and no decision depends on it. The compiled
-part does the same (``native/core/src/message_id.rs``).
+The header is searched, not parsed, as no decision depends on the id. The compiled part does the same
+(``native/core/src/message_id.rs``).
 """
 
 from typing import Final
 
 from proxy.protocols.rocketmq.wire.codes import HEADER_JSON
 
-# Before this is the end of the previous property, if there is one.
 _JSON_MARK: Final = rb"UNIQ_KEY\u0001"
 _JSON_END: Final = rb"\u0002"
 _BINARY_MARK: Final = b"UNIQ_KEY\x01"
 _BINARY_END: Final = 0x02
 _JSON_FIELD: Final = b'"originMsgId":"'
-# The length of the key comes before this, the length of the id after it.
+# With the length of the key. The length of the id follows.
 _BINARY_FIELD: Final = b"\x00\x0boriginMsgId"
 _LENGTH_BYTES: Final = 4
 _QUOTE: Final = ord('"')
 ANOTHER_EACH_TIME: Final = frozenset({"CPP"})
-"""Languages whose clients give each attempt another id."""
-MAX_BYTES: Final = 255
-"""Longer ids are cut."""
+MAX_BYTES: Final = 255  # longer ids are cut
 
 
 def message_id(header: bytes, header_type: int) -> bytes:
@@ -37,7 +33,7 @@ def message_id(header: bytes, header_type: int) -> bytes:
         if is_json:
             if before != _QUOTE and not header.endswith(_JSON_END, 0, at):
                 return b""
-        # The length of all properties, below 64 KiB, comes before the first one.
+        # Before the first property comes the length of all, below 64 KiB.
         elif before != _BINARY_END and not header.endswith(b"\0\0", 0, max(0, at - 2)):
             return b""
         at += len(mark)

@@ -46,7 +46,7 @@ def complaint(capsys: pytest.CaptureFixture[str], *tokens: str, exit_code: int =
             f'unknown command "rnu"; did you mean "run"? Available commands: {COMMANDS}; see sluice --help',
         ),
         ("run --listn x", "unknown option: --listn; did you mean --listen? see sluice run --help"),
-        ("run --listen", "--listen: nothing given; see sluice run --help"),
+        ("run --listen", "--listen: the value is missing; see sluice run --help"),
         ("run x", 'unexpected argument "x"; see sluice run --help'),
         ("switch of", 'unexpected argument "of"; did you mean "off"? see sluice switch --help'),
         ("run --grace-s x", 'invalid value for --grace-s: unable to convert "x" into a number; see sluice run --help'),
@@ -67,7 +67,7 @@ def test_check_without_a_file_says_which_one_to_name(
 ) -> None:
     for command in (["check"], ["check", ""]):
         line = complaint(capsys, *command)
-        assert line.startswith("nothing to check: name the file of `sluice run --config FILE`, as in `sluice check")
+        assert line.startswith("nothing to check: give the configuration file, as in `sluice check")
     assert complaint(capsys, "check", "/dev/zero").startswith("/dev/zero: cannot be read: file too large")
     monkeypatch.setenv("SLUICE_CONFIG", write("grace_s = -1\n"))
     assert complaint(capsys, "check") == "sluice.toml:1: grace_s = -1: must be at least 0"
@@ -193,7 +193,7 @@ def test_a_token_file_that_others_can_read_gets_a_warning(
     assert main(["state", "--admin", address, "--token-file", str(token)]) == 1
     warning, line = capsys.readouterr().err.splitlines()
     assert warning == f"sluice: warning: --token-file {token}: other users can read it; run chmod 600 {token}"
-    assert line.startswith(f"sluice: nobody answers at http://{address}")
+    assert line.startswith(f"sluice: no answer from http://{address}")
 
 
 def test_saying_what_there_is_to_say_takes_no_data_path() -> None:

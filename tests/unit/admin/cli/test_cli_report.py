@@ -85,7 +85,7 @@ def test_rates_that_are_asked_about_and_attempts_that_are_known_better(specs: li
         (("--conf", "a=b"), "--conf a=b: must be KEY=VALUE"),
         (("--storm-gap", "0.5s"), "must be whole seconds"),
         (("--storm-gap", "2h"), "must be whole seconds"),
-        (("--storm-gap", "soon"), "--storm-gap soon: must be a time like 90s"),
+        (("--storm-gap", "soon"), "--storm-gap soon: must be a duration like 90s"),
         *((("--headroom", word), f"--headroom {word}: must be a number from 0 to 10") for word in (
             "-1", "nan", "much",
         )),
@@ -144,6 +144,6 @@ def test_tail_says_which_folder_of_this_machine_it_reads(
     monkeypatch.setenv("SLUICE_URL", "127.0.0.1:1")
     main(["report", "tail"])
     nobody, reading, *_ = capsys.readouterr().err.splitlines()
-    assert nobody.startswith("sluice: nobody answers at http://127.0.0.1:1")
-    assert nobody.endswith("showing all logs of this machine and user until it does")
+    assert nobody.startswith("sluice: no answer from http://127.0.0.1:1")
+    assert nobody.endswith("showing all logs of this machine and user")
     assert reading == f"sluice: reading {folder}"

@@ -58,12 +58,12 @@ def test_a_token_is_sent_and_never_shown(api: Any, problem: Callable[..., Any]) 
 @pytest.mark.parametrize("answer", [(404, b"not found"), (500, b""), (400, b"{}")])
 def test_server_that_is_not_sluice_is_named(api: Any, answer: tuple[int, bytes]) -> None:
     api.answers["GET /state"] = answer
-    assert failure(api.url).lines[0].startswith(f"{api.url} answers {answer[0]}: name the admin address")
+    assert failure(api.url).lines[0].startswith(f"{api.url}: unexpected answer (status {answer[0]}); give the admin")
 
 
 def test_an_answer_of_another_kind_says_so(api: Any) -> None:
     api.answers["GET /state"] = (200, ["x"])
-    with Api(Target(api.url)) as client, pytest.raises(ApiError, match="answers something else than was asked"):
+    with Api(Target(api.url)) as client, pytest.raises(ApiError, match=r"unexpected answer \(wrong type\)"):
         client.get("state").read(dict[str, int])
 
 
@@ -71,7 +71,7 @@ def test_connection_refused_says_what_to_do(reserve: Callable[..., int]) -> None
     address = f"127.0.0.1:{reserve()}"
     (line,) = failure(f"http://{address}").lines
     assert line == (
-        f"nobody answers at http://{address} (Connection refused): start `sluice run`, or name its admin address with"
+        f"no answer from http://{address} (Connection refused): start `sluice run`, or give its admin address with"
         " --admin"
     )
 
@@ -86,7 +86,7 @@ def test_silent_server_times_out(api: Any, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_redirection_is_not_followed(api: Any) -> None:
     api.answers["GET /state"] = (302, {})
-    assert failure(api.url, "token").lines[0].startswith(f"{api.url} answers 302")
+    assert failure(api.url, "token").lines[0].startswith(f"{api.url}: unexpected answer (status 302)")
 
 
 def test_a_proxy_of_the_environment_is_left_aside(
@@ -144,13 +144,13 @@ def test_pages_are_read_until_all_is_there(api: Any) -> None:
 def test_a_certificate_nobody_vouches_for_names_the_flag(tmp_path: Any) -> None:
     target = Target("https://127.0.0.1:1", None, str(tmp_path / "ca.pem"))
     (tmp_path / "ca.pem").write_text("no certificate", encoding="utf-8")
-    with pytest.raises(SettingsError, match=r"ca\.pem: no PEM file of certificates; name one with --ca-file"):
+    with pytest.raises(SettingsError, match=r"ca\.pem: not a PEM file of certificates; give one with --ca-file"):
         Api(target)
 
 
 def test_server_without_tls_is_named(api: Any) -> None:
     (line,) = failure(f"https://{api.address}").lines
-    assert line == f"no TLS at https://{api.address}: write http://{api.address}"
+    assert line == f"no TLS at https://{api.address}: use http://{api.address}"
 
 
 def test_what_speaks_something_else_may_want_encryption() -> None:
@@ -165,4 +165,4 @@ def test_what_speaks_something_else_may_want_encryption() -> None:
         (line,) = failure(url).lines
         thread.join()
     # It hangs up before or after it has read the request.
-    assert line.startswith((f"{url} speaks no HTTP (", f"nobody answers at {url} ("))
+    assert line.startswith((f"{url} does not speak HTTP (", f"no answer from {url} ("))

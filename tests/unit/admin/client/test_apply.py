@@ -140,7 +140,7 @@ class TestFile:
     ) -> None:
         ran = sluice("limits", "apply", file(), *flags)
         assert ran.exit_code == 2
-        assert f"{flags[0]}: goes with the recommendations.json of a report" in ran.err
+        assert f"{flags[0]}: only with the recommendations.json of a report" in ran.err
 
 
 def test_an_export_is_printed_as_it_comes_or_as_json(api: Any, sluice: Sluice) -> None:
@@ -275,7 +275,7 @@ class TestRecommendations:
     ) -> None:
         flag, other = f"--{action}", {"lower": "--raise", "raise": "--lower"}[action]
         path = recommend(recommendation(action=action, recommended_rate_per_s=rate, only_with=action))
-        said = f"left out: topic orders: 300/s → {rate:g}/s is offered apart, {flag} applies it: {EVIDENCE}"
+        said = f"left out: topic orders: 300/s → {rate:g}/s is optional, {flag} applies it: {EVIDENCE}"
         for flags in ([], [other]):
             assert sluice("limits", "apply", path, *flags).out.splitlines() == [said, "changed 0, left out 1"]
         assert not sidecar.writes()
@@ -291,10 +291,10 @@ class TestRecommendations:
     @pytest.mark.parametrize(
         ("now", "said"),
         [
-            ({"rate": 400.0}, "changed since: 400/s in force, made for 300/s; --force applies it nevertheless"),
-            ({"action": "off"}, "changed since: unlimited in force, made for 300/s; --force applies it nevertheless"),
+            ({"rate": 400.0}, "changed since: 400/s in force, made for 300/s; --force applies it anyway"),
+            ({"action": "off"}, "changed since: unlimited in force, made for 300/s; --force applies it anyway"),
             ({"bytes_per_s": 5.0}, "changed since: 300/s + 5 bytes/s in force, made for 300/s; --force applies it"),
-            ({"count": "requests"}, "changed since: it counts requests now; --force applies it nevertheless"),
+            ({"count": "requests"}, "changed since: it counts requests now; --force applies it anyway"),
             ({"rate": 560.0}, "in force already"),
             ({"between": "22:00-06:00"}, "its limit holds at some hours only: change it in the configuration"),
             ({"rate": None, "exempt": True}, "exempt: it is never limited"),
@@ -369,7 +369,7 @@ class TestRecommendations:
         ("text", "said"),
         [
             ("", "Input data was truncated; "),
-            (b'{"version": "\xff"}', "name the recommendations.json of a report, or make a new one"),
+            (b'{"version": "\xff"}', "give the recommendations.json of a report, or make a new one"),
             ('{"limits": []}', "version: found None, and this is version 1; "),
             ('{"version": "\\u001b[2J", "recommendations": []}', "version: found \\x1b[2J, and this is version 1; "),
             ('{"version": 1, "recommendations": [{"rate_per_s": "5"}]}', "at `$.recommendations[0]"),
@@ -389,5 +389,5 @@ class TestRecommendations:
         ran = sluice("limits", "apply", "/nowhere\x1b.json")
         assert ran.exit_code == 2
         assert ran.err.startswith("sluice: /nowhere\\x1b.json: cannot be read: no such file or directory")
-        assert "--prune: goes with a TOML file" in sluice("limits", "apply", recommend(), "--prune").err
-        assert "x.html: is a page; name the recommendations.json" in sluice("limits", "apply", "x.html").err
+        assert "--prune: only with a TOML file" in sluice("limits", "apply", recommend(), "--prune").err
+        assert "x.html: is an HTML page; give the recommendations.json" in sluice("limits", "apply", "x.html").err

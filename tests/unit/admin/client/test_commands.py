@@ -46,7 +46,7 @@ async def test_a_limit_is_set_shown_and_unset(asked: Asked) -> None:
     differ = words((await asked("limits", "diff")).out)
     assert differ[1].startswith("topic orders 500/s 1000/s ada ")
     assert (await asked("limits", "unset", "topic", "orders")).exit_code == 0
-    assert (await asked("limits", "diff")).out == "All is as configured.\n"
+    assert (await asked("limits", "diff")).out == "Nothing differs from the configuration.\n"
     again = await asked("limits", "unset", "topic", "orders")
     assert (again.exit_code, again.out) == (5, "")
 
@@ -60,14 +60,14 @@ async def test_a_difference_of_the_action_alone_is_shown(asked: Asked) -> None:
 async def test_a_dry_run_changes_nothing(asked: Asked) -> None:
     ran = await asked("limits", "set", "topic", "orders", "5", "--dry-run")
     assert ran.out == "would change: topic orders: 500/s → 5/s\n"
-    assert (await asked("limits", "diff")).out == "All is as configured.\n"
+    assert (await asked("limits", "diff")).out == "Nothing differs from the configuration.\n"
 
 
 async def test_late_edit_is_refused_with_the_active_limit(asked: Asked) -> None:
     ran = await asked("limits", "set", "topic", "orders", "5", "--if-match", "abc")
     etag = json.loads((await asked("limits", "get", "topic", "orders", "--json")).out)["etag"]
     assert (ran.exit_code, ran.out) == (3, "")
-    assert ran.err.endswith(f" then give --if-match {etag}\n")
+    assert ran.err.endswith(f" then use --if-match {etag}\n")
     assert (await asked("limits", "set", "topic", "orders", "5", "--if-match", etag)).exit_code == 0
 
 
@@ -87,7 +87,7 @@ async def test_refusal_names_the_flag(asked: Asked, tokens: list[str], line: str
 
 async def test_all_are_unset_at_once(asked: Asked) -> None:
     nothing = await asked("limits", "unset", "--all")
-    assert (nothing.exit_code, nothing.err) == (5, "sluice: no limit is edited: all are as configured\n")
+    assert (nothing.exit_code, nothing.err) == (5, "sluice: nothing to undo: no limit is edited\n")
     for name in ("orders", "mail"):
         await asked("limits", "set", "topic", name, "7")
     ran = await asked("limits", "unset", "--all", "--reason", "over")

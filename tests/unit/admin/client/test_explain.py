@@ -50,7 +50,7 @@ class TestCommand:
             ),
             (
                 "explain topic a --admin x:1 --config y",
-                "--admin and --config: give one of them",
+                "--admin and --config: give only one of them",
             ),
             ("explain topic a --admin x", 'must be "host:port"'),
             ("explain topic a --config /nowhere.toml", "/nowhere.toml: cannot be read: no such file or directory"),

@@ -71,12 +71,12 @@ class TestPurge:
             200,
             {"kind": "topic", "name": "a", "refused": 0, "dropped": 0, "change": 7},
         )
-        assert sluice("spool", "purge", "topic:a", "--yes").out == "Nothing of topic:a was spooled; change 7\n"
+        assert sluice("spool", "purge", "topic:a", "--yes").out == "No messages of topic:a were spooled; change 7\n"
 
     def test_wants_a_yes_where_nobody_can_be_asked(self, api: Any, sluice: Sluice) -> None:
         ran = sluice("spool", "purge", "topic:a")
         assert (ran.exit_code, api.asked) == (2, [])
-        assert ran.err == "sluice: purging topic:a cannot be undone: use --yes to skip the question\n"
+        assert ran.err == "sluice: purging topic:a cannot be undone: confirm with --yes\n"
 
     @pytest.mark.parametrize(("said", "asked"), [("y\n", 1), ("n\n", 0), ("\n", 0)])
     def test_asks_on_a_terminal(

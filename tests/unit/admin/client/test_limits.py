@@ -228,12 +228,12 @@ class TestSet:
     ) -> None:
         ran = sluice("limits", "set", "topic", "orders", *given, "--without", without)
         assert (ran.exit_code, api.asked) == (2, [])
-        assert ran.err == f"sluice: --without {field}: it is given as well; give it or remove it\n"
+        assert ran.err == f"sluice: --without {field}: the field is also set; set it or remove it\n"
 
     @pytest.mark.parametrize(
         ("expires_at", "said"),
         [
-            (None, "   permanent; the edit before it would have ended "),
+            (None, "   permanent; the previous edit would have expired "),
             ("2100-01-01T00:00:00.000Z", "   until "),
         ],
     )
@@ -287,8 +287,8 @@ class TestUnset:
     @pytest.mark.parametrize(
         ("tokens", "line"),
         [
-            ([], "KIND: nothing given; name the limit, or give --all"),
-            (["topic", "a", "--all"], "KIND and --all: give one of them"),
+            ([], "KIND is missing; name the limit, or give --all"),
+            (["topic", "a", "--all"], "KIND and --all: give only one of them"),
         ],
     )
     def test_of_what_is_not_named_is_refused(self, sluice: Sluice, tokens: list[str], line: str) -> None:

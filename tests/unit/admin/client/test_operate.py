@@ -150,7 +150,7 @@ def test_a_state_without_a_field_is_that_of_another_version(api: Any, sluice: Sl
     api.answers["GET /state"] = (200, {"version": "0", "compiled_part": "none"})
     ran = sluice("state")
     assert (ran.exit_code, ran.out) == (1, "")
-    assert f"{api.url} answers without 'rates': name the admin address of a Sluice of this version" in ran.err
+    assert f"{api.url}: unexpected answer (no 'rates'); give the admin address of a Sluice of this version" in ran.err
 
 
 def test_state_and_connections_say_which_of_several_brokers_is_used(api: Any, sluice: Any) -> None:
@@ -189,7 +189,9 @@ def test_tail_reads_the_log_of_the_sidecar_that_is_asked(
     assert said == f"sluice: reading {own}"
     code, said = tail_of(tmp_path / "elsewhere")
     assert code == 2
-    assert said.endswith(f"has its log in {tmp_path / 'elsewhere'}, which is not on this machine")
+    assert said.endswith(
+        f"has its log in {tmp_path / 'elsewhere'}, which is not on this machine; run this command there"
+    )
     code, said = tail_of(None)
     assert code == 2
     assert "has its rejection log switched off" in said

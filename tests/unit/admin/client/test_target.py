@@ -58,16 +58,16 @@ class TestAddress:
         [
             ("here", "--admin here: must be"),
             ("ftp://a:1", "--admin ftp://a:1: must begin with http:// or https://"),
-            ("http://a:1/page", "--admin http://a:1/page: must be only an address"),
+            ("http://a:1/page", "--admin http://a:1/page: must be an address"),
             ("http://a:99999", "--admin http://a:99999: "),
-            ("http://", "--admin http://: must be only an address"),
+            ("http://", "--admin http://: must be an address"),
         ],
     )
     def test_that_is_none_names_where_it_came_from(self, text: str, said: str) -> None:
         assert refused(Given(text)).startswith(said)
 
     def test_of_the_environment_is_named_when_it_is_wrong_without_a_password(self) -> None:
-        assert refused(Given("http://me:secret@a:1")).startswith("--admin: must be only an address")
+        assert refused(Given("http://me:secret@a:1")).startswith("--admin: must be an address")
         for name in ("SLUICE_URL", "SLUICE_ADMIN"):
             assert refused(Given(), {name: "off"}).startswith(f"{name} off: must be")
 

@@ -18,7 +18,7 @@ def test_a_time_is_read_with_its_unit(text: str, seconds: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "0", "-5s", "5y", "m", "5 m", "1h 30m", "nan"])
 def test_what_is_no_time_names_the_flag(text: str) -> None:
-    with pytest.raises(SettingsError, match=r"^--ttl .*: must be a time like 90s"):
+    with pytest.raises(SettingsError, match=r"^--ttl .*: must be a duration like 90s"):
         read_seconds(text, "--ttl")
 
 

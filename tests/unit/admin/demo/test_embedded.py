@@ -97,7 +97,7 @@ async def test_a_taken_port_is_replaced_by_a_free_one_and_told(
         monkeypatch.setattr(embedded, "_LISTEN", Endpoint("127.0.0.1", port))
         assert await embedded.perform(seconds=0.1) == 0
     text = capsys.readouterr().out
-    (other,) = re.findall(rf"port {port} is taken, so sluice has ([0-9]+)", text)
+    (other,) = re.findall(rf"port {port} is taken, so sluice uses ([0-9]+)", text)
     assert int(other) not in {0, port}
     assert text.count("is taken") == 1
 

@@ -584,7 +584,7 @@ def test_a_message_that_is_too_large_is_told_the_size() -> None:
     driver.send(0, b"x" * 2000)
     error = driver.to(CLIENT)[0]["state"].value[0].value
     assert error[1] == (
-        "SYSTEM_BUSY: queue:orders accepts no message above the 1000 bytes that rule queue:orders admits at once"
+        "SYSTEM_BUSY: queue:orders accepts no message larger than the 1000 bytes that rule queue:orders admits at once"
     )
 
 

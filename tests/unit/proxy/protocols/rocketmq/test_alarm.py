@@ -41,7 +41,7 @@ def refused(play: Playbook) -> list[tuple[object, object, object]]:
 def test_sends_are_refused_as_busy_and_other_requests_pass() -> None:
     play = alarmed(Playbook()) >> Client(b"".join(SENDS) + b"".join(OTHERS)) << Anything()
     assert play.given[Side.BROKER] == b"".join(OTHERS)
-    remark = "Sluice is low on memory, and takes no messages until there is enough again"
+    remark = "Sluice is low on memory and accepts no messages until the alarm ends"
     assert refused(play) == [(2, opaque, remark) for opaque in range(1, 6)]
     assert play.refused_by == ["alarm:memory"] * 5
 

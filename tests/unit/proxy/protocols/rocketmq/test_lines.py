@@ -318,7 +318,7 @@ class TestPurge:
         connection.write()
         assert connection.refused == [1, 2, 4]
         (remark, *_) = {header["remark"] for header in headers(connection.given[Side.CLIENT])}
-        assert remark == "Sluice held the message back, and was told to give it up"
+        assert remark == "an operator purged the message from Sluice's spool"
         assert shared.limits.held.requests == 1
         shared.pass_s(10)
         connection.client(slow(7))

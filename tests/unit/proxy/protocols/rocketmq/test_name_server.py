@@ -139,7 +139,7 @@ def test_unreadable_answers_pass_unchanged_and_are_logged(body: bytes) -> None:
     assert connection.answer(body) == _answer(body)
     assert connection.counters.routes == {"unread": 1}
     ((about, detail),) = connection.warnings
-    assert about == "a name server's answer is forwarded with the brokers' own addresses"
+    assert about == "name server answer forwarded unchanged"
     assert detail.startswith(f"an answer of {len(_answer(body))} bytes: it")
 
 
@@ -151,7 +151,7 @@ def test_answer_without_room_goes_on_unchanged() -> None:
     connection.feed(Side.BROKER, whole, *range(50_000, len(whole), 50_000))
     assert connection.got[Side.CLIENT] == whole
     assert connection.counters.routes == {"unread": 1}
-    assert connection.warnings[0][1].endswith(": there is not enough memory for it")
+    assert connection.warnings[0][1].endswith(": not enough memory to read it")
     assert connection.room.taken_bytes == 0
     connection.ask(_ROUTE)
     assert connection.answer(_BODIES[_ROUTE]) == _answer(_told(_BODIES[_ROUTE]))
@@ -328,8 +328,8 @@ def test_doubts_are_about_what_leads_clients_past_sluice() -> None:
     vip = ListenerAddresses("rocketmq", ("0.0.0.0", 20909), (("10.0.0.5", 10909),))
     addresses = Addresses([(("10.0.0.5", 10911), ("sluice", 1))])
     (alone,) = PROTOCOL.lint(NameServerOptions(), [_AMQP])
-    assert alone.startswith("rewrites no address, so clients bypass Sluice")
+    assert alone.startswith("replaces no addresses, so clients bypass Sluice")
     assert not list(PROTOCOL.lint(NameServerOptions(addresses=addresses), [_AMQP]))
     assert not list(PROTOCOL.lint(NameServerOptions(), [_FRONT, vip]))
     (without,) = PROTOCOL.lint(NameServerOptions(), [_FRONT, _AMQP])
-    assert "at 0.0.0.0:20911; those with a VIP channel connect to port 20909" in without
+    assert "at 0.0.0.0:20911, but clients with a VIP channel connect to port 20909" in without
