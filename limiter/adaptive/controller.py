@@ -77,6 +77,7 @@ class Controller:
         self._usual_s = float("inf")
         self._leaked = self._wait_s = 0.0
         self._waits_s = deque([0.0] * 10, maxlen=10)  # per step
+        self._beyond = deque([0.0] * 10, maxlen=10)  # per step
         self._steps_over = 0
 
     def step(self, now_ns: int, seen: BrokerSeen, is_holding: bool) -> float | None:  # noqa: FBT001
@@ -131,7 +132,9 @@ class Controller:
             self._usual_s, self._usual_at_ns = min(self._mean_s, self._usual_s + _MAX_RAISE_S), now_ns
         # Messages beyond Little's law will never be answered, or are new in a queue.
         beyond = seen.unanswered - self._rate * self._mean_s
-        self._leaked = max(0.0, min(beyond, self._leaked + _LEAK * seen.answers))
+        # Queued for a second, they would have been answered, as latencies are shorter.
+        self._leaked = max(0.0, min(beyond, max(self._leaked + _LEAK * seen.answers, min(self._beyond))))
+        self._beyond.append(beyond)
 
     def _begin_if_short(self, now_ns: int, is_blocked: bool, busy: float) -> None:  # noqa: FBT001
         wait_s = self._wait_s

@@ -110,7 +110,8 @@ class _Sidecar:
 
     def step(self, now_ns: int, *, blocked: bool) -> None:
         seen = BrokerSeen(self.answers, self.busy, self.round_trips_ns[:32], self.unanswered, blocked)
-        limit = self.controller.step(now_ns, seen, *self.limiter.took())
+        _, is_holding = self.limiter.took()
+        limit = self.controller.step(now_ns, seen, is_holding)
         self.limiter.follow(now_ns, limit)
         self.answers = self.busy = 0
         self.round_trips_ns = []
