@@ -1,1 +1,1 @@
-"""The data path: listeners, connections, protocols, the handler pipeline and its executor."""
+"""The data path."""

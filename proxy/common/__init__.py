@@ -1,1 +1,1 @@
-"""Helpers shared by the data path: buffers, admission, threads, rate-limited logging."""
+"""Helpers for the whole data path."""

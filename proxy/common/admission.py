@@ -12,11 +12,7 @@ Network = IPv4Network | IPv6Network
 
 @lru_cache(maxsize=4096)
 def client_address(host: str) -> str:
-    """Normalize an IP address. IPv4-mapped IPv6 becomes IPv4.
-
-    Raises:
-        ValueError: not an IP address.
-    """
+    """IPv4-mapped IPv6 becomes IPv4. Raises ValueError if it is not an IP address."""
     address = ip_address(host)
     mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
     return str(mapped or address)
@@ -32,14 +28,14 @@ def in_networks(address: str, networks: Iterable[Network]) -> bool:
 
 
 def client_of(address: str) -> str:
-    """Return the client of a normalized address. An IPv6 /64 counts as one client."""
+    """An IPv6 /64 counts as one client."""
     if ":" not in address:
         return address
     return str(IPv6Address(int(IPv6Address(address)) >> 64 << 64))
 
 
 class ConnectionRate:
-    """Limits new connections of a listener, with a burst of one second."""
+    """With a burst of one second."""
 
     def __init__(self, connections_per_s: float, now_ns: int) -> None:
         rate = round(connections_per_s * UPERMITS_PER_PERMIT)

@@ -1,4 +1,4 @@
-"""Read buffers, lent from read to write, and the memory budget for frames that must be complete before a decision."""
+"""Read buffers, and the memory budget for incomplete frames."""
 
 import mmap
 from collections import Counter
@@ -8,10 +8,9 @@ from typing import Final
 
 from proxy.common.admission import client_of
 
-#: Read sizes: from the pool, and when the budget is exhausted.
+#: Read sizes: from the pool, and when its budget is exhausted.
 CHUNK_BYTES: Final = 256 * 1024
 SMALL_CHUNK_BYTES: Final = 16 * 1024
-#: Free buffers to keep. The rest returns to the system.
 _KEPT: Final = 16
 _OWN_PAGES: Final = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 
@@ -19,11 +18,8 @@ _OWN_PAGES: Final = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 class BufferPool:
     """A budget of read buffers. Idle connections hold none.
 
-    When the budget is exhausted, connections read with small buffers of their own. Clients behind a stalled broker
-    therefore cannot stop the others.
-
-    Args:
-        budget_bytes: total of all large buffers. At least one is always available.
+    When it is exhausted, connections read with small buffers of their own, so clients behind a stalled broker cannot
+    stop the others.
     """
 
     def __init__(self, budget_bytes: int) -> None:
@@ -44,7 +40,6 @@ class BufferPool:
                 self._free.append(buffer)
 
 
-#: Budget of all connections together for incomplete frames.
 GATHERED_BYTES: Final = 64 * 1024 * 1024
 #: Smaller frames are not counted.
 SMALL_FRAME_BYTES: Final = 64 * 1024
@@ -53,11 +48,7 @@ KEPT_NS: Final = 5_000_000_000
 
 
 class Gathering:
-    """The memory of one incomplete frame.
-
-    Args:
-        lose: called when another frame takes this memory. It must drop the bytes gathered. None: cannot be evicted.
-    """
+    """The memory of one incomplete frame. ``lose`` drops its bytes on eviction. None: it cannot be evicted."""
 
     __slots__ = ("client", "has_bytes", "lose", "lost", "since_ns")
 
@@ -65,15 +56,15 @@ class Gathering:
         self.client = client_of(address)
         self.lose = lose
         self.has_bytes = self.since_ns = 0
-        self.lost = False  # evicted: cannot grow any more
+        self.lost = False
 
 
 class GatherRoom:
     """The budget for incomplete frames, shared fairly between clients.
 
     A frame takes memory for the bytes that have arrived, not for its declared length. When the budget is exhausted,
-    other frames are evicted: the oldest frame of the client with the most first. Only frames older than KEPT_NS, and
-    those of clients that hold more than the requester, can be evicted, so slow senders lock no one out.
+    other frames are evicted: the oldest of the client with the most first, if it is older than KEPT_NS or its client
+    holds more than the requester. Slow senders therefore lock no one out.
     """
 
     def __init__(self, budget_bytes: int = GATHERED_BYTES) -> None:
@@ -84,11 +75,11 @@ class GatherRoom:
         self._gatherings: dict[Gathering, None] = {}
 
     def fits(self, gathering: Gathering, size_bytes: int, now_ns: int) -> bool:
-        """Say whether a frame could grow to ``size_bytes``, counting frames that can be evicted."""
+        """Return whether a frame could grow to ``size_bytes``, perhaps by evicting others."""
         return size_bytes <= SMALL_FRAME_BYTES or self._losers(gathering, size_bytes, now_ns) is not None
 
     def grow(self, gathering: Gathering, size_bytes: int, now_ns: int) -> bool:
-        """Grow a frame to ``size_bytes``, evicting others if needed. On failure it keeps its memory."""
+        """Evict other frames if needed. On failure, the frame keeps its memory."""
         if gathering.lost or size_bytes <= max(gathering.has_bytes, SMALL_FRAME_BYTES):
             return not gathering.lost
         losers = self._losers(gathering, size_bytes, now_ns)
@@ -118,13 +109,12 @@ class GatherRoom:
             del self._by_client[gathering.client]
 
     def _losers(self, gathering: Gathering, size_bytes: int, now_ns: int) -> list[Gathering] | None:
-        """Return the frames to evict, or None if that is not enough."""
+        """None: that is not enough."""
         more_bytes = size_bytes - gathering.has_bytes
         missing_bytes = self.taken_bytes + more_bytes - self._budget_bytes
         client_bytes = self._by_client[gathering.client] + more_bytes
         #: Clients with less are protected for KEPT_NS, so that ordinary batches can complete.
         min_bytes = self._budget_bytes // 16
-        #: Each client's bytes after the evictions chosen so far.
         left = Counter(self._by_client)
         may_lose: list[tuple[int, Gathering]] = []
         for other in self._gatherings if missing_bytes > 0 else ():

@@ -1,11 +1,11 @@
-"""The two clocks: monotonic time for the data path, wall-clock time for people."""
+"""Monotonic time for the data path, wall-clock time for people."""
 
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-#: The clocks are read one after the other, so their difference jitters.
+#: The two clocks are read one after the other.
 _JITTER: Final = timedelta(milliseconds=100)
 
 
@@ -14,7 +14,7 @@ def utc_now() -> datetime:
 
 
 def write_time(moment: datetime) -> str:
-    """Format a time in UTC with milliseconds: ``2026-01-02T03:04:05.678Z``."""
+    """Format as ``2026-01-02T03:04:05.678Z``."""
     return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
@@ -30,7 +30,7 @@ class Clock:
         return write_time(self.utc())
 
     def iso_of(self, at_ns: int) -> str:
-        """Format a monotonic time as wall-clock time. The text is stable until the wall clock is set."""
+        """The text is stable until the wall clock is set."""
         began = self.utc() - timedelta(microseconds=self.now_ns() / 1000)
         if abs(began - self._began) > _JITTER:
             self._began = began

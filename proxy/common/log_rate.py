@@ -1,4 +1,4 @@
-"""Limits log lines of events that clients can trigger thousands of times a second. Counters still count every event."""
+"""Limits log lines of events that clients can trigger thousands of times a second."""
 
 from collections import OrderedDict
 from collections.abc import Hashable
@@ -12,16 +12,12 @@ class LogRate:
     """Allows one line per key and second. All keys share ``lines_per_s`` equally."""
 
     def __init__(self, lines_per_s: float = inf) -> None:
-        #: Per key, oldest first: time of the last line, and lines suppressed since.
+        #: Oldest first: time of the last line, and lines suppressed since.
         self._seen: OrderedDict[Hashable, tuple[float, int]] = OrderedDict()
         self._lines_per_s = lines_per_s
 
     def take(self, key: Hashable, now_s: float, times: int = 1) -> int | None:
-        """Ask to log a line about ``key``.
-
-        Returns:
-            The number of lines suppressed since the last one, or None if this line is suppressed, too.
-        """
+        """Return the number of lines suppressed since the last one, or None if this line is suppressed too."""
         written_s, held_back = self._seen.get(key, (-inf, 0))
         pause_s = max(1.0, len(self._seen) / self._lines_per_s)
         if now_s - written_s < pause_s:

@@ -1,7 +1,6 @@
 """Metric descriptions, written beside the fields that hold the values.
 
 The scrape and the reference are generated from ``Annotated[int, Metric("sluice_evicted_total", "What it counts.")]``.
-Metrics in nested structs, and in tuples of structs, are found as well.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,13 +18,10 @@ class Metric(NamedTuple):
     """A counter if its name ends with ``_total``, a histogram if the field holds a struct, otherwise a gauge.
 
     Attributes:
-        name: the metric's name.
-        help: the help text.
         labels: in alphabetical order. The keys of a mapping are label values. In a tuple of structs, each struct has a
             field named like the label, or ``name``.
-        samples: converts the field's value to samples. None: the value is a number or a mapping of numbers by label.
+        samples: None: the value is a number or a mapping of numbers by label.
         source: where the data path keeps the value, such as ``limits.evicted_total``. Empty if it is computed.
-        value: converts the field's value to a number.
     """
 
     name: str
@@ -56,12 +52,12 @@ def _field(name: str, hint: Any) -> _Field:
 
 
 def described(struct: type[msgspec.Struct]) -> Iterator[tuple[str, Metric]]:
-    """Yield the metrics of a struct's own fields, each with its field name."""
+    """With field names."""
     return ((field.name, metric) for field in _fields(struct) for metric in field.metrics)
 
 
 def measured(figures: msgspec.Struct) -> Iterator[tuple[Metric, Any]]:
-    """Yield each metric with its samples. For a histogram, yield the field's value instead."""
+    """For a histogram, yield the field's value instead of samples."""
     return _measured(type(figures), [figures])
 
 
@@ -71,7 +67,7 @@ def _measured(struct: type[msgspec.Struct], items: Sequence[msgspec.Struct]) -> 
             if items and isinstance(value := getattr(items[0], field.name), msgspec.Struct):
                 yield metric, value
             else:
-                # Lazy: the caller may read the samples after the next metric was yielded.
+                # The caller may read the samples later.
                 yield metric, chain.from_iterable(map(partial(_samples, metric, field.name), items))
         if field.struct is not None:
             yield from _measured(field.struct, [each for item in items for each in _all(getattr(item, field.name))])

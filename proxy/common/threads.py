@@ -1,8 +1,4 @@
-"""Runs long work of the admin side on threads, so that messages do not wait for it.
-
-``admin.run`` shortens the interpreter's switch interval for this. Objects that belong to the event loop (limiters,
-connections) are handed to the thread in short pieces.
-"""
+"""Runs long work of the admin side on threads, which get objects of the event loop in short pieces."""
 
 from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import partial
@@ -18,12 +14,12 @@ _T = TypeVar("_T")
 
 
 async def on_thread(work: Callable[..., _T], *args: object) -> _T:
-    """Run ``work`` on a small thread pool. If cancelled, it runs until its end or its next piece."""
+    """If cancelled, ``work`` runs to its end or its next piece."""
     return await trio.to_thread.run_sync(partial(work, *args), limiter=_THREADS)
 
 
 def from_loop(steps: Iterable[_T]) -> Iterator[_T]:
-    """From such a thread, iterate over steps that run on the event loop. Each step must be short."""
+    """From such a thread, iterate over short steps that run on the event loop."""
     iterator = iter(steps)
     while piece := trio.from_thread.run_sync(_piece, iterator):
         yield from piece

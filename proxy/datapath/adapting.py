@@ -1,6 +1,6 @@
-"""Adaptive limits: adjusts each one at every step to the load signals of its broker, and keeps their history.
+"""Adjusts adaptive limits at every step to the load signals of their brokers.
 
-It fails open: after an error the listener has no adaptive limit until its new controller finds one.
+After an error, the listener has no adaptive limit until its new controller finds one.
 """
 
 from collections import deque
@@ -29,15 +29,13 @@ _NOTHING: Final = BrokerSeen(0, 0, (), 0, blocked=False)
 
 @dataclass(slots=True)
 class _Followed:
-    """One listener's scope."""
-
     limiter: AdaptiveLimiter
     controller: Controller
     bounds: tuple[float, float | None]
-    point_ns: int  # when the last point of the history was made
+    point_ns: int  # of the last point of the history
     passed: int = 0  # messages since then
     unanswered: int = 0  # at the last step
-    logged_ns: int = 0  # when a line about the limit was last logged
+    logged_ns: int = 0  # the last line about the limit
     not_logged: int = 0  # moves since then
     history: deque[AdaptivePoint] = field(default_factory=lambda: deque(maxlen=_HISTORY_POINTS))
 
@@ -47,8 +45,7 @@ class Adapting:
 
     Args:
         scopes: Names of listeners, as rules match them.
-        take_seen: Returns the load signals of brokers since its last call, by scope.
-        now_ns: Monotonic nanoseconds.
+        take_seen: Returns brokers' load signals since its last call, by scope.
         wall_ns: Nanoseconds since 1970.
     """
 
@@ -72,7 +69,7 @@ class Adapting:
         self._rules_changed.set()
 
     async def run(self) -> None:
-        """Take steps until cancelled, while an active rule is adaptive."""
+        """Takes steps while an active rule is adaptive."""
         while True:
             self._rules_changed = trio.Event()
             if self._step():
@@ -81,7 +78,7 @@ class Adapting:
                 await self._rules_changed.wait()
 
     def _step(self) -> bool:
-        """Return whether some listener has an adaptive limit."""
+        """Return whether a listener has an adaptive limit."""
         now_ns = self._now_ns()
         seen: Mapping[str, BrokerSeen] | None = None
         for scope in self._scopes:
@@ -92,7 +89,7 @@ class Adapting:
                     continue
                 seen = self._take_seen() if seen is None else seen
                 self._follow(scope, limiter, seen.get(scope, _NOTHING), now_ns)
-            except Exception as error:  # noqa: BLE001 - whatever it is
+            except Exception as error:  # noqa: BLE001 - any error
                 self._fail(scope, now_ns, error)
         return seen is not None or bool(self._followed)
 
@@ -128,7 +125,7 @@ class Adapting:
         not_logged = self._log_rate.take(("fault", scope), now_ns / _NS)
         if not_logged is not None:
             _log.error(
-                "adaptive limit failed and was reset; no limit applies until the broker is overloaded again",
+                "adaptive limit failed and was reset, inactive until the next overload",
                 listener=scope,
                 not_logged=not_logged,
                 exc_info=error,
@@ -150,7 +147,7 @@ class Adapting:
             "usual_latency_ms": _in(1e6, controller.usual_latency_ns),
         }
         _log.info(
-            f"adaptive limit {'ended' if limit is None else 'began' if before is None else 'changed'}",
+            f"adaptive limit {'ended' if limit is None else 'started' if before is None else 'changed'}",
             listener=scope,
             action=followed.limiter.rule.action,
             reason=controller.reason,
@@ -174,7 +171,7 @@ class Adapting:
         followed.point_ns, followed.passed = now_ns, 0
 
     def states(self, *, whole: bool = True) -> tuple[AdaptiveState, ...]:
-        """Return the current limits, by listener. With ``whole``, including names and history."""
+        """``whole``: with names and history."""
         return tuple(self._state(scope, followed, whole=whole) for scope, followed in self._followed.items())
 
     def _state(self, scope: str, followed: _Followed, *, whole: bool) -> AdaptiveState:

@@ -1,4 +1,4 @@
-"""Checks once a second whether memory or disk runs short. The data path reacts."""
+"""Checks once a second whether memory or disk is low."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -11,28 +11,18 @@ from proxy.flow import machine
 from proxy.flow.alarms import MIN_FREE_BYTES, WATERMARK, Alarm, AlarmChange, DiskAlarm, MemoryAlarm
 
 _LOOK_S: Final = 1.0
-#: The limit seldom changes, and reading it takes a millisecond.
+#: Reading it takes a millisecond.
 _CHECKS_PER_LIMIT: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
 class AlarmConfig:
-    """Thresholds of the alarms."""
-
-    memory_watermark: float = WATERMARK  # share of the available memory, above 0 and at most 1
+    memory_watermark: float = WATERMARK  # fraction of the available memory, above 0 and at most 1
     disk_free_bytes: int = MIN_FREE_BYTES  # where the spool is
 
 
 class AlarmWatch:
-    """Both alarms and their checks.
-
-    Args:
-        folder: The spool's folder. None: there is no spool, and no disk alarm.
-        changed: Awaited with each change, before the next check.
-
-    Raises:
-        ValueError: A threshold is out of range.
-    """
+    """``changed`` is awaited with each change. Raises ValueError if a threshold is out of range."""
 
     def __init__(
         self,
@@ -55,11 +45,11 @@ class AlarmWatch:
         return (self.memory,) if self.disk is None else (self.memory, self.disk)
 
     def forget_disk(self) -> None:
-        """Drop the disk alarm, because there is no spool after all. Call before ``run``."""
+        """Call before ``run``, if there is no spool after all."""
         self.disk = None
 
     async def run(self) -> None:
-        """Check until cancelled. A hanging disk does not delay the memory checks."""
+        """A hanging disk does not delay the memory checks."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch_memory)
             if self.disk is not None and self._folder is not None:

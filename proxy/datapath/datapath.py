@@ -1,4 +1,4 @@
-"""One data path behind ``control.DataPath``: listeners, pipeline and live limiters of one process."""
+"""One data path behind ``control.DataPath``."""
 
 import time
 from collections import deque
@@ -71,15 +71,13 @@ from proxy.stats.timing import Histogram, Timings
 
 _log = structlog.get_logger(__name__)
 
-#: How often the event loop's load is sampled, over twice this time.
 _LOAD_S: Final = 0.5
-#: Above this the event loop is saturated.
 _SATURATED_RATIO: Final = 0.95
-#: Rules with hours are checked this often even if none is due, since the wall clock may jump.
+#: The wall clock may jump.
 _CHECK_HOURS_S: Final = 30.0
-#: Margin for a wall clock that is slightly behind when a change is due.
+#: The wall clock may be slightly behind when a change is due.
 _MIN_WAIT_S: Final = 0.05
-#: Handlers resolve held requests this long before a drain ends, so that the answers still go out.
+#: So that the answers of held requests still go out.
 _DRAIN_MARGIN_S: Final = 0.5
 _NS_PER_S: Final = 1_000_000_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -99,7 +97,7 @@ class _Parts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CreditConfig:
-    """Credit between two stages. See ``proxy.flow.credit``. The store has its own."""
+    """See ``proxy.flow.credit``."""
 
     stages: Credit = DEFAULT_CREDIT
     store: Credit = STORE_CREDIT
@@ -118,18 +116,13 @@ class DataPathConfig:
     max_keys_per_s: int = DEFAULT_TOLD_APART  # distinct refusals per second, by client, group, rule and resource
     max_resources: int = DEFAULT_TOLD_APART  # distinct resources per second of traffic, exact names not included
     spool: SpoolConfig | None = None
-    credit: CreditConfig = CreditConfig()  # between two stages
+    credit: CreditConfig = CreditConfig()
     alarms: AlarmConfig = AlarmConfig()  # noqa: RUF009 - frozen
     fleet: FleetConfig | None = None
 
 
 class LocalDataPath(DataPath):
-    """The data path of this process.
-
-    Raises:
-        PipelineError: the handlers do not make a pipeline.
-        ValueError: the figures of a credit or an alarm contradict each other.
-    """
+    """Raises PipelineError for invalid handlers, ValueError for contradictory credit or alarms."""
 
     def __init__(
         self,
@@ -139,7 +132,7 @@ class LocalDataPath(DataPath):
     ) -> None:
         self._now_ns = now_ns
         self._wall_clock = wall_clock
-        # As configured. The active rules are derived from it for each moment.
+        # The active rules are derived from it for each moment.
         self._rule_set = config.rule_set
         self._rules_changed = trio.Event()
         in_force = config.rule_set.at(wall_clock())
@@ -230,16 +223,12 @@ class LocalDataPath(DataPath):
     ) -> None:
         """Bind, then serve until cancelled. Started once all listeners are bound.
 
-        Args:
-            inherited: sockets that are already bound.
-            take_over: called last, before clients are accepted and the spool is opened. Returns the limits of the old
-                process, which no longer accepts clients or uses the spool.
-            task_status: reports that it serves.
+        ``take_over`` is called before clients are accepted and the spool is opened. It returns the limits of the old
+        process.
 
         Raises:
             ListenError: an address is not available.
             SpoolError: the spool's folder is not usable.
-            Exception: errors of ``take_over``.
         """
         try:
             await self.server.bind(inherited)
@@ -275,13 +264,13 @@ class LocalDataPath(DataPath):
     def _restore(self, saved: SavedLimits) -> None:
         taken, left = self._limits.restore(saved, self._now_ns())
         if taken or left:
-            _log.info("restored the limiter state of the previous process", limiters=taken, not_limited_any_more=left)
+            _log.info("restored the limiter state of the old process", limiters=taken, not_limited_any_more=left)
 
     def descriptors(self) -> list[int]:
         return self.server.descriptors()
 
     async def hand_over(self, grace_s: float) -> SavedLimits:
-        at_once = "another process of Sluice goes on" if self._spooling.is_used() else ""
+        at_once = "another Sluice process is taking over" if self._spooling.is_used() else ""
         await self.server.hold(at_once=at_once)
         self._services.spool = None
         await self._spooling.close()
@@ -311,7 +300,7 @@ class LocalDataPath(DataPath):
     async def apply(self, rule_set: RuleSet) -> None:
         version = self._rule_set.version
         if rule_set.version <= version:
-            raise ValueError(f"rule set version {rule_set.version} is not above {version}, which is in force")
+            raise ValueError(f"rule set version {rule_set.version} is not newer than the active version {version}")
         before, self._rule_set = self._rule_set, rule_set
         try:
             self._limits.swap(rule_set.at(self._wall_clock()), self._now_ns())
@@ -344,9 +333,9 @@ class LocalDataPath(DataPath):
             earlier, before = before, now
 
     def _held_bytes(self) -> int:
-        """Return the memory of waiting messages. Never too high, or an alarm would end too early."""
+        """Never too high, or an alarm would end too early."""
         spool = self._spooling.spool
-        # Sessions may count held requests, too.
+        # Sessions may count held requests too.
         held_bytes = max(self._tally.held_bytes, self.server.held_bytes())
         return held_bytes + self._services.ahead.taken_bytes + (0 if spool is None else spool.memory_bytes)
 
@@ -375,7 +364,6 @@ class LocalDataPath(DataPath):
     def _apply_hours(self) -> None:
         now, held = self._wall_clock(), self._limits.rule_set
         with_hours = self._rule_set.with_hours
-        # Many rules have the same hours.
         now_on = {hours for hours in {rule.hours for rule in with_hours} if hours is not None and hours.holds(now)}
         began = [f"{rule} ({rule.hours})" for rule in with_hours if rule.hours in now_on and not held.holds(rule)]
         ceased = [f"{rule} ({rule.hours})" for rule in with_hours if rule.hours not in now_on and held.holds(rule)]
@@ -383,7 +371,7 @@ class LocalDataPath(DataPath):
             return
         self._limits.swap(self._rule_set.at(now), self._now_ns())
         self._adapting.rules_changed()
-        _log.info("rules with hours began or ended", began=began, ceased=ceased)
+        _log.info("rules with hours activated or deactivated", began=began, ceased=ceased)
 
     async def snapshot(self, *, whole: bool = True) -> Snapshot:
         many = await on_thread(self._overview.many, self._max_resource_labels) if whole else {}
@@ -543,7 +531,7 @@ class LocalDataPath(DataPath):
     def _limits_kind(self, kind: str) -> bool:
         return self._limits.rule_set.limits_kind(kind)
 
-    def _terms(self, connection: ConnectionInfo, resources: tuple[Resource, ...], consumes: bool) -> Terms:  # noqa: FBT001 - as SessionContext has it
+    def _terms(self, connection: ConnectionInfo, resources: tuple[Resource, ...], consumes: bool) -> Terms:  # noqa: FBT001 - as in SessionContext
         if connection.exempt:
             return NO_TERMS
         return self._limits.terms(resources, caller_of(connection, consumes=consumes))
@@ -553,14 +541,13 @@ class LocalDataPath(DataPath):
 
 
 def _busy_and_all_ns() -> tuple[int, int]:
-    """Return this thread's busy time and the elapsed time, since the same moment."""
     busy_ns = machine.busy_ns()
-    # Fallback if the kernel does not report it: without the time in which other threads had the processor.
+    # This excludes the time in which other threads had the CPU.
     return time.thread_time_ns() if busy_ns is None else busy_ns, time.perf_counter_ns()
 
 
 def _traffic(accounts: Accounts, taken: list[Span]) -> tuple[TrafficSecond, ...]:
-    """Turn seconds into plain data and free them. Runs here because it would block the event loop for milliseconds."""
+    """Free the seconds on this thread, too: on the event loop, that would block for milliseconds."""
     seconds = tuple(second for second in accounts.steps_of(taken) if second is not None)
     for span in taken:
         deque(span.drain(), maxlen=0)

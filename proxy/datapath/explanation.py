@@ -1,7 +1,4 @@
-"""Explains which limits apply to a request, in which order, why, and their state.
-
-Works for a running data path and for a configuration file. It changes nothing and creates no limiter.
-"""
+"""Explains which limits apply to a request, for a running data path or a configuration file. Creates no limiter."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
@@ -50,11 +47,7 @@ def explain(
     *,
     confirms: Mapping[Resource, ConfirmState] = MappingProxyType({}),
 ) -> Explanation:
-    """Return which limits apply to a request.
-
-    Raises:
-        QuestionError: The question is invalid.
-    """
+    """Raises QuestionError."""
     protocols = tuple(protocols)
     through = _through(question.listener, listeners)
     spoken = {listener.protocol.name for listener in through}
@@ -120,7 +113,7 @@ def _confirm(
     *,
     exempt: bool,
 ) -> ConfirmView | None:
-    """Return how a rule with ``after_consume`` applies, if a listener's protocol supports it."""
+    """None: no rule with ``after_consume`` applies, or no listener's protocol supports it."""
     kinds = (kind for listener in through for kind in listener.protocol.kinds if kind.name == resource.kind)
     kind = next((kind for kind in kinds if kind.after_consume), None)
     rule = rule_set.match(resource)
@@ -212,7 +205,7 @@ def _moment(text: str) -> datetime:
         what = f"{text!r} is not a valid time; use the form 2026-11-21T23:00+01:00, with Z instead of +01:00 for UTC"
         raise QuestionError("at", what) from None
     if moment.tzinfo is None:
-        what = f"{text!r} has no time zone; append one, like +01:00, or Z for UTC (in a URL, write + as %2B)"
+        what = f"{text!r} has no time zone; append one, such as +01:00, or Z for UTC (in a URL, write + as %2B)"
         raise QuestionError("at", what)
     if not _FIRST_YEAR <= moment.year <= _LAST_YEAR:
         raise QuestionError("at", f"{text!r} is out of range; allowed: the years {_FIRST_YEAR} to {_LAST_YEAR}")

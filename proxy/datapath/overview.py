@@ -1,7 +1,6 @@
 """The operator's view of a data path: counts, limits, resources, connections.
 
-All methods are for a thread of ``proxy.common.threads``. The event loop hands over live objects in pieces, so items are
-of slightly different moments.
+Call all methods on a thread of ``proxy.common.threads``. Items are of slightly different moments.
 """
 
 import math
@@ -41,7 +40,6 @@ _ENDINGS: Final = tuple((ending.verdict, OUTCOMES.index(ending.outcome)) for end
 
 
 def direction(side: Side) -> Direction:
-    """Return the word for the sending peer."""
     return "client" if side is Side.CLIENT else "broker"
 
 
@@ -73,7 +71,7 @@ class Overview:
         }
 
     def counts(self) -> dict[tuple[str, str], ResourceCounts]:
-        """Return the results of each resource's requests, by (kind, name)."""
+        """By (kind, name)."""
         found = (each for each in from_loop(self._accounts.each()) if each is not None)
         return {(resource.kind, resource.name): _counts(amounts) for resource, amounts in found}
 
@@ -91,7 +89,7 @@ class Overview:
         return totals
 
     def usage(self, max_others: int) -> dict[tuple[str, str, Dimension], Usage]:
-        """Return the usage of limits active in the last minute: all with their own rule, and the most used others."""
+        """Return limits active in the last minute: all with their own rule, and the most used others."""
         rule_set = self._limits.rule_set
         usage: dict[tuple[str, str, Dimension], Usage] = {}
         # The least used first. Of equal ones the latest.
@@ -111,10 +109,7 @@ class Overview:
         return usage
 
     def configured(self, max_limits: int) -> dict[tuple[str, str, Dimension], LimitInForce]:
-        """Return the active limits, those of exact names last. Rules that are off or exempt are left out.
-
-        The limit of an adaptive rule is a separate metric.
-        """
+        """The active limits, those of exact names last. Adaptive ones are a separate metric."""
         limits = dict[tuple[str, str, Dimension], LimitInForce]()
         for rule in self._limits.rule_set.in_force:
             if len(limits) >= max_limits:
@@ -130,7 +125,7 @@ class Overview:
         return limits
 
     def oldest_waiting(self, max_names: int) -> dict[tuple[str, str], float]:
-        """Return the age in seconds of each resource's oldest waiting message. Beyond the cap: ``_other``."""
+        """In seconds. Beyond the cap: ``_other``."""
         now_ns, ages = self._now_ns(), dict[tuple[str, str], float]()
         oldest = sorted(trio.from_thread.run(self._pressure.waiting).oldest_ns.items(), key=itemgetter(1))
         for number, ((kind, name), since_ns) in enumerate(oldest):
@@ -138,7 +133,7 @@ class Overview:
         return ages
 
     def resources(self, since_ns: int) -> Iterator[ResourceState]:
-        """Yield everything active since then: counted resources first, then scopes and totals."""
+        """Counted resources first, then scopes and totals."""
         waiting = trio.from_thread.run(self._pressure.waiting)
         yield from filter(None, from_loop(self._states(since_ns, waiting)))
 
@@ -166,7 +161,6 @@ class Overview:
         ]
         shadowed_ns = None
         if rule.action == "shadow":
-            # A shadow rule stops nothing.
             shadowed_ns = max((at_ns for at_ns, _, _ in refusals), default=None)
             states, refusals = [], []
         last_refused_ns, last_wait_us, refused_by = max(refusals) if refusals else (None, 0, "")
@@ -222,7 +216,7 @@ def _rule_counts(sums: RuleSums) -> RuleCounts:
 def _connection(
     connection: Connection, waiting: Waiting, now_ns: int, iso: Callable[[int], str], *, several: bool
 ) -> ConnectionState:
-    """Return a connection's state. ``several``: its listener has several brokers."""
+    """``several``: the listener has several brokers."""
     info, session = connection.info, connection.session
     connection.count_lent()
     described = session.describe(now_ns)

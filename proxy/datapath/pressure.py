@@ -1,7 +1,4 @@
-"""The operator's view of back pressure: waiting stages, alarms, the spool, and consumers' confirms.
-
-It is collected on the event loop, in pieces.
-"""
+"""The operator's view of back pressure, collected on the event loop in pieces."""
 
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable
@@ -28,7 +25,7 @@ from proxy.stats.flow import MAX_STAGES_SHOWN, ConnectionFlow, Flow, Purged, Sta
 from proxy.stats.snapshot import AlarmState, ConfirmState
 
 _NS: Final = 1_000_000_000
-#: A connection that was out of credit for less of the last minute is not reported: it only waited for its turn.
+#: A connection out of credit for less of the last minute only waited for its turn.
 MIN_SHARE: Final = 0.2
 _SHOWN_FIRST: Final[tuple[State, ...]] = ("flow", "blocked", "throttled")
 
@@ -38,40 +35,30 @@ def worse(one: State, other: State) -> State:
 
 
 def stages_beside(connection: Connection, now_ns: int) -> tuple[StageState, ...]:
-    """Return a connection's other stages that are not running: writer, channels, and resources with a queue.
-
-    At most MAX_STAGES_SHOWN, because a client may have many thousands.
-    """
+    """At most MAX_STAGES_SHOWN stages that are not running, because a client may have many thousands."""
     stages = chain((connection.writer,), connection.session.stages())
     shown = islice((stage for stage in stages if stage.state(now_ns) != "running"), MAX_STAGES_SHOWN)
     return tuple(stage.figures(now_ns) for stage in shown)
 
 
 class SurveyResult(NamedTuple):
-    """The state of all stages."""
-
-    findings: tuple[FlowFinding, ...]  # the bottlenecks, first that which most connections wait for
-    counts: dict[tuple[Kind, State], int]  # how many stages of each kind show each state
-    waiting: dict[State, list[Connection]]  # connections that are not running, by state
+    findings: tuple[FlowFinding, ...]  # the bottleneck of the most connections first
+    counts: dict[tuple[Kind, State], int]
+    waiting: dict[State, list[Connection]]  # connections that are not running
 
 
 class Waiting(NamedTuple):
-    """Messages that wait in the spool or are held. ``states`` has the states of resources by ``kind:name``."""
+    """In the spool, or held."""
 
     by_stage: dict[Stage, int]  # in the spool, by the stage of their queue
     by_resource: Counter[tuple[str, str]]  # in the spool
     states: dict[str, State]
-    # Since when the oldest message of a resource waits, in memory or in the spool.
+    # In memory or in the spool.
     oldest_ns: dict[tuple[str, str], int]
 
 
 class Pressure:
-    """Collects the state of the stages, the alarms and the spool of a data path.
-
-    Args:
-        busy_ratio: Returns the share of the last second that the event loop was working.
-        saturated: Periods in which the event loop was saturated.
-    """
+    """``busy_ratio`` returns the share of the last second that the event loop was working."""
 
     def __init__(
         self,
@@ -90,7 +77,7 @@ class Pressure:
         self._busy_ratio = busy_ratio
         self._saturated = saturated
         self._now_ns, self._iso = now_ns, iso
-        #: The last values shown: none may fall because a connection ends while they are added up.
+        #: No value may fall because a connection ends while they are added up.
         self._waited_ns = Counter[State]()
 
     # --- Stages -----------------------------------------------------------------------------------
@@ -150,7 +137,7 @@ class Pressure:
         return tuple(shown)
 
     async def seconds(self) -> dict[State, float]:
-        """Return how long connections showed each state other than running, in total. It never falls."""
+        """Return how long connections showed each state. Never falls."""
         return await in_pieces(self._add_seconds())
 
     def _add_seconds(self) -> Generator[None, None, dict[State, float]]:
@@ -225,14 +212,10 @@ class Pressure:
         return Waiting(by_stage, by_resource, states, oldest_ns)
 
     async def purge(self, resource: Resource) -> Purged:
-        """Purge a resource's spooled messages. See ``DataPath.purge``.
-
-        Raises:
-            ValueError: There is no spool.
-        """
+        """Raises ValueError if there is no spool."""
         spool = self._spooling.spool
         if spool is None:
-            raise ValueError(f"there is no spool, so no messages of {resource} are spooled")
+            raise ValueError(f"no messages of {resource} are spooled: there is no spool")
         return await in_pieces(self._purge(spool, resource))
 
     def _purge(self, spool: Spool, resource: Resource) -> Generator[None, None, Purged]:
@@ -248,7 +231,7 @@ class Pressure:
 
 
 def by_destination(states: Iterable[ConfirmState]) -> list[ConfirmState]:
-    """Return one state per destination, in order of appearance. Two brokers may have the same destination."""
+    """Two brokers may have the same destination."""
     found: dict[tuple[str, str], ConfirmState] = {}
     for state in states:
         other = found.get((state.kind, state.name))
@@ -257,7 +240,7 @@ def by_destination(states: Iterable[ConfirmState]) -> list[ConfirmState]:
 
 
 def labelled_confirms(states: Iterable[ConfirmState], most: int) -> tuple[ConfirmState, ...]:
-    """Return the first ``most`` states. The others are combined per kind, with the name ``_other``."""
+    """States after the first ``most`` are combined per kind, as ``_other``."""
     return tuple(
         by_destination(
             state if number < most else msgspec.structs.replace(state, name=OTHER)

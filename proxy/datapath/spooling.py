@@ -1,4 +1,4 @@
-"""The spool of a data path: opens it before clients connect, ticks and closes it, and logs disk events."""
+"""Opens the spool before clients connect, ticks and closes it, and logs disk events."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -24,27 +24,24 @@ _CLOSE_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class SpoolConfig:
-    folder: Path
+    folder: Path  # created if missing, and used by this data path only
     settings: SpoolSettings = field(default_factory=SpoolSettings)
-    # created if missing, and used by this data path only
     recover: bool = True
-    required: bool = True  # an unusable folder is an error. Otherwise it is logged, and there is no spool
+    required: bool = True  # False: an unusable folder is logged, and there is no spool
 
 
 class SpoolError(Exception):
-    """The spool's folder cannot be used. The message says which and why."""
-
     def __init__(self, folder: Path, error: OSError) -> None:
         if isinstance(error, BlockingIOError):
-            text = f"another process uses the spool's folder {folder}; each process needs its own"
+            text = f"the spool folder {folder} is in use by another process; each process needs its own"
         else:
-            text = f"the spool's folder {folder} cannot be used: {error.strerror or error}"
+            text = f"cannot use the spool folder {folder}: {error.strerror or error}"
         super().__init__(text)
         self.folder = folder
 
 
 class Spooling:
-    """Opens, ticks and closes the spool, if configured. ``now_ns`` is called from any thread."""
+    """``now_ns`` is called from any thread."""
 
     def __init__(
         self,
@@ -55,8 +52,8 @@ class Spooling:
     ) -> None:
         self.config = config
         self._credit, self._now_ns, self._wall_ns = credit, now_ns, wall_ns
-        self.spool: Spool | None = None  # None until it is open
-        self.failure = ""  # why the disk fails; empty if it does not
+        self.spool: Spool | None = None
+        self.failure = ""  # empty: the disk works
         self.failing = Periods()
         self._wanted = trio.Event()
         self._log_rate = LogRate()
@@ -100,7 +97,7 @@ class Spooling:
         return self.spool is not None and not self.spool.is_idle
 
     async def run(self) -> None:
-        """Tick the spool until cancelled, while it is in use. It may be closed and reopened in between."""
+        """The spool may be closed and reopened meanwhile."""
         while True:
             if self.spool is None or self.spool.is_idle:
                 self._wanted = trio.Event()
@@ -110,25 +107,25 @@ class Spooling:
             await trio.sleep(_TICK_S)
 
     def keep(self) -> None:
-        """Keep recoverable messages on disk, because all connections are about to end."""
+        """Keep recoverable messages on disk. All connections are about to end."""
         if self.spool is not None:
             self.spool.keep()
 
     async def close(self) -> None:
-        """Write everything and close the spool, even when cancelled."""
+        """Write everything, even when cancelled."""
         spool = self.spool
         if spool is not None:
             with trio.CancelScope(shield=True), trio.move_on_after(_CLOSE_S) as scope:
                 await trio.to_thread.run_sync(spool.close, abandon_on_cancel=True)
             if scope.cancelled_caught:
-                _log.error("spool disk does not respond; unwritten messages are lost", folder=str(self._folder()))
+                _log.error("spool disk not responding, unwritten messages lost", folder=str(self._folder()))
             self.spool = None
 
     def _folder(self) -> Path | None:
         return self.config.folder if self.config is not None else None
 
     def _wanted_again(self) -> None:
-        # While it is being opened, this is called in another thread.
+        # While it is being opened, another thread calls this.
         if self.spool is not None:
             self._wanted.set()
 
@@ -143,13 +140,11 @@ class Spooling:
             _log.error("spool disk failed", folder=str(self._folder()), reason=reason)
         elif since_ns is not None:
             self.failing.end(now_ns)
-            _log.info(
-                "spool disk works again", folder=str(self._folder()), failed_s=round((now_ns - since_ns) / 1e9, 1)
-            )
+            _log.info("spool disk recovered", folder=str(self._folder()), failed_s=round((now_ns - since_ns) / 1e9, 1))
 
     def _unclaimed(self, queues: int, entries: int) -> None:
         _log.warning(
-            "dropped spooled messages of an earlier process: no client connected to send them",
+            "dropped spooled messages from an earlier process: no matching client connected",
             folder=str(self._folder()),
             messages=entries,
             queues=queues,
@@ -169,17 +164,17 @@ class Spooling:
 
 
 def _guarded(call: Callable[[], object]) -> None:
-    """Make a call for the store's thread. An error in it must not end the data path."""
+    """An error in a call for the store's thread must not end the data path."""
     try:
         call()
-    except Exception:  # noqa: BLE001 - whatever it is
+    except Exception:  # noqa: BLE001 - any error
         _log.exception("unexpected error in the spool")
 
 
 def _log_recovered(config: SpoolConfig, recovered: Recovered) -> None:
     if recovered.entries or recovered.dropped or recovered.lost or recovered.damaged or recovered.is_full:
         _log.warning(
-            "found spooled messages of an earlier process",
+            "found spooled messages from an earlier process",
             folder=str(config.folder),
             to_send=recovered.entries,
             queues=len(recovered.queues),

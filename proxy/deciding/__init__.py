@@ -1,1 +1,1 @@
-"""Batches of requests, the handlers that decide on them, and the executor that runs handlers."""
+"""Decides on batches of requests."""

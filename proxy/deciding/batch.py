@@ -1,7 +1,4 @@
-"""The protocol-neutral types between protocols and handlers. No protocol code, no I/O and no clock.
-
-Sessions turn bytes into batches and verdicts into bytes. Handlers see only the types defined here.
-"""
+"""The protocol-neutral types between sessions and handlers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
@@ -15,20 +12,20 @@ from limiter.rules.resource import Resource
 from limiter.rules.rule import Dimension
 
 Refusal = Literal["answered", "silent", "impossible"]
-"""How a request can be refused: with an answer, silently if its client asked for none, or not at all.
+"""With an answer, silently if the client asked for none, or not at all.
 
-Refusal is impossible if the client assumes that the broker has the message. Such a request passes or waits.
+``impossible``: the client assumes that the broker has the message. The request passes or waits.
 """
 Asks = plans.Asks
 
 
 class MessageIds(Protocol):
     def message_id(self, request: "Request") -> bytes:
-        """Return the client-assigned id of a request's message, equal for each repeat. Empty if it has none."""
+        """Return the client's id, equal for each repeat. Empty: there is none."""
 
 
 class Side(Enum):
-    """A peer of a connection. Also the direction of traffic *from* that peer."""
+    """A peer, or the direction of traffic *from* it."""
 
     CLIENT = "client"
     BROKER = "broker"
@@ -36,7 +33,7 @@ class Side(Enum):
     # Enum's own hash is Python code and several times slower.
     __hash__ = object.__hash__
 
-    # The opposite peer. An attribute, because a property would be several times slower.
+    # A property would be several times slower.
     other: "Side"
 
 
@@ -44,17 +41,17 @@ Side.CLIENT.other, Side.BROKER.other = Side.BROKER, Side.CLIENT
 
 
 class ConnectionInfo(msgspec.Struct, frozen=True):
-    id: int  # unique within a data path
+    id: int
     listener: str
     scope: str  # shares the listener's limits. A VIP port has its main port's scope
-    peer: str  # ``address:port``, as in every log line
+    peer: str
     address: str  # the client's IP address. IPv4-mapped IPv6 is IPv4
     exempt: bool = False
-    scopes: tuple[Resource, ...] = ()  # further scopes of the connection, such as its user
-    spools: bool = False  # the session can spool requests, so they may get a Later
-    tls: str = ""  # such as ``TLSv1.3``, empty without TLS
-    certificate: str = ""  # name in it, empty without one
-    local: str = ""  # address that the client connected to, normalized
+    scopes: tuple[Resource, ...] = ()  # such as its user
+    spools: bool = False  # its requests may get a Later
+    tls: str = ""  # such as ``TLSv1.3``
+    certificate: str = ""  # name in it
+    local: str = ""  # the address connected to, normalized
 
 
 class Request(msgspec.Struct, gc=False):
@@ -69,14 +66,14 @@ class Request(msgspec.Struct, gc=False):
     consumes: bool = False  # scopes of producers do not limit it
     by_answer: bool = False  # its cost arrives later, as a Charge
     since_ns: int = 0  # when it was spooled, or 0
-    # If its ticket is dropped, the request comes again, perhaps on another connection. The drop is not counted.
+    # If its ticket is dropped, the request comes again, perhaps on another connection.
     returns: bool = False
-    # Greater than 0: a request for credit, for at least ``messages`` and at most this many permits, of ``size_bytes``
-    # each. Without a verdict, all are granted. A held one waits as long as necessary. Resolving its ticket sets
-    # ``messages`` to the grant. It cannot be refused, and does not count as admitted: ``Paid`` messages do.
+    # Above 0: a request for credit, for ``messages`` to this many permits of ``size_bytes`` each. Without a verdict,
+    # all are granted. A held one waits as long as necessary, and its resolved ticket sets ``messages`` to the grant. It
+    # cannot be refused, and does not count as admitted: ``Paid`` messages do.
     most: int = 0
     asks: Asks = "all"  # shadow rules never decide on credit
-    # It can be held. If False, delay rules refuse it, or charge and pass it if it cannot be refused.
+    # False: delay rules refuse it, or charge and pass it if it cannot be refused.
     may_wait: bool = True
     message_id: bytes = b""  # set once the request is held
 
@@ -88,16 +85,14 @@ class Group(NamedTuple):
 
 
 class Response(msgspec.Struct, gc=False):
-    """Created only if a handler asks for responses."""
-
-    request_code: int | None  # None if unknown
-    resources: tuple[Resource, ...]  # empty if the request was not limitable
+    request_code: int | None
+    resources: tuple[Resource, ...]  # empty: the request was not limitable
     status: int
     size_bytes: int
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """A handler's decision about one request. A request without a verdict passes.
+    """A request without a verdict passes.
 
     The first Refuse is kept. Refuse overrides Hold and Later, and all three override Shadow. Requests that cannot be
     refused get no Refuse. A request for credit gets a Grant or, stronger, a Hold.
@@ -105,29 +100,27 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 class Refuse(Verdict, frozen=True):
-    """The request does not reach the broker. The session answers it as its protocol requires."""
-
     resource: Resource  # over its limit: a resource, scope or total
     rule: str  # for log, metric and answer
-    wait_us: int  # until the request could be admitted, as far as known
+    wait_us: int  # as far as known
     busy_code: int | None = None  # None: the protocol's default
-    # The most that the rule admits at once, if the request can never be admitted. Otherwise None.
+    # Permits that the rule admits at once, if the request can never be admitted.
     most: int | None = None
     most_of: Dimension = "messages"
 
 
 class Shadow(Verdict, frozen=True):
-    """The request passes, and counts as one that a shadow rule would refuse."""
+    """The request passes, although a shadow rule would refuse it."""
 
     resource: Resource  # over its limit
     rule: str
 
 
 class Ticket:
-    """The claim of one held request. It is resolved once (pass or refuse), unless it is dropped first.
+    """One held request. It is resolved once (pass or refuse), unless it is dropped first.
 
-    The handler that created it resolves it, on the event loop. The driver attaches a callback and tells the session.
-    ``on_dropped`` is called if the client left or another handler refused the request.
+    Its handler resolves it, on the event loop. ``on_dropped`` is called if the client left or another handler refused
+    the request.
     """
 
     __slots__ = ("_on_dropped", "_on_resolved", "dropped", "refuse", "resolved", "shadow")
@@ -148,7 +141,7 @@ class Ticket:
             self._on_resolved = on_resolved
 
     def resolve(self, refuse: Refuse | None, shadow: Shadow | None = None) -> None:
-        """Resolve the request, unless it is resolved or dropped."""
+        """No effect if the ticket is resolved or dropped."""
         if self.resolved or self.dropped:
             return
         self.resolved = True
@@ -160,7 +153,7 @@ class Ticket:
             on_resolved(self)
 
     def drop(self) -> None:
-        """Abandon the request, unless it is resolved or dropped."""
+        """Abandon the request. No effect if the ticket is resolved or dropped."""
         if self.resolved or self.dropped:
             return
         self.dropped = True
@@ -173,14 +166,14 @@ class Ticket:
 class Hold(Verdict, frozen=True):
     """The request waits in the session until its ticket is resolved."""
 
-    resource: Resource  # its limit is waited for
+    resource: Resource  # waited for
     rule: str
     ticket: Ticket
     spools: bool = False  # later requests of its kind are spooled behind it, undecided
 
 
 Verdicts = Mapping[int, Verdict]
-"""Verdicts by index in the batch. Other requests pass."""
+"""By index in the batch. Other requests pass."""
 
 NO_VERDICTS: Final[Verdicts] = {}
 
@@ -192,19 +185,16 @@ def drop_tickets(verdicts: Verdicts) -> None:
 
 
 class Grant(Verdict, frozen=True):
-    """A request for credit gets only this many messages, at least one. It may ask again for the rest.
-
-    A held one is granted its ``messages`` when it is resolved.
-    """
+    """A request for credit gets only this many messages, at least one. A held one gets its own ``messages``."""
 
     messages: int
 
 
 class Later(Verdict, frozen=True):
-    """The request is not decided yet. It comes again in a later batch, once the held one before it is resolved.
+    """The request comes again in a later batch, once the held one before it is resolved.
 
-    For requests behind a held one with the same order key that cannot be refused, or that can be spooled. They cost
-    their bytes but no ticket, and are not counted yet.
+    Only for requests that cannot be refused or can be spooled. They cost their bytes but no ticket, and are not counted
+    yet.
     """
 
 
@@ -216,7 +206,7 @@ class Charge(msgspec.Struct, gc=False):
 
     resources: tuple[Resource, ...]
     messages: int  # beyond the decided cost. Negative: given back
-    size_bytes: int = 0  # beyond the decided cost
+    size_bytes: int = 0  # as ``messages``
     producer_group: str = ""
     consumes: bool = False  # its request consumes. An empty answer is a charge of 0
     asks: Asks = "all"
@@ -264,10 +254,10 @@ class Batch:
 
     @cached_property
     def groups(self) -> Sequence[Group]:
-        """Groups of requests that are decided alike, in order of first appearance.
+        """Requests that are decided alike, in order of first appearance.
 
-        A request for credit is its own group. So is a request whose ``order_key`` spans several groups, because each
-        depends on the outcome of those before it.
+        A request for credit is its own group. So is one whose ``order_key`` spans several groups, because each depends
+        on those before it.
         """
         requests, keys = self.requests, [_alike(request) for request in self.requests]
         first: dict[object, tuple[object, ...]] = {}
@@ -286,13 +276,11 @@ class Batch:
         return [0 if requests[index].by_answer else requests[index].size_bytes for index in indexes]
 
     def add_verdicts(self, verdicts: Verdicts) -> None:
-        """Merge a handler's verdicts by the precedence in ``Verdict``. Overridden ones drop their tickets.
-
-        Merges nothing if any of them is invalid.
+        """Merge a handler's verdicts as ``Verdict`` says, or none of them. Overridden ones drop their tickets.
 
         Raises:
             IndexError: a verdict for a request that is not in the batch.
-            TypeError: a value is not a verdict, or a verdict's attribute has the wrong type.
+            TypeError: a value is not a verdict, or its attribute has the wrong type.
         """
         for index, verdict in verdicts.items():
             if not 0 <= index < len(self.requests):
@@ -327,7 +315,7 @@ class Batch:
 
 
 def _alike(request: Request) -> tuple[object, ...]:
-    """Return a grouping key. ``order_key`` comes first."""
+    """``order_key`` comes first."""
     who = request.order_key, request.resources, request.producer_group, request.consumes, request.by_answer
     return *who, request.refusal == "impossible", request.asks, request.may_wait, request.most
 

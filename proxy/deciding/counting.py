@@ -1,4 +1,4 @@
-"""Counts decisions in the accounts of a data path, in runs of requests with the same verdict."""
+"""Counts decisions, in runs of requests with the same verdict."""
 
 from collections.abc import Iterable, Sequence
 from itertools import groupby
@@ -17,16 +17,16 @@ class Tally:
         self.sender = accounts.sender
         self.held_requests = 0
         self.held_bytes = 0
-        # Repeats of recently refused messages, by resource kind.
+        # By resource kind.
         self.repeated_requests: dict[str, int] = {}
         self.ids = RefusedIds()
-        # Per held request for credit, by identity: the verdict that holds it, and the messages counted.
+        # By identity of a held request for credit: its verdict, and the messages counted.
         self._credit: dict[int, tuple[Judged, int]] = {}
 
     def count(self, batch: Batch, now_ns: int, sender: Sender) -> None:
         """Count a batch with complete verdicts. "admitted" becomes "bypassed" if a handler was bypassed.
 
-        Each request with a Hold needs one call of ``resolved`` or ``dropped`` later. One with a Later comes again.
+        Each Hold needs one call of ``resolved``, ``dropped`` or ``passed_on`` later.
         """
         tell, exempt = self._accounts.count, batch.connection.exempt
         passed: Outcome = "exempt" if exempt else "bypassed" if batch.bypassed else "admitted"
@@ -77,11 +77,7 @@ class Tally:
         repeats: Repeats | None,
         passed: Outcome,
     ) -> None:
-        """Count requests that share one verdict.
-
-        ``answers`` of them expect an answer. ``amount`` is requests, messages and bytes. ``repeats`` is None if not
-        looked for.
-        """
+        """``answers`` of the requests expect an answer. ``amount`` is requests, messages and bytes."""
         what = _word(refuse, producer_group, answers, passed)
         self._accounts.count(now_ns, resources, sender, what, amount)
         if repeats is not None:
@@ -137,7 +133,7 @@ class Tally:
                 self._count(request, "held", now_ns, sender)
 
     def resolved(self, request: Request, verdict: Refuse | Shadow | None, now_ns: int, sender: Sender) -> None:
-        """Count a held request that now passes, perhaps despite a shadow rule, or is refused."""
+        """Count a held request that passes, perhaps despite a shadow rule, or is refused."""
         if request.most:
             # Messages beyond the minimum had to wait as well.
             judged, counted = self._credit[id(request)]

@@ -1,18 +1,11 @@
-"""The executor: bounded lanes for handlers that wait. A lane that falls behind is bypassed.
+"""Bounded lanes for handlers that wait. A lane that falls behind is bypassed.
 
 A lane is a trio task behind a bounded queue. A hop to the task costs about 16 µs, a hop to a thread 219 µs. The
-pipeline directly calls handlers that answer immediately.
+pipeline itself calls handlers that answer immediately.
 
-When a lane is bypassed
-    ====== =======================================================================================
-    full   its queue is full
-    late   its turn began more than a deadline ago without an answer, or it was late before and no
-           probe has returned in time yet
-    error  the handler raised
-    ====== =======================================================================================
-
-A busy event loop must not make a lane late, or floods would switch handlers off. A lane serves its whole queue in one
-turn, so the deadline starts with that turn, and the lane may run once more after the deadline before it is judged.
+A full lane is bypassed. A late one has not answered within the deadline from the beginning of its turn, and is bypassed
+until a probe returns in time. A busy event loop must not make a lane late, or floods would switch handlers off. So a
+lane serves its whole queue in one turn, and may run once more after the deadline before it is judged.
 """
 
 import inspect
@@ -46,7 +39,7 @@ class LaneStats:
 
 
 class Submission:
-    """One batch in a lane. Without a batch, it marks a turn of the lane."""
+    """Without a batch, it marks a turn of the lane."""
 
     __slots__ = ("batch", "done", "lane", "outcome", "wanted")
 
@@ -59,15 +52,7 @@ class Submission:
 
 
 class Lane:
-    """A queue and the task that serves it.
-
-    Args:
-        decide: called for each batch. Only the wait for it is bounded.
-        capacity: maximum queued batches.
-        deadline_s: maximum wait for a verdict before the batch bypasses.
-        threaded: run ``decide`` on a worker thread.
-        now_ns: monotonic clock, callable from any thread.
-    """
+    """A queue and the task that serves it. Only the wait for ``decide`` is bounded."""
 
     def __init__(
         self, decide: Decide, *, capacity: int, deadline_s: float, threaded: bool, now_ns: Callable[[], int]
@@ -81,7 +66,7 @@ class Lane:
         self._thread_limiter = trio.CapacityLimiter(1)
         self._queue: deque[Submission] = deque()
         self._filled = trio.Event()
-        # Start of the current turn. None between turns.
+        # None between turns.
         self._turn_s: float | None = None
         self._probe: Submission | None = None
 
@@ -132,7 +117,7 @@ class Lane:
     async def turn(self) -> None:
         """Return once the lane has served its current queue. Blocks while a handler hangs."""
         submission = Submission(self, None)
-        while not self._put(submission):  # noqa: ASYNC110 - nobody says that there is room
+        while not self._put(submission):  # noqa: ASYNC110 - there is no event for room in the queue
             await trio.sleep(self._deadline_s)
         await submission.done.wait()
 
@@ -166,7 +151,7 @@ class Lane:
                 outcome: Verdicts | Bypass = checked(await decided if isinstance(decided, Awaitable) else decided)
             except (trio.Cancelled, KeyboardInterrupt, GeneratorExit):
                 raise
-            except BaseException as error:  # noqa: BLE001 - not even sys.exit costs anybody a message
+            except BaseException as error:  # noqa: BLE001 - not even sys.exit may cost a message
                 outcome = Bypass("error", error)
             self._finish(submission, outcome, self._now_ns() - began_ns)
 
@@ -176,7 +161,7 @@ class Lane:
             began_ns = self._now_ns()
             try:
                 outcome: Verdicts | Bypass = checked(self._ask(submission.batch))
-            except BaseException as error:  # noqa: BLE001 - as above; a thread is neither cancelled nor interrupted
+            except BaseException as error:  # noqa: BLE001 - a thread is neither cancelled nor interrupted
                 outcome = Bypass("error", error)
             loop.run_sync_soon(self._finish, submission, outcome, self._now_ns() - began_ns)
         # Batches queued from now on wait for the next hop.
@@ -218,7 +203,7 @@ def checked(decided: object) -> Verdicts:
 
 
 class Executor:
-    """The lanes of one handler. Each connection uses one lane, which preserves the order of its batches."""
+    """Each connection uses one lane, which preserves the order of its batches."""
 
     def __init__(
         self,

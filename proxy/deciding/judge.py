@@ -1,4 +1,4 @@
-"""The Python side of the compiled turn for one connection: decides, and counts."""
+"""Decides and counts for the compiled turn of one connection."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -18,18 +18,15 @@ if TYPE_CHECKING:
 
 
 class Judge:
-    """Decides and counts for one connection exactly as the rate limiter and the tally do for batches.
+    """Decides and counts exactly as the rate limiter and the tally do for batches.
 
     Attributes:
-        stays: says whether the compiled part may serve the connection under the current rules.
+        stays: returns whether the compiled part may serve the connection under the current rules.
         learn: takes a client's first header and its type. Returns the client's language, and whether the client changes
             a message's id with each send. None: leave the header to Python.
-        sender: the client, for the accounts.
-        all_ids: ids of recently refused messages.
-        ids: as ``all_ids``, or None if the client changes a message's id with each send.
+        ids: recently refused ids. None if the client changes a message's id with each send.
         passed: outcome number of passing requests.
         bypassed: outcome number when the limiter has failed.
-        is_exempt: no limit applies to the connection.
     """
 
     __slots__ = (
@@ -67,7 +64,7 @@ class Judge:
         return self.stays(), limits.only_refuse, limits.limit_bytes, limits.callers(caller_of(self.connection))
 
     def identify(self, header: bytes, header_type: int) -> tuple[Sender, RefusedIds | None] | None:
-        """Return ``sender`` and ``ids`` for the first header of a new client. None: leave it to Python."""
+        """Return ``sender`` and ``ids`` for a new client's first header. None: leave it to Python."""
         learned = self.learn(header, header_type)
         if learned is None:
             return None
@@ -77,16 +74,13 @@ class Judge:
         return self.sender, self.ids
 
     def is_plain(self, resources: tuple[Resource, ...], producer_group: str) -> bool:
-        """Say whether ``decide`` can only pass or refuse."""
+        """Return whether ``decide`` can only pass or refuse."""
         return self._limits.refuses(resources, caller_of(self.connection, producer_group))
 
     def decide(
         self, now_ns: int, resources: tuple[Resource, ...], producer_group: str, count: int, sizes: Sequence[int]
     ) -> list[tuple[int, Refuse | None]]:
-        """Decide requests that are alike. Return runs of (count, refusal or None), in order.
-
-        ``sizes`` are their bytes, empty if no rule limits bytes.
-        """
+        """Return runs of (count, refusal or None), in order. ``sizes`` is empty if no rule limits bytes."""
         caller = caller_of(self.connection, producer_group)
         spans: list[tuple[int, Refuse | None]] = []
         done = 0
@@ -108,7 +102,7 @@ class Judge:
         resources: tuple[Resource, ...],
         producer_group: str,
         refuse: Refuse | None,
-        is_bypassed: bool,  # noqa: FBT001 - likewise
+        is_bypassed: bool,  # noqa: FBT001 - as above
         amount: tuple[int, int, int],
         answers: int,
         repeats: tuple[int, int, int, int] | None,

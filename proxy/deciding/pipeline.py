@@ -1,11 +1,7 @@
-"""The handler pipeline: the contract for plug-ins, and the order in which they decide.
+"""The handler pipeline, and the contract for plug-ins.
 
-A pipeline is an ordered list of named handlers, built from configuration. Every batch of every connection goes through
-it before any of its bytes reach the broker.
-
-The contract of a handler
-=========================
-*One instance* serves all connections of a data path.
+Every batch goes through an ordered list of handlers before any of its bytes reach the broker. One instance of a handler
+serves all connections.
 
 *Lanes.* A handler runs on its configured lane:
 
@@ -19,26 +15,25 @@ thread    A worker thread behind the same queue. ``on_requests`` must be sync an
 inline    Called directly. ``on_requests`` must be sync.
 ========  ==========================================================================================
 
-*Order.* A handler is called once per batch, in configuration order. A batch holds the requests of one read from one
-connection. Batches of a connection arrive in wire order, except for requests that return after a Later, which come in
-their own batches. ``batch.verdicts`` has the verdicts of earlier handlers. The first Refuse is kept, so charge only
-requests without a Refuse or a Later. A request whose ``refusal`` is impossible passes despite a Refuse. A Later is only
-for such a request, or one that the session can spool.
+*Order.* A handler is called once per batch: the requests of one read from one connection. Batches of a connection
+arrive in wire order, except that requests return after a Later in batches of their own. ``batch.verdicts`` has the
+verdicts of earlier handlers. The first Refuse is kept, so charge only requests without a Refuse or a Later. A request
+whose ``refusal`` is impossible passes despite a Refuse.
 
-*Lifetime.* Batches, requests and responses hold no buffers. A handler may keep them but must not change them.
+*Lifetime.* A handler may keep batches, requests and responses, but must not change them.
 
-*Result.* A mapping of request index to Verdict. Other requests pass. A held request (Hold) waits with its ticket until
-the handler resolves it, on the event loop. Later handlers are not asked again, so a handler that holds should be last.
+*Result.* A mapping of request index to Verdict. Other requests pass. A held request (Hold) waits until the handler
+resolves its ticket, on the event loop. Later handlers are not asked again, so a handler that holds should be last.
 
-*Own task.* ``run`` starts with the pipeline, for timed work. If it raises, that is counted under reason ``error`` and
-logged, and ``run`` starts again a second later. ``drain`` announces the end of the data path.
+*Own task.* ``run`` starts with the pipeline. If it raises, that is counted under reason ``error`` and logged, and
+``run`` starts again a second later.
 
-*Exceptions.* The batch bypasses that handler only. This is counted under reason ``error`` and logged at most once a
-second. The same applies to a full queue (``full``) and a missed deadline (``late``). Requests pass an ``open`` handler.
-A ``closed`` one then refuses those that can be refused. Late verdicts are dropped with their tickets.
+*Exceptions.* The batch bypasses the handler, which is counted under reason ``error`` and logged at most once a second.
+So are a full queue (``full``) and a missed deadline (``late``). Requests pass an ``open`` handler. A ``closed`` one
+then refuses those that can be refused. Late verdicts are dropped with their tickets.
 
-*Responses.* With ``sees_responses``, ``on_responses`` gets the broker's answers inline, after their bytes were queued.
-It can observe but not change them.
+*Responses.* With ``sees_responses``, ``on_responses`` observes the broker's answers inline, after their bytes were
+queued.
 """
 
 import inspect
@@ -68,7 +63,7 @@ _log = structlog.get_logger(__name__)
 
 
 class Handler(ABC):
-    """One handler of the pipeline. This module describes the contract."""
+    """The module describes the contract."""
 
     fails: ClassVar[Fails] = "open"  # on a bypass, requests pass (``open``) or are refused (``closed``)
     sees_responses: ClassVar[bool] = False  # costs the decoding of every answer
@@ -83,7 +78,7 @@ class Handler(ABC):
         """Do timed work until cancelled. May return at once."""
 
     def drain(self, ends_ns: int) -> None:  # noqa: B027 - optional
-        """Prepare for shutdown: held requests must be resolved by ``ends_ns``."""
+        """Before shutdown: held requests must be resolved by ``ends_ns``."""
 
     def on_responses(self, connection: ConnectionInfo, responses: Sequence[Response]) -> None:  # noqa: B027 - optional
         """Observe the broker's answers to one connection."""
@@ -97,7 +92,7 @@ class HandlerServices:
 
 @dataclass(frozen=True, slots=True)
 class HandlerPlugin:
-    """A handler in the entry-point group ``sluice.handlers``."""
+    """An entry point in the group ``sluice.handlers``."""
 
     name: str  # as in the ``[[handlers]]`` tables of the configuration
     options: type[Any]  # dataclass or msgspec struct
@@ -110,7 +105,7 @@ class HandlerConfig:
     options: Any  # instance of ``plugin.options``
     lane: LaneKind | None = None  # None: the handler's default
     lanes: int = 1  # connections are spread over them
-    capacity: int = 10_000  # batches queued per lane
+    capacity: int = 10_000  # queued per lane
     deadline_ms: float = 20.0  # maximum wait for a verdict
 
 
@@ -128,12 +123,7 @@ class _Link:
 
 
 class Pipeline:
-    """The handlers of one data path, in order.
-
-    Raises:
-        PipelineError: a name is used twice, an async handler has a lane for sync ones, or a lane setting is not above
-            0.
-    """
+    """The handlers of one data path, in order. Raises PipelineError if their configuration is contradictory."""
 
     def __init__(self, configs: Sequence[HandlerConfig], services: HandlerServices) -> None:
         self._now_ns = services.now_ns
@@ -171,7 +161,7 @@ class Pipeline:
                 await link.handler.run()
             except (trio.Cancelled, KeyboardInterrupt, GeneratorExit):
                 raise
-            except BaseException as error:  # noqa: BLE001 - not even sys.exit costs anybody a message
+            except BaseException as error:  # noqa: BLE001 - not even sys.exit may cost a message
                 link.bypassed["error"] += 1
                 _log.exception("handler task failed", handler=link.name, error=_describe(error))
                 await trio.sleep(_RESTART_PAUSE_S)
@@ -193,7 +183,7 @@ class Pipeline:
                 _log.warning("handler failed to drain", handler=link.name, error=_describe(error))
 
     def decide_now(self, batch: Batch, first: int = 0) -> Coroutine[Any, Any, None] | None:
-        """Send a batch through the handlers from ``first`` on, as far as possible without waiting for a lane.
+        """Send a batch through the handlers from ``first`` on, as far as possible without waiting.
 
         Returns:
             None if ``batch.verdicts`` is complete. Otherwise a coroutine that completes it.
@@ -218,7 +208,7 @@ class Pipeline:
             if rest is not None:
                 await rest
         except BaseException:
-            # The connection has ended, so nothing waits for held requests.
+            # Nothing waits for held requests any more.
             drop_tickets(batch.verdicts)
             raise
 
@@ -226,7 +216,7 @@ class Pipeline:
         if not isinstance(outcome, Bypass):
             try:
                 batch.add_verdicts(outcome)
-            except Exception as error:  # noqa: BLE001 - a mapping of the handler's own may raise anything
+            except Exception as error:  # noqa: BLE001 - the handler's own mapping type may raise anything
                 with suppress(Exception):
                     drop_tickets(outcome)
                 outcome = Bypass("error", error)
@@ -241,14 +231,14 @@ class Pipeline:
         try:
             decided = link.handler.on_requests(batch, self._now_ns())
             if executor is not None and inspect.iscoroutine(decided):
-                # An async function behind a decorator. From now on, all its batches use the lane.
+                # An async function behind a decorator. From now on, its batches use the lane.
                 decided.close()
                 link.at_once = False
                 return executor.submit(batch)
             return checked(decided)
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # noqa: BLE001 - not even sys.exit costs anybody a message
+        except BaseException as error:  # noqa: BLE001 - not even sys.exit may cost a message
             return Bypass("error", error)
 
     def bypass(self, handler: Handler, error: Exception, requests: int) -> None:
@@ -282,7 +272,7 @@ class Pipeline:
                 link.handler.on_responses(connection, responses)
             except KeyboardInterrupt:
                 raise
-            except BaseException as error:  # noqa: BLE001 - an observer costs nobody an answer
+            except BaseException as error:  # noqa: BLE001 - an observer must not cost an answer
                 link.bypassed["error"] += len(responses)
                 not_logged = self._log_rate.take((link.name, "responses"), trio.current_time())
                 if not_logged is not None:
@@ -322,7 +312,7 @@ def _executor(name: str, handler: Handler, config: HandlerConfig, now_ns: Callab
         return None
     for what, value in (("lanes", config.lanes), ("capacity", config.capacity), ("deadline_ms", config.deadline_ms)):
         if not value > 0:
-            raise PipelineError(f"handler {name!r} has {what} {value}; it must be above 0")
+            raise PipelineError(f"handler {name!r}: {what} is {value}, must be above 0")
     return Executor(
         handler.on_requests,
         lanes=config.lanes,

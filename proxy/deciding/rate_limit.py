@@ -1,7 +1,4 @@
-"""The rate limiter as a handler. It asks the limits once per group of requests that are decided alike.
-
-Requests stopped only by delay rules wait in the limits' waiting room. One task wakes up when the next of them is due.
-"""
+"""The rate limiter as a handler. It asks the limits once per group of requests that are decided alike."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,15 +40,13 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RateLimitOptions:
-    """Bounds on requests held for rules with action ``delay``. Requests beyond a bound are refused at once.
-
-    Rules and limits are configured elsewhere.
+    """Bounds on requests held for rules with action ``delay``. Requests above a bound are refused at once.
 
     Attributes:
-        max_held: maximum requests held by all connections together.
-        max_held_bytes: maximum bytes of held requests of all connections together.
-        max_held_per_connection: maximum requests held by one connection.
-        max_held_bytes_per_connection: maximum bytes of held requests of one connection.
+        max_held: requests held by all connections together.
+        max_held_bytes: bytes of requests held by all connections together.
+        max_held_per_connection: requests held by one connection.
+        max_held_bytes_per_connection: bytes of requests held by one connection.
     """
 
     max_held: Annotated[int, Meta(ge=0)] = _DEFAULTS.requests
@@ -84,7 +79,7 @@ class _HeldRequest(Held):
 
     def dropped(self) -> None:
         self.handler.holding.drop(self)
-        # The waiting room's heaps may keep this object for a while. The request references the session.
+        # The waiting room's heaps may keep this object for a while, and the request references the session.
         del self.request
 
     def resolved(self, stop: Denial | None) -> None:
@@ -128,7 +123,7 @@ class RateLimit(Handler):
                 self._decide(batch, group, now_ns, verdicts, begun)
             for charge in batch.charges:
                 consumes = charge.consumes
-                # A correction of credit is not an answer: each of its messages was charged as a request.
+                # A correction of credit is not an answer: its messages were charged as a request.
                 caller = caller_of(
                     connection,
                     charge.producer_group,
@@ -157,7 +152,7 @@ class RateLimit(Handler):
         verdicts: dict[int, Verdict],
         begun: set[tuple[tuple[Resource, ...], str]],
     ) -> None:
-        """Decide a group. ``begun`` has the queues of this batch whose spooling has begun."""
+        """``begun``: the queues of this batch whose spooling has begun."""
         connection, (request, indexes, messages) = batch.connection, group
         if batch.verdicts:
             # Do not charge requests that an earlier handler refused, or that come again.
@@ -239,7 +234,7 @@ class RateLimit(Handler):
         now_ns: int,
         verdicts: dict[int, Verdict],
     ) -> None:
-        """Hold requests behind one that they must not overtake, or defer them with a Later."""
+        """Hold requests behind one that they must not overtake, or defer them."""
         if not caller.refusable:
             verdicts.update(dict.fromkeys(indexes, LATER))
             return
@@ -262,10 +257,9 @@ class RateLimit(Handler):
         now_ns: int,
         verdicts: dict[int, Verdict],
     ) -> bool:
-        """Hold requests until one is refused. Those behind it are refused, too, unless its size was the reason.
+        """Hold requests until one is refused. Those behind it are refused too, unless its size was the reason.
 
-        Returns:
-            Whether one of them begins to be spooled.
+        Returns whether one of them begins to be spooled.
         """
         may_spool = batch.spools and not caller.consumes
         for at, index in enumerate(stopped):
@@ -280,7 +274,7 @@ class RateLimit(Handler):
                 verdicts.update(dict.fromkeys(stopped[at + 1 :], LATER))
                 return held.spooled
             if stop.most is not None or held.since_ns:
-                # Refused for its size, or after waiting too long. Those behind it may still be admitted.
+                # Too large, or waited too long. Those behind it may still be admitted.
                 verdicts[index] = self.refuse(stop, caller.client, held.resources)
                 continue
             refuse = self.refuse(stop, caller.client, held.resources, 1 + behind)
@@ -290,7 +284,7 @@ class RateLimit(Handler):
         return False
 
     def refuse(self, stop: Denial, client: str, resources: Sequence[Resource], times: int = 1) -> Refuse:
-        """Return a refusal of ``times`` requests. Log at most one per second and rule."""
+        """Log at most one refusal per second and rule. This one is of ``times`` requests."""
         name = stop.rule.name
         not_logged = self._log_rate.take(name, self._now_ns() / 1e9, times)
         if not_logged is not None:
@@ -317,7 +311,7 @@ class RateLimit(Handler):
                 with trio.move_on_after(wait_ns / 1e9):
                     await self._woken.wait()
             else:
-                # Give other tasks a turn between releases.
+                # Give other tasks a turn.
                 await trio.lowlevel.checkpoint()
                 self.holding.release(self._now_ns())
 

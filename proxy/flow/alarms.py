@@ -1,20 +1,11 @@
 """Alarms block publishers while memory or disk space is low.
 
-======= =========================================== ===========================================================
-state   figure                                      next
-======= =========================================== ===========================================================
-clear   beyond the watermark                        raised
-clear   otherwise, or unknown                       clear
-raised  back at the lower threshold, or unknown     clear
-raised  otherwise                                   raised
-======= =========================================== ===========================================================
+An alarm is raised beyond its watermark, and cleared at a lower threshold or when the figure is unknown. ``MemoryAlarm``
+checks the memory that Sluice uses, ``DiskAlarm`` the free space of the spool's disk while the spool is not empty.
 
-``MemoryAlarm`` checks the memory that Sluice uses. ``DiskAlarm`` checks the free space of the spool's disk while the
-spool is not empty. The hysteresis keeps the alarm from flapping.
-
-Memory in use is the resident set minus *spare* memory, because CPython returns little to the system. (200 000 held
-messages of 154 bytes raised the resident set from 12 to 103 MiB. It stayed at 101 MiB after they were gone.) When held
-bytes fall, the difference counts as spare until messages use it again or the resident set shrinks.
+Memory in use is the resident set minus *spare* memory, because CPython returns little to the system:
+after 200 000 held messages, 101 of 103 MiB stayed resident. When held bytes fall, the difference counts as spare until
+messages use it again or the resident set shrinks.
 
 While an alarm is raised, publishing connections are not read. They get ``reason`` if their protocol can carry it.
 """
@@ -56,7 +47,7 @@ class Alarm(ABC):
     @property
     @abstractmethod
     def banner(self) -> str:
-        """Text for operators while the alarm is raised: figures and when it will end. Otherwise empty."""
+        """For operators. Empty unless the alarm is raised."""
 
     def _raise(self, now_ns: int) -> AlarmChange | None:
         if self.stands:
@@ -74,11 +65,7 @@ class Alarm(ABC):
 
 
 class MemoryAlarm(Alarm):
-    """Raised above a fraction of the memory limit. Ends at 95 % of that.
-
-    Raises:
-        ValueError: ``watermark`` is not above 0 and at most 1.
-    """
+    """Raises ValueError if ``watermark`` is not above 0 and at most 1."""
 
     scarce = "memory"
 
@@ -87,20 +74,16 @@ class MemoryAlarm(Alarm):
         self._watermark = watermark
         self._ends_at = watermark * _MEMORY_ENDS_AT
         if not 0 < watermark <= 1:
-            raise ValueError(f"memory alarm at {watermark}: it must be above 0 and at most 1")
-        self.used_bytes: int | None = None  # None if unknown
-        self.limit_bytes: int | None = None  # None if there is no limit
+            raise ValueError(f"invalid memory watermark {watermark}: must be above 0 and at most 1")
+        self.used_bytes: int | None = None
+        self.limit_bytes: int | None = None
         self.spare_bytes = 0  # resident but free
         self._resident_bytes = self._held_bytes = 0
 
     def update(
         self, now_ns: int, resident_bytes: int | None, held_bytes: int, limit_bytes: int | None
     ) -> AlarmChange | None:
-        """Update the alarm and return the change, if any. Unknown figures are None.
-
-        ``held_bytes`` are messages held or in flight, with Python's overhead. Messages missing there delay the end of
-        the alarm.
-        """
+        """``held_bytes`` includes messages in flight and Python's overhead. If it is too low, the alarm ends late."""
         used_bytes = None if resident_bytes is None else self._without_spare(resident_bytes, held_bytes)
         self.used_bytes, self.limit_bytes = used_bytes, limit_bytes
         if used_bytes is None or limit_bytes is None:
@@ -113,7 +96,6 @@ class MemoryAlarm(Alarm):
 
     @property
     def watermark_bytes(self) -> int | None:
-        """None without a limit."""
         return None if self.limit_bytes is None else int(self.limit_bytes * self._watermark)
 
     def _without_spare(self, resident_bytes: int, held_bytes: int) -> int:
@@ -128,18 +110,14 @@ class MemoryAlarm(Alarm):
         if not self.stands or self.used_bytes is None or self.limit_bytes is None:
             return ""
         return (
-            f"Sluice uses {size_text(self.used_bytes)} of {size_text(self.limit_bytes)}; the alarm is at "
-            f"{self._watermark:.0%}, and publishers are blocked until {size_text(self.limit_bytes * self._ends_at)} "
-            "or less is used"
+            f"Sluice uses {size_text(self.used_bytes)} of {size_text(self.limit_bytes)} (watermark: "
+            f"{self._watermark:.0%}); publishers are blocked until usage falls to "
+            f"{size_text(self.limit_bytes * self._ends_at)}"
         )
 
 
 class DiskAlarm(Alarm):
-    """Raised when the spool's disk has less than ``min_bytes`` free. Ends at 110 % of that.
-
-    Raises:
-        ValueError: ``min_bytes`` is negative.
-    """
+    """Raises ValueError if ``min_bytes`` is negative."""
 
     scarce = "disk"
 
@@ -148,11 +126,11 @@ class DiskAlarm(Alarm):
         self.min_bytes = min_bytes
         self._enough_bytes = round(min_bytes * _DISK_ENDS_AT)
         if min_bytes < 0:
-            raise ValueError(f"disk alarm below {min_bytes} bytes: it must be 0 or more")
-        self.free_bytes: int | None = None  # None if unknown
+            raise ValueError(f"invalid free-space threshold of {min_bytes} bytes: must be 0 or more")
+        self.free_bytes: int | None = None
 
     def update(self, now_ns: int, free_bytes: int | None, *, is_used: bool = True) -> AlarmChange | None:
-        """Update the alarm and return the change, if any. ``is_used``: the spool is not empty."""
+        """``is_used``: the spool is not empty."""
         self.free_bytes = free_bytes
         if not is_used:
             return self._end(now_ns, "the spool is empty")
@@ -169,16 +147,13 @@ class DiskAlarm(Alarm):
         if not self.stands or self.free_bytes is None:
             return ""
         return (
-            f"{size_text(self.free_bytes)} is free on the spool's disk, less than {size_text(self.min_bytes)}; "
+            f"{size_text(self.free_bytes)} is free on the spool's disk (minimum: {size_text(self.min_bytes)}); "
             f"publishers are blocked until {size_text(self._enough_bytes)} is free"
         )
 
 
 def reason(alarms: Iterable[Alarm]) -> str:
-    """Return the text for publishers while alarms are raised, below 255 bytes. Empty if none is.
-
-    The wording is RabbitMQ's, because applications may look for it.
-    """
+    """Below 255 bytes. The wording is RabbitMQ's, because applications may look for it."""
     scarce = " & ".join(alarm.scarce for alarm in alarms if alarm.stands)
     return f"Sluice is low on {scarce}" if scarce else ""
 

@@ -1,4 +1,4 @@
-"""Load signals of the brokers behind the listeners of one scope, for adaptive limits."""
+"""Load signals of brokers, for adaptive limits."""
 
 from collections import deque
 from typing import Final
@@ -9,7 +9,7 @@ MAX_ROUND_TRIPS: Final = 1024
 
 
 class BrokerSignals:
-    """The counts of one scope, shared by its connections. For speed, sessions update the attributes directly.
+    """The signals of one scope, shared by its connections. For speed, sessions update the attributes directly.
 
     Attributes:
         answers: answers and confirms of forwarded messages, busy ones included. Pulls are not counted.

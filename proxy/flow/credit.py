@@ -1,72 +1,52 @@
 """Credit-based flow control between stages, so that no queue grows without bound.
 
-A stage is a place where messages can queue. Messages flow from left to right, credit from right to left::
+A stage is where messages can queue. Messages flow from left to right, credit from right to left::
 
     connection  →  channel  →  resource  →  writer
     (reads)                             →  store
 
-A stage calls ``send`` when it forwards messages, and ``ack`` when it has handled some, which returns credit. A stage
-without credit from one of its followers is *out of credit*. It still forwards its messages but grants no credit, so its
-senders run out in turn, back to the connections. **A connection checks ``out_of_credit`` after each batch, and does not
-read while it is true.** ``on_credit`` tells it when to resume.
+``send`` uses the credit of a follower, and ``ack`` returns it. A stage without credit from a follower is *out of
+credit*. It still forwards messages but grants no credit, so its senders run out in turn, back to the connections. **A
+connection checks ``out_of_credit`` after each batch, and does not read while it is true.** ``on_credit`` tells it when
+to resume.
 
-This is RabbitMQ's ``credit_flow.erl`` with counts: ``send(to, n, …)`` is n single sends. ``out_of_credit`` is
-``blocked/0``, ``part`` is ``peer_down/1``, ``stall`` is ``block/1`` and ``unblock/1``. There are two differences.
-Grants arrive at once, as a call. The state ``flow`` lasts a while from the *end* of the last block, not from its
-beginning.
+This is RabbitMQ's ``credit_flow.erl`` with counts. Grants arrive at once, as a call. ``flow`` lasts a while from the
+*end* of the last block.
 
-Each pair has a *balance*, which is negative after sends without credit. Visible are ``credit = max(0, balance)`` and
-``overdraft = max(0, -balance)``::
+For a sender S and its follower F, ``b`` is the balance of credit, negative after sends without credit. ``u`` are the
+acks until the next grant, ``d`` the deferred grants. ``s``: F accepts nothing for now (a full socket, a slow disk). F's
+kind sets ``initial`` and ``more_after``.
 
-    sent  =  initial - credit + overdraft + granted           acked  =  granted + deferred + more_after - until_grant
+========= ========== =====================================================================================
+call      when       then
+========= ========== =====================================================================================
+any of S  first time ``b = initial, u = more_after, d = 0``, not s, then as below
+S.send n             ``b -= n``. If b is no longer positive, F blocks S
+F.ack n   n < u      ``u -= n``
+F.ack n   u <= n     ``g`` grants fall due, one per ``more_after`` acks: ``u += g * more_after - n``.
+                     F has credit: *bump* S by ``g * more_after``. Otherwise: ``d += g * more_after``
+F.ack n   no pair    no effect: the sender has closed
+bump q               ``b += q``. If b is positive and not s, F unblocks S
+stall on             ``s``. F blocks S
+stall off            not s. If b is positive, F unblocks S
+part      a pair     S and F forget each other, and F no longer blocks S
+========= ========== =====================================================================================
 
-``S.stall(F, on=True)`` marks a follower that accepts nothing for now (a full socket, a slow disk). S is out of credit,
-whatever its balance, until ``on=False``.
+S is out of credit while a follower blocks it. When the last one unblocks it, it bumps its senders by their deferred
+grants, then calls ``on_credit``. With ``1 <= more_after <= initial``, every balance is positive once all messages are
+acked and no stage is stalled.
 
-Transitions
-===========
-For each pair of a sender S and its follower F: ``b`` is the balance, ``u`` the acks until the next grant, ``d`` the
-deferred grants, and ``s`` whether the pair is stalled. The follower's kind sets ``initial`` and ``more_after``. n is
-positive.
+Rules for integrators:
 
-========= ==================== =========================================================================================
-call      when                 then
-========= ==================== =========================================================================================
-any of S  first of both        ``b = initial, u = more_after, d = 0``, not s, then as below
-S.send n  n < b                ``b -= n``
-S.send n  0 < b <= n, not s    ``b -= n``. F blocks S. If F is the only blocker, S goes out of credit
-S.send n  0 < b <= n, s        ``b -= n``. F still blocks S
-S.send n  b <= 0               ``b -= n``
-F.ack n   n < u                ``u -= n``
-F.ack n   u <= n               ``g`` grants fall due, one per ``more_after`` acks: ``u += g * more_after - n``.
-                               F has credit: *bump* S by ``g * more_after``. Otherwise: ``d += g * more_after``
-F.ack n   no pair              no effect: the sender has closed
-bump q    0 < b                ``b += q``
-bump q    b + q <= 0 or s      ``b += q``. F still blocks S
-bump q    b <= 0 < b + q       ``b += q``. F unblocks S. If F was the last blocker, S has credit: it bumps its senders
-by
-                               their deferred grants, then ``S.on_credit()`` is called
-stall on  0 < b, not s         ``s``. F blocks S. If F is the only blocker, S goes out of credit
-stall on  b <= 0 or s          ``s``. F still blocks S
-stall off 0 < b, s             not s. F unblocks S, otherwise as in the last row of bump
-stall off b <= 0 or not s      not s
-part      a pair               S and F forget each other. If F blocked S: as in the last row of bump
-========= ==================== =========================================================================================
-
-Since ``1 <= more_after <= initial``, every balance is positive once all sent messages are acked and no stage is
-stalled.
-
-Rules for integrators
-=====================
 - Connected stages are used by one thread and form no cycle.
-- A follower acks each message once, whatever its outcome. A closed follower owes no acks.
-- A message is handled when the follower has forwarded or answered it, or has put it into a bounded queue. A writer acks
-  when the socket has accepted the last byte, a store when the message is written (and synced if promised).
+- A follower acks each message once, when it has forwarded or answered it, or has put it into a bounded queue. A writer
+  acks when the socket has accepted the last byte, a store when the message is written (and synced if promised). A
+  closed follower owes no acks.
 - A connection that does not read misses heartbeats and must not judge the peer by them.
 - A stage that ends calls ``close``. A broker that returns is a new stage.
-- ``on_credit`` is called inside ``ack``, ``part``, ``close`` and ``stall``. It must not call a stage.
+- ``on_credit`` must not call a stage.
 """
-# ruff: noqa: SLF001 - a pair belongs to two stages, of which either changes the other's side; nobody else looks in
+# ruff: noqa: SLF001 - a pair belongs to two stages, and each changes both sides
 
 from collections.abc import Callable, Mapping
 from typing import Final, Literal, NamedTuple, get_args
@@ -77,10 +57,9 @@ from proxy.flow.periods import Periods
 
 Kind = Literal["connection", "channel", "resource", "writer", "store"]
 State = Literal["running", "throttled", "flow", "blocked"]
-"""Visible state of a stage. If several apply, the last one is shown.
+"""If several apply, the last one is shown.
 
-``throttled``: a limit delays messages in it. ``flow``: it is or recently was out of credit. ``blocked``: an alarm stops
-it.
+``throttled``: a limit delays messages. ``flow``: recently out of credit. ``blocked``: by an alarm.
 """
 STATES: Final[tuple[State, ...]] = get_args(State)
 
@@ -101,7 +80,6 @@ RECENT_NS: Final = _NS_PER_S
 """How long ``flow`` and ``throttled`` stay visible after they ended."""
 _NO_PERIODS: Final = Periods()
 CONNECTION_RECENT_NS: Final = 5_000_000_000
-"""The same for connections."""
 
 
 class _Pair:
@@ -115,7 +93,7 @@ class _Pair:
 
 
 _Pairs = _Pair | dict["Stage", _Pair] | None
-"""Most stages have one follower and one sender. A dict would take 224 bytes."""
+"""Most stages have one of each. A dict would take 224 bytes."""
 
 
 class StageState(msgspec.Struct, frozen=True, gc=False):
@@ -124,16 +102,16 @@ class StageState(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         kind: ``connection``, ``channel``, ``resource``, ``writer`` or ``store``.
         name: the stage's name.
-        state: ``running``, ``flow`` (stopped recently because a later stage accepts no more), ``throttled`` (a limit
-            delays its messages) or ``blocked`` (stopped by an alarm).
-        flow_total: times that a later stage stopped it.
-        flow_s: total time stopped by a later stage, in seconds.
-        throttled_total: times that a limit began to delay its messages.
-        throttled_s: total time throttled, in seconds.
-        blocked_total: times that an alarm stopped it.
-        blocked_s: total time blocked, in seconds.
+        state: ``running``, ``flow`` (recently stopped because a later stage accepts no more), ``throttled`` (a limit
+            delays messages) or ``blocked`` (stopped by an alarm).
+        flow_total: number of stops by a later stage.
+        flow_s: seconds stopped by a later stage.
+        throttled_total: number of times that a limit began to delay messages.
+        throttled_s: seconds throttled.
+        blocked_total: number of stops by an alarm.
+        blocked_s: seconds blocked.
         waits_for: stages that it waits for, as ``KIND NAME``.
-        text: how often and how long it was stopped, in words.
+        text: how often and for how long it was stopped.
     """
 
     kind: Kind
@@ -150,13 +128,10 @@ class StageState(msgspec.Struct, frozen=True, gc=False):
 
 
 class Stage:
-    """A place where messages can queue, with its credit from followers and for senders.
-
-    Counts are messages. Times are nanoseconds of one monotonic clock.
+    """Counts are messages. Times are of one monotonic clock.
 
     Args:
-        kind: the stage's kind.
-        name: for display: a client's address, a channel number, the name of a resource or broker.
+        name: for display.
         gives: credit for each sender. None: the default of the kind.
         on_credit: called when the stage has credit again. Only connections need it.
 
@@ -187,24 +162,20 @@ class Stage:
         self.name = name
         self.gives = gives or _CREDITS.get(kind, DEFAULT_CREDIT)
         if not 1 <= self.gives.more_after <= self.gives.initial:
-            raise ValueError(f"credit {tuple(self.gives)}: the second number must be 1 to the first")
+            raise ValueError(f"credit {tuple(self.gives)}: the second number must be between 1 and the first")
         self.on_credit = on_credit
         self._followers: _Pairs = None
         self._senders: _Pairs = None
-        # The next batch usually goes to it, too.
         self._last: _Pair | None = None
-        # Stalled, or out of credit.
         self._blockers: dict[_Pair, None] | None = None
-        # It last ended an out-of-credit period.
         self._waited_for: _Pair | None = None
-        # Grants owed to senders until this stage has credit.
         self._deferred: dict[_Pair, int] | None = None
         self._flow: Periods | None = None
         self._throttled: Periods | None = None
         self._blocked: Periods | None = None
 
     def send(self, to: "Stage", count: int, now_ns: int) -> None:
-        """Record ``count`` messages sent to a follower, with or without credit."""
+        """Record messages sent, with or without credit."""
         pair = self._last
         if pair is None or pair.follower is not to:
             pair = self._last = self._find(to) or self._meet(to)
@@ -214,10 +185,7 @@ class Stage:
             self._block_by(pair, now_ns)
 
     def ack(self, sender: "Stage", count: int, now_ns: int) -> None:
-        """Record ``count`` handled messages of a sender, at most as many as it sent.
-
-        Has no effect for a sender that has closed.
-        """
+        """Record handled messages, at most as many as ``sender`` sent. No effect if it has closed."""
         pair = sender._last
         if pair is None or pair.follower is not self:
             pair = sender._find(self)
@@ -238,7 +206,7 @@ class Stage:
             self._deferred[pair] = self._deferred.get(pair, 0) + quantity
 
     def stall(self, follower: "Stage", now_ns: int, *, on: bool) -> None:
-        """Mark a follower as accepting nothing, whatever its credit, or end that. Idempotent."""
+        """Idempotent."""
         pair = self._find(follower)
         if pair is None:
             if not on:
@@ -254,7 +222,7 @@ class Stage:
                 self._unblock(pair, now_ns)
 
     def part(self, peer: "Stage", now_ns: int) -> None:
-        """Forget a peer on both sides because one of them has ended. Call it once, on either."""
+        """Forget each other because one has ended. Call it once, on either."""
         for sender, follower in ((self, peer), (peer, self)):
             pair = sender._find(follower)
             if pair is None:
@@ -290,6 +258,7 @@ class Stage:
         if pair is None:
             return 0
         initial, more_after = to.gives
+        # Sent minus acked.
         return initial - pair.balance - more_after + pair.until_grant - to.deferred(self)
 
     def deferred(self, sender: "Stage") -> int:
@@ -306,18 +275,15 @@ class Stage:
         return () if self._waited_for is None else (self._waited_for.follower,)
 
     def throttle(self, now_ns: int, *, on: bool) -> None:
-        """Record that a limit begins or stops delaying messages of this stage.
-
-        Set on the limit's resource and on the messages' channel, or else their connection.
-        """
+        """Call this on the limit's resource and on the messages' channel, or else their connection."""
         self._throttled = _switch(self._throttled, now_ns, on=on)
 
     def block(self, now_ns: int, *, on: bool) -> None:
-        """Record that an alarm, of Sluice or of the broker, begins or stops blocking this stage."""
+        """``on``: an alarm, of Sluice or of the broker, blocks this stage."""
         self._blocked = _switch(self._blocked, now_ns, on=on)
 
     def waited_until_ns(self, now_ns: int) -> int:
-        """Return when the stage was last out of credit: now if it is, 0 if never."""
+        """Return ``now_ns`` while the stage is out of credit, 0 if it never was."""
         if self._blockers is not None:
             return now_ns
         return 0 if self._flow is None else self._flow.ended_ns
@@ -398,7 +364,7 @@ class Stage:
 
     def _unblock(self, pair: _Pair, now_ns: int) -> None:
         blockers, flow = self._blockers, self._flow
-        assert blockers is not None and flow is not None  # noqa: S101, PT018 - a pair without credit is in there
+        assert blockers is not None and flow is not None  # noqa: S101, PT018 - a pair without credit is among them
         del blockers[pair]
         if blockers:
             return
@@ -414,10 +380,7 @@ class Stage:
 
 
 def credit_for(size_bytes: int) -> int:
-    """Return the credit that a spooled message costs: one per started 16 KiB.
-
-    RabbitMQ counts messages whatever their size. A few hundred of the largest would be gigabytes.
-    """
+    """One per started 16 KiB, because a few hundred of the largest messages would be gigabytes."""
     return 1 + size_bytes // _BYTES_PER_CREDIT
 
 

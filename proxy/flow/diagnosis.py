@@ -1,9 +1,8 @@
-"""Finds bottlenecks from the states of the stages at one time, and explains them.
+"""Finds bottlenecks from the states of the stages at one time.
 
 A stage in flow waits for a follower, which may be in flow itself. The bottleneck is the first stage on a path that is
-waited for and not in flow. ``CAUSES`` explains it. Paths branch, and connections can share a bottleneck, so each
-finding counts its connections. If nothing is in flow, the cause is a limit (throttled stages), an alarm, or Sluice
-itself: when its event loop is saturated, nothing queues between stages.
+waited for and not in flow, and ``CAUSES`` explains it. If nothing is in flow, the cause is a limit, an alarm,
+or Sluice itself: when its event loop is saturated, nothing queues between stages.
 """
 
 from typing import Final, NamedTuple
@@ -16,12 +15,12 @@ _EXAMPLES: Final = 3
 
 
 class Cause(NamedTuple):
-    """A row of the table. All three conditions must be met at the end of a path."""
+    """All three conditions must be met at the end of a path."""
 
     name: str  # metric label
-    waiting: Kind | None  # the stage in flow, None: any or none
-    at: Kind | None  # the stage waited for, None: any
-    state: State | None  # of the stage waited for, None: any
+    waiting: Kind | None  # the stage in flow. None: any or none
+    at: Kind | None  # the stage waited for. None: any
+    state: State | None  # its state. None: any
     says: str
     do: str
 
@@ -40,8 +39,8 @@ CAUSES: Final = (
         None,
         None,
         "blocked",
-        "one of Sluice's own alarms blocks publishers",
-        "The alarm says what is scarce: memory or disk. Consumers and acknowledgements are not affected.",
+        "an alarm of Sluice itself blocks publishers",
+        "The alarm names the scarce resource: memory or disk. Consumers and acknowledgements are not affected.",
     ),
     Cause(
         "broker",
@@ -57,7 +56,7 @@ CAUSES: Final = (
         "store",
         "running",
         "the spool's disk is slower than the traffic to spool",
-        "Use a faster disk for the spool, raise the memory for held messages, or let publishers send less.",
+        "Use a faster disk for the spool, raise the memory for held messages, or slow down the publishers.",
     ),
     Cause(
         "limit",
@@ -65,7 +64,7 @@ CAUSES: Final = (
         None,
         "throttled",
         "a configured limit is reached",
-        "This is what the rule is for. Raise the limit if more should pass.",
+        "This is expected. Raise the limit to let more messages pass.",
     ),
     Cause(
         "deciding",
@@ -73,7 +72,7 @@ CAUSES: Final = (
         "resource",
         "running",
         "the limiter is slower than the incoming traffic (CPU)",
-        "Check that the compiled part is installed, use fewer limits for each message, or give Sluice a faster CPU.",
+        "Check that the compiled part is installed, use fewer limits per message, or use a faster CPU.",
     ),
     Cause(
         "decoding",
@@ -81,7 +80,7 @@ CAUSES: Final = (
         "channel",
         "running",
         "decoding is slower than the incoming traffic (CPU)",
-        "Check that the compiled part is installed, spread clients over more sidecars, or give Sluice a faster CPU.",
+        "Check that the compiled part is installed, spread clients over more sidecars, or use a faster CPU.",
     ),
 )
 """The first matching row is the cause. The order also breaks ties between findings."""
@@ -90,7 +89,6 @@ _OTHER: Final = Cause("other", None, None, None, "the stage is slower than the i
 
 
 def cause_of(waiting: Kind | None, at: Kind, state: State) -> Cause | None:
-    """Return None if nothing is wrong."""
     if waiting is None and state in ("running", "flow"):
         return None
     for cause in CAUSES:
@@ -103,10 +101,10 @@ class FlowFinding(msgspec.Struct, frozen=True):
     """One bottleneck.
 
     Attributes:
-        cause: one word, as in the metrics.
-        connections: connections that wait for it.
+        cause: label value in the metrics.
+        connections: number of waiting connections.
         at: the first few bottlenecks, as ``KIND NAME``.
-        text: the finding in sentences, with what to do.
+        text: the finding, and what to do.
     """
 
     cause: str
@@ -119,15 +117,11 @@ _Ends = dict[Cause, tuple[str, ...]]
 
 
 class Survey:
-    """Examines many stages at one time. Shared parts of their paths are examined once.
-
-    ``add`` takes some microseconds per new pair on the path.
+    """Examines many stages at one time. ``add`` takes some microseconds per new pair on the path.
 
     Args:
-        now_ns: monotonic time.
         is_saturated: the event loop had no idle time recently.
-        min_share: minimum fraction of about the last minute out of credit to count as in flow. Every busy sender is
-            briefly out of credit now and then.
+        min_share: minimum fraction of about the last minute out of credit to count as in flow.
     """
 
     def __init__(self, now_ns: int, *, is_saturated: bool = False, min_share: float = 0.0) -> None:
@@ -141,17 +135,14 @@ class Survey:
         self._examined: dict[str, int] = {}
 
     def add(self, stage: Stage, writer: Stage | None = None, *, is_read: bool = False) -> None:
-        """Examine a stage, usually a connection, and everything it waits for.
-
-        ``writer`` is the end of the path: if it is blocked, that is reported before anything waits for it.
-        """
+        """``writer`` is the end of the path. If it is blocked, that is reported before anything waits for it."""
         self._examined[stage.kind] = self._examined.get(stage.kind, 0) + 1
         ends = self._ends_of(stage)
         waits = stage.out_of_credit and self._state(stage) == "flow"
         if writer is not None and not waits and writer.state(self._now_ns) == "blocked":
             ends = {}
             self._note(ends, None, writer, "blocked")
-        # If nothing waits right now, a recent wait means less than a saturated loop.
+        # A recent wait means less than a saturated loop.
         waits_not = not stage.out_of_credit and (not ends or self._state(stage) == "flow")
         if self._is_saturated and is_read and waits_not:
             ends = {_DECODING: ("the event loop",)}
@@ -183,11 +174,11 @@ class Survey:
             behind = self._ends_behind(stage)
             if self._is_saturated or _DECODING not in behind:
                 return behind
-            # Every busy sender briefly waits for its turn. With idle time left, other reasons to wait matter more.
+            # Every busy sender briefly waits for its turn. With idle time left, other reasons matter more.
             return self._ends_under_way(stage) or behind
         ends = self._ends.get(stage)
         if ends is None:
-            # Set before the followers are examined, so that a cycle of stages would end, too.
+            # Set before the followers are examined, so that a cycle of stages would end.
             ends = self._ends[stage] = {}
             if state == "running":
                 _merge(ends, self._ends_under_way(stage))
@@ -210,7 +201,7 @@ class Survey:
     def _ends_behind(self, stage: Stage) -> _Ends:
         """Return where the path of a stage in flow ends.
 
-        Followers are judged at the time when the stage last waited, because states stay visible for different times.
+        States stay visible for different times, so followers are judged at the time when the stage last waited.
         """
         ends = self._behind.get(stage)
         if ends is None:
@@ -226,7 +217,7 @@ class Survey:
                 if further:
                     _merge(ends, further)
                 else:
-                    # The follower may have closed. Then nothing stops the stage.
+                    # If the follower has closed, nothing stops the stage.
                     self._note(ends, stage.kind, follower, "running" if state == "flow" else state)
         return ends
 

@@ -1,9 +1,7 @@
-"""Memory, disk and CPU figures of this machine, read from Linux on each call.
+"""Memory, disk and CPU figures of this machine, read from Linux on each call. None: unknown.
 
-Functions return None for unknown figures and do not raise. ``memory_limit`` takes about 1 ms, the others some 10 µs.
-
-In a container, the lowest limit among the process's control group and all groups above it applies. cgroup v2 hides the
-groups above the container's own, so set a limit on the container itself.
+``memory_limit`` takes about 1 ms, the others some 10 µs. cgroup v2 hides the groups above a container's own, so set a
+limit on the container itself.
 """
 
 import os
@@ -23,35 +21,25 @@ class MemoryLimit(NamedTuple):
 
 
 def memory_limit(root: Path = _ROOT) -> MemoryLimit | None:
-    """Return the lowest of the machine's memory and all limits of this process's control groups.
-
-    This includes ``memory.high`` of cgroup v2, above which the group is slowed down. ``root`` contains ``proc`` and
-    ``sys``.
-    """
+    """Return the lowest of the machine's memory and this process's cgroup limits, including ``memory.high``."""
     found = [MemoryLimit(limit_bytes, str(file)) for file, limit_bytes in _limits(root)]
     return min(found, default=None)
 
 
 def resident_bytes(root: Path = _ROOT) -> int | None:
-    """Includes mapped files, excludes kernel buffers."""
+    """With mapped files, without kernel buffers."""
     words = _read(root / "proc/self/statm").split()
     return int(words[1]) * _PAGE_BYTES if len(words) > 1 and words[1].isdecimal() else None
 
 
 def busy_ns(root: Path = _ROOT) -> int | None:
-    """Return how long the calling thread has run, or waited runnable for a CPU, since it started.
-
-    A share near 1 means that the thread has no time to spare, whichever process uses the CPU.
-    """
+    """Return how long the calling thread has run, or waited for a CPU, since it started."""
     words = _read(root / "proc/thread-self/schedstat").split()
     return int(words[0]) + int(words[1]) if len(words) > 1 and all(map(str.isdecimal, words)) else None
 
 
 def free_bytes(folder: Path) -> int | None:
-    """Return how many bytes this process can still write in a folder, or None if unknown.
-
-    Excludes root's reserve. A quota counts if the file system reports it, as XFS does for folders.
-    """
+    """Without root's reserve. A quota counts if the file system reports it, as XFS does for folders."""
     try:
         figures = os.statvfs(folder)
     except OSError:
@@ -95,7 +83,7 @@ def _groups(root: Path) -> Iterator[tuple[int, str]]:
 
 
 def _mounts(root: Path) -> Iterator[tuple[int, str, Path]]:
-    """Yield version, visible root group and folder. See /proc/pid/mountinfo in proc(5)."""
+    """See /proc/pid/mountinfo in proc(5)."""
     for line in _read(root / "proc/self/mountinfo").splitlines():
         before, _, after = line.partition(" - ")
         fields, of_type = before.split(), after.split()
@@ -108,7 +96,7 @@ def _mounts(root: Path) -> Iterator[tuple[int, str, Path]]:
 
 
 def _inside(group: str, mount_root: str) -> str:
-    """Return a group's path relative to the visible root, or the root itself if the group is not below it.
+    """Return a path relative to the visible root, or the root itself.
 
     A container in the host's cgroup namespace sees its full path as group, and a mount that starts there.
     """

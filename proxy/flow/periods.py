@@ -4,11 +4,11 @@ from math import exp
 from typing import Final
 
 _SHARE_TIME_CONSTANT_NS: Final = 30_000_000_000
-"""Time constant of ``share``: time older than a minute counts for an eighth."""
+"""Time older than a minute counts for an eighth."""
 
 
 class Periods:
-    """The periods of one state, in nanoseconds of one monotonic clock."""
+    """In nanoseconds of one monotonic clock."""
 
     __slots__ = ("_before_ns", "_share", "_share_ns", "ended_ns", "since_ns", "total")
 

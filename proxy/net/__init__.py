@@ -1,1 +1,1 @@
-"""Sockets, listeners and connections: the only I/O of the data path."""
+"""The only I/O of the data path."""

@@ -1,11 +1,7 @@
 """The start of a connection, before the protocol: PROXY header, then TLS.
 
-The PROXY header is read only from trusted peers, and nothing is read beyond it. TLS follows if Sluice terminates it.
-Where it is optional, the first byte decides: no protocol here begins like a handshake. Rejections come before the
-handshake, which costs much more.
-
-Each part is a generator. It yields the event that it waits for and may wrap the wire. ``server`` decides whether a
-client is served.
+Only trusted peers may send a PROXY header, and nothing is read beyond it. Where TLS is optional, the first byte
+decides: no protocol here begins like a handshake. Rejections come before the handshake, which costs much more.
 """
 
 from collections.abc import Callable, Generator
@@ -26,15 +22,12 @@ _Waits = Generator[int, None, None]
 
 
 class Arrival(Watched):
-    """One arriving client.
+    """One arriving client. Each part is a generator that yields the event it waits for and may wrap the wire.
 
     Args:
-        peer: The address of the socket's peer, for messages.
-        timeout_s: How long the arrival may take.
         expects_header: The peer must begin with a PROXY header.
-        tls: Terminates the client's TLS, if Sluice does that.
-        on_identified: Called with the PROXY header, if any, before anything else happens. Raises Close to reject the
-            client.
+        tls: None: Sluice does not terminate TLS.
+        on_identified: Called first, with the PROXY header if any. Raises Close to reject the client.
         on_arrived: Called with the client's wire when the arrival is complete.
         on_failed: Called with Close, OSError if the socket failed, or an internal error.
     """
@@ -58,7 +51,7 @@ class Arrival(Watched):
         on_failed: Callable[[Exception], None],
     ) -> None:
         super().__init__(reactor, wire.fileno())
-        # A handshake step takes long, and open connections go first.
+        # Open connections go first.
         self.takes_long = tls is not None
         self.wire = wire
         self._peer = peer
@@ -68,20 +61,20 @@ class Arrival(Watched):
         self._on_identified = on_identified
         self._on_arrived = on_arrived
         self._on_failed = on_failed
-        #: The missing part, for the timeout's message.
+        #: For the timeout's message.
         self._waits_for = ""
         self._steps = self._arrive()
         self._timer = reactor.after(timeout_s, self._timed_out)
 
     def start(self) -> None:
-        """Begin. The arrival may be over when this returns."""
+        """The arrival may be over when this returns."""
         try:
             self._resume()
         except Exception as error:  # noqa: BLE001 - as the reactor does
             self.failed(error)
 
     def release(self) -> None:
-        """Stop waiting. The socket stays open."""
+        """The socket stays open."""
         self._timer.cancel()
         self.unwatch()
         self._steps.close()
@@ -126,7 +119,7 @@ class Arrival(Watched):
         while (first := self.wire.peek(1)) is None:
             yield EPOLLIN
         if not first:
-            raise Close("client_closed", "closed before it sent anything")
+            raise Close("client_closed", "closed before sending anything")
         if first != _HANDSHAKE and not tls.required:
             return
         self._waits_for = "complete TLS handshake"
@@ -148,7 +141,7 @@ class Arrival(Watched):
                 if seen:
                     raise Close("proxy_header_invalid", self._advise(f"the connection ended after {len(seen)} bytes"))
                 # A load balancer's TCP health check does this.
-                raise Close("client_closed", "closed before it sent anything")
+                raise Close("client_closed", "closed before sending anything")
             try:
                 header = proxy_protocol.parse(seen + peeked)
             except HeaderError as error:
@@ -157,12 +150,12 @@ class Arrival(Watched):
             if header is not None:
                 self.wire.skip(header.size_bytes - len(seen))
                 return header
-            # All of it belongs to the header. Left in the socket, it would keep the socket readable.
+            # Left in the socket, it would keep the socket readable.
             self.wire.skip(len(peeked))
             seen += peeked
 
     def _advise(self, wrong: str) -> str:
         return (
-            f"{self._peer} is in proxy_protocol_from and must begin each connection with a PROXY header: {wrong}."
+            f"{self._peer} is in proxy_protocol_from but sent no valid PROXY header: {wrong}."
             " Enable it there (HAProxy: send-proxy-v2), or remove the address from proxy_protocol_from"
         )

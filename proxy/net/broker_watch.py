@@ -1,23 +1,17 @@
 """Checks the broker behind one listener. The listener listens only while its broker accepts connections.
 
-A client whose connection is refused tries another broker, or the same one later. To a client, a connection that is
-accepted and then closed is broken. Some clients reopen it at once, end up with several connections to one broker and
-use any of them, so operations that depend on their own connection fail for minutes. So Sluice answers a connect as its
-broker would:
+A refused client tries another broker, or the same one later. A connection that is accepted and then closed is worse:
+some clients reopen it at once, end up with several connections to one broker and use any of them. Operations that
+depend on their own connection then fail for minutes. So Sluice answers a connect as its broker would:
 
-- The broker **refuses**, is unreachable, or its name does not resolve: Sluice does not listen, so clients are refused.
-  Connections in the backlog are reset. **TLS** to the broker fails: the same.
-- A client's connection to the broker **times out** (``connect_timeout_s``): the same. If Sluice accepted the client,
-  its data would go nowhere.
-- The broker's kernel accepts connections and the broker **hangs**: Sluice listens, because only the client knows when
-  an answer is due. Connected clients lose nothing when the broker recovers. When its backlog is full, connects time
-  out, as above.
-- **One of several** brokers: each listener depends only on its own broker. Clients know the others.
-- **With backups**: clients are connected to the first broker that answers, in the configured order. While that is a
-  backup, those before it are tried every second. Existing connections stay with the backup.
+- If the broker refuses or is unreachable, a connection to it times out, its name does not resolve, or TLS to it fails,
+  Sluice does not listen. Connections in the backlog are reset.
+- If the broker accepts connections and hangs, Sluice listens, because only the client knows when an answer is due.
+- With backups, new clients get the first broker that answers. While that is a backup, those before it are tried every
+  second.
 
-While the broker is away, it is tried often at first, then once a second. While it answers, it is tried only on request
-and when it has closed a connection, before that connection's client is told and reconnects.
+An unreachable broker is tried often at first, then once a second. One that answers is tried only on request and when it
+has closed a connection, before that connection's client can reconnect.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,28 +29,20 @@ from proxy.net.tls import BrokerTls
 
 _log = structlog.get_logger(__name__)
 
-#: Time limit of one try, and so of a health probe.
+#: Also bounds a health probe.
 _TRY_S: Final = 1.0
-#: A broker that has been away for 3 s is tried every 0.1 s. After 30 s it is tried every second.
+#: Tries are 0.1 s apart for the first 3 s, and 1 s apart after 30 s.
 _MIN_WAIT_S: Final = 0.1
 _MAX_WAIT_S: Final = 1.0
 _WAIT_SHARE: Final = 1 / 30
-#: A broker that shuts down may close its connections up to 50 ms before it stops listening. It is tried after this
-#: time, before the client is told.
+#: A broker that shuts down may close its connections up to 50 ms before it stops listening.
 SETTLE_S: Final = 0.05
-#: How long the end of a client's connection waits for that try.
+#: Bounds how long the end of a client's connection waits for that try.
 _HOLD_BACK_S: Final = 0.2
 
 
 class BrokerWatch:
-    """Opens and closes the listening sockets of one listener.
-
-    Args:
-        brokers: The broker's address, followed by its backups.
-        connect_timeout_s: Time limit of a connection to the broker.
-        listening: The listener's bound sockets.
-        proxy_protocol: Version of the PROXY header that the broker expects, if any.
-    """
+    """``brokers`` is the listener's broker, then the backups."""
 
     def __init__(
         self,
@@ -70,12 +56,12 @@ class BrokerWatch:
     ) -> None:
         self.sockets = listening
         self.error: str | None = "not tried yet"
-        """The error of the last try. None if the broker accepted the connection."""
+        """None if the broker accepted the connection."""
         self.listening = False
         self.broker = brokers[0]
-        """The broker that clients are connected to."""
+        """For new connections."""
         self.passed_over: tuple[str, ...] = ()
-        """The brokers before it, each with the error of its last try."""
+        """Those before it, each with the error of its last try."""
         self._brokers = brokers
         self._proxy_protocol = proxy_protocol
         self._tls = tls
@@ -93,7 +79,7 @@ class BrokerWatch:
         self._log_rate = LogRate()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Follow the broker until cancelled. Started once the first try is over."""
+        """Started once the first try is over."""
         await self._try()
         task_status.started()
         while True:
@@ -103,7 +89,7 @@ class BrokerWatch:
 
     @property
     def backup(self) -> int:
-        """The number of the backup in use. 0 is the primary broker."""
+        """0 is the primary broker."""
         return self._brokers.index(self.broker)
 
     @property
@@ -111,15 +97,14 @@ class BrokerWatch:
         return len(self._brokers) - 1
 
     def in_order(self) -> list[Address]:
-        """Return the addresses to connect a client to: the broker in use, then the alternatives."""
         return [self.broker, *(each for each in self._brokers if each != self.broker)]
 
     def greet(self, wire: Wire, broker: Address, client: tuple[Address, Address] | None = None) -> Wire:
-        """Begin a connection to a broker with a PROXY header and TLS, as configured.
+        """Begin a connection with a PROXY header and TLS, as configured.
 
         Args:
-            wire: A wire connected to the broker.
-            broker: The broker's configured address.
+            wire: Connected to the broker.
+            broker: The configured address.
             client: The client's address and the address it connected to. None: the connection is Sluice's own.
 
         Returns:
@@ -130,7 +115,7 @@ class BrokerWatch:
             OSError: The broker has closed the connection.
         """
         if self._proxy_protocol is not None:
-            # Also for Sluice's own connections: RabbitMQ 3.10 crashes on a header without addresses.
+            # RabbitMQ 3.10 crashes on a header without addresses.
             source, destination = client or (wire.local_address(), wire.remote_address())
             left = wire.send_now([make(self._proxy_protocol, source, destination)])
             # A new socket always has room for the header.
@@ -138,45 +123,42 @@ class BrokerWatch:
         return wire if self._tls is None else self._tls.over(wire, broker[0])
 
     async def reach(self) -> str | None:
-        """Try the broker, unless it is known to be away, and return the error."""
+        """Try the broker, unless it is known to be unreachable, and return the error."""
         if self._away_since_s is None:
             self._wanted.set()
             await self._tried.wait()
         return self.error
 
     async def broker_left(self) -> None:
-        """Try the broker after it closed a connection. Returns when that is done or takes too long."""
+        """Return when the broker was tried or that takes too long."""
         if self.listening:
             await trio.sleep(SETTLE_S)
             with trio.move_on_after(_HOLD_BACK_S):
                 await self.reach()
 
     def lost(self, error: str) -> None:
-        """Handle a failed connect for a client: stop listening, or try the backups first."""
         if len(self._brokers) == 1:
             self._away(error)
         self._lost = True
         self._wanted.set()
 
     def connected(self, broker: Address) -> None:
-        """Note the broker that a client was connected to. If it is not the one in use, try them all."""
         if broker != self.broker:
             self._wanted.set()
 
     def hold(self) -> None:
-        """Stop accepting but leave the sockets alone, because another process is about to take them."""
+        """Another process is about to take the sockets."""
         self._closed = True
         self.listening = False
         for each in self.sockets:
             each.hold()
 
     def resume(self) -> None:
-        """Undo ``hold``: no other process has the sockets."""
         self._closed = False
         self._wanted.set()
 
     def close(self) -> None:
-        """Stop listening permanently. ``reach`` still works."""
+        """``reach`` still works."""
         self._closed = True
         self.listening = False
         for each in self.sockets:
@@ -189,10 +171,10 @@ class BrokerWatch:
         return min(max(away_s * _WAIT_SHARE, _MIN_WAIT_S), _MAX_WAIT_S)
 
     async def _try(self, *, better: bool = False) -> None:
-        """Try the brokers in order, or only those before the one in use."""
+        """``better``: try only the brokers before the one in use."""
         lost = False
         if not better:
-            # Set before the try, so a request during it leads to another try.
+            # A request during the try leads to another one.
             self._wanted = trio.Event()
             lost, self._lost = self._lost, False
         errors: dict[Address, str] = {}
@@ -201,8 +183,8 @@ class BrokerWatch:
             try:
                 await self._reach(broker)
             except sockets.NoRoomError as error:
-                # This tells nothing about the broker. It must be tried again.
-                errors[broker], away = f"no file descriptor left to connect: {error.strerror}", False
+                # This says nothing about the broker.
+                errors[broker], away = f"cannot open a connection: {error.strerror}", False
             except OSError as error:
                 errors[broker] = error.strerror or str(error)
             except trio.TooSlowError:
@@ -222,12 +204,7 @@ class BrokerWatch:
             self._tried = trio.Event()
 
     async def _reach(self, broker: Address) -> None:
-        """Connect to a broker, with TLS if configured, and disconnect.
-
-        Raises:
-            OSError: It does not accept the connection, or its certificate is not trusted.
-            trio.TooSlowError: It does not answer.
-        """
+        """Raises OSError, also for an untrusted certificate, and TooSlowError."""
         with trio.fail_after(self._try_s):
             wire = await sockets.connect(*broker)
             try:
@@ -238,7 +215,7 @@ class BrokerWatch:
                 if self._tls is not None:
                     wire.end()
             except OSError:
-                # Without TLS it is enough that the broker accepted the connection.
+                # Without TLS, the broker need only accept the connection.
                 if self._tls is not None:
                     raise
             finally:
@@ -252,14 +229,14 @@ class BrokerWatch:
         self.listening = False
         for each in self.sockets:
             each.pause()
-        _log.warning("broker unreachable; listener closed until it answers", **self._about, error=error)
+        _log.warning("broker unreachable, listener closed", **self._about, error=error)
 
     def _answers(self, broker: Address, before: Mapping[Address, str]) -> None:
         self.error = None
         self.passed_over = tuple(_named(before))
         if broker != self.broker:
             self.broker = broker
-            what = f"using the {'primary' if broker == self._brokers[0] else 'backup'} broker for new connections"
+            what = f"switched to the {'primary' if broker == self._brokers[0] else 'backup'} broker"
             about = {"error": "; ".join(self.passed_over)} if self.passed_over else {}
             _log.warning(what, listener=self._about["listener"], broker=format_address(broker), **about)
         if self._closed or self.listening:
@@ -273,10 +250,10 @@ class BrokerWatch:
         self.listening = True
         if self._away_since_s is not None:
             self._away_since_s = None
-            _log.info("broker answers again; listening", **self._about)
+            _log.info("broker reachable again, listener open", **self._about)
 
     def _retry_listen(self, error: OSError) -> None:
-        """Try again later: another process took the address while nothing listened there."""
+        """Another process took the address."""
         for each in self.sockets:
             each.pause()
         if self._away_since_s is None:

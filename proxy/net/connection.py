@@ -1,13 +1,8 @@
 """One proxied connection: drives a sans-IO session between two sockets.
 
-Each direction is a ``Peer``, and the end of the connection is ``Shutdown``. Each peer has one writer, whoever queued
-the data. A task exists only to wait for something other than a socket, and for sessions that tick.
-
-The connection's stage shows why its client is not read: out of credit if the session's queued data has nowhere to go,
-or stalled by the broker's writer, decoding, or the limiter.
-
-A held request belongs to its ticket. When that is resolved, the session is told and its output is written. When its
-peer's stream or the connection ends, the ticket is dropped. An error in a call from outside ends only this connection.
+Each direction is a ``Peer``, and ``Shutdown`` ends the connection. A task exists only to wait for something other than
+a socket, and for sessions that tick. The connection's stage shows why its client is not read: out of credit if the
+session's queued data has nowhere to go, or stalled by the broker's writer, decoding, or the limiter.
 """
 
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
@@ -34,11 +29,11 @@ from proxy.protocols.base import Buffer, Close, CommandRequest, CommandStatus, S
 if TYPE_CHECKING:
     from sluice_native import Lent
 
-#: A client with more unwritten answers than this is not read until they are written.
+#: A client with more unwritten answers than this is not read.
 OUTBOX_BYTES: Final = 1024 * 1024
 _STALLED_NS: Final = round(MAX_STALL_S * 1e9)
 _MAX_LEND_BACKOFF: Final = 63
-"""Maximum number of chunks for which Python keeps a connection lent in vain: 1 at first, then 3, 7 and so on."""
+"""Chunks that stay with Python after a connection was lent in vain: first 1, then 3, 7, up to this many."""
 
 
 class Connection:
@@ -46,18 +41,12 @@ class Connection:
 
     Args:
         broker_left: Called when the broker has closed the connection by itself, before the client is told.
-        on_over: Called once the connection has released everything but the sockets, with the reason: one word for the
-            metric, and a sentence for the log.
-        broker_name: The broker's ``address:port``, for people.
-        opened_ns: When it was opened. None: now.
-        lent: Its number with the compiled part, which has served it so far. ``start`` takes it back.
+        on_over: Called once everything but the sockets is released, with a metric label and a sentence for the log.
+        lent: Its number with the compiled part. ``start`` takes it back.
 
     Attributes:
         read_ns: When bytes of either peer were last read. 0: never.
-        stage: Stage of the session's queue.
-        writer: Stage of the writes to the broker.
-        reading: The compiled reader, while the connection is lent but Python serves its sockets.
-        draining: No further requests are read.
+        reading: The compiled reader, while Python serves the sockets of a lent connection.
     """
 
     #: A dict with this many attributes takes half a KiB more.
@@ -101,11 +90,10 @@ class Connection:
         self._services = services
         self._on_over = on_over
         self._timeout_checks = TimeoutChecks(self, timeouts, services)
-        #: Scopes of the tasks that wait. An empty set would take more memory.
+        #: An empty set would take more memory.
         self._scopes: dict[trio.CancelScope, None] = {}
         self._woken: trio.Event | None = None
         self.open_batches = 0
-        #: The stage that the client's direction waits for.
         self._stalled_by: Stage | None = None
         self._stalled_ns = 0
         self._watches_writes = False
@@ -114,7 +102,6 @@ class Connection:
         self._fed: dict[Side, list[Buffer]] = {}
         self._judge: Judge | None = None
         self._long_stall: Timer | None = None
-        #: For how many chunks it stays with Python after it was lent in vain, and how many of these are left.
         self._lend_backoff = self._lend_backoff_left = 0
         self.peers: dict[Side, Peer] = {}
         self.session = open_session(self)
@@ -127,10 +114,7 @@ class Connection:
             peer.opposite = self.peers[side.other]
 
     def start(self, handshake: Timer | None = None) -> None:
-        """Relay until both directions have ended or the connection is ended.
-
-        ``handshake`` is the timer of a connection that has already waited for its client.
-        """
+        """``handshake``: the timer of a connection that has already waited for its client."""
         if self.session.ticks:
             self._begin_ticks()
         self._timeout_checks.start(handshake, may_be_idle=self._lent is not None)
@@ -140,7 +124,7 @@ class Connection:
         try:
             self.recall()
             step(*args)
-        except Exception as error:  # noqa: BLE001 - whatever it is
+        except Exception as error:  # noqa: BLE001 - any error
             self.failed(error)
 
     def failed(self, error: Exception) -> None:
@@ -172,10 +156,9 @@ class Connection:
         for scope in self._scopes:
             scope.cancel()
 
-    # --- Whether the peers are read ---------------------------------------------------------------
+    # --- Reading ----------------------------------------------------------------------------------
 
     def progressed(self) -> None:
-        """Check again whatever waited for a write or for the session."""
         if self._lent is not None:
             return
         for peer in self.peers.values():
@@ -199,7 +182,7 @@ class Connection:
         return False
 
     def stall(self, follower: Stage | None) -> None:
-        """Show that a later stage is not accepting data. None: all of them are again."""
+        """None: all later stages accept data."""
         before, self._stalled_by = self._stalled_by, follower
         if before is not follower:
             now_ns = self._stalled_ns = self._services.now_ns()
@@ -209,19 +192,17 @@ class Connection:
                 self.stage.stall(before, now_ns, on=False)
 
     def is_stalled(self, now_ns: int) -> bool:
-        """Return whether the broker's socket has accepted nothing for a while, with data waiting."""
         return self._stalled_by is self.writer and now_ns - self._stalled_ns >= _STALLED_NS
 
     def broker_takes(self) -> None:
         self._stalled_ns = self._services.now_ns()
 
     def _on_credit(self) -> None:
-        """Resume reading the client after the credit callbacks. A busy direction checks by itself."""
         if self.peers and self.peers[Side.CLIENT].state is PeerState.READING:
             self._services.reactor.soon(self._read_on)
 
     def _read_on(self) -> None:
-        # Without a recall, because the compiled part does not depend on this.
+        # The compiled part does not depend on this, so there is no recall.
         try:
             self.progressed()
         except Exception as error:  # noqa: BLE001 - as in guard
@@ -230,7 +211,6 @@ class Connection:
     # --- Lending to the compiled part -------------------------------------------------------------
 
     def lend(self) -> None:
-        """Let the compiled part serve both peers, if the connection is quiet."""
         lending, judge = self._services.lending, self._judge
         if (
             lending is None
@@ -248,7 +228,6 @@ class Connection:
             self._lend_backoff_left -= 1
             return
         if not self.tickets.sender.language:
-            # The data sent until now was not counted.
             self._update_sender(self.info)
         judge.connection, judge.sender = self.info, self.tickets.sender
         lent = self.session.lend(judge)
@@ -260,7 +239,6 @@ class Connection:
             try:
                 self._lent = lending.lend(self, client, broker, lent, self.info.scope, unread=unread)
             except OSError as error:
-                # The kernel could not watch the sockets there.
                 self._services.log_failed(self.info, error)
                 for peer, data in zip(self.peers.values(), unread, strict=True):
                     peer.put_back(data)
@@ -272,7 +250,6 @@ class Connection:
             peer.keep(kept)
 
     def recall(self) -> None:
-        """Have Python read both peers again, if the compiled part does."""
         if self._lent is None and self.reading is None:
             return
         self.count_lent()
@@ -287,7 +264,7 @@ class Connection:
                 peer.feed_kept_bytes()
                 peer.flush()
             if number is not None:
-                # Not earlier: a drain waits for the end of the current frame only.
+                # A drain waits only for the end of the current frame.
                 for peer in self.peers.values():
                     peer.resume_reading()
         except Exception as error:  # noqa: BLE001 - as in guard
@@ -300,7 +277,7 @@ class Connection:
         )
 
     def _take_back(self, number: int) -> None:
-        assert self._services.lending is not None  # noqa: S101 - else nothing is lent
+        assert self._services.lending is not None  # noqa: S101 - otherwise nothing is lent
         state, begun, unread, unwritten, errnos = self._services.lending.take(number)
         if self._long_stall is not None:
             self._long_stall.cancel()
@@ -330,7 +307,7 @@ class Connection:
     def unanswered(self) -> int:
         """Return ``Session.unanswered``, without the messages that ``Lending.take_signals`` counts."""
         if self.peers and self.peers[Side.CLIENT].busy:
-            # The client does not read its answers, so some may have arrived.
+            # Some answers may have arrived unread.
             return 0
         if self._lent is not None:
             return self.session.unanswered_in_batches()
@@ -349,7 +326,7 @@ class Connection:
         return [*self._fed.pop(side), *self.session.take(side)]
 
     def left(self, *, broken: bool = False) -> None:
-        """Continue where the compiled part stops. A broken stream would make it stop again and again."""
+        """A broken stream would stop there again and again."""
         if broken:
             self._judge = None
         self.guard(self.progressed)
@@ -366,9 +343,9 @@ class Connection:
     # --- Deciding ---------------------------------------------------------------------------------
 
     def begin(self, batch: Batch) -> Coroutine[Any, Any, None] | None:
-        """Have the handlers decide one batch. Returns a coroutine to await if a lane must be waited for."""
+        """Return a coroutine to await if a lane must be waited for."""
         rest = None
-        # Counted from now on: a handler may resolve tickets while it decides, and a drain then checks whether to close.
+        # Before the call: a handler may resolve tickets while it decides, and a drain then checks whether to close.
         self.open_batches += 1
         try:
             rest = self._services.pipeline.decide_now(batch)
@@ -383,11 +360,10 @@ class Connection:
         finally:
             self.open_batches -= 1
         if self.shutdown.over:
-            # It ended after the verdicts were made and before they were used.
             drop_tickets(batch.verdicts)
 
     def decided(self, batch: Batch) -> int:
-        """Count a decided batch and tell the session. Return how many requests are not held."""
+        """Return how many requests are not held."""
         services, session, sender = self._services, self.session, self.tickets.sender
         if (
             batch.connection is not self.info
@@ -418,7 +394,6 @@ class Connection:
             self.guard(self._resolved, request, ticket, now_ns)
 
     def _resolved(self, request: Request, ticket: Ticket, now_ns: int) -> None:
-        # A ticket cannot refuse a request that is impossible to refuse.
         refuse = None if request.refusal == "impossible" else ticket.refuse
         self._services.tally.resolved(request, refuse or ticket.shadow, now_ns, self.tickets.sender)
         self.session.resolved(request, refuse, now_ns)
@@ -430,13 +405,12 @@ class Connection:
         self.progressed()
 
     def waits_for_client(self) -> bool:
-        """Whether nothing is read only because the client sends nothing."""
+        """Return whether the client could be read but sends nothing."""
         return self.peers[Side.CLIENT].state is PeerState.READING and not self.must_wait(Side.CLIENT)
 
-    # --- Calls from outside, above all from the session ------------------------------------------------
+    # --- Calls from the session and the server ----------------------------------------------------
 
     def drain(self) -> None:
-        """Read no further requests, and close once every request in flight is answered."""
         self.draining = True
         self.guard(self.shutdown.check_drained)
 
@@ -446,17 +420,17 @@ class Connection:
         return not shutdown.over and shutdown.close_reason is None and self.peers[Side.CLIENT].is_deciding
 
     def alarm(self, reason: str) -> None:
-        """Tell the session that Sluice runs short of a resource. Empty: it no longer does."""
+        """Empty: Sluice is not low on a resource."""
         if self.shutdown.close_reason is None and not self.shutdown.over and not self.info.exempt:
             self.guard(self._alarm, reason)
 
     def waiting(self) -> Iterator[tuple[Resource, int]]:
-        """Yield the resource of messages that wait in memory, and since when: at least the oldest of each."""
+        """Yield the resource of messages waiting in memory, and since when: at least the oldest of each."""
         yield from self.tickets.waiting()
         yield from self.session.waiting()
 
     def purge(self, resource: Resource) -> tuple[int, int]:
-        """Refuse or drop held messages of a resource. Return the number of each."""
+        """Return the number of messages refused and dropped."""
         if self.shutdown.close_reason is not None or self.shutdown.over:
             return 0, 0
         try:
@@ -475,7 +449,7 @@ class Connection:
             self.stage.block(now_ns, on=False)
         client = self.peers[Side.CLIENT]
         if client.state is PeerState.READING and self.must_wait(Side.CLIENT):
-            # It is not read from now on, so read ahead before it is told.
+            # Read ahead before it is told, because it is not read from now on.
             client.pause_reading()
         self.flush()
 
@@ -500,7 +474,7 @@ class Connection:
         self._woken = woken = trio.Event()
         self.start_soon(self._tick, self.session, woken)
 
-    def watch_writes(self, on: bool) -> None:  # noqa: FBT001 - as SessionContext has it
+    def watch_writes(self, on: bool) -> None:  # noqa: FBT001 - as in SessionContext
         self._watches_writes = on
 
     def end_client(self) -> None:
@@ -546,18 +520,16 @@ class Connection:
 
     def end(self) -> None:
         if not self.peers:
-            # Already released, because the server is closing.
             return
         try:
             self._settle()
         except Exception as error:  # noqa: BLE001 - as in guard
             self._services.log_failed(self.info, error)
         self.release()
-        assert self.shutdown.close_reason is not None  # noqa: S101 - that is why it ends
+        assert self.shutdown.close_reason is not None  # noqa: S101 - set by abort
         self._on_over(*self.shutdown.close_reason)
 
     def _settle(self) -> None:
-        """Charge and count what the session has not yet, because the connection no longer counts for the limits."""
         services = self._services
         batch = self.session.settle(services.now_ns())
         if batch is not None:
@@ -567,7 +539,7 @@ class Connection:
                 services.reactor.start_soon(lambda: rest)
 
     def release(self) -> None:
-        """Release everything but the sockets."""
+        """The sockets stay open."""
         if not self.shutdown.over:
             self.recall()
         unread_bytes = self.shutdown.left_unread
@@ -579,7 +551,7 @@ class Connection:
         tickets, services = self.tickets, self._services
         tickets.ends = True
         tickets.drop()
-        # Messages spooled then are on disk for the next process.
+        # Spooled messages are on disk for the next process.
         tickets.ends = services.spool is None or not services.spool.is_persistent
         try:
             self.session.close()
@@ -592,6 +564,6 @@ class Connection:
         services.waited_ns.update(self.stage.waited_ns(now_ns))
         for stage in (self.stage, self.writer):
             stage.close(now_ns)
-        # The session and its judge refer back to the connection.
+        # Both refer back to the connection.
         self._judge = None
         del self.session

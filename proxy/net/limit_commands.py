@@ -1,7 +1,4 @@
-"""Commands of clients to Sluice itself, from the session that read one until its answer.
-
-Sessions know the commands' meaning and permissions. Answers come from the admin side, through ``proxy.control``.
-"""
+"""Commands of clients to Sluice itself, until they are answered by the admin side."""
 
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
@@ -16,9 +13,9 @@ from proxy.deciding.batch import ConnectionInfo
 from proxy.protocols.base import CommandRequest, CommandStatus
 
 MAX_OPEN: Final = 256
-"""Maximum number of open commands, of all connections."""
+"""For all connections together."""
 MAX_OPEN_OF_CLIENT: Final = 16
-"""The same per client address (IPv6: per /64), so that one client leaves room for others."""
+"""Per client address (IPv6: per /64)."""
 _NO_CONNECTIONS: Final = LimitCommandReply(error="Sluice is shutting down; try again later")
 
 
@@ -44,14 +41,7 @@ class LimitCommands:
     def ask(
         self, info: ConnectionInfo, ask: CommandRequest, answer: Callable[[CommandRequest, LimitCommandReply], None]
     ) -> CommandStatus:
-        """Submit a command, if they are being taken and there is room.
-
-        Args:
-            info: The client's connection.
-            ask: The command.
-            answer: Called once with the command and its answer, after this returns. Never called if the connection's
-                commands are forgotten first.
-        """
+        """``answer`` is called once, after this returns, or never if the connection's commands are forgotten first."""
         if not self._taken:
             return "nobody"
         client = client_of(info.address)
@@ -67,7 +57,7 @@ class LimitCommands:
         return "taken"
 
     def reply(self, command_id: int, reply: LimitCommandReply) -> None:
-        """Answer a command. If its client has left, the answer is dropped."""
+        """Ignored if the client has left."""
         asked = self._close(command_id)
         if asked is not None:
             asked.answer(asked.ask, reply)
@@ -88,13 +78,9 @@ class LimitCommands:
 
     @asynccontextmanager
     async def take(self) -> AsyncIterator[AsyncIterator[LimitCommand]]:
-        """Take commands from now on. In the end, commands without an answer get an error.
-
-        Raises:
-            RuntimeError: They are already being taken.
-        """
+        """On exit, commands without an answer get an error. Raises RuntimeError if there is a taker already."""
         if self._taken:
-            raise RuntimeError("limit commands have a taker already")
+            raise RuntimeError("limit commands already have a receiver")
         self._taken = True
         try:
             async with aclosing(self._commands()) as commands:

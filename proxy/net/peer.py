@@ -1,26 +1,23 @@
 """One peer of a connection: reads it, relays its data and writes to it, all in plain calls.
 
-    ======== ================================================= ============================================
-    Doing    the direction waits for                           continued by
-    ======== ================================================= ============================================
-    READING  bytes of its peer, or its turn if there are some  the reactor, while the peer may be read
-    RELAYING nothing: it runs                                  itself
-    DECIDING the verdicts of a lane                            a task
-    WRITING  the other peer's socket to accept more            that peer's writer, when all is written
-    KEEPING  its session: the client has left, but messages    whatever makes the session release the last
-             that it assumes delivered remain
-    LEAVING  the broker watch: the broker ended its stream     a task
-    ENDING   unwritten bytes ahead of the end of its stream    the other peer's writer, when all is written
-    ENDED    nothing                                           nothing
-    ======== ================================================= ============================================
+======== ================================================= ============================================
+State    the direction waits for                           continued by
+======== ================================================= ============================================
+READING  bytes of its peer, or its turn if there are some  the reactor, while the peer may be read
+RELAYING nothing: it runs                                  itself
+DECIDING the verdicts of a lane                            a task
+WRITING  the other peer's socket to accept more            that peer's writer, when all is written
+KEEPING  its session: a departed client's messages remain  whatever makes the session release the last
+LEAVING  the broker watch: the broker ended its stream     a task
+ENDING   unwritten bytes ahead of the end of its stream    the other peer's writer, when all is written
+ENDED    nothing                                           nothing
+======== ================================================= ============================================
 
 Bytes are read only in READING, so TCP carries the back pressure. They come from the rest of the current chunk, then
-from read-ahead, then from the kernel. A peer has one writer: data that the kernel does not accept is written when the
-socket is writable again.
+from read-ahead, then from the kernel.
 
-When a client leaves with more unsent data than the receive window, the rest is in its own kernel, which discards it
-when anything is written to it. So before a write to a client that is not read, its data is read ahead
-(``Peer.must_read_first``).
+When a client leaves with more unsent data than the receive window, its own kernel has the rest, and discards it when
+anything is written to it. So before a write to a client that is not read, its data is read ahead.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -41,28 +38,24 @@ if TYPE_CHECKING:
 
     from proxy.net.connection import Connection
 
-#: A client that is unread for no longer than this is written to without reading ahead, as by a broker that is briefly
-#: busy.
+#: A client unread for less than this is written to without reading ahead.
 BRIEF_NS: Final = 100_000_000
-#: How long a write to an unread client waits for data that its kernel still sends: until nothing arrives for CHECK_S,
-#: which is more than a round trip, and at most MAX_CHECKS times as long.
+#: A write to an unread client first waits until nothing arrives for CHECK_S, which is more than a round trip, and at
+#: most MAX_CHECKS times as long.
 CHECK_S: Final = 0.05
 MAX_CHECKS: Final = 4
-#: How often a client that is not read is read ahead a little.
 KEEP_OPEN_INTERVAL_S: Final = 0.4
 _NOTHING: Final = memoryview(b"")
 
 
 class PeerError(Exception):
-    """A socket of one peer failed."""
-
     def __init__(self, side: Side, error: OSError) -> None:
         super().__init__(f"{side.value}: {error.strerror or error}")
         self.side = side
 
 
 class PeerState(Enum):
-    """See the table in the module's docstring."""
+    """See the module's table."""
 
     READING = "reading"
     RELAYING = "relaying"
@@ -75,12 +68,12 @@ class PeerState(Enum):
 
 
 class Peer(Watched):
-    """One peer of a connection: the direction that comes from it, and the writer of data for it.
+    """One direction of a connection, and the writer of data for its peer.
 
     Attributes:
-        counted_bytes: How many of the bytes to be read were already counted before the compiled part returned them.
-        busy: Data has been taken for the peer and is not yet written to the kernel.
-        ended: The end of the stream was sent. Data that the session queues later is dropped.
+        counted_bytes: Bytes to read that are counted already, because the compiled part returned them.
+        busy: Data for the peer is not yet written.
+        ended: The end of the stream was sent. Data queued later is dropped.
     """
 
     __slots__ = (
@@ -100,20 +93,18 @@ class Peer(Watched):
         self._services = services
         self._session = session
         self._observed = side is Side.BROKER and services.pipeline.wants_responses
-        #: The read buffer, and the part of it to be relayed, until that is written.
+        #: In use until the chunk's results are written.
         self._buffer: memoryview | None = None
         self._chunk = _NOTHING
-        #: The beginning of a frame that is incomplete for the compiled part.
         self._kept = b""
         self.state = PeerState.READING
         self.counted_bytes = 0
         self._rest: Sequence[Buffer] = ()
-        #: The end of the stream follows it.
+        #: The end of the stream follows ``_rest``.
         self._ends = False
         self.busy = self.ended = False
-        #: Since when it has not been read, though there may be data.
         self._unread_ns = 0
-        #: While a write waits for read-ahead: the timer, the checks left, and the bytes received since the last one.
+        #: While a write waits for read-ahead.
         self._check_timer: Timer | None = None
         self._checks_left = self._received_bytes = 0
         self._keep_open_timer: Timer | None = None
@@ -136,7 +127,7 @@ class Peer(Watched):
             # First, because other calls check whether the client may be read.
             self._show_stall(None)
         if self.state is not PeerState.READING or self._shutdown.over or self._connection.must_wait(self.side):
-            # Only checked now: usually a direction is back before there is more to read.
+            # Usually a direction is back before there is more to read.
             self.pause_reading()
             return
         self.state = PeerState.RELAYING
@@ -146,11 +137,9 @@ class Peer(Watched):
             self._relay()
 
     def _read(self) -> bool:
-        """Read a chunk. Return whether there is one."""
         session, side = self._session, self.side
         buffer = self._buffer = self._services.buffers.borrow()
         if len(self._kept) >= len(buffer):
-            # The buffer has no room behind it.
             self._connection.recall()
         kept = len(self._kept)
         most = session.max_bytes(side)
@@ -214,13 +203,12 @@ class Peer(Watched):
             responses = self._session.take_responses()
             if responses:
                 services.pipeline.observe(self._connection.info, responses)
-        # Before the other peer, which may have to wait: refusals need not wait for a slow broker.
+        # First, because refusals need not wait for a slow broker.
         self.flush()
         self.opposite.flush()
         self._written()
 
     def _written(self) -> None:
-        """Read on once the chunk's results are written. Until then its buffer is in use."""
         if self._shutdown.over:
             return
         if self.opposite.busy:
@@ -254,7 +242,7 @@ class Peer(Watched):
         self._end_chunk(is_over=count == 0)
 
     def receive_closing(self, chunk: memoryview = _NOTHING) -> None:
-        """Handle data that arrives while closing. End the stream to the peer once nothing more is expected."""
+        """End the stream to the peer once no more is expected."""
         if not self.ended and self._session.receive_closing(self.side, chunk):
             self.end()
 
@@ -280,7 +268,7 @@ class Peer(Watched):
             self.stop_writing()
             self.unwatch()
             shutdown.keep_undelivered()
-            # Data that waited to be written is dropped, so the broker can be read on.
+            # Unwritten data was dropped, so the broker can be read on.
             self.opposite.resume()
         else:
             self._forward_end()
@@ -321,7 +309,7 @@ class Peer(Watched):
             self.failed(error)
 
     def resume(self) -> None:
-        """Continue if the direction waits for the other peer's writer, or failed midway."""
+        """Continue after a wait for the other peer's writer, or a failure midway."""
         if self._shutdown.over:
             return
         if self.state is PeerState.WRITING or self.state is PeerState.RELAYING:
@@ -347,7 +335,6 @@ class Peer(Watched):
 
     @property
     def is_finished(self) -> bool:
-        """Whether the peer's stream has ended, with nothing left of it but messages that are kept."""
         return self.state is PeerState.ENDED or self.state is PeerState.KEEPING
 
     def _show_stall(self, follower: Stage | None) -> None:
@@ -357,22 +344,17 @@ class Peer(Watched):
     # --- Writing ----------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Write all data waiting for this peer, as far as the kernel accepts it.
-
-        Raises:
-            PeerError: The broker's socket failed. Data waiting for it is dropped.
-        """
+        """Raises PeerError if the broker's socket failed. Data waiting for it is dropped."""
         if not self.busy:
             buffers = self._connection.take(self.side)
             if buffers and not self.ended:
-                # Skipped if the peer's kernel was empty a moment ago, because this runs at each write.
+                # Not if the peer's kernel was empty a moment ago: this runs at each write.
                 if (self.takes_long or not self.events & EPOLLIN) and self.must_read_first():
                     self._rest, self.busy = buffers, True
                 else:
                     self._send(buffers)
 
     def writable(self) -> None:
-        """Write more to the peer, then the end of the stream if due, and continue the waiting direction."""
         if self._shutdown.over:
             self.unwatch()
             return
@@ -381,7 +363,7 @@ class Peer(Watched):
             if self.side is Side.BROKER:
                 self._connection.broker_takes()
             self._send(self._rest)
-            # A peer that accepts more is alive, so nothing has to be read first.
+            # A peer that accepts more is alive.
             buffers = () if self.busy else self._connection.take(self.side)
             if buffers and not self.ended:
                 self._send(buffers)
@@ -413,11 +395,6 @@ class Peer(Watched):
             self._connection.written(self.side)
 
     def end(self) -> None:
-        """Write all data waiting for this peer, then the end of the stream.
-
-        Raises:
-            PeerError: The broker's socket failed.
-        """
         self._ends = True
         self.flush()
         if not self.busy and not self.ended:
@@ -432,15 +409,13 @@ class Peer(Watched):
         self.remove_interest(EPOLLOUT)
 
     def failed(self, error: Exception) -> None:
-        """End the connection for a fault. If it is closing already, that continues."""
         connection = self._connection
         connection.failed(error)
-        # Twice, because the rest of a chunk may itself end the connection.
+        # The rest of a chunk may itself end the connection.
         for peer in 2 * (self, self.opposite):
             connection.guard(peer.resume)
 
     def _write_failed(self, error: PeerError) -> None:
-        """Stop writing to a client whose socket failed, but read on. A broker's failure ends the connection."""
         if self.side is Side.BROKER:
             raise error
         if self.wire.ended:
@@ -452,10 +427,10 @@ class Peer(Watched):
     # --- A client that is not read ----------------------------------------------------------------
 
     def must_read_first(self) -> bool:
-        """Return whether a write must wait for a moment, because the client may have left unnoticed.
+        """Return whether a write must wait because the client may have left unnoticed.
 
-        A client whose kernel has nothing left is written to at once. So is one that has sent as much as may be read
-        ahead, because only a client that is alive does that.
+        It need not if the client's kernel has nothing left, or if the client has sent the maximum of read-ahead and is
+        therefore alive.
         """
         connection = self._connection
         if self.side is Side.BROKER or self._shutdown.close_reason is not None or connection.draining:
@@ -464,7 +439,6 @@ class Peer(Watched):
             if not self._session.paused(Side.CLIENT):
                 is_read = self.events & EPOLLIN or self.state is PeerState.READING or self.state is PeerState.RELAYING
                 if is_read and not connection.must_wait(Side.CLIENT):
-                    # It is being read, or will be in a moment.
                     return False
                 if self._services.now_ns() - self._unread_ns < BRIEF_NS:
                     return False
@@ -481,17 +455,12 @@ class Peer(Watched):
             self._unread_ns = self._services.now_ns()
         self.remove_interest(EPOLLIN)
         if self.state is PeerState.READING and self._chunk:
-            # It no longer waits for its turn.
             self._show_stall(None)
         if self.side is Side.CLIENT and self._keep_open_timer is None and not self._shutdown.over:
             self._keep_open_timer = self.reactor.after(KEEP_OPEN_INTERVAL_S, self._keep_open)
 
     def _keep_open(self) -> None:
-        """Open an unread client's receive window a little: its kernel gives up on a closed window and its data.
-
-        It does so after TCP_USER_TIMEOUT, which py-amqp, and so Celery, sets to one second. If the client has left, it
-        does so after some minutes in any case.
-        """
+        """Otherwise an unread client's kernel drops its data after TCP_USER_TIMEOUT: in py-amqp after a second."""
         self._keep_open_timer = None
         if self.events & EPOLLIN or self._shutdown.over or self._connection.draining:
             return
@@ -505,7 +474,7 @@ class Peer(Watched):
             self._keep_open_timer = self.reactor.after(KEEP_OPEN_INTERVAL_S, self._keep_open)
 
     def read_ahead(self, *, a_little: bool = False) -> int | None:
-        """Read ahead from a client that its session does not want to read. Return as ``Wire.read_ahead`` does."""
+        """Return as ``Wire.read_ahead`` does."""
         try:
             count = self.wire.read_ahead(self._services.ahead, a_little=a_little)
         except OSError as error:
@@ -535,10 +504,7 @@ class Peer(Watched):
 
     @property
     def is_quiet(self) -> bool:
-        """Whether the direction waits for bytes and nothing is on its way to the peer.
-
-        Received but unread bytes go along, if the compiled part also serves the socket.
-        """
+        """Received but unread bytes go along, if the compiled part also serves the socket."""
         return (
             self.state is PeerState.READING
             and self.events == EPOLLIN
@@ -548,9 +514,9 @@ class Peer(Watched):
         )
 
     def _feed_lent(self, reading: "Lent", read_ns: int) -> bool:
-        """Have the compiled part read the chunk. Return False if the session has to read the rest of it."""
+        """False: the session must read the rest of the chunk."""
         connection, chunk = self._connection, self._chunk
-        assert self._services.lending is not None  # noqa: S101 - else nothing is lent
+        assert self._services.lending is not None  # noqa: S101 - otherwise nothing is lent
         signals = self._services.signals[connection.info.scope]
         pieces, stop, leaves = self._services.lending.feed(reading, self.side, chunk, read_ns, signals)
         connection.queue(chunk, pieces)
@@ -570,7 +536,7 @@ class Peer(Watched):
             self._session.put_back(self.side, kept, self._services.now_ns())
 
     def lend(self) -> bytes:
-        """Hand the peer to the compiled part. Returns received but unread bytes."""
+        """Return received but unread bytes."""
         self.unwatch()
         ahead = self.wire.take_ahead()
         self._count(len(ahead))
@@ -582,12 +548,12 @@ class Peer(Watched):
         return unread
 
     def put_back(self, unread: bytes, errno: int = 0) -> None:
-        """Take back bytes that were received and counted. After them, the error in ``errno`` is raised, if any."""
+        """Take back bytes already counted. ``errno``, unless 0, is raised after them."""
         self.wire.put_back(unread, errno, self._services.ahead)
         self.counted_bytes = len(unread)
 
     def resume_reading(self) -> None:
-        # If it must wait, it is left unread once there is data. The unread time counts from then.
+        # A client that must wait becomes unread only once there is data.
         self.start_reading()
         if self.opposite.busy:
             self.state = PeerState.WRITING
@@ -599,6 +565,5 @@ class Peer(Watched):
                 timer.cancel()
         self.unwatch()
         self._give_back()
-        # The peers refer to each other. A session's unanswered requests can take a megabyte, and the garbage collector
-        # seldom checks objects as old as a connection.
+        # A session's unanswered requests can take a megabyte, and the garbage collector seldom checks old objects.
         del self._session, self.opposite

@@ -1,6 +1,4 @@
-"""The PROXY protocol, versions 1 and 2: a header at the start of a connection that names the real client.
-
-No I/O: converts between bytes and headers. ``arrival`` decides who may send one.
+"""The PROXY protocol, versions 1 and 2: a header that names the real client. No I/O.
 
 Source: HAProxy's doc/proxy-protocol.txt, sections 2.1 (text) and 2.2 (binary).
 """
@@ -14,7 +12,7 @@ Address = tuple[str, int]
 Version = Literal["v1", "v2"]
 
 MAX_HEADER_BYTES: Final = 16 * 1024
-"""Maximum header size. The format allows 64 KiB. HAProxy's maximum is the same as here."""
+"""As in HAProxy. The format allows 64 KiB."""
 
 _V1_SIGNATURE: Final = b"PROXY "
 #: Includes the CRLF (section 2.1).
@@ -32,13 +30,7 @@ _TEXT_ADDRESS: Final = {b"TCP4": re.compile(rb"[0-9.]{7,15}"), b"TCP6": re.compi
 
 
 class Header(NamedTuple):
-    """A parsed header.
-
-    Attributes:
-        source: Address and port of the client. None if the connection is the sender's own or has no IP address: use the
-            socket's addresses.
-        destination: Address and port that the client connected to, or None as above.
-    """
+    """Without addresses, the connection is the sender's own or has no IP address. Use the socket's."""
 
     source: Address | None
     destination: Address | None
@@ -46,11 +38,7 @@ class Header(NamedTuple):
 
 
 class HeaderError(Exception):
-    """The bytes are not a valid PROXY header. The message says why.
-
-    Attributes:
-        missing: They do not even begin like one.
-    """
+    """``missing``: the bytes do not even begin like a header."""
 
     def __init__(self, message: str, *, missing: bool = False) -> None:
         super().__init__(message)
@@ -58,23 +46,19 @@ class HeaderError(Exception):
 
 
 def parse(data: bytes) -> Header | None:
-    """Parse the header at the start of ``data``. Returns None while it is incomplete.
-
-    Raises:
-        HeaderError: There is no header, or it is invalid.
-    """
+    """Return None while the header at the start of ``data`` is incomplete. Raises HeaderError."""
     if data.startswith(_V2_SIGNATURE[: len(data)]):
         return _parse_v2(data)
     if data.startswith(_V1_SIGNATURE[: len(data)]):
         return _parse_v1(data)
-    raise HeaderError("it is missing", missing=True)
+    raise HeaderError("no PROXY signature", missing=True)
 
 
 def make(version: Version, source: Address, destination: Address) -> bytes:
     (from_, from_port), (to, to_port) = source, destination
     ends = [ip_address(from_), ip_address(to)]
     if len({end.version for end in ends}) > 1:
-        # Both addresses must be of the same family (RFC 4291, section 2.5.5.2).
+        # Both must be of the same family (RFC 4291, section 2.5.5.2).
         ends = [end if isinstance(end, IPv6Address) else IPv6Address(0xFFFF << 32 | int(end)) for end in ends]
     is_inet = isinstance(ends[0], IPv4Address)
     if version == "v1":
@@ -87,7 +71,7 @@ def make(version: Version, source: Address, destination: Address) -> bytes:
 def _text(address: IPv4Address | IPv6Address) -> str:
     if isinstance(address, IPv4Address):
         return str(address)
-    # str() writes the end of some addresses with dots, which the text format does not allow.
+    # str() may write the end with dots, which the text format does not allow.
     return ":".join(f"{int(address) >> shift & 0xFFFF:x}" for shift in range(112, -1, -16))
 
 
@@ -95,17 +79,17 @@ def _parse_v1(data: bytes) -> Header | None:
     end = data.find(b"\r\n", 0, _V1_LINE_BYTES)
     if end < 0:
         if len(data) >= _V1_LINE_BYTES:
-            raise HeaderError(f"its line does not end within {_V1_LINE_BYTES} bytes")
+            raise HeaderError(f"no line end within {_V1_LINE_BYTES} bytes")
         return None
     size_bytes = end + 2
     _, family, *fields = data[:end].split(b" ")
     if family == b"UNKNOWN":
-        # The rest of the line must be ignored.
+        # The rest must be ignored.
         return Header(None, None, size_bytes)
     if family not in _TEXT_ADDRESS:
         raise HeaderError(f"unknown family {family.decode('latin-1')!r}")
     if len(fields) != 4:
-        raise HeaderError(f"it needs two addresses and two ports, and has {len(fields)} fields")
+        raise HeaderError(f"expected two addresses and two ports, got {len(fields)} fields")
     source, destination, source_port, destination_port = fields
     return Header(
         (_v1_address(family, source), _v1_port(source_port)),
@@ -141,7 +125,7 @@ def _parse_v2(data: bytes) -> Header | None:
         raise HeaderError(f"unknown version and command 0x{command:02x}")
     size_bytes = _V2_START.size + length
     if size_bytes > MAX_HEADER_BYTES:
-        raise HeaderError(f"{size_bytes} bytes long; the maximum is {MAX_HEADER_BYTES}")
+        raise HeaderError(f"{size_bytes} bytes, above the maximum of {MAX_HEADER_BYTES}")
     if command == _PROXY and (family >> 4 > 3 or family & 0xF > 2):
         raise HeaderError(f"unknown family and transport 0x{family:02x}")
     address_bytes = _ADDRESS_BYTES.get(family >> 4, 0)

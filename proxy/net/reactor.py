@@ -1,11 +1,9 @@
 """The reactor: waits for all sockets and timers of the data path.
 
-Sockets are registered with the kernel once, and ready ones are served by plain calls. Trio stays in charge: it waits
-for the epoll descriptor in one task, and other tasks have their turn at least every ``ROUND_NS``. Anything that waits
-for something other than a socket is a task of its own.
+Sockets are registered with the kernel once, and ready ones are served by plain calls. One trio task waits for the epoll
+descriptor, and other tasks have their turn at least every ``ROUND_NS``.
 
-Each round serves brokers before clients, because clients wait for their answers. Of the sockets that take long, one is
-served after all others.
+Each round serves brokers first, because clients wait for their answers, and one socket that takes long last.
 """
 
 import select
@@ -26,18 +24,15 @@ BROKER: Final = 0
 CLIENT: Final = 1
 _MAX_READY: Final = 64
 ROUND_NS: Final = 1_000_000
-"""How long sockets are served before all other tasks have their turn."""
 _FAILED: Final = EPOLLERR | EPOLLHUP
 
 
 class Watched(ABC):
-    """One socket in the reactor, which is called when it is ready.
-
-    A failed socket counts as ready for every wanted event, so the next read or write meets the error.
+    """One socket in the reactor. A failed one counts as ready, so the next read or write meets the error.
 
     Attributes:
         events: The wanted epoll events.
-        takes_long: It is served after the others, one such socket per round.
+        takes_long: Served after the others, one per round.
     """
 
     __slots__ = ("_fd", "events", "rank", "reactor", "takes_long")
@@ -51,15 +46,15 @@ class Watched(ABC):
 
     @abstractmethod
     def readable(self) -> None:
-        """Read bytes, an end of stream or an error. It may be called with nothing to read."""
+        """There may be nothing to read."""
 
     @abstractmethod
     def writable(self) -> None:
-        """Write, because the kernel may accept bytes again."""
+        """The kernel may accept bytes again."""
 
     @abstractmethod
     def failed(self, error: Exception) -> None:
-        """Handle an error of ``readable`` or ``writable``, so that no other socket is affected. Does not raise."""
+        """Handle an error of ``readable`` or ``writable``. Must not raise."""
 
     def add_interest(self, event: int) -> None:
         if not self.events & event:
@@ -70,7 +65,7 @@ class Watched(ABC):
             self._change(self.events & ~event)
 
     def unwatch(self) -> None:
-        """Stop all events. Call this before the socket is closed."""
+        """Call this before the socket is closed."""
         if self.events:
             self._change(0)
 
@@ -105,13 +100,11 @@ class Reactor:
     def __init__(self) -> None:
         self.epoll = select.epoll()
         self.watched: dict[int, Watched] = {}
-        #: Readable in the next round, whatever the kernel reports.
         self._readable: dict[Watched, int] = {}
         self._take_long: OrderedDict[Watched, int] = OrderedDict()
         self._soon: deque[Callable[[], None]] = deque()
-        #: By delay. Timers with the same delay are due in the order they were set.
+        #: By delay.
         self._timers: dict[float, OrderedDict[Timer, None]] = {}
-        #: No timer is due before this time.
         self._due_s = float("inf")
         self._sleep: trio.CancelScope | None = None
         self._woken = trio.Event()
@@ -120,7 +113,7 @@ class Reactor:
         self._tasks: trio.Nursery | None = None
 
     def after(self, delay_s: float, call: Callable[[], None]) -> Timer:
-        """Schedule a call that must not raise. There should be few different delays."""
+        """``call`` must not raise. Use few different delays."""
         timers = self._timers.get(delay_s)
         if timers is None:
             timers = self._timers[delay_s] = OrderedDict()
@@ -132,16 +125,15 @@ class Reactor:
         return timer
 
     def soon(self, call: Callable[[], None]) -> None:
-        """Call as soon as the current step is over. The call must not raise."""
+        """Call as soon as the current step is over. ``call`` must not raise."""
         self._soon.append(call)
         self._wake()
 
     def end_round(self) -> None:
-        """Give all other tasks their turn as soon as the current step is over."""
         self._ends_ns = 0
 
     def count_readable(self, watched: Watched) -> None:
-        """Treat a socket as readable soon, because some of its bytes have already left the kernel."""
+        """Some of its bytes have already left the kernel."""
         self._readable[watched] = EPOLLIN
         self._wake()
 
@@ -150,7 +142,7 @@ class Reactor:
             self._woken.set()
 
     def start_soon(self, task: Callable[..., Awaitable[None]], *args: object) -> None:
-        """Run a task for something that waits. The task must not raise."""
+        """``task`` must not raise."""
         assert self._tasks is not None  # noqa: S101 - nothing is ready before the reactor runs
         self._tasks.start_soon(task, *args)
 
@@ -169,7 +161,6 @@ class Reactor:
             await self._serve()
 
     async def _serve(self) -> None:
-        """Do everything that is due. Returns at once if the other task is doing so."""
         if self._serving:
             return
         self._serving, is_idle = True, False
@@ -196,7 +187,7 @@ class Reactor:
                 yield partial(_tell, watched, events)
         if self._take_long:
             yield partial(_tell, *self._take_long.popitem(last=False))
-        # Calls added from here on are made in the next round.
+        # Later calls are for the next round.
         for _ in range(len(self._soon)):
             yield self._soon.popleft()
         now_s = trio.current_time()
@@ -214,7 +205,7 @@ class Reactor:
 
 
 def _tell(watched: Watched, events: int) -> None:
-    """Report ready events that are still wanted, because an earlier step of the round may have ended the socket."""
+    """An earlier step of the round may have ended the socket, so only events that are still wanted count."""
     if events & _FAILED:
         events |= EPOLLIN | EPOLLOUT
     try:
@@ -222,13 +213,12 @@ def _tell(watched: Watched, events: int) -> None:
             watched.writable()
         if events & watched.events & EPOLLIN:
             watched.readable()
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is one connection's
+    except Exception as error:  # noqa: BLE001 - any error ends one connection only
         watched.failed(error)
 
 
 def _do(step: Callable[[], None]) -> None:
-    """Run a step that should not raise. If it does, other steps are unaffected."""
     try:
         step()
-    except Exception:  # noqa: BLE001 - whatever it is
+    except Exception:  # noqa: BLE001 - any error
         _log.exception("unexpected error in the data path")

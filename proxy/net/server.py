@@ -1,8 +1,4 @@
-"""Listeners: accept clients, connect each to its broker, and close all of them in order.
-
-See ``connection`` for what a connection does, ``broker_watch`` for when a listener listens, and ``sockets`` for every
-socket call.
-"""
+"""Listeners: accept clients, connect each to its broker, and close all of them in order."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -39,42 +35,21 @@ from proxy.stats.snapshot import ConfirmState
 _log = structlog.get_logger(__name__)
 
 _BACKLOG: Final = 4096
-#: Requests read before a hand-over are mostly decided within a few milliseconds. A broker that does not read prevents
-#: it.
+#: Most requests are decided sooner, unless the broker does not read.
 _SETTLE_S: Final = 0.1
 _CHECK_AGAIN_S: Final = 0.001
 
 
 @dataclass(frozen=True, slots=True)
 class ListenerConfig:
-    """One address that clients connect to, and the broker behind it.
+    """One address that clients connect to, and the broker behind it. The settings describe most fields.
 
     Attributes:
-        name: Unique among the listeners. Used in logs and metrics.
-        protocol: The protocol.
         options: An instance of ``protocol.options``.
-        listen: Host and port to bind. Port 0 takes a free one.
         v6only: ``::`` does not serve IPv4, because another address has the port there.
-        reuse_port: Other processes of the same user may listen there, too.
-        broker: Host and port of the broker.
-        backup_brokers: Brokers to connect clients to while it is unreachable: the first that is reachable. All of them
-            count as one broker, under the first one's address.
-        scope: Listeners with the same scope share limits that apply per listener. Empty: the listener's own name.
-        connect_timeout_s: How long the broker may take to accept.
-        exempt: Networks whose clients are not limited, neither their requests nor their connections.
-        max_connections_per_client: Maximum number of connections that a client may have to the listeners of the scope.
-            Further ones are closed at once. None: no limit.
-        new_connections_per_s: Connections accepted per second. Further ones are closed at once. None: no limit.
-        proxy_protocol_from: Networks whose connections begin with a PROXY header that names the client.
-        send_proxy_protocol: Version of the PROXY header sent to the broker. None: no header.
-        handshake_timeout_s: Time limit of a client's arrival (PROXY header and TLS handshake), and again for its first
-            bytes.
-        frame_timeout_s: A client's frame that is incomplete after this time, or twice this time, ends its connection if
-            it arrives slower than MIN_FRAME_BYTES_PER_S.
-        idle_timeout_s: How long both peers may be silent. None: forever.
-        write_timeout_s: How long a client may accept none of the data written to it. None: forever.
-        client_tls: Terminates the clients' TLS. None: left to the protocol.
-        broker_tls: TLS to the broker. None: without.
+        backup_brokers: All brokers count as one, under the first address.
+        scope: Empty: the listener's own name.
+        client_tls: None: left to the protocol.
     """
 
     name: str
@@ -110,7 +85,7 @@ class ListenerConfig:
 
 @dataclass(slots=True)
 class ServerCounters:
-    """Connections accepted, by listener, and closed, by listener and reason."""
+    """Accepted by listener, closed by listener and reason."""
 
     accepted: Counter[str]
     closed: Counter[tuple[str, str]]
@@ -120,14 +95,14 @@ class Server:
     """All listeners of one data path and their connections.
 
     Args:
-        max_connections: Clients beyond this are closed as soon as they are accepted.
-        room: The same, for the clients that file descriptors suffice for. None: no limit.
-        before_end: Called before the remaining connections are ended, when the server ends.
+        max_connections: Further clients are closed at once.
+        room: The same, from the limit on file descriptors. None: no limit.
+        before_end: Called before the server ends the remaining connections.
 
     Attributes:
-        alarm: What Sluice runs short of, in words for clients. Empty: nothing.
-        connections: The connections that have a session in Python, by id. See ``each_connection``.
-        new: Clients that the compiled part serves without a session, by connection id.
+        alarm: What Sluice is low on, for clients. Empty: nothing.
+        connections: With a session in Python, by id.
+        new: Served by the compiled part without a session, by connection id.
     """
 
     def __init__(
@@ -149,7 +124,7 @@ class Server:
         self.draining = False
         self.services = services
         for lost in (services.lost_messages, services.lost_bytes):
-            # A counter created by its first loss would not show an increase then.
+            # A counter created by its first loss would not show an increase.
             lost.update({config.name: 0 for config in listeners})
         self._wire_counters = wire_counters
         self._max_connections = max_connections
@@ -157,7 +132,7 @@ class Server:
         self.watches: dict[str, BrokerWatch] = {}
         self._served: set[_Client] = set()
         self._open: Counter[str] = Counter()
-        #: Open connections by scope and client address.
+        #: By scope and client address.
         self._clients = Counter[tuple[str, str]]()
         self._connection_rates = {
             config.name: ConnectionRate(config.new_connections_per_s, services.now_ns())
@@ -171,7 +146,7 @@ class Server:
         self._candidates: dict[tuple[str, Address], dict[sockets.Found, Address] | None] = {}
         self._log = _log.bind()
         by_broker: dict[tuple[str, Address], Any] = {}
-        #: State shared by the sessions of one broker, by listener.
+        #: Shared by the sessions of one broker. By listener.
         self._hubs: dict[str, Any] = {}
         for config in listeners:
             broker = (config.protocol.name, main_address(config, listeners))
@@ -184,21 +159,13 @@ class Server:
         return self.watches[name].sockets[0].address
 
     async def reach(self, name: str) -> str | None:
-        """Try a listener's broker, unless it is known to be away. Returns the error, if any."""
         return await self.watches[name].reach()
 
     def open_connections(self, name: str) -> int:
         return self._open[name]
 
     async def bind(self, inherited: Inherited | None = None) -> None:
-        """Bind all listeners, or none.
-
-        Args:
-            inherited: Sockets that are already bound.
-
-        Raises:
-            ListenError: An address is not available.
-        """
+        """Bind all listeners, or none. Raises ListenError if an address is not available."""
         for config in self.listeners:
             try:
                 enter, no_room = partial(self._enter, config), partial(self._log_accept_error, config)
@@ -220,7 +187,7 @@ class Server:
             watch.close()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serve until cancelled. ``bind`` comes first. Started once each broker has been tried."""
+        """``bind`` comes first. Started once each broker has been tried."""
         try:
             async with trio.open_nursery() as nursery:
                 async with trio.open_nursery() as trying:
@@ -235,21 +202,21 @@ class Server:
                 client.release()
 
     def each_connection(self, *, new: bool = True) -> Iterator[Connection]:
-        """Yield the open connections, which may end between two steps. Without ``new``: only ``connections``."""
+        """Connections may end between two steps. Without ``new``: only ``connections``."""
         for number in [*self.connections, *(self.new if new else ())]:
             connection = self.connection(number)
             if connection is not None:
                 yield connection
 
     def connection(self, number: int) -> Connection | None:
-        """Return a connection by its id. From now on Python serves it."""
+        """Return a connection, served by Python from now on."""
         client = self.new.get(number)
         if client is not None:
             client.left()
         return self.connections.get(number)
 
     def take_seen(self) -> dict[str, BrokerSeen]:
-        """Return the load signals of brokers since the last call, by the scope of their listeners."""
+        """Return brokers' load signals since the last call, by scope."""
         services, now_ns = self.services, self.services.now_ns()
         unanswered = Counter[str]()
         if services.lending is not None:
@@ -282,10 +249,8 @@ class Server:
     async def hold(self, *, at_once: str = "") -> None:
         """Stop accepting and read no further requests. New clients wait for the process that takes the sockets.
 
-        Returns once nothing is being decided, or after a short time.
-
-        Args:
-            at_once: Instead of waiting for answers, end all connections for this reason, in words for clients.
+        Returns once nothing is being decided, or after a short time. ``at_once``: end all connections without waiting
+        for answers, with this reason for clients.
         """
         self.draining = True
         for watch in self.watches.values():
@@ -304,13 +269,13 @@ class Server:
                 await trio.sleep(_CHECK_AGAIN_S)
 
     def resume(self) -> None:
-        """Accept again, because no other process took the sockets. Draining connections still end."""
+        """No other process took the sockets. Draining connections still end."""
         self.draining = False
         for watch in self.watches.values():
             watch.resume()
 
     async def drain(self, grace_s: float) -> None:
-        """Stop accepting, let requests in flight finish, and end what is left after ``grace_s`` seconds."""
+        """Stop accepting, let requests in flight finish, and end the rest after ``grace_s`` seconds."""
         self.draining = True
         self.close()
         for connection in self.each_connection():
@@ -329,7 +294,7 @@ class Server:
         not_logged = self._log_rate.take((config.name, number), trio.current_time())
         if not_logged is not None:
             told = getattr(error, "strerror", None) or repr(error)
-            _log.error("cannot accept a connection", listener=config.name, error=told, not_logged=not_logged)
+            _log.error("accept failed", listener=config.name, error=told, not_logged=not_logged)
 
     def _enter(self, config: ListenerConfig, wire: Wire, peer: Address, local: Address) -> None:
         self.counters.accepted[config.name] += 1
@@ -361,12 +326,12 @@ class Server:
     def _overload_reason(self) -> tuple[str, str] | None:
         open_now = sum(self._open.values())
         if open_now >= self._max_connections:
-            return "too_many_connections", f"open connections: {self._max_connections}"
+            return "too_many_connections", f"max_connections is {self._max_connections}"
         if self._room is not None and open_now >= self._room:
             # If clients took every descriptor, the admin address could not answer.
             return (
                 "no_descriptors",
-                f"open connections: {self._room}; the limit on open files allows no more (ulimit -n)",
+                f"the limit on open files (ulimit -n) allows no more than {self._room} connections",
             )
         return None
 
@@ -376,7 +341,7 @@ class Server:
             return
         most = config.max_connections_per_client
         if most is not None and self._clients[info.scope, info.address] >= most:
-            raise Close("too_many_connections_of_client", f"open connections of {info.address}: {most}")
+            raise Close("too_many_connections_of_client", f"{info.address}: max_connections_per_client is {most}")
         rate = self._connection_rates.get(config.name)
         # Last, so that clients rejected for another reason do not use up the rate.
         if rate is not None and not rate.take(self.services.now_ns()):
@@ -398,7 +363,7 @@ class Server:
 
     def closed(self, info: ConnectionInfo, reason: str, detail: str) -> None:
         self.counters.closed[info.listener, reason] += 1
-        # An unreachable broker has had a line of its own.
+        # An unreachable broker has a log line of its own.
         if reason.endswith("_closed") or reason in {"drained", "broker_unreachable"}:
             self._log.debug("connection closed", listener=info.listener, peer=info.peer, reason=reason, detail=detail)
             return
@@ -425,7 +390,7 @@ class Server:
             _log.warning(about, listener=info.listener, peer=info.peer, detail=detail, not_logged=not_logged)
 
     def candidates(self, config: ListenerConfig) -> dict[sockets.Found, Address] | None:
-        """Return where to connect a client. None: a broker's address is a name, to be resolved each time."""
+        """Return where to connect a client. None: an address is a name, to be resolved each time."""
         key = config.name, self.watches[config.name].broker
         if key not in self._candidates:
             known = {broker: sockets.resolved(*broker) for broker in self.watches[config.name].in_order()}
@@ -481,7 +446,7 @@ class Server:
             lent=lent,
         )
         if self.draining and lent is None:
-            connection.shutdown.abort("drained", "accepted just before shutdown began")
+            connection.shutdown.abort("drained", "accepted just before the shutdown")
         else:
             handshake, client.handshake = client.handshake, None
             connection.start(handshake)
@@ -492,7 +457,7 @@ class Server:
 def _log_replayed(info: ConnectionInfo, replayed: Replayed) -> None:
     log = _log.warning if replayed.dropped else _log.info
     log(
-        "replayed spooled messages of an earlier process",
+        "replayed spooled messages from an earlier process",
         resource=f"{replayed.name.kind}:{replayed.name.name}",
         sender="/".join(replayed.name.sender),
         listener=info.listener,
@@ -506,7 +471,7 @@ def _log_replayed(info: ConnectionInfo, replayed: Replayed) -> None:
 
 
 def _candidates(found: Mapping[Address, Iterable[sockets.Found] | None]) -> dict[sockets.Found, Address]:
-    """Return the addresses to try in order, each with its broker. The first broker owns a shared address."""
+    """The first broker owns a shared address."""
     candidates: dict[sockets.Found, Address] = {}
     for broker, its_places in found.items():
         for place in its_places or ():
@@ -519,7 +484,6 @@ class _Client(Watched):
 
     Attributes:
         begun: State for its session, if the compiled part serves it without one at first.
-        opened_ns: When the compiled part began to serve it so.
         handshake: Bounds how long the client may then be silent.
     """
 
@@ -542,7 +506,6 @@ class _Client(Watched):
         self._admitted = False
         self._broker: Wire | None = None
         self._candidates: dict[sockets.Found, Address] = {}
-        #: Its number with the compiled part, while that serves it without a session.
         self._lent: int | None = None
         self.begun: Any = None
         self.opened_ns: int | None = None
@@ -626,7 +589,6 @@ class _Client(Watched):
 
     def _connect(self, candidates: dict[sockets.Found, Address]) -> None:
         if self._closed:
-            # It timed out just as the address was resolved.
             return
         self._candidates = candidates
         self._connecting = Connecting(self.config.broker[0], candidates)
@@ -663,7 +625,7 @@ class _Client(Watched):
         self.readable()
 
     def readable(self) -> None:
-        assert self._broker is not None  # noqa: S101 - it is connected to
+        assert self._broker is not None  # noqa: S101 - connected
         try:
             event = self._broker.handshake()
         except OSError as error:
@@ -678,7 +640,7 @@ class _Client(Watched):
             self._connected()
 
     def _connected(self) -> None:
-        assert self._broker is not None  # noqa: S101 - it is connected to
+        assert self._broker is not None  # noqa: S101 - connected
         self._cancel_timers()
         self._server.watches[self.config.name].connected(self._address)
         if not self._begin():
@@ -686,7 +648,7 @@ class _Client(Watched):
 
     def _begin(self) -> bool:
         """Have the compiled part serve both peers, if it can without a session."""
-        assert self._broker is not None  # noqa: S101 - it is connected to
+        assert self._broker is not None  # noqa: S101 - connected
         server, services, info = self._server, self._server.services, self.info
         lending, resources, spool = services.lending, services.resources, services.spool
         if lending is None or resources is None or server.draining or server.alarm:
@@ -705,7 +667,6 @@ class _Client(Watched):
         try:
             self._lent = lending.lend(self, *wires, lent, info.scope, ends_here=not protocol.half_closes)
         except OSError as error:
-            # The kernel could not watch the sockets there.
             services.log_failed(info, error)
             return False
         self.begun, self.opened_ns = for_session, services.now_ns()
@@ -716,9 +677,8 @@ class _Client(Watched):
         return True
 
     def left(self, *, broken: bool = False) -> None:
-        """Turn the client into a connection with a session."""
         del broken
-        assert self._broker is not None  # noqa: S101 - it is connected to
+        assert self._broker is not None  # noqa: S101 - connected
         lent, self._lent = self._lent, None
         # The compiled part has forwarded the end of the client's stream: ``ends`` has cancelled the timer.
         has_ended = lent is not None and self.handshake is None
@@ -733,7 +693,7 @@ class _Client(Watched):
         except Exception as error:  # noqa: BLE001 - as the reactor does
             lending = self._server.services.lending
             if lent is not None and lending is not None and lending.lent.get(lent) is self:
-                # Otherwise its descriptors would still be read after they are reused.
+                # Otherwise its descriptors would still be read after reuse.
                 lending.take(lent)
             self.failed(error)
 
@@ -766,11 +726,10 @@ class _Client(Watched):
 
     @property
     def _address(self) -> Address:
-        assert self._connecting is not None  # noqa: S101 - it is connected to
+        assert self._connecting is not None  # noqa: S101 - connected
         return self._candidates[self._connecting.place]
 
     def failed(self, error: Exception) -> None:
-        """Close the client because of an internal error or a plug-in's."""
         if isinstance(error, OSError) and self._connecting is None:
             self._unreachable(error)
             return
@@ -778,7 +737,7 @@ class _Client(Watched):
         self._close("internal_error", repr(error))
 
     def over(self, reason: str, detail: str) -> None:
-        assert self._broker is not None  # noqa: S101 - there is no connection without
+        assert self._broker is not None  # noqa: S101 - the connection has one
         self._server.connections.pop(self.info.id, None)
         self._broker.close()
         if reason == "broker_error":
@@ -792,17 +751,14 @@ class _Client(Watched):
 
     def _unreachable(self, error: OSError) -> None:
         if isinstance(error, sockets.NoRoomError):
-            # A local problem, which must not be blamed on the broker.
-            self._close("no_descriptors", f"no file descriptor left for the broker connection: {error.strerror}")
+            # A local problem, not the broker's.
+            self._close("no_descriptors", f"cannot open a connection to the broker: {error.strerror}")
         else:
             self._lost(error.strerror or str(error))
 
     def _refused(self, error: OSError) -> None:
-        """Close the client after trying whether the broker refuses all connections.
-
-        It may refuse only this client: with ``send_proxy_protocol`` it knows the client's address.
-        """
-        assert self._broker is not None  # noqa: S101 - it is connected to
+        """The broker may refuse only this client, because of ``send_proxy_protocol``."""
+        assert self._broker is not None  # noqa: S101 - connected
         self.unwatch()
         if self._timer is not None:
             self._timer.cancel()
@@ -853,11 +809,7 @@ class _Client(Watched):
 
 
 async def _resolved(broker: Address, others: Sequence[Address]) -> list[sockets.Found]:
-    """Resolve a broker's address. Without a result, but with other brokers: an empty list.
-
-    Raises:
-        OSError: It cannot be resolved and there are no others.
-    """
+    """Raises OSError if the name cannot be resolved and there are no other brokers."""
     try:
         return await sockets.resolve(*broker)
     except OSError:
@@ -867,15 +819,13 @@ async def _resolved(broker: Address, others: Sequence[Address]) -> list[sockets.
 
 
 def main_address(config: ListenerConfig, listeners: Iterable[ListenerConfig]) -> Address:
-    """Return the main address of a listener's broker, also if the listener has its second port."""
+    """The listener may have its broker's second port."""
     host, port = config.broker
     main = (host, port - config.protocol.extra_port_offset)
     return main if any(each.broker == main for each in listeners) else config.broker
 
 
 class ListenError(Exception):
-    """A listener's address is not available. The message says which and why."""
-
     def __init__(self, config: ListenerConfig, error: OSError) -> None:
         where = format_address(config.listen)
         super().__init__(f"listener {config.name!r} cannot listen on {where}: {error.strerror or error}")

@@ -1,4 +1,4 @@
-"""Objects shared by all connections of a data path."""
+"""What all connections of a data path share."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection
@@ -31,18 +31,16 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class Services:
-    """Objects shared by all connections of a data path.
+    """Shared by all connections.
 
     Attributes:
         spool: Set before the first connection. None: there is no spool.
-        credit: Credit that stages grant to their senders, for all stages but the store.
+        credit: For all stages but the store.
         decoding: Stage of work that is done in turns because it takes long.
         limiter: Stage of the handlers' lanes.
-        lending: Serves connections with the compiled part. None: it is not installed.
-        terms, tightest, after_consume, rules_version: As in SessionContext.
-        waited_ns: How long ended connections showed each state other than running, in total.
-        signals: Load signals of brokers, by the scope of their listeners.
-        lost_messages, lost_bytes: Lost messages of clients that assume them delivered, by listener.
+        lending: None: the compiled part is not installed.
+        waited_ns: Total time of ended connections in each state other than running.
+        lost_messages, lost_bytes: Messages that clients assume delivered, by listener.
     """
 
     pipeline: Pipeline
@@ -73,7 +71,6 @@ class Services:
     lost_bytes: Counter[str] = field(default_factory=Counter)
 
     def count_lost(self, info: ConnectionInfo, messages: int, size_bytes: int, unread_bytes: int) -> None:
-        """Count a connection's lost messages and log a warning, at a bounded rate."""
         self.lost_messages[info.listener] += messages
         self.lost_bytes[info.listener] += size_bytes + unread_bytes
         not_logged = self.log_rate.take((info.listener, "lost"), trio.current_time())
@@ -89,7 +86,6 @@ class Services:
             )
 
     def log_failed(self, info: ConnectionInfo, error: Exception) -> None:
-        """Log an internal or plug-in error that ends a connection, at a bounded rate."""
         not_logged = self.log_rate.take((info.listener, type(error)), trio.current_time())
         if not_logged is not None:
             _log.error(

@@ -1,12 +1,12 @@
 """The end of a connection, whether caused by a peer, by Sluice or by a fault.
 
 When one peer ends its stream, the other may continue for a while if the protocol has half-closes. Messages that a
-departed client assumes delivered are kept and forwarded. A client's reset ends its stream like a FIN: everything it
-sent before is read. If the broker's socket fails, data that it sent before still goes to the client.
+departed client assumes delivered are still forwarded. A client's reset ends its stream like a FIN. If the broker's
+socket fails, data that it sent before still goes to the client.
 
-Sluice closes in order: queued data is written, both peers get the end of the stream once they have answered the
-protocol's goodbye, if it has one, and data that still arrives is read and dropped for a moment. A socket closed with
-unread bytes would send a reset, which can destroy answers that the client has not read yet.
+When Sluice closes a connection, both peers get queued data and the end of the stream, after the protocol's goodbye.
+Arriving data is read and dropped for a moment, because closing a socket with unread bytes sends a reset, which can
+destroy answers that the client has not read yet.
 """
 
 from select import EPOLLIN
@@ -19,24 +19,18 @@ from proxy.net.reactor import Reactor, Timer
 if TYPE_CHECKING:
     from proxy.net.connection import Connection
 
-#: How long one direction may stay silent after the other has ended, if the protocol allows half-closes.
+#: How long one direction may be silent after the other has ended.
 HALF_CLOSED_S: Final = 60.0
-#: How long the broker's connection may outlive a client that left messages it assumes delivered. Without Sluice they
-#: would be stored at once. The bound is for limits so low that sockets would stay open forever.
+#: How long messages that a departed client assumes delivered are forwarded. Otherwise, a very low limit could keep
+#: the broker's connection open forever.
 KEPT_S: Final = 600.0
-#: After this many half heartbeat intervals without a byte, a client has left. RabbitMQ waits for two to three
-#: heartbeats.
+#: A client is gone after this many half heartbeat intervals without a byte. RabbitMQ waits for two to three heartbeats.
 MAX_SILENT_CHECKS: Final = 6
 CLOSE_TIMEOUT_S: Final = 1.0
 
 
 class Shutdown:
-    """The end of one connection.
-
-    Attributes:
-        parting: Why the connection is closing, or None: one word for the metric, and a sentence for the log.
-        first: The side whose stream ended first.
-    """
+    """``close_reason``: a metric label, and a sentence for the log. ``first``: the side whose stream ended first."""
 
     __slots__ = (
         *("_broker_failed", "_client_failed", "_client_left_first", "_connection", "_half_closed_s", "_half_closes"),
@@ -52,12 +46,11 @@ class Shutdown:
         self._half_closes = half_closes
         self._half_closed_s = HALF_CLOSED_S
         self._timer: Timer | None = None
-        #: Failures of the broker's socket, whose earlier data is still read, and of the client's.
         self._broker_failed: PeerError | None = None
         self._client_failed: PeerError | None = None
-        #: The client had left before the broker's socket failed, which many brokers do in response.
+        #: Many brokers reset the socket after the client has left.
         self._client_left_first = False
-        #: How many checks in a row found nothing from the client, and the bytes received before.
+        #: Silent checks in a row, and the client's bytes before them.
         self._silent_checks = self._received_bytes = 0
 
     # --- A peer ends its stream -------------------------------------------------------------------
@@ -72,34 +65,27 @@ class Shutdown:
             self.extend_timeout()
 
     def extend_timeout(self) -> None:
-        """Extend the time of a peer that continues after the other has ended."""
         if self.first is not None and self.close_reason is None and self._broker_failed is None:
             self._abort_after(self._half_closed_s)
 
     def has_undelivered(self, side: Side) -> bool:
-        """Return whether messages that a departed client assumes delivered can still be forwarded."""
         return self._broker_failed is None and self._connection.session.has_undelivered(side)
 
     def keep_undelivered(self) -> None:
-        """Drop a departed client's held requests, except those it assumes delivered: keep those for a while."""
+        """Messages that the client assumes delivered are kept for a while."""
         if self._connection.session.closing is not Side.CLIENT:
             self._connection.tickets.drop(Side.CLIENT, refusable=True)
         self._half_closed_s = KEPT_S
         self._abort_after(KEPT_S)
 
     def on_end_forwarded(self) -> None:
-        """End the connection if both streams have ended, or soon.
-
-        Without half-closes, or after the client's reset, the other peer's remaining data is not needed. It may hang, so
-        both sides end soon, once everything received before the end is written.
-        """
+        """Without half-closes, or after the client's reset, the other peer's data is not needed. It may hang."""
         peers = self._connection.peers
         is_reset = self._client_failed is not None and peers[Side.CLIENT].state is PeerState.ENDED
-        # Messages kept for a departed client are useless if the broker has gone too.
+        # Messages kept for a departed client are useless without the broker.
         if all(peer.is_finished for peer in peers.values()):
             self.abort(*self._why())
         elif self._broker_failed is not None and self.close_reason is None:
-            # The client has everything from the broker. Data that it still sends is read and dropped.
             self.close_reason = self._why()
             self._connection.progressed()
         elif (is_reset or not self._half_closes) and self.close_reason is None:
@@ -112,12 +98,11 @@ class Shutdown:
             self._connection.peers[Side.CLIENT].end()
 
     def client_silent(self) -> None:
-        """Count a silent half of a heartbeat. After MAX_SILENT_CHECKS in a row, the client counts as departed."""
         if self.over or self.close_reason is not None:
             return
         client = self._connection.peers[Side.CLIENT]
         if not client.events & EPOLLIN and client.read_ahead() is None and not client.wire.ended:
-            # There was no room to read what it may have sent.
+            # There was no room to read more.
             return
         unread_bytes = client.wire.unread_bytes()
         received_bytes = self._connection.bytes_read[Side.CLIENT] + unread_bytes
@@ -132,7 +117,7 @@ class Shutdown:
             self.client_left()
 
     def client_left(self) -> None:
-        """Read all remaining data of a departed client, because until then it counts as a consumer."""
+        """Until then it counts as a consumer."""
         self._connection.session.client_left = True
         self._connection.progressed()
 
@@ -144,13 +129,12 @@ class Shutdown:
         if self._client_failed is None and self.close_reason is None:
             self._client_failed = error
             if client.state is PeerState.ENDED:
-                # It only waited for the broker's last data, which it can no longer get.
                 self.on_end_forwarded()
 
     def broker_failed(self, error: PeerError) -> None:
-        """Read what the broker sent before its socket failed, which may say why. Then end the connection."""
+        """The broker's earlier data may say why."""
         if self.close_reason is not None or self.over:
-            # When closing, a peer may already be gone. The other peer still gets its data.
+            # The other peer still gets its data.
             return
         connection = self._connection
         broker = connection.peers[Side.BROKER]
@@ -169,7 +153,7 @@ class Shutdown:
 
     @property
     def left_unread(self) -> int:
-        """How many unread bytes of a departed client are lost. A client that is alive knows of the loss."""
+        """A client that is alive knows of its loss."""
         client = self._connection.peers[Side.CLIENT]
         left = client.wire.ended or self._client_failed is not None
         return client.unread_bytes if left and client.state is not PeerState.ENDED else 0
@@ -177,7 +161,7 @@ class Shutdown:
     # --- Sluice ends the connection ---------------------------------------------------------------
 
     def close_gracefully(self, reason: str, detail: str) -> None:
-        """Close the connection in order, as described in the module. Data read from here on is dropped."""
+        """Data read from here on is dropped."""
         if self.close_reason is not None:
             return
         connection = self._connection
@@ -199,7 +183,7 @@ class Shutdown:
         self.abort(reason, detail)
 
     def abort(self, reason: str, detail: str) -> None:
-        """End the connection at once. The first reason given counts."""
+        """The first reason given counts."""
         connection = self._connection
         connection.recall()
         if self.close_reason is None:
@@ -247,10 +231,9 @@ class Shutdown:
         self.abort(reason, detail)
 
     def _why(self) -> tuple[str, str]:
-        """Return the reason and the sentence for a connection whose peer's stream or socket has ended."""
         error = self._client_failed if self._broker_failed is None or self._client_left_first else self._broker_failed
         closing = self._connection.session.closing or (None if error is not None else self.first or Side.CLIENT)
         if closing is None:
-            assert error is not None  # noqa: S101 - else it is known
+            assert error is not None  # noqa: S101 - otherwise it is known
             return f"{error.side.value}_error", str(error)
         return f"{closing.value}_closed", f"the {closing.value} closed first"

@@ -1,7 +1,7 @@
 """All socket calls of the data path.
 
-Plain non-blocking sockets watched by the reactor, instead of trio's streams: a write that the kernel accepts at once
-costs no turn of the event loop, a read needs no buffer until there is data, and many slices go out in one ``sendmsg``.
+Unlike trio's streams, a plain non-blocking socket writes without a turn of the event loop, reads without a waiting
+buffer, and sends many slices in one ``sendmsg``.
 """
 
 import errno
@@ -21,9 +21,9 @@ import trio
 from proxy.net.reactor import Reactor, Watched
 from proxy.protocols.base import Buffer
 
-#: Slices per ``sendmsg``. Linux rejects more than 1024 (IOV_MAX).
+#: Slices per ``sendmsg``: IOV_MAX on Linux.
 _MAX_SLICES = 1024
-#: According to accept(2), these errors belong to the connection that failed, not to the listener.
+#: Errors of the connection, not of the listener (accept(2)).
 _ACCEPT_PASSING = frozenset(
     {
         errno.ECONNABORTED,
@@ -38,39 +38,35 @@ _ACCEPT_PASSING = frozenset(
     }
 )
 
-#: TCP keepalive: seconds of silence before the first probe, seconds between probes, and unanswered probes until the
-#: peer counts as gone. Linux's default is a first probe after two hours.
+#: Idle seconds, seconds between probes, unanswered probes. Linux waits two hours by default.
 _KEEPALIVE: Final = {socket.TCP_KEEPIDLE: 60, socket.TCP_KEEPINTVL: 10, socket.TCP_KEEPCNT: 6}
 
 _NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
 
 _NO_ROOM_PAUSE_S: Final = 0.1
-#: Other sockets have a turn after this many accepts.
 _ACCEPTS_PER_TURN: Final = 8
 
 Address = tuple[str, int]
 
 
 class NoRoomError(OSError):
-    """No descriptor, memory or port is left here for a connection, whatever its destination."""
+    """No descriptor, memory or port is left on this machine."""
 
 
 def plain_address(address: Sequence[Any]) -> Address:
-    """Return host and port of a socket's address. IPv4-mapped addresses are returned as IPv4."""
     host, port = address[:2]
     return host.removeprefix("::ffff:") if "." in host else host, port
 
 
 def format_address(address: Address) -> str:
-    """Return ``host:port``, with brackets around an IPv6 address."""
     host, port = address[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 class ReadAhead:
-    """Bytes in memory that were read ahead of the sessions, for all connections. See ``Wire.read_ahead``."""
+    """See ``Wire.read_ahead``."""
 
-    #: Per connection: the amount that both kernels hold for a departed client, with Linux's default settings.
+    #: What both kernels hold for a departed client by default.
     MAX_BYTES: Final = 16 * 1024 * 1024
     MAX_TOTAL_BYTES: Final = 128 * 1024 * 1024
     CHUNK_BYTES: Final = 256 * 1024
@@ -80,7 +76,7 @@ class ReadAhead:
 
 
 def _set_options(sock: socket.socket) -> None:
-    """Set the common options. On Linux, accepted sockets inherit them from the listening socket."""
+    """On Linux, accepted sockets inherit these from the listening socket."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _KEEPALIVE.items():
@@ -88,16 +84,12 @@ def _set_options(sock: socket.socket) -> None:
 
 
 class Wire:
-    """One connected, non-blocking TCP socket. Errors of the peer are raised as OSError.
-
-    Attributes:
-        ended: ``read_ahead`` has found the end of the stream, so the peer's kernel has nothing left to send.
-    """
+    """One connected, non-blocking TCP socket. ``ended``: ``read_ahead`` has found the end of the stream."""
 
     ended = False
     _ahead: bytes | bytearray = b""
     _ahead_of_all = ReadAhead()
-    # The socket's error, after the bytes read ahead. The kernel reports it only once.
+    # Raised after the bytes read ahead. The kernel reports it only once.
     _errno = 0
 
     def __init__(self, sock: socket.socket, *, inherits: bool = False) -> None:
@@ -111,21 +103,17 @@ class Wire:
         return self._sock.fileno()
 
     def bound_writes(self, timeout_s: float) -> None:
-        """Have the kernel abort the connection when the peer has not acknowledged written data for this long.
-
-        This covers a peer that is gone and one that does not read (TCP_USER_TIMEOUT, observed with Linux 6.18).
-        """
+        """Abort the connection if the peer leaves data unacknowledged or unread for this long (Linux 6.18)."""
         self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1, round(timeout_s * 1000)))
 
     def local_address(self) -> Address:
-        """Return the local address. For a client's socket, that is the address it connected to."""
         return plain_address(self._sock.getsockname())
 
     def remote_address(self) -> Address:
         return plain_address(self._sock.getpeername())
 
     def peek(self, size_bytes: int) -> bytes | None:
-        """Return up to this many bytes without consuming them. Empty: the stream has ended. None: no data."""
+        """Empty: the stream has ended. None: no data."""
         try:
             return self._sock.recv(size_bytes, socket.MSG_PEEK)
         except (BlockingIOError, InterruptedError):
@@ -135,19 +123,15 @@ class Wire:
         self._sock.recv(size_bytes)
 
     def handshake(self) -> int:
-        """Continue the handshake. Return the event that it waits for, or 0 once it is done."""
+        """Return the event to wait for, or 0 once the handshake is done."""
         return 0
 
     def hand_over(self) -> socket.socket:
-        """Return the socket, for a wire that wraps this one. This one must not be used any more."""
+        """Return the socket for a wire that replaces this one."""
         return self._sock
 
     def has_left(self, *, half_closes: bool) -> bool:
-        """Return whether the peer has gone and nothing is left to read.
-
-        Args:
-            half_closes: A peer that has ended its stream may still expect data.
-        """
+        """``half_closes``: a peer that has ended its stream may still expect data."""
         try:
             return not self._sock.recv(1, socket.MSG_PEEK) and not half_closes
         except (BlockingIOError, InterruptedError):
@@ -156,7 +140,7 @@ class Wire:
             return True
 
     def receive_into(self, buffer: memoryview) -> int | None:
-        """Read available bytes. Returns their number, 0 at the end of the stream, None if there are none."""
+        """Return the number of bytes read, 0 at the end of the stream, None if there are none."""
         if self._ahead:
             return self._take_ahead(buffer)
         if self._errno:
@@ -167,21 +151,12 @@ class Wire:
             return None
 
     def read_ahead(self, of_all: ReadAhead, *, a_little: bool = False) -> int | None:
-        """Move data from the kernel to memory. ``receive_into`` returns it before all later data.
+        """Read into memory before a write to a peer that is not read. ``receive_into`` returns this first.
 
-        This comes before a write to a peer that is not read. When a peer leaves with more unsent data than the receive
-        window, the rest and the end of its stream are in its own kernel, which discards both when anything is written
-        to it.
-
-        Args:
-            of_all: Where it is counted.
-            a_little: Read only enough to open the receive window, and leave half of the room for reads before a write.
+        ``a_little``: read only enough to open the receive window, and leave half of the room for reads before a write.
 
         Returns:
-            The number of bytes read. None: nothing more will be read, because the stream has ended or there is no room.
-
-        Raises:
-            OSError: As ``receive_into``. Bytes read before stay.
+            The number of bytes read. None: the stream has ended or there is no room.
         """
         began = len(self._ahead)
         ahead = self._ahead = self._ahead or bytearray()
@@ -210,11 +185,10 @@ class Wire:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the kernel's bytes are the peer's, without encryption."""
         return type(self) is Wire
 
     def put_back(self, data: bytes, errno: int, of_all: ReadAhead) -> None:
-        """Have ``receive_into`` return bytes that were read elsewhere, then raise ``errno`` if it is not 0."""
+        """``receive_into`` returns ``data`` next, then raises ``errno`` unless it is 0."""
         self._errno = errno
         if data:
             self._ahead, self._ahead_of_all = bytearray(data), of_all
@@ -222,7 +196,7 @@ class Wire:
 
     def _take_ahead(self, buffer: memoryview) -> int:
         ahead = self._ahead
-        assert isinstance(ahead, bytearray)  # noqa: S101 - as read_ahead made it
+        assert isinstance(ahead, bytearray)  # noqa: S101 - made by read_ahead
         count = min(len(ahead), len(buffer))
         buffer[:count] = ahead[:count]
         del ahead[:count]
@@ -235,17 +209,16 @@ class Wire:
         return ahead
 
     def unread_bytes(self) -> int:
-        """Return how many bytes have arrived and were not received."""
         (in_kernel,) = struct.unpack("i", fcntl.ioctl(self._sock, termios.FIONREAD, bytes(4)))
         return len(self._ahead) + int(in_kernel)
 
     def send_now(self, buffers: Sequence[Buffer]) -> Sequence[Buffer]:
-        """Write as much as the kernel accepts without waiting. Returns the rest, in order."""
+        """Write what the kernel accepts without waiting. Return the rest, in order."""
         first = 0
         while first < len(buffers):
             slices = buffers[first : first + _MAX_SLICES]
             try:
-                # send is slightly cheaper than sendmsg, and traffic without refusals is one slice.
+                # send is slightly cheaper, and traffic without refusals is one slice.
                 sent = self._sock.send(slices[0]) if len(slices) == 1 else self._sock.sendmsg(slices)
             except (BlockingIOError, InterruptedError):
                 return buffers[first:]
@@ -258,11 +231,10 @@ class Wire:
         return ()
 
     def end(self) -> None:
-        """Send the end of the stream. Reading continues."""
         try:
             self._sock.shutdown(socket.SHUT_WR)
         except OSError as error:
-            # The peer has already gone, which its reader reports.
+            # Its reader reports that the peer has gone.
             if error.errno != errno.ENOTCONN:
                 raise
 
@@ -275,17 +247,15 @@ Found = tuple[int, int, int, Any]
 
 
 async def resolve(host: str, port: int, flags: int = 0) -> list[Found]:
-    """Resolve a name, for ``Connecting``. Raises OSError."""
     try:
         found = await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
     except UnicodeError:
-        # For example a host name with an empty label.
         raise socket.gaierror(socket.EAI_NONAME, f"{host!r} is not a host name") from None
     return [(family, kind, protocol, address) for family, kind, protocol, _, address in found]
 
 
 def resolved(host: str, port: int) -> list[Found] | None:
-    """Return the result of ``resolve`` for an IP address, and None for a name."""
+    """Return None for a name that is not an IP address."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
     except (OSError, UnicodeError):
@@ -294,7 +264,7 @@ def resolved(host: str, port: int) -> list[Found] | None:
 
 
 class Connecting:
-    """An attempt to connect to a broker, at all its addresses in turn. ``place`` is the one being tried."""
+    """Tries all addresses of a broker in turn. ``place`` is the current one."""
 
     place: Found
 
@@ -309,12 +279,7 @@ class Connecting:
         return self._sock.fileno()
 
     def resume(self) -> Wire | None:
-        """Return the connection, or None: call again when the socket is writable.
-
-        Raises:
-            NoRoomError: There is no room for a connection here.
-            OSError: None of the addresses accepted.
-        """
+        """Return None to be called again when the socket is writable. Raises NoRoomError or OSError."""
         while self._sock is not None or self._left:
             try:
                 if self._sock is None:
@@ -323,7 +288,7 @@ class Connecting:
                     self._sock = socket.socket(family, kind | socket.SOCK_NONBLOCK, protocol)
                 code = self._sock.connect_ex(self.place[-1])
                 if code == errno.EINPROGRESS:
-                    # On the same machine it is connected by now. Asking again is cheaper than waiting for the event.
+                    # On the same machine it is connected by now. Asking again is cheaper than an event.
                     code = self._sock.connect_ex(self.place[-1])
                 if code == errno.EALREADY:
                     return None
@@ -344,7 +309,6 @@ class Connecting:
 
 
 async def connect(host: str, port: int) -> Wire:
-    """Connect to a broker, trying all its addresses in turn. Raises as ``Connecting.resume`` and ``resolve``."""
     connecting = Connecting(host, await resolve(host, port))
     try:
         while (wire := connecting.resume()) is None:
@@ -356,13 +320,12 @@ async def connect(host: str, port: int) -> Wire:
 
 
 class Inherited:
-    """Bound TCP sockets that this process inherited from its parent or from its predecessor."""
+    """Bound sockets from the parent process or the old process."""
 
     def __init__(self, given: Iterable[socket.socket] = ()) -> None:
         self._given = list(given)
 
     def take(self, family: int, address: Address) -> socket.socket | None:
-        """Return the socket that is bound to an address, once."""
         for sock in self._given:
             if sock.family == family and sock.getsockname()[:2] == address[:2]:
                 self._given.remove(sock)
@@ -379,14 +342,14 @@ class Inherited:
 
 
 class ListeningSocket(Watched):
-    """One bound TCP socket, which listens from ``start`` to ``pause``. It stays bound all the time.
+    """Listens from ``start`` to ``pause``, and is bound all the time.
 
     Args:
-        enter: Called with each accepted client, its address, and the address it connected to.
-        no_room: Called with the error when there is no room for a client. Accepting then pauses briefly.
+        enter: Called with each client, its address, and the address it connected to.
+        no_room: Called with the error when there is no room for a client.
 
     Attributes:
-        is_given: Another process also has it and keeps it when this one ends. It may be listening already.
+        is_given: Another process keeps the socket. It may be listening already.
     """
 
     def __init__(
@@ -409,21 +372,18 @@ class ListeningSocket(Watched):
         self._is_wildcard = host in {"0.0.0.0", "::"}
 
     def start(self) -> None:
-        """Listen. Raises OSError if another process that was allowed to bind the address too is listening there."""
+        """Raises OSError if another process listens there."""
         self._sock.listen(self._backlog)
         self._started, self._paused = True, False
         self.add_interest(EPOLLIN)
 
     def hold(self) -> None:
-        """Stop accepting. New clients wait in the backlog, for another process that has the socket."""
+        """New clients wait in the backlog for another process that has the socket."""
         self._started = self._paused = False
         self.unwatch()
 
     def pause(self) -> None:
-        """Stop listening: new clients are refused, and clients in the backlog are reset.
-
-        This is Linux's behavior, which tcp(7) does not mention. HAProxy also pauses its listeners in this way.
-        """
+        """New clients are refused, and those in the backlog are reset. HAProxy pauses its listeners like this."""
         if self._started or (self.is_given and self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)):
             self._started, self._paused = False, True
             self.unwatch()
@@ -439,14 +399,13 @@ class ListeningSocket(Watched):
                 return
             wire, peer = accepted
             self._enter(wire, peer, wire.local_address() if self._is_wildcard else self.address)
-        # Connections of the compiled part wait for a turn of its task.
         self.reactor.end_round()
 
     def writable(self) -> None:
         """Never called."""
 
     def failed(self, error: Exception) -> None:
-        """Stop accepting for a moment: without room for the waiting clients, the socket would stay ready."""
+        """Without room for the waiting clients, the socket would stay ready."""
         self.unwatch()
         self.reactor.after(_NO_ROOM_PAUSE_S, self._resume)
         self._no_room(error)
@@ -456,11 +415,6 @@ class ListeningSocket(Watched):
             self.add_interest(EPOLLIN)
 
     def accept(self) -> tuple[Wire, Address] | None:
-        """Return the next waiting client, if any.
-
-        Raises:
-            OSError: The process or the machine has no room for it (EMFILE, ENFILE, ENOBUFS, ENOMEM).
-        """
         while self._started:
             try:
                 sock, address = self._sock.accept()
@@ -471,19 +425,18 @@ class ListeningSocket(Watched):
                     raise
             else:
                 try:
-                    # Clients in the backlog of an inherited socket may have connected before it had the options.
+                    # Clients in an inherited backlog may have connected before the socket had the options.
                     return Wire(sock, inherits=not self.is_given), plain_address(address)
                 except OSError:
-                    # The client left between accept and the first option.
                     sock.close()
         return None
 
     def close(self) -> None:
-        """Stop listening. The kernel resets connections in the backlog, unless another process has the socket."""
+        """The kernel resets connections in the backlog, unless another process has the socket."""
         self._started = False
         self.unwatch()
         if self.is_given and self._paused:
-            # systemd gives up a socket that does not listen. New clients wait for the next process that has it.
+            # systemd gives up a socket that does not listen. New clients wait for the next process.
             with suppress(OSError):
                 self._sock.listen(self._backlog)
         self._sock.close()
@@ -498,14 +451,7 @@ async def bind(
     v6only: bool = False,
     reuse_port: bool = False,
 ) -> list[ListeningSocket]:
-    """Bind every address of ``host`` without listening yet. Port 0 takes a free port for each.
-
-    An inherited socket is used if one has the address. It may be listening already. ``::`` serves IPv4 too, unless
-    ``v6only`` says that the port is in use there. With ``reuse_port`` other processes may have the address, too.
-
-    Raises:
-        OSError: An address is taken, not local, or not permitted.
-    """
+    """Bind without listening. Port 0 takes a free port per address. ``::`` serves IPv4 too, unless ``v6only``."""
     found = await resolve(host, port, socket.AI_PASSIVE)
     bound: list[ListeningSocket] = []
     try:
@@ -514,20 +460,19 @@ async def bind(
             both = address[0] == "::" and not v6only
             given = None if inherited is None else inherited.take(family, address)
             if given is not None:
-                # Linux looks at the option at each bind of another socket, so that it may come now.
+                # Linux checks the option when another socket is bound.
                 given.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, reuse_port)
                 bound.append(make(given))
                 bound[-1].is_given = True
                 if both and given.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY):
-                    # This cannot be changed after the bind.
                     found.append((socket.AF_INET, kind, protocol, ("0.0.0.0", port)))
                 continue
             with ExitStack() as failing:
                 how = partial(_bind, family, kind, protocol, failing=failing, both=both, reuse_port=reuse_port)
                 sock = how(address)
                 if port == 0:
-                    # Linux releases a port that it chose itself when the socket stops listening. A second socket bound
-                    # to it prevents that, and then the first is not needed.
+                    # Linux releases a port that it chose when the socket stops listening, unless a second socket is
+                    # bound to it.
                     chosen, sock = sock, how(sock.getsockname())
                     chosen.close()
                 failing.pop_all()

@@ -13,13 +13,7 @@ _log = structlog.get_logger(__name__)
 
 
 class Tickets:
-    """The tickets that one connection waits for.
-
-    Attributes:
-        sender: Replaced as soon as the client has identified itself further.
-        ends: The connection or the client's stream ends. From now on, a dropped request that expects no answer is lost,
-            because the client assumes it delivered.
-    """
+    """``ends``: the client or the connection ends. Requests dropped from now on are lost if they expect no answer."""
 
     def __init__(self, tally: Tally, now_ns: Callable[[], int], sender: Sender = NO_SENDER) -> None:
         self._tally = tally
@@ -27,7 +21,7 @@ class Tickets:
         self.sender = sender
         self.ends = False
         self.lost_messages = self.lost_bytes = 0
-        #: By the peer that sent them, in wire order. Keyed by the request's id, with the time since which it is held.
+        #: In wire order, by the request's id, with the start of the hold.
         self._held: dict[Side, dict[int, tuple[Ticket, Request, int]]] = {}
 
     def take(self, batch: Batch) -> dict[Ticket, Request]:
@@ -49,18 +43,15 @@ class Tickets:
                     yield request.resources[0], since_ns
 
     def claim(self, request: Request) -> bool:
-        """Stop waiting for a request whose ticket was resolved. False: it was not held any more."""
+        """Return whether a request, now resolved, was still held."""
         return bool(self._claim_all((request,)))
 
     def give_up(self, requests: Iterable[Request]) -> None:
-        """Drop the tickets of held requests, the last first, as ``drop``. Other requests are ignored."""
+        """Ignore requests that are not held."""
         self._drop(self._claim_all(requests))
 
     def pass_on(self, requests: Iterable[Request]) -> None:
-        """Drop the tickets of held requests that are forwarded anyway, and count them as such.
-
-        Their cost is not counted here, because the session charges it.
-        """
+        """Count held requests as forwarded and drop their tickets. The session charges their cost."""
         for ticket, request, _ in reversed(self._claim_all(requests)):
             self._tally.passed_on(request, self._now_ns(), self.sender)
             _drop(ticket)
@@ -73,8 +64,8 @@ class Tickets:
     def drop(self, *sides: Side, refusable: bool = False) -> None:
         """Drop the held requests of these peers, or of both. ``refusable``: only those that expect an answer.
 
-        Credit is useful to both peers, so it is dropped with either. The last request goes first, because a handler
-        gives the permits of a dropped request to the next one.
+        Credit needs both peers, so it is dropped with either. The last goes first, because handlers give the permits of
+        a dropped request to the next one.
         """
         for side, held in self._held.items():
             ends = not sides or side in sides
@@ -101,5 +92,5 @@ class Tickets:
 def _drop(ticket: Ticket) -> None:
     try:
         ticket.drop()
-    except Exception:  # noqa: BLE001 - whatever it is, the other tickets are dropped all the same
+    except Exception:  # noqa: BLE001 - the other tickets must be dropped
         _log.exception("handler failed to drop a held request")

@@ -1,4 +1,4 @@
-"""Time limits for silent or slow clients. They are checked by timers, at no cost per frame."""
+"""Time limits for silent or slow clients, checked by timers at no cost per frame."""
 
 from collections.abc import Callable
 from functools import partial
@@ -12,7 +12,7 @@ from proxy.protocols.base import Close
 if TYPE_CHECKING:
     from proxy.net.connection import Connection
 
-#: A frame that arrives at least this fast may take as long as it needs. A modem of 9600 bit/s is faster.
+#: Frames that arrive at least this fast have no time limit. A modem of 9600 bit/s is faster.
 MIN_FRAME_BYTES_PER_S: Final = 1024
 _IDLE_CHECKS: Final = 4
 
@@ -30,10 +30,9 @@ class TimeoutChecks:
         self._connection = connection
         self._timeouts = timeouts
         self._services = services
-        #: Timers of the frame check (the first-bytes check before it) and of the idle check.
         self._frames: Timer | None = None
         self._idleness: Timer | None = None
-        #: At the last check: where in the client's stream the current frame ends, and the bytes read.
+        #: Where in the client's stream the current frame ends, and the bytes read.
         self._frame_seen: tuple[int, int] | None = None
 
     def start(self, handshake: Timer | None, *, may_be_idle: bool) -> None:
@@ -63,10 +62,7 @@ class TimeoutChecks:
         self._frames = self._check_after(self._timeouts.frame_s, self._at_frame)
 
     def _at_frame(self) -> None:
-        """End the connection if the current frame is that of the last check and hardly grew since.
-
-        A frame is identified by where it ends.
-        """
+        """A frame is identified by its end."""
         connection, period_s = self._connection, self._timeouts.frame_s
         read_bytes = connection.bytes_read[Side.CLIENT]
         seen, self._frame_seen = self._frame_seen, None
@@ -82,9 +78,9 @@ class TimeoutChecks:
 
     def _at_idleness(self) -> None:
         connection, idle_s = self._connection, self._timeouts.idle_s
-        assert idle_s is not None  # noqa: S101 - it is not looked at otherwise
+        assert idle_s is not None  # noqa: S101 - otherwise there is no timer
         silent_s = (self._services.now_ns() - (connection.read_ns or connection.opened_ns)) / 1e9
-        # Held requests may take longer, and what a departed client left has its own bound.
+        # Held requests may take longer, and a departed client's messages have their own bound.
         may_end = connection.shutdown.first is None and not connection.session.in_flight()
         if silent_s >= idle_s and may_end and connection.waits_for_client():
             raise Close("idle_timeout", f"neither side sent anything for {idle_s:g} s")

@@ -1,10 +1,9 @@
 """Serves connections with the compiled part, without Python, as far as possible.
 
-A connection is *lent* while everything its peers send can be read, decided and written there. See ``Session.lend``. It
+A connection is *lent* while everything its peers send can be read, decided and written there (see ``Session.lend``). It
 returns when something needs Python, at the end of a stream, or when Python recalls it. Unwritten bytes then wait for
-its writer, unread bytes count as read ahead, and the beginning of a frame goes to its session.
-
-With TLS, Python receives and sends, and the compiled part only reads. See ``Lending.feed``.
+its writer, unread bytes count as read ahead, and the beginning of a frame goes to its session. With TLS, Python
+receives and sends, and the compiled part only reads (``Lending.feed``).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,29 +33,25 @@ MAX_STALL_S: Final = 0.1
 
 
 Pieces = tuple[list[bytes | tuple[int, int]], list[bytes | tuple[int, int]]]
-"""Output for the client and the broker: bytes, or start and end in the current chunk."""
+"""For the client and the broker: bytes, or start and end in the current chunk."""
 
 Returned = tuple[Any, tuple[bytes, bytes], tuple[bytes, bytes], tuple[bytes, bytes], tuple[int, int]]
-"""The state that a connection returns with, as in ``Turn.take``."""
+"""As from ``Turn.take``."""
 
 
 class Borrowed(Protocol):
     def left(self, *, broken: bool) -> None:
-        """Continue where the compiled part stops. It serves nothing more if a stream has ended or failed."""
+        """Continue where the compiled part stops. ``broken``: a stream has ended or failed."""
 
     def stalled(self, *, on: bool) -> None:
-        """Note that the broker accepts no data for now, or does again."""
+        """``on``: the broker accepts no data for now."""
 
     def ends(self, *, over: bool) -> None:
-        """Note that the client's stream has ended, or both (``over``). Only called if requested."""
+        """``over``: both streams have ended. Only called if requested."""
 
 
 class Lending:
-    """The connections that the compiled part serves.
-
-    Attributes:
-        lent: The lent connections by number.
-    """
+    """``lent``: connections by number."""
 
     def __init__(
         self,
@@ -67,7 +62,7 @@ class Lending:
         bytes_read: dict[Side, int],
     ) -> None:
         self._faults: dict[int, Exception] = {}
-        assert COMPILED is not None  # noqa: S101 - who makes one has looked
+        assert COMPILED is not None  # noqa: S101 - the caller has checked
         self._turn: Turn = COMPILED.Turn(now_ns, accounts.moment, self._faults.__setitem__)
         self._now_ns = now_ns
         self._accounts = accounts
@@ -75,7 +70,6 @@ class Lending:
         self._frames = frames
         self._bytes_read = bytes_read
         self.lent: dict[int, Borrowed] = {}
-        #: Numbers of listener scopes in the compiled part: 0, 1 and so on.
         self._scopes: dict[str, int] = {}
 
     def lend(
@@ -89,12 +83,9 @@ class Lending:
         ends_here: bool = False,
         unread: tuple[bytes, bytes] = (b"", b""),
     ) -> int:
-        """Lend a connection. Returns its number. ``ends_here``: its orderly end is handled there too.
+        """Return the connection's number. Raises OSError if the kernel has no room to watch it.
 
-        ``scope`` is its listener's. ``unread`` has received but unread bytes of client and broker.
-
-        Raises:
-            OSError: The kernel has no room to watch it.
+        ``ends_here``: its orderly end is handled there too. ``unread``: received but unread bytes of client and broker.
         """
         place = self._scopes.setdefault(scope, len(self._scopes))
         number = self._turn.lend(client_fd, broker_fd, lent, ends_here, unread, place)
@@ -116,7 +107,7 @@ class Lending:
         return pieces, stop, leaves
 
     def take(self, number: int) -> Returned:
-        """Take a connection back. Raises the exception that the compiled part failed with: bytes of it are lost."""
+        """Raises the compiled part's exception, if any: bytes are lost."""
         del self.lent[number]
         returned = self._turn.take(number)
         fault = self._faults.pop(number, None)
@@ -130,7 +121,7 @@ class Lending:
         self._turn.forget(number)
 
     def take_signals(self, signals: Mapping[str, BrokerSignals]) -> dict[str, int]:
-        """Add brokers' load signals to their scopes. Return how many messages are unanswered, by scope."""
+        """Add brokers' load signals to their scopes. Return the number of unanswered messages by scope."""
         unanswered: dict[str, int] = {}
         for scope, (answers, busy, round_trips_ns, waiting) in zip(
             self._scopes, self._turn.take_signals(), strict=False
@@ -164,7 +155,7 @@ class Lending:
                 await trio.lowlevel.checkpoint()
 
     def _serve(self) -> bool:
-        """Serve ready sockets for a bounded time. Return whether none is left."""
+        """Return whether no socket is ready any more."""
         is_idle, events, frames, bytes_read, processing, round_trips = self._turn.serve(ROUND_NS)
         self._count(frames, processing, round_trips)
         for side, of_bytes in zip(_SIDES, bytes_read, strict=True):

@@ -242,7 +242,7 @@ def test_connections_of_a_client_are_bounded_per_scope(connect: Connect, sidecar
     sidecar.wait_for_metrics(
         lambda metrics: metrics.total("sluice_connections_closed_total", reason="too_many_connections_of_client") == 2
     )
-    assert "open connections of 127.0.6.1: 2" in sidecar.process.wait_for_line(
+    assert "127.0.6.1: max_connections_per_client is 2" in sidecar.process.wait_for_line(
         "too_many_connections_of_client", timeout_s=60
     )
 

@@ -57,7 +57,7 @@ _ALARMS: Final = (
         since=_AT,
         total=1,
         stood_s=12.5,
-        text="512 MiB is free on the spool's disk, less than 1.00 GiB; publishers are blocked until 1.10 GiB are",
+        text="512 MiB is free on the spool's disk (minimum: 1.00 GiB); publishers are blocked until 1.10 GiB is free",
         bytes_now=_GIB // 2,
         bytes_limit=_GIB,
     ),

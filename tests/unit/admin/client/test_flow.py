@@ -23,7 +23,7 @@ class TestFlow:
         assert lines[0] == FLOW.findings[0].text
         assert lines[2] == "memory alarm none: 128 MiB used, alarm above 1.00 GiB"
         assert lines[3].startswith("disk alarm RAISED: ")
-        assert "publishers are blocked until 1.10 GiB are (since 2026-01-02" in lines[3]
+        assert "publishers are blocked until 1.10 GiB is free (since 2026-01-02" in lines[3]
         assert lines[4:7] == ["spool disk running", "connections 1 in flow, 11 running", "busy 25% of the last second"]
         assert lines[8:] == [
             "id listener stage state how often, how long waits for",

@@ -54,7 +54,7 @@ async def test_a_spool_is_opened_and_one_that_another_has_is_an_error(nursery: t
     assert await running.data_path.spool() is not None
     with pytest.raises(ExceptionGroup) as caught:
         await sidecar.run(plan)
-    assert caught.group_contains(StartError, match=r"^spool\.dir: another process uses the spool's folder .*spool")
+    assert caught.group_contains(StartError, match=r"^spool\.dir: the spool folder .*spool is in use by another")
 
 
 async def test_without_a_state_directory_there_is_no_spool_and_a_limit_that_wants_one_is_warned_about(

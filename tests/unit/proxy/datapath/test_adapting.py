@@ -122,7 +122,7 @@ async def test_a_limit_and_its_moves_are_seen(
     of = {"listener": "a", "action": "shadow", "reason": "the broker is busy", "usual_latency_ms": 12.0}
     of |= {"not_logged": 0, "log_level": "info"}
     assert logged == [
-        {"event": "adaptive limit began", "limit_per_s": 500, **of},
+        {"event": "adaptive limit started", "limit_per_s": 500, **of},
         {"event": "adaptive limit ended", **of},
     ]
     (state,) = path.adapting.states()
@@ -144,7 +144,7 @@ async def test_a_limit_that_moves_has_a_line_every_ten_seconds(
             controls.limit = 500 + tenth / 3
             await trio.sleep(0.1)
     told = [(each["event"].rpartition(" ")[2], each["not_logged"] > 50) for each in logged]
-    assert told == [("began", False), ("changed", True), ("changed", True)]
+    assert told == [("started", False), ("changed", True), ("changed", True)]
     assert all(each["limit_per_s"] == round(each["limit_per_s"], 1) for each in logged)
 
 

@@ -257,7 +257,7 @@ class TestApply:
 
     @pytest.mark.parametrize("version", [0, 1])
     async def test_version_that_is_not_newer_is_refused(self, rig: Rig, version: int) -> None:
-        with pytest.raises(ValueError, match=f"rule set version {version} is not above 1, which is in force"):
+        with pytest.raises(ValueError, match=f"rule set version {version} is not newer than the active version 1"):
             await rig.path.apply(RuleSet(version=version))
         assert (await rig.snapshot()).rule_set_version == 1
 
@@ -332,9 +332,9 @@ class TestHours:
         await pass_time(mock_clock, 1)
         assert await rig.passes(client, broker, b"a 4")
         rule = f"{KIND}:a=0/s (09:00-18:00 UTC)"
-        assert [entry for entry in log if entry["event"] == "rules with hours began or ended"] == [
-            {"event": "rules with hours began or ended", "log_level": "info", "began": [rule], "ceased": []},
-            {"event": "rules with hours began or ended", "log_level": "info", "began": [], "ceased": [rule]},
+        assert [entry for entry in log if entry["event"] == "rules with hours activated or deactivated"] == [
+            {"event": "rules with hours activated or deactivated", "log_level": "info", "began": [rule], "ceased": []},
+            {"event": "rules with hours activated or deactivated", "log_level": "info", "began": [], "ceased": [rule]},
         ]
         assert (await rig.snapshot()).rule_set_version == 1
 

@@ -63,11 +63,11 @@ class TestOpening:
         (tmp_path / "file").write_text("")
         with pytest.raises(SpoolError) as raised:
             await open_in(tmp_path / "file")
-        assert str(raised.value) == f"the spool's folder {tmp_path / 'file'} cannot be used: File exists"
+        assert str(raised.value) == f"cannot use the spool folder {tmp_path / 'file'}: File exists"
 
     async def test_folder_that_another_process_uses_is_named(self, folder: Path) -> None:
         first = await open_in(folder)
-        with pytest.raises(SpoolError, match=f"another process uses the spool's folder {folder}; each process needs"):
+        with pytest.raises(SpoolError, match=f"the spool folder {folder} is in use by another process; each process"):
             await open_in(folder)
         await first.close()
 
@@ -99,7 +99,7 @@ class TestEnding:
         (queue,) = opened(again).take_recovered(lambda name: name.kind == "line_topic")
         assert queue.count == opened(again).figures().recovered_total == 3
         assert [(entry["event"], entry["to_send"], entry["dropped"], entry["lost"]) for entry in log] == [
-            ("found spooled messages of an earlier process", 3, 0, 0)
+            ("found spooled messages from an earlier process", 3, 0, 0)
         ]
         await again.close()
 
@@ -129,7 +129,7 @@ class TestEnding:
         monkeypatch.setattr(Ledger, "rewrite", rewrite)
         await (await open_in(folder, recover=True)).close()
         assert [(entry["event"], entry["to_send"], entry["disk_full"]) for entry in log] == [
-            ("found spooled messages of an earlier process", 3, True)
+            ("found spooled messages from an earlier process", 3, True)
         ]
 
     async def test_unclaimed_entries_are_one_log_line(self, folder: Path, log: list[Any]) -> None:
@@ -142,7 +142,7 @@ class TestEnding:
         log.clear()
         opened(again).tick(5_000 + 60 * 10**9)
         assert [(entry["event"], entry["messages"], entry["queues"]) for entry in log] == [
-            ("dropped spooled messages of an earlier process: no client connected to send them", 6, 2)
+            ("dropped spooled messages from an earlier process: no matching client connected", 6, 2)
         ]
         while again.is_used():
             await trio.lowlevel.checkpoint()
@@ -206,7 +206,7 @@ class TestDisk:
         spool._hooks.alarm(None)
         assert spooling.failure == ""
         assert spool.store.state(5_000) == "running"
-        assert [entry["event"] for entry in log] == ["spool disk failed", "spool disk works again"]
+        assert [entry["event"] for entry in log] == ["spool disk failed", "spool disk recovered"]
         await spooling.close()
 
     async def test_store_is_sent_what_is_written_and_acks_it(self, folder: Path) -> None:

@@ -134,7 +134,7 @@ class TestBuilding:
     )
     def test_lane_without_room_or_time_is_refused(self, services: HandlerServices, what: str, value: float) -> None:
         handler = Scripted(lambda batch, now_ns: NO_VERDICTS)
-        with pytest.raises(PipelineError, match=f"handler 'x' has {what} {value}; it must be above 0"):
+        with pytest.raises(PipelineError, match=f"handler 'x': {what} is {value}, must be above 0"):
             Pipeline([config("x", handler, **{what: value})], services)
 
 

@@ -90,10 +90,7 @@ def test_without_a_limit_there_is_no_memory_alarm() -> None:
 def test_log_line_and_banner_say_the_figures_and_what_will_end_it() -> None:
     alarm = MemoryAlarm()
     raised = alarm.update(5 * S, round(1.3 * GIB), 0, 2 * GIB)
-    text = (
-        "Sluice uses 1.30 GiB of 2.00 GiB; the alarm is at 60%, and publishers are blocked until 1.14 GiB or less "
-        "is used"
-    )
+    text = "Sluice uses 1.30 GiB of 2.00 GiB (watermark: 60%); publishers are blocked until usage falls to 1.14 GiB"
     assert raised is not None
     assert raised.text == f"memory alarm: {text}"
     assert alarm.banner == text

@@ -91,7 +91,7 @@ def test_nothing_keeps_a_stage_that_has_closed(who_ends: str, acked: int, others
 
 def test_credit_must_come_back_before_it_is_spent() -> None:
     for gives in (Credit(0, 0), Credit(10, 0), Credit(10, 11), Credit(-1, -1)):
-        with pytest.raises(ValueError, match="the second number must be 1 to the first"):
+        with pytest.raises(ValueError, match="the second number must be between 1 and the first"):
             Stage("channel", gives=gives)
 
 

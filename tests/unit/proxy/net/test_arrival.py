@@ -106,8 +106,8 @@ async def test_header_of_somebody_else_is_the_protocols(behind: Rig) -> None:
 @pytest.mark.parametrize(
     ("sent", "reason", "wrong"),
     [
-        (b"free 1\n", "proxy_header_missing", "it is missing"),
-        (b"PROXY TCP4 what\r\n", "proxy_header_invalid", "it needs two addresses and two ports, and has 1 fields"),
+        (b"free 1\n", "proxy_header_missing", "no PROXY signature"),
+        (b"PROXY TCP4 what\r\n", "proxy_header_invalid", "expected two addresses and two ports, got 1 fields"),
         (header()[:-1], "proxy_header_invalid", "the connection ended after 27 bytes"),
     ],
 )
@@ -123,7 +123,7 @@ async def test_bad_header_ends_the_connection_with_advice(
     (line,) = [entry for entry in log if entry["event"] == "connection closed"]
     assert line["peer"].startswith(f"{HOST}:")
     assert line["detail"] == (
-        f"{HOST} is in proxy_protocol_from and must begin each connection with a PROXY header: {wrong}. Enable it"
+        f"{HOST} is in proxy_protocol_from but sent no valid PROXY header: {wrong}. Enable it"
         " there (HAProxy: send-proxy-v2), or remove the address from proxy_protocol_from"
     )
     assert behind.path.server.open_connections("main") == 0
@@ -173,7 +173,10 @@ async def test_bounds_are_those_of_the_true_client(start_behind: StartBehind, lo
     await refused.send(header())
     await gone(refused)
     assert rig.closed == {"too_many_connections_of_client": 1}
-    assert (log[-1]["peer"], log[-1]["detail"]) == (f"{CLIENT}:40000", f"open connections of {CLIENT}: 1")
+    assert (log[-1]["peer"], log[-1]["detail"]) == (
+        f"{CLIENT}:40000",
+        f"{CLIENT}: max_connections_per_client is 1",
+    )
 
 
 async def test_exempt_is_the_true_client(start_behind: StartBehind) -> None:

@@ -70,7 +70,7 @@ async def test_backup_takes_the_clients_that_a_broker_refuses(
     await backed.until(lambda: active(backed) == backup.address)
     await connect(backed, backup)
     assert backed.closed == {}
-    (line,) = [entry for entry in log if entry["event"] == "using the backup broker for new connections"]
+    (line,) = [entry for entry in log if entry["event"] == "switched to the backup broker"]
     assert line["broker"] == "{}:{}".format(*backup.address)
     assert (await backed.path.probe_brokers())[0].error is None
     (listener,) = (await backed.path.snapshot()).listeners
@@ -104,7 +104,7 @@ async def test_clients_go_to_the_broker_again_when_it_is_back(
     broker.restart()
     mock_clock.jump(1)
     await backed.until(lambda: active(backed) == broker.address)
-    assert "using the primary broker for new connections" in [entry["event"] for entry in log]
+    assert "switched to the primary broker" in [entry["event"] for entry in log]
     (listener,) = (await backed.path.snapshot()).listeners
     assert (listener.backup, listener.passed_over) == (0, ())
     await connect(backed, broker)

@@ -112,7 +112,7 @@ async def test_when_the_taker_leaves_what_is_open_is_answered(commands: LimitCom
 
 async def test_there_is_one_taker(commands: LimitCommands) -> None:
     async with commands.take():
-        with pytest.raises(RuntimeError, match="taker already"):
+        with pytest.raises(RuntimeError, match="already have a receiver"):
             async with commands.take():
                 raise AssertionError("there were two")
     async with commands.take():

@@ -59,12 +59,12 @@ def test_header_says_who_the_client_is(header: bytes, source: Address | None, de
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"PROXY " + b"x" * 101, "its line does not end within 107 bytes"),
-        (b"PROXY TCP4 1.2.3.4 1.2.3.4 1 " + b"1" * 80 + b"\r\n", "its line does not end within 107 bytes"),
+        (b"PROXY " + b"x" * 101, "no line end within 107 bytes"),
+        (b"PROXY TCP4 1.2.3.4 1.2.3.4 1 " + b"1" * 80 + b"\r\n", "no line end within 107 bytes"),
         (b"PROXY tcp4 1.2.3.4 1.2.3.4 1 2\r\n", "unknown family 'tcp4'"),
         (b"PROXY  TCP4 1.2.3.4 1.2.3.4 1 2\r\n", "unknown family ''"),
-        (b"PROXY TCP4 1.2.3.4 1.2.3.4 1\r\n", "it needs two addresses and two ports, and has 3 fields"),
-        (b"PROXY TCP4 1.2.3.4 1.2.3.4 1 2 \r\n", "it needs two addresses and two ports, and has 5 fields"),
+        (b"PROXY TCP4 1.2.3.4 1.2.3.4 1\r\n", "expected two addresses and two ports, got 3 fields"),
+        (b"PROXY TCP4 1.2.3.4 1.2.3.4 1 2 \r\n", "expected two addresses and two ports, got 5 fields"),
         (b"PROXY TCP4 1.2.3 1.2.3.4 1 2\r\n", "'1.2.3' is not an address of TCP4"),
         (b"PROXY TCP4 01.2.3.4 1.2.3.4 1 2\r\n", "'01.2.3.4' is not an address of TCP4"),
         (b"PROXY TCP4 1.2.3.4 ::1 1 2\r\n", "'::1' is not an address of TCP4"),
@@ -78,7 +78,7 @@ def test_header_says_who_the_client_is(header: bytes, source: Address | None, de
         (v2(0x21, 0x41, FOUR), "unknown family and transport 0x41"),
         (v2(0x21, 0x13, FOUR), "unknown family and transport 0x13"),
         (v2(0x21, 0x21, FOUR), "12 bytes, but the addresses need 36"),
-        (v2(0x21, 0x11, bytes(MAX_HEADER_BYTES)), "16400 bytes long; the maximum is 16384"),
+        (v2(0x21, 0x11, bytes(MAX_HEADER_BYTES)), "16400 bytes, above the maximum of 16384"),
     ],
 )
 def test_invalid_header_is_explained(data: bytes, message: str) -> None:

@@ -152,7 +152,7 @@ async def test_plain_client_is_not_served_where_tls_is_required(
     plain = await rig.client()
     await plain.send(b"free 1\n")
     await rig.until_closed("tls")
-    assert any("did not begin with a TLS handshake" in str(entry.get("detail")) for entry in log)
+    assert any("no TLS handshake from the client" in str(entry.get("detail")) for entry in log)
 
 
 @pytest.mark.parametrize("required", [False, True])
@@ -319,9 +319,9 @@ async def test_ends_go_through_tls_on_both_sides(start_to_broker: StartToBroker,
 @pytest.mark.parametrize(
     ("at_broker", "settings", "told"),
     [
-        ("other", {}, "TLS: its certificate was rejected: IP address mismatch"),
+        ("other", {}, "TLS: the peer's certificate was rejected: IP address mismatch"),
         ("server", {"server_name": "elsewhere.example"}, "not valid for 'elsewhere.example'"),
-        ("server", {"to_broker": ssl.create_default_context()}, "TLS: its certificate was rejected: "),
+        ("server", {"to_broker": ssl.create_default_context()}, "TLS: the peer's certificate was rejected: "),
     ],
 )
 async def test_nobody_is_served_while_the_broker_is_not_to_be_trusted(

@@ -138,8 +138,8 @@ class TestHandshakes:
     @pytest.mark.parametrize(
         ("shown", "told"),
         [
-            (None, "it sent no certificate, and the listener requires one"),
-            ("expired", "its certificate was rejected: certificate has expired"),
+            (None, "the client sent no certificate, and the listener requires one"),
+            ("expired", "the peer's certificate was rejected: certificate has expired"),
         ],
     )
     def test_clients_without_a_certificate_that_holds_are_told_so(
@@ -164,14 +164,14 @@ class TestHandshakes:
         made = pair(far=ssl.create_default_context())
         with pytest.raises(ssl.SSLError):
             made.shake_hands()
-        with pytest.raises(TlsError, match="it rejected Sluice's certificate"):
+        with pytest.raises(TlsError, match="the peer rejected Sluice's certificate"):
             next(made.steps)
 
     @pytest.mark.parametrize(
         ("said", "told"),
         [
-            (b"AMQP\0\0\x09\x01", "did not begin with a TLS handshake; enable TLS in the client, or"),
-            (b"GET / HTTP/1.1\r\n\r\n", "it sent HTTP instead of a TLS handshake"),
+            (b"AMQP\0\0\x09\x01", "no TLS handshake from the client; enable TLS in the client, or"),
+            (b"GET / HTTP/1.1\r\n\r\n", "the client sent HTTP instead of a TLS handshake"),
             (b"\x16\3\1\0\5hello", "bad message|unexpected message"),
             (b"\x16\3\1\xff\xff" + bytes(40_000), "encrypted length too long|packet length too long|bad"),
         ],
@@ -339,7 +339,7 @@ class TestEnds:
                 made.far.send(b"x")
                 made.receive(10)
 
-        with pytest.raises(TlsError, match="does not read the answers"):
+        with pytest.raises(TlsError, match="without reading the replies"):
             have_it_answer(20)
 
 
