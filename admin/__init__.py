@@ -1,1 +1,1 @@
-"""What an operator touches: command line, settings, metrics and health. Composes and starts the rest."""
+"""The operator's side: command line, settings, page, API, metrics and reports. Starts the data path."""

@@ -1,4 +1,4 @@
-"""What every test run shares: generated cases that are the same from run to run, and addresses that stay one's own."""
+"""Settings of every test run: reproducible generated cases, and reserved addresses."""
 
 import os
 import signal
@@ -12,10 +12,10 @@ import structlog
 from hypothesis import HealthCheck, settings
 
 _FACTOR = max(1, int(os.environ.get("FUZZ_FACTOR", "1")))
-"""FUZZ_FACTOR=20 makes twenty times the fuzz cases of a normal run, all of them drawn anew; `make test-all` takes 2."""
+"""FUZZ_FACTOR=20 makes twenty times the fuzz cases of a normal run, newly drawn. `make test-all` takes 2."""
 
-# A run that passes here passes there: what a change broke is told apart from what a new draw has found, and a machine
-# that is slow, or busy with something else, is no failure.
+# The same cases in each run separate the effect of a change from that of a new draw. A slow or busy machine is not a
+# failure.
 settings.register_profile(
     "sluice",
     max_examples=40 if _FACTOR == 1 else 100 * _FACTOR,
@@ -35,9 +35,9 @@ _FUZZ = Path(__file__).with_name("fuzz")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Measure no coverage of generated cases, nor of the tests that say so themselves.
+    """Measure no coverage of generated cases, nor of tests with the marker.
 
-    They run the same lines over and over, several times as slowly under it; tests with a case of their own count them.
+    They run the same lines again and again, several times as slowly with coverage.
     """
     for item in items:
         if getattr(getattr(item, "obj", None), "is_hypothesis_test", False) or _FUZZ in item.path.parents:
@@ -46,7 +46,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def _own_logging() -> Iterator[None]:
-    """What a test makes of logging ends with it: a reload sets the level of the whole process."""
+    """Undo a test's settings of logging: a reload sets the level of the whole process."""
     yield
     if structlog.is_configured():
         structlog.reset_defaults()
@@ -54,10 +54,10 @@ def _own_logging() -> Iterator[None]:
 
 @pytest.fixture
 def reserve() -> Iterator[Callable[..., int]]:
-    """Finds ports that are the test's own: ``reserve("127.0.0.1", "::1")`` is one on both of them.
+    """Finds ports for the test alone: ``reserve("127.0.0.1", "::1")`` is one on both of them.
 
-    Nothing listens there unless the test does, or what it starts. A port that was merely found to be free may be
-    somebody else's a moment later: another worker's, or that of an outgoing connection.
+    Only the test, or a process it starts, listens there. A port that was merely free may be taken a moment later, by
+    another worker, or by an outgoing connection.
     """
     with ExitStack() as kept:
 
@@ -71,7 +71,7 @@ def reserve() -> Iterator[Callable[..., int]]:
                             keeping.enter_context(sock)
                             sock.bind((host, port))
                             port = sock.getsockname()[1]
-                            # From now on others may have it as well, if they say that they know what they do.
+                            # From now on sockets with the same option may have it as well.
                             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                     except OSError:
                         continue
@@ -84,5 +84,5 @@ def reserve() -> Iterator[Callable[..., int]]:
 
 @pytest.fixture
 def reserved_address(reserve: Callable[..., int]) -> tuple[str, int]:
-    """An address of this machine where nothing listens, unless the test does so itself."""
+    """An address of this machine without a listener, except for the test's."""
     return "127.0.0.1", reserve()

@@ -1,11 +1,4 @@
-"""Recommends a change of one limit, with the reason. The rules are in ``docs/reports.md``.
-
-**Rate.** The need is the 99th percentile of the demand per second without retries, over all observed seconds, times the
-headroom. It is at least the mean of the busiest minute, includes a week's growth if the demand grows steadily, and is
-rounded up to two digits. A limit within a tenth of it stays, unless it refuses.
-
-**Backtest.** A raised limit is the lowest from the need up to three times as much that would have refused at most a
-thousandth of the demand. A lowered one would not have refused more than the current limit.
+"""Recommends a change of one limit, with the reason. ``docs/reports.md`` has the rules.
 
 Rates are per second, shares between 0 and 1.
 """
@@ -25,31 +18,28 @@ from admin.common.tables import printable
 from limiter.rules.patterns import glob_of
 from limiter.rules.rule import ADAPTIVE_NAME, DEFAULT_MAX_FAIR_KEYS, MAX_RATE_PER_S
 
-MIN_PER_S: Final = 1.0  # the lowest rate recommended
-SAME: Final = 0.1  # a smaller relative difference from the limit does not change it
+MIN_PER_S: Final = 1.0
+SAME: Final = 0.1  # a smaller relative difference is not a change
 FEW_CLIENTS_SHARE: Final = 0.8  # one or two clients with this share of the refusals caused them
-FLOOD_TIMES: Final = 3.0  # the factor above the usual demand that makes a flood
-FLOOD_ACTIVE_SHARE: Final = 0.34  # refusals in more than this share of the seconds with demand are demand
-SHORT_SHARE: Final = 0.005  # floods in less than this share of the time do not raise a limit
-MIN_QUIET_S: Final = 600  # with less calm demand than this, the usual demand is unknown
-NEGLIGIBLE_SHARE: Final = 0.001  # a limit that refuses at most this share of the demand is large enough
-MIN_DAYS: Final = 4  # fewer days do not show recurrence
-STEPS: Final = (1.1, 1.25, 1.5, 2.0, FLOOD_TIMES)  # the rates to try in order, as multiples of the need
-MAX_GROWTH: Final = 0.5  # more growth in a week is not expected to continue
-MAX_NAME: Final = 60  # characters of a name in evidence
+FLOOD_TIMES: Final = 3.0  # multiple of the usual demand
+FLOOD_ACTIVE_SHARE: Final = 0.34  # refusals in a larger share of the active seconds are demand
+SHORT_SHARE: Final = 0.005  # floods in a smaller share of the time do not raise a limit
+MIN_QUIET_S: Final = 600  # calm demand needed to know the usual demand
+NEGLIGIBLE_SHARE: Final = 0.001  # a large enough limit refuses at most this share of the demand
+MIN_DAYS: Final = 4  # days needed to know whether refusals recur
+STEPS: Final = (1.1, 1.25, 1.5, 2.0, FLOOD_TIMES)  # multiples of the need to try, in order
+MAX_GROWTH: Final = 0.5  # expected growth in a week
+MAX_NAME: Final = 60  # characters
 _LEVELS: Final[tuple[Confidence, ...]] = ("low", "medium", "high")
 
 
 class Advice(NamedTuple):
-    """A recommendation, and figures in messages per second."""
-
     recommendation: Recommendation
-    need_per_s: float  # messages per second that the limit should admit. 0 if the resource may be gone
-    limit_per_s: float | None  # messages per second that it admits. None is unlimited
+    need_per_s: float  # the messages per second to admit. 0 if the resource may be gone
+    limit_per_s: float | None  # messages per second to admit. 0 if the resource may be gone
 
 
 def advise(demand: Demand, minutes: Minutes, options: Options) -> Advice:
-    """Decide about one resource's limit by its demand. ``minutes`` are replayed."""
     case, limit = _Case(demand, minutes, options), demand.limit
     each = demand.messages / demand.requests if limit.count == "requests" and demand.requests else 1.0
     need = 0.0 if limit.rate_per_s == 0 or demand.gone_since_s is not None else case.claim * each
@@ -57,7 +47,6 @@ def advise(demand: Demand, minutes: Minutes, options: Options) -> Advice:
 
 
 def unused(key: Sequence[str], limit: Limit, known: Known) -> Recommendation:
-    """Report that an exact limit had no demand."""
     level = 0 if known.observed_s < DAY_S or known.lost_records else 1 if known.observed_s < 7 * DAY_S else 2
     return Recommendation(
         **_of_limit(key, limit),
@@ -98,13 +87,13 @@ class _Case:
         self._need = self._all = max(MIN_PER_S, two_digits(need))
         if self._is_flood:
             self._all = max(MIN_PER_S, two_digits(max(demand.corrected_top, demand.minute_per_s)))
-        # A single flood, or a demand below twice the limit, does not need shares.
+        # Shares do not help with a single flood, or with less than twice the limit.
         is_many = self._all >= 2 * (self._now or 0.0) and not (self._is_flood and len(demand.storms.rows) == 1)
         may_share = self._refuses and is_many and demand.limit.fair_by is None and not demand.known.twice
         self._others = others_of(demand, minutes) if may_share else None
         is_much = demand.limit.fair_by is not None or self._all >= FLOOD_TIMES * (self._now or 0.0)
         self._is_held_back = self._refuses and self._top is not None and is_much
-        # A possible flood uses no more of the broker than its limit.
+        # A possible flood must not use more than its limit.
         self.claim = (
             min(self._need, self._now or self._need) if self._unknown_above_limit and not self._is_flood else self._need
         )
@@ -130,8 +119,6 @@ class _Case:
             what_if=tuple(self._what_if(chosen)),
         )
 
-    # What to do, the rate, and why.
-
     def _decide(self) -> tuple[Recommended, float | None, list[str]]:
         demand, now, need = self._demand, self._now, self._need
         if now is None:
@@ -141,14 +128,14 @@ class _Case:
         if now == 0:
             return "keep", now, ["A limit of 0 is not changed"]
         if demand.gone_since_s is not None:
-            before = "" if demand.last_s <= demand.gone_since_s else "next to "
+            before = "" if demand.last_s <= demand.gone_since_s else "almost "
             return "keep", now, [f"{before}no demand since {moment(demand.gone_since_s)[:16]} UTC"]
         if demand.storms.own_share < MAX_SHARE:
-            # Messages that other limits refuse do not need this one.
+            # Messages refused by other limits do not need this one.
             return "keep", now, []
         if self._others:
             retrying = ", if clients retry as assumed" * (demand.retries == "assumed")
-            takes = f"admitting all of it takes {rate(self._all)}{retrying}"
+            takes = f"admitting all demand would take {rate(self._all)}{retrying}"
             return "share", now, [self._about_shares(self._others), takes]
         is_same = abs(need - now) < SAME * now
         if self._is_flood:
@@ -166,7 +153,6 @@ class _Case:
         return self._raised(now)
 
     def _raised(self, now: float) -> tuple[Recommended, float | None, list[str]]:
-        """Return the lowest rate that would have refused next to nothing."""
         least, top = max(self._need, now), two_digits(self._demand.raw_top)
         rates = [max(least, min(two_digits(least * times), top)) for times in (1.0, *STEPS)]
         chosen = next((each for each in rates if self._holds(each)), least)
@@ -176,12 +162,12 @@ class _Case:
         return "raise", chosen, [self._about_top() if self._is_held_back else "", self._about_demand(), near]
 
     def _not_lowered(self, now: float) -> str:
-        """Return why not. Empty: it may be lowered."""
+        """Return the reason to keep the limit. Empty: it may be lowered."""
         demand, test, (_, kind, name) = self._demand, self._backtest, self._demand.key
         if demand.limit.rule not in {f"{kind}:{name}", f"{kind}:{glob_of(name)}"}:
             return "the limit belongs to a pattern, and other names may need it"
         if demand.limit_s < DAY_S:
-            return f"{duration(demand.limit_s)} under this limit is too short to lower it"
+            return f"{duration(demand.limit_s)} under this limit is not long enough to lower it"
         if test.replay(self._need).refused_share > test.replay(now).refused_share + NEGLIGIBLE_SHARE:
             return f"{self._refusing(self._need)}, so it stays"
         return ""
@@ -205,16 +191,14 @@ class _Case:
         )
 
     def _replayed(self, per_s: float | None) -> rec.Replay:
-        """Replay a rate. One that is not above the current limit includes the retries."""
+        """Retries count unless the rate is above the current limit."""
         is_above = per_s is not None and (self._now is None or per_s > self._now)
         return self._backtest.replay(per_s, wanted=is_above)
 
     def _only_with(self, action: Recommended) -> OnlyWith:
-        """Return the flag that applies the advice, if it can wait or needs a decision."""
         if action == "lower":
             return "lower"
         demand = self._demand
-        # Demand near the limit in a short log can wait.
         can_wait = not demand.refused_messages and self._evidence_level() == 0
         asks = can_wait or demand.known.twice or (self._is_flood and self._comes_back) or self._is_held_back
         return "raise" if action == "raise" and asks else ""
@@ -237,7 +221,6 @@ class _Case:
         return _LEVELS[min(level, most)]
 
     def _what_if(self, chosen: float | None) -> Iterator[rec.WhatIf]:
-        """Replay the requested rates, and for a limit that refused, rates above the recommended one."""
         demand, now = self._demand, self._now
         asked = (each for each in self._options.tries if (each.kind, each.name) == tuple(demand.key[1:]))
         rates = {each.rate_per_s for each in asked}
@@ -252,7 +235,7 @@ class _Case:
                 refused_share_uncorrected=self._backtest.replay(per_s).refused_share,
             )
 
-    # Evidence: the first sentence has at most two lines, all others are details.
+    # The first sentence of the evidence has at most two lines. All others are details.
 
     def _about(self, action: Recommended) -> Iterator[str]:
         demand, storms = self._demand, self._demand.storms
@@ -261,14 +244,14 @@ class _Case:
         yield self._about_demand()
         if storms.own_share >= MAX_SHARE:
             for per_s, (messages, refused) in demand.before.items():
-                yield f"the limit of {rate(per_s, self._unit)} in force before {self._did(refused, messages)}"
+                yield f"the previous limit of {rate(per_s, self._unit)} {self._did(refused, messages)}"
         yield self._about_bytes()
         if demand.growth:
-            added = f", and a week's growth is added, at most {percent(MAX_GROWTH)}" if demand.growth > 0 else ""
+            added = f", and a week's growth is added (at most {percent(MAX_GROWTH)})" if demand.growth > 0 else ""
             verb = "grows" if demand.growth > 0 else "shrinks"
-            yield f"the daily demand {verb} by {percent(abs(demand.growth))} a week{added}"
+            yield f"daily demand {verb} by {percent(abs(demand.growth))} a week{added}"
         if demand.held_messages and demand.limit.action != "delay":
-            yield f"{counted(demand.held_messages, 'message')} had to wait for it, so the demand may be higher"
+            yield f"{counted(demand.held_messages, 'message')} had to wait for this limit, so the demand may be higher"
         if MAX_SHARE <= storms.own_share < 1 - SAME:
             yield self._other_limit_advice()
         if not self._is_flood and action != "share":
@@ -285,10 +268,10 @@ class _Case:
         if limit.rate_per_s is None:
             return said
         since = "" if demand.limit_since_s is None else f" since {moment(demand.limit_since_s)[:16]}"
-        said += f", limit {rate(limit.rate_per_s, self._unit)}{since}"
+        per_s = f"{rate(limit.rate_per_s, self._unit)}{since}"
         if storms.own_share < MAX_SHARE:
-            return f"{said}; {self._other_limit_advice()}"
-        said += f" {self._did(demand.now_refused_messages, demand.now_messages)}"
+            return f"{said}, and the limit is {per_s}; {self._other_limit_advice()}"
+        said += f", and the limit of {per_s} {self._did(demand.now_refused_messages, demand.now_messages)}"
         in_storms = storms.rows and demand.now_refused_messages and not demand.before
         return f"{said} in {counted(len(storms.rows), 'storm')}" if in_storms else said
 
@@ -296,9 +279,12 @@ class _Case:
         demand, limit = self._demand, self._demand.limit
         if limit.bytes_per_s is None:
             return ""
-        said = f"p99 of bytes is {rate(demand.bytes_p99, 'bytes')}, their limit {rate(limit.bytes_per_s, 'bytes')}"
+        said = (
+            f"p99 of bytes is {rate(demand.bytes_p99, 'bytes')}, and their limit is {rate(limit.bytes_per_s, 'bytes')}"
+        )
         # Refusals by rate and by bytes are not recorded separately.
-        return f"{said} {self._did(demand.now_refused_messages, demand.now_messages)}" if self._now is None else said
+        did = self._did(demand.now_refused_messages, demand.now_messages)
+        return f"{said}, which {did}" if self._now is None else said
 
     def _did(self, refused: int, messages: int) -> str:
         verb = "would have refused" if self._demand.limit.action == "shadow" else "refused"
@@ -307,8 +293,8 @@ class _Case:
     def _other_limit_advice(self) -> str:
         rule, refused = self._demand.storms.other_rule, counted(self._demand.storms.other_messages, "message")
         if rule.startswith(ADAPTIVE_NAME):
-            return f"the broker was short: rule {_name(rule)} refused {refused} of it; a higher limit would not help"
-        return f"rule {_name(rule)} refused {refused} of it: check that limit"
+            return f"the broker was at capacity: rule {_name(rule)} refused {refused}; a higher limit would not help"
+        return f"rule {_name(rule)} refused {refused}: check that limit"
 
     def _about_flood(self) -> str:
         demand, storms = self._demand, self._demand.storms
@@ -321,16 +307,16 @@ class _Case:
         far = f"{times:.0f} times the usual demand" if times < 1000 else "far more than the usual demand"
         then = "which is what the limit is for"
         if self._comes_back:
-            then = f"on {storms.days} of {counted(demand.days, 'day')}; call its owner, or raise the limit"
+            then = f"on {storms.days} of {counted(demand.days, 'day')}; ask its owner, or raise the limit"
         return f"{sent}: {far}, {self._in_time()}, {then}"
 
     def _about_shares(self, others: Others) -> str:
         caller = others.caller
-        most = f"more than {percent(max(0.001, others.worst_then))}" if others.worst_then > 0 else "any"
+        most = f"at most {percent(max(0.001, others.worst_then))}" if others.worst_then > 0 else "none"
         return (
             f"{_caller_text(caller)} has {percent(caller.share)} of the refused messages:"
-            f' with fair_by = "{caller.fair_by}" at the same rate, no other would have had {most} of its messages'
-            f" refused in storms, not {percent(others.refused_now)}"
+            f' with fair_by = "{caller.fair_by}" at the same rate, {most} of the messages of any other would have'
+            f" been refused in storms, instead of {percent(others.refused_now)}"
         )
 
     def _about_top(self) -> str:
@@ -338,7 +324,7 @@ class _Case:
             return ""
         said = f"{_caller_text(self._top)} has {percent(self._top.share)} of the refused messages"
         shared = " with fair shares" if self._demand.limit.fair_by else ""
-        return f"{said}{shared}: call its owner, or raise the limit" if self._is_held_back else said
+        return f"{said}{shared}: ask its owner, or raise the limit" if self._is_held_back else said
 
     def _in_time(self) -> str:
         return f"in {percent(self._demand.refused_s / max(1, self._demand.observed_s))} of the recorded time"
@@ -350,7 +336,7 @@ class _Case:
 
 
 def is_flood(demand: Demand) -> bool:
-    """Return whether refusals were far above the usual demand, and very short or by one or two callers."""
+    """Return whether the refusals were a flood: far above the usual demand, and very short or by one or two callers."""
     storms, is_short = demand.storms, demand.refused_s <= SHORT_SHARE * demand.observed_s
     is_few = max(storms.top_two_share, storms.top.share if storms.top else 0.0) >= FEW_CLIENTS_SHARE
     is_recurring = demand.days >= MIN_DAYS and storms.days * 2 >= demand.days
@@ -361,7 +347,7 @@ def is_flood(demand: Demand) -> bool:
 
 
 def unknown_above_limit(demand: Demand) -> str:
-    """Return why refusals in the log may all be from a flood, so that the limit stays. Empty: they are not."""
+    """Return why all refusals may be from a flood. Empty: they are not."""
     if not demand.refused_messages or (demand.refused_span_s >= DAY_S and demand.refused_days * 2 >= demand.days):
         return ""
     most = max(demand.corrected_p99, demand.minute_per_s, demand.refusing_per_s)
@@ -378,7 +364,7 @@ def _unknowns(known: Known) -> Iterator[str]:
     if known.lost_records:
         yield f"{counted(known.lost_records, 'record')} of the log {'was' if known.lost_records == 1 else 'were'} lost"
     if known.other:
-        yield "there were too many names to count each one: some of its demand may be under _other"
+        yield "there were too many names to count each one, so some demand may be counted as _other"
 
 
 def _sentences(said: Iterable[str]) -> str:
@@ -395,8 +381,7 @@ def _name(name: str) -> str:
 
 
 def two_digits(value: float, how: Callable[[float], int] = math.ceil) -> float:
-    """Round to two significant digits, by default up, to at most the largest rate of a limit."""
-    # Below the least rate.
+    """Round to two significant digits, at most the largest rate of a limit."""
     if value < 1e-12:
         return 0.0
     size = math.floor(math.log10(value)) - 1

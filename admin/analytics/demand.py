@@ -1,11 +1,11 @@
 """The demand of one resource: figures for the advice, and the minutes for replays.
 
-Demand is in the limit's unit, messages or requests per second. *Corrected* demand excludes retries of refused requests
-(see ``without_retries``). *Calm* demand is outside refusals: in each minute, before the first refusal and after the
-last one. Messages that a shadow limit would have refused count as refused.
+Demand is in the limit's unit, messages or requests per second. *Corrected* demand excludes retries. *Calm* demand is
+demand before the first and after the last refusal of each minute. Messages that a shadow limit would have refused count
+as refused.
 
-Percentiles are over *all* observed seconds, including those without demand, and are interpolated like SQL's
-``percentile_cont``. They come from histograms, and seconds are kept only of the busiest minutes, so memory is bounded.
+Percentiles are over *all* observed seconds, including those without demand, and interpolated like SQL's
+``percentile_cont``.
 """
 
 import math
@@ -26,18 +26,18 @@ from admin.analytics.words import DAY_S, HOUR_S, MINUTE_S, Row
 from admin.common.recommendations import Retries
 from limiter.rules.rule import DEFAULT_MAX_DELAY_S, FairBy
 
-MAX_REPLAYED: Final = 7 * DAY_S // MINUTE_S  # minutes of a resource kept for replays: those with the busiest seconds
-MIN_DAY_S: Final = DAY_S // 2  # a day that was observed for less does not count for growth
+MAX_REPLAYED: Final = 7 * DAY_S // MINUTE_S  # the minutes with the busiest seconds
+MIN_DAY_S: Final = DAY_S // 2  # observed seconds of a day that counts for growth
 MIN_GROWTH: Final = 0.05  # per week
 MIN_GROWTH_DAYS: Final = 4
-MIN_FIT: Final = 0.5  # share of the variance between days that steady growth explains
-SILENT_SHARE: Final = 0.01  # a day with less than this share of the busiest day's demand is silent
-GONE_DAYS: Final = 2  # a resource with this many silent days at the end may be gone
-MAX_ASSUMED: Final = 0.2  # if more of the refused requests had no message id, retries count as assumed
-MEASURED_SHARE: Final = 0.95  # with ids on this share of a minute's refused requests, all count as measured
+MIN_FIT: Final = 0.5  # R² of a steady growth
+SILENT_SHARE: Final = 0.01  # share of the busiest day's demand
+GONE_DAYS: Final = 2  # without demand at the end
+MAX_ASSUMED: Final = 0.2  # with more refused requests without message id, retries count as assumed
+MEASURED_SHARE: Final = 0.95  # with more of a minute's refused requests with id, all retries count as measured
 WHO: Final[tuple[FairBy, ...]] = ("client", "user", "producer_group")
-"""Kinds of callers that can have fair shares. Clients first, because addresses cannot be invented."""
-_WHOLE: Final = 10_000  # whole numbers below are kept exactly, all other values with four digits
+"""Clients are first, because addresses cannot be invented."""
+_WHOLE: Final = 10_000  # below this, whole numbers are exact. All other values have four digits
 _DEMAND: Final = ("admitted", "shadowed", "bypassed", "exempt", "refused", "dropped")
 Values = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -46,8 +46,6 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A limit: ``LimitFields`` of the log."""
-
     rule: str = ""
     rate_per_s: float | None = None
     burst_s: float = 1.0
@@ -64,13 +62,13 @@ LIMIT_COLUMNS: Final = tuple(each.name for each in fields(Limit))
 
 
 def limit_of(row: Row) -> Limit:
-    """Return the limit of a row. One that is off has no rates."""
+    """A limit that is off has no rates."""
     limit = Limit(*(row[name] for name in LIMIT_COLUMNS))
     return replace(limit, rate_per_s=None, bytes_per_s=None) if limit.action == "off" else limit
 
 
 class Known(NamedTuple):
-    """The log's coverage of a sidecar: recorded seconds, in total and by day since 1970, its end, and problems."""
+    """The recorded time of a sidecar. ``day_s``: seconds by day since 1970."""
 
     observed_s: int = 0
     lost_records: int = 0
@@ -81,8 +79,6 @@ class Known(NamedTuple):
 
 
 class Caller(NamedTuple):
-    """A caller and its share of the refused messages."""
-
     fair_by: FairBy
     name: str
     share: float
@@ -90,35 +86,34 @@ class Caller(NamedTuple):
 
 @dataclass(frozen=True)
 class Storms:
-    """The refusals of a resource. Shares are of the refused messages."""
+    """Shares are of the refused messages."""
 
-    rows: Sequence[Row] = ()  # as in ``rollup.storms``, in order of time
-    days: int = 0  # on which a storm began
+    rows: Sequence[Row] = ()  # from ``rollup.storms``, in order of time
+    days: int = 0  # days on which a storm began
     clients: int = 0  # maximum in one storm
-    top: Caller | None = None  # the largest, of the kind of caller where one stands out most
-    top_two_share: float = 0.0  # of the two most refused clients of each storm
-    own_share: float = 1.0  # of the resource's own limits
-    other_rule: str = ""  # the other rule that refused most
-    other_messages: int = 0  # refused by that rule
+    top: Caller | None = None  # the largest, in the kind of caller in which one stands out most
+    top_two_share: float = 0.0  # share of the two most refused clients of each storm
+    own_share: float = 1.0  # share of the resource's own limits
+    other_rule: str = ""  # the one with most refusals
+    other_messages: int = 0
 
 
 class Minutes(NamedTuple):
-    """Minutes of one resource in order, as columns: the first six by minute, the others by second with requests."""
+    """Minutes in order. The first six columns are by minute, the others by second with requests."""
 
     minute_s: Ints
-    under: Ints  # the number of the active limit
+    under: Ints
     refused_messages: Ints
-    clients: Ints  # addresses
-    seconds: Ints  # of this minute in the columns by second
-    top: Ints  # the busiest second
+    clients: Ints
+    seconds: Ints  # length of the minute in the columns by second
+    top: Ints
     at_s: Ints
     messages: Ints
     requests: Ints
     bytes: Ints
-    left: NDArray[np.float32]  # the share without retries
+    left: NDArray[np.float32]  # share without retries
 
     def at(self, flags: Flags) -> "Minutes":
-        """Return some of the minutes."""
         inside = np.repeat(flags, self.seconds)
         columns: Iterable[Any] = self
         return Minutes(*(each[flags if place < _BY_MINUTE else inside] for place, each in enumerate(columns)))
@@ -129,51 +124,50 @@ _BY_MINUTE: Final = 6
 
 @dataclass(frozen=True, kw_only=True)
 class Demand:
-    """The demand of one resource, in its limit's unit unless the name says otherwise."""
+    """Demand in the limit's unit unless the name says otherwise."""
 
-    key: Sequence[str]  # instance, kind and name
+    key: Sequence[str]
     known: Known
     observed_s: int
     days: int
-    limit: Limit  # at the end
-    under: int  # its number, as in ``Minutes``
+    limit: Limit
+    under: int  # as in ``Minutes``
     limit_since_s: int | None  # None if it never changed
-    limit_s: int  # observed seconds since then
-    before: Mapping[float | None, tuple[int, int]]  # messages and refused ones under previous rates, oldest first
+    limit_s: int  # observed since ``limit_since_s``
+    before: Mapping[float | None, tuple[int, int]]  # messages and refused messages of earlier rates, oldest first
     now_messages: int  # under the current limit
     now_refused_messages: int
-    active_s: int  # seconds with demand
-    quiet_s: int  # seconds with calm demand
-    refused_s: int  # from the first to the last refusal of each minute
+    active_s: int  # with demand
+    quiet_s: int  # with calm demand
+    refused_s: int  # first to last refusal of each minute
     refused_days: int
-    refused_span_s: int  # from the first minute with refusals to the last
+    refused_span_s: int  # first to last minute with refusals
     requests: int
     messages: int
-    refused_messages: int  # refused and dropped, or counted by a shadow limit
+    refused_messages: int  # refused, dropped, or counted by a shadow limit
     held_messages: int
     refusing_per_s: float  # mean corrected demand in ``refused_s``
     retries: Retries
-    last_s: int  # end of the last minute with demand
-    gone_since_s: int | None  # there has been no demand for days, for longer than usual
+    last_s: int  # end of the last minute
+    gone_since_s: int | None  # start of a silence longer than usual
     raw_p99: float
-    raw_top: float  # the busiest second
+    raw_top: float  # busiest second
     corrected_p99: float
     corrected_top: float
     calm_p99: float
-    bytes_p99: float  # in seconds in which bytes were limited
-    minute_per_s: float  # mean of the busiest minute, corrected
-    calm_minute_per_s: float  # the same for minutes without a refusal
-    growth: float  # of the daily demand per week, as a share. 0: not steady or unknown
+    bytes_p99: float  # in seconds with a limit of bytes
+    minute_per_s: float  # corrected mean of the busiest minute
+    calm_minute_per_s: float  # the same for minutes without refusals
+    growth: float  # weekly change as a share. 0: not steady or unknown
     storms: Storms
 
     @property
     def usual_per_s(self) -> float:
-        """The demand outside refusals."""
         return max(self.calm_p99, self.calm_minute_per_s)
 
 
 class Collector:
-    """Sums up the minutes of one resource, in order. ``limits`` has its limits, one after another."""
+    """Sums up minutes in order. ``limits``: consecutive limits."""
 
     def __init__(self, key: Sequence[str], attempts: Mapping[str, int]) -> None:
         self._key, self._attempts = key, attempts
@@ -184,7 +178,6 @@ class Collector:
         self._kept: list[Minutes] = []
 
     def take(self, batch: pa.RecordBatch) -> None:
-        """Add rows of the table ``minutes``."""
         rows = Rows(batch)
         row, minute_s, second = rows.row, rows["minute_s"], rows.seconds("second")
         of_minute = partial(np.bincount, row, minlength=len(minute_s))
@@ -243,7 +236,6 @@ class Collector:
 
     @property
     def minutes(self) -> Minutes:
-        """The minutes to replay."""
         found = Minutes(*map(np.concatenate, zip(*self._kept, strict=True)))
         if len(found.minute_s) <= MAX_REPLAYED:
             return found
@@ -252,7 +244,6 @@ class Collector:
         return found.at(flags)
 
     def demand(self, known: Known, storms: Iterable[Row]) -> Demand:
-        """Return the demand after all minutes, with its storms from ``rollup.storms``."""
         its = {name: np.concatenate(parts) for name, parts in self._by_minute.items()}
         total = {name: int(values.sum()) for name, values in its.items()}
         minute_s, wanted = its["minute_s"], its["wanted"]
@@ -302,7 +293,7 @@ class Collector:
         )
 
     def _by_rate(self, its: Mapping[str, Ints]) -> dict[float | None, tuple[int, int]]:
-        """Return requested and refused messages for each rate, in the order in which the rates were last active."""
+        """Return the demanded and refused messages of each rate. The last active rate is last."""
         found: dict[float | None, tuple[int, int]] = {}
         messages, refused = (np.bincount(its["under"], its[each]) for each in ("messages", "refused_messages"))
         for limit, asked, missed in zip(self.limits, messages.tolist(), refused.tolist(), strict=True):
@@ -312,8 +303,6 @@ class Collector:
 
 
 class _Days:
-    """The demand by day, of the days (since 1970) that are known."""
-
     def __init__(self, day_s: Mapping[int, int], minute_s: Ints, wanted: Ints) -> None:
         self._day_s = day_s
         self._days = sorted(day for day, known_s in day_s.items() if known_s >= MIN_DAY_S)
@@ -323,7 +312,7 @@ class _Days:
         self.last_s = int(minute_s[-1]) + MINUTE_S
 
     def gone_since_s(self) -> int | None:
-        """Compare the days without demand at the end with earlier ones, such as weekends."""
+        """Return the start of a silence longer than earlier ones such as weekends."""
         least = max(1e-9, SILENT_SHARE * max(self._demand.values()))
         places = [place for place, day in enumerate(self._days) if self._demand[day] >= least]
         if not places:
@@ -338,9 +327,9 @@ class _Days:
         return min(self.last_s, (last + 1) * DAY_S)
 
     def growth(self) -> float:
-        """Return the weekly growth by least squares, as a share. 0: it is small or the fit is poor.
+        """Return the weekly growth by least squares, as a share. 0: small or a poor fit.
 
-        Every day must have demand. A first or last day on which it began or ended does not count.
+        Every day must have demand. A first or last day on which demand began or ended does not count.
         """
         days, day_s = self._days, self._day_s
         if days and self._first_s > (days[0] + 1) * DAY_S - day_s[days[0]] + HOUR_S:
@@ -355,7 +344,7 @@ class _Days:
 
 
 class Rows:
-    """Minutes of a batch as columns. Columns by second are one array for all minutes. ``row`` has their minute."""
+    """Columns by minute and, with all minutes in one array, by second. ``row``: the minute of each second."""
 
     def __init__(self, batch: pa.RecordBatch) -> None:
         self._batch = batch
@@ -368,7 +357,7 @@ class Rows:
         return self._columns[name]
 
     def seconds(self, name: str) -> Ints:
-        """Return a column by second. In minutes with an empty list all are 0."""
+        """Minutes with an empty list have zeros."""
         if name not in self._columns:
             lists = self._batch.column(name if name == "second" else f"second_{name}")
             values = lists.flatten().to_numpy()
@@ -380,14 +369,13 @@ class Rows:
         return self._columns[name]  # type: ignore[no-any-return]
 
     def languages(self) -> tuple[Ints, list[str], Ints]:
-        """Return the row, the language and the refused requests of each entry."""
         column = self._batch.column("languages")
         rows = np.repeat(np.arange(self._batch.num_rows), np.diff(column.offsets.to_numpy()))
         entries = slice(column.offsets[0].as_py(), column.offsets[-1].as_py())
         return rows, column.keys.to_pylist()[entries], column.items.field("refused").to_numpy()[entries]
 
     def limits(self) -> Iterator[tuple[int, int, Limit]]:
-        """Return consecutive rows with the same limit, as begin and end."""
+        """Yield runs of rows with the same limit: begin, end, limit."""
         columns = self._batch.select(LIMIT_COLUMNS)
         ends = np.unique(np.concatenate([pc.run_end_encode(each).run_ends.to_numpy() for each in columns]))
         for begin, end in pairwise([0, *ends.tolist()]):
@@ -395,17 +383,16 @@ class Rows:
 
 
 def without_retries(rows: Rows, attempts: Mapping[str, int]) -> tuple[Values, int, int]:
-    """Return the share of each second that is not retries, which repeat a refused request.
+    """Return the share of each second that is not a retry of a refused request.
 
-    For messages with ids, the sidecar counts those that had been refused a moment ago and came again (``repeated``),
-    and the refused requests with an id (``identified``). For the others only the client's language is known, and its
-    default number of attempts T. If each is admitted with the probability p, the admitted share of the second, a
-    request makes on average ``E = 1 + (1-p) + … + (1-p)^(T-1)`` attempts. The demand is the arrivals divided by E, but
-    at least the admitted ones. Each language counts by its share of the refused requests, which is its share of all
-    attempts because p is the same for all. Requests refused without an answer (one-way) are not retried.
+    The sidecar counts repeats of messages with ids (``repeated``) and the refused requests with an id (``identified``).
+    Otherwise only the client's language is known, and its default number of attempts T. If each attempt is admitted
+    with probability p, the admitted share of the second, a request makes ``E = 1 + (1-p) + … + (1-p)^(T-1)`` attempts
+    on average. The demand is the arrivals divided by E, but at least the admitted requests. Requests refused without an
+    answer (one-way) are not retried.
 
     Returns:
-        The shares, and how many refused requests had their retries counted, and assumed.
+        The shares, and the numbers of refused requests with counted and with assumed retries.
     """
     row, admitted, refused = rows.row, rows.seconds("admitted"), rows.seconds("refused")
     asked = np.maximum(1, admitted + refused)
@@ -425,14 +412,14 @@ def without_retries(rows: Rows, attempts: Mapping[str, int]) -> tuple[Values, in
         part = answered * np.bincount(of, its_refused * (most == tries), len(requests)) / total
         again += part[row] * (1 - 1 / sum(missed**before for before in range(tries)))
         retrying += part
-    # Repeats with an id are already counted. The others are assumed to repeat for their share of the refusals.
+    # Repeats with an id are already counted.
     again *= (unknown / np.maximum(1, requests))[row]
     left = np.maximum(left - again, np.minimum(left, admitted / asked))
     return left, measured, int(unknown[retrying > 0].sum())
 
 
 def p99(seconds: Mapping[float, int], zeros: int) -> float:
-    """Return the 99th percentile of weighted values and a number of zeros. 0 if there are none."""
+    """``zeros``: number of additional zeros."""
     values = sorted(seconds)
     ends = np.cumsum([max(0, zeros), *(seconds[value] for value in values)])
     place = 0.99 * max(0, ends[-1] - 1)
@@ -442,7 +429,6 @@ def p99(seconds: Mapping[float, int], zeros: int) -> float:
 
 
 def storms_of(rows: Iterable[Row], kind: str, rules: Collection[str]) -> Storms:
-    """Sum up storms of one resource that these rules limit."""
     found = sorted(rows, key=lambda row: row["start_s"])
     if not found:
         return Storms()
@@ -461,7 +447,7 @@ def storms_of(rows: Iterable[Row], kind: str, rules: Collection[str]) -> Storms:
         rows=found,
         days=len({row["start_s"] // DAY_S for row in found}),
         clients=max(row["client_count"] for row in found),
-        # Of two with equal refusals, the smaller one: one group behind an address, one address of a group.
+        # Of two with equal refusals, the more specific: a group behind one address, or the one address of a group.
         top=max(first, key=lambda each: (round(each.share, 1), -each.share), default=None),
         top_two_share=sum(each["messages"] for row in found for each in row["clients"][:2]) / messages,
         own_share=1 - sum(its for _, its in others) / messages,

@@ -1,8 +1,7 @@
-"""The files of the log: from folders, files, patterns and addresses of the command line.
+"""Finds the files of the log.
 
-An unreadable file is skipped with the reason. As in Spark, names that begin with a dot or an underscore are ignored.
-For a period, files are left out that were last written more than an hour before it, or whose folder (below the given
-one) has a date (``2026-11-21``) more than a day away. Spark lists addresses.
+As in Spark, names that begin with a dot or an underscore are ignored. For a period, a file is left out if it was last
+written more than an hour before it, or if the date in its folder's name (``2026-11-21``) is more than a day away.
 """
 
 import glob
@@ -26,15 +25,15 @@ from admin.common.numbers import MAX_TIMESTAMP_S
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-ENDINGS: Final = (".jsonl", ".jsonl.gz")  # of log files in folders. Files named directly may have any
+ENDINGS: Final = (".jsonl", ".jsonl.gz")  # in folders. Files named directly may have any ending
 _HIDDEN: Final = (".", "_")
-_ALLOWED_S: Final = 3600  # files that were last written this long before a period may have records of it: clocks differ
+_ALLOWED_S: Final = 3600  # clocks may differ by this much
 _DATE: Final = re.compile(r"(?<!\d)20\d\d-\d\d-\d\d(?!\d)")
-_CLOCK_S: Final = 600  # clocks that differ by more are named
+_CLOCK_S: Final = 600  # larger differences are reported
 
 
 class SkippedInput(NamedTuple):
-    """A file that was not read, and why. Or unreadable lines of a file, with the first one."""
+    """A file that was not read, or its unreadable lines with an example."""
 
     file: str
     reason: str
@@ -43,7 +42,7 @@ class SkippedInput(NamedTuple):
 
 
 class File(NamedTuple):
-    """A file of the log: its path or address, size, and time of last write (seconds since 1970)."""
+    """``written_s``: last write, in seconds since 1970."""
 
     path: str
     size_bytes: int
@@ -51,36 +50,31 @@ class File(NamedTuple):
 
     @property
     def exists(self) -> bool:
-        """Whether it is at an address, or still exists."""
         return "://" in self.path or Path(self.path).exists()
 
 
 @dataclass(frozen=True)
 class Found:
-    """The files to read, by path."""
-
-    logs: tuple[str, ...]  # as given on the command line
+    logs: tuple[str, ...]
     files: tuple[File, ...]
     skipped: tuple[SkippedInput, ...] = ()
-    outside: int = 0  # how many files are outside of the period
+    outside: int = 0  # files outside of the period
 
     @property
     def shown(self) -> list[str]:
-        """The logs as given. Addresses without user and query, which may be secret."""
+        """The logs without the user and query of addresses, which may be secret."""
         return [re.sub(r"://[^/@]*@", "://", log).partition("?")[0] if "://" in log else log for log in self.logs]
 
     @property
     def size_bytes(self) -> int:
-        """Size of all files."""
         return sum(file.size_bytes for file in self.files)
 
     @property
     def unpacked_bytes(self) -> int:
-        """Estimated size of all files, unpacked."""
         return sum(file.size_bytes * (10 if file.path.endswith(".gz") else 1) for file in self.files)
 
     def spark_paths(self, *, packed: bool) -> list[str]:
-        """Return the packed or the other files that still exist, escaped for Spark."""
+        """Return either the packed or the other files, escaped for Spark."""
         return [
             ("" if "://" in file.path else "file://") + re.sub(r"([\\{}\[\]*?])", r"\\\1", file.path)
             for file in self.files
@@ -88,18 +82,14 @@ class Found:
         ]
 
     def vanished(self) -> list[SkippedInput]:
-        """Return the files that no longer exist, because they may have been read in part."""
-        return [SkippedInput(file.path, "vanished while it was read") for file in self.files if not file.exists]
+        """Return removed files. They may have been read in part."""
+        return [SkippedInput(file.path, "was deleted while being read") for file in self.files if not file.exists]
 
 
 def find(
     logs: Sequence[str], since_s: int | None = None, until_s: int | None = None, session: "SparkSession | None" = None
 ) -> Found:
-    """Find the files of the log, for a period in seconds since 1970. Addresses need a session.
-
-    Raises:
-        StartError: There is nothing to read.
-    """
+    """Find the files for a period in seconds since 1970. Addresses need a session. Raises StartError without files."""
     files: dict[str, File] = {}
     outside: set[str] = set()
     skipped: dict[str, str] = {}
@@ -113,22 +103,22 @@ def find(
         return Found(tuple(logs), tuple(files[path] for path in sorted(files)), aside, len(outside - files.keys()))
     if outside:
         raise StartError(
-            f"nothing to report: {counted(len(outside), 'file')} of the log, none in the period, judging by their dates"
+            f"nothing to report: {counted(len(outside), 'log file')}, all outside the period, judging by their dates"
         )
     lines = [f"{each.file}: {each.reason}" for each in aside[:5]]
     lines = lines or [f"{log}: contains no rejection log files ({', '.join(ENDINGS)})" for log in logs]
-    raise StartError([*lines, "nothing to report: name the folder of Sluice's rejection log"])
+    raise StartError([*lines, "nothing to report: give the folder of Sluice's rejection log"])
 
 
 def _listed(logs: Sequence[str], session: "SparkSession | None", skipped: dict[str, str]) -> Iterator[tuple[str, File]]:
-    """Yield each file with the folder or address that it was found below."""
+    """Yield each file with the folder or address above it."""
     for log in logs:
         if "://" in log:
             if session is not None:
                 yield from _at(log, session)
             continue
         path = Path(log).absolute()
-        # Spelled like Spark's names of the files that it read.
+        # Spelled as Spark reports files.
         path = path.resolve() if ".." in path.parts else Path("/", *path.parts[1:])
         named = [path]
         if not os.path.lexists(path):
@@ -144,7 +134,6 @@ def _listed(logs: Sequence[str], session: "SparkSession | None", skipped: dict[s
 
 def _at(log: str, session: "SparkSession") -> Iterator[tuple[str, File]]:
     scheme, _, rest = log.partition("://")
-    # A bucket without a slash would be a folder of its user.
     address = f"{scheme}://{rest.rstrip('/')}{'' if '/' in rest.rstrip('/') else '/'}"
     reader = session.read.format("binaryFile").option("recursiveFileLookup", "true")
     found = reader.option("pathGlobFilter", "*.{jsonl,jsonl.gz}").load(address)
@@ -166,7 +155,7 @@ def _is_outside(file: File, root: str, since_s: int | None, until_s: int | None)
 
 
 def _below(folder: Path, skipped: dict[str, str]) -> Iterator[Path]:
-    """Yield the log files below a folder. Links are followed, and each folder is read once."""
+    """Follow links, and read each folder once."""
     seen: set[str] = set()
     unread = skipped.setdefault
     for directory, folders, files in os.walk(
@@ -181,7 +170,7 @@ def _below(folder: Path, skipped: dict[str, str]) -> Iterator[Path]:
 
 
 def _look(file: Path, skipped: dict[str, str]) -> os.stat_result | None:
-    # Hadoop reads a colon as the end of a scheme, and only names in UTF-8.
+    # Hadoop takes a colon for the end of a scheme, and reads only names in UTF-8.
     if ":" in file.name or str(file).encode(errors="replace") != os.fsencode(file):
         skipped[os.fsdecode(os.fsencode(file)).encode(errors="replace").decode()] = "has a name that Spark cannot read"
         return None
@@ -199,9 +188,6 @@ def _why(error: OSError) -> str:
     return f"cannot be read: {(error.strerror or str(error)).lower()}"
 
 
-# Clocks.
-
-
 class _Last(msgspec.Struct):
     instance: str
     at_s: Annotated[int, msgspec.Meta(ge=0, le=MAX_TIMESTAMP_S)]
@@ -210,8 +196,8 @@ class _Last(msgspec.Struct):
 def clocks(files: Sequence[File]) -> list[dict[str, Any]]:
     """Return sidecars whose clock differs from that of their files. Checks at most 1000 files.
 
-    A file is written within two minutes of its last record, so a later record means a clock that is ahead. An earlier
-    one may be a copy's, so it counts only if all files of a sidecar differ by the same amount.
+    A file is written within two minutes of its last record. If the file is older, the clock is ahead. If it is newer,
+    it may be a copy, so all files of the sidecar must differ by the same amount.
     """
     ends = defaultdict[str, list[tuple[int, float]]](list)
     for file in files[:: len(files) // 1000 + 1]:

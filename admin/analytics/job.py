@@ -1,4 +1,4 @@
-"""The job of ``sluice report``: checks the arguments, starts Spark, makes the report."""
+"""``sluice report``: checks the arguments, starts Spark, makes the report."""
 
 import shutil
 import threading
@@ -26,58 +26,52 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 DEFAULT_OUT: Final = "sluice-report"
-Step = Callable[[str], object]  # called with the name of each step, for progress
+Step = Callable[[str], object]  # receives the name of each step
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportSpec:
-    """The report to make."""
-
-    logs: tuple[str, ...]  # as given. Empty: the logs of this machine
-    out: str  # a directory, or an address for the tables only. Other files are in ``DEFAULT_OUT`` then
-    html: Path | None  # the page, if it is not in ``out``
+    logs: tuple[str, ...]  # Empty: the logs of this machine
+    out: str  # a directory, or an address for the tables. ``DEFAULT_OUT`` has the other files then
+    html: Path | None  # default: in ``out``
     options: Options
     spark: SparkOptions
-    json: bool = False  # print JSON
-    once: bool = False  # read new files only, and keep everything else in ``out``
+    json: bool = False
+    once: bool = False  # read only new files, and update ``out``
 
     @property
     def files(self) -> Path:
-        """Directory of everything but the tables."""
+        """Directory of everything except tables at an address."""
         return Path(DEFAULT_OUT if "://" in self.out else self.out)
 
     @property
     def page(self) -> Path:
-        """The path of the page."""
         return self.html or self.files / "report.html"
 
 
 def report_logs(spec: ReportSpec) -> int:
-    """Make a report and print it. Return the exit code.
-
-    Raises:
-        OperatorError: It cannot be made.
-    """
-    from admin.config.folders import default_logs  # noqa: PLC0415 - takes its time
+    """Return the exit code. Raises OperatorError."""
+    from admin.config.folders import default_logs  # noqa: PLC0415 - slow to import
 
     logs = spec.logs or tuple(map(str, default_logs()))
     try:
         _check(spec, logs)
     except OSError as error:
-        raise StartError(f"--out {spec.out}: cannot be used: {os_error_text(error)}; choose another") from error
+        raise StartError(
+            f"--out {spec.out}: cannot be used: {os_error_text(error)}; choose another directory"
+        ) from error
     period = (spec.options.since_s, spec.options.until_s)
     found = inputs.find(logs, *period)
     has_addresses = any("://" in log for log in logs)
     log = spec.files.absolute() / "_logs" / "spark.log"
     with locked(spec.files), _progress() as step:
         seen = Seen.read(spec.files, spec.options) if spec.once else None
-        # Left by a killed run. Nothing else writes here.
+        # Left by a killed run. The lock excludes other writers.
         for left in spec.files.glob("*/.spark-staging-*"):
             shutil.rmtree(left, ignore_errors=True)
-        # Import while Java starts. PySpark's modules have circular imports, which only one thread may do.
+        # Before the thread, as PySpark's circular imports work in one thread only. Java starts in parallel.
         import_module("pyspark.sql")
         threading.Thread(target=import_module, args=("admin.analytics.report",), daemon=True).start()
-        # The size at addresses is not known yet.
         log_bytes = inf if has_addresses else _log_bytes(found, seen)
         spark = replace(spec.spark, log=log, log_bytes=log_bytes)
         with short_errors(log), open_session(spark) as session:
@@ -86,7 +80,7 @@ def report_logs(spec: ReportSpec) -> int:
     if spec.json:
         print(msgspec.json.format(msgspec.json.encode(results)).decode())  # noqa: T201 - the requested output
     else:
-        from admin.analytics.summary import summary  # noqa: PLC0415 - takes its time
+        from admin.analytics.summary import summary  # noqa: PLC0415 - slow to import
 
         show(summary(results, spec.page))
     return 0
@@ -95,7 +89,6 @@ def report_logs(spec: ReportSpec) -> int:
 def make_report(
     session: "SparkSession", spec: ReportSpec, found: inputs.Found, step: Step, seen: Seen | None = None
 ) -> dict[str, Any]:
-    """Make the tables, the recommendations and the page. Return the results."""
     from admin.analytics import page, report  # noqa: PLC0415 - imported while Java starts
     from admin.analytics.tables import Store  # noqa: PLC0415 - as above
 
@@ -127,7 +120,7 @@ def _log_bytes(found: inputs.Found, seen: Seen | None) -> int:
 
 
 def _recommendations(head: RecommendationsFile, frame: "DataFrame") -> Iterator[bytes]:
-    """Yield the recommendations file in parts, so that memory is bounded."""
+    """Yield parts, to bound memory."""
     yield msgspec.json.encode(head).removesuffix(b"]}")
     rows = frame.orderBy("instance", "kind", "name").select("recommendation").toLocalIterator()
     for at, row in enumerate(rows):
@@ -136,26 +129,22 @@ def _recommendations(head: RecommendationsFile, frame: "DataFrame") -> Iterator[
 
 
 def _check(spec: ReportSpec, logs: tuple[str, ...]) -> None:
-    """Check the output paths. A report must not be read as a log by the next one.
-
-    Raises:
-        SettingsError: A path is invalid.
-    """
+    """The next report must not read this one as a log. Raises SettingsError."""
     files = spec.files.resolve()
     for log in logs:
         if "://" not in log and Path(log).is_dir() and files.is_relative_to(Path(log).resolve()):
-            raise SettingsError(f"--out {spec.out}: is inside the logs, {log}; choose another place")
+            raise SettingsError(f"--out {spec.out}: is inside the logs, {log}; choose another directory")
         if "://" not in log and spec.page.resolve().is_relative_to(Path(log).resolve()):
-            raise SettingsError(f"--html {spec.page}: is inside the logs, {log}; choose another place")
+            raise SettingsError(f"--html {spec.page}: is inside the logs, {log}; choose another path")
     if spec.page.exists() and not spec.page.is_file():
-        raise SettingsError(f"--html {spec.page}: is not a regular file; name another")
+        raise SettingsError(f"--html {spec.page}: is not a regular file; choose another path")
     if not spec.once and Seen.is_kept(spec.files):
         raise SettingsError(f"--out {spec.out}: is updated by --once; choose another directory, or add --once")
 
 
 @contextmanager
 def _progress() -> Iterator[Step]:
-    from rich.console import Console  # noqa: PLC0415 - takes its time
+    from rich.console import Console  # noqa: PLC0415 - slow to import
 
     with Console(stderr=True).status("starting Spark") as status:
         yield status.update

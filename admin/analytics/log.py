@@ -1,7 +1,4 @@
-"""Reads files of the rejection log into records, as defined by ``admin.rejection_log.records``.
-
-Lines are decoded by the types that the log is written with. Invalid lines are set aside with a reason.
-"""
+"""Decodes files of the rejection log with the types of ``admin.rejection_log.records``. Invalid lines get a reason."""
 
 import codecs
 import gzip
@@ -21,7 +18,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 from msgspec import inspect, structs
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from admin.analytics.inputs import ENDINGS, Found
@@ -34,11 +31,11 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _Rows = Iterator[pa.RecordBatch]
-_Lines = Iterable[tuple[bytes | None, str]]  # with the file of each. None: the damaged part of a file
+_Lines = Iterable[tuple[bytes | None, str]]  # with the file. None: the damaged rest of it
 _Parse = Callable[[_Lines], _Rows]
 _TAGS: Final[dict[type[Record], str]] = {type_: type_.__struct_config__.tag for type_ in AnyRecord.__args__}
-_OLDEST_S: Final = 1_577_836_800  # 2020: there was no Sluice before
-_UNPACKED_BYTES: Final = 4 << 20  # unpacked at a time
+_OLDEST_S: Final = 1_577_836_800  # 2020, before Sluice existed
+_UNPACKED_BYTES: Final = 4 << 20  # per step
 _MAX_RECORD_BYTES: Final = 4 << 20  # maximum length of a line in a packed file
 _AT_ONCE: Final = 20_000  # lines
 
@@ -54,7 +51,7 @@ _RECORD: Final = [
     *((tag, pa.struct(_fields_of(type_))) for type_, tag in _TAGS.items()),
 ]
 RECORD: Final = tuple(name for name, _ in _RECORD)
-"""The columns of all records, with the last second of each, and a struct for each type."""
+"""``last_s`` is a record's last second. Each type has a struct."""
 _LINES: Final = pa.schema(
     [*_RECORD, ("file", _STRING), ("why", _STRING), ("example", _STRING), ("is_file", pa.bool_())]
 )
@@ -62,7 +59,7 @@ _HOURS: Final = pa.schema([("file", _STRING), ("hour_s", _INT)])
 
 
 def read(session: "SparkSession", found: Found, *, in_process: bool) -> "DataFrame":
-    """Return the columns of ``RECORD``, and for invalid lines their ``file``, ``why`` and ``example``.
+    """Return the columns of ``RECORD``, and ``file``, ``why`` and ``example`` of invalid lines.
 
     With ``in_process``, this process reads local files. Otherwise Spark does.
     """
@@ -70,7 +67,7 @@ def read(session: "SparkSession", found: Found, *, in_process: bool) -> "DataFra
 
 
 def hours_of(session: "SparkSession", found: Found, *, in_process: bool) -> "DataFrame":
-    """Return each ``file`` with the starts of the ``hours`` of its records."""
+    """Return each ``file`` with the starts of its ``hours``."""
     hours = _rows(session, found, partial(_hours, _latest_s()), _HOURS, in_process=in_process)
     return hours.groupBy("file").agg(F.collect_set("hour_s").alias("hours"))
 
@@ -81,7 +78,7 @@ def _latest_s() -> int:
 
 def _rows(session: "SparkSession", found: Found, parse: _Parse, columns: pa.Schema, *, in_process: bool) -> "DataFrame":
     schema = from_arrow_schema(columns)
-    # Spark unpacks files of other names by these.
+    # Spark unpacks files of other names by their names.
     if in_process and all("://" not in file.path and file.path.endswith(ENDINGS) for file in found.files):
         paths = ((file.path, Path(file.path).as_uri()) for file in found.files)
         pairs = ((line, address) for path, address in paths for line in _lines_of(path))
@@ -136,14 +133,14 @@ def _in_parts(parse: _Parse, pairs: Iterator[tuple[bytes | None, str]]) -> _Rows
 def _unpacked(content: memoryview) -> Iterator[bytes | None]:
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(content)) as stream:
-            # With ``read``, data before the damage would be lost.
+            # ``read`` would lose the data before the damage.
             yield from _split(iter(partial(stream.read1, _UNPACKED_BYTES), b""))
     except (OSError, zlib.error, EOFError):
         yield None
 
 
 def _split(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield lines. Of a line longer than any record only the beginning is kept."""
+    """A line longer than any record is cut."""
     begun = bytearray()
     is_first = True
     for piece in pieces:
@@ -158,10 +155,7 @@ def _split(pieces: Iterable[bytes]) -> Iterator[bytes]:
     yield bytes(begun)
 
 
-_DAMAGED: Final = "is damaged or truncated; the rest was not read"
-
-
-# Lines.
+_DAMAGED: Final = "is damaged or truncated, the rest was not read"
 
 
 class _Head(msgspec.Struct):
@@ -205,7 +199,7 @@ def _why_invalid(record: AnyRecord, latest_s: int) -> str:
     if record.at_s < _OLDEST_S:
         return "its time is before 2020, so the clock was not set"
     if record.at_s > latest_s:
-        return "its time is more than a day from now"
+        return "its time is more than a day in the future"
     if isinstance(record, TrafficRecord):
         second = record.second
         count = len(second)
@@ -220,12 +214,12 @@ def _why_invalid(record: AnyRecord, latest_s: int) -> str:
 
 
 def _other_version(version: int | None) -> str:
-    # Each is a separate reason, so there are not too many.
-    return f"schema version {version}" if version and 1 <= version <= 99 else "no schema version"
+    # Bounds the number of different reasons.
+    return f"unsupported schema version {version}" if version and 1 <= version <= 99 else "no schema version"
 
 
 _OUT_OF_RANGE: Final = "a value is out of range"
-_NO_OBJECT: Final = "not one JSON object with fields of the right types"
+_NO_OBJECT: Final = "not a JSON object with fields of the right types"
 
 
 def _why_not(line: bytes, error: str) -> str:
@@ -242,7 +236,7 @@ def _why_not(line: bytes, error: str) -> str:
     if head.v != VERSION:
         return _other_version(head.v)
     if head.type not in _TAGS.values():
-        return "unknown type of record"
+        return "unknown record type"
     if error.startswith("Object missing required field"):
         return "a field is missing"
     return _NO_OBJECT if error.startswith("Expected") and ", got `" in error else _OUT_OF_RANGE
@@ -259,9 +253,6 @@ def _hours(latest_s: int, pairs: _Lines) -> _Rows:
         yield _batch(dict(zip(_HOURS.names, zip(*hours, strict=True), strict=True)), _HOURS)
 
 
-# Columns.
-
-
 def _values(type_: type[Record], records: Sequence[Any]) -> dict[str, Any]:
     columns = dict(zip(type_.__struct_fields__, zip(*map(structs.astuple, records), strict=True), strict=True))
     at_s, lasts = columns["at_s"], [0] * len(records)
@@ -273,7 +264,6 @@ def _values(type_: type[Record], records: Sequence[Any]) -> dict[str, Any]:
 
 
 def _batch(values: dict[str, Any], columns: pa.Schema) -> pa.RecordBatch:
-    """Return columns, with nulls where there are no values."""
     count = len(next(iter(values.values())))
     arrays = [
         _column(values[each.name], each.type) if each.name in values else pa.nulls(count, each.type) for each in columns

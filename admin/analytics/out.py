@@ -1,9 +1,9 @@
-"""The output directory of a report: its lock, its files, and for ``--once`` the log files that were read.
+"""The output directory of a report: lock, files, and with ``--once`` a list of the log files read so far.
 
-``OUT/_files.json`` lists them with the hours of their records. The hours of new files are recomputed from all files
-that have records of them. Other hours stay, even if their files are gone. So ``--once`` may run at any interval, files
-may arrive in any order, and a killed run is repeated. But if a file arrives for an hour whose other files are gone,
-their records are lost, and the report says so.
+The list, ``OUT/_files.json``, has the hours of each file's records. The hours of new files are recomputed from all
+files with records of these hours, and other hours stay, even if their files are gone. So files may arrive in any order,
+and a killed run is repeated. If a file arrives for an hour whose other files are gone, their records are lost, and the
+report says so.
 """
 
 import os
@@ -27,15 +27,11 @@ if TYPE_CHECKING:
 
 _FILE: Final = "_files.json"
 _KEPT_S: Final = 35 * DAY_S
-VERSION: Final = 2  # of the list, and of how tables are made
+VERSION: Final = 2  # changes with the list, and with the way tables are made
 
 
 def locked(out: Path) -> "closing[FileLock]":
-    """Lock a directory against other reports until the context ends. Creates it if necessary.
-
-    Raises:
-        StartError: Another report writes there, or it cannot be used.
-    """
+    """Create a directory if necessary, and lock it against other reports. Raises StartError."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         return closing(FileLock(out / "_lock"))
@@ -47,11 +43,7 @@ def locked(out: Path) -> "closing[FileLock]":
 
 
 def write_file(path: Path, pieces: Iterable[bytes]) -> None:
-    """Write a file atomically.
-
-    Raises:
-        StartError: It cannot be written.
-    """
+    """Write a file atomically. Raises StartError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_durably(path, pieces)
@@ -75,18 +67,12 @@ class _Kept(msgspec.Struct):
 
 @dataclass
 class Seen:
-    """The files that were read, and the path of their list."""
-
     path: Path
     kept: _Kept
 
     @classmethod
     def read(cls, out: Path, options: Options) -> Self:
-        """Read the list of a directory. Empty if the directory is new.
-
-        Raises:
-            StartError: The directory was made with other options, or the list is damaged.
-        """
+        """Read the list. Empty for a new directory. Raises StartError if it cannot be updated."""
         path = out / _FILE
         made_with = msgspec.json.encode((options.storm_gap_s, sorted(options.attempts.items()))).decode()
         again = f"remove {out} to read all logs again, or choose another --out"
@@ -99,21 +85,20 @@ class Seen:
         except (OSError, msgspec.DecodeError) as error:
             raise StartError(f"{path}: cannot be read: {error}; {again}") from None
         if kept.version != VERSION or kept.made_with != made_with:
-            raise StartError(f"{out}: was made by another version, --storm-gap or --attempts; {again}")
+            raise StartError(f"{out}: was made by another version, or with another --storm-gap or --attempts; {again}")
         return cls(path, kept)
 
     @property
     def log_bytes(self) -> int:
-        """Approximate size of the log behind the tables, which remain when its files are deleted."""
+        """Approximate size of the log behind the tables."""
         return 30 * sum(file.stat().st_size for file in self.path.parent.glob("minutes/dt=*/*.parquet"))
 
     @staticmethod
     def is_kept(out: Path) -> bool:
-        """Return whether ``--once`` updates a directory."""
         return (out / _FILE).exists()
 
     def take(self, tools: "Tools", found: Found, options: Options) -> "tuple[Frames, dict[str, Any]]":
-        """Read new files. Return the tables and a summary of everything read so far."""
+        """Read new files. Return the tables and statistics of all files read so far."""
         from admin.analytics.report import read_tables  # noqa: PLC0415 - imported while Java starts
 
         files = self.kept.files
@@ -141,15 +126,14 @@ class Seen:
         files, changed = self.kept.files, {file.path for file in new}
         tools.step(f"checking {counted(len(new), 'new file')}")
         hours_by_file = hours_of(tools, replace(found, files=new))
-        # The previous hours of a changed file are recomputed too.
         hours = {hour for file in new if file.path in files for hour in files[file.path].hours}
         hours.update(*hours_by_file.values())
         if hours and not self.path.exists():
-            # If it is killed from here on, the next run knows that the tables are its own.
+            # Marks the tables as made by ``--once``, in case this run is killed.
             self._write()
         for path, size_bytes, written_s in new:
             files[path] = _Read(size_bytes, written_s, sorted(hours_by_file[path]))
-        # Files that are not named now, but still exist, also have records of the hours.
+        # Not named this time, but still existing.
         unnamed = sorted(
             path for path in files.keys() - {file.path for file in found.files} if os.access(path, os.R_OK)
         )
@@ -164,7 +148,7 @@ class Seen:
         newest_s = max((each.hours[-1] for each in files.values() if each.hours), default=0)
         for path in files.keys() - {file.path for file in there}:
             if not hours.isdisjoint(files[path].hours):
-                gone = SkippedInput(path, "is gone, and an hour was recomputed without it")
+                gone = SkippedInput(path, "was deleted, and an hour was recomputed without it")
                 files[path].set_aside = [gone._asdict()]
             if not files[path].hours or files[path].hours[-1] < newest_s - _KEPT_S:
                 del files[path]

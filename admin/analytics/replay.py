@@ -1,15 +1,11 @@
-"""Computes the refusals of a limit, or of fair shares of it, for a recorded demand.
+"""Computes the refusals of a limit, or of its fair shares, for a recorded demand.
 
-The model is the bucket and the breaker of ``limiter.buckets.limiter``, and a test compares the two. The log has one
-figure per second. Within a second, requests are assumed to arrive evenly spaced and to be of one size, or at random
-times if the bucket holds only a few of them. A run of requests that are all admitted or all refused takes one step.
+The model is the bucket and the breaker of ``limiter.buckets.limiter``, and a test compares the two. Within a second of
+the log, requests are assumed to be of one size and evenly spaced, or at random times if the bucket holds only a few of
+them. Only seconds between a full bucket and a possibly empty one are played.
 
-Seconds are played only from a full bucket that may run empty. All others are skipped, because refusals before a full
-bucket no longer matter.
-
-Not in the model: bursts within a second, which matter if ``burst_s`` is far below a second, warm-up, debts, and other
-limits such as totals and scopes. Action ``delay`` admits requests that would wait up to ``max_delay_s``, like a bucket
-that holds that much more.
+Not in the model: bursts within a second (relevant if ``burst_s`` is far below a second), warm-up, debts, and other
+limits. Action ``delay`` is a bucket that is ``max_delay_s`` larger.
 """
 
 import math
@@ -26,19 +22,19 @@ from admin.analytics.words import MINUTE_S, Row
 from admin.common.recommendations import Replay
 from limiter.rules.rule import DEFAULT_BREAK_S, DEFAULT_MAX_DEBT_S, MAX_FAIR_KEYS
 
-FEW: Final = 50  # if a bucket holds fewer requests than this, their times within a second matter
-MAX_SHARE: Final = 0.5  # a caller with this share of the refusals has the largest demand
-MIN_CALLERS: Final = 3  # with fewer callers there are no others to protect
-MAX_SECONDS: Final = 20_000  # maximum seconds of storms replayed for fair shares, the largest storms first
-UNEVEN: Final = 1.25  # a share has no room for a caller's busier moments, so it is replayed with this much more
-_BLOCK: Final = 300  # seconds whose levels are computed in one step
-_TIMES: Final = np.random.default_rng(0).random(100_003)  # within a second. The same for all limits, to compare them
+FEW: Final = 50  # with fewer requests in a full bucket, their times within a second matter
+MAX_SHARE: Final = 0.5  # share of the refusals that makes a caller the largest
+MIN_CALLERS: Final = 3  # fair shares need other callers to protect
+MAX_SECONDS: Final = 20_000  # seconds of storms to replay, the largest storms first
+UNEVEN: Final = 1.25  # room for a caller's busier moments
+_BLOCK: Final = 300  # seconds
+_TIMES: Final = np.random.default_rng(0).random(100_003)  # within a second, the same for all limits
 
 
 class Backtest:
-    """Replays limits over the same minutes. They differ from the current one in their rates.
+    """Replays limits that differ from the current one only in their rates.
 
-    Minutes ``under`` the current one have its number.
+    ``under``: the current limit's index in ``minutes.under``.
     """
 
     def __init__(self, minutes: Minutes, now: Limit, under: int = 0) -> None:
@@ -51,17 +47,17 @@ class Backtest:
         self._is_now: Flags = np.repeat(is_now, minutes.seconds)
         self.messages = int(minutes.messages.sum())
         self.wanted_messages = float((minutes.messages * minutes.left).sum())
-        # While the current limit was active: the demand, and the refusals in the log.
+        # Under the current limit.
         self.now_messages = int(minutes.messages[self._is_now].sum())
         self.logged_messages = int(minutes.refused_messages[is_now].sum())
 
     def replay(self, per_s: float | None, *, wanted: bool = False) -> Replay:
-        """Return the refusals at this rate. ``wanted``: of the demand without retries."""
+        """``wanted``: replay the demand without retries."""
         refused_messages = float(self._played(per_s, wanted=wanted).sum())
         return as_replay(refused_messages, self.wanted_messages if wanted else self.messages)
 
     def error(self) -> int:
-        """Return the replay's refusals beyond those in the log, while the current limit was active."""
+        """Return the refusals of the replay minus those in the log, under the current limit."""
         played = self._played(self._limit.rate_per_s, wanted=False)
         return round(float(played[self._is_now].sum())) - self.logged_messages
 
@@ -76,17 +72,16 @@ class Backtest:
 
 
 def as_replay(refused: float, of: float) -> Replay:
-    """Return refusals with their share."""
     return Replay(refused_messages=round(refused), refused_share=min(1.0, refused / of) if of else 0.0)
 
 
 def refused(
     limit: Limit, at_s: Ints, requests: Values, messages: Values, size: Values, *, is_empty: bool = False
 ) -> Values:
-    """Return the messages that a limit refuses in each second, which may be fractions.
+    """Return the messages refused in each second, possibly fractions.
 
-    Seconds are in order, without those that have no requests. ``size`` is in bytes. The bucket is full at the beginning
-    unless ``is_empty``.
+    Seconds are in order and all have requests. ``size`` is in bytes. The bucket is full at the start unless
+    ``is_empty``.
     """
     delays = limit.action == "delay"
     held_s, break_s = (limit.max_delay_s, 0.0) if delays else (0.0, limit.break_s)
@@ -98,7 +93,7 @@ def refused(
     if any(gate.rate <= 0 for gate in gates):
         return messages * 1.0
     requests = np.maximum(1.0, np.rint(requests))
-    # Each request is refused alone for its size, which does not open the breaker.
+    # Larger than the bucket: refused without opening the breaker.
     alone = np.any([gate.costs > requests * gate.most for gate in gates], axis=0)
     is_full, is_dry = np.ones(len(at_s), bool), np.zeros(len(at_s), bool)
     for gate in gates:
@@ -112,7 +107,7 @@ def refused(
         segment = np.cumsum(is_full)
         is_played = np.bincount(segment, is_dry)[segment] > 0
         if any(break_s * gate.rate > gate.capacity for gate in gates):
-            # A breaker stays open beyond a full bucket.
+            # An open breaker outlasts a refill.
             is_played[np.argmax(is_played) :] = True
         at = np.flatnonzero(is_played & ~alone)
         each = zip(*(gate.costs[at].tolist() for gate in gates), strict=True)
@@ -122,8 +117,6 @@ def refused(
 
 
 class _Gate:
-    """A bucket, in permits and seconds."""
-
     __slots__ = ("capacity", "cost", "costs", "most", "rate", "stored")
 
     def __init__(self, rate: float, burst_s: float, costs: Values) -> None:
@@ -133,13 +126,13 @@ class _Gate:
         self.cost = 0.0
 
     def levels(self, at_s: Ints, largest: float) -> Values:
-        """Return a lower bound of the stored permits before each second, as if its requests came at its start.
+        """Return a lower bound of the permits before each second, as if all its requests came at its start.
 
-        The largest debt is the cost of the ``largest`` request.
+        ``largest``: cost of the largest request, and so the largest debt.
         """
         found = np.empty(len(at_s))
         stored, last_s = self.stored, at_s[0]
-        # As if none was refused, except at the end of each block.
+        # Within a block, as if all requests were admitted.
         for begin in range(0, len(at_s), _BLOCK):
             block = slice(begin, begin + _BLOCK)
             left = stored - np.cumsum(self.costs[block])
@@ -155,19 +148,18 @@ class _Gate:
         return self.stored
 
     def run(self, gap_s: float, most: int) -> int:
-        """Return how many evenly spaced requests are admitted before the first that is not."""
+        """Return the number of evenly spaced requests until the bucket is empty."""
         loss = self.cost - gap_s * self.rate
         return most if self.stored > loss * (most - 1) else max(1, math.ceil(self.stored / loss))
 
     def spend(self, gap_s: float, run: int) -> None:
-        """Spend the cost of a run of requests. A bucket that fills up in between is capped at its capacity."""
         self.stored = min(self.capacity, self.stored - (self.cost - gap_s * self.rate) * (run - 1)) - self.cost
 
 
 def _play(
     gates: Sequence[_Gate], break_s: float, seconds: Iterable[tuple[int, int, bool, tuple[float, ...]]]
 ) -> list[float]:
-    """Play seconds: begin, requests, whether the buckets are full, and costs. Return each one's refused share."""
+    """Return the refused share of each second. ``seconds``: begin, requests, whether buckets are full, and costs."""
     last_s, free_s, found = 0.0, -math.inf, []
     for begin_s, requests, is_full, costs in seconds:
         gap_s = 1 / requests
@@ -183,7 +175,7 @@ def _play(
         offsets_s = sorted(_TIMES[start : start + requests].tolist()) if has_few else ()
         at = admitted = 0
         if offsets_s and len(gates) == 1:
-            # As below, without a call for each request.
+            # Inlined for speed: the general case makes calls for each request.
             gate = gates[0]
             stored, rate, capacity, cost = gate.stored, gate.rate, gate.capacity, gate.cost
             for offset_s in offsets_s:
@@ -201,7 +193,6 @@ def _play(
         while at < requests:
             now_s = begin_s + (offsets_s[at] if offsets_s else (at + 0.5) * gap_s)
             if now_s < free_s:
-                # An open breaker refuses everything until it closes.
                 offset_s = free_s - begin_s
                 after = bisect_left(offsets_s, offset_s) if offsets_s else math.ceil(offset_s * requests - 0.5)
                 at = max(at + 1, after)
@@ -216,7 +207,7 @@ def _play(
                 at += 1
                 continue
             else:
-                # Permits are spent as they accrue: the rest of the second is admitted in part.
+                # Permits are spent as they accrue, so part of the rest is admitted.
                 for gate in gates:
                     gate.stored += (rest - 1) * gap_s * gate.rate
                 run = min(rest, *(max(0, math.ceil(gate.stored / gate.cost)) for gate in empty))
@@ -234,27 +225,25 @@ def _play(
 
 
 class Others(NamedTuple):
-    """All callers except the one with the largest demand, in storms."""
+    """All callers in storms except the largest."""
 
-    caller: Caller  # the largest caller
-    keys: int  # maximum number of callers that share the limit
-    messages: float  # sent by the others
-    refused_now: float  # the refused share of these
-    worst_then: float  # the maximum share that fair shares would refuse to any of them
+    caller: Caller
+    keys: int  # maximum number of callers
+    messages: float
+    refused_now: float  # refused share of ``messages``
+    worst_then: float  # largest refused share of one of them, with fair shares
 
 
 def others_of(demand: Demand, minutes: Minutes) -> Others | None:
-    """Replay fair shares among the kind of caller where one stands out most. None: they do not help all others.
+    """Replay fair shares for the kind of caller in which one stands out most. None: they do not help the others.
 
-    They must save the others at least half of their refusals, and make none of them worse off.
+    Without fair shares all callers are refused alike, so a caller's share of a storm's refusals is its share of the
+    demand. Each caller is replayed separately in the seconds of the storm, with the guarantee of
+    ``limiter.buckets.fair``: a bucket with an n-th of the rate, empty at the start. Unused permits of others would add
+    to it, so the refusals are an upper bound.
 
-    The log has each storm's callers by their share of the refusals. Without fair shares all callers are refused alike,
-    so this is also their share of the demand. Each caller is replayed separately in the seconds of the storm, with the
-    guarantee of ``limiter.buckets.fair``: a bucket with an n-th of the rate, empty at the start. Permits unused by
-    others are added in reality, so the refusals are an upper bound. Other times have no guarantee.
-
-    A bursty caller is replayed with the larger share that it had while it was refused (``client_then``). Callers
-    without a name in the log are assumed to be as large as the smallest one with a name.
+    A bursty caller is replayed with its larger share while it was refused (``client_then``). Callers without a name in
+    the log are assumed to be as large as the smallest named caller.
     """
     caller = demand.storms.top
     if caller is None or not demand.limit.rate_per_s or not MAX_SHARE <= caller.share < 1.0:
@@ -269,13 +258,13 @@ def others_of(demand: Demand, minutes: Minutes) -> Others | None:
         begin, end = np.searchsorted(minutes.at_s, (storm["start_s"], storm["end_s"])).tolist()
         played = min(end - begin, left)
         if not played:
-            # Its minutes are missing, or the time is used up.
+            # Its minutes are missing, or ``MAX_SECONDS`` is used up.
             continue
         left, refused_messages = left - played, storm["messages"] * played / (end - begin)
         at = slice(begin, begin + played)
         first, last = np.searchsorted(minutes.minute_s, (storm["start_s"] - MINUTE_S, storm["end_s"])).tolist()
         clients = int(minutes.clients[first:last].max(initial=0))
-        # Callers that were not refused also have shares.
+        # Callers without refusals have shares too.
         count = max(storm[counted], -(-storm[counted] * clients // max(1, storm["client_count"])))
         keys = max(keys, count)
         total = float(minutes.messages[at].sum())
@@ -294,7 +283,7 @@ def others_of(demand: Demand, minutes: Minutes) -> Others | None:
 
 
 def _parts(storm: Row, named: str, count: int) -> Iterator[tuple[str, float, float]]:
-    """Return callers, their shares of all demand, and of the demand while they were active."""
+    """Yield callers with their share of all demand, and of the demand while they were active."""
     callers = [each for each in storm[named] if each["messages"]]
     for each, then in zip(callers, storm[f"{named.removesuffix('s')}_then"], strict=False):
         yield each["name"], each["share"], min(1.0, max(each["share"], then) * UNEVEN)
@@ -304,13 +293,13 @@ def _parts(storm: Row, named: str, count: int) -> Iterator[tuple[str, float, flo
 
 
 def _refused(limit: Limit, minutes: Minutes, at: slice, part: float, count: int) -> float:
-    """Return how many messages the share of one caller, with this part of each second, refuses."""
+    """Return the messages refused by one caller's share. ``part``: the caller's part of each second."""
     share = replace(
         limit,
         rate_per_s=None if limit.rate_per_s is None else limit.rate_per_s / count,
         bytes_per_s=None if limit.bytes_per_s is None else limit.bytes_per_s / count,
     )
-    # In whole messages, because a small caller sends only in some of the seconds.
+    # Whole messages, as a small caller does not send in every second.
     messages = np.diff(np.floor(np.cumsum(minutes.messages[at] * part) + 0.5), prepend=0.0)
     sent = messages > 0
     requests, size = (np.maximum(1.0, each[at] * part)[sent] for each in (minutes.requests, minutes.bytes))

@@ -1,7 +1,6 @@
-"""Builds a report: tables from log files, and one dictionary of results from the tables.
+"""Builds a report: tables from log files, and one dictionary of results for the terminal, the page and the JSON.
 
-The terminal, the page and the JSON all show that dictionary. Its lists are bounded: the first few rows and the total
-number. The tables have the rest.
+The lists in it have the first few rows, and the total number.
 """
 
 import json
@@ -18,7 +17,7 @@ from operator import and_, itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import Window
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from admin.analytics import log, rollup, tables, words
 from admin.analytics.demand import Known
@@ -35,24 +34,24 @@ from admin.common.tables import printable
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-VERSION: Final = 2  # of the JSON
+VERSION: Final = 2
 Row = dict[str, Any]
-_MAX_ROWS: Final = 20  # floods, culprits, fleets, new names, and resources of the week
-_MAX_SOURCES: Final = 50  # sidecars, in all and of one flood or fleet, and quarantined files
+_MAX_ROWS: Final = 20  # floods, culprits, fleets, new names, resources of the week
+_MAX_SOURCES: Final = 50  # sidecars, in total and of a flood or fleet, and quarantined files
 _MAX_CURVES: Final = 6
 _MAX_CALLERS: Final = 3
 _MAX_POINTS: Final = 1000
 _MAX_CHANGES: Final = 30
 _MAX_RECOMMENDED: Final = 100
 _STEPS_S: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14_400, 21_600, 43_200, 86_400)
-_TWICE_S: Final = 600  # seconds for which a run that takes over may record in parallel with the old one
+_TWICE_S: Final = 600  # how long old and new runs may record in parallel
 _TOGETHER: Final = (
-    "Two processes wrote as {} at the same time, or its clock was set back between two runs,"
-    " so no limit of it is changed by default: give each process its own [rejection_log] instance"
+    "Two processes recorded as {} at the same time, or its clock was set back between two runs."
+    " None of its limits is changed by default. Give each process its own [rejection_log] instance"
 )
 _CLOCK_SET_BACK: Final = (
-    "The clock of {} was set back, so minutes count twice and no limit of it is changed by default:"
-    " leave that time out with --since or --until"
+    "The clock of {} was set back, so some minutes count twice. None of its limits is changed by default."
+    " Exclude that time with --since or --until"
 )
 _OF_SIDECARS: Final = ("other", "bypassed_requests", "limiting_off_minutes")
 _REACHED: Final = " + ".join(f"{outcome}_messages" for outcome in rollup.REACHED)
@@ -61,8 +60,6 @@ _REFUSED: Final = "refused_messages + dropped_messages"
 
 @dataclass(frozen=True)
 class Tools:
-    """Tools of a report: Spark, the folder of its tables, and a progress callback."""
-
     session: "SparkSession"
     store: Store
     step: Callable[[str], object]
@@ -70,18 +67,16 @@ class Tools:
 
     @property
     def in_process(self) -> bool:
-        """Whether the log is so small that starting workers would take longer than the work."""
+        """Starting workers would take longer than the work."""
         return self.log_bytes < TINY_BYTES
 
     def keep(self, frame: "DataFrame") -> "DataFrame":
-        """Cache rows so that they are computed once, in memory or as columns that may go to disk."""
+        """Cache rows, in memory or as columns that may be moved to disk."""
         return frame.localCheckpoint(eager=False) if self.log_bytes < SMALL_BYTES else frame.persist()
 
 
 @dataclass(frozen=True)
 class Frames:
-    """Tables of the period, just made or read back."""
-
     minutes: "DataFrame"
     refusals: "DataFrame"
     coverage: "DataFrame"
@@ -99,13 +94,10 @@ _TABLES: Final = {
 def make_tables(
     tools: Tools, found: Found, options: Options, hours: frozenset[int] | None = None
 ) -> tuple[Frames, Row]:
-    """Read files and write the tables of their days, replacing existing ones.
+    """Read files, and write the tables of their days. Return the tables and statistics of the input.
 
-    ``hours`` restricts this to the hours that begin at these seconds. All others stay as they are. Returns the tables
-    and the input statistics.
-
-    Raises:
-        StartError: there are no records, and no report to add to. The tables are unchanged.
+    ``hours``: starts of the hours to replace. All other hours stay. Raises StartError, with unchanged tables, if there
+    are no records and no report to update.
     """
     tools.step(f"reading {words.counted(len(found.files), 'file')}")
     in_period = _in_period(options, hours)
@@ -149,7 +141,7 @@ def make_tables(
         for name, (table, at) in _TABLES.items():
             kept = tools.store.read(table).where(touched & ~F.expr(f"{at} - {at} % {HOUR_S}").isin(sorted(hours)))
             made[name] = made[name].select(*table.names).unionByName(kept.select(*table.names))
-        # The rule may also have been recorded in other hours of the day.
+        # The rule may be recorded in other hours too.
         rules = made["limits"].groupBy(*RESOURCE_KEY, "rule", "dt")
         made["limits"] = rules.agg(F.max_by(F.struct(*tables.LIMITS.names), "seen_s").alias("its")).select("its.*")
     for name, (table, _) in _TABLES.items():
@@ -170,7 +162,6 @@ def make_tables(
 
 
 def read_tables(tools: Tools, days: Days = ALL_DAYS) -> Frames:
-    """Return the existing tables, all or for some days."""
     return Frames(**{name: tools.store.read(table, days) for name, (table, _) in _TABLES.items()})
 
 
@@ -183,7 +174,6 @@ def _in_period(options: Options, hours: Iterable[int] | None) -> str:
 
 
 def hours_of(tools: Tools, found: Found) -> defaultdict[str, set[int]]:
-    """Return the start of each hour with records, by file."""
     rows = log.hours_of(tools.session, found, in_process=tools.in_process).collect()
     hours: defaultdict[str, set[int]] = defaultdict(set)
     for row in rows:
@@ -205,26 +195,23 @@ def _set_aside(lines: "DataFrame") -> list[Row]:
 
 
 def path_of(address: str) -> str:
-    """Convert an address from Spark's form to the operator's."""
+    """Return the path of a file that Spark names by an address."""
     return re.sub("^file:/+", "/", urllib.parse.unquote(address))
 
 
 def _why_nothing(first_s: int | None, last_s: int | None, found: Found, set_aside: Sequence[Row]) -> list[str]:
     if first_s is not None and last_s is not None:
         there = words.span(first_s, last_s)
-        return [f"nothing to report: no record is of the time that was asked for; there are some from {there}"]
+        return [f"nothing to report: no records in the requested period; the logs have records from {there}"]
     why = [
         f"{each['file']}: {words.counted(each['lines'], 'line') + ': ' if each['lines'] else ''}{each['reason']}"
         for each in set_aside[:5]
     ]
-    return [*why, f"nothing to report: not one record of a rejection log in {words.counted(len(found.files), 'file')}"]
-
-
-# Sidecars.
+    return [*why, f"nothing to report: no rejection log records in {words.counted(len(found.files), 'file')}"]
 
 
 def sidecars_of(coverage: "DataFrame") -> tuple[dict[str, Known], list[Row]]:
-    """Return the coverage of each sidecar, for advice and for display."""
+    """Return the coverage of each sidecar and fleet, and of each sidecar as rows."""
     runs = (
         coverage.groupBy("instance", "run", "dt")
         .agg(
@@ -252,7 +239,7 @@ def sidecars_of(coverage: "DataFrame") -> tuple[dict[str, Known], list[Row]]:
 
 
 def _together(members: Sequence[Known]) -> Known:
-    """Return the coverage of a fleet: a time is covered if any member recorded it."""
+    """Return the coverage of a fleet. A time is covered if any member recorded it."""
     day_s = {day: max(each.day_s.get(day, 0) for each in members) for each in members for day in each.day_s}
     return Known(
         sum(day_s.values()),
@@ -283,7 +270,7 @@ def _sidecar(name: str, rows: Sequence[Row]) -> tuple[Known, Row]:
         if sum(row["seconds"] for row in run) > minutes * MINUTE_S + _TWICE_S:
             twice = _CLOCK_SET_BACK
         spans.append((first_s, last_s, minutes))
-        # The run continued, so its heartbeats are missing.
+        # The process was running, without heartbeats.
         missing += (last_s - first_s) // MINUTE_S - minutes
     from_s, until_s = min(spans)[0], max(last_s for _, last_s, _ in spans)
     end_s, end_gap_s = from_s, 0
@@ -291,7 +278,7 @@ def _sidecar(name: str, rows: Sequence[Row]) -> tuple[Known, Row]:
         if not its_minutes:
             continue
         gap_s = last_s - first_s - its_minutes * MINUTE_S
-        # When a run ends and the next begins within a minute, both have it. A gap in one may be covered by the other.
+        # A run that ends and its successor share a minute. A gap in one may be covered by the other.
         both_s = max(0, min(end_s, last_s) - first_s - max(gap_s, end_gap_s))
         shared += both_s // MINUTE_S
         if last_s > end_s:
@@ -320,14 +307,11 @@ def _sidecar(name: str, rows: Sequence[Row]) -> tuple[Known, Row]:
     return Known(observed_s, lost, sums["other"], day_s, until_s, twice), row
 
 
-# Storms and advice.
-
-
 def advise(
     tools: Tools, frames: Frames, options: Options, sidecars: Mapping[str, Known]
 ) -> tuple["DataFrame", "DataFrame"]:
-    """Find storms and decide about all limits. Writes storms, decisions and culprits as tables, and returns them."""
-    tools.step("looking for storms")
+    """Find storms and decide about all limits. Writes the tables of storms, recommendations and culprits."""
+    tools.step("finding storms")
     days = Days.of_seconds(options.since_s, options.until_s)
     whose = f"explode(IF(fleet != '', array(instance, {rollup.OF_FLEET}), array(instance))) AS instance"
     newest = frames.coverage.selectExpr(whose, "newest_s").groupBy("instance").agg(F.max("newest_s").alias("newest_s"))
@@ -346,18 +330,15 @@ def advise(
     return storms, recommendations
 
 
-# Results.
-
-
 def results(
     frames: Frames, advised: tuple["DataFrame", "DataFrame"], coverage: list[Row], inputs: Row, options: Options
 ) -> Row:
-    """Return the content of a report as plain data. Times are whole seconds since 1970 UTC, rates are per second."""
+    """Return the content of a report. Times are whole seconds since 1970 UTC, rates are per second."""
     storm_rows, recommendations = advised
     from_s = min((each["from_s"] for each in coverage), default=None)
     until_s = max((each["until_s"] for each in coverage), default=None)
     length_s = 0 if from_s is None or until_s is None else until_s - from_s
-    # Names of the last week count as new, or of the last day if there are less than two weeks.
+    # Names first seen in the last week are new, or in the last day of less than two weeks.
     back_s = next((each for each in (WEEK_S, DAY_S) if length_s >= 2 * each), None)
     new_since_s = until_s - back_s if until_s is not None and back_s is not None else None
     resources, sums = _resources(frames.minutes, until_s, new_since_s)
@@ -369,7 +350,6 @@ def results(
         for name in ("gap_minutes", "missing_minutes", "lost_records", *_OF_SIDECARS)
     }
     totals = {**sums, **unknown, **counts, "recommendations": actions, "offered": offered}
-    # Unreadable files come before bad lines.
     aside = sorted(inputs["set_aside"], key=lambda each: each["lines"] > 0)[:_MAX_SOURCES]
     return {
         "version": VERSION,
@@ -404,7 +384,6 @@ def _named(row: Mapping[str, Any]) -> Row:
 
 
 def _resources(minutes: "DataFrame", until_s: int | None, new_since_s: int | None) -> tuple[dict[str, list[Row]], Row]:
-    # Weeks are sums of whole hours.
     end_s = 0 if until_s is None else until_s + -until_s % HOUR_S
     week, before = (f"minute_s BETWEEN {end_s - at * WEEK_S} AND {end_s - (at - 1) * WEEK_S - 1}" for at in (1, 2))
     by_resource = minutes.groupBy(*RESOURCE_KEY).agg(
@@ -457,7 +436,7 @@ def _resources(minutes: "DataFrame", until_s: int | None, new_since_s: int | Non
 
 
 def _week(of_week: Sequence[Row], from_s: int | None, until_s: int | None) -> Row | None:
-    """Compare the last seven days with the seven before. None with less than two weeks."""
+    """Compare the last seven days with the seven before. None: less than two weeks."""
     if from_s is None or until_s is None or until_s - from_s < 2 * WEEK_S:
         return None
     end_s = until_s + -until_s % HOUR_S
@@ -584,10 +563,9 @@ def _tried(of: Row, rate_per_s: float) -> Row:
 
 
 def _fleets(frame: "DataFrame") -> list[Row]:
-    """Return the resources on several sidecars with the largest demand, in messages.
+    """Return the resources on several sidecars with the largest demand, in messages per second.
 
-    Each sidecar has its own limit, and the broker gets the sum. Their busiest seconds may differ, so the combined
-    demand may be less than the sum.
+    The sum of their demands is an upper bound, as busiest seconds may differ.
     """
     member = "struct(-need_per_s AS less, instance, limit_per_s)"
     rows = (
@@ -659,7 +637,7 @@ def _curves(minutes: "DataFrame", worst: Sequence[Row]) -> list[Row]:
     points: defaultdict[tuple[str, ...], list[Row]] = defaultdict(list)
     for row in rows:
         *key, _, at_s = row[:5]
-        # Six significant digits: one message a day is not zero.
+        # Significant digits: one message a day is not zero.
         shown = {f"{name}_per_s": float(f"{row[f'{name}_per_s']:.6g}") for name in sums}
         limit = {"limit_per_s": row["limit_per_s"], "count": row["counted"]}
         point = {"at_s": at_s, **shown, "peak_per_s": row["peak_per_s"], **limit}

@@ -1,6 +1,6 @@
-"""The grouped step in Python: from the minutes of each resource to the advice about its limit.
+"""From the minutes of each resource to the advice about its limit, in Python.
 
-A resource's rows are sorted by minute. Those without a minute come first: its storms, and its recorded limit.
+Rows are sorted by minute. A resource's storms and its recorded limit are rows without a minute and come first.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from admin.analytics.advice import advise, unused
 from admin.analytics.demand import LIMIT_COLUMNS, WHO, Collector, Known, Limit, limit_of
@@ -26,8 +26,10 @@ RECOMMENDATIONS: Final = (
     " evidence STRING, details STRING, messages BIGINT, refused_messages BIGINT, need_per_s DOUBLE,"
     " limit_per_s DOUBLE, recommendation STRING"
 )
-"""The table ``recommendations``. ``recommendation`` is all of it as JSON, as in ``recommendations.json``.
-``need_per_s`` and ``limit_per_s`` are the messages per second that the limit should admit, and that it does."""
+"""The table ``recommendations``. ``recommendation`` is the whole recommendation as JSON, as in
+``recommendations.json``. ``need_per_s`` and ``limit_per_s`` are the messages per second to admit, and those that the
+limit admits.
+"""
 _TYPES: Final = {"DOUBLE": pa.float64(), "BIGINT": pa.int64(), "STRING": pa.string()}
 _SCHEMA: Final = pa.schema(
     [(name, _TYPES[type_]) for name, type_ in (column.split() for column in RECOMMENDATIONS.split(", "))]
@@ -41,13 +43,13 @@ _EXACT: Final = r"NOT name RLIKE r'[*?\[]' AND action != 'off' AND (rate_per_s I
 
 
 def advise_each(rows: DataFrame, sidecars: Mapping[str, Known], options: Options, tasks: int) -> DataFrame:
-    """Return the table ``recommendations``, made by this many tasks."""
+    """Return the table ``recommendations``."""
     in_order = rows.repartition(tasks, *RESOURCE_KEY).sortWithinPartitions(*RESOURCE_KEY, "minute_s")
     return in_order.groupBy(*RESOURCE_KEY).applyInArrow(_advise(sidecars, options), RECOMMENDATIONS)
 
 
 def advise_here(rows: DataFrame, sidecars: Mapping[str, Known], options: Options) -> DataFrame:
-    """As ``advise_each``, in this process: for a small log, starting workers would take longest."""
+    """Like ``advise_each``, but in this process. With a small log, starting workers would take longest."""
     table = rows.orderBy(*RESOURCE_KEY, "minute_s").toArrow()
     run = _advise(sidecars, options)
     made: list[pa.RecordBatch] = []
@@ -61,11 +63,10 @@ def advise_here(rows: DataFrame, sidecars: Mapping[str, Known], options: Options
 
 
 def rows_of(minutes: DataFrame, storms: DataFrame, limits: DataFrame) -> DataFrame:
-    """Return a resource's minutes, storms (as in ``rollup``) and limit as rows."""
     its_storms = storms.groupBy(*RESOURCE_KEY).agg(
         F.collect_list(F.struct("start_s", "end_s", "messages", "rules", *_OF_CALLERS)).alias("storms")
     )
-    # All rules are recorded together, in less than a minute.
+    # All rules are recorded within a minute.
     newest = limits.groupBy("instance").agg(F.max("seen_s").alias("last_s"))
     its_limit = (
         limits.join(newest, "instance")

@@ -1,4 +1,4 @@
-"""Tables from records, in Spark SQL. ``tables`` describes their columns.
+"""Makes tables from records, in Spark SQL. ``tables`` describes their columns.
 
 The order of lists and maps does not depend on how tasks combine partial results.
 """
@@ -6,7 +6,7 @@ The order of lists and maps does not depend on how tasks combine partial results
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import Window
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from admin.analytics.tables import AMOUNTS, LIMIT_CHANGES, LIMIT_FIELDS, NAMED, RESOURCE_KEY, SECONDS, WHO_KEY
 from admin.common.recommendations import of_fleet
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 _WHATS: Final = ("requests", "messages", "bytes")
 _SUMS: Final = tuple(f"sum({name}) AS {name}" for name in _WHATS)
-REACHED: Final = ("admitted", "shadowed", "bypassed", "exempt")  # outcomes that reached the broker
+REACHED: Final = ("admitted", "shadowed", "bypassed", "exempt")
 OF_FLEET: Final = f"concat('{of_fleet('')}', fleet)"
 _DAY: Final = "date_add(DATE'1970-01-01', CAST({} DIV 86400 AS INT))"
-_TOP: Final = 10  # clients, users and producer groups of a storm, and culprits of a resource and day
+_TOP: Final = 10  # callers of each kind in a storm, and culprits of a resource and day
 
 
 def _of(type_: str, records: "DataFrame") -> "DataFrame":
@@ -32,7 +32,6 @@ def _by_limit(type_: str, records: "DataFrame") -> "DataFrame":
 
 
 def minutes(records: "DataFrame") -> "DataFrame":
-    """Add up traffic by resource and minute."""
     amounts = (
         f"{outcome}[{place}] AS {outcome}_{what}"
         for outcome in (*OUTCOMES, "repeated")
@@ -42,7 +41,7 @@ def minutes(records: "DataFrame") -> "DataFrame":
     traffic = _by_limit("traffic", records).selectExpr(
         *RESOURCE_KEY,
         "at_s - at_s % 60 AS minute_s",
-        # A run that ends has larger numbers than its successor.
+        # During a take-over, the old run has the larger number.
         "struct(coalesce(array_max(second), -1L), n, run) AS number",
         *amounts,
         "identified",
@@ -72,7 +71,7 @@ def minutes(records: "DataFrame") -> "DataFrame":
             # Within a run, clients are cumulative over the minute.
             F.expr("bool_or(more_clients) OR min(number.run) < max(number.run) AS more_clients"),
             F.expr("max_by(its_limit, number) AS its_limit"),
-            # In order of their first second.
+            # By their first second.
             F.array_sort(F.collect_list("seconds")).alias("of_parts"),
             F.expr("coalesce(max(wait_max_us), 0L) AS wait_max_us"),
             F.collect_list("would").alias("would"),
@@ -120,7 +119,7 @@ _ADDED: Final = ", ".join(
 _OVERLAP: Final = """IF(size(of_parts) < 2, false, coalesce(exists(sequence(1, size(of_parts) - 1),
     i -> get(get(of_parts, i).second, 0) <= array_max(get(of_parts, i - 1).second)), false))"""
 _SECONDS: Final = f"IF(overlap, struct(array_sort(array_distinct(seconds.second)) AS second, {_ADDED}), seconds)"
-"""Seconds in order, each once. A second is in two records if one run ended and another began in it."""
+"""Sorted seconds, each once. A second is in two records if a run ended in it and another began."""
 _WOULD: Final = f"""IF(size(would) = 0, {_NONE}, transform(seconds.second,
     s -> aggregate(filter(would, x -> x.second = s), 0L, (sum, x) -> sum + x.messages)))"""
 _LANGUAGES: Final = """map_from_entries(transform(array_sort(array_distinct(languages.key)), k -> struct(k,
@@ -129,7 +128,6 @@ _LANGUAGES: Final = """map_from_entries(transform(array_sort(array_distinct(lang
 
 
 def refusals(records: "DataFrame") -> "DataFrame":
-    """Add up rejections by resource, second, caller, rule and verdict."""
     return (
         _by_limit("rejection", records)
         .selectExpr(*RESOURCE_KEY, "at_s", *WHO_KEY, "rule", "verdict", *_WHATS, "wait_max_us")
@@ -140,16 +138,16 @@ def refusals(records: "DataFrame") -> "DataFrame":
 
 
 def storms(refusals: "DataFrame", newest: "DataFrame", gap_s: int) -> "DataFrame":
-    """Group refusals into storms: their seconds are at most the gap apart.
+    """Group refusals into storms.
 
-    Besides the table's columns, ``client_then`` and the like have each caller's part of the refusals in the seconds in
-    which it was refused itself. ``newest`` has the last known second of each ``instance``, as ``newest_s``.
+    The additional columns ``client_then`` and the like have each caller's part of the refusals in the seconds in which
+    it was refused itself. ``newest`` has the last known second of each ``instance``, as ``newest_s``.
     """
     key = (*RESOURCE_KEY, "shadow")
     in_order = Window.partitionBy(*key).orderBy("at_s")
     so_far = in_order.rowsBetween(Window.unboundedPreceding, 0)
     names = ", ".join(f"struct('{of}' AS of, {name} AS value, NULL AS second)" for of, name in NAMED.items())
-    # For a message refused to a caller: how often another message refused in that second is the caller's as well.
+    # For each refused message of a caller, the expected share of the caller in the second's other refused messages.
     pairs = "CAST(messages AS DOUBLE) * (messages - 1) / greatest(1, of_second - 1)"
     parts = (
         refusals.where("verdict != 'hold'")
@@ -204,7 +202,6 @@ def storms(refusals: "DataFrame", newest: "DataFrame", gap_s: int) -> "DataFrame
 
 
 def floods(storms: "DataFrame", gap_s: int) -> "DataFrame":
-    """Add the start of each storm's flood, and the number of ``sidecars`` it hit."""
     of = ("kind", "name", "shadow")
     in_order = Window.partitionBy(*of).orderBy("start_s", "end_s", "instance")
     before = F.max("end_s").over(in_order.rowsBetween(Window.unboundedPreceding, -1))
@@ -220,7 +217,6 @@ def floods(storms: "DataFrame", gap_s: int) -> "DataFrame":
 
 
 def culprits(refusals: "DataFrame") -> "DataFrame":
-    """Rank callers by refused messages, for each resource and day. Ties go by name."""
     day = Window.partitionBy(*RESOURCE_KEY, "dt")
     return (
         refusals.where("verdict = 'refuse'")
@@ -233,7 +229,6 @@ def culprits(refusals: "DataFrame") -> "DataFrame":
 
 
 def limits(records: "DataFrame") -> "DataFrame":
-    """Return the last record of each rule on a day."""
     return (
         _by_limit("limit", records)
         .selectExpr(
@@ -249,7 +244,6 @@ def limits(records: "DataFrame") -> "DataFrame":
 
 
 def limit_changes(records: "DataFrame") -> "DataFrame":
-    """Return the live changes of limits."""
     return _of("limit_change", records).selectExpr(
         *(f"`{name}`" for name in LIMIT_CHANGES.names[:-1]),
         f"{_DAY.format('at_s')} AS dt",
@@ -257,7 +251,7 @@ def limit_changes(records: "DataFrame") -> "DataFrame":
 
 
 def coverage(lines: "DataFrame", records: "DataFrame") -> "DataFrame":
-    """Return the coverage of each run and hour. ``lines`` include duplicates, and ``records`` do not."""
+    """Return the coverage of each run and hour. Only ``lines`` include duplicates."""
     key = ("instance", "run", "hour_s")
     hour = "at_s - at_s % 3600 AS hour_s"
     # One bit for each of 64 consecutive numbers.

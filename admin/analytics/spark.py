@@ -1,7 +1,6 @@
-"""Spark for reports: the requirements, a quiet session, and its errors in one line.
+"""Spark for reports: requirements, a quiet session, and errors in one line.
 
-Java's output goes to a file, and no temporary file is left behind. Under ``spark-submit`` and Spark Connect, the
-existing session is used.
+Java's output goes to a file. Under ``spark-submit`` and Spark Connect, the existing session is used.
 """
 
 import os
@@ -27,18 +26,13 @@ from admin.common.errors import OperatorError, StartError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Requirements.
 
 OLDEST_JAVA: Final = 17
 _PACKAGES: Final = ("pyspark", "pyarrow", "pandas", "numpy", "jinja2")
 
 
 def check_requirements(environ: Mapping[str, str] = os.environ, *, java: bool = True) -> None:
-    """Check the packages, and Java unless Spark Connect is used, without starting Spark.
-
-    Raises:
-        StartError: Something is missing. The message says how to install it.
-    """
+    """Check the packages, and Java unless Spark Connect is used. Raises StartError."""
     missing = [name for name in _PACKAGES if find_spec(name) is None]
     if "pyspark" not in missing and not (4, 3) <= tuple(map(int, version("pyspark").split(".")[:2])) < (5,):
         missing = [f"pyspark 4.3 or a later 4.x (not {version('pyspark')})", *missing]
@@ -51,7 +45,7 @@ def check_requirements(environ: Mapping[str, str] = os.environ, *, java: bool = 
 
 
 def under_submit(environ: Mapping[str, str] = os.environ) -> bool:
-    """Return whether ``spark-submit`` started this process, with its own Java process."""
+    """The Java process exists then."""
     return "PYSPARK_GATEWAY_PORT" in environ
 
 
@@ -64,42 +58,37 @@ def _without_java(environ: Mapping[str, str]) -> str:
         )
     except OSError as error:
         return f"{java} cannot be run: {error.strerror}"
-    # "17.0.15", "21", "1.8.0_392", "25-ea"
     found = re.search(r'version "(?:1\.)?(\d+)', ran.stderr + ran.stdout)
     return f"{java} is Java {found[1]}" if found and int(found[1]) < OLDEST_JAVA else ""
 
 
-# Errors. A Spark error is pages of Java. Those that an operator can act on are recognized by their text.
+# A Spark error is pages of Java. Errors that an operator can act on are recognized by their text.
 
 _ADDRESS: Final = r"[^\n]*?((?:\b\w+:/?)?/[^\s'\"`,()]+)"
 _MEANINGS: Final = {
     r"OutOfMemoryError|GC overhead limit|Java heap space":
-        "Spark ran out of memory: give it more memory, e.g. --driver-memory 2g, or a shorter period with --since",
+        "Spark ran out of memory; give it more, e.g. --driver-memory 2g, or shorten the period with --since",
     r"Could not reserve enough space|Cannot allocate memory|[Hh]eap size|System memory \d+ must be at least":
-        "Java cannot get the memory of --driver-memory",
+        "--driver-memory is too low for Spark, or more than Java can allocate",
     r"No space left on device|Disk quota exceeded":
         "no space left in --out or in the temporary directory (TMPDIR chooses another)",
     rf"(?:PATH_NOT_FOUND|FileNotFoundException|does not exist:|No such file or directory:){_ADDRESS}":
-        "{}: not found; check the address, and that every machine of the cluster has it",
+        "{}: not found; check the address, and that all machines of the cluster can read it",
     rf"(?:AccessControlException|AccessDeniedException|Permission denied|Mkdirs failed to create){_ADDRESS}":
-        "{}: permission denied; choose another place or run it as another user",
+        "{}: permission denied; choose another path, or run the report as another user",
     r"(?:Class (\S+FileSystem) not found|No FileSystem for scheme \"?(\w+)\"?)":
-        "no reader for {} here; let Spark fetch it: --conf spark.jars.packages=org.apache.hadoop:hadoop-aws:3.4.2",
+        "Spark has no reader for {}; add one, e.g. --conf spark.jars.packages=org.apache.hadoop:hadoop-aws:3.4.2",
     r"Could not parse Master|Master must|All masters are unresponsive|Failed to connect to|removed our application":
         "unknown --master, or it does not answer; must be local[2], spark://HOST:PORT, yarn, k8s://… or sc://HOST",
     r"Py4JNetworkError|ConnectionRefusedError|ConnectionResetError|<exception str\(\) failed>":
         "Spark's Java process ended unexpectedly; it may have been killed for lack of memory (--driver-memory)",
 }  # fmt: skip
-"""Patterns of errors and their meanings. The first match counts."""
+"""The first match counts."""
 
 
 @contextmanager
 def short_errors(log: Path) -> Iterator[None]:
-    """Turn Spark errors into one line. Append the whole error to the log.
-
-    Raises:
-        StartError: Spark failed, or a file cannot be read or written.
-    """
+    """Raise StartError with one line for an error of Spark or a file. Append Spark's error to the log."""
     try:
         yield
     except (OperatorError, BrokenPipeError):
@@ -117,83 +106,72 @@ def short_errors(log: Path) -> Iterator[None]:
 
 
 def meaning(text: str) -> str:
-    """Return one line for the traceback of a Spark error, or for its log."""
+    """Condense a Spark error, or Spark's log, to one line."""
     for pattern, said in _MEANINGS.items():
         if found := re.search(pattern, text):
             places = (re.sub(r"^file:/+", "/", each.rstrip(".,;:'\"`")) for each in found.groups() if each)
             return said.format(*places)
-    # Java's errors look like ": java.X: Words", those of Spark's Python side like "pyspark.errors.X: [CLASS] Words".
+    # Java: ": java.X: Words". Spark's Python: "pyspark.errors.X: [CLASS] Words".
     patterns = (r"^: (.+)", r"^(?:Exception in .+ )?[\w.]+(?:Exception|Error): (?:\[\S*\] )*(.+)")
     found = next(filter(None, (re.search(pattern, text, re.MULTILINE) for pattern in patterns)), None)
     return f"Spark failed: {found[1][:300].rstrip('.')}" if found else "Spark failed"
 
 
-# The session.
-
-TINY_BYTES: Final = 10 * 1024 * 1024  # below this, planning and compiling take most of the time
+TINY_BYTES: Final = 10 * 1024 * 1024  # below this, planning and compiling dominate
 SMALL_BYTES: Final = 100 * 1024 * 1024  # below this, Java's second compiler costs more than it saves
 _JAVA: Final = (
     "-XX:ReservedCodeCacheSize=128m -XX:MetaspaceSize=256m"
     " -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
-)  # Spark's own classes are not verified, which saves a tenth of the start
+)  # Spark's own classes are not verified, which makes the start a tenth faster
 _LARGE_JAVA: Final = (
     "-XX:Tier4InvocationThreshold=50000 -XX:Tier4MinInvocationThreshold=6000 -XX:Tier4CompileThreshold=150000"
     " -XX:Tier4BackEdgeThreshold=400000"
 )
-"""Ten times the defaults: a million records took 185 CPU seconds, and 215 with the defaults."""
+"""Ten times the defaults: 185 instead of 215 CPU seconds for a million records."""
 _ALWAYS: Final = {
-    # Otherwise each call is recorded with its line of Python, which takes seconds.
+    # Otherwise each call records its line of Python, which takes seconds.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
     "spark.sql.parquet.compression.codec": "zstd",
     "spark.sql.execution.arrow.maxBytesPerBatch": str(8 * 1024 * 1024),
     "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
     # Small listings need no job.
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "4096",
-    # A sidecar writes a file each minute. Otherwise 32 of them would be a task.
+    # Log files are small: one minute each. By default, 32 of them would be a task.
     "spark.sql.files.openCostInBytes": "65536",
 }
-# With this many columns a stage is one method, too large for Java's second compiler: a million records took 161 CPU
-# seconds, and 133 without.
+# With this many columns a stage is one method, too large for Java's second compiler: 133 instead of 161 CPU seconds for
+# a million records.
 _LARGE: Final = {"spark.sql.codegen.wholeStage": "false"}
 _TINY: Final = {**_LARGE, "spark.sql.shuffle.partitions": "1", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
-TASK_BYTES: Final = 32 * 1024 * 1024  # bytes of log for each task that adds up
+TASK_BYTES: Final = 32 * 1024 * 1024  # log per task
 _UNUSED: Final = re.compile(
     r"spark-(mllib|graphx|streaming|kubernetes|yarn|hive|connect|pipelines|repl)_|kubernetes-|volcano-|vertx-|derby"
     r"|hive-(?!storage-api)|datanucleus-|netty-tcnative-|breeze|spire|algebra|arpack|JTransforms|scala-compiler|jline"
 )
-"""Spark's jars that a local report does not need. Java searches each class in all jars in turn."""
+"""Jars that a local report does not need. Java searches each class in all jars in turn."""
 
 
 @dataclass(frozen=True)
 class SparkOptions:
-    """The options of the Spark session."""
-
-    # local[2], spark://HOST:PORT, k8s://…, yarn, or sc://HOST:PORT (Spark Connect). Empty: the master of spark-submit,
-    # or all of this machine.
+    # local[2], spark://HOST:PORT, k8s://…, yarn, or sc://HOST:PORT. Empty: spark-submit's, or all of this machine.
     master: str = ""
-    driver_memory: str = "1g"  # of the local Java process
+    driver_memory: str = "1g"  # for the local Java process
     conf: tuple[tuple[str, str], ...] = ()  # Spark's own options, which take precedence
-    log: Path | None = None  # file for Spark's output. None discards it
+    log: Path | None = None  # for Spark's output. None: discard it
     log_bytes: float = inf  # size of the rejection log, unpacked
 
     @property
     def is_local(self) -> bool:
-        """Whether only this machine is used."""
         return self.master in {"", "local"} or self.master.startswith("local[")
 
     @property
     def is_connect(self) -> bool:
-        """Whether Spark Connect is used."""
         return self.master.startswith("sc://")
 
 
 @contextmanager
 def open_session(options: SparkOptions) -> Iterator["SparkSession"]:
-    """Start Spark, and stop it with the block.
-
-    Raises:
-        StartError: It did not start. The message says why, and where its log is.
-    """
+    """Start Spark, and stop it at the end of the block. Raises StartError."""
     log = options.log or Path(os.devnull)
     session = None
     with tempfile.TemporaryDirectory(prefix="sluice-report-", ignore_cleanup_errors=True) as scratch:
@@ -237,7 +215,6 @@ def _start(options: SparkOptions, scratch: Path, log: Path) -> "SparkSession":
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     conf = SparkConf().setAll(list(settings.items()))
-    # Java appends, and so does short_errors.
     with log.open("ab") as output:
         gateway = launch_gateway(conf, {"stdout": output, "stderr": output})  # type: ignore[no-untyped-call]
     if is_linked:
@@ -246,7 +223,6 @@ def _start(options: SparkOptions, scratch: Path, log: Path) -> "SparkSession":
 
 
 def _given(options: SparkOptions) -> dict[str, str]:
-    """Return the options given to Spark by ``--conf`` or ``spark-submit``."""
     if not under_submit():
         return dict(options.conf)
     from pyspark import SparkConf, SparkContext  # noqa: PLC0415 - as above
@@ -258,11 +234,10 @@ def _given(options: SparkOptions) -> dict[str, str]:
 
 
 def _settings(options: SparkOptions, scratch: Path, given: dict[str, str]) -> dict[str, str]:
-    """Return Spark's options: ours, unless they were given."""
     is_small = options.log_bytes < SMALL_BYTES
     settings = dict(_ALWAYS)
     if options.log_bytes < inf:
-        # The number of tasks is known, so Spark need not determine it at runtime.
+        # A known number of tasks need not be determined at runtime.
         tasks = max(4, int(options.log_bytes) // TASK_BYTES)
         settings |= {"spark.sql.adaptive.enabled": "false", "spark.sql.shuffle.partitions": str(tasks)}
     if options.log_bytes < TINY_BYTES:
@@ -272,7 +247,7 @@ def _settings(options: SparkOptions, scratch: Path, given: dict[str, str]) -> di
     if under_submit() or options.is_connect:
         return settings | given
     its = given.get("spark.driver.extraJavaOptions", "")
-    # Java accepts only one collector. This one has a single thread, because the others are busy.
+    # Java accepts only one collector. A single thread, as the other cores are busy.
     collector = "" if re.search(r"-XX:\+Use\w+GC", its) else "-XX:+UseSerialGC"
     java = (
         f"-Djava.io.tmpdir={scratch}",
@@ -297,7 +272,7 @@ def _settings(options: SparkOptions, scratch: Path, given: dict[str, str]) -> di
 
 @contextmanager
 def _signals_deferred() -> Iterator[None]:
-    """Defer the first SIGINT or SIGTERM, because Java must have started before it can be stopped."""
+    """Java must have started before it can be stopped."""
     noted: list[int] = []
 
     def note(number: int, _frame: FrameType | None) -> None:
@@ -318,7 +293,7 @@ def _signals_deferred() -> Iterator[None]:
 
 
 def _link_spark(scratch: Path) -> None:
-    """Link Spark without unneeded jars, which take most of a second to load."""
+    """Unneeded jars would take most of a second to load."""
     import pyspark  # noqa: PLC0415 - as above
 
     installed = Path(pyspark.__file__).parent

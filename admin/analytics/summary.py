@@ -1,4 +1,4 @@
-"""The text of a report: sentences and rows, shared with the page, and their layout on the terminal.
+"""The text of a report for the page and the terminal, and the terminal's layout.
 
 A cell is a text, a tuple of a text and notes on it, or a list.
 """
@@ -23,12 +23,11 @@ from admin.common.tables import Rows, printable
 
 Cells = dict[str, str | tuple[str, ...] | list[str]]
 DO: Final = dict(zip(ACTIONS, ("Raise", "Share fairly", "Lower", "New limit", "Never used", "Keep"), strict=True))
-RIGHT: Final = frozenset({"Messages refused", "Peak", "Bytes", "Share of the resource"})  # columns of numbers
+RIGHT: Final = frozenset({"Messages refused", "Peak", "Bytes", "Share of the resource"})
 _MAX_ROWS: Final = 10
 
 
 def lede(of: Row) -> str:
-    """Summarise a report in a few sentences."""
     from_s, until_s = of["period"]["from"], of["period"]["until"]
     if from_s is None or until_s is None:
         return "These logs contain no records."
@@ -51,7 +50,6 @@ def lede(of: Row) -> str:
 
 
 def unknowns(of: Row) -> Iterator[str]:
-    """Yield the gaps in a report's knowledge, in sentences."""
     inputs, totals = of["inputs"], of["totals"]
     unread = list(dict.fromkeys(each["file"] for each in inputs["set_aside"] if not each["lines"]))
     missing = totals["missing_minutes"]
@@ -72,41 +70,43 @@ def unknowns(of: Row) -> Iterator[str]:
         if count:
             yield f"{counted(count, one)} {text}"
     if killed := [f"{name} at about {moment(at_s)} UTC" for name, at_s in of["killed"]]:
-        yield f"Killed: {listed(killed)}. Each time, up to ten seconds of traffic are not known."
+        yield f"Killed: {listed(killed)}. Each time, up to ten seconds of traffic are missing."
     assumed = [located(each, of["instance_count"]) for each in of["recommendations"] if each["retries"] == "assumed"]
     if assumed:
-        attempts = ", ".join(f"{name} {most} times" for name, most in of["attempts"].items() if most > 1)
-        what = f"assumed, not known, for {listed(assumed)}: {attempts}, others once"
-        yield f"How often clients try a refused message is {what}. To set it: --attempts JAVA=1."
+        attempts = ", ".join(f"{name} {most}" for name, most in of["attempts"].items() if most > 1)
+        yield (
+            f"The number of attempts that clients make is assumed for {listed(assumed)}: {attempts}, others 1."
+            " To set it: --attempts JAVA=1."
+        )
     yield from (f"{sentence}." for sentence in of["recorded_twice"])
     for each in of["clocks"]:
         how = "later" if each["ahead_s"] > 0 else "earlier"
         by = duration(abs(each["ahead_s"]))
-        yield f"The records of {each['instance']} are {by} {how} than the times of their files: its clock may be off."
+        yield f"The records of {each['instance']} are {by} {how} than the times of their files: its clock may be wrong."
 
 
 def effect(of: Row) -> str:
-    """Describe the effect of the changes, by the replay. Empty without one."""
+    """Empty without a replay."""
     tests = [each["backtest"] for each in of["recommendations"] if words.is_default(each)]
     now, then, others_now, others = (
         sum(each[side]["refused_messages"] for each in tests if each[side])
         for side in ("current", "recommended", "others_current", "others")
     )
     replayed = sum(each["current"] is not None for each in tests)
-    said = f"Replayed over this log, {counted(replayed, 'changed limit')} would refuse {counted(then, 'message')}."
-    said = f"{said} In the same replay, the present limits refuse {now:,}." if replayed else ""
+    said = f"In a replay of this log, {counted(replayed, 'changed limit')} would refuse {counted(then, 'message')}"
+    said = f"{said}, and the present limits {now:,}." if replayed else ""
     saved = f"at least {others_now - others:,} of the {counted(others_now, 'message')} refused in storms"
     shared = f" With fair shares, {saved} to callers other than the largest would be admitted." * bool(others_now)
     return (said + shared).strip()
 
 
 def located(of: Row, sidecars: int) -> str:
-    """Name the resource of a row, and where it is."""
+    """Format a resource and its location."""
     return f"{resource(of['kind'], of['name'])} {place(of, sidecars)}".strip()
 
 
 def floods(of: Row) -> list[dict[str, Any]]:
-    """Merge the storms of one flood at several sidecars. ``peak_per_s`` stays that of one."""
+    """Merge the storms of one flood at several sidecars. ``peak_per_s`` is the largest of one sidecar."""
     parts = defaultdict[tuple[Any, ...], list[Row]](list)
     for storm in of["storms"]:
         parts[tuple(storm[name] for name in ("shadow", "kind", "name", "flood_s"))].append(storm)
@@ -135,12 +135,8 @@ def _flood(storms: Sequence[Row]) -> dict[str, Any]:
     return flood
 
 
-# Rows.
-
-
 def storm_row(flood: Row, sidecars: int) -> Cells:
-    """Return the row of a flood."""
-    shadow, most = "in shadow" if flood["shadow"] else "", f"most at {listed(flood['instances'])}"
+    shadow, most = "in shadow mode" if flood["shadow"] else "", f"most at {listed(flood['instances'])}"
     start, until = words.span(flood["start_s"], flood["end_s"]).split(" to ")
     until = f"to {until}" + ", may not be over" * flood["is_open"]
     where = (place(flood, sidecars), most if flood["sidecars"] > 1 else "")
@@ -168,7 +164,6 @@ def _shares(shares: Sequence[Row], count: int) -> list[str]:
 
 
 def culprit_row(each: Row, sidecars: int) -> Cells:
-    """Return the row of a refused caller."""
     return {
         "Client": each["client"],
         "User": each["user"],
@@ -182,7 +177,6 @@ def culprit_row(each: Row, sidecars: int) -> Cells:
 
 
 def recommendation_row(each: Row, sidecars: int) -> Cells:
-    """Return the row of a recommendation."""
     return {
         "Limit of": (resource(each["kind"], each["name"]), place(each, sidecars)),
         "Change": (DO[each["action"]], words.change(each)),
@@ -193,9 +187,8 @@ def recommendation_row(each: Row, sidecars: int) -> Cells:
 
 
 def tried_row(each: Row) -> Cells:
-    """Return the row of a requested rate."""
     share, uncorrected = (each.get(name) or 0.0 for name in ("refused_share", "refused_share_uncorrected"))
-    retried = f"({percent(uncorrected)} if nobody retries)" if share != uncorrected else ""
+    retried = f"({percent(uncorrected)} with retries)" if share != uncorrected else ""
     return {
         "Resource": resource(each["kind"], each["name"]),
         "Sidecar": each["instance"],
@@ -204,11 +197,7 @@ def tried_row(each: Row) -> Cells:
     }
 
 
-# The terminal.
-
-
 def summary(of: Row, html: Path) -> RenderableType:
-    """Lay out the results of a report (see ``report.results``), and the path of the page."""
     return Group(*_parts(of, html))
 
 
@@ -220,9 +209,9 @@ def _parts(of: Row, html: Path) -> Iterator[RenderableType]:
     command = f"sluice limits apply {printable(shlex.quote(of['out'] + '/recommendations.json'))}"
     steps = [f"open the page:     {printable(str(html))}"]
     if any(map(words.is_default, advice)):
-        steps += [f"see the changes:   {command} --dry-run", f"make the changes:  {command}"]
+        steps += [f"show the changes:  {command} --dry-run", f"apply the changes: {command}"]
     flags = sorted({each["only_with"] for each in advice} - {""})
-    steps += [f"see the offers:    {command} --{flag} --dry-run" for flag in flags]
+    steps += [f"show the offers:   {command} --{flag} --dry-run" for flag in flags]
     chosen = filter(words.needs_reading, advice)
     for heading, rows in (
         ("Storms", [storm_row(each, sidecars) for each in floods(of)]),
@@ -241,7 +230,7 @@ def _parts(of: Row, html: Path) -> Iterator[RenderableType]:
 
 
 def _text(cell: str | Sequence[str], *, first: bool) -> str:
-    """Write a cell in short. The page has all of it."""
+    """Shorten a cell. The page has all of it."""
     if isinstance(cell, str):
         return cell
     if isinstance(cell, list):

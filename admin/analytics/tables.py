@@ -1,8 +1,8 @@
 """The Parquet tables of a report: columns, writing and reading.
 
 Files are ``OUT/<table>/dt=<day>/*.parquet``. The day (UTC) is that of the start of a row's period. Times are whole
-seconds since 1970 UTC. For each there is a TIMESTAMP column ``…_at``. Shares are between 0 and 1. A run replaces the
-days of its period and leaves all others.
+seconds since 1970 UTC, and each is also a TIMESTAMP in a column ``…_at``. Shares are between 0 and 1. A run replaces
+the days of its period.
 """
 
 import shutil
@@ -17,7 +17,7 @@ import pyarrow as pa
 from msgspec import inspect, structs
 from pyspark.errors import AnalysisException
 from pyspark.sql import Observation
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from pyspark.sql.pandas.types import from_arrow_type
 
 from admin.rejection_log.records import LimitFields
@@ -27,17 +27,16 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _RESOURCE: Final = "instance STRING, kind STRING, name STRING"
-RESOURCE_KEY: Final = ("instance", "kind", "name")  # a limit's key. Each instance has its own, or a fleet
-WHO_KEY: Final = ("client", "user", "product", "producer_group")  # a refused caller. Only the client is always set
+RESOURCE_KEY: Final = ("instance", "kind", "name")  # Fleets share limits under an instance of their own
+WHO_KEY: Final = ("client", "user", "product", "producer_group")  # Only the client is always set
 NAMED: Final = {"rules": "rule", "clients": "client", "users": "user", "producer_groups": "producer_group"}
-"""Lists of a storm, with the name of their elements."""
+"""A storm's lists of shares."""
 SECONDS: Final = ("second_admitted", "second_refused", "second_requests", "second_bytes", "second_repeated")
-"""Lists of a minute, parallel to ``second``. The last one is empty if all values are 0."""
+"""Lists parallel to ``second``. The last one is empty if all values are 0."""
 _WHO: Final = ", ".join(f"{name} STRING" for name in WHO_KEY)
 
 
 def arrow_type(info: inspect.Type) -> pa.DataType:
-    """Return the Arrow type of a record's field."""
     match info:
         case inspect.UnionType():
             return arrow_type(info.types[0])
@@ -70,31 +69,28 @@ _MOMENTS: Final = ("minute", "start", "flood", "end", "peak_at", "at", "seen", "
 
 @dataclass(frozen=True)
 class Table:
-    """A table: its folder, and its columns as DDL."""
-
     name: str
     columns: str
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of its columns, ``dt`` last."""
+        """``dt`` is last."""
         return tuple(column.split()[0] for column in _columns(self.columns))
 
     @property
     def moments(self) -> dict[str, str]:
-        """Columns in seconds since 1970, with the names of their timestamp columns."""
+        """Columns in seconds since 1970, and the names of their TIMESTAMP columns."""
         names = [name for name in self.names if name.endswith("_s") and name.removesuffix("_s") in _MOMENTS]
         return {name: name.removesuffix("_s") + ("" if name.endswith("at_s") else "_at") for name in names}
 
     @property
     def ddl_columns(self) -> tuple[str, ...]:
-        """The columns as written, with timestamps."""
         *columns, day = _columns(self.columns)
         return (*columns, *(f"{name} TIMESTAMP" for name in self.moments.values()), day)
 
 
 def _columns(ddl: str) -> list[str]:
-    """Split at the commas outside of brackets."""
+    """Split at commas outside of brackets."""
     parts, depth = [""], 0
     for character in ddl:
         depth += {"<": 1, ">": -1}.get(character, 0)
@@ -114,12 +110,12 @@ MINUTES: Final = Table(
     " second_repeated ARRAY<BIGINT>, second_shadowed ARRAY<BIGINT>, demand_messages BIGINT, demand_peak_per_s BIGINT,"
     " refused_peak_per_s BIGINT, wait_max_us BIGINT, dt DATE",
 )
-"""One row for each resource and minute with requests. ``demand_messages`` is the sum of messages that reached the
-broker (admitted, shadowed, bypassed, exempt) and messages that did not (refused, dropped). ``demand_peak_per_s`` and
-``refused_peak_per_s`` are from its busiest second. ``second_shadowed`` has messages that only shadow limits would have
-refused, and ``second_repeated`` repeats of messages refused a moment before. Both are empty if all values are 0. The
-limit is the one at the end of the minute. Several records of the minute add up. ``clients`` is then the largest of
-them, and ``more_clients`` is set if they are of several runs.
+"""One row for each resource and minute with requests. Several records of a minute add up. ``demand_messages`` is the
+sum of messages that reached the broker (admitted, shadowed, bypassed, exempt) and messages that did not (refused,
+dropped). ``demand_peak_per_s`` and ``refused_peak_per_s`` are from the busiest second. ``second_shadowed`` has messages
+that only shadow limits would have refused, and ``second_repeated`` repeats of messages refused a moment before. Both
+are empty if all values are 0. The limit is the one at the end of the minute. If several runs recorded the minute,
+``clients`` is the largest number of one run and ``more_clients`` is set.
 """
 REFUSALS: Final = Table(
     "refusals", f"{_RESOURCE}, at_s BIGINT, {_WHO}, rule STRING, verdict STRING, {_REFUSED}, dt DATE"
@@ -132,18 +128,19 @@ STORMS: Final = Table(
     f" producer_groups {_SHARES}, client_count BIGINT, user_count BIGINT, producer_group_count BIGINT,"
     " is_open BOOLEAN, flood_s BIGINT, sidecars BIGINT, dt DATE",
 )
-"""Refusals of one resource whose seconds are at most the gap apart. With ``shadow`` nothing was refused: these are the
-refusals that a shadow limit would have made. ``end_s`` is the end of the last such second, so ``end_s - start_s`` is
-the duration. ``refused_seconds`` is the number of these seconds with a refusal. ``peak_at_s`` is the first of the
-seconds with most messages refused. The lists are in order of messages, then name. Those of clients, users and producer
-groups have the first few only. A storm is open if its instance's log ends before the gap does. Storms of a resource
-with the same ``flood_s`` are one flood: the same resource at several ``sidecars``, without a gap.
+"""Refusals of one resource whose seconds are at most the gap apart. With ``shadow``, a shadow limit would have refused
+the messages, and none was refused. ``end_s`` is the end of the last second with a refusal, and ``refused_seconds`` the
+number of these seconds. ``peak_at_s`` is the first of the seconds with most messages refused. Lists are sorted by
+messages, then name, and those of callers have only the first few. A storm ``is_open`` if the instance's log ends before
+the gap does. Storms with the same ``flood_s`` are one flood: the same resource at several ``sidecars``, without a gap.
 """
 CULPRITS: Final = Table(
     "culprits",
     f"{_RESOURCE}, {_WHO}, requests BIGINT, messages BIGINT, bytes BIGINT, share DOUBLE, rank INT, dt DATE",
 )
-"""The most refused callers of a day for each resource, from rank 1. Ties: client, user, product, producer group."""
+"""The most refused callers of a day for each resource, from rank 1. Ties are sorted by client, user, product and
+producer group.
+"""
 LIMITS: Final = Table("limits", f"{_RESOURCE}, {_LIMIT}, seen_s BIGINT, dt DATE")
 """The rules for resources, as last recorded on a day. ``name`` is the pattern."""
 LIMIT_CHANGES: Final = Table(
@@ -160,11 +157,11 @@ COVERAGE: Final = Table(
     " other BIGINT, lost_records BIGINT, records BIGINT, copies BIGINT, first_n BIGINT, last_n BIGINT,"
     " newest_s BIGINT, version STRING, killed_run STRING, fleet STRING, dt DATE",
 )
-"""Coverage of each run in each hour: minutes with a heartbeat and the seconds recorded in them. A minute has more than
-60 if the clock was set back. ``lost_records`` is the run's own count of losses so far. The largest value of a run is
-its total. ``records`` is the number of distinct records that begin in the hour, and ``first_n`` to ``last_n`` are their
-numbers. Over a whole run, ``last_n - first_n + 1 - records`` are missing. ``copies`` is the number of duplicates.
-``newest_s`` is the last second of any of them. ``killed_run`` is the previous run, if it was killed. ``fleet`` is the
+"""Coverage of each run in each hour: minutes with a heartbeat, and the seconds recorded in them. A minute has more than
+60 seconds if the clock was set back. ``lost_records`` is the run's count of losses so far, so its largest value is the
+total. ``records`` is the number of distinct records that begin in the hour, ``first_n`` to ``last_n`` are their
+numbers, and ``copies`` is the number of duplicates. In a whole run, ``last_n - first_n + 1 - records`` are missing.
+``newest_s`` is the last second of a record. ``killed_run`` is the previous run, if it was killed. ``fleet`` is the
 fleet of the run, if any.
 """
 BY_DAY: Final = (MINUTES, REFUSALS, STORMS, CULPRITS, LIMITS, LIMIT_CHANGES, COVERAGE)
@@ -172,7 +169,7 @@ BY_DAY: Final = (MINUTES, REFUSALS, STORMS, CULPRITS, LIMITS, LIMIT_CHANGES, COV
 
 @dataclass(frozen=True)
 class Days:
-    """A range of days (UTC), both ends included. None: open."""
+    """UTC days, inclusive. None: open."""
 
     first: date | None = None
     last: date | None = None
@@ -182,7 +179,7 @@ class Days:
 
     @classmethod
     def of_seconds(cls, since_s: int | None, until_s: int | None) -> "Days":
-        """Return the days of the seconds from ``since_s`` up to but not including ``until_s``."""
+        """``until_s`` is exclusive."""
         return cls(None if since_s is None else day_of(since_s), None if until_s is None else day_of(until_s - 1))
 
 
@@ -190,23 +187,21 @@ ALL_DAYS: Final = Days()
 
 
 def day_of(at_s: int) -> date:
-    """Return the UTC day of a second."""
     return datetime.fromtimestamp(at_s, UTC).date()
 
 
 class Store:
-    """The tables of a report, in a directory or at an address."""
+    """Tables in a directory or at an address."""
 
     def __init__(self, session: "SparkSession", out: str) -> None:
         self._session, self._out = session, out
         self._is_address = "://" in out
 
     def path(self, name: str) -> str:
-        """Return the directory or address of a table."""
         return f"{self._out}/{name}"
 
     def write(self, frame: "DataFrame", table: Table, days: Container[date]) -> None:
-        """Replace the days of a table that have rows, and remove the ``days`` without rows."""
+        """Replace the days that have rows, and remove those of ``days`` that have none."""
         moments = (f"timestamp_seconds({name}) AS `{at}`" for name, at in table.moments.items())
         rows = frame.selectExpr(*(f"`{name}`" for name in table.names[:-1]), *moments, "dt")
         made = Observation()
@@ -220,7 +215,7 @@ class Store:
                 self._remove(table, day)
 
     def read(self, table: Table, days: Days = ALL_DAYS) -> "DataFrame":
-        """Read a table, or some days of it. A missing table has no rows."""
+        """A missing table has no rows."""
         ddl = ", ".join(table.ddl_columns)
         frame = None
         if self._is_address or next(Path(self.path(table.name)).glob("dt=*/*.parquet"), None) is not None:

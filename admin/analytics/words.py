@@ -7,7 +7,7 @@ from typing import Any, Final
 import msgspec
 
 from admin.common import numbers
-from admin.common.numbers import percent as percent  # noqa: PLC0414 - for those who write with this module
+from admin.common.numbers import percent as percent  # noqa: PLC0414 - exported
 from admin.common.numbers import span as duration
 from admin.common.recommendations import TO_DO, Recommendation, refusals
 from limiter.rules.rule import ADAPTIVE_NAME, with_shares
@@ -22,29 +22,29 @@ NOT_KNOWN: Final = "Not enough quiet time to tell demand from a flood"  # eviden
 
 
 def moment(at_s: int) -> str:
-    """Format a second, UTC: ``2026-11-21 13:05:07``."""
+    """``2026-11-21 13:05:07``, UTC."""
     return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def span(start_s: int, end_s: int) -> str:
-    """Format a period, with the same day once: ``2026-11-21 13:05:07 to 13:09:10 UTC (4 min 3 s)``."""
+    """``2026-11-21 13:05:07 to 13:09:10 UTC (4 min 3 s)``."""
     start, end = moment(start_s), moment(end_s)
     return f"{start} to {end[11:] if start[:10] == end[:10] else end} UTC ({duration(end_s - start_s)})"
 
 
 def counted(number: int, one: str, many: str = "") -> str:
-    """Format a count with its noun: ``1 storm``, ``1,234 storms``."""
+    """``1 storm``, ``1,234 storms``."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 def listed(names: Sequence[str], most: int = 3) -> str:
-    """Format a list: ``a``, ``a and b``, ``a, b, c and 4 more``."""
+    """``a``, ``a and b``, ``a, b, c and 4 more``."""
     shown = [*names[:most], *([f"{len(names) - most:,} more"] if len(names) > most else [])]
     return " and ".join(filter(None, (", ".join(shown[:-1]), *shown[-1:])))
 
 
 def rate(per_s: float | None, unit: str = "") -> str:
-    """Format a rate: ``500/s``, ``0.5/s``, ``unlimited``, or with a unit ``4,096 bytes/s``."""
+    """``500/s``, ``0.5/s``, ``unlimited``, ``4,096 bytes/s``."""
     if per_s is None:
         return "unlimited"
     unit = f" {unit}" if unit else ""
@@ -53,33 +53,33 @@ def rate(per_s: float | None, unit: str = "") -> str:
 
 
 def growth(now: int, before: int) -> str:
-    """Format a change of an amount: ``+12%``, ``new``."""
+    """``+12%``, ``new``."""
     return f"{now / before - 1:+,.0%}".replace("-", "\N{MINUS SIGN}") if before else "new" if now else ""
 
 
 def resource(kind: str, name: str) -> str:
-    """Name a resource, with its kind unless it is a protocol's main one."""
-    from admin.config.plugins import own_protocols  # noqa: PLC0415 - Spark's Python has no protocols, and needs none
+    """The kind is left out if it is the protocol's main one."""
+    from admin.config.plugins import own_protocols  # noqa: PLC0415 - Spark's executors have no protocols
 
     firsts = (each.name for protocol in own_protocols() for each in protocol.kinds[:1])
     return name if kind in firsts else f"{kind} {name}"
 
 
 def place(of: Row, sidecars: int) -> str:
-    """Return where a resource is limited or was flooded. Empty: there is one sidecar only."""
+    """Return where a resource is limited or was flooded. Empty with one sidecar."""
     if of.get("sidecars", 1) > 1:
         return f"at {counted(of['sidecars'], 'sidecar')}"
     return f"on {of['instance']}" if sidecars > 1 else ""
 
 
 def caller(of: Row) -> str:
-    """Name a caller with all known attributes: ``10.0.0.7 (user billing, group imports)``."""
+    """``10.0.0.7 (user billing, group imports)``."""
     known = [f"{what} {of[name]}" for name, what in (("user", "user"), ("producer_group", "group")) if of[name]]
     return f"{of['client']} ({', '.join(known)})" if known else str(of["client"])
 
 
 def change(of: Row) -> str:
-    """Format a recommended change: ``300/s → 450/s``, or ``300/s`` if it stays."""
+    """``300/s → 450/s``, or ``300/s`` without a change."""
     parts = []
     for name, unit in (("rate_per_s", "requests" if of["count"] == "requests" else ""), ("bytes_per_s", "bytes")):
         now, then = of[name], of[f"recommended_{name}"]
@@ -91,12 +91,12 @@ def change(of: Row) -> str:
 
 
 def replayed(of: Row) -> str:
-    """Format the share refused in a replay, now and then. Empty without a replay."""
+    """Format the share refused in the replay, now and then. Empty without a replay."""
     return refusals(msgspec.convert(of, Recommendation))
 
 
 def edit(of: Row) -> str:
-    """Format a live change of a resource's own limit: ``300/s → 450/s``, ``own limit: none → 450/s``."""
+    """``300/s → 450/s``, ``own limit: none → 450/s``."""
     before, after = (
         "none" if (per_s := of[f"rate_{when}_per_s"]) is None else with_shares(rate(per_s), of[f"fair_by_{when}"])
         for when in ("before", "after")
@@ -106,16 +106,16 @@ def edit(of: Row) -> str:
 
 
 def cause(rule: str) -> str:
-    """Format the rule that refused: ``topic:orders``, or ``adaptive listener:main (the broker was short)``."""
-    return f"{rule} (the broker was short)" if rule.startswith(ADAPTIVE_NAME) else rule
+    """``topic:orders``, ``adaptive listener:main (the broker was at capacity)``."""
+    return f"{rule} (the broker was at capacity)" if rule.startswith(ADAPTIVE_NAME) else rule
 
 
 def is_default(of: Row) -> bool:
-    """Return whether ``sluice limits apply`` makes this change without a flag."""
+    """``sluice limits apply`` makes this change without a flag."""
     return of["action"] in TO_DO and not of["only_with"]
 
 
 def needs_reading(of: Row) -> bool:
-    """Return whether a recommendation is a change to make, or keeps a limit that refused messages."""
+    """This is a change to make, or the limit stays although it refused messages."""
     known = (of["backtest"]["current"], of["backtest"]["logged"])
     return is_default(of) or (not of["only_with"] and any(each and each["refused_messages"] for each in known))

@@ -74,7 +74,7 @@ _FIELDS: Final = frozenset(each.key for each in FIELDS)
 
 
 def _flag(of: LimitField) -> Any:
-    meaning = of.meaning.partition(";")[0]
+    meaning = of.meaning.partition(". ")[0]
     if of.plain_type is bool:
         no = f"--no-{of.key.replace('_', '-')}" if of.is_choice else ""
         return Annotated[bool | None, Parameter(name=of.flag or None, help=meaning, negative=no)]

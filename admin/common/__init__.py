@@ -1,1 +1,1 @@
-"""Code shared by the whole admin side: files on disk, errors for people, tables and numbers."""
+"""Shared by the whole admin side: files on disk, errors, tables and numbers."""

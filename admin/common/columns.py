@@ -1,7 +1,6 @@
-"""The columns of every table on the page and on the command line. A new column is a row here.
+"""The columns of every table on the page and on the command line.
 
-The page gets them as ``COLUMNS`` of ``parts.js``, the commands import them. The names of sortable columns are the API's
-``sort`` words.
+The page gets them as ``COLUMNS`` of ``parts.js``.
 """
 
 from collections.abc import Mapping
@@ -34,17 +33,14 @@ class Column(msgspec.Struct, frozen=True):
     """One column of a table.
 
     Attributes:
-        name: Unique in its table. Also the API's ``sort`` word if the column is sortable.
+        name: The API's ``sort`` word if the column is sortable.
         title: Heading on the page. The command line shows it in lower case.
         field: Path of the row's field, with dots. A mapping is shown as the sum of its values.
-        format: How the value is written. ``name`` is the row's kind and name, ``list`` values with commas, ``client``
-            and ``links`` the fields of a connection, ``history`` a small chart, ``age`` the time since then.
-        unit: The value's unit in words. Empty if its format says it or there is none.
-        order: Order of the first click. None: not sortable.
-        help: Explanation, shown on hover.
+        format: ``name`` is the row's kind and name, ``list`` values with commas, ``client`` and ``links`` the fields of
+            a connection, ``history`` a small chart, ``age`` the time since then.
+        order: Sort order of the first click. None: not sortable.
+        help: Shown on hover.
         optional: Shown only if a row has a value that is neither empty nor 0.
-        page: The page has such a column. Otherwise it shows the value in another one, or not at all.
-        cli: The command line has such a column.
     """
 
     name: str
@@ -68,7 +64,7 @@ def _rate(name: str, title: str, field: str, what: str, *, optional: bool = Fals
 
 
 def _live(name: str, title: str, field: str, format_: Format, what: str) -> Column:
-    """Make a command line column that is shown only if a row has a value."""
+    """Only on the command line, if a row has a value."""
     return Column(name, title, f"live.{field}", format_, help=what, optional=True, page=False)
 
 
@@ -99,7 +95,7 @@ LIMITS: Final = (
         "Last 5 min",
         "history",
         "history",
-        help="Passed, and refused stacked on top; means over 5 s.",
+        help="Passed, with refused stacked on top. Means over 5 s.",
         cli=False,
     ),
     Column("last_refused", "Last limited", "live.last_limited_at", "age", order="desc", help="Last refused or held."),
@@ -210,7 +206,7 @@ FLEET_LIMITS: Final = (
     Column("share", "Share", "share", "share", help="This member's share of the fleet's demand."),
     Column("may", "This one/s", "may_per_s", "rate", help="This member's share of the rate."),
     Column("asks", "Asks/s", "asks_per_s", "rate", help="Demand of this member's clients."),
-    Column("held", "Held", "held", "count", help="Permits leased from Redis and not used yet; negative: owed."),
+    Column("held", "Held", "held", "count", help="Permits leased from Redis and not used yet. Negative: owed."),
 )
 
 SPOOLED: Final = (
@@ -242,7 +238,6 @@ COLUMNS: Final[Mapping[str, tuple[Column, ...]]] = {
     "fleet-limits": FLEET_LIMITS,
     "spooled": SPOOLED,
 }
-"""By table."""
 
 
 FILTERS: Final[Mapping[str, str]] = {
@@ -251,11 +246,10 @@ FILTERS: Final[Mapping[str, str]] = {
     "near": "uses at least 80 % of the limit",
     "shadowed": "a shadow rule would have refused something in the last ten seconds",
 }
-"""Filters of the table of limits, each with the rows that it shows."""
+"""Each with the rows that it shows."""
 
 
 def sort_words(columns: tuple[Column, ...]) -> tuple[str, ...]:
-    """Return the names of the sortable columns."""
     return tuple(column.name for column in columns if column.order is not None)
 
 

@@ -1,4 +1,4 @@
-"""Locks, permissions and durable replacement of files, and disk errors in plain words. All calls block."""
+"""Locks, permissions and durable replacement of files. All calls block."""
 
 import errno
 import fcntl
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-#: Files contain reasons and clients' names, which are private.
+#: Reasons and clients' names are private.
 _MODE: Final = 0o600
 _MAX_READ_BYTES: Final = 64 << 20
 
@@ -17,9 +17,9 @@ _WORDS: Final = {
     errno.EDQUOT: "the disk quota is exceeded",
     errno.EROFS: "the file system is read-only",
     errno.EIO: "the disk reports an error",
-    errno.ENOENT: "it is not there any more",
+    errno.ENOENT: "it no longer exists",
     errno.ESTALE: "its files have been replaced",
-    errno.EACCES: "it may not be written",
+    errno.EACCES: "it is not writable",
     errno.EFBIG: "the file would exceed the maximum file size",
     errno.EEXIST: "a file of that name exists",
 }
@@ -30,12 +30,11 @@ class LockedError(Exception):
 
 
 def os_error_text(error: OSError) -> str:
-    """Return in plain words why a file or directory cannot be written."""
     return _WORDS.get(error.errno or 0) or (error.strerror or str(error)).lower()
 
 
 def open_to_read(path: Path) -> int:
-    """Open a regular file and return its descriptor. Raises OSError, also for pipes, which would block."""
+    """Raises OSError, also for pipes, which would block."""
     mode = path.stat().st_mode
     if stat.S_ISDIR(mode):
         raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
@@ -45,7 +44,7 @@ def open_to_read(path: Path) -> int:
 
 
 def read_file(path: str) -> bytes:
-    """Read a file named by an operator. Raises OSError, also above 64 MiB, as for ``/dev/zero``."""
+    """Raises OSError, also above 64 MiB, as for ``/dev/zero``."""
     with Path(path).open("rb") as file:
         content = file.read(_MAX_READ_BYTES + 1)
     if len(content) > _MAX_READ_BYTES:
@@ -54,7 +53,7 @@ def read_file(path: str) -> bytes:
 
 
 def exposed_to(directory: Path) -> str | None:
-    """Return who else can write in a directory, apart from root, and what to do. None: no other user.
+    """Return which other users can write in a directory, and the remedy. None: only this user and root.
 
     They can replace files there, whatever the files' modes. A sticky bit (as on /tmp) does not prevent new files.
     """
@@ -70,7 +69,7 @@ def exposed_to(directory: Path) -> str | None:
 
 
 def replace_durably(path: Path, pieces: Iterable[bytes]) -> None:
-    """Replace a file's content atomically and durably. Raises OSError and leaves it as it was."""
+    """Replace a file atomically and durably. After an OSError it is as it was."""
     beside = path.with_name(path.name + ".new")
     try:
         # Left by a killed process. If it is a link, it must not be followed.
@@ -87,7 +86,6 @@ def replace_durably(path: Path, pieces: Iterable[bytes]) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Make the file names in a directory durable."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -96,7 +94,7 @@ def sync_directory(directory: Path) -> None:
 
 
 def fresh_name(directory: Path, name: str) -> Path:
-    """Return a path of that name, with a number appended if it exists already."""
+    """Append a number if the name exists."""
     path, number = directory / name, 1
     while path.exists():
         number += 1
@@ -105,13 +103,9 @@ def fresh_name(directory: Path, name: str) -> Path:
 
 
 class FileLock:
-    """Keeps other processes out of a directory while this one lives.
+    """Keeps other processes out of a directory. Raises LockedError or OSError.
 
-    ``inherited`` is the descriptor of a process that has the lock and shares it.
-
-    Raises:
-        LockedError: Another process has it.
-        OSError: The file cannot be created.
+    ``inherited`` is the descriptor of a lock that another process shares.
     """
 
     def __init__(self, path: Path, *, inherited: int | None = None) -> None:
@@ -127,9 +121,8 @@ class FileLock:
             raise
 
     def fileno(self) -> int:
-        """Return the descriptor. A process that gets it shares the lock, until all have closed it."""
+        """A process that gets the descriptor shares the lock, until all have closed it."""
         return self._descriptor
 
     def close(self) -> None:
-        """Release the lock."""
         os.close(self._descriptor)

@@ -1,7 +1,4 @@
-"""Errors for operators: lines of plain text, never a traceback.
-
-Each line says where (file and line, variable, flag or address), what was found there and what to do.
-"""
+"""Errors for operators: lines with place, value and remedy. Never a traceback."""
 
 import errno
 from collections.abc import Sequence
@@ -10,7 +7,7 @@ from admin.common.tables import printable
 
 
 class OperatorError(Exception):
-    """One or more things that an operator must change, with a line for each."""
+    """One line for each thing to change."""
 
     exit_code = 1
 
@@ -30,7 +27,7 @@ class StartError(OperatorError):
 
 
 def listen_error(what: str, address: str, error: OSError, *, hint: str = "") -> StartError:
-    """Explain why ``what`` cannot listen on an address. ``hint`` is for an address in use."""
+    """Explain why ``what`` cannot listen. ``hint`` is for an address in use."""
     why = {
         errno.EADDRINUSE: "; ".join(
             filter(None, ("it is in use", hint, "stop the process that listens there or choose another address"))

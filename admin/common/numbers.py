@@ -1,11 +1,11 @@
-"""Formats figures for people, on the command line and in the demo. Without units."""
+"""Formats figures for people, without units."""
 
 import math
 from typing import Final
 
 MAX_TIMESTAMP_S: Final = 253_402_214_400
-"""The last day of the year 9999, the maximum of datetime, in seconds since 1970."""
-#: Figures outside of these are written with an exponent.
+"""The last day of the year 9999, the maximum of datetime."""
+#: Written with an exponent outside of these.
 _MAX: Final = 1e15
 _MIN: Final = 1e-9
 
@@ -13,8 +13,7 @@ _MIN: Final = 1e-9
 def number(value: float, decimals: int = 3, *, grouped: bool = False) -> str:
     """Format a figure without needless decimals. Only 0 is written as 0.
 
-    ``decimals`` is their maximum number, below 1 that of significant digits. ``grouped``: with commas between
-    thousands.
+    ``decimals`` is their maximum, or that of significant digits below 1. ``grouped``: with commas between thousands.
     """
     size = abs(value)
     if not math.isfinite(value) or size >= _MAX or 0 < size < _MIN:
@@ -26,22 +25,21 @@ def number(value: float, decimals: int = 3, *, grouped: bool = False) -> str:
 
 
 def limit(rate: float) -> str:
-    """Format the rate of a limit, which is in millionths."""
+    """Limits are in millionths."""
     return number(rate, 6)
 
 
 def measured(value: float) -> str:
-    """Format a measured value, rounded to thousandths."""
     return number(round(value, 3))
 
 
 def per_second(rate: float) -> str:
-    """Format a measured rate, which is known to a tenth at most."""
+    """A measured rate is known to a tenth at most."""
     return number(rate, 1)
 
 
 def percent(share: float) -> str:
-    """Format a share. Only an exact 0 or 1 is written as 0% or 100%."""
+    """Only an exact 0 or 1 is written as 0% or 100%."""
     if share <= 0:
         return "0%"
     if share < 0.001:
@@ -62,5 +60,5 @@ def span(seconds: float) -> str:
 
 
 def short_span(seconds: float) -> str:
-    """Format a mostly short duration, with tenths of a second."""
+    """Format a duration, with tenths below a minute."""
     return span(seconds) if seconds >= 60 else f"{seconds:.1f} s"

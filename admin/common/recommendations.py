@@ -10,30 +10,27 @@ from limiter.rules.rule import MAX_RATE_PER_S, Count, FairBy
 VERSION: Final = 1
 """Fields may be added within a version. A change of meaning needs a new one."""
 Recommended = Literal["raise", "share", "lower", "new", "unused", "keep"]
-"""The action for a limit, most useful first. ``share`` keeps the rate and adds fair shares, ``new`` is for a name
-without a limit, ``unused`` was never used, ``keep`` changes nothing.
-"""
+"""Most useful first. ``share`` adds fair shares, ``new`` is for a name without a limit, ``unused`` was never used."""
 ACTIONS: Final[tuple[Recommended, ...]] = get_args(Recommended)
 TO_DO: Final = frozenset({"raise", "share", "lower", "new"})
 """Actions that change a limit."""
 OnlyWith = Literal["", "lower", "raise"]
 """Applied only by the flag of this name."""
 Retries = Literal["none", "measured", "assumed"]
-"""Whether the demand has retries: measured by message ids, or assumed from clients' defaults."""
+"""Retries in the demand: measured by message ids, or assumed from clients' defaults."""
 Confidence = Literal["low", "medium", "high"]
 
 _Rate = Annotated[float, msgspec.Meta(ge=0, le=MAX_RATE_PER_S)]
 _Moment = Annotated[int, msgspec.Meta(ge=0, le=MAX_TIMESTAMP_S + 86_399)]
-"""Seconds since 1970, to the end of the year 9999."""
+"""Seconds since 1970."""
 
 
 def of_fleet(name: str) -> str:
-    """Return the instance name of limits that belong to a fleet."""
     return f"fleet {name}"
 
 
 class Period(msgspec.Struct, frozen=True, kw_only=True, rename={"from_s": "from", "until_s": "until"}):
-    """Period of the records. Both None without records."""
+    """The period of the records. Both None without records."""
 
     from_s: _Moment | None = None
     until_s: _Moment | None = None
@@ -47,7 +44,7 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
-    """Refusals of a limit of one rate, as a share: without retries if above the present rate, and uncorrected."""
+    """The share of messages that another rate would refuse: without retries if it is higher, and uncorrected."""
 
     rate_per_s: float
     refused_share: float
@@ -55,17 +52,17 @@ class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Backtest(msgspec.Struct, frozen=True, kw_only=True):
-    """The present and the recommended limit over the demand of the period. None without a limit.
+    """The present and the recommended limit, replayed over the demand of the period. None without a limit.
 
     Attributes:
         current: the present limit over all demand, including retries.
-        recommended: the recommended limit. If it is above the present one, over the demand without retries.
+        recommended: the recommended limit. If it is higher than the present one, over the demand without retries.
         recommended_uncorrected: the recommended limit over all demand.
         others_current: with ``fair_by``, refusals of all callers except the one with the largest demand.
-        others: the same with fair shares, as an upper bound: all have the share of the most refused one.
+        others: the same with fair shares, an upper bound: all have the share of the most refused caller.
         logged: real refusals, or those that a shadow limit counted.
-        model_error: refusals simulated for the present limit minus those logged while it was active, as a share of
-            the demand of that time. None without demand.
+        model_error: refusals simulated for the present limit minus those logged while it was active, as a share of the
+            demand of that time. None without demand.
     """
 
     current: Replay | None = None
@@ -91,9 +88,9 @@ class Recommendation(msgspec.Struct, frozen=True, kw_only=True):
         evidence: why, in a sentence or two.
         details: further facts.
         only_with: the flag that applies it. Empty if no flag is needed.
-        fair_by: how the limit should be shared. None recommends nothing.
+        fair_by: how to share the limit. None: no recommendation.
         max_fair_keys: with ``fair_by``, if more than the default are needed.
-        what_if: other rates, in order.
+        what_if: results of other rates, in order.
     """
 
     instance: str
@@ -128,10 +125,7 @@ class RecommendationsFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def refusals(recommendation: Recommendation) -> str:
-    """Format the replayed refusals: ``2.1% → 0% (0.4% if nobody retries), others 1% → at most 0% each``.
-
-    Empty without a replay.
-    """
+    """Format the replayed refusals: ``2.1% → 0% (0.4% with retries), others 1% → at most 0% each``."""
     test = recommendation.backtest
     now, then, retried, others_now, others = (
         "" if each is None else percent(each.refused_share)
@@ -140,5 +134,5 @@ def refusals(recommendation: Recommendation) -> str:
     same = now + " as before" * (recommendation.action in TO_DO)
     said = same if now and now == then else " → ".join(filter(None, (now, then)))
     if said and recommendation.retries == "assumed" and retried not in {"", then}:
-        said += f" ({retried} if nobody retries)"
+        said += f" ({retried} with retries)"
     return ", ".join(filter(None, (said, f"others {others_now} → at most {others} each" if others else "")))

@@ -1,7 +1,6 @@
 """Tables for people: plain text in files and pipes, laid out by rich on a terminal.
 
-A table that is too wide for the terminal is written row by row with headings. rich takes seconds for thousands of rows,
-so files and pipes do not use it.
+rich takes seconds for thousands of rows. A table too wide for the terminal is written row by row with headings.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,11 +12,10 @@ if TYPE_CHECKING:
 
 _GAP: Final = "   "
 _MAX_LAID_OUT: Final = 500
-"""Maximum number of rows that rich lays out on a terminal."""
 
 
 class Rows:
-    """A table of text. ``columns`` are optional headings. ``right`` has the indexes of right-aligned columns."""
+    """``right`` has the indexes of right-aligned columns."""
 
     def __init__(self, columns: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = ()) -> None:
         self.columns = tuple(columns)
@@ -25,7 +23,7 @@ class Rows:
         self.right = frozenset(right)
 
     def used(self) -> "Rows":
-        """Return the table without columns that are empty in every row."""
+        """Drop columns that are empty in every row."""
         kept = [at for at in range(len(self.columns)) if any(row[at] for row in self.rows)]
         return Rows(
             [self.columns[at] for at in kept],
@@ -34,7 +32,6 @@ class Rows:
         )
 
     def lines(self) -> Iterator[str]:
-        """Yield the lines, headings first, without trailing blanks."""
         rows = [self.columns, *self.rows] if self.columns else self.rows
         if not rows:
             return
@@ -110,7 +107,7 @@ def _folded(line: str, width: int) -> Iterable[str]:
 
 
 def printable(text: str) -> str:
-    """Escape unprintable characters, because a name must not control a terminal or break a line."""
+    """Escape unprintable characters: a name must not control a terminal or break a line."""
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)

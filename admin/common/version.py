@@ -7,5 +7,4 @@ DISTRIBUTION: Final = "sluice-proxy"
 
 
 def sluice_version() -> str:
-    """Return the version of the installed distribution."""
     return version(DISTRIBUTION)

@@ -1,8 +1,4 @@
-"""TCP addresses as operators write them, ``host:port``, and comparisons of them. No name is looked up.
-
-``reaches`` is about connecting: ``localhost`` is this machine in either family. ``collides`` is about listening:
-127.0.0.1 and ::1 differ, and port 0 is always free.
-"""
+"""TCP addresses as operators write them, ``host:port``. No name is looked up."""
 
 import ipaddress
 from collections.abc import Iterable
@@ -11,11 +7,10 @@ from typing import Final, Literal, NamedTuple
 DEFAULT_ADMIN: Final = "127.0.0.1:9870"
 
 WILDCARDS: Final = frozenset({"0.0.0.0", "::", "*"})
-"""Hosts that mean every address of this machine."""
 
 
 class Endpoint(NamedTuple):
-    """A TCP address, written ``host:port`` (``[::1]:port`` for IPv6)."""
+    """A TCP address, written ``host:port`` or ``[::1]:port``."""
 
     host: str
     port: int
@@ -25,11 +20,7 @@ class Endpoint(NamedTuple):
 
 
 def parse_endpoint(value: object) -> Endpoint:
-    """Parse ``host:port``.
-
-    Raises:
-        ValueError: It is malformed. The message has the allowed forms.
-    """
+    """Parse ``host:port``. Raises ValueError with the allowed forms."""
     if isinstance(value, Endpoint):
         return value
     problem = ValueError('must be "host:port", for example "127.0.0.1:10911" or "[::1]:10911"')
@@ -50,8 +41,6 @@ def parse_endpoint(value: object) -> Endpoint:
 
 
 class RedisAddress(NamedTuple):
-    """The address of Redis or Valkey. See ``parse_redis_url``."""
-
     kind: Literal["server", "sentinel", "cluster"]
     is_tls: bool
     nodes: tuple[Endpoint, ...]
@@ -70,13 +59,7 @@ _REDIS_SCHEMES: Final[dict[str, tuple[Literal["server", "sentinel", "cluster"], 
 
 
 def parse_redis_url(url: str) -> RedisAddress:
-    """Parse ``redis://HOST:PORT/DATABASE``, ``sentinel://HOST,HOST/SERVICE`` or ``cluster://HOST,HOST``.
-
-    TLS is ``rediss://``, ``sentinel+tls://`` or ``cluster+tls://``. Ports are optional.
-
-    Raises:
-        ValueError: It is malformed. The message has the allowed forms.
-    """
+    """Parse the URL of Redis or Valkey. Raises ValueError with the allowed forms."""
     examples = '"redis://127.0.0.1:6379", "sentinel://10.0.0.1,10.0.0.2/SERVICE" or "cluster://10.0.0.1,10.0.0.2"'
     scheme, _, rest = url.strip().partition("://")
     hosts, _, path = rest.partition("/")
@@ -108,12 +91,11 @@ _IPV6_LOOPBACK: Final = "::1"
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether an address is reachable from this machine only. Names are not looked up."""
     return host in {_LOCALHOST, _IPV6_LOOPBACK} or (host.startswith("127.") and _version(host) == 4)
 
 
 def reaches(broker: Endpoint, listen: Endpoint) -> bool:
-    """Return whether a connection to ``broker`` would arrive at ``listen``."""
+    """Return whether a connection to ``broker`` would arrive at ``listen``. ``localhost`` is either family."""
     if broker.port != listen.port:
         return False
     hosts = {_canonical(broker.host), _canonical(listen.host)}
@@ -123,7 +105,7 @@ def reaches(broker: Endpoint, listen: Endpoint) -> bool:
 
 
 def collides(first: Endpoint, second: Endpoint) -> bool:
-    """Return whether two addresses overlap. A name equals only itself."""
+    """Return whether two addresses overlap for listening. 127.0.0.1 and ::1 differ, and port 0 is always free."""
     if first.port != second.port or first.port == 0:
         return False
     hosts = {_canonical(first.host), _canonical(second.host)}
@@ -134,7 +116,7 @@ def collides(first: Endpoint, second: Endpoint) -> bool:
 
 
 def leaves_ipv4(listen: Endpoint, others: Iterable[Endpoint]) -> bool:
-    """Return whether a listener on ``[::]`` must leave IPv4 to another address with the same port."""
+    """Return whether a listener on ``[::]`` leaves IPv4 to another address with its port."""
     return any(each.port == listen.port != 0 and _version(_canonical(each.host)) != 6 for each in others)
 
 

@@ -1,12 +1,11 @@
-"""Reads TOML or JSON tables into declared types, and words errors: place, key, value and allowed values.
+"""Reads TOML or JSON tables into declared types. Errors name place, value and allowed values.
 
-A table's type is a msgspec struct or a dataclass. Apart from bounds and a description, the ``extra`` of a field's
-``msgspec.Meta`` can have:
+A table's type is a msgspec struct or a dataclass. The ``extra`` of a field's ``msgspec.Meta`` can have:
 
 - ``read``: a function that makes the value, or raises ValueError with the allowed values.
 - ``check``: a function that gets the read value, and returns it or raises ValueError.
 - ``table``: a struct. The value is a dict of its given keys.
-- ``meant``: the value that was probably meant, by invalid word.
+- ``meant``: suggestions by invalid word.
 """
 
 import dataclasses
@@ -26,12 +25,12 @@ from admin.config.addresses import Endpoint
 from admin.config.toml_lines import Path as Place
 from admin.config.toml_lines import line_of
 
-#: Minimum similarity of two names, from 0 to 1, to suggest one for the other.
+#: Minimum similarity, from 0 to 1, for a suggestion.
 _CLOSE = 0.7
 _MAX_SHOWN: Final = 60
 #: TOML's integers. The compiled part accepts no larger ones.
 _MAX_INTEGER: Final = (1 << 63) - 1
-#: Maximum number of unknown keys reported per table, because finding suggestions takes time.
+#: Unknown keys reported per table. Finding suggestions takes time.
 _MAX_UNKNOWN: Final = 20
 _ARRAY: Final = "must be an array, for example [1, 2]; arrays of tables have double brackets, like [[limits]]"
 _NAMES: Final[Mapping[Any, str]] = {
@@ -47,13 +46,13 @@ SECRET_KEYS: Final = frozenset({"token", "read_token", "password", "url"})
 
 
 class FromText(str):
-    """A value given as text, from a variable or a query, where ``5`` is a number."""
+    """Text from a variable or a query, where ``5`` is a number."""
 
     __slots__ = ()
 
 
 class Fault(NamedTuple):
-    """One error. A value of None is not shown."""
+    """A value of None is not shown."""
 
     place: Place
     what: str
@@ -66,21 +65,15 @@ class Fault(NamedTuple):
 
 
 class FaultsError(Exception):
-    """The value does not match its type."""
-
     def __init__(self, faults: Iterable[Fault]) -> None:
         self.faults = tuple(faults)
         super().__init__("; ".join(f"{spell(each.place)}: {each.told}" for each in self.faults))
 
 
 class Key:
-    """The type of a key, or of the values of a list or a table.
+    """The type of a key, or of the values of a list or a table (``item``).
 
-    Attributes:
-        default: ``msgspec.NODEFAULT`` if the key is required.
-        plain: The type without its metadata and without None.
-        optional: None is allowed.
-        item: The type of the values of a list or a table.
+    ``default`` is ``msgspec.NODEFAULT`` if required. ``plain`` is the type without metadata and None.
     """
 
     def __init__(self, type_: Any, default: Any = NODEFAULT) -> None:
@@ -92,7 +85,6 @@ class Key:
 
 @cache
 def keys(model: Any) -> Mapping[str, Key]:
-    """Return the keys of a struct or a dataclass."""
     if dataclasses.is_dataclass(model):
         hints = get_type_hints(model, include_extras=True)
         found = {}
@@ -107,12 +99,11 @@ def keys(model: Any) -> Mapping[str, Key]:
 
 
 def is_table(type_: Any) -> bool:
-    """Return whether values of a type are tables."""
     return isinstance(type_, type) and (issubclass(type_, msgspec.Struct) or dataclasses.is_dataclass(type_))
 
 
 def read(type_: Any, value: object) -> Any:
-    """Read a value into a type. Raises FaultsError with all errors."""
+    """Raises FaultsError with all errors."""
     reader = _Reader()
     found = reader.value(Key(type_), value, ())
     if reader.faults:
@@ -235,25 +226,25 @@ def _allowed(of: Key, value: object, *, strict: bool) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Origins:
-    """The source of each value: lines of a file by place, and variables and flags by place."""
+    """The source of each value: a line of the file, or a named variable or flag."""
 
     file: str | None
     lines: Mapping[Place, int]
     named: Mapping[Place, str]
 
     def of(self, place: Place) -> str:
-        """Return the source of a value: a flag, a variable, ``file:line``, or ``built-in``."""
+        """Return a flag, a variable, ``file:line``, or ``built-in``."""
         return self._named(place) or self._line(place) or "built-in"
 
     def name(self, place: Place, value: object) -> str:
-        """Return a value with its place, for a message about another one."""
+        """Return a value with its source, for a message about another value."""
         if (name := self.named.get(place)) is not None:
             return given(name, value)
         line = self._line(place)
         return f"{spell(place)} = {show(value)}" + (f" ({line})" if line else "")
 
     def problem(self, place: Place, what: str, value: object = None) -> str:
-        """Return the line for one error. A value of None is not shown."""
+        """Return an error's line. A value of None is not shown."""
         if (name := self._named(place)) is not None:
             return f"{given(name, value)}: {what}"
         where = self._line(place) or self.file
@@ -261,7 +252,7 @@ class Origins:
         return (f"{where}: " if where else "") + f"{spell(place)}{shown}: {what}"
 
     def problems(self, error: FaultsError, prefix: Place = ()) -> list[str]:
-        """Return a line for each error of a table whose place is ``prefix``."""
+        """``prefix`` is the place of the table that was read."""
         return [self.problem((*prefix, *each.place), each.what, each.value) for each in error.faults]
 
     def _named(self, place: Place) -> str | None:
@@ -273,7 +264,7 @@ class Origins:
 
 
 def unknown_key(key: str, allowed: Iterable[str], *, prefix: str = "") -> str:
-    """Report an unknown key or name, and suggest the closest. All allowed ones begin with ``prefix``."""
+    """Suggest the closest name, or list all. They all begin with ``prefix``."""
     names = sorted(allowed)
     bare = [name.removeprefix(prefix) for name in names]
     if close := difflib.get_close_matches(key.removeprefix(prefix), bare, n=1, cutoff=_CLOSE):
@@ -282,7 +273,7 @@ def unknown_key(key: str, allowed: Iterable[str], *, prefix: str = "") -> str:
 
 
 def spell(place: Place) -> str:
-    """Return a place as one string, ``listeners[0].options.x``."""
+    """Return ``listeners[0].options.x``."""
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).removeprefix(".")
 
 
@@ -292,7 +283,7 @@ def given(name: str, value: object = None) -> str:
         return name
     shown = show(value)
     plain = shown.strip('"')
-    # Quotes only where a shell would need them.
+    # Quotes only where a shell needs them.
     shown = shown if "\\" in plain or any(map(str.isspace, plain)) else plain
     return f"{name} {shown}" if name.startswith("--") else f"{name}={shown}"
 

@@ -1,4 +1,4 @@
-"""The folders that a sidecar writes to: its state directory and, by default in it, rejection log and spool."""
+"""The folders of a sidecar: state directory, rejection log and spool."""
 
 import errno
 import os
@@ -19,7 +19,7 @@ SPOOL: Final = "spool"
 SPOOL_HINT: Final = 'make it writable for this user, choose another folder, or "off" to use memory only'
 _LOG_HINT: Final = 'make it writable for this user, choose another folder, or "off"'
 _APP: Final = "sluice"
-#: A sidecar starts on a full disk.
+#: A full disk does not prevent the start.
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
@@ -27,9 +27,8 @@ class Folder(NamedTuple):
     """A configured or default folder.
 
     Attributes:
-        path: None: there is no folder.
-        given: It was configured, or switched off. Otherwise it is the default.
-        why: Why there is none, or what is wrong with it. Empty: it was switched off, or nothing is wrong.
+        given: Configured or switched off, not the default.
+        why: The reason that there is no folder, or the problem with it.
     """
 
     path: Path | None
@@ -41,7 +40,7 @@ class Folder(NamedTuple):
 
 
 def state_dir(settings: Settings, environ: Mapping[str, str]) -> Folder:
-    """Return the state directory, by default named after the first listener, so that sidecars do not share one."""
+    """Return the state directory. The default is named after the first listener, so that sidecars do not share one."""
     if settings.state_dir is not None:
         return _given(settings.state_dir)
     listen = settings.listeners[0].listen if settings.listeners else None
@@ -52,36 +51,26 @@ def state_dir(settings: Settings, environ: Mapping[str, str]) -> Folder:
 
 
 def rejections(settings: RejectionLogSettings, state: Path | None) -> Folder:
-    """Return the folder of the rejection log. ``state`` is the state directory."""
     return _below(settings.dir, "rejection_log.dir", state, REJECTIONS)
 
 
 def spool(settings: SpoolSettings, state: Path | None) -> Folder:
-    """Return the folder of the spool. ``state`` is the state directory."""
     return _below(settings.dir, "spool.dir", state, SPOOL)
 
 
 def make_rejections(folder: Folder) -> Folder:
-    """Create the folder of the rejection log. On a full disk this is retried later.
-
-    Raises:
-        StartError: It was configured and cannot be used.
-    """
+    """On a full disk this is retried later. Raises StartError if a configured folder is unusable."""
     return _make(folder, "rejection_log.dir", _LOG_HINT, 0o750)
 
 
 def make_spool(folder: Folder) -> Folder:
-    """Create the folder of the spool. On a full disk there is no spool.
-
-    Raises:
-        StartError: It was configured and cannot be used.
-    """
+    """On a full disk there is no spool. Raises StartError if a configured folder is unusable."""
     made = _make(folder, "spool.dir", SPOOL_HINT, 0o700)
     return made._replace(path=None) if made.why else made
 
 
 def default_logs(environ: Mapping[str, str] = os.environ) -> list[Path]:
-    """Return the default folders with rejection logs of this machine and user, sorted. Raises SettingsError."""
+    """Return the default rejection log folders of this machine and user. Raises SettingsError."""
     base = _base(environ)
     try:
         found = sorted(path for path in base.glob(f"*/{REJECTIONS}") if path.is_dir())
@@ -103,12 +92,12 @@ def _below(configured: str | None, key: str, state: Path | None, name: str) -> F
     if configured is not None:
         return _given(configured)
     if state is None:
-        return Folder(None, why=f"there is no state directory; give {key}")
+        return Folder(None, why=f"there is no state directory; set {key}")
     return Folder(state / name)
 
 
 def _base(environ: Mapping[str, str]) -> Path:
-    """Return the parent of all default state directories of this machine and user."""
+    """Return the parent of all default state directories."""
     if by_systemd := environ.get("STATE_DIRECTORY", "").split(":")[0]:
         return Path(by_systemd)
     if os.geteuid() == 0:
@@ -126,12 +115,12 @@ def _make(folder: Folder, key: str, hint: str, mode: int) -> Folder:
             read_only = os.statvfs(path).f_flag & os.ST_RDONLY
             raise OSError(errno.EROFS if read_only else errno.EACCES, "not writable")  # noqa: TRY301 - worded below
     except ValueError:
-        raise StartError(f"{key} {str(path)!r}: is not a path") from None
+        raise StartError(f"{key} {str(path)!r}: not a valid path") from None
     except OSError as error:
         why = f"{path}: {os_error_text(error)}"
         if error.errno in _FULL:
             return folder._replace(why=why)
         if folder.given:
             raise StartError(f"{key} {why}; {hint}") from None
-        return Folder(None, why=f"{why}; give {key}")
+        return Folder(None, why=f"{why}; set {key}")
     return folder

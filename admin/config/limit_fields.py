@@ -1,7 +1,7 @@
-"""The fields of a limit, each defined once.
+"""The fields of a limit, each defined once. ``limiter.rules.rule.Rule`` documents their effect.
 
-The configuration's keys, the API's bodies, the flags of ``sluice limits set``, the page's form and the reference are
-generated from this table. ``limiter.rules.rule.Rule`` documents their effect. Every command loads this module.
+Configuration keys, API bodies, the flags of ``sluice limits set``, the page's form and the reference are generated from
+this table. Every command loads this module.
 """
 
 import json
@@ -63,19 +63,18 @@ class LimitField:
 
     Attributes:
         default: None: no value, or the default of the kind.
-        meaning: with its unit. The flag's help text is the part before the first semicolon.
-        meant: for words that are not values, the value that was probably meant.
-        beside: at least one of these fields must be given, or it has no effect.
-        only_with: another field and its value, without which this field has no effect.
-        not_with: a boolean field. If it is true, this field has no effect.
-        flag: flag of ``sluice limits set``, if it differs from the key.
-        named: only limits of a name or a pattern have it, not defaults.
-        metavar: placeholder for the flag's value. A boolean has none.
-        place, label: its position and label in the page's form. Without a label the form has no ordinary input.
-        words: labels of its values in the form. The empty value is none.
-        telling: the form unfolds all fields of a limit that has it.
-        not_of, words_not_of: kinds whose form does not show it, or one of its values.
-        only_of: kinds whose form shows it. Empty: all but ``not_of``.
+        meaning: Includes the unit. The first sentence is the help text of the flag.
+        meant: The value that was probably meant, by invalid word.
+        beside: At least one of these fields must be given, or it has no effect.
+        only_with: Another field and its value, without which this field has no effect.
+        not_with: A boolean field. If it is true, this field has no effect.
+        flag: The flag of ``sluice limits set``, if it differs from the key.
+        named: Defaults do not have it.
+        place, label: Position and label in the page's form. Without a label the form has no ordinary input.
+        words: Labels of its values in the form, including the empty value.
+        telling: The form unfolds all fields of a limit that has it.
+        not_of, words_not_of: Kinds whose form does not show it, or one of its values.
+        only_of: The only kinds whose form shows it, unless empty.
     """
 
     key: str
@@ -100,30 +99,27 @@ class LimitField:
 
     @property
     def plain_type(self) -> Any:
-        """The type without its bounds."""
         return get_args(self.type)[0] if get_origin(self.type) is Annotated else self.type
 
     @property
     def values(self) -> tuple[str, ...]:
-        """Its values, if they are words. Otherwise empty."""
+        """Empty if they are not words."""
         return get_args(self.type) if get_origin(self.type) is Literal else ()
 
     @property
     def is_choice(self) -> bool:
-        """Whether its value is true, false or absent, with three different meanings."""
+        """True, false and absent have three different meanings."""
         return self.plain_type is bool and self.default is None
 
     @property
     def is_list(self) -> bool:
-        """Whether its value is a list."""
         return get_origin(self.plain_type) is list
 
     def matters(self, limit: Mapping[str, Any]) -> bool:
-        """Return whether it has an effect, given the other fields of a limit."""
         return not self.idle(limit)
 
     def idle(self, limit: Mapping[str, Any]) -> str:
-        """Return the reason that it has no effect: ``without action = "delay"``. Empty if it has one."""
+        """Return why it has no effect: ``without action = "delay"``. Empty if it has one."""
         if self.not_with and limit.get(self.not_with):
             return f"with {self.not_with} = true"
         if self.only_with is not None and not self.fits(limit):
@@ -134,7 +130,6 @@ class LimitField:
         return ""
 
     def fits(self, limit: Mapping[str, Any]) -> bool:
-        """Return whether it is compatible with the other fields of a limit."""
         if self.not_with and limit.get(self.not_with):
             return False
         return self.only_with is None or limit.get(self.only_with[0]) == self.only_with[1]
@@ -147,61 +142,61 @@ def _default(key: str) -> Any:
 # fmt: off
 FIELDS: Final = (
     LimitField("rate", _Rate, None,
-               'messages per second, 500 or "500/s"; 0 refuses everything, "unlimited" admits everything; may be left'
+               'messages per second, 500 or "500/s". 0 refuses everything, "unlimited" admits everything. May be left'
                " out if bytes_per_s is given"),
     LimitField("burst_s", _Positive, _default("burst_s"),
-               "burst: seconds of the rate that may pass at once after a pause",
+               "burst after a pause, in seconds of the rate",
                not_with="adaptive", metavar="S", place=2, label="Burst, seconds"),
     LimitField("bytes_per_s", _Number, None,
-               "bytes per second of whole requests, in addition to messages; default: no limit",
+               "bytes per second of whole requests, in addition to the limit on messages. Default: no limit",
                not_with="adaptive", metavar="N", place=7, label="Bytes per second", telling=True),
-    LimitField("bytes_burst_s", _Positive, _default("bytes_burst_s"), "burst of the bytes, in seconds of bytes_per_s",
+    LimitField("bytes_burst_s", _Positive, _default("bytes_burst_s"), "burst of bytes, in seconds of bytes_per_s",
                beside=("bytes_per_s",), not_with="adaptive", metavar="S", place=8, label="Burst of bytes, seconds"),
     LimitField("count", Count, _default("count"),
-               "unit of the rate: messages, or requests whatever their number of messages",
+               "unit of the rate: messages, or requests regardless of their number of messages",
                meant={"bytes": "bytes_per_s"}, not_with="adaptive", metavar="WHAT", place=9, label="The rate counts",
-               words={"messages": "messages", "requests": "requests, whatever their number of messages"}),
+               words={"messages": "messages", "requests": "requests, regardless of their number of messages"}),
     LimitField("action", Action, None,
-               "above the limit: reject, delay, shadow, which only counts, or off, which disables the limit; default:"
-               " that of the protocol",
+               "above the limit: reject, delay, shadow (only counts), or off (disables the limit). Default: depends on"
+               " the protocol",
                meant={"refuse": "reject", "deny": "reject", "drop": "reject", "hold": "delay", "wait": "delay",
                       "log": "shadow", "count": "shadow", "none": "off"},
                metavar="ACTION", place=1, label="Above the limit",
                words={"": "default of the kind", "reject": "reject", "delay": "delay, then reject",
                       "shadow": "shadow", "off": "off: disabled"}),
     LimitField("max_debt_s", _Seconds, _default("max_debt_s"),
-               "largest debt of one request, in seconds of the rate; a request above it is refused alone",
+               "largest debt of one request, in seconds of the rate. A request above it is refused alone",
                not_with="adaptive", metavar="S", place=4, label="Longest debt, seconds"),
     LimitField("max_delay_s", _Seconds, None,
-               "with delay: longest time a request is held, in seconds; default: depends on the kind, and on spool",
+               "with delay: longest time a request is held, in seconds. Default: depends on the kind and on spool",
                only_with=_DELAY, metavar="S", place=5, label="Longest delay, seconds"),
     LimitField("spool", bool, None,
-               "with delay: true spools everything above the limit, in order, false spools nothing; spooled requests"
-               " wait for up to 3600 s if clients of the kind wait that long, unless max_delay_s is given; default:"
+               "with delay: true spools everything above the limit, in order, false spools nothing. Spooled requests"
+               " wait for up to 3600 s if clients of the kind wait that long, unless max_delay_s is given. Default:"
                " only requests beyond the bounds on held requests",
                only_with=_DELAY, place=6, label="Spool",
                words={"": "what memory has no room for", "true": "everything above the limit", "false": "nothing"}),
     LimitField("adaptive", bool, _default("adaptive"),
-               "true: the rate is found from how the broker of the listener answers, and shared fairly; replaces the"
-               " rate; only for a listener; above it, the action is reject or shadow, and reject is the default",
-               label="Adaptive: the rate is found from how the broker answers", telling=True,
+               "true: the rate follows the answers of the listener's broker, and is shared fairly. Replaces the rate."
+               " Only for a listener, with the action reject (the default) or shadow",
+               label="Adaptive: the rate follows the broker's answers", telling=True,
                only_of=(LISTENER,)),
     LimitField("floor", _Positive, _default("floor_per_s"),
-               "with adaptive: the limit is never below this, in messages per second",
+               "with adaptive: lowest limit, in messages per second",
                only_with=_ADAPTIVE, metavar="N", label="Floor, per second",
                only_of=(LISTENER,)),
     LimitField("ceiling", _Positive, None,
-               "with adaptive: the limit is never above this, in messages per second; default: no bound",
+               "with adaptive: highest limit, in messages per second. Default: no bound",
                only_with=_ADAPTIVE, metavar="N", label="Ceiling, per second",
                only_of=(LISTENER,)),
     LimitField("weight", Annotated[int, Meta(ge=1, le=MAX_WEIGHT)], _default("weight"),
-               "number of equal shares that each matching name gets of its listener's adaptive limit; needs no rate",
+               "number of equal shares that each matching name gets of its listener's adaptive limit. Needs no rate",
                metavar="N", place=17, label="Shares of an adaptive limit", telling=True, not_of=SCOPES),
-    LimitField("busy_code", int, None, "response code of a refusal; default: the protocol's own",
+    LimitField("busy_code", int, None, "response code of a refusal. Default: the protocol's own",
                metavar="N", place=13, label="Refusal code", not_of=_OF_AMQP),
     LimitField("fair_by", FairBy, None,
                "fair shares of the limit: one for each client, producer_group, certificate or user, with adaptive also"
-               " each topic, queue or exchange; default with adaptive: each name that messages are sent to",
+               " for each topic, queue or exchange. Default with adaptive: one for each name that messages are sent to",
                meant={"address": "client", "ip": "client", "group": "producer_group"},
                metavar="WHAT", place=10, label="Fair shares",
                words={"": "none", "producer_group": "by producer group", "client": "by client address",
@@ -210,22 +205,22 @@ FIELDS: Final = (
                words_not_of={"producer_group": _OF_AMQP, "user": _OF_ROCKETMQ,
                              **dict.fromkeys(("topic", "queue", "exchange"), _NOT_ADAPTIVE)}, telling=True),
     LimitField("max_fair_keys", Annotated[int, Meta(ge=1, le=MAX_FAIR_KEYS)], _default("max_fair_keys"),
-               "with fair_by: most shares at a time; all others have one share together",
+               "with fair_by: maximum number of shares at a time. All others have one share together",
                beside=("fair_by",), not_with="adaptive", metavar="N", place=11, label="Most fair shares"),
     LimitField("fleet", bool, _default("fleet"),
-               "true: the limit is for all members of the fleet together; needs [fleet] in the configuration",
+               "true: the limit is for all members of the fleet together. Needs [fleet] in the configuration",
                not_with="adaptive", flag="--fleet-limit", place=25,
                label="Fleet: one limit for all members together", telling=True),
     LimitField("warm_up_s", _Seconds, _default("warm_up_s"),
-               "seconds until the full rate is reached after an idle time",
+               "seconds to reach the full rate after an idle time",
                not_with="adaptive", metavar="S", place=12, label="Warm-up, seconds"),
     LimitField("break_s", _Seconds, None,
-               "seconds for which everything is refused once the limit is hit; 0 is a plain bucket; default: 1; 0 for"
+               "seconds for which everything is refused once the limit is hit. 0: a plain bucket. Default: 1, or 0 for"
                " shared limits, scopes, delay and warm_up_s",
                not_with="adaptive", metavar="S", place=3, label="Break, seconds"),
     LimitField("confirm", Confirm, _default("confirm"),
-               "what confirms a small message of AMQP 0.9.1 to its sender: broker, or after_consume, the acks of its"
-               " consumers; needs no rate",
+               "what confirms a small AMQP 0.9.1 message to its sender: the broker, or after_consume, the acks of its"
+               " consumers. Needs no rate",
                meant={"consumer": "after_consume", "consumers": "after_consume", "ack": "after_consume",
                       "disk": "broker"},
                metavar="WHAT", place=18, label="Confirmed by",
@@ -233,46 +228,46 @@ FIELDS: Final = (
                not_of=_UNCONFIRMED),
     LimitField("confirm_below_bytes", Annotated[int, Meta(ge=1, le=MAX_CONFIRM_BELOW_BYTES)],
                _default("confirm_below_bytes"),
-               "with after_consume: size in bytes from which on the broker confirms a message",
+               "with after_consume: message size in bytes from which the broker confirms",
                only_with=_AFTER_CONSUME, metavar="BYTES", place=19, label="Only messages below, bytes",
                not_of=_UNCONFIRMED),
     LimitField("confirm_within_s", _Positive, _default("confirm_within_s"),
-               "with after_consume: how long the consumers have, in seconds",
+               "with after_consume: seconds that consumers have to acknowledge",
                only_with=_AFTER_CONSUME, metavar="S", place=20, label="Consumers have, seconds", not_of=_UNCONFIRMED),
     LimitField("confirm_queues", Annotated[int, Meta(ge=1, le=MAX_CONFIRM_QUEUES)], None,
-               "with after_consume, of an exchange: number of queues that each message goes to; without it, the broker"
-               " confirms messages of an exchange; must be exact, or confirms come too early or never",
+               "with after_consume, for an exchange: number of queues that each message goes to. Without it, the broker"
+               " confirms messages of an exchange. Must be exact, or confirms come too early or never",
                only_with=_AFTER_CONSUME, metavar="N", place=21, label="Queues for each message", not_of=_UNCONFIRMED),
     LimitField("fallback", Fallback, _default("fallback"),
-               "with after_consume, for messages that consumers do not confirm: persist publishes them again, for the"
+               "with after_consume, for messages that consumers do not confirm: persist publishes them again for the"
                " broker to confirm, nack refuses them",
                only_with=_AFTER_CONSUME, metavar="WHAT", place=22, label="What consumers do not confirm",
-               words={"persist": "is published again, for the broker to confirm", "nack": "is refused"},
+               words={"persist": "is published again for the broker to confirm", "nack": "is refused"},
                not_of=_UNCONFIRMED),
     LimitField("allow_under_limit", bool, _default("allow_under_limit"),
                "accept a break longer than the burst, although clients then get less than the rate",
                not_with="adaptive", place=23,
                label="Accept a break longer than the burst: clients get less than the rate"),
     LimitField("exempt", bool, _default("exempt"),
-               "true: never limited, not even by shared limits and scopes; replaces the rate", named=True,
+               "true: never limited, not even by shared limits and scopes. Replaces the rate", named=True,
                place=24, label="Exempt: never limited; replaces the rate", telling=True),
     LimitField("between", str, None,
-               "hours in which the limit applies, HH:MM-HH:MM; hours across midnight belong to the first day",
+               "hours in which the limit applies, HH:MM-HH:MM. Hours across midnight belong to the first day",
                named=True, metavar="HH:MM-HH:MM", place=14, label="Hours", telling=True),
     LimitField("days", Annotated[list[_Day], Meta(min_length=1)], None,
-               "days on which the limit applies, mon,tue,…; default: every day",
+               "days on which the limit applies, as in mon,tue. Default: every day",
                named=True, metavar="DAYS", place=15, label="Days", telling=True),
     LimitField("time_zone", str, "UTC", "time zone of between and days", beside=("between", "days"), named=True,
                metavar="ZONE", place=16, label="Time zone"),
 )
-"""All fields of a limit, in display order."""
+"""In display order."""
 # fmt: on
 
 
 def limit_struct(
     name: str, doc: str, *, more: Iterable[tuple[Any, ...]] = (), named: bool = True, patch: bool = False
 ) -> type[msgspec.Struct]:
-    """Make a struct of a limit's fields, with ``more`` fields as for ``msgspec.defstruct``.
+    """Make a struct of a limit's fields and ``more`` fields, as for ``msgspec.defstruct``.
 
     If not ``named``, it is for a default. In a ``patch`` every field may be missing or None.
     """
@@ -280,7 +275,7 @@ def limit_struct(
     return msgspec.defstruct(name, [*fields, *more], namespace={"__doc__": doc}, frozen=True, kw_only=True)
 
 
-#: Hides types that are made here from mypy, which does not follow them.
+#: mypy does not follow types that are made here.
 _annotated: Final[Any] = Annotated
 
 

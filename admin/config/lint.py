@@ -15,7 +15,6 @@ from proxy.protocols.base import Kind
 
 
 def warnings(settings: Settings, rules: Sequence[Rule], kinds: Iterable[Kind], origins: Origins) -> list[str]:
-    """Return the warnings about limits and listeners."""
     by_name = {kind.name: kind for kind in kinds}
     patience = [
         kind.client_timeout_s for kind in by_name.values() if kind.client_timeout_s is not None and not kind.consumes

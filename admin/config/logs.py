@@ -14,17 +14,13 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 from admin.common.tables import printable
 from admin.config.settings import LogSettings
 
-#: Lines that can wait for a slow reader.
 _QUEUED_LINES: Final = 10_000
 
 
 class LogWriter:
-    """A text stream for loggers that writes on a thread, so that a full or closed pipe does not stop the sidecar.
+    """A text stream that writes on a thread, so that a full or closed pipe does not stop the sidecar.
 
-    ``write`` neither blocks nor raises. Lines that cannot be queued or written are dropped and counted.
-
-    Attributes:
-        dropped_lines: Lines lost so far.
+    ``write`` neither blocks nor raises. Lines that cannot be queued or written are counted as ``dropped_lines``.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -34,11 +30,9 @@ class LogWriter:
         threading.Thread(target=self._run, name="log writer", daemon=True).start()
 
     def isatty(self) -> bool:
-        """Return whether the stream is a terminal."""
         return self._stream.isatty()
 
     def write(self, text: str) -> int:
-        """Queue some text."""
         try:
             self._lines.put_nowait(text)
         except queue.Full:
@@ -49,7 +43,6 @@ class LogWriter:
         """Do nothing: every line is flushed when it is written."""
 
     def drain(self, timeout_s: float) -> None:
-        """Wait up to ``timeout_s`` until everything queued is written."""
         deadline_s = time.monotonic() + timeout_s
         with self._lines.all_tasks_done:
             while self._lines.unfinished_tasks:
@@ -71,7 +64,7 @@ class LogWriter:
                 self._lines.task_done()
 
 
-#: How long the process waits for its last lines to be written when it ends.
+#: Wait at exit for the last lines.
 _LAST_LINES_S: Final = 1.0
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
@@ -88,17 +81,15 @@ def start(settings: LogSettings) -> None:
 
 
 def change_level(settings: LogSettings) -> None:
-    """Change the level."""
     configure(settings, _writers[-1] if _writers else None)
 
 
 def dropped_lines() -> int:
-    """Return how many lines were lost."""
     return sum(writer.dropped_lines for writer in _writers)
 
 
 def configure(settings: LogSettings, stream: TextIO | LogWriter | None = None) -> None:
-    """Set up structlog, also for libraries' logs. The stream is stderr by default."""
+    """Set up structlog and libraries' logs, on stderr by default."""
     stream = stream or sys.stderr
     text = cast("TextIO", stream)
     human = settings.format == "human" or (settings.format == "auto" and stream.isatty())

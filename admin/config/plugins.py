@@ -1,7 +1,7 @@
-"""Finds protocols and handlers by entry point, and reads their options into the types they declare.
+"""Finds protocols and handlers by entry point, and reads their options.
 
 Any installed package can register under ``sluice.protocols`` (a ``proxy.protocols.base.Protocol``) or
-``sluice.handlers`` (a ``proxy.deciding.pipeline.HandlerPlugin``). Sluice registers its own in the same way.
+``sluice.handlers`` (a ``proxy.deciding.pipeline.HandlerPlugin``), as Sluice itself does.
 """
 
 from collections.abc import Mapping
@@ -25,27 +25,22 @@ Plugin = TypeVar("Plugin", Protocol, HandlerPlugin)
 
 @cache
 def own_protocols() -> tuple[Protocol, ...]:
-    """Load Sluice's own protocols, the default one first."""
+    """Return Sluice's own protocols, the default one first."""
     entries = [each for each in entry_points(group=PROTOCOL_GROUP) if each.dist and each.dist.name == DISTRIBUTION]
     return tuple(each.load() for each in sorted(entries, key=lambda each: (each.name != DEFAULT, each.name)))
 
 
 def protocol(name: str, place: Place, origins: Origins) -> Protocol:
-    """Load a protocol.
-
-    Raises:
-        SettingsError: It is not installed, cannot be imported, or is not a Protocol.
-    """
+    """Raises SettingsError if it is not installed, not importable or not a Protocol."""
     return _load(Protocol, PROTOCOL_GROUP, name, place, origins)
 
 
 def handler(name: str, place: Place, origins: Origins) -> HandlerPlugin:
-    """Load a handler. Arguments and errors are those of ``protocol``."""
     return _load(HandlerPlugin, HANDLER_GROUP, name, place, origins)
 
 
 def options(declared: type[Any], given: Mapping[str, object], place: Place, origins: Origins) -> Any:
-    """Read a table of options into the type that its plug-in declares. Raises SettingsError."""
+    """Raises SettingsError."""
     try:
         return read(declared, dict(given))
     except FaultsError as error:

@@ -1,4 +1,4 @@
-"""One rule and its written fields: parses and checks those of the file and of live edits, and writes them back."""
+"""Parses and checks the written fields of a rule, from the file or a live edit, and writes them back."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -18,39 +18,37 @@ from limiter.rules.schedule import DAYS, EVERY_DAY, Hours, read_hours
 from proxy.protocols.base import Kind, Protocol, kinds_of, unsupported_kind
 
 SCOPE_KINDS: Final = (
-    Kind(CLIENT, "all messages sent from an address; the name is an address or a network"),
+    Kind(CLIENT, "all messages sent from an address or a network"),
     Kind(PRODUCER_GROUP, "all messages sent by a producer group"),
     Kind(CERTIFICATE, "all messages sent by clients with a TLS certificate of this name"),
     Kind(USER, "all messages sent by a user, by the login of the connection"),
     Kind(VHOST, "all messages sent in a virtual host"),
-    Kind(LISTENER, "all messages sent through the listeners of a scope; the name is the scope's"),
+    Kind(LISTENER, "all messages sent through the listeners of a scope, by the name of the scope"),
 )
-"""The kinds of scopes, in the order in which their limits are applied."""
+"""In the order in which their limits are applied."""
 
 #: Rule attributes whose key has another name.
 _ATTRIBUTES: Final = {"rate": "rate_per_s", "name": "pattern", "floor": "floor_per_s", "ceiling": "ceiling_per_s"}
 _KEYS: Final = {attribute: key for key, attribute in _ATTRIBUTES.items()}
-#: Rule attributes by the keys of their fields.
+#: Rule attributes by key.
 _GIVEN: Final = {
     each.key: attribute
     for each in FIELDS
     if each.key != "rate" and (attribute := _ATTRIBUTES.get(each.key, each.key)) in Rule.__dataclass_fields__
 }
-#: Kinds that other words may mean, with any protocol.
+#: Words for kinds of any protocol.
 _KIND_HINTS: Final = dict.fromkeys(("address", "ip", "host", "network", "client_address"), (CLIENT,))
-#: Glob characters that need brackets to be literal.
+#: Glob characters, which are literal only in brackets.
 _SPECIAL: Final = frozenset("*?[")
 _LIMIT: Final = Annotated[dict[str, Any], Meta(extra={"table": Limit})]
-#: Keys of ``[[limits]]`` that an edit has in its address.
+#: Keys that are part of an edit's address.
 _OF_ADDRESS: Final = frozenset({"kind", "name", "shared"})
 
 
 class Target(NamedTuple):
-    """The target of a limit, as edits address it. Rules with hours share the target of their name.
+    """The target of an edit, normalized. Rules with hours share the target of their name.
 
-    Attributes:
-        kind: A kind, or ``total``.
-        name: The exact name or pattern, normalized. For a total ``KIND:PATTERN``.
+    ``kind`` may be ``total``. Then ``name`` is ``KIND:PATTERN``.
     """
 
     kind: str
@@ -58,7 +56,7 @@ class Target(NamedTuple):
 
 
 class FieldError(Exception):
-    """The written fields do not make a rule. Lists problems by field, where an empty field is the whole rule."""
+    """The fields do not make a rule. ``problems`` are by field, where an empty field is the whole rule."""
 
     def __init__(self, problems: Iterable[tuple[str, str]]) -> None:
         self.problems = tuple(problems)
@@ -66,7 +64,7 @@ class FieldError(Exception):
 
 
 def scope_kinds_of(protocols: Iterable[Protocol]) -> tuple[Kind, ...]:
-    """Return the kinds of scopes of the protocols, in the order in which their limits are applied.
+    """Return the protocols' kinds of scopes, in the order in which their limits are applied.
 
     They delay by default if all kinds of sent messages do. Otherwise they reject, except on connections of protocols
     that delay by default.
@@ -93,19 +91,14 @@ def _grants(protocol: Protocol) -> bool:
 def longest_delay_s(kind: Kind, *, action: str, spool: bool | None) -> float:
     """Return the default of ``max_delay_s``.
 
-    Spooled messages have room to wait. But if clients give up early and resend, the spool would only fill with messages
-    that no client waits for.
+    Spooled messages have room to wait, unless their clients give up early and resend.
     """
     put_aside = spool and action == "delay" and not kind.consumes and kind.client_timeout_s is None
     return float(MAX_TIME_S) if put_aside else kind.max_delay_s
 
 
 class RuleReader:
-    """Makes rules from written fields.
-
-    Attributes:
-        kinds: All kinds, including scopes, by name.
-    """
+    """Makes rules from written fields. ``kinds`` includes scopes."""
 
     def __init__(self, protocols: Sequence[Protocol], scopes: Iterable[str], *, has_fleet: bool = True) -> None:
         self.protocols = tuple(protocols)
@@ -115,11 +108,11 @@ class RuleReader:
         self._scopes = frozenset(scopes)
         self._meant = dict(_KIND_HINTS)
         for word, meant in (pair for each in protocols for pair in each.kind_hints.items()):
-            # A protocol's own meaning of the word comes first.
+            # A protocol's own meaning comes first.
             self._meant[word] = tuple(dict.fromkeys((*meant, *self._meant.get(word, ()))))
 
     def unknown(self, kind: str, allowed: Collection[str] = ()) -> str:
-        """Report an unknown kind, and suggest another. Without ``allowed`` all kinds are allowed."""
+        """Report an unknown kind, with a suggestion. Without ``allowed`` all kinds are allowed."""
         allowed = allowed or self.kinds
         if not allowed:
             return f"unknown; {' and '.join(each.name for each in self.protocols)} has no limits"
@@ -136,16 +129,11 @@ class RuleReader:
         return unknown_key(kind, allowed)
 
     def no_kind(self, kind: str, allowed: Collection[str] = ()) -> str:
-        """Return the text of ``unknown`` as a sentence."""
         what = self.unknown(kind, allowed).removeprefix("unknown; ").replace("allowed here: ", "there are ", 1)
         return f'no kind "{kind}"; {what}'
 
     def rule(self, kind: str, pattern: str, limit: Mapping[str, Any], source: str, *, shared: bool = False) -> Rule:
-        """Return the checked rule of a limit, given its valid fields.
-
-        Raises:
-            RuleError: Values contradict each other, a protocol does not support it, or no listener has the scope.
-        """
+        """Return the checked rule of valid fields. Raises RuleError, as ``check`` or for contradictions."""
         of = self.kinds[kind]
         # confirm = "broker" counts too: it remains of a limit whose after_consume is removed.
         given = limit.keys() & {"rate", "bytes_per_s", "confirm", "weight"}
@@ -154,7 +142,6 @@ class RuleReader:
             allowed = 'a rate or bytes_per_s, action = "off", exempt = true, confirm = "after_consume", or a weight'
             allowed += f"; for a {LISTENER} also adaptive = true"
             raise RuleError("it limits nothing", allowed, "rate_per_s")
-        # The kind has defaults for some fields.
         fields: dict[str, Any] = {
             _GIVEN[each.key]: getattr(of, each.key, None)
             if (value := limit.get(each.key, each.default)) is None
@@ -181,11 +168,7 @@ class RuleReader:
         return self.check(rule)
 
     def check(self, rule: Rule) -> Rule:
-        """Return the rule if all protocols concerned support it.
-
-        Raises:
-            RuleError: One of them does not, or no listener has the scope.
-        """
+        """Return the rule. Raises RuleError if a protocol does not support it, or no listener has the scope."""
         concerned = [protocol for protocol in self.protocols if protocol.has(rule.kind)]
         for protocol in concerned:
             protocol.check_rule(rule)
@@ -208,14 +191,13 @@ class RuleReader:
         return rule
 
     def target(self, kind: str, name: str) -> Target:
-        """Return the normalized target. Raises FieldError for an unknown kind or an invalid name."""
+        """Raises FieldError for an unknown kind or an invalid name."""
         return target_of(self._unlimited(kind, name))
 
     def read(self, kind: str, name: str, fields: Mapping[str, Any], source: str) -> Rule:
-        """Return the checked rule of a live edit. ``fields`` has keys and values as in the file.
+        """Return the checked rule of a live edit, whose fields are as in the file.
 
-        Raises:
-            FieldError: With all errors of single fields, or else the first one of the rule.
+        Raises FieldError with all errors of single fields, or else the first one of the rule.
         """
         named = self._unlimited(kind, name)
         try:
@@ -224,7 +206,7 @@ class RuleReader:
             raise FieldError(
                 (
                     spell(each.place),
-                    "not allowed in an edit: its address has the kind and the name; the kind of a shared limit is total"
+                    "not allowed in an edit: kind and name are in its address, and a shared limit has the kind total"
                     if each.place[0] in _OF_ADDRESS
                     else each.told,
                 )
@@ -260,7 +242,6 @@ def _check_confirmed(rule: Rule, protocols: Sequence[Protocol]) -> None:
 
 
 def target_of(rule: Rule) -> Target:
-    """Return a rule's normalized target."""
     exact = rule.exact_name
     text = rule.matches.text
     if exact is not None and exact != text:
@@ -269,7 +250,7 @@ def target_of(rule: Rule) -> Target:
 
 
 def fields_of(rule: Rule) -> dict[str, Any]:
-    """Return all fields of a rule as they would be written, including defaults."""
+    """Return all fields of a rule as written, including defaults."""
     hours = rule.hours
     whole_day = hours is not None and (hours.from_minute, hours.to_minute) == (0, 24 * 60)
     otherwise = {
@@ -285,15 +266,15 @@ def fields_of(rule: Rule) -> dict[str, Any]:
 
 
 def written(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a limit that differ from their defaults."""
+    """Return the fields that differ from their defaults."""
     return {each.key: value for each in FIELDS if (value := fields.get(each.key)) is not None and value != each.default}
 
 
 def patched(fields: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a limit after a merge patch. None removes a field.
+    """Return a limit's fields after a merge patch. None removes a field.
 
-    Fields that no longer fit another field are dropped unless the patch names them. So is ``max_delay_s`` if ``spool``
-    changes, because its default changes.
+    Fields that no longer fit are dropped unless the patch names them. So is ``max_delay_s`` if ``spool`` changes,
+    because its default changes.
     """
     found = {key: value for key, value in {**fields, **patch}.items() if value is not None}
     gone: set[str] = set()
@@ -316,7 +297,7 @@ def key_of(error: RuleError) -> str:
 
 
 def worded(error: RuleError) -> str:
-    """Return an error's text with the names of keys."""
+    """Return the text with the names of keys."""
     return str(error).replace("rate_per_s", "rate")
 
 

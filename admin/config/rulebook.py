@@ -1,7 +1,4 @@
-"""The rules of a configuration: read from file, environment and flags, checked, and layered.
-
-``limiter.rules.rule_set`` decides which rule applies.
-"""
+"""The rules of a configuration: read, checked and layered. ``limiter.rules.rule_set`` decides which applies."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
@@ -24,24 +21,20 @@ BUILT_IN: Final = "built-in"
 class Rulebook:
     """The configured rules, over which live edits are layered.
 
-    A protocol's own rates apply only if the configuration has no limits. Edits do not change that: otherwise the first
-    edit of one topic would unlimit all others, and the end of the last edit would limit them again.
+    A protocol's own rates apply only if the configuration has no limits. Edits do not change that: the first edit of
+    one topic would unlimit all others.
     """
 
     def __init__(self, reader: RuleReader, layers: Sequence[Sequence[Rule]], *, enabled: bool) -> None:
-        """Layer the rules of all sources, the weakest first, beginning with the protocols' own.
-
-        Raises:
-            RuleError: Two rules of one source share kind, pattern and hours.
-        """
+        """Layer the rules of all sources, weakest first. Raises RuleError for duplicates within a source."""
         self.reader = reader
         self.enabled = enabled
         self.configured = layer_rules(*layers)
 
     def rules(self, edits: Iterable[Rule] = ()) -> tuple[Rule, ...]:
-        """Return the rules with edits as their strongest source, the most important first.
+        """Return edits and configured rules, the most important first.
 
-        With thousands of edits, which never share a key, this is much faster than ``layer_rules``.
+        Edits never share a key, so this is much faster than ``layer_rules``.
         """
         edits = tuple(edits)
         edited = {rule.key for rule in edits}
@@ -49,7 +42,6 @@ class Rulebook:
         return (*edits, *kept)
 
     def rule_set(self) -> RuleSet:
-        """Return the rules without edits."""
         return RuleSet(rules=self.rules(), enabled=self.enabled)
 
 
@@ -78,7 +70,6 @@ def build(configuration: Configuration, protocols: Sequence[Protocol], scopes: I
 
 
 def plain_rule(kind: Kind, pattern: str, rate_per_s: float | None, source: str = BUILT_IN) -> Rule:
-    """Return a rule that has only a rate."""
     return Rule(
         kind.name,
         pattern,
@@ -91,7 +82,7 @@ def plain_rule(kind: Kind, pattern: str, rate_per_s: float | None, source: str =
 
 
 def written_limits(settings: Settings) -> Iterator[tuple[Place, str, str, Written]]:
-    """Yield the place, kind and pattern of each limit and default, with the limit."""
+    """Yield place, kind, pattern and fields of each limit and default."""
     for index, limit in enumerate(settings.limits):
         yield ("limits", index), limit["kind"], limit["name"], limit
     for kind, limit in settings.defaults.items():

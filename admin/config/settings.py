@@ -1,7 +1,6 @@
 """Every key of the configuration: its meaning, type, default and bounds.
 
-These structs are the only definition of a key, except for limits (``admin.config.limit_fields``). For the sources of
-values see ``admin.config.sources``.
+Keys of limits are in ``admin.config.limit_fields``, the sources of values in ``admin.config.sources``.
 """
 
 from ipaddress import IPv4Network, IPv6Network
@@ -23,7 +22,7 @@ DEFAULT_SCOPE = "default"
 OFF: Literal["off"] = "off"
 
 Written = dict[str, Any]
-"""The given fields of a limit, checked one by one, for ``[[limits]]`` including kind, name and shared."""
+"""The given fields of a limit, checked one by one. In ``[[limits]]`` including kind, name and shared."""
 
 
 class Secret(str):
@@ -100,12 +99,12 @@ LimitSettings: Final = limit_struct(
     "LimitSettings",
     "The limit of a name, or of all names that match a pattern, for each name or for all together.",
     more=[
-        ("kind", Annotated[Name, Meta(description="a kind of resource or scope of the protocol, or client, listener")]),
+        ("kind", Annotated[Name, Meta(description="kind of resource or scope of the protocol, client or listener")]),
         (
             "name",
             Annotated[
                 Name,
-                Meta(description="exact name, or pattern with * ? []; for clients an address, a network or *"),
+                Meta(description="exact name, or pattern with * ? []. For clients: an address, a network or *"),
             ],
         ),
         (
@@ -127,44 +126,45 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ListenerSettings(Table, frozen=True, kw_only=True):
-    """One address that clients connect to, and the broker behind it.
+    """One address that clients connect to, and its broker.
 
     Attributes:
         name: name in logs and metrics. Default: its address.
-        listen: address that clients connect to. [::] is all addresses, or only IPv6 if another one listens on the port
+        listen: address that clients connect to. [::] is all addresses, or only IPv6 if another listener has the port
             with IPv4.
-        broker: address of the broker behind it.
+        broker: address of the broker.
         backup_brokers: further addresses of the broker. While ``broker`` does not answer, the first that does is used.
-        reuse_port: true: other processes of the same user may listen on the address, too (SO_REUSEPORT). The kernel
-            divides new connections among them. All of them need it.
+        reuse_port: true: processes of the same user share the address (SO_REUSEPORT), and the kernel distributes new
+            connections among them. All of them need it.
         protocol: protocol of the clients.
-        scope: name that limits of kind listener use. Listeners of one scope share these limits.
+        scope: name for limits of kind listener, which all listeners of the scope share.
         exempt: addresses and networks of clients that are never limited.
-        max_connections_per_client: open connections from one address to all listeners of the scope. Default: no bound.
-        new_connections_per_s: connections accepted per second. Default: no bound.
-        proxy_protocol_from: addresses and networks of load balancers. Connections from there must begin with a PROXY
-            header, v1 or v2, which names the client.
+        max_connections_per_client: maximum open connections from one address to all listeners of the scope. Default: no
+            bound.
+        new_connections_per_s: maximum connections accepted per second. Default: no bound.
+        proxy_protocol_from: addresses and networks of load balancers. Their connections must begin with a PROXY header,
+            v1 or v2, which names the client.
         send_proxy_protocol: version of the PROXY header sent to the broker, which must expect it. Default: none.
-        handshake_timeout_s: seconds for a client's PROXY header and TLS handshake to arrive, and then for its first
-            bytes.
+        handshake_timeout_s: seconds for a client's PROXY header and TLS handshake, and then for its first bytes.
         frame_timeout_s: seconds (up to twice as many) for a client to complete a frame, if it sends less than 1 KiB/s.
-        idle_timeout_s: seconds without a byte from client or broker that end a connection. Default: no bound.
+        idle_timeout_s: seconds without a byte from client or broker after which a connection is closed. Default: no
+            bound.
         write_timeout_s: seconds after which a client that reads nothing is disconnected. Default: no bound.
         tls: clients that begin with TLS: refuse closes the connection (the default), pass relays it unread and without
-            limits, accept ends TLS here, require does so and refuses clients without TLS.
+            limits, accept terminates TLS, require also refuses clients without TLS.
         tls_certificate_file: PEM file of Sluice's certificate for clients, with its chain.
         tls_key_file: PEM file of the certificate's key.
-        tls_client_ca_file: PEM file of the CAs of clients' certificates. With it, clients are asked for a certificate.
+        tls_client_ca_file: PEM file of the CAs of clients' certificates. If set, clients are asked for a certificate.
         tls_client_certificate: with tls_client_ca_file: require refuses clients without a certificate (the default),
             accept serves them.
-        tls_minimum_version: oldest version of TLS that clients may use.
+        tls_minimum_version: oldest TLS version that clients may use.
         tls_ciphers: ciphers of TLS 1.2 (not of 1.3), as for ``openssl ciphers``. Default: OpenSSL's own.
-        broker_tls: true: Sluice speaks TLS to the broker.
+        broker_tls: true: connect to the broker with TLS.
         broker_tls_ca_file: PEM file of the CAs of the broker's certificate. Default: the system's.
         broker_tls_certificate_file: PEM file of Sluice's certificate for the broker, with its chain.
         broker_tls_key_file: PEM file of that certificate's key.
         broker_tls_server_name: name in the broker's certificate. Default: the host of ``broker``.
-        broker_tls_verify: false: the broker's certificate is not checked, so anyone in between can read the traffic.
+        broker_tls_verify: false: do not check the broker's certificate, so anyone in between can read the traffic.
             Default: true.
         options: the protocol's own options.
     """
@@ -202,19 +202,18 @@ class ListenerSettings(Table, frozen=True, kw_only=True):
 
     @property
     def label(self) -> str:
-        """The listener's name, or its address if it has no name."""
         return self.name or str(self.listen)
 
 
 class HandlerSettings(Table, frozen=True, kw_only=True):
-    """One handler of the pipeline that every request passes, in the order of the file.
+    """A handler of the pipeline. Every request passes the handlers in the order of the file.
 
     Attributes:
         name: name of an installed handler.
-        lane: where the handler runs. Default: its own choice.
+        lane: where the handler runs. Default: the handler's choice.
         lanes: number of lanes. Each connection uses one.
-        capacity: batches that may wait on a lane. Further ones bypass the handler.
-        deadline_ms: milliseconds that a batch waits for its verdict. After that it bypasses the handler.
+        capacity: maximum batches waiting on a lane. Further ones bypass the handler.
+        deadline_ms: milliseconds that a batch waits for its verdict before it bypasses the handler.
         options: the handler's own options.
     """
 
@@ -227,17 +226,17 @@ class HandlerSettings(Table, frozen=True, kw_only=True):
 
 
 class AdminSettings(Table, frozen=True, kw_only=True):
-    """The HTTP address of page, API, metrics and health checks, and access to it.
+    """The HTTP address of the page, the API, metrics and health checks.
 
     Attributes:
-        listen: address of page, API, /metrics, /healthz and /readyz. "off" disables all of them.
+        listen: address of the page, the API, /metrics, /healthz and /readyz. "off" disables all of them.
         token_file: file of tokens, one per line: NAME ROLE TOKEN. The role is read or write.
-        token: one token that may read and write. Prefer the variable.
-        read_token: one token that may only read. Prefer the variable.
-        allow_anyone: true: allow an address that other machines reach without any token. They can then change limits.
+        token: a token that may read and write. Prefer the variable.
+        read_token: a token that may only read. Prefer the variable.
+        allow_anyone: true: allow an address that other machines can reach without a token. They can then change limits.
         allowed_hosts: host names of the address, in addition to localhost and IP addresses.
         public_metrics: true: /metrics needs no token.
-        tls_certificate_file: PEM file. Certificate and key together enable HTTPS.
+        tls_certificate_file: PEM file of the certificate with its chain. With tls_key_file it enables HTTPS.
         tls_key_file: PEM file of the certificate's key.
     """
 
@@ -270,11 +269,11 @@ class RejectionLogSettings(Table, frozen=True, kw_only=True):
     Attributes:
         dir: folder of the files. "off" disables the log. Default: ``rejections`` in the state directory.
         instance: name of this sidecar in the log. Default: host name and port of the first listener.
-        max_file_bytes: size at which a file is finished.
+        max_file_bytes: size at which a new file is started.
         max_file_age_s: seconds after which a file with refusals or traffic is finished.
-        max_total_bytes: size of all files together. Above it the oldest are deleted.
-        max_keys_per_s: refusals told apart per second. The others are counted as _other.
-        max_resources: resources told apart per minute. The others are counted as _other.
+        max_total_bytes: maximum size of all files together. The oldest are deleted.
+        max_keys_per_s: maximum distinct refusals per second. The others are counted as _other.
+        max_resources: maximum distinct resources per minute. The others are counted as _other.
     """
 
     dir: Name | None = None
@@ -290,22 +289,23 @@ class ReportSettings(Table, frozen=True, kw_only=True):
     """The report whose recommendations the page shows.
 
     Attributes:
-        recommendations: its ``recommendations.json``, or "off". Default: ``report/recommendations.json`` in the state
-            directory, which ``sluice report --out STATE_DIR/report`` writes.
+        recommendations: path of its ``recommendations.json``, or "off". Default: ``report/recommendations.json`` in the
+            state directory, as written by ``sluice report --out STATE_DIR/report``.
     """
 
     recommendations: Annotated[str | None, Meta(extra={"read": _read_report})] = None
 
 
 class SpoolSettings(Table, frozen=True, kw_only=True):
-    """Memory and disk for waiting requests over a limit with ``spool``.
+    """Memory and disk for requests that wait above a limit.
 
     Attributes:
         dir: folder of its files. "off": requests wait in memory only. Default: ``spool`` in the state directory.
-        memory_bytes: memory that it may use. From half of it on, messages beyond target_s go to disk.
-        max_disk_bytes: size of all its files. When full, messages wait in memory, and then clients are no longer read.
+        memory_bytes: maximum memory. From half of it on, messages beyond target_s go to disk.
+        max_disk_bytes: maximum size of all files. When full, messages wait in memory, and then clients are no longer
+            read.
         max_age_s: seconds after which a message is refused, or sent if it cannot be refused. 0: never.
-        target_s: seconds of its traffic that a queue keeps in memory while memory is short.
+        target_s: seconds of traffic that a queue keeps in memory while memory is short.
         recover: true: after a restart or a crash, messages on disk whose senders expect no answer are sent, marked as
             possible duplicates. false: they are counted and dropped.
     """
@@ -319,11 +319,11 @@ class SpoolSettings(Table, frozen=True, kw_only=True):
 
 
 class AlarmSettings(Table, frozen=True, kw_only=True):
-    """When Sluice stops publishers until there is enough memory and disk again.
+    """Thresholds at which publishers are stopped until there is enough memory and disk again.
 
     Attributes:
-        memory_high_watermark: share of the memory of the container or machine, above which publishers are stopped.
-        disk_free_bytes: free bytes on the spool's disk, below which publishers are stopped. 0: never.
+        memory_high_watermark: share of the container's or machine's memory above which publishers are stopped.
+        disk_free_bytes: free bytes on the spool's disk below which publishers are stopped. 0: never.
     """
 
     memory_high_watermark: Annotated[float, Meta(gt=0, le=1)] = 0.6
@@ -331,21 +331,21 @@ class AlarmSettings(Table, frozen=True, kw_only=True):
 
 
 class FleetSettings(Table, frozen=True, kw_only=True):
-    """The fleet whose members share limits that have ``fleet = true``, by Redis 6 or newer, or Valkey.
+    """The fleet. Its members share limits with ``fleet = true`` through Redis 6 or newer, or Valkey.
 
     Attributes:
         url: redis://HOST:PORT/DATABASE, sentinel://HOST,HOST/SERVICE or cluster://HOST,HOST. With TLS: rediss://,
             sentinel+tls:// or cluster+tls://.
         name: name of the fleet. Processes with the same name share limits.
         member: name of this process for operators. Default: host name and process id.
-        user: user of Redis. Default: Redis's default user.
+        user: Redis user. Default: Redis's default user.
         password_file: file of the user's password, read for each new connection.
         password: the user's password. Prefer the variable.
         ca_file: with TLS: PEM file of the CAs of Redis's certificate. Default: the system's.
         certificate_file: with TLS: PEM file of Sluice's certificate for Redis, with its chain.
         key_file: PEM file of that certificate's key.
-        when_away: while Redis does not answer, each member has: its last share (last), an equal share (equal), no limit
-            (unlimited), or a small part of the burst (refuse).
+        when_away: limits of a member while Redis does not answer: its last share (last), an equal share (equal), no
+            limit (unlimited), or a small part of the burst (refuse).
     """
 
     url: Annotated[str, Meta(min_length=1, max_length=4096, extra={"check": _check_redis_url})]
@@ -364,10 +364,10 @@ class BoundsSettings(Table, frozen=True, kw_only=True):
     """Upper bounds of resource usage.
 
     Attributes:
-        max_connections: open client connections. Further ones are closed at once.
-        max_live_limiters: limiters in memory. Further names share one limiter per rule.
-        max_resource_labels: resources with their own metrics. The others are counted as _other.
-        buffer_budget_bytes: bytes of all read buffers. Above it reads get smaller.
+        max_connections: maximum open client connections. Further ones are closed at once.
+        max_live_limiters: maximum limiters in memory. Further names share one limiter per rule.
+        max_resource_labels: maximum resources with their own metrics. The others are counted as _other.
+        buffer_budget_bytes: bytes of all read buffers. Above it, reads get smaller.
     """
 
     max_connections: AtLeastOne = 10_000
@@ -380,13 +380,13 @@ class Settings(Table, frozen=True, kw_only=True):
     """The root of the configuration.
 
     Attributes:
-        limiting: false: everything passes, and is still counted.
+        limiting: false: everything passes and is only counted.
         state_dir: directory of live edits. "off": they last until the restart. Default: see ``sluice run --help``.
         grace_s: seconds that requests in flight have to finish on SIGTERM.
         take_over: true: take over listeners, edits and limits from a process with the same state directory, which then
             ends. false: do not start beside it.
-        reload_on_change: true: reload when the configuration or its files change, as on SIGHUP.
-        defaults: by kind: the limit of each name that no other limit matches.
+        reload_on_change: true: reload when the configuration or one of its files changes, as on SIGHUP.
+        defaults: limits of names that no other limit matches, by kind.
     """
 
     limiting: bool = True

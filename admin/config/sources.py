@@ -1,16 +1,10 @@
-"""Sources of settings: a TOML file, the environment and flags. Each overrides the one before.
+"""Reads and merges settings from a TOML file, the environment and flags. Each overrides the one before.
 
-Reads, merges and validates them, and remembers the place of every value. For the meaning of keys see
-``admin.config.settings``.
+Every key has a variable named after its place: ``bounds.max_connections`` is ``SLUICE_BOUNDS_MAX_CONNECTIONS``.
+``SLUICE_LISTEN``, ``SLUICE_BROKER`` and ``SLUICE_LIMIT`` hold several values of the flags. Other variables that begin
+with ``SLUICE_`` are errors, except those of Kubernetes for a service called ``sluice`` and of client commands.
 
-``SLUICE_LISTEN``, ``SLUICE_BROKER`` and ``SLUICE_LIMIT`` accept the values of the flags with these names, separated by
-white space, limits also by commas. ``SLUICE_PROTOCOL`` and ``SLUICE_CONFIG`` have one value. Every other key has a
-variable named after its place: ``bounds.max_connections`` is ``SLUICE_BOUNDS_MAX_CONNECTIONS``. Other variables that
-begin with ``SLUICE_`` are errors, except those that Kubernetes sets for a service called ``sluice`` and those of other
-commands (``SLUICE_URL``, ``SLUICE_TOKEN``...).
-
-In the file's addresses (``listen`` and ``broker`` of listeners, ``admin.listen``) ``${NAME}`` is the value of a
-variable, because a container learns its address only when it starts.
+In the file's addresses ``${NAME}`` is a variable, because a container learns its address only when it starts.
 """
 
 import re
@@ -51,7 +45,7 @@ _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _KUBERNETES = re.compile(
     r"SLUICE_([A-Z0-9_]+_)?(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
 )
-#: Beginnings of texts in other languages, after comments.
+#: Beginnings of texts in other languages.
 _OTHER_LANGUAGES: Final = {
     "JSON": re.compile(r"\s*(\{|\[\s*\{)"),
     "YAML": re.compile(r"(\s*#.*\n|\s*\n)*(---|%YAML|\s*(- +)?[\w.\"'-]+:(\s|$))"),
@@ -61,12 +55,10 @@ _TOML_LINE = re.compile(r" \(at line (\d+), column \d+\)")
 
 @dataclass(frozen=True, slots=True)
 class Flags:
-    """The values of the command line. None and empty: not given.
+    """Values of the command line. None and empty: not given.
 
-    Attributes:
-        listen: Addresses, each with the broker at the same index.
-        protocol: For all these pairs.
-        values: Other keys by their place, with the flag's name: ``{("log", "level"): ("--log-level", "debug")}``.
+    ``listen`` and ``broker`` are pairs by index. ``values`` are other keys with their flags: ``{("log", "level"):
+    ("--log-level", "debug")}``.
     """
 
     listen: Sequence[str] = ()
@@ -78,7 +70,7 @@ class Flags:
 
 @dataclass(frozen=True, slots=True)
 class LimitText:
-    """A limit written ``KIND:NAME=RATE/s``, and its source."""
+    """A limit as written, ``KIND:NAME=RATE/s``."""
 
     text: str
     source: str
@@ -86,11 +78,7 @@ class LimitText:
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """The merged settings, the limits from outside the file (weakest first), and the source of each value.
-
-    Attributes:
-        replaced: Values of the file that the environment overrides, a line for each.
-    """
+    """The merged settings. ``replaced`` has a line for each value of the file that the environment overrides."""
 
     settings: Settings
     env_limits: tuple[LimitText, ...]
@@ -100,11 +88,7 @@ class Configuration:
 
 
 def load(file: str | None, environ: Mapping[str, str], flags: Flags) -> Configuration:
-    """Read, merge and validate the configuration.
-
-    Raises:
-        SettingsError: With a line for each error of the first failing step: reading, merging or validating.
-    """
+    """Read, merge and validate. Raises SettingsError with all errors of the first failing step."""
     name = "" if file else f"{ENV_CONFIG}="
     file = file or environ.get(ENV_CONFIG) or None
     data, lines = ({}, {}) if file is None else read_toml(file, name)
@@ -128,10 +112,7 @@ def load(file: str | None, environ: Mapping[str, str], flags: Flags) -> Configur
 
 
 def load_limits(file: str) -> tuple[dict[str, Any], Origins]:
-    """Return the tables ``limits`` and ``defaults`` of a file, as written, and their places. Raises SettingsError.
-
-    Other tables of a configuration are ignored.
-    """
+    """Return the tables ``limits`` and ``defaults`` as written, ignoring others. Raises SettingsError."""
     data, lines = read_toml(file)
     origins = Origins(file, lines, {})
     data = {key: each for key, each in data.items() if key in {"limits", "defaults"} or key not in keys(Settings)}
@@ -148,7 +129,7 @@ def _validated(data: Mapping[str, Any], origins: Origins) -> Settings:
 
 
 def environment_names() -> dict[str, Place]:
-    """Return the variables of single keys, by name, with the key's place."""
+    """Return variables by name, with the place of their key."""
     return dict(_environment_names(Settings, ()))
 
 
@@ -163,7 +144,7 @@ def _environment_names(model: Any, parent: Place) -> Iterable[tuple[str, Place]]
 
 
 def read_toml(file: str, name: str = "") -> tuple[dict[str, Any], Mapping[Place, int]]:
-    """Read a file, with the line of each key. Raises SettingsError. ``name``: the variable that named the file."""
+    """``name`` is the variable that named the file. Raises SettingsError."""
     where = f"{name}{file}"
     try:
         # Windows editors write a byte-order mark.
@@ -199,7 +180,7 @@ def _not_toml(file: str, text: str, message: str) -> str:
 
 
 def _expand_addresses(data: dict[str, Any], environ: Mapping[str, str], origins: Origins) -> list[str]:
-    """Replace variables in the file's addresses. Return the errors."""
+    """Return the errors."""
     listeners = data.get("listeners")
     places: list[tuple[Any, Place]] = [(data.get("admin"), ("admin",))]
     places += [(each, ("listeners", at)) for at, each in enumerate(listeners if isinstance(listeners, list) else [])]
@@ -220,7 +201,7 @@ def _expand_addresses(data: dict[str, Any], environ: Mapping[str, str], origins:
 def _merge_environment(
     data: dict[str, Any], named: dict[Place, str], environ: Mapping[str, str], origins: Origins
 ) -> tuple[list[str], list[str]]:
-    """Merge the values of variables. Return the errors, and the values of the file that they replace."""
+    """Return the errors, and the replaced values of the file."""
     problems = []
     replaced = []
     variables = environment_names()
@@ -251,7 +232,7 @@ def _get(data: dict[str, Any], place: Place) -> object:
 
 
 def _put(data: dict[str, Any], place: Place, value: object) -> None:
-    """Set one value in nested tables. Validation rejects a value in place of a table."""
+    """Validation rejects a value in place of a table."""
     table: Any = data
     for key in place[:-1]:
         table = table.setdefault(key, {})
@@ -263,7 +244,7 @@ def _put(data: dict[str, Any], place: Place, value: object) -> None:
 def _merge_listeners(
     data: dict[str, Any], named: dict[Place, str], environ: Mapping[str, str], flags: Flags
 ) -> list[str]:
-    """Replace the file's listeners by pairs of listen and broker addresses. Return the errors."""
+    """Return the errors."""
     listen, listen_name = _pair_half(flags.listen, "--listen", environ, ENV_LISTEN)
     broker, broker_name = _pair_half(flags.broker, "--broker", environ, ENV_BROKER)
     protocol, protocol_name = flags.protocol, "--protocol"

@@ -1,7 +1,4 @@
-"""TLS contexts from configured files, which can be reloaded while connections continue.
-
-Used for the admin address, and for both sides of listeners. Only TLS 1.2 and 1.3, without renegotiation or compression.
-"""
+"""TLS contexts from configured files, which can be reloaded while connections continue."""
 
 import hashlib
 import ssl
@@ -40,21 +37,19 @@ _VERSION: Final = 0xA0
 
 
 class NamedFile(NamedTuple):
-    """A file, and the place of the key that names it."""
-
     place: Place
     path: str
 
 
 class Reading(NamedTuple):
-    """A listener's reloaded files: changes, a line each, and a function that activates them for new connections."""
+    """A line for each change, and a function that activates them for new connections."""
 
     changed: tuple[str, ...]
     activate: Callable[[], None]
 
 
 class Expiry(NamedTuple):
-    """The earliest expiry in a certificate file. ``listener`` is empty for the admin address."""
+    """``listener`` is empty for the admin address."""
 
     listener: str
     side: Side
@@ -70,11 +65,6 @@ def _new_context(protocol: ssl._SSLMethod) -> ssl.SSLContext:
 
 
 def _load_certificate(context: ssl.SSLContext, certificate: NamedFile, key: NamedFile, origins: Origins) -> None:
-    """Load a PEM certificate with its chain, and its unencrypted key.
-
-    Raises:
-        SettingsError: the two are not a certificate and its key.
-    """
     for each in (certificate, key):
         _must_be_readable(each, origins)
     wrong = key
@@ -104,11 +94,7 @@ def _load_authorities(context: ssl.SSLContext, named: NamedFile, origins: Origin
 
 
 def fleet_context(settings: FleetSettings, origins: Origins) -> ssl.SSLContext:
-    """Return the TLS context for the fleet's Redis.
-
-    Raises:
-        SettingsError: a file is missing or wrong.
-    """
+    """Raises SettingsError."""
     files = {
         key: NamedFile(("fleet", key), file)
         for key in ("ca_file", "certificate_file", "key_file")
@@ -129,7 +115,7 @@ def fleet_context(settings: FleetSettings, origins: Origins) -> ssl.SSLContext:
 
 
 def expiry(listener: str, side: Side, file: str) -> tuple[Expiry, ...]:
-    """Return the expiry of a PEM file's certificates. Empty if it cannot be read."""
+    """Return the earliest expiry of a PEM file's certificates. Empty if it cannot be read."""
     try:
         text = read_file(file).decode("ascii", errors="replace")
         ends = [
@@ -153,7 +139,6 @@ def _renewed(whose: str, expiries: Iterable[Expiry]) -> str:
 
 
 def expiry_warnings(expiries: Iterable[Expiry], now: datetime) -> Iterator[str]:
-    """Yield a warning for each certificate that has expired or will expire soon."""
     for each in expiries:
         if each.ends < now + SOON:
             whose = f"listener {each.listener}" if each.listener else "the admin address"
@@ -162,20 +147,9 @@ def expiry_warnings(expiries: Iterable[Expiry], now: datetime) -> Iterator[str]:
 
 
 class ListenerTls:
-    """TLS of one listener, with its clients and with its broker.
+    """TLS of one listener, with its clients and with its broker. Raises SettingsError.
 
-    Args:
-        place: place of the settings in the file.
-        origins: for error messages.
-        alpn: the protocols to offer, if any (RFC 7301).
-
-    Attributes:
-        clients: TLS with clients, or None.
-        broker: TLS with the broker, or None.
-        digests: hashes of the certificate files, by key.
-
-    Raises:
-        SettingsError: keys are missing or contradict each other, or a file is wrong.
+    ``alpn`` are the protocols to offer (RFC 7301).
     """
 
     def __init__(self, settings: ListenerSettings, place: Place, origins: Origins, alpn: Sequence[str] = ()) -> None:
@@ -194,11 +168,7 @@ class ListenerTls:
         self.expiries = self._expiries()
 
     def read(self) -> Reading:
-        """Read all files again.
-
-        Raises:
-            SettingsError: a file is wrong. The old ones stay in use.
-        """
+        """Read all files again. After a SettingsError the old ones stay in use."""
         read = ListenerTls(self._settings, self._place, self._origins, self._alpn)
 
         def activate() -> None:
@@ -212,7 +182,6 @@ class ListenerTls:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """All its files."""
         keys = (*_CLIENT_KEYS, *_BROKER_KEYS)
         found = (getattr(self._settings, key) for key in keys if key.endswith("_file"))
         return tuple(file for file in found if file is not None)
@@ -233,7 +202,7 @@ class ListenerTls:
         return tuple(each for side, file in files if file is not None for each in expiry(label, side, file))
 
     def _faults(self) -> Iterator[str]:
-        """Yield missing keys, and keys without effect: the author may rely on them."""
+        """A key without effect is an error, as its author may rely on it."""
         settings = self._settings
         if settings.tls in _ENDS_TLS:
             if missing := [key for key in ("tls_certificate_file", "tls_key_file") if getattr(settings, key) is None]:
@@ -272,8 +241,8 @@ class ListenerTls:
         context = _new_context(ssl.PROTOCOL_TLS_SERVER)
         self._offer(context)
         context.minimum_version = _VERSIONS[settings.tls_minimum_version]
-        # A client that never reads would leave tickets unread, and its close would become a reset. A resumed session
-        # also shows no certificate. Python cannot turn resumption of TLS 1.2 off. A reload ends it.
+        # Unread tickets would turn a client's close into a reset, and a resumed session shows no certificate. Python
+        # cannot disable resumption of TLS 1.2.
         context.num_tickets = 0
         if settings.tls_ciphers is not None:
             try:
@@ -310,15 +279,7 @@ class ListenerTls:
 
 
 class Certificate:
-    """The certificate of the admin address with its key. Can be reloaded.
-
-    Attributes:
-        context: ``reload`` changes it for later connections.
-        expiries: expiry of the certificate, if readable.
-
-    Raises:
-        SettingsError: the two are not a certificate and its key.
-    """
+    """The certificate of the admin address. ``reload`` changes its context for later connections."""
 
     def __init__(self, certificate_file: str, key_file: str, origins: Origins) -> None:
         self._certificate = NamedFile(("admin", "tls_certificate_file"), certificate_file)
@@ -329,18 +290,13 @@ class Certificate:
         self._load()
 
     def changed(self) -> Iterator[str]:
-        """Yield a line if the file has another certificate now."""
         file = self._certificate.path
         if _digest(file) != self._read:
             yield _renewed("the admin address", expiry("", "admin", file))
 
     def reload(self) -> None:
-        """Read both files again.
-
-        Raises:
-            SettingsError: they are wrong now. The previous certificate stays.
-        """
-        # Try another context first: a failure could leave half of the new certificate in the live one.
+        """Read both files again. After a SettingsError the previous certificate stays."""
+        # Try another context first: a failure could leave half of it in the live one.
         _load_certificate(_new_context(ssl.PROTOCOL_TLS_SERVER), self._certificate, self._key, self._origins)
         self._load()
 
@@ -351,11 +307,7 @@ class Certificate:
 
 
 def read_certificate(settings: AdminSettings, origins: Origins) -> Certificate | None:
-    """Return the certificate of the admin address, if configured.
-
-    Raises:
-        SettingsError: one of the two files is missing, or they are not a certificate and its key.
-    """
+    """Raises SettingsError."""
     if settings.listen == OFF:
         return None
     if settings.tls_certificate_file is not None and settings.tls_key_file is not None:
@@ -372,7 +324,7 @@ class _EncryptedError(Exception):
 
 
 def _no_password() -> str:
-    # Without this, OpenSSL would ask on the terminal.
+    # Otherwise OpenSSL asks on the terminal.
     raise _EncryptedError
 
 
@@ -386,11 +338,7 @@ def _must_be_readable(named: NamedFile, origins: Origins) -> None:
 
 
 def _not_after(certificate: bytes) -> datetime:
-    """Return the end of a DER certificate (RFC 5280, 4.1).
-
-    Raises:
-        ValueError, IndexError: the structure is different.
-    """
+    """Return the end of a DER certificate (RFC 5280, 4.1). Raises ValueError or IndexError."""
     _, start, _ = _element(certificate, 0)
     _, start, _ = _element(certificate, start)
     tag, _, end = _element(certificate, start)

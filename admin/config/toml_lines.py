@@ -1,7 +1,6 @@
-"""Finds the line of each table and key of a TOML text, which ``tomllib`` does not provide.
+"""Finds the line of each table and key of a TOML text that ``tomllib`` has accepted.
 
-It finds tables and keys at the start of a line. For the content of an inline table, ask for its nearest parent. It is
-not a parser: ``tomllib`` must have accepted the text.
+Keys are found at the start of a line. For the content of an inline table, ask for its nearest parent.
 """
 
 import re
@@ -21,7 +20,7 @@ _MULTILINE = ('"""', "'''")
 
 
 def find_lines(text: str) -> Mapping[Path, int]:
-    """Map each table and key of a TOML text to its line, counted from 1."""
+    """Lines are counted from 1."""
     lines: dict[Path, int] = {}
     arrays: dict[Path, int] = {}
     table: Path = ()
@@ -55,7 +54,7 @@ def line_of(path: Path, lines: Mapping[Path, int]) -> int | None:
 
 @lru_cache(maxsize=1024)
 def _split(dotted: str) -> tuple[str, ...]:
-    """Split a dotted key. Empty if it only looks like one, inside a multi-line string."""
+    """Empty if it only looks like a key, inside a multi-line string."""
     keys = []
     try:
         value: object = tomllib.loads(f"{dotted} = 0")

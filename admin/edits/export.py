@@ -13,7 +13,6 @@ from limiter.rules.patterns import DEFAULT_PATTERN
 from limiter.rules.rule import Rule
 
 _NO_RULE: Final = "default"
-"""Source of a kind's implicit default: unlimited."""
 _BY_KEY: Final = {each.key: each for each in FIELDS}
 
 
@@ -27,12 +26,7 @@ def export(
 ) -> str:
     """Return the TOML text. A comment has the author and the reason of each edit.
 
-    Args:
-        rules: The current rules, including those outside of their hours.
-        limits: All limits with their own rule.
-        switches: All switches.
-        heading: The first line.
-        edits_only: Only limits with an active edit.
+    ``rules`` include those outside of their hours. ``limits`` are those with their own rule.
     """
     edits = {(entry.kind, entry.name): entry.edit for entry in limits if entry.edit is not None}
     off = [each.kind for each in switches if not each.limiting]
@@ -47,7 +41,6 @@ def export(
 
 
 def toml(value: object) -> str:
-    """Format a value as TOML."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float):
@@ -59,7 +52,7 @@ def toml(value: object) -> str:
 
 
 def _is_written(rule: Rule) -> bool:
-    """Whether to write a rule. Of the built-in ones only kinds' default rates, which end with the first limit."""
+    """Of the built-in rules, only default rates are written. They end with the first limit."""
     if rule.source == _NO_RULE:
         return False
     return not rule.source.startswith(BUILT_IN) or rule.pattern == DEFAULT_PATTERN

@@ -1,6 +1,6 @@
-"""Serializes the limiter state for a take-over or the next start, so that a restart forgets no debt.
+"""Serializes the limiter state, so that a restart or a take-over forgets no debt.
 
-Times are of the monotonic clock, so state from another boot or time namespace is not used: limiters start full.
+Times are of the monotonic clock. State from another boot or time namespace is not used, and limiters start full.
 """
 
 import os
@@ -25,16 +25,12 @@ class _State(_Head, frozen=True):
 
 
 def encode(limits: SavedLimits) -> bytes:
-    """Return the state as bytes. Raises OverflowError if a figure has more than 64 bits."""
+    """Raises OverflowError if a figure has more than 64 bits."""
     return msgspec.msgpack.encode(_State(_VERSION, clock(), limits))
 
 
 def decode(data: bytes) -> SavedLimits:
-    """Return the state from ``encode``.
-
-    Raises:
-        ValueError: It is damaged, or from another version or clock.
-    """
+    """Raises ValueError if the state is damaged, or from another version or clock."""
     try:
         # The rest may have another version's format.
         head = msgspec.msgpack.decode(data, type=_Head)
@@ -48,7 +44,7 @@ def decode(data: bytes) -> SavedLimits:
 
 
 def clock() -> str:
-    """Return the name of this machine's monotonic clock. Processes with the same name read the same time."""
+    """Name this machine's monotonic clock. Processes with the same name read the same time."""
     boot, namespace = _CLOCK
     try:
         return f"{boot.read_text(encoding='ascii').strip()} {namespace.readlink()}"

@@ -1,7 +1,7 @@
-"""Types of edits, as they are stored and sent over HTTP.
+"""Types of edits, as they are stored and sent over HTTP. Times are ISO 8601 in UTC with milliseconds.
 
 An *edit* is a request. It becomes an *active edit* until it is undone, replaced or expires, and is recorded as a
-*change*, whose id counts up. Times are ISO 8601 in UTC with milliseconds.
+*change*.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,6 @@ import msgspec
 from admin.config.rule_fields import Target
 
 ALL_KINDS: Final = "all"
-"""The kind of the switch for all limiting."""
 
 MAX_REASON: Final = 1_000
 """In characters."""
@@ -24,17 +23,17 @@ MAX_TTL_S: Final = 10 * 366 * 86_400
 LIMITS: Final = "limits/"
 SWITCHES: Final = "switches/"
 SPOOL: Final = "spool/"
-"""Paths of limits, switches and spools in the API and in the audit trail begin with these."""
+"""Prefixes of paths in the API and in the audit trail."""
 FLEET: Final = "fleet/"
 """Prefix in the store for the last fleet edit of a path, even if a local edit overrides it."""
 
 Action = Literal["set", "unset", "expire", "revert", "reload", "reset", "purge"]
-"""The kind of a change. Sluice itself makes ``expire``. ``reset`` and ``purge`` change no limit."""
+"""Sluice itself makes ``expire``. ``reset`` and ``purge`` change no limit."""
 
 LimitFields = dict[str, Any]
-"""The fields of a limit: keys and values of ``[[limits]]`` in the file, without ``kind``, ``name`` and ``shared``.
+"""Keys and values of ``[[limits]]``, without ``kind``, ``name`` and ``shared``. Missing fields have defaults.
 
-Missing fields have their defaults. A shared rule is addressed with kind ``total`` and name ``KIND:PATTERN``.
+A shared rule has kind ``total`` and name ``KIND:PATTERN``.
 """
 
 
@@ -43,7 +42,7 @@ class Author(msgspec.Struct, frozen=True):
 
     Attributes:
         name: name of the token. ``local`` where no token is needed, ``sluice`` for changes that Sluice makes itself.
-        address: origin of the request, ``address:port`` or the address alone. Empty for Sluice itself.
+        address: ``address:port`` or the address alone. Empty for Sluice itself.
     """
 
     name: str
@@ -54,9 +53,9 @@ SLUICE: Final = Author("sluice")
 
 
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME)]
-Reason = Annotated[str, msgspec.Meta(max_length=MAX_REASON, description="why, for the audit trail")]
+Reason = Annotated[str, msgspec.Meta(max_length=MAX_REASON, description="reason for the audit trail")]
 Ttl = Annotated[float, msgspec.Meta(gt=0, le=MAX_TTL_S)]
-TtlS = Annotated[Ttl | None, msgspec.Meta(description="seconds until the edit expires; default: never")]
+TtlS = Annotated[Ttl | None, msgspec.Meta(description="seconds until the edit expires. Default: never")]
 
 
 class SetLimit(msgspec.Struct, frozen=True, kw_only=True, tag="set_limit", forbid_unknown_fields=True):
@@ -65,9 +64,9 @@ class SetLimit(msgspec.Struct, frozen=True, kw_only=True, tag="set_limit", forbi
     Attributes:
         kind: kind of resource or scope, or ``total``.
         name: exact name or pattern, as in the file.
-        limit: the whole limit. Nothing is kept of the previous one.
-        if_match: required ETag of the limit. Otherwise the edit is refused. ``*`` requires an active edit.
-        if_none_match: refuse the edit if the limit has an active edit.
+        limit: the whole limit, which replaces the previous one.
+        if_match: ETag that the limit must have. ``*``: it must have an active edit.
+        if_none_match: whether the limit must have no active edit.
     """
 
     kind: str
@@ -83,11 +82,8 @@ class PatchLimit(msgspec.Struct, frozen=True, kw_only=True):
     """Change some fields of a limit and keep the others, as a JSON merge patch does (RFC 7396).
 
     The others come from the active edit, or from the configured rule for that exact name, or from the active rule for
-    the name. A rate replaces ``exempt``, and ``exempt`` replaces a rate.
-
-    Attributes:
-        limit: the fields to change. None removes a field.
-        ttl_s: as in SetLimit. If not given, the edit expires when the active one would have.
+    the name. A rate replaces ``exempt``, and ``exempt`` replaces a rate. Without ``ttl_s``, the edit expires when the
+    active one would have.
     """
 
     kind: str
@@ -112,7 +108,7 @@ class SetSwitch(msgspec.Struct, frozen=True, kw_only=True, tag="set_switch", for
 
     Attributes:
         kind: one kind, or ``all``.
-        limiting: False lets everything pass and only counts it.
+        limiting: ``false``: everything passes and is only counted.
         if_match: as in SetLimit.
     """
 
@@ -135,13 +131,13 @@ Edit = SetLimit | PatchLimit | UnsetLimit | SetSwitch | UnsetSwitch
 
 
 class ForFleet(msgspec.Struct, frozen=True):
-    """Data of an edit for all members of a fleet.
+    """Position of an edit in a fleet.
 
     Attributes:
         name: name of the fleet.
         number: position in the order of the fleet's edits, from 1.
         member: the member at which it was made.
-        after: number of the limit's edit known to the author. 0: none.
+        after: number of the last edit of this limit that the author knew. 0: none.
     """
 
     name: str
@@ -162,7 +158,7 @@ class ActiveEdit(msgspec.Struct, frozen=True, kw_only=True):
         expires_at: when it expires. None: never.
         limit: the limit as given. None for a switch.
         limiting: whether the switch is on. None for a limit.
-        fleet: data of an edit for all members of the fleet. None for an edit of this process alone.
+        fleet: only of an edit for all members of the fleet.
     """
 
     change_id: int
@@ -184,7 +180,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     """One change, as in the audit trail and in the answer to every write.
 
     Attributes:
-        id: counts up, also over restarts. 0 for a dry run.
+        id: increases, also across restarts. 0 for a dry run.
         at: when it was made.
         by: name of the author.
         address: address of the author.
@@ -202,7 +198,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
         durable: whether it survives a restart.
         details: for a reload, changes and settings that need a restart, a line each. For a reset, the cleared state.
             For a purge, refused and dropped messages. For a fleet edit, the simultaneous edit that it overrules.
-        member: member of the fleet at which a fleet edit was made. Empty for a change of this process alone.
+        member: member at which a fleet edit was made. Empty for a change of this process alone.
     """
 
     id: int
@@ -256,7 +252,7 @@ class LimitEntry(msgspec.Struct, frozen=True, kw_only=True):
         limit_text: the limit in short, e.g. ``500/s``.
         rule: name of the active rule.
         source: where that rule comes from.
-        exact: the name is one resource, not a pattern.
+        exact: whether the name is one resource, not a pattern.
         configured: the configured limit of the same name, if any.
         edit: the active edit, if any.
         etag: changes with any field above.
@@ -297,8 +293,8 @@ class Persistence(msgspec.Struct, frozen=True):
 
     Attributes:
         directory: the state directory. None if edits last only until the restart.
-        error: why they cannot be stored at the moment. None if they can.
-        set_aside: damaged files that were quarantined at the start, under their new names.
+        error: why they cannot be stored now. None if they can.
+        set_aside: new paths of damaged files that were quarantined at the start.
     """
 
     directory: str | None
@@ -310,9 +306,9 @@ class FailedReload(msgspec.Struct, frozen=True):
     """A reload that failed because the configuration is invalid. Nothing was changed.
 
     Attributes:
-        at: when it was tried.
-        by: the origin: a token's name, ``SIGHUP``, ``file change``.
-        problems: the faults, as ``sluice check`` reports them.
+        at: when it failed.
+        by: a token's name, ``SIGHUP`` or ``file change``.
+        problems: the errors, as ``sluice check`` reports them.
     """
 
     at: str
@@ -326,9 +322,9 @@ class ReloadReport(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         change: the change in the audit trail. None if nothing changed.
         changed: rules, settings and certificates that changed at once, a line each.
-        needs_restart: changed settings that take effect only after a restart, a line each.
+        needs_restart: changed settings that need a restart, a line each.
         warnings: the warnings of ``sluice check``.
-        hidden: changed limits without effect because an active edit replaces them, a line each.
+        hidden: changed limits without effect because an active edit overrides them, a line each.
     """
 
     change: Change | None
@@ -339,11 +335,11 @@ class ReloadReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FieldProblem(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One fault in a request.
+    """One error in a request.
 
     Attributes:
         field: the field, parameter or header at fault. Empty for the request as a whole.
-        detail: the value found and the values allowed.
+        detail: the value found and the allowed values.
         edit: in a batch, the index of the edit.
     """
 
@@ -353,12 +349,7 @@ class FieldProblem(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class EditError(Exception):
-    """A request was refused, and nothing was changed. The message says why.
-
-    Attributes:
-        status: the HTTP status of the answer.
-        problems: the faults of single fields.
-    """
+    """A request was refused, and nothing was changed. The message says why."""
 
     status = HTTPStatus.BAD_REQUEST
 
@@ -368,19 +359,13 @@ class EditError(Exception):
 
 
 class InvalidError(EditError):
-    """Fields have invalid values."""
-
     def __init__(self, *problems: FieldProblem) -> None:
         texts = (f"{each.field}: {each.detail}" if each.field else each.detail for each in problems)
         super().__init__("; ".join(texts), problems)
 
 
 class PreconditionError(EditError):
-    """``if_match`` or ``if_none_match`` failed. The message names the author of the earlier change.
-
-    Attributes:
-        etag: the current ETag.
-    """
+    """``if_match`` or ``if_none_match`` failed. The message names the author of the last change."""
 
     status = HTTPStatus.PRECONDITION_FAILED
 
@@ -390,35 +375,25 @@ class PreconditionError(EditError):
 
 
 class MissingError(EditError):
-    """There is no such limit, edit or change."""
-
     status = HTTPStatus.NOT_FOUND
 
 
 class ConflictError(EditError):
-    """The request conflicts with the current state."""
-
     status = HTTPStatus.CONFLICT
 
 
 class StoreError(EditError):
-    """The state directory cannot be written or read. The message has the remedy."""
-
     status = HTTPStatus.INSUFFICIENT_STORAGE
 
 
 class FleetEditError(EditError):
-    """The fleet's Redis is not usable. The message says whether anything was changed."""
+    """The message says whether anything was changed."""
 
     status = HTTPStatus.SERVICE_UNAVAILABLE
 
 
 class ReloadError(EditError):
-    """The configuration is invalid.
-
-    Attributes:
-        lines: the faults, as ``sluice check`` reports them.
-    """
+    """``lines`` are the errors, as ``sluice check`` reports them."""
 
     status = HTTPStatus.CONFLICT
 
@@ -428,16 +403,13 @@ class ReloadError(EditError):
 
 
 def limit_path(target: Target) -> str:
-    """Return a limit's path in the API and in the audit trail."""
     return f"{LIMITS}{target.kind}/{target.name}"
 
 
 def target_at(path: str) -> Target:
-    """Return the target of a limit's path."""
     kind, _, name = path.removeprefix(LIMITS).partition("/")
     return Target(kind, name)
 
 
 def is_over(edit: ActiveEdit, now: datetime) -> bool:
-    """Return whether a temporary edit has ended."""
     return edit.expires_at is not None and datetime.fromisoformat(edit.expires_at) <= now

@@ -23,12 +23,7 @@ class _Line(msgspec.Struct):
 
 
 def read_edits(directory: Path) -> tuple[dict[str, ActiveEdit], int]:
-    """Return the active edits by path, and the highest id of a change.
-
-    Raises:
-        FileNotFoundError: There is no journal.
-        ValueError: It is damaged.
-    """
+    """Return the active edits by path, and the highest id of a change. Raises FileNotFoundError or ValueError."""
     data = (directory / JOURNAL).read_bytes()
     if not data.startswith(_HEADER):
         raise ValueError("wrong header")

@@ -1,7 +1,7 @@
 """The active limits, and the only way to change them.
 
-Changes are made one at a time, in order of arrival. Each is checked, saved, activated, and then answered. If the data
-path then rejects the rules, the caller gets an error. The edits stay saved, apply after a restart, and are logged.
+Changes are made one at a time. Each is checked, saved, activated, and then answered. If the data path rejects the
+rules, the caller gets an error. The edits stay saved and apply after a restart.
 """
 
 import math
@@ -52,24 +52,21 @@ from proxy.stats.flow import Purged
 
 _log = structlog.get_logger(__name__)
 
-#: The wall clock can be set, so it is checked again after this time.
+#: The wall clock can be set, so it is checked again.
 _MAX_SLEEP_S: Final = 30.0
 _AFTER_FAILURE_S: Final = 5.0
 _WITHOUT_REDIS_S: Final = 1.0
-_FLEETS_BUCKET: Final = "nothing: the bucket is the fleet's, and fills by itself; raise the limit for a while"
+_FLEETS_BUCKET: Final = "nothing: the bucket belongs to the fleet and refills by itself; raise the limit for a while"
 #: Retries of a fleet edit when another member was first.
 _TRIES: Final = 20
 
 
 class EditService:
-    """The active limits, and the only way to change them. Readers see only committed limits.
-
-    Args:
-        store: where edits are saved. Edits in it are active from the start.
+    """Readers see only committed limits. Edits in ``store`` are active from the start.
 
     Attributes:
-        lock: held by each writer in turn.
-        reloader: reads the configuration again for ``reload``. None without a configuration to read.
+        lock: Held by each writer in turn.
+        reloader: Reads the configuration again. None without one.
     """
 
     def __init__(self, rulebook: Rulebook, store: Store, *, clock: Callable[[], datetime] = utc_now) -> None:
@@ -83,8 +80,8 @@ class EditService:
         self._fleet_log: FleetLog | None = None
         self._next_id = store.last_id + 1
         self._limits = EffectiveLimits(rulebook, store.active, clock())
-        # Edits that expired while no process ran are never active. ``run`` saves that later: during a take-over the old
-        # process may have to continue with the file as it is.
+        # Edits that expired while no process ran are never active. ``run`` saves that: after a failed take-over the old
+        # process continues with the file.
         self._expired_before = self._expired()
         self._limits = self._expired_before.after()
         self._next_id += len(self._expired_before.changes)
@@ -98,56 +95,45 @@ class EditService:
 
     @property
     def reader(self) -> RuleReader:
-        """Parses rules of the known kinds."""
         return self._limits.rulebook.reader
 
     @property
     def rule_set(self) -> RuleSet:
-        """The configuration's rules with the active edits applied. Its version counts up."""
         return self._limits.rule_set
 
     @property
     def last_id(self) -> int:
-        """The id of the latest active change. 0: none yet."""
+        """The id of the latest change. 0: there is no change yet."""
         return self._next_id - 1
 
     @property
     def etag(self) -> str:
-        """The ETag of all limits and switches together."""
+        """The tag of all limits and switches together."""
         return self._now().etag
 
     @property
     def persistence(self) -> Persistence:
-        """Where edits are stored, and any storage error."""
         directory = self._store.directory
         return Persistence(None if directory is None else str(directory), self._store.error, self._store.set_aside)
 
     def limit(self, kind: str, name: str) -> LimitEntry:
-        """Return the limit of a name or pattern, with or without its own rule.
-
-        Raises:
-            MissingError: unknown kind, or invalid name.
-        """
+        """See ``EffectiveLimits.limit``."""
         return self._now().limit(kind, name)
 
     def limits(self) -> Sequence[LimitEntry]:
-        """Return all limits with a rule of their own, configured or edited. The same object until something changes."""
+        """Return all limits with a rule of their own. The same object until something changes."""
         return self._now().limits
 
     def switches(self) -> Sequence[SwitchEntry]:
-        """Return the switch for all, then one for each kind."""
         return self._limits.switches
 
     def switch(self, kind: str) -> SwitchEntry:
-        """Return the switch of one kind or for all. Raises MissingError."""
         return self._limits.switch(kind, self._limits.active.get(SWITCHES + kind))
 
     def edited_rules(self) -> list[Rule]:
-        """Return the rules of the active edits."""
         return list(self._limits.rules.values())
 
     def warnings(self) -> list[str]:
-        """Return warnings: edits without effect, an unwritable state directory, unsafe permissions."""
         found = [
             f"the edit of {path.partition('/')[2].replace('/', ' ', 1)} has no effect: {why}"
             for path, why in self._limits.idle.items()
@@ -159,7 +145,7 @@ class EditService:
             )
         if self._store.error is not None:
             found.append(f"live edits cannot be saved: {self._store.error}")
-        damaged = "was damaged and is quarantined, its edits are not in force"
+        damaged = "was damaged and has been quarantined; its edits are not active"
         return found + [f"{path}: {damaged}" for path in self._store.set_aside]
 
     # --- writing
@@ -174,26 +160,21 @@ class EditService:
         fleet: bool = False,
         if_match: str = "",
     ) -> tuple[Change, ...]:
-        """Make all edits or none. Returns when they are stored and apply to the next request.
+        """Make all edits in order, or none. Returns when they are stored and apply to the next request.
 
-        Args:
-            edits: in order. Each sees the earlier ones.
-            author: the caller.
-            dry_run: return the changes without making them. Ids are 0.
-            volatile: change it until the restart only, without storing it.
-            fleet: change it at all members of the fleet.
-            if_match: required ``etag`` of all limits. Empty: any.
+        ``dry_run``: only return the changes, with ids of 0. ``volatile``: until the restart, without storing them.
+        ``fleet``: at all members of the fleet. ``if_match``: required ``etag`` of all limits, if not empty.
 
         Raises:
-            EditError: nothing was changed. A FleetEditError says if that is unknown.
+            EditError: Nothing was changed. A FleetEditError says if that is unknown.
         """
         if fleet and volatile:
-            raise InvalidError(FieldProblem("volatile", "does not go with fleet: the fleet's edits are stored"))
+            raise InvalidError(FieldProblem("volatile", "cannot be combined with fleet: fleet edits are stored"))
         durable = not volatile and self._store.directory is not None
 
         def fill(transaction: Transaction) -> None:
             if if_match and if_match != self._limits.etag:
-                raise PreconditionError("something has been changed since", self._limits.etag)
+                raise PreconditionError("a limit or a switch has changed since", self._limits.etag)
             problems: list[FieldProblem] = []
             for index, edit in enumerate(edits):
                 try:
@@ -211,14 +192,9 @@ class EditService:
     async def revert(
         self, change_id: int, author: Author, *, reason: str = "", force: bool = False, dry_run: bool = False
     ) -> Change:
-        """Undo one change. A fleet edit is undone at all members.
+        """Undo one change, a fleet edit at all members. Raises EditError.
 
-        Raises:
-            MissingError: no such change, or nothing to undo in it.
-            ConflictError: a later change has the same target, and ``force`` is not set.
-            FleetEditError: it is a fleet edit, and the fleet's Redis is not usable.
-            InvalidError: the previous limit no longer fits the configuration.
-            StoreError: nothing was changed.
+        ``force``: even if a later change has the same target.
         """
 
         def find() -> tuple[Change | None, int]:
@@ -230,12 +206,12 @@ class EditService:
         def fill(transaction: Transaction) -> None:
             change, later = find()
             if change is None:
-                raise MissingError(f"there is no change {change_id}; it may be too old to be known")
+                raise MissingError(f"there is no change {change_id}; it may be too old")
             if not change.target.startswith((LIMITS, SWITCHES)) or change.action in {"expire", "reset"}:
-                raise MissingError(f"nothing of change {change_id} can be undone")
+                raise MissingError(f"change {change_id} cannot be undone")
             if later and not force:
                 raise ConflictError(
-                    f"change {later} changed {change.target} since; with force (--force) it is reverted all the same"
+                    f"change {later} has changed {change.target} since; use force (--force) to revert anyway"
                 )
             undoes = f"undoes a change by {change.by} at {change.member}" if change.member else ""
             transaction.revert(change, author, reason or undoes)
@@ -246,19 +222,15 @@ class EditService:
         return done
 
     async def reset(self, kind: str, name: str, author: Author, *, reason: str = "") -> Change:
-        """Reset the limiters of a limit: full, closed, without shares. The limit does not change.
+        """Reset the limiters of a name, a total, or all names with a pattern's rule: full, closed, without shares.
 
-        Covers the limiters of one name, of a total, or of all names with a pattern's rule. The bucket of a fleet's
-        limit does not change either.
-
-        Raises:
-            MissingError: unknown kind, invalid name, or no rule with that pattern.
+        Does not change the limit, nor the bucket of a fleet's limit. Raises MissingError.
         """
         entry = self.limit(kind, name)
         target = Target(entry.kind, entry.name)
         if not entry.exact and entry.edit is None and entry.configured is None:
             what = f"there is no limit {target.kind}:{target.name}"
-            raise MissingError(f"{what}; a pattern is reset as a whole, where it has a rule of its own")
+            raise MissingError(f"{what}; only a pattern with a rule of its own can be reset")
         cleared = await self._running.reset(*target)
         details = [_FLEETS_BUCKET] if entry.limit.get("fleet") else cleared_lines(cleared)
         return await self._note("reset", limit_path(target), author, details, reason=reason)
@@ -266,9 +238,7 @@ class EditService:
     async def purge(self, kind: str, name: str, author: Author, *, reason: str = "") -> tuple[Purged, Change]:
         """Refuse the spooled messages of one resource, or drop them if their senders expect no answer.
 
-        Raises:
-            MissingError: unknown kind, or the name is invalid or a pattern.
-            ConflictError: there is no spool.
+        Raises MissingError, or ConflictError without a spool.
         """
         entry = self.limit(kind, name)
         if not entry.exact:
@@ -281,13 +251,9 @@ class EditService:
         return purged, await self._note("purge", path, author, details, reason=reason)
 
     async def reload(self, author: Author, *, dry_run: bool = False) -> ReloadReport:
-        """Read the configuration again, and activate all changes that do not need a restart.
-
-        Raises:
-            ReloadError: it is invalid. Nothing was changed.
-        """
+        """Reload the configuration, except for changes that need a restart. Raises ReloadError if it is invalid."""
         if self.reloader is None:
-            raise MissingError("there is no configuration to read again")
+            raise MissingError("there is no configuration to reload")
         return await self.reloader(author, dry_run)
 
     async def put_rulebook(
@@ -295,20 +261,16 @@ class EditService:
     ) -> Change:
         """Replace the configuration under the active edits, even if the disk is full.
 
-        ``details`` is for the audit trail. ``committed`` is called once the rules are active, even if the caller is
-        cancelled before that.
+        ``committed`` is called once the rules are active, even if the caller is cancelled before that.
         """
         return await self._note("reload", "configuration", author, details, rulebook=rulebook, committed=committed)
 
     async def audit(
         self, *, before: int | None = None, target: str = "", by: str = "", limit: int = 100
     ) -> tuple[Change, ...]:
-        """Return at most ``limit`` changes with an id smaller than ``before``, the latest first.
+        """Return changes with an id below ``before``, the latest first. Raises StoreError.
 
-        ``target`` filters by prefix of the target, and ``by`` by author.
-
-        Raises:
-            StoreError: the audit trail cannot be read.
+        ``target`` is a prefix of the target.
         """
         search = partial(self._store.audit, before=before, target=target, by=by, limit=limit)
         try:
@@ -317,7 +279,7 @@ class EditService:
             raise _unreadable(error) from None
 
     def changes(self) -> trio.MemoryReceiveChannel[Change]:
-        """Follow changes as they are committed, until the channel is closed."""
+        """Follow committed changes until the channel is closed."""
         send, receive = trio.open_memory_channel[Change](math.inf)
         self._followers.append(send)
         return receive
@@ -341,7 +303,7 @@ class EditService:
                 longest_s = _MAX_SLEEP_S if self._store.error is None else _AFTER_FAILURE_S
                 sleep_s = longest_s if end is None else min((end - self._clock()).total_seconds(), longest_s)
             except Exception as error:  # noqa: BLE001 - whatever it was, traffic and later edits go on
-                _log.exception("a group of edits failed", error=repr(error))
+                _log.exception("expiry of edits failed", error=repr(error))
                 sleep_s = _AFTER_FAILURE_S
             with trio.move_on_after(max(sleep_s, 0)):
                 await self._changed.wait()
@@ -368,7 +330,7 @@ class EditService:
     # --- how
 
     async def _do_for_fleet(self, fill: Callable[[Transaction], None], *, dry_run: bool) -> tuple[Change, ...]:
-        """Make the changes of ``fill`` at all members or at none. They enter the log in one step."""
+        """Make the changes at all members or at none. They enter the log in one step."""
         log = self._fleet_log
         if log is None:
             why = "this sidecar is not in a fleet: its configuration has no [fleet]; leave out fleet=1 (--fleet)"
@@ -381,9 +343,9 @@ class EditService:
                     changes = await self._add_to_fleet(fill, log)
         except FleetError as error:
             what = (
-                "it is not known whether the edit was made; look at it again when Redis answers"
+                "it is unknown whether the edit was made; check when Redis answers again"
                 if error.sent
-                else "nothing was changed. Without fleet=1 (--fleet) the edit is for this member alone"
+                else "nothing was changed. Without fleet=1 (--fleet) the edit applies to this member alone"
             )
             raise FleetEditError(f"the fleet's Redis cannot be used: {error}; {what}") from None
         return changes
@@ -402,14 +364,10 @@ class EditService:
                 return tuple(done[number] for entry in added if (number := log.mark(entry.edit).number) in done)
             # Another member was first.
             await self._read_fleet(log)
-        raise FleetEditError("other members make edits all the time; nothing was changed, try again")
+        raise FleetEditError("other members are making edits at the same time; nothing was changed, try again")
 
     async def _read_fleet(self, log: FleetLog) -> dict[int, Change]:
-        """Read the log, apply new edits, and restore lost ones. Returns the changes by number.
-
-        Raises:
-            FleetError: it cannot be read.
-        """
+        """Read the log, apply new edits, and restore lost ones. Returns changes by number. Raises FleetError."""
         fields = await self._running.read_fleet_edits()
         found = log.merge(fields, self._store.fleet, self._clock())
         await self._expire()
@@ -463,9 +421,9 @@ class EditService:
         rulebook: Rulebook | None = None,
         committed: Callable[[], None] = lambda: None,
     ) -> tuple[Change, ...]:
-        """Make the changes of ``fill`` in turn, on a thread. All are made, even if the caller is cancelled.
+        """Make the changes of ``fill`` on a thread, even if the caller is cancelled.
 
-        If ``required``, durable changes are refused when they cannot be saved.
+        ``required``: refuse durable changes that cannot be saved.
         """
         async with self.lock:
             with trio.CancelScope(shield=True):
@@ -512,8 +470,7 @@ class EditService:
             await self._save(transaction, required=required and bool(durable))
         except OSError as error:
             raise StoreError(
-                f"the state directory does not take the edit: {error}; nothing was changed. With volatile=1 it holds"
-                " until the restart"
+                f"the edit cannot be saved: {error}; nothing was changed. With volatile=1 it applies until the restart"
             ) from None
         # Once saved, their ids are used up, even if a later step fails.
         self._next_id += len(changes)

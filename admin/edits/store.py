@@ -1,7 +1,6 @@
-"""Persistent state in one SQLite file: active edits, the audit trail and the limiters' state.
+"""Persistent state in ``state.db``: active edits, the audit trail and the limiters' state.
 
-The file is ``state.db`` in the state directory. A lock keeps other processes out of the directory, so the file has one
-writer. All functions block: call them on a thread once traffic flows.
+A lock on the state directory ensures a single writer. All functions block: call them on a thread once traffic flows.
 """
 
 import os
@@ -27,15 +26,14 @@ _log = structlog.get_logger(__name__)
 
 NAME: Final = "state.db"
 MAX_CHANGES: Final = 100_000
-"""Size of the audit trail."""
 MAX_UNSAVED: Final = 10_000
-"""Maximum changes kept in memory until the disk works again."""
+"""Changes kept in memory until the disk works again."""
 
 _LOCK: Final = "lock"
 _MODE: Final = 0o700
 _FILE_MODE: Final = 0o600
 _FORMAT: Final = 1
-#: How long the start, and an edit, wait for another program that has the file locked.
+#: How long the start, and an edit, wait while another program has the file locked.
 _START_BUSY_S: Final = 5.0
 _BUSY_MS: Final = 1_000
 
@@ -59,8 +57,8 @@ _LARGEST_ID: Final = (1 << 63) - 1
 _DAMAGE: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 _WORDS: Final = {
     sqlite3.SQLITE_FULL: "there is no space left on the disk",
-    sqlite3.SQLITE_READONLY: "it may not be written",
-    sqlite3.SQLITE_READONLY_DBMOVED: "it is not there any more: put it back, or restart Sluice",
+    sqlite3.SQLITE_READONLY: "it is not writable",
+    sqlite3.SQLITE_READONLY_DBMOVED: "it was moved or deleted: restore it, or restart Sluice",
     sqlite3.SQLITE_IOERR: "the disk reports an error",
     sqlite3.SQLITE_CANTOPEN: "it cannot be opened",
     sqlite3.SQLITE_BUSY: "another program has it locked",
@@ -71,28 +69,23 @@ _edit: Final = msgspec.json.Decoder(ActiveEdit)
 
 
 class _DamagedError(Exception):
-    """The file is damaged or from another version. The message says which."""
+    """Damaged, or from another version."""
 
 
 class Store:
-    """The state of one process.
+    """The state of one process. Raises LockedError if another process has the directory, or OSError.
 
     Args:
-        directory: the state directory, which exists. None: keep everything in memory.
-        lock: the lock's descriptor, from the predecessor in a take-over.
-        error: why the directory is missing, if there should be one.
+        directory: Must exist. None: keep everything in memory.
+        lock: Descriptor from the predecessor in a take-over.
+        error: Why there is no directory, if there should be one.
 
     Attributes:
-        active: the stored active edits, by path.
-        fleet: the last known fleet edits, by FLEET and path.
-        last_id: the highest id of any change so far.
-        error: why nothing can be stored at the moment, for the operator. None if it can.
-        set_aside: damaged files that were quarantined at the start, under their new names.
-        exposed: warning that other users could write in the directory at the start, with the remedy. None if safe.
-
-    Raises:
-        LockedError: another process has the directory.
-        OSError: it cannot be read or written.
+        active: Stored active edits, by path.
+        fleet: The last known fleet edits, by FLEET and path.
+        error: Why nothing can be stored at the moment.
+        set_aside: New paths of damaged files that were quarantined at the start.
+        exposed: Warning that other users can write in the directory, with the remedy.
     """
 
     def __init__(self, directory: Path | None, *, lock: int | None = None, error: str | None = None) -> None:
@@ -128,16 +121,10 @@ class Store:
         return self._lock.fileno()
 
     def commit(self, changes: Sequence[Change], edits: Mapping[str, ActiveEdit | None], *, required: bool) -> None:
-        """Save changes, including earlier unsaved ones.
+        """Save changes, including earlier unsaved ones. ``edits`` are the active edits by path. None removes one.
 
-        Args:
-            changes: for the audit trail.
-            edits: the resulting active edits, by path. None removes one.
-            required: save now, waiting up to a second for a program that has the file locked. Otherwise the next
-                successful commit saves them. Beyond MAX_UNSAVED the oldest are dropped.
-
-        Raises:
-            OSError: they are required, and nothing was saved.
+        ``required``: save now, or raise OSError. Otherwise the next successful commit saves them, except the oldest
+        beyond MAX_UNSAVED.
         """
         with self._mutex:
             all_changes, all_edits = [*self._unsaved, *changes], {**self._unsaved_edits, **edits}
@@ -185,11 +172,7 @@ class Store:
             self._db.execute("DELETE FROM change WHERE id <= ?", (last_id - MAX_CHANGES,))
 
     def audit(self, *, before: int | None, target: str, by: str, limit: int) -> tuple[Change, ...]:
-        """Return changes, the latest first. Arguments as for ``EditService.audit``.
-
-        Raises:
-            OSError: the file cannot be read.
-        """
+        """Arguments are those of ``EditService.audit``. Raises OSError."""
         below = _LARGEST_ID if before is None else min(before, _LARGEST_ID)
         with self._mutex:
             unsaved = [
@@ -201,11 +184,7 @@ class Store:
         return (*unsaved, *(_read_change(body) for (body,) in rows))[:limit]
 
     def find(self, change_id: int) -> tuple[Change | None, int]:
-        """Return a change, and the id of the latest later one with the same target. 0: none.
-
-        Raises:
-            OSError: the file cannot be read.
-        """
+        """Return a change, and the id of the latest later one with the same target, or 0. Raises OSError."""
         if change_id > _LARGEST_ID:
             return None, 0
         with self._mutex:
@@ -220,26 +199,26 @@ class Store:
             return found, max(later, default=0) or self._query(latest, found.target, change_id)[0][0]
 
     def save_limits(self, limits: SavedLimits) -> None:
-        """Save the state of the limiters for the next start. A failure is logged."""
+        """A failure is logged."""
         try:
             state = limiter_state.encode(limits)
             with self._mutex:
                 self._query("REPLACE INTO limiters VALUES (1, ?)", state)
         except (OSError, OverflowError) as error:
-            _log.warning("cannot save the state of the limits; they start full next time", reason=str(error))
+            _log.warning("limiter state not saved; limits start full next time", reason=str(error))
 
     def saved_limits(self) -> SavedLimits | None:
-        """Return the state of the limiters at the last clean shutdown. None if there is no usable one."""
+        """Return the state at the last clean shutdown. None if there is no usable one."""
         try:
             with self._mutex:
                 rows = self._query("SELECT body FROM limiters")
             return limiter_state.decode(rows[0][0]) if rows else None
         except (OSError, ValueError) as error:
-            _log.warning("cannot use the saved state of the limits; they start full", reason=str(error))
+            _log.warning("saved limiter state not usable; limits start full", reason=str(error))
             return None
 
     def close(self) -> None:
-        """Release the directory. A running commit is rolled back."""
+        """A running commit is rolled back."""
         self._db.interrupt()
         with self._mutex:
             self._db.close()
@@ -262,7 +241,7 @@ class Store:
         except _DamagedError as damaged:
             aside = self._quarantine(path)
             _log.error(
-                "state.db cannot be used and was quarantined; the configured limits apply",
+                "state.db not usable, quarantined; the configured limits apply",
                 file=aside,
                 reason=str(damaged),
             )
@@ -284,7 +263,7 @@ class Store:
         except (ValueError, msgspec.MsgspecError) as damaged:
             aside = self._quarantine(journal)
             _log.error(
-                "the live edits of the previous version are damaged and were quarantined; the configured limits apply",
+                "damaged live edits of the previous version, quarantined; the configured limits apply",
                 file=aside,
                 reason=str(damaged),
             )
@@ -293,7 +272,7 @@ class Store:
             # A previous version ran in between, or a crash prevented the rename.
             aside = str(fresh_name(directory, f"{journal.name}.ignored"))
             journal.rename(aside)
-            _log.warning("the live edits of the previous version are ignored, because state.db is newer", file=aside)
+            _log.warning("live edits of the previous version ignored: state.db is newer", file=aside)
             return
         with db:
             db.execute("BEGIN IMMEDIATE")
@@ -301,7 +280,7 @@ class Store:
             db.executemany("INSERT INTO edit VALUES (?, ?)", rows)
             db.execute("INSERT INTO sqlite_sequence VALUES ('change', ?)", (last_id,))
         journal.rename(journal.with_name(f"{journal.name}.imported"))
-        _log.info("live edits of the previous version were imported", state_dir=str(directory), edits=len(active))
+        _log.info("live edits of the previous version imported", state_dir=str(directory), edits=len(active))
 
     def _quarantine(self, path: Path) -> str:
         stamp = utc_now().strftime("%Y%m%dT%H%M%SZ")
@@ -315,12 +294,7 @@ class Store:
 
 
 def _connect(path: Path | str) -> sqlite3.Connection:
-    """Open the file, check it, and create its tables.
-
-    Raises:
-        _DamagedError: it is damaged or from another version.
-        OSError: it cannot be opened or written.
-    """
+    """Open and check the file, and create its tables. Raises _DamagedError or OSError."""
     try:
         db = sqlite3.connect(path, check_same_thread=False, timeout=_START_BUSY_S, isolation_level=None)
     except sqlite3.Error as error:
@@ -388,7 +362,7 @@ def _is_damage(error: BaseException) -> bool:
 
 
 def active_in(place: Folder) -> tuple[Mapping[str, ActiveEdit], str | None]:
-    """Return the active edits in a state directory that another process may have open, and an error if any."""
+    """Another process may have the directory open. Return the active edits, and an error if any."""
     if place.path is None:
         return {}, None
     path = place.path / NAME
@@ -410,10 +384,10 @@ def active_in(place: Folder) -> tuple[Mapping[str, ActiveEdit], str | None]:
 
 
 def open_store(place: Folder, *, lock: int | None = None) -> Store:
-    """Open the store of a state directory. If a default directory is not usable, keep edits in memory.
+    """Open the store. If a default directory is unusable, keep edits in memory.
 
     Raises:
-        StartError: another process has it, or it was configured and is not usable.
+        StartError: Another process has the directory, or a configured one is unusable.
     """
     directory = place.path
     if directory is None:
@@ -425,7 +399,7 @@ def open_store(place: Folder, *, lock: int | None = None) -> Store:
         what = "is in use by another process: give each sidecar a --state-dir of its own, or --take-over to replace it"
         raise StartError(f"state directory {directory}: {what}") from None
     except ValueError:
-        raise StartError(f"state directory {str(directory)!r}: is not a path") from None
+        raise StartError(f"state directory {str(directory)!r}: not a valid path") from None
     except OSError as error:
         why = os_error_text(error)
         if error.filename is not None and Path(error.filename).parent == directory:
@@ -433,4 +407,4 @@ def open_store(place: Folder, *, lock: int | None = None) -> Store:
         if place.given:
             what = 'make it writable for this user, choose another one, or "off" to keep edits until the restart only'
             raise StartError(f"state directory {directory}: {why}; {what}") from None
-        return Store(None, error=f"{directory}: {why}; give --state-dir")
+        return Store(None, error=f"{directory}: {why}; set --state-dir")

@@ -1,4 +1,4 @@
-"""Checks edits one after another, each against the result of the earlier ones, before anything is saved."""
+"""Checks a batch of edits, each against the result of the earlier ones, before anything is saved."""
 
 from collections import ChainMap
 from collections.abc import Mapping
@@ -45,21 +45,16 @@ from proxy.common.clock import write_time
 
 
 class Transaction:
-    """Changes that are committed together. Applied to a copy of the active limits.
+    """Changes that are committed together, applied to a copy of the active limits.
 
-    Args:
-        stored: the stored edits, by path, including those of the fleet.
-        next_id: id of the first change.
-
-    Attributes:
-        made: the edits behind them, in order, as in the log of a fleet.
+    ``stored`` are the stored edits by path, including those of the fleet. ``made`` are the edits behind the changes.
     """
 
     def __init__(self, before: EffectiveLimits, stored: Mapping[str, ActiveEdit], next_id: int, now: datetime) -> None:
         self.changes: list[Change] = []
         self.made: list[Entry] = []
         self._before = before
-        # By path. None: no longer edited. For a rule also: the edit does not fit the configuration.
+        # By path. None: no longer edited. A rule is also None if its edit does not fit the configuration.
         self._active: ChainMap[str, ActiveEdit | None] = ChainMap({}, dict(before.active))
         self._rules: ChainMap[str, Rule | None] = ChainMap({}, dict(before.rules))
         self._stored: ChainMap[str, ActiveEdit | None] = ChainMap({}, dict(stored))
@@ -67,17 +62,16 @@ class Transaction:
 
     @property
     def stored(self) -> Mapping[str, ActiveEdit | None]:
-        """Stored edits that change, by path, including those of the fleet. None removes one."""
+        """Stored edits that change, by path. None removes one."""
         return self._stored.maps[0]
 
     def forget(self, path: str) -> None:
-        """Remove the stored fleet edit of a path."""
         self._stored[path] = None
 
     def after(self, rulebook: Rulebook | None = None) -> EffectiveLimits:
         """Return the resulting limits, over another configuration if given.
 
-        Also completes the changes: only now the rule inherited by a name without its own is known.
+        Completes the changes: only now the rule that a name inherits is known.
         """
         before = self._before
         if not self._active.maps[0] and rulebook is None:
@@ -92,11 +86,7 @@ class Transaction:
         return after
 
     def edit(self, edit: Edit, author: Author, *, durable: bool) -> None:
-        """Make one edit.
-
-        Raises:
-            InvalidError, PreconditionError, MissingError: it is refused.
-        """
+        """Raises InvalidError, PreconditionError or MissingError."""
         match edit:
             case SetLimit():
                 self._set_limit(edit, author, durable=durable)
@@ -110,15 +100,15 @@ class Transaction:
                 self._put("set", SWITCHES + edit.kind, active, author, durable=durable)
             case UnsetSwitch():
                 if self._switch(edit).edit is None:
-                    raise MissingError(f"the switch of {edit.kind} is not edited")
+                    raise MissingError(f"the switch of {edit.kind} has no edit")
                 self._put("unset", SWITCHES + edit.kind, None, author, durable=durable, reason=edit.reason)
 
     def expire(self, path: str) -> None:
-        """End an expired edit. The configuration applies again, or the stored edit under a volatile one."""
+        """The configuration applies again, or the stored edit under a volatile one."""
         edit, stored = self._active[path], self._stored.get(path)
         assert edit is not None  # noqa: S101 - the caller has looked
         durable = stored is not None and stored.change_id == edit.change_id
-        reason = f"the time of change {edit.change_id} is over"
+        reason = f"change {edit.change_id} has expired"
         self._put("expire", path, None if durable else stored, SLUICE, durable=durable, reason=reason)
 
     def revert(self, change: Change, author: Author, reason: str) -> None:
@@ -155,7 +145,6 @@ class Transaction:
         return True
 
     def note(self, action: Action, target: str, author: Author, **more: Any) -> None:
-        """Record an action. A reset does not change the limit."""
         if action == "reset":
             shown, rule = self._shown(target)
             more |= {"old": shown, "new": shown, "old_rule": rule, "new_rule": rule}
@@ -212,7 +201,7 @@ class Transaction:
             rule = self._before.read(path, active)
             target = target_of(rule)
             if limit_path(target) != path:
-                # Another spelling of the same path. The restart reads this one.
+                # Another spelling of the path. A restart reads this one.
                 path = limit_path(target)
                 rule = self._before.read(path, active)
         except FieldError as error:
@@ -221,7 +210,7 @@ class Transaction:
             entry = self._limit(target)
             _check_match(edit.if_match, entry)
             if edit.if_none_match and entry.edit is not None:
-                raise PreconditionError(f"it has been edited already: {whose(entry)}", entry.etag)
+                raise PreconditionError(f"it already has an edit: {whose(entry)}", entry.etag)
         self._put("set", path, active, author, durable=durable, rule=rule)
 
     def _unset_limit(self, edit: UnsetLimit, author: Author, *, durable: bool) -> None:
@@ -233,7 +222,7 @@ class Transaction:
             entry = self._limit(target)
             _check_match(edit.if_match, entry)
             if entry.edit is None:
-                raise MissingError(f"{target.kind} {target.name} is not edited")
+                raise MissingError(f"{target.kind} {target.name} has no edit")
         self._put("unset", path, None, author, durable=durable, reason=edit.reason)
 
     def _new_edit(self, edit: SetLimit | SetSwitch, author: Author, **what: Any) -> ActiveEdit:
@@ -242,7 +231,6 @@ class Transaction:
         return self._signed(empty, author, edit.reason)
 
     def _signed(self, edit: ActiveEdit, author: Author, reason: str) -> ActiveEdit:
-        """Return the edit with this author and time, for the next change."""
         return msgspec.structs.replace(
             edit,
             change_id=self._next_change_id(),
@@ -341,14 +329,13 @@ def _check_match(if_match: str | None, entry: LimitEntry | SwitchEntry) -> None:
     if if_match is None or if_match == entry.etag or (if_match == "*" and entry.edit is not None):
         return
     if if_match == "*":
-        raise PreconditionError("it is not edited", entry.etag)
-    raise PreconditionError(f"something else is in force: {whose(entry)}", entry.etag)
+        raise PreconditionError("it has no edit", entry.etag)
+    raise PreconditionError(f"the ETag is not current: {whose(entry)}", entry.etag)
 
 
 def whose(entry: LimitEntry | SwitchEntry) -> str:
-    """Describe the author of a limit's or switch's edit."""
     edit = entry.edit
     if edit is None:
-        return "it is as the configuration has it"
+        return "it is as configured"
     reason = f" ({edit.reason})" if edit.reason else ""
     return f"{edit.by} changed it at {edit.at}, change {edit.change_id}{reason}"

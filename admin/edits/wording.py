@@ -16,7 +16,7 @@ from proxy.stats.flow import Purged
 
 _log = structlog.get_logger(__name__)
 
-#: Log lines per batch, one for each change.
+#: Maximum log lines of a batch.
 _MAX_LOGGED: Final = 20
 
 #: Fields in the short form.
@@ -26,7 +26,7 @@ _NOT_SAID: Final[Mapping[str, object]] = {"confirm": "broker", "weight": 1}
 
 
 def short(limit: Mapping[str, Any] | None) -> str:
-    """Format a limit or a switch in short. ``further`` formats the other fields."""
+    """Format the main fields. ``further`` formats the others."""
     if limit is None:
         return "none"
     if "limiting" in limit:
@@ -48,7 +48,7 @@ def short(limit: Mapping[str, Any] | None) -> str:
 
 
 def further(limit: Mapping[str, Any] | None) -> dict[str, str]:
-    """Format the fields that are not in the short form, if they have an effect."""
+    """Format the effective fields that are not in the short form."""
     limit = limit or {}
     return {
         each.key: value_text(value)
@@ -62,7 +62,6 @@ def further(limit: Mapping[str, Any] | None) -> dict[str, str]:
 
 
 def value_text(value: object) -> str:
-    """Format one field of a limit."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float):
@@ -73,7 +72,7 @@ def value_text(value: object) -> str:
 
 
 def target(text: str) -> str:
-    """Format a change's target as typed in a command: ``limits/topic/orders`` becomes ``topic orders``."""
+    """Format as typed in a command: ``limits/topic/orders`` becomes ``topic orders``."""
     what, _, rest = text.partition("/")
     if what == "limits":
         return " ".join(rest.split("/", 1))
@@ -91,12 +90,11 @@ def difference(change: Change) -> str:
 
 
 def sides(change: Change) -> tuple[str, str]:
-    """Format the limits before and after a change, in short."""
     return _side(change.old, change.old_rule), _side(change.new, change.new_rule)
 
 
 def fields(change: Change) -> Iterator[str]:
-    """Format each changed field that is not in the short form: ``burst_s 1 → 2``."""
+    """Format changed fields that are not in the short form: ``burst_s 1 → 2``."""
     if change.old is None or change.new is None or change.old_rule or change.new_rule:
         return
     before, after = further(change.old), further(change.new)
@@ -115,7 +113,6 @@ def _side(limit: Mapping[str, Any] | None, rule: str) -> str:
 
 
 def log_changes(changes: Sequence[Change]) -> None:
-    """Log the first changes, one line each, and the number of the others."""
     edits = [change for change in changes if change.action != "reload"]
     for change in edits[:_MAX_LOGGED]:
         event = "switch changed" if change.target.startswith(SWITCHES) else "limit changed"
@@ -136,7 +133,7 @@ def log_changes(changes: Sequence[Change]) -> None:
         _log.info(event, what=target(change.target), by=change.by, change=change.id, **given)
     if rest := edits[_MAX_LOGGED:]:
         _log.info(
-            "further changes of the same batch; the audit trail lists all",
+            "further changes of the batch; the audit trail lists all",
             more=len(rest),
             by=", ".join(dict.fromkeys(change.by for change in rest)),
             first_change=rest[0].id,
@@ -145,9 +142,8 @@ def log_changes(changes: Sequence[Change]) -> None:
 
 
 def cleared_lines(cleared: Cleared) -> list[str]:
-    """Format the result of a reset, a line each."""
     if not cleared.limiters:
-        return ["nothing, since nobody has asked for it yet or it is not limited now"]
+        return ["nothing: it was never used, or is not limited now"]
     what = (
         (cleared.limiters, "{} limiter{} full again"),
         (cleared.debt_messages, "a debt of {} messages or requests"),
@@ -159,7 +155,6 @@ def cleared_lines(cleared: Cleared) -> list[str]:
 
 
 def purged_lines(purged: Purged) -> list[str]:
-    """Format the result of a purge, a line each."""
     what = ((purged.refused, "{} message{} refused"), (purged.dropped, "{} message{} dropped"))
     said = [text.format(amount, "s" * (amount != 1)) for amount, text in what if amount]
     return said or ["nothing: it had no spooled messages"]

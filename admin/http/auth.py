@@ -1,8 +1,4 @@
-"""Access to the admin address: tokens with a name and a role.
-
-Tokens come from ``admin.token_file``, one ``NAME ROLE TOKEN`` per line, and from ``admin.token`` and
-``admin.read_token``. Only their SHA-256 is kept, so that neither a log line nor a debugger can show one.
-"""
+"""Tokens of the admin address, with a name and a role. Only their SHA-256 is kept."""
 
 import hashlib
 import hmac
@@ -25,7 +21,7 @@ MIN_TOKEN_LENGTH: Final = 24
 
 TOKEN, READ_TOKEN = "token", "read_token"
 LOCAL: Final = "local"
-"""The author's name if no tokens are configured."""
+"""The author's name without tokens."""
 
 _RESERVED: Final = frozenset({LOCAL, "remote", "sluice"})
 _HOW: Final = "make one with `openssl rand -hex 24`"
@@ -40,7 +36,7 @@ _MAX_FILE_BYTES: Final = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One token: its owner's name, its role (write includes read), the SHA-256 of its text, and its source."""
+    """The role ``write`` includes ``read``. ``digest`` is the SHA-256 of the text."""
 
     name: str
     role: Role
@@ -50,13 +46,13 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The tokens of the admin address. Without tokens, everyone has access."""
+    """Without tokens, everyone has access."""
 
     tokens: tuple[Token, ...] = ()
     warnings: tuple[str, ...] = ()
 
     def find(self, text: bytes) -> Token | None:
-        """Return the token with this text. Takes the same time for wrong tokens."""
+        """Takes the same time for wrong tokens."""
         digest = hashlib.sha256(text).digest()
         found = None
         for token in self.tokens:
@@ -75,14 +71,14 @@ class Keyring:
         self.access = access
 
     def replace(self, access: Access) -> list[str]:
-        """Replace the access from the next request on, if it differs. Returns the changes, as ``compare``."""
+        """Replace the access from the next request on. Returns the changes, as ``compare``."""
         changed = self.compare(access)
         if changed:
             self.access = access
         return changed
 
     def compare(self, access: Access) -> list[str]:
-        """Return the changes that another access would make, one line each, by names only."""
+        """Return the changes, one line each, by names only."""
         old = {token.name: token for token in self.access.tokens}
         new = {token.name: token for token in access.tokens}
         changed = [f"token {name}: removed" for name in old if name not in new]
@@ -97,10 +93,9 @@ class Keyring:
 
 
 def read_access(settings: AdminSettings, origins: Origins) -> Access:
-    """Read the tokens, and check that there are some if other machines can reach the address.
+    """Read the tokens. An address that other machines can reach must have one.
 
-    Raises:
-        SettingsError: With a line for each error. None of them shows a token.
+    Raises SettingsError with a line for each error, none of which shows a token.
     """
     if settings.listen == OFF:
         return ANYONE
@@ -139,7 +134,7 @@ def read_access(settings: AdminSettings, origins: Origins) -> Access:
             )
     if exposed and tokens and settings.tls_certificate_file is None:
         warnings.append(
-            f"admin {settings.listen}: tokens cross the network in the clear; "
+            f"admin {settings.listen}: tokens cross the network unencrypted; "
             "set admin.tls_certificate_file and admin.tls_key_file"
         )
     if tokens and all(token.role == "read" for token in tokens):

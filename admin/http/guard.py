@@ -1,11 +1,11 @@
-"""ASGI middleware that authenticates each request to the admin address and rejects requests that are not allowed.
+"""ASGI middleware that authenticates requests to the admin address and rejects those that are not allowed.
 
 It checks in this order: the path, the Host (against DNS rebinding), Origin and Sec-Fetch-Site (against scripts of other
-pages), the token, its role, the content type, the body. A request that passes has its author in
-``request.state.author``, its role in ``request.state.role``, and its body in memory.
+pages), the token, its role, the content type, the body. A request that passes has ``author`` and ``role`` in
+``request.state``, and its body in memory.
 
 Only the paths of a short list need no token. They are compared with the string that the router uses, so another
-spelling of a path is not on the list.
+spelling is not on the list.
 """
 
 import ipaddress
@@ -43,10 +43,10 @@ SECURITY_HEADERS: Final = {
     "cross-origin-resource-policy": "same-origin",
     "cross-origin-embedder-policy": "require-corp",
 }
-"""The page loads nothing from elsewhere, runs no scripts but its own files, and cannot be put in a frame."""
+"""The page loads nothing from elsewhere, runs no scripts but its own files, and cannot be framed."""
 
 _BATCH: Final = f"{BASE}/limits:batch"
-#: Maximum number of batches in memory, because each can be large.
+#: Maximum batches in memory. Each can be large.
 _MAX_BATCHES: Final = 4
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _BEARER: Final = re.compile(r"bearer +([!-~]+) *", re.IGNORECASE)
@@ -60,14 +60,7 @@ _log = structlog.get_logger(__name__)
 
 
 class RefusedError(Exception):
-    """The guard rejects a request.
-
-    Attributes:
-        reason: Label of the metric.
-        status: HTTP status.
-        field: The header at fault, ``name`` or ``body``. Empty: none.
-        challenge: For WWW-Authenticate. Empty: none.
-    """
+    """``reason`` is the metric's label, ``field`` the header at fault, ``name`` or ``body``."""
 
     def __init__(self, reason: Reason, status: int, detail: str, field: str = "", challenge: str | None = None) -> None:
         super().__init__(detail)
@@ -75,12 +68,10 @@ class RefusedError(Exception):
 
 
 class Guard:
-    """The middleware. The application raises HTTPException for unknown paths and methods.
+    """The application raises HTTPException for unknown paths and methods.
 
-    Args:
-        pages: Paths without a token that other sites may link to.
-        probes: Further paths without a token.
-        allowed_hosts: Host names of the address, in addition to localhost and IP addresses.
+    ``pages`` need no token, and other sites may link to them. ``probes`` need none either. ``allowed_hosts`` are in
+    addition to localhost and IP addresses.
     """
 
     def __init__(
@@ -100,7 +91,6 @@ class Guard:
         self._batches = trio.CapacityLimiter(_MAX_BATCHES)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer or reject one request."""
         access = self._keyring.access
 
         def is_allowed() -> bool:
@@ -115,7 +105,7 @@ class Guard:
             # After authentication, so that only writers can use up the batches.
             async with self._batches if _is_batch(scope) else nullcontext():
                 body = await _body(scope, headers, receive)
-                # None: the client left before the end of its body.
+                # The client left before the end of its body.
                 if body is not None:
                     state = {"author": author, "role": role, "authentication": bool(access.tokens)}
                     inner = {**scope, "state": {**scope["state"], **state}, "app": self}
@@ -130,7 +120,7 @@ class Guard:
             response = field_problem(refused.status, refused.field, str(refused), fields)
             await response(scope, receive, answer.send)
         except HTTPException as error:
-            details = {404: "there is nothing here", 405: "this cannot be done here"}
+            details = {404: "there is no such path", 405: "the method is not allowed here"}
             response = problem(error.status_code, details.get(error.status_code, error.detail), headers=error.headers)
             await response(scope, receive, answer.send)
         except Exception as error:  # noqa: BLE001 - whatever it was, the client gets an answer and the log the reason
@@ -254,7 +244,6 @@ async def _body(scope: Scope, headers: Headers, receive: Receive) -> bytes | Non
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """Give the application the body, and after that the client's disconnect."""
     messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def again() -> Message:
@@ -264,7 +253,7 @@ def _replay(body: bytes, receive: Receive) -> Receive:
 
 
 def _only(headers: Headers, name: str, reason: Reason, status: int) -> str:
-    """Return the only header of that name, or empty. A proxy in front may use another one of several."""
+    """Return the only header of that name, or empty. A proxy in front may use another of several."""
     values = headers.getlist(name)
     if len(values) > 1:
         raise RefusedError(reason, status, f"there must be exactly one header {name}", name)

@@ -1,12 +1,10 @@
-"""HTTP/1.1 for an ASGI application on trio, with h11, and bounds on connections, slow clients and memory.
+"""HTTP/1.1 for an ASGI application on trio, with h11. No HTTP/2, WebSocket or upgrades.
 
-Connections and unsent bytes have a bound. Above it, the connection without progress for the longest time is closed, one
-without a request first, so that a new connection always gets an answer.
+Connections and unsent bytes are bounded. Above a bound, the connection without progress for the longest time is closed,
+one without a request first, so that a new connection always gets an answer.
 
 Each turn of the event loop accepts and reads a few requests and begins one, so that a flood cannot delay the data path.
-Probes begin as soon as they are read, without queueing behind more expensive requests.
-
-HTTP/2, WebSocket and upgrades are not supported.
+Probes begin as soon as they are read.
 """
 
 import socket
@@ -29,10 +27,10 @@ from proxy.net.sockets import plain_address
 
 MAX_CONNECTIONS: Final = 256
 MAX_UNSENT_BYTES: Final = 64 * 1024 * 1024
-"""Of all answers together."""
+"""For all answers together."""
 MAX_HEAD_BYTES: Final = 16 * 1024
 HEAD_TIMEOUT_S: Final = 10.0
-"""For a request's head from its first byte, for the first request of a connection, and for a TLS handshake."""
+"""For a request's head from its first byte, a connection's first request, and a TLS handshake."""
 KEEP_ALIVE_S: Final = 75.0
 WRITE_TIMEOUT_S: Final = 30.0
 """A client that reads nothing for this long is disconnected."""
@@ -41,11 +39,11 @@ _HEAD_FAULTS: Final = {
     431: f"the request head exceeds {MAX_HEAD_BYTES} bytes",
     501: "unsupported transfer encoding; use chunked",
 }
-#: How long the client's data is read after the last answer. A reset would discard the answer.
+#: The client's data is read after the last answer, because a reset would discard the answer.
 _LINGER_S: Final = 1.0
 _READ_BYTES: Final = 16 * 1024
 _WRITE_BYTES: Final = 64 * 1024
-#: Connections accepted, and requests read, in one turn of the event loop.
+#: In one turn of the event loop: connections accepted, and requests read.
 _MAX_PER_TURN: Final = 8
 #: After a failed accept, for example because of missing descriptors.
 _PAUSE_S: Final = 0.1
@@ -55,8 +53,6 @@ _log = structlog.get_logger(__name__)
 
 
 class Http1Server:
-    """Serves an application to a bounded number of connections."""
-
     def __init__(
         self,
         app: ASGIApp,
@@ -73,7 +69,7 @@ class Http1Server:
         #: Each is held for one turn of the event loop.
         self._reads, self._turns = trio.Semaphore(_MAX_PER_TURN), trio.StrictFIFOLock()
         self._max_connections, self._max_unsent_bytes = max_connections, max_unsent_bytes
-        #: The longest without progress first.
+        #: Open connections, the longest without progress first.
         self._open: dict[_Connection, None] = {}
         self._log_rate = LogRate()
 
@@ -114,13 +110,12 @@ class Http1Server:
                 pass
 
     def progressed(self, connection: "_Connection") -> None:
-        """Note that the connection sent or received bytes."""
         if connection in self._open:
             del self._open[connection]
             self._open[connection] = None
 
     def make_room(self, writer: "_Connection") -> None:
-        """Close connections that do not read their answers, while too much is unsent."""
+        """While too much is unsent, close connections that do not read their answers."""
         while sum(each.unsent for each in self._open) > self._max_unsent_bytes:
             victim = next((each for each in self._open if each.unsent and each is not writer), None)
             if victim is None:
@@ -143,12 +138,7 @@ class Http1Server:
 
 
 class _Connection:
-    """One connection, from its first byte to its last.
-
-    Attributes:
-        scope: Cancel it to close the connection.
-        unsent: Bytes of an answer that the client has not read.
-    """
+    """Cancel ``scope`` to close it. ``unsent``: bytes of an answer that the client has not read."""
 
     def __init__(self, server: Http1Server, transport: trio.SocketStream) -> None:
         self.scope = trio.CancelScope()
@@ -164,7 +154,6 @@ class _Connection:
         self._body_complete = self._left = False
 
     async def run(self) -> None:
-        """Serve until either side closes."""
         try:
             with self.scope:
                 if await self._shake_hands():
@@ -220,7 +209,7 @@ class _Connection:
         await self._linger()
 
     async def _next_request(self, timeout_s: float) -> h11.Request | None:
-        """Return the head of the next request. None: there is none, or it was rejected."""
+        """None: there is no request, or it was rejected."""
         begun = False
         with trio.move_on_after(timeout_s) as patience:
             try:
@@ -231,7 +220,7 @@ class _Connection:
                         begun = True
             except h11.RemoteProtocolError as error:
                 status = error.error_status_hint
-                await self._refuse(status, _HEAD_FAULTS.get(status, "this is not HTTP/1.1"))
+                await self._refuse(status, _HEAD_FAULTS.get(status, "the request is not HTTP/1.1"))
                 return None
             if not begun:
                 # It arrived together with the previous request.

@@ -1,4 +1,4 @@
-"""Problems (RFC 9457): the answer to every rejected request, and counters for guard and server."""
+"""Problems (RFC 9457): the answer to every rejected request."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -13,7 +13,7 @@ from admin.wire import PROBLEM, PROBLEMS, Problem
 NO_STORE: Final = {"cache-control": "no-store"}
 
 Refusals = Counter[str]
-"""Rejected requests and connections by reason, for the metric."""
+"""Counts by reason, for the metric."""
 
 
 def problem(
@@ -25,7 +25,7 @@ def problem(
     kind: str = "",
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """Make a problem's response. ``kind`` is the last part of its type's URI. Default: the status's usual type."""
+    """``kind`` is the last part of its type's URI. Default: the status's usual type."""
     body = Problem(
         type=PROBLEMS + kind if kind else "",
         status=status,
@@ -38,5 +38,5 @@ def problem(
 
 
 def field_problem(status: int, field: str, detail: str, headers: Mapping[str, str] | None = None) -> Response:
-    """Make the response for a problem of one header or of the ``body``. An empty field is none."""
+    """``field`` is a header or ``body``. Empty: none."""
     return problem(status, detail, [FieldProblem(field, detail)] if field else [], headers=headers)

@@ -43,7 +43,7 @@ def application(
     refusals: Refusals | None = None,
     extra: Callable[[], Iterable[Family]] = tuple,
 ) -> ASGIApp:
-    """Make the ASGI application. ``api`` is served below ``/api/v1``, and ``extra`` makes further metrics."""
+    """``api`` is served below ``/api/v1``. ``extra`` makes further metrics."""
     settings = settings or AdminSettings()
     counted = Refusals() if refusals is None else refusals
     page = web.routes()
@@ -55,7 +55,7 @@ def application(
         return StreamingResponse(_each(pieces), headers={"content-type": content_type, "content-length": length})
 
     async def healthz(_: Request) -> Response:
-        # Being alive means only that the event loop runs, which this proves.
+        # Being alive means only that the event loop runs.
         return JSONResponse({"alive": True})
 
     async def readyz(_: Request) -> Response:
@@ -101,7 +101,6 @@ class _Scrapes:
 
 
 def refused_family(refusals: Refusals) -> Family:
-    """Return the rejections of the admin address as a metric."""
     return counter(
         "sluice_admin_refused",
         "Requests and connections that the admin address refused, by reason.",
@@ -123,12 +122,9 @@ def bind(
     hint: str = "",
     v6only: bool = False,
 ) -> socket.socket:
-    """Bind the admin address and listen on it. ``anyone``: other machines may reach it.
+    """Bind the admin address and listen on it. Raises StartError.
 
-    ``hint`` is appended to the error if the address is in use. ``v6only``: ``::`` does not serve IPv4.
-
-    Raises:
-        StartError: The address is not available, or others would reach it without a token.
+    ``anyone``: other machines may reach it. ``hint``: for an address in use. ``v6only``: ``::`` does not serve IPv4.
     """
     family = socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET
     with ExitStack() as failing:
@@ -155,7 +151,7 @@ def bind(
 
 
 def bound_endpoint(sock: socket.socket) -> Endpoint:
-    """Return the address that a socket is bound to, with the actual port."""
+    """Return the address with the actual port."""
     host, port = sock.getsockname()[:2]
     return Endpoint(host, port)
 

@@ -1,5 +1,5 @@
-"""The rejection log: refusals by the second and all traffic, as files of JSON lines to ship and analyze.
+"""The rejection log: refusals by the second and all traffic, as files of JSON lines.
 
-``records`` is the format. Each second ``recorder`` takes the counts of the data path, ``composer`` makes records from
-them, and ``files`` appends these. ``tail``, ``history`` and ``sluice report`` read the log.
+Each second, ``recorder`` takes the counts of the data path, ``composer`` makes ``records`` from them, and ``files``
+appends these. ``tail``, ``history`` and ``sluice report`` read the log.
 """

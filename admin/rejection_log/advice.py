@@ -1,6 +1,6 @@
 """The newest report's recommendation for one resource, from its ``recommendations.json``.
 
-The file has a line for each recommendation and may be large. Only the lines of the resource are decoded.
+The file may be large, so only the resource's lines are decoded.
 """
 
 import os
@@ -23,7 +23,7 @@ from limiter.rules.resource import Resource
 from proxy.common.clock import Clock, write_time
 
 USUAL: Final = Path("report", "recommendations.json")
-"""In the state directory."""
+"""Path in the state directory."""
 
 _LINE_BYTES: Final = 1024 * 1024
 _REMAKE: Final = "run `sluice report` again"
@@ -37,13 +37,7 @@ class _Found(NamedTuple):
 
 
 class AdviceReader:
-    """Reads the recommendations for one sidecar, and for limits shared by its fleet.
-
-    Args:
-        path: the ``recommendations.json``. None without one.
-        fleet: name of its fleet. Empty outside a fleet.
-        why: why there is no file. Empty if the feature is off.
-    """
+    """``why``: why there is no path. Empty: the feature is off. ``fleet``: also read advice about its limits."""
 
     def __init__(
         self,
@@ -54,11 +48,10 @@ class AdviceReader:
         fleet: str = "",
     ) -> None:
         self._path, self._instance, self._clock, self._fleet = path, instance, clock or Clock(), fleet
-        self._why = why or 'no report is looked at: report.recommendations = "off"'
+        self._why = why or 'recommendations are off: report.recommendations = "off"'
         self._limiter = trio.CapacityLimiter(1)
 
     async def about(self, resource: Resource, entry: LimitEntry) -> ResourceAdvice:
-        """Return the recommendation for a resource whose active limit is ``entry``."""
         path = self._path
         if path is None:
             return ResourceAdvice(problem=self._why)
@@ -86,7 +79,7 @@ class AdviceReader:
         )
         if why_not:
             return msgspec.structs.replace(answer, why_not=why_not)
-        # A temporary edit ends with it.
+        # A temporary edit becomes permanent.
         edit = {**fields_of(recommendation, entry), "reason": reason_of(recommendation), "ttl_s": None}
         return msgspec.structs.replace(answer, edit=edit)
 
@@ -94,7 +87,7 @@ class AdviceReader:
         if self._instance in head.instances or not head.instances:
             return None
         more = f" and {len(head.instances) - 3} more" if len(head.instances) > 3 else ""
-        return f"{self._path}: made for {', '.join(head.instances[:3])}{more}, not for {self._instance}"
+        return f"{self._path}: was made for {', '.join(head.instances[:3])}{more}, not for {self._instance}"
 
     def _age_s(self, made_at: str) -> float | None:
         try:
@@ -104,13 +97,12 @@ class AdviceReader:
 
 
 def usual(settings: ReportSettings, state_dir: Path | None) -> tuple[Path | None, str]:
-    """Return the path of the newest report's recommendations, or None and the reason. ``state_dir`` may be None."""
     if settings.recommendations == OFF:
         return None, ""
     if settings.recommendations is not None:
         return Path(settings.recommendations).absolute(), ""
     if state_dir is None:
-        return None, "no report is looked at: there is no state directory; give report.recommendations"
+        return None, "there is no state directory, so there is no default report; set report.recommendations"
     return state_dir / USUAL, ""
 
 
@@ -118,10 +110,9 @@ def _read(path: Path, instance: str, resource: Resource) -> _Found | str:
     needle = needle_of(resource)
     try:
         with os.fdopen(open_to_read(path), "rb") as file:
-            # The recommendations follow the first line, one per line.
             head = msgspec.json.decode(file.readline(_LINE_BYTES).rstrip() + b"]}", type=RecommendationsFile)
             if head.version != VERSION:
-                return f"{path}: version: found {head.version}, and this is version {VERSION}; {_REMAKE}"
+                return f"{path}: has version {head.version}, expected {VERSION}; {_REMAKE}"
             while line := file.readline(_LINE_BYTES):
                 if needle not in line:
                     continue
@@ -130,15 +121,15 @@ def _read(path: Path, instance: str, resource: Resource) -> _Found | str:
                     return _Found(head, each)
             return _Found(head, None)
     except FileNotFoundError:
-        return f"there is no report yet: {path} is not there; `sluice report --out {path.parent}` makes it"
+        return f"there is no report yet: {path} does not exist; create it with `sluice report --out {path.parent}`"
     except IsADirectoryError:
-        return f"{path}: is a folder; name the recommendations.json in it"
+        return f"{path}: is a folder; give the path of its recommendations.json"
     except OSError as error:
         return f"{path}: {os_error_text(error)}"
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return f"{path}: is not a recommendations.json of `sluice report`; {_REMAKE}"
     except ValueError:
-        return f"{path}: is not a path"
+        return f"{path}: is not a valid path"
 
 
 def _iso(at_s: int | None) -> str | None:

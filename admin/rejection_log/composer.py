@@ -1,7 +1,4 @@
-"""Makes the numbered records of one run: refusals at once, traffic and a heartbeat every ten seconds.
-
-Pure: takes counts from the data path, returns encoded lines.
-"""
+"""Makes the numbered records of one run, without I/O: refusals at once, traffic and a heartbeat every ten seconds."""
 
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -40,18 +37,18 @@ _log = structlog.get_logger(__name__)
 PART_S: Final = 10
 """Seconds of traffic in a record."""
 MAX_CLIENTS: Final = 256
-"""Addresses counted for each resource in a minute."""
+"""Addresses counted for a resource in a minute."""
 _DAY_S: Final = 86_400
-#: Source of the unlimited rule for resources without one.
+#: Source of the unlimited rule for resources without a limit.
 _NO_RULE: Final = "default"
-#: Whether an outcome reached the broker. Held requests are counted again when their wait ends.
+#: Held requests are counted again when their wait ends.
 _REACHED: Final = {ending.outcome: ending.reached for ending in ENDINGS}
 _COLUMNS: Final = ("second_admitted", "second_refused", "second_requests", "second_bytes", "second_repeated")
 _NOTHING: Final = Amount()
 
 
 class Total(msgspec.Struct, gc=False):
-    """The traffic of one resource since the last write. There are thousands, hidden from the garbage collector."""
+    """One resource since the last write. There are thousands, so the garbage collector does not track them."""
 
     amounts: dict[str, Amount] = {}
     seconds: dict[int, "array[int]"] = {}
@@ -60,7 +57,7 @@ class Total(msgspec.Struct, gc=False):
     busy_answers: int = 0
 
     def add(self, offset: int, second: ResourceSecond) -> None:
-        """Add a second, or part of one, at its offset into the minute."""
+        """``offset``: seconds into the minute."""
         reached = stopped = requests = size_bytes = 0
         for outcome, amount in second.outcomes.items():
             self.amounts[outcome] = add_up(self.amounts.get(outcome, _NOTHING), amount)
@@ -84,7 +81,7 @@ class Total(msgspec.Struct, gc=False):
             self.languages[language] = before[0] + of_requests, before[1] + of_refused
 
     def fields(self) -> dict[str, Any]:
-        """Return the fields of a ``TrafficRecord``, without its clients."""
+        """Return the fields of a ``TrafficRecord`` except for its clients."""
         offsets = sorted(self.seconds)
         columns = {
             name: tuple(self.seconds[offset][place] for offset in offsets) for place, name in enumerate(_COLUMNS)
@@ -102,12 +99,7 @@ class Total(msgspec.Struct, gc=False):
 
 
 class Minute:
-    """The unwritten traffic of one minute, and its clients so far.
-
-    Args:
-        at_s: start of the minute, in seconds since 1970.
-        max_resources: resources counted by name. The others are counted as ``_other``.
-    """
+    """The unwritten traffic of a minute. ``max_resources`` are counted by name, all others as ``_other``."""
 
     def __init__(self, at_s: int, max_resources: int) -> None:
         self.at_s = at_s
@@ -117,7 +109,7 @@ class Minute:
         self._more_clients: set[Resource] = set()
 
     def add(self, at_s: int, second: ResourceSecond) -> int:
-        """Add a second of a resource. Returns how many of its requests were counted as ``_other``."""
+        """Return how many requests were counted as ``_other``."""
         resource, other = second.resource, 0
         if resource not in self._clients and resource.name != OTHER and len(self._clients) >= self._max_resources:
             resource = Resource(resource.kind, OTHER)
@@ -142,16 +134,10 @@ class Minute:
 
 
 class Composer:
-    """Makes the records of one process.
-
-    Args:
-        max_resources: resources counted by name in a minute.
-        figures: counts clock steps and runs of requests under ``_other``.
-        now_s: the wall clock, in seconds since 1970.
-        fleet: name of its fleet. Empty outside a fleet.
+    """Makes the records of one process. ``now_s`` is the wall clock, in seconds since 1970.
 
     Attributes:
-        killed: run and last number of a killed predecessor, for the first heartbeat.
+        killed: Run and last number of a killed predecessor, for the first heartbeat.
     """
 
     def __init__(
@@ -168,13 +154,13 @@ class Composer:
         self.begin(now_s)
 
     def begin(self, now_s: float, snapshot: Snapshot | None = None) -> None:
-        """Begin to record. Requests bypassed earlier are not counted."""
+        """Requests bypassed earlier do not count."""
         self._from_s = int(now_s)
         self._minute = Minute(minute_of(self._from_s), self._max_resources)
         self._bypassed = {} if snapshot is None else _bypassed(snapshot)
 
     def is_due(self, seconds: Iterable[TrafficSecond], now_s: float) -> bool:
-        """Whether traffic is due, which requires a snapshot."""
+        """Whether ``compose`` needs a snapshot."""
         part_s = _part_of(self._from_s)
         return _part_of(int(now_s)) != part_s or any(_part_of(second.at_s) != part_s for second in seconds)
 
@@ -189,17 +175,7 @@ class Composer:
         changes: Iterable[Change] = (),
         last: bool = False,
     ) -> None:
-        """Make the records.
-
-        Args:
-            lines: receives the records, including those made before an exception.
-            seconds: counts from the data path.
-            rules: the limits.
-            now_s: the wall clock, in seconds since 1970.
-            snapshot: for the heartbeat, when it is due.
-            changes: changes of limits.
-            last: the process ends.
-        """
+        """Append the records of ``seconds`` to ``lines``, even if an exception follows. ``last``: the process ends."""
         self._lines = lines
         for second in seconds:
             self._go_to(second.at_s, rules, snapshot)
@@ -236,7 +212,7 @@ class Composer:
     def _add(self, second: TrafficSecond, rules: RuleSet) -> None:
         if second.stepped_s:
             self._figures.clock_steps += 1
-            _log.warning("the system clock was changed; the rejection log follows it", by_s=second.stepped_s)
+            _log.warning("system clock changed", by_s=second.stepped_s)
         self._other += second.other
         self._figures.other_runs += second.other
         for traffic in second.resources:
@@ -245,7 +221,7 @@ class Composer:
             self._add_rejection(second.at_s, rejection, rules)
 
     def _end_part(self, until_s: int, rules: RuleSet, snapshot: Snapshot | None, *, ends: bool = False) -> None:
-        """Make the records of unwritten traffic. The heartbeat comes last, and confirms that all are there."""
+        """The heartbeat is last: it confirms that all traffic before it is written."""
         limits = rules.at(datetime.fromtimestamp(until_s, UTC))
         for (kind, name), fields in self._minute.take():
             limit = self._limit_of(limits, Resource(kind, name))
@@ -350,7 +326,7 @@ def _part_of(at_s: int) -> int:
 
 
 def _recorded(rules: RuleSet) -> Iterator[Rule]:
-    """Yield the rules for resources. Of the built-in ones, only the defaults of kinds."""
+    """Yield the rules for resources. Of the built-in rules, only the defaults of kinds."""
     for rule in rules.rules:
         is_other_built_in = rule.source == BUILT_IN and rule.pattern != DEFAULT_PATTERN
         if not (rule.shared or rule.kind in SCOPES or is_other_built_in):

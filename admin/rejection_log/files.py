@@ -1,4 +1,4 @@
-"""The rejection log on disk: JSON lines in one growing file per process, rotated by size or age, bounded in total.
+"""The rejection log on disk: JSON lines in one growing file per process. Rotated by size or age, bounded in total.
 
 Records that cannot be written are dropped and counted.
 """
@@ -25,19 +25,19 @@ from proxy.common.metric import Metric, Samples
 _log = structlog.get_logger(__name__)
 
 Lines = list[tuple[str, bytes]]
-"""Encoded records, each with its type."""
+"""Type and line of each record."""
 
 _NAME: Final = re.compile(r"rejections-(?P<slug>.+)-(?P<run>[0-9a-f]{12})-(?P<number>\d{6,})\.jsonl(?:\.gz)?", re.ASCII)
 _UNFIT: Final = re.compile(r"[^A-Za-z0-9._]+")
 _SLUG_CHARACTERS: Final = 100
 _RUN_BYTES: Final = 6
 _FILE_MODE: Final = 0o640
-"""Group members, such as log shippers, may read the files."""
+"""Readable by the group, such as that of a log shipper."""
 _FOLDER_MODE: Final = 0o750
 _QUIET_AGE_S: Final = 3600.0
-"""Age at which a file with only heartbeats is finished."""
+"""Maximum age of a file with only heartbeats."""
 _PIECE_BYTES: Final = 256 * 1024
-"""Size of one write, and so of one loss."""
+"""Size of a write, and so of a loss."""
 _LAST_BYTES: Final = 64 * 1024
 _REASONS: Final = {
     errno.ENOSPC: "no_space",
@@ -51,7 +51,7 @@ _REASONS: Final = {
     errno.EEXIST: "folder_gone",
 }
 _LOST_REASONS: Final = ("error", "fault", "folder_gone", "no_space", "not_writable")
-"""``fault``: the record could not be made."""
+"""``fault``: the record could not be composed."""
 _TYPES: Final = ("heartbeat", "limit", "limit_change", "rejection", "traffic")
 
 
@@ -60,8 +60,6 @@ def _each_of(words: Sequence[str]) -> Callable[[Mapping[str, int]], Samples]:
 
 
 class Figures(msgspec.Struct):
-    """Counts since the start."""
-
     records: Annotated[
         Counter[str],
         Metric("sluice_rejection_log_records_total", "Records written, by type.", ("type",), _each_of(_TYPES)),
@@ -90,20 +88,18 @@ class Figures(msgspec.Struct):
     ] = 0
     deleted_bytes: Annotated[int, Metric("sluice_rejection_log_deleted_bytes_total", "Bytes of the deleted files.")] = 0
     kept_bytes: Annotated[int, Metric("sluice_rejection_log_kept_bytes", "Bytes of all log files in the folder.")] = 0
-    clock_steps: Annotated[
-        int, Metric("sluice_rejection_log_clock_steps_total", "How often the wall clock jumped.")
-    ] = 0
+    clock_steps: Annotated[int, Metric("sluice_rejection_log_clock_steps_total", "Jumps of the wall clock.")] = 0
     other_runs: Annotated[
         int,
         Metric(
             "sluice_rejection_log_other_runs_total",
-            "Runs of requests that were counted under _other because a bound was reached.",
+            "Runs of requests counted under _other because a bound was reached.",
         ),
     ] = 0
 
 
 class FileName(NamedTuple):
-    """The name of a log file: the instance as a slug, the run, and a number that counts up within the run."""
+    """``slug``: the instance. ``number``: counts up within the run."""
 
     slug: str
     run: str
@@ -114,13 +110,12 @@ class FileName(NamedTuple):
 
 
 def file_name(name: str) -> FileName | None:
-    """Parse the name of a log file, compressed or not. None for other files."""
+    """None: not a log file. Compressed files are."""
     found = _NAME.fullmatch(name)
     return None if found is None else FileName(found["slug"], found["run"], int(found["number"]))
 
 
 def new_run() -> str:
-    """Return a random name for a run."""
     return secrets.token_hex(_RUN_BYTES)
 
 
@@ -132,8 +127,6 @@ def make_folder(directory: Path) -> None:
 
 
 class Bounds(NamedTuple):
-    """Maximum size and age of a file, and the maximum size of all files."""
-
     max_file_bytes: int
     max_file_age_s: float
     max_total_bytes: int
@@ -151,15 +144,10 @@ _last: Final = msgspec.json.Decoder(_Last)
 class LogFiles:
     """Appends the records of one run.
 
-    Args:
-        directory: Folder of the log. It is created if it is missing or removed.
-        instance: Name of the sidecar, part of the file names.
-        run: Name of the run, part of the file names.
-        bounds: Bounds on sizes and age.
-        clock_s: The monotonic clock, in seconds.
+    ``directory`` is created if it is missing or removed. ``clock_s`` is monotonic.
 
     Attributes:
-        error: Why nothing can be written now, for people. None: no error.
+        error: Why nothing can be written now. None: no error.
     """
 
     def __init__(
@@ -170,7 +158,7 @@ class LogFiles:
         self.error: str | None = None
         slug = _UNFIT.sub("-", instance)[:_SLUG_CHARACTERS].strip("-.") or "sluice"
         self._name = FileName(slug, run, 0)
-        # The log must not consist of one file.
+        # Old records can only be deleted with their file.
         self._max_file_bytes = min(bounds.max_file_bytes, bounds.max_total_bytes // 4)
         self._bounds, self._clock_s = bounds, clock_s
         self._lock = threading.Lock()
@@ -183,16 +171,15 @@ class LogFiles:
 
     @property
     def waits_s(self) -> float:
-        """How long the disk has been busy with one operation, in seconds."""
+        """How long the current disk operation has taken."""
         since_s = self._busy_since_s
         return 0.0 if since_s is None else self._clock_s() - since_s
 
     def hand_in(self, lines: Lines) -> None:
-        """Queue records to be written. Unlike the other methods it does not block."""
+        """Queue records. Does not block, unlike the other methods."""
         self._handed_in.append(lines)
 
     def write(self) -> None:
-        """Write the queued records."""
         with self._lock:
             while self._handed_in:
                 self._busy_since_s = self._clock_s()
@@ -202,12 +189,11 @@ class LogFiles:
                     self._busy_since_s = None
 
     def close(self) -> None:
-        """Finish the file."""
         with self._lock:
             self._finish()
 
     def killed_run(self) -> tuple[str, int] | None:
-        """Return the previous run of this instance and its last number, if it did not end in order."""
+        """Return the previous run of this instance and its last number, if it did not shut down cleanly."""
         try:
             files = [each for each in self._files() if each[2].slug == self._name.slug and each[2].run != self.run]
             if not files:
@@ -237,16 +223,16 @@ class LogFiles:
             self.figures.lost[_REASONS.get(error.errno or 0, "error")] += len(lines)
             words = f"{self.directory}: {os_error_text(error)}"
             if self.error is None:
-                what = "cannot write the rejection log; traffic continues, and lost records are counted"
+                what = "rejection log not written, traffic continues"
                 _log.error(what, reason=words)
             self.error = words
         else:
             if self.error is not None:
-                _log.info("rejection log works again", records_lost=self.figures.lost.total())
+                _log.info("rejection log written again", records_lost=self.figures.lost.total())
                 self.error = None
 
     def _append(self, data: bytearray) -> None:
-        """Write whole lines, or none of them and raise OSError."""
+        """Write all lines, or none and raise OSError."""
         if self._descriptor is None or self._is_due(len(data)) or self._is_gone():
             self._begin_file(len(data))
         descriptor = self._descriptor
@@ -260,7 +246,7 @@ class LogFiles:
             try:
                 os.ftruncate(descriptor, self._size)
             except OSError:
-                # The file ends with half a line, which readers leave out.
+                # Readers ignore half a line at the end.
                 self._close()
             raise
         self._size += len(data)
@@ -274,8 +260,8 @@ class LogFiles:
         return self._size + more_bytes > self._max_file_bytes or self._clock_s() - self._began_s >= max_age_s
 
     def _is_gone(self) -> bool:
-        """Return whether the file was removed or replaced, perhaps with its folder."""
-        assert self._descriptor is not None  # noqa: S101 - asked of an open file
+        """Removed or replaced."""
+        assert self._descriptor is not None  # noqa: S101 - called with an open file
         try:
             return not os.path.samestat((self.directory / str(self._name)).stat(), os.fstat(self._descriptor))
         except OSError:
@@ -305,7 +291,7 @@ class LogFiles:
         self._descriptor = None
 
     def _files(self) -> Iterator[tuple[int, int, FileName, str]]:
-        """Yield time of the last change, bytes, parsed name and path of each log file in the folder."""
+        """Yield modification time, size, parsed name and path of each log file."""
         for entry in os.scandir(self.directory):
             if (name := file_name(entry.name)) is None:
                 continue
@@ -317,7 +303,7 @@ class LogFiles:
                 yield status.st_mtime_ns, status.st_size, name, entry.path
 
     def _delete_oldest(self, room_bytes: int) -> None:
-        """Delete the oldest files until another one fits within the bound, or raise OSError."""
+        """Delete the oldest files until there is room for another one. Raises OSError."""
         files = sorted(self._files())
         total = room_bytes + sum(size for _, size, _, _ in files)
         for _, size, _, path in files:

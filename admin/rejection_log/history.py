@@ -1,7 +1,6 @@
-"""The last hour of one resource, read from the sidecar's own rejection log, on a thread and within bounds.
+"""The last hour of one resource, read on a thread from the sidecar's own rejection log.
 
-One reader at a time reads a bounded number of bytes for a bounded time. Only lines with the resource's name are
-decoded.
+One reader at a time reads a bounded number of bytes in a bounded time.
 """
 
 import math
@@ -37,14 +36,13 @@ from limiter.rules.rule import Count
 from proxy.common.clock import write_time
 
 MAX_SECONDS: Final = 3600
-"""The longest period, in seconds."""
 MAX_BYTES: Final = 64 * 1024 * 1024
-"""Maximum bytes read for one answer, the latest first."""
+"""Bytes read for one answer, the latest first."""
 MAX_S: Final = 2.0
-"""Maximum time spent reading for one answer."""
+"""Seconds spent reading for one answer."""
 SHOWN_CLIENTS: Final = 100
 MAX_CLIENTS: Final = 10_000
-"""Clients counted by name in one answer. The others are combined as ``_other``."""
+"""Clients counted by name. All others are ``_other``."""
 
 _TIMEOUT_S: Final = 15.0
 _MAX_STEPS: Final = 900
@@ -57,7 +55,7 @@ _decoder: Final[msgspec.json.Decoder[AnyRecord]] = msgspec.json.Decoder(AnyRecor
 
 
 class HistoryReader:
-    """Reads the history of resources, one at a time. ``why``: why there is no folder, empty if the log is off."""
+    """``why``: why there is no folder. Empty: the log is off."""
 
     def __init__(
         self, directory: Path | None = None, why: str = "", *, wall_s: Callable[[], float] = time.time
@@ -67,7 +65,7 @@ class HistoryReader:
         self._limiter = trio.CapacityLimiter(1)
 
     async def of(self, resource: Resource, seconds: int) -> ResourceHistory:
-        """Return the last seconds of a resource. ``problem`` has the errors."""
+        """Return the history, with errors in ``problem``."""
         until_s = int(self._wall_s())
         found: ResourceHistory | str = self._why
         if self._directory is not None:
@@ -77,16 +75,16 @@ class HistoryReader:
 
 
 async def read_with_timeout(work: Callable[[], _Found], path: Path, limiter: trio.CapacityLimiter) -> _Found | str:
-    """Read on a thread. Returns an error text if the disk hangs, while its thread keeps its place in the limiter."""
+    """Return an error text if the disk hangs. The thread then still occupies the limiter."""
     with trio.move_on_after(_TIMEOUT_S):
         return await trio.to_thread.run_sync(work, limiter=limiter, abandon_on_cancel=True)
-    return f"{path}: the disk has not answered for {_TIMEOUT_S:.0f} s"
+    return f"{path}: the disk has not responded for {_TIMEOUT_S:.0f} s"
 
 
 def read(
     directory: Path, resource: Resource, seconds: int, until_s: int, max_bytes: int = MAX_BYTES
 ) -> ResourceHistory:
-    """Read the history of a resource in the seconds up to ``until_s``, in seconds since 1970."""
+    """``until_s``: in seconds since 1970."""
     history, reading = _History(resource, seconds, until_s), _Reading(max_bytes)
     problems: list[str] = []
     try:
@@ -100,7 +98,7 @@ def read(
                 if (needle in line or _HEARTBEAT in line) and (record := decoded(line)) is not None:
                     history.add(record)
         except FileNotFoundError:
-            # The oldest files may be deleted at any time.
+            # Old files are deleted at any time.
             continue
         except OSError as error:
             problems.append(f"{path}: {os_error_text(error)}")
@@ -128,21 +126,19 @@ class _Client:
 
 
 class _History:
-    """The history of one resource, second by second."""
-
     def __init__(self, resource: Resource, seconds: int, until_s: int) -> None:
         self.resource = resource
         self.begin_s, self.until_s = until_s - seconds, until_s
         self._seconds = seconds
         self._passed, self._refused, self._dropped, self._held = (array("d", bytes(8 * seconds)) for _ in range(4))
         self._known = bytearray(seconds)
-        #: Records with the limit, by their last second.
+        #: By their last second.
         self._limits: dict[int, TrafficRecord] = {}
         self._clients: dict[_Key, _Client] = {}
         self._others_together = False
 
     def add(self, record: AnyRecord) -> None:
-        """Add a record. Those of other times are left out, because the clock may have been set."""
+        """The clock may have been set, so records of other times are ignored."""
         if record.v != VERSION or not self.begin_s - MINUTE_S < record.at_s <= self.until_s:
             return
         match record:
@@ -160,7 +156,7 @@ class _History:
 
     def _add_traffic(self, record: TrafficRecord) -> None:
         first = record.at_s - self.begin_s
-        # A record has only the sum of these. It is put on the record's seconds, or on the minute if it has none.
+        # A record has only the sum of dropped and of held messages, so they are spread over its seconds.
         dropped = record.dropped.messages
         held_in = record.second or range(MINUTE_S)
         for offset, passed, stopped in zip(record.second, record.second_admitted, record.second_refused, strict=False):
@@ -186,7 +182,6 @@ class _History:
         client.last_s = max(client.last_s, record.at_s)
 
     def answer(self, reading: "_Reading", problem: str | None = None) -> ResourceHistory:
-        """Return the history in steps of a few seconds."""
         step_s = math.ceil(self._seconds / _MAX_STEPS)
         unknown_s = min(max(0, reading.whole_from_s - self.begin_s), self._seconds)
         self._known[:unknown_s] = bytes(unknown_s)
@@ -238,9 +233,9 @@ class _History:
         )
 
     def _limits_by_step(self, step_s: int) -> tuple[tuple[float | None, ...], Count]:
-        """Return the rate at each step, from the last record that has begun by its end, and the rate's unit.
+        """Return the rate at each step, from the last record that began before its end, and the unit.
 
-        A change appears with the record that ends after it, up to ten seconds early.
+        A change appears up to ten seconds early, with the record that ends after it.
         """
         records = [record for _, record in sorted(self._limits.items())]
         limits: list[float | None] = []
@@ -261,8 +256,7 @@ class _Reading:
     """A bounded read.
 
     Attributes:
-        read_bytes: Number of bytes read so far.
-        cut: There was more.
+        cut: Whether a bound was reached.
         whole_from_s: Everything from this time on was read, in seconds since 1970.
     """
 
@@ -272,19 +266,19 @@ class _Reading:
         self._max_bytes, self._deadline_s = max_bytes, time.monotonic() + MAX_S
 
     def lines(self, path: Path) -> Iterator[bytes]:
-        """Yield the lines of a file. Only the last ones if it is too large."""
+        """Only the last lines of a file that is too large."""
         with os.fdopen(open_to_read(path), "rb") as file:
             size = os.fstat(file.fileno()).st_size
             room_bytes = max(0, self._max_bytes - self.read_bytes)
             if size > room_bytes:
                 self.cut = True
                 file.seek(size - room_bytes)
-                # The end of a line that begins before.
+                # Skip the end of a line.
                 file.readline(_MAX_LINE_BYTES)
                 begin = file.tell()
                 first = decoded(file.readline(_MAX_LINE_BYTES))
                 file.seek(begin)
-                # Records of its minute may precede it.
+                # Records of the same minute may precede it.
                 self.whole_from_s = minute_of(first.at_s) + MINUTE_S if first is not None else 0
             while line := file.readline(_MAX_LINE_BYTES):
                 if self.read_bytes + len(line) > self._max_bytes or time.monotonic() > self._deadline_s:
@@ -299,7 +293,7 @@ def _iso(at_s: int) -> str:
 
 
 def _files(directory: Path, since_s: int) -> list[Path]:
-    """Return the uncompressed log files that were written since a moment, the latest first."""
+    """Return the uncompressed log files written since a time, the latest first."""
     found: list[tuple[float, Path]] = []
     for entry in os.scandir(directory):
         with suppress(FileNotFoundError):
@@ -309,12 +303,12 @@ def _files(directory: Path, since_s: int) -> list[Path]:
 
 
 def needle_of(resource: Resource) -> bytes:
-    """Return the kind and name of a resource as they appear in each line about it."""
+    """Kind and name as bytes in each line about a resource."""
     return b'"kind":%b,"name":%b' % (msgspec.json.encode(resource.kind), msgspec.json.encode(resource.name))
 
 
 def decoded(line: bytes) -> AnyRecord | None:
-    """Return the record of a line. None: it is not one."""
+    """None: not a record."""
     try:
         return _decoder.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

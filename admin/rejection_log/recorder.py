@@ -1,6 +1,6 @@
-"""The task that writes the rejection log from the data path's counts, once per second.
+"""The task that writes the data path's counts to the rejection log, once per second.
 
-Records are made and written on a thread. Faults are counted and shown, and traffic continues.
+Errors are counted and shown, and do not affect traffic.
 """
 
 import time
@@ -24,25 +24,20 @@ from proxy.stats.snapshot import Snapshot
 
 _log = structlog.get_logger(__name__)
 
-#: The clocks of the data path and of this task are read one after the other.
+#: The data path and this task read their clocks one after the other.
 _AFTER_THE_SECOND_S: Final = 0.02
 _SLOW_S: Final = 10.0
-"""A disk that takes longer is an error."""
+"""A longer write is an error."""
 _TIMEOUT_S: Final = 5.0
 """How long the shutdown waits for the disk."""
 _SHUTDOWN_WAIT_S: Final = 1.0
-"""How long it waits after a second signal."""
+"""The same after a second signal."""
 
 
 class Recorder:
     """Writes the rejection log of one process.
 
-    Args:
-        max_resources: resources counted by name in a minute.
-        fleet: name of the fleet. Empty outside a fleet.
-        takes_over: the previous run is still being written.
-        problem: error of the folder at the start, if any.
-        wall_s: the wall clock, in seconds since 1970.
+    ``takes_over``: the old process is still writing its run. ``problem``: error of the folder at the start.
     """
 
     def __init__(
@@ -80,17 +75,15 @@ class Recorder:
 
     @property
     def error(self) -> str | None:
-        """The current write error. None if there is no error."""
         waits_s = self.files.waits_s
         if waits_s > _SLOW_S:
-            return f"{self.files.directory}: the disk has not answered for {waits_s:.0f} s"
+            return f"{self.files.directory}: the disk has not responded for {waits_s:.0f} s"
         return self.files.error
 
     def warnings(self) -> list[str]:
-        """Return warnings for the operator."""
-        found = [] if self.error is None else [f"rejection log is not written: {self.error}"]
+        found = [] if self.error is None else [f"the rejection log is not written: {self.error}"]
         if faults := self.files.figures.lost["fault"]:
-            found.append(f"rejection log: {faults} records could not be composed; see the log for the reason")
+            found.append(f"{faults} records of the rejection log could not be composed; see the log for the reason")
         return found
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -118,12 +111,9 @@ class Recorder:
             await trio.to_thread.run_sync(self.files.close, abandon_on_cancel=True)
         if self._last_wait.cancelled_caught:
             waited_s = round(trio.current_time() - began_s, 1)
-            _log.error(
-                "the last records of the rejection log were not written: the disk does not respond", waited_s=waited_s
-            )
+            _log.error("last records of the rejection log not written, disk does not respond", waited_s=waited_s)
 
     def shorten_wait(self) -> None:
-        """Shorten the shutdown wait to a second."""
         self._patience_s = _SHUTDOWN_WAIT_S
         self._last_wait.deadline = min(self._last_wait.deadline, trio.current_time() + _SHUTDOWN_WAIT_S)
 
@@ -139,7 +129,7 @@ class Recorder:
         await self._compose()
 
     async def _step(self) -> None:
-        # The data path forgets seconds once taken, so submit them before the task ends.
+        # The data path forgets seconds once taken, so hand them in before the task ends.
         with trio.CancelScope(shield=True):
             await self._compose()
         await trio.to_thread.run_sync(self.files.write, abandon_on_cancel=True)
@@ -158,12 +148,12 @@ class Recorder:
             await trio.to_thread.run_sync(
                 partial(work, snapshot=snapshot, changes=await self._new_changes(), last=last)
             )
-        except Exception as error:  # noqa: BLE001 - traffic and the next records go on, whatever it was
+        except Exception as error:  # noqa: BLE001 - traffic and later records must continue
             self.files.figures.lost["fault"] += max(1, entries - len(lines))
             if type(error) not in self._faults_logged:
                 self._faults_logged.add(type(error))
                 _log.exception(
-                    "cannot compose records of the rejection log; more are counted",
+                    "rejection log records not composed, further failures are only counted",
                     error=repr(error),
                 )
         self.files.hand_in(lines)
@@ -180,7 +170,6 @@ class Recorder:
 
 
 def families(recorder: Recorder | None) -> Iterator[Family]:
-    """Yield the metrics of a recorder. None: there is no log."""
     up = recorder is not None and recorder.up and recorder.error is None
     yield gauge(
         "sluice_rejection_log_up", "1 while the rejection log is written, 0 if it is off or fails.", (), [((), int(up))]
@@ -191,5 +180,5 @@ def families(recorder: Recorder | None) -> Iterator[Family]:
 
 
 def instance_of(configured: str | None, host: str, listen: str) -> str:
-    """Return the sidecar's name in its log: the configured one, or the host with the port of the first listener."""
+    """Return the configured name, or the host with the port of the first listener."""
     return configured if configured is not None else f"{host}:{listen.rpartition(':')[2]}"

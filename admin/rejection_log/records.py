@@ -1,14 +1,12 @@
 """The lines of the rejection log: one JSON object each, self-contained, with a schema version.
 
-Writer and readers use these types, and the Spark schema is tested against them. Times are whole seconds since 1970 UTC.
-``null`` fields and zeros may be left out.
+Times are whole seconds since 1970 UTC. ``null`` fields and zeros may be left out.
 
-Every record has ``instance``, ``run`` and a number ``n`` that counts up by one within a run. Two records with the same
-``run`` and ``n`` are the same record, so a copied file changes no result. A record that could not be written uses up a
-number, so a gap shows a loss. Refusals are written every second, traffic and a heartbeat every ten seconds. A killed
-process loses its unwritten records: its run has no heartbeat with ``ends``, and the first heartbeat of the instance's
-next run names it (``killed_run``) with its last number (``killed_n``). Within a version, fields may be added. A change
-of meaning needs a new version.
+Every record has ``instance``, ``run`` and a number ``n`` that counts up by one within a run. Records with the same
+``run`` and ``n`` are copies. A record that could not be written uses up a number, so a gap shows a loss. Refusals are
+written every second, traffic and a heartbeat every ten seconds. A killed process loses its unwritten records: its run
+has no heartbeat with ``ends``, and the first heartbeat of the instance's next run names it (``killed_run``) with its
+last number (``killed_n``). Within a version, fields may be added. A change of meaning needs a new version.
 """
 
 import json
@@ -25,11 +23,11 @@ VERSION: Final = 1
 """Version of the schema."""
 MINUTE_S: Final = 60
 _MAX: Final = 2**63 - 1
-"""The tables of a report have 64 bits. A greater number in one line must not end the report."""
+"""Reports have 64-bit tables, and one line with a greater number must not fail a report."""
 _Moment = Annotated[int, msgspec.Meta(ge=0, le=MAX_TIMESTAMP_S)]
 _Rate = Annotated[float, msgspec.Meta(ge=0, le=MAX_RATE_PER_S)]
 _Time = Annotated[float, msgspec.Meta(ge=0, le=MAX_TIME_S)]
-"""Same bounds as in rules, because a report turns them back into rules."""
+"""The bounds of rules, because a report turns these values into rules."""
 _Offset = Annotated[int, msgspec.Meta(ge=0, lt=60)]
 _Seconds = Annotated[tuple[Count, ...], msgspec.Meta(max_length=60)]
 
@@ -61,16 +59,16 @@ class RejectionRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag
         kind: kind of the resource.
         name: name of the resource.
         client: address of the client.
-        user: login of the client. Empty if the protocol has none.
-        product: name and version that the client states. Empty if the protocol has none.
-        producer_group: producer group of the requests. May be empty.
+        user: login of the client, if the protocol has logins.
+        product: library and version, as stated by the client.
+        producer_group: producer group of the requests, if any.
         rule: name of the rule.
         verdict: action of the rule.
         requests: number of requests.
-        messages: number of messages in them.
-        bytes: their size on the wire.
-        wait_max_us: the longest wait stated, in microseconds.
-        fleet: name of the fleet whose members share the resource's own limit. Empty for a limit of this sidecar alone.
+        messages: number of messages in the requests.
+        bytes: size of the requests on the wire.
+        wait_max_us: longest wait told to the client, in microseconds.
+        fleet: fleet that shares the resource's own limit. Empty: it is a limit of this sidecar.
     """
 
     kind: str
@@ -93,8 +91,8 @@ class LimitFields(Record, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
 
     Attributes:
         kind: kind of the resource.
-        name: name of the resource, or in a ``limit`` record the rule's pattern.
-        rule: name of the rule that limits it. Empty without one.
+        name: name of the resource, or the rule's pattern in a ``limit`` record.
+        rule: name of the rule that applies. Empty: none.
         rate_per_s: permits per second. None: unlimited.
         burst_s: seconds of permits that can be stored.
         break_s: active time of the breaker.
@@ -102,9 +100,9 @@ class LimitFields(Record, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
         bytes_per_s: bytes per second. None: unlimited.
         bytes_burst_s: seconds of bytes that can be stored.
         action: action above the limit. ``off`` also while limiting is switched off.
-        fair_by: callers that get fair shares of it. None makes no difference between callers.
-        max_delay_s: how long action ``delay`` holds a request at most.
-        fleet: name of the fleet whose members share the limit. Empty for a limit of this sidecar alone.
+        fair_by: kind of caller with fair shares. None: no fair shares.
+        max_delay_s: maximum time for which action ``delay`` holds a request.
+        fleet: fleet that shares the limit. Empty: it is a limit of this sidecar.
     """
 
     kind: str
@@ -131,12 +129,12 @@ class TrafficRecord(LimitFields, frozen=True, kw_only=True, omit_defaults=True, 
 
     Attributes:
         repeated: repeats of requests refused a moment before. Each is also among the others.
-        identified: refused and dropped requests with a message id, whose repeats would be recognised.
+        identified: refused and dropped requests with a message id, whose repeats would be recognized.
         busy_answers: refusals that were answered.
         languages: ``[requests, refused requests]`` by the language that clients name.
         clients: distinct client addresses since the minute began. A lower bound if ``more_clients``.
-        more_clients: there were more clients than are counted.
-        second: offsets into the minute, 0 to 59, ascending, of the seconds with requests.
+        more_clients: whether there were more clients.
+        second: seconds with requests, as offsets into the minute, ascending.
         second_admitted: messages that reached the broker, by second.
         second_refused: messages that were refused or dropped, by second.
         second_requests: requests, by second.
@@ -166,10 +164,9 @@ class TrafficRecord(LimitFields, frozen=True, kw_only=True, omit_defaults=True, 
 
 
 class LimitRecord(LimitFields, frozen=True, kw_only=True, omit_defaults=True, tag="limit", gc=False):
-    """One rule for resources. Written for each rule at the start of a run, and once a day.
+    """A rule for resources, used or not. Written at the start of a run, and once a day.
 
-    It shows unused limits. Scopes and totals have no such record, and of the built-in rules only the defaults of kinds
-    do.
+    There are no records of scopes, totals, and built-in rules other than the defaults of kinds.
     """
 
 
@@ -183,8 +180,8 @@ class LimitChangeRecord(Record, frozen=True, kw_only=True, omit_defaults=True, t
         name: name or pattern. Empty for a switch.
         rate_before_per_s: rate before the change. None: unlimited, or no limit.
         rate_after_per_s: rate after the change. None: unlimited, or no limit.
-        fair_by_before: callers with fair shares of the limit before. None without fair shares.
-        fair_by_after: callers with fair shares of it afterwards. None without fair shares.
+        fair_by_before: kind of caller with fair shares before the change. None: no fair shares.
+        fair_by_after: the same after the change.
         by: the author.
         reason: reason given by the author.
     """
@@ -202,20 +199,20 @@ class LimitChangeRecord(Record, frozen=True, kw_only=True, omit_defaults=True, t
 
 
 class HeartbeatRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="heartbeat", gc=False):
-    """The sidecar was running in the seconds from ``at_s`` on, and their traffic is written.
+    """The sidecar was running for ``seconds`` from ``at_s`` on, and has written the traffic of this time.
 
     Attributes:
         version: version of Sluice.
         seconds: number of seconds, 1 to 60.
-        limiting: limiting was on at their end.
-        connections: connections open at their end.
+        limiting: whether limiting was on at the end.
+        connections: open connections at the end.
         bypassed_requests: requests bypassed in this time, by ``handler/reason``.
-        other: runs of requests counted under ``_other`` in this time, because a bound was reached.
+        other: runs of requests counted as ``_other`` in this time, because a bound was reached.
         lost_records: records of this run that could not be written so far.
-        ends: the process shut down cleanly, and this is its last record of traffic.
+        ends: this is the last heartbeat before a clean shutdown.
         killed_run: previous run, if it was killed. Only in the first heartbeat.
         killed_n: number of the last record of ``killed_run``.
-        fleet: name of its fleet. Empty outside a fleet.
+        fleet: name of its fleet. Empty: none.
     """
 
     version: str
@@ -237,12 +234,12 @@ _encoder: Final = msgspec.json.Encoder()
 
 
 def minute_of(at_s: int) -> int:
-    """Return the start of the minute of a time, both in seconds since 1970."""
+    """Return the start of the minute, in seconds since 1970."""
     return at_s - at_s % MINUTE_S
 
 
 def line_of(record: msgspec.Struct) -> bytes:
-    """Format a record as a line of JSON. Characters that UTF-8 cannot encode become question marks."""
+    """Encode a record as a line of JSON. Replaces characters that UTF-8 cannot encode by question marks."""
     try:
         return _encoder.encode(record) + b"\n"
     except UnicodeEncodeError:

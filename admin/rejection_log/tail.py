@@ -1,7 +1,4 @@
-"""``sluice report tail``: prints the latest records of a rejection log for people, and follows new ones.
-
-It reads all log files, compressed or not. Unreadable lines are counted.
-"""
+"""``sluice report tail``: prints the latest records of a rejection log, and follows new ones."""
 
 import errno
 import gzip
@@ -31,23 +28,15 @@ _MAX_LINES: Final = 1_000_000
 _GZIP: Final = ".gz"
 _ENDINGS: Final = (".jsonl", f".jsonl{_GZIP}")
 _LEFT_OUT: Final = frozenset({"v", "run", "n", "at_s", "type", "kind", "name", "languages", "second"})
-"""Fields that are not shown, or are at the beginning of the line. Lists by second are also left out."""
+"""Fields that are not shown or begin the line. Lists by second are not shown either."""
 _COLOURS: Final = {"rejection": "\x1b[31m", "limit": "\x1b[2m", "heartbeat": "\x1b[2m"}
 _NO_COLOUR: Final = "\x1b[0m"
 
 _decoder: Final = msgspec.json.Decoder(AnyRecord)
 
 
-def tail(paths: Sequence[Path], lines: int = 10, follow: bool = False) -> int:  # noqa: FBT001, FBT002 - a flag of the command
-    """Print the last records of files, and of all files below folders, in order of time.
-
-    Args:
-        paths: Files and folders.
-        lines: Number of records.
-        follow: Print new records until Ctrl-C.
-
-    Returns:
-        The exit code: 0, or 1 if a file could not be read.
+def tail(paths: Sequence[Path], lines: int = 10, follow: bool = False) -> int:  # noqa: FBT001, FBT002 - a flag
+    """Print the last records of files and folders in order of time. Return 1 if a file could not be read.
 
     Raises:
         StartError: A path does not exist, or there is nothing to read.
@@ -81,16 +70,14 @@ _Found = tuple[Path, os.stat_result]
 
 
 class _Reader:
-    """Reads files, remembers positions, and counts unreadable lines."""
-
     def __init__(self) -> None:
         self.problems: dict[Path, str] = {}
         self._unreadable_lines = 0
-        #: The end of the last whole line that was read.
+        #: End of the last whole line.
         self._read_to: dict[Path, int] = {}
 
     def find(self, paths: Sequence[Path]) -> list[_Found]:
-        """Return all log files below some paths with their status, the latest first."""
+        """Return all log files, the latest first."""
         found: dict[Path, os.stat_result] = {}
         for path in self._files(paths):
             try:
@@ -102,10 +89,10 @@ class _Reader:
         return sorted(found.items(), key=lambda item: item[1].st_mtime_ns, reverse=True)
 
     def last(self, files: Sequence[_Found], count: int) -> list[AnyRecord]:
-        """Return the last records of all files, each once, in order."""
+        """Each record once, in order."""
         best: dict[tuple[str, int], AnyRecord] = {}
         for path, status in files:
-            # A file last written before the oldest of these has no later record.
+            # Not changed since the oldest of these, so without later records.
             if len(best) >= count and (not best or status.st_mtime < min(map(order, best.values()))[0]):
                 self._read_to[path] = status.st_size
                 continue
@@ -114,7 +101,6 @@ class _Reader:
         return sorted(best.values(), key=order)
 
     def added(self, files: Sequence[_Found]) -> list[AnyRecord]:
-        """Return new records of known and new files, in order."""
         # A compressed file was read before it was compressed.
         growing = (path for path, _ in files if path.suffix != _GZIP)
         return sorted((record for path in growing for record in self.records(self._new_lines(path))), key=order)
@@ -134,9 +120,9 @@ class _Reader:
     def print_problems(self) -> None:
         found = [f"{printable(str(path))}: {words}" for path, words in self.problems.items()]
         if self._unreadable_lines:
-            found.append(f"unreadable lines, or lines of another version: {self._unreadable_lines}")
+            found.append(f"lines that are unreadable or of another version: {self._unreadable_lines}")
         for line in found:
-            print(f"sluice: {line}", file=sys.stderr)  # noqa: T201 - the command line speaks to people here
+            print(f"sluice: {line}", file=sys.stderr)  # noqa: T201 - output of the command
 
     def _files(self, paths: Sequence[Path]) -> Iterator[Path]:
         def cannot_read(error: OSError) -> None:
@@ -174,7 +160,7 @@ class _Reader:
 
 
 def order(record: AnyRecord) -> tuple[int, str, int]:
-    """Return the sort key of a record: about when it was written."""
+    """Return the sort key: approximately when the record was written."""
     at_s = record.at_s
     if isinstance(record, TrafficRecord):
         at_s += record.second[-1] + 1 if record.second else MINUTE_S
@@ -188,14 +174,11 @@ def _print(records: Iterable[AnyRecord]) -> None:
         line = text_of(record)
         if (colour := _COLOURS.get(_type_of(record))) and sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
             line = f"{colour}{line}{_NO_COLOUR}"
-        print(line, flush=True)  # noqa: T201 - the command line speaks to people here
+        print(line, flush=True)  # noqa: T201 - output of the command
 
 
 def text_of(record: AnyRecord) -> str:
-    """Write a record as a line: local time, type, kind and name, and its fields as ``key=value``.
-
-    Names come from clients, so control characters are written as escapes.
-    """
+    """Format a record in local time. Names come from clients, so control characters are escaped."""
     when = datetime.fromtimestamp(record.at_s, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
     fields: dict[str, Any] = msgspec.to_builtins(record)
     subject = [fields[key] for key in ("kind", "name") if fields.get(key)]
@@ -205,7 +188,7 @@ def text_of(record: AnyRecord) -> str:
         if key not in _LEFT_OUT and not key.startswith("second_") and value is not None
     ]
     if isinstance(record, RejectionRecord) and record.rule.startswith(ADAPTIVE_NAME):
-        shown.append("(the broker was short)")
+        shown.append("(the broker was at capacity)")
     return printable(" ".join((when, f"{_type_of(record):<12}", *map(_value, subject), *shown)))
 
 

@@ -1,1 +1,1 @@
-"""Composes a sidecar from its settings, runs it, and reads its configuration again."""
+"""Composes, runs and reloads a sidecar."""

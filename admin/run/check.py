@@ -25,10 +25,10 @@ from admin.wire.sentences import promise
 from limiter.rules.rule import Rule
 from proxy.protocols.base import Kind
 
-#: Outside a terminal nothing is wrapped or cut, because scripts and diff read the output.
+#: Scripts and diff read the output, so nothing is wrapped or cut.
 _WIDE_COLUMNS: Final = 1000
 _MAX_EDITS_SHOWN: Final = 5
-#: Fields of a rule with a column of their own.
+#: Fields with a column of their own.
 _IN_COLUMNS: Final = frozenset(
     {"rate", "bytes_per_s", "count", "action", "max_delay_s", "spool", "busy_code", "exempt", "fair_by"}
     | {"adaptive", "floor", "ceiling", "between", "days", "time_zone"}
@@ -37,7 +37,7 @@ _LISTENER_COLUMNS: Final = ("listen", "broker", "protocol", "name", "scope")
 
 
 def show(renderable: RenderableType, stream: TextIO | None = None) -> None:
-    """Print to a stream, by default stdout. Outside a terminal without colours, wrapping or trailing blanks."""
+    """Print without colours, wrapping or trailing blanks outside a terminal."""
     console = Console(file=stream, highlight=False)
     if console.is_terminal:
         console.print(renderable)
@@ -50,7 +50,7 @@ def show(renderable: RenderableType, stream: TextIO | None = None) -> None:
 
 
 def report(plan: Plan, now: datetime, place: Folder | None = None) -> RenderableType:
-    """Lay out a plan, with rules at the moment ``now``. ``place``: where live edits are stored. None hides them."""
+    """Lay out a plan with the rules at ``now``. ``place``: where live edits are stored. None hides them."""
     sections: dict[str, RenderableType | None] = {
         "Listeners": _listeners(plan),
         "Handlers, in order": _handlers(plan),
@@ -70,7 +70,7 @@ def report(plan: Plan, now: datetime, place: Folder | None = None) -> Renderable
 
 
 def _edits(plan: Plan, place: Folder, now: datetime) -> Text | None:
-    """Show stored edits that are still active. Without any, the default folder is not mentioned."""
+    """Without stored edits, the default folder is not mentioned."""
     active, problem = active_in(place)
     active = {path: each for path, each in active.items() if not is_over(each, now)}
     if not (place.given or active or problem):
@@ -155,7 +155,6 @@ def _above(rule: Rule, kind: Kind) -> str:
 
 
 def _confirms(rules: Sequence[Rule], kinds: Mapping[str, Kind]) -> Iterator[str]:
-    """Return the promises of rules with ``after_consume``, a line for each."""
     promises: dict[str, list[str]] = {}
     for rule in rules:
         queues = kinds[rule.kind].queues or rule.confirm_queues
@@ -171,7 +170,7 @@ def _confirms(rules: Sequence[Rule], kinds: Mapping[str, Kind]) -> Iterator[str]
 
 
 def _waits(plan: Plan) -> Iterator[str]:
-    """Name the kinds whose requests wait because they cannot be refused, a line for each reason."""
+    """Name the kinds whose requests cannot be refused, by reason."""
     stopping = {rule.kind for rule in plan.rule_set.rules if rule.limits and rule.action != "shadow"}
     by_scope = any(kind.name in stopping for kind in scope_kinds_of(plan.protocols))
     reasons: dict[str, list[str]] = {}

@@ -1,7 +1,4 @@
-"""Turns settings into a plan: listeners with their protocols, the pipeline, and the rule set. Starts nothing.
-
-Loads plug-ins, and makes the checks that need them.
-"""
+"""Turns settings into a plan, with plug-ins loaded and checked. Starts nothing."""
 
 import os
 import socket
@@ -48,11 +45,7 @@ _SHOWN: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class PlannedListener:
-    """One listener with its protocol loaded.
-
-    Attributes:
-        options: the protocol's own, in the type that it declares.
-    """
+    """``options`` are of the type that the protocol declares."""
 
     settings: ListenerSettings
     protocol: Protocol
@@ -66,11 +59,9 @@ class Plan:
     """A checked configuration.
 
     Attributes:
-        handlers: in the order in which they decide.
-        protocols: protocols of the listeners. Without listeners, one that has the kinds of the limits.
-        rulebook: the operator's rules over the protocols' defaults.
-        fleet: connection to the fleet's Redis, if there is a fleet.
-        replaced: settings in the file that the environment overrides, a line each.
+        handlers: Handlers in the order in which they decide.
+        protocols: Protocols of the listeners. Without listeners, one that has the kinds of the limits.
+        replaced: A line for each setting of the file that the environment overrides.
     """
 
     settings: Settings
@@ -89,18 +80,12 @@ class Plan:
     files: tuple[str, ...] = ()
 
     def leaves_ipv4(self, listen: Endpoint) -> bool:
-        """Return whether a listener on ``[::]`` must leave IPv4 to another address with its port."""
         admin = self.settings.admin.listen
         others = [] if admin == OFF else [admin]
         return leaves_ipv4(listen, [*others, *(each.settings.listen for each in self.listeners)])
 
     def data_path_config(self, spool_folder: Path | None = None, *, spool_required: bool = False) -> DataPathConfig:
-        """Return the configuration of the data path.
-
-        Args:
-            spool_folder: None: no spool.
-            spool_required: fail at the start if the folder is not usable.
-        """
+        """``spool_required``: fail at the start if the folder is unusable."""
         settings = self.settings
         spool, alarms = settings.spool, settings.alarms
         return DataPathConfig(
@@ -139,35 +124,29 @@ class Plan:
         )
 
     def warnings(self) -> list[str]:
-        """Return warnings about settings that are valid but probably mistakes."""
         found = [UNUSABLE] if UNUSABLE else []
         if not self.listeners:
-            found.append("no listener: `sluice run` refuses it without --listen and --broker")
+            found.append("no listener: `sluice run` needs --listen and --broker")
         if not self.settings.limiting:
             found.append("limiting = false: everything passes")
         if all(handler.plugin.name != RATE_LIMIT for handler in self.handlers):
-            found.append(f'handlers: no "{RATE_LIMIT}" among them: nothing is limited')
+            found.append(f'handlers: no "{RATE_LIMIT}" listed: nothing is limited')
         for listener in self.listeners:
             found += _tls_warnings(listener)
         found += expiry_warnings(self.expiries(), datetime.now(UTC))
         fleet = self.fleet
         clear = fleet is not None and fleet.tls is None and not all(is_loopback(host) for host, _ in fleet.nodes)
         if clear and fleet is not None and (fleet.password or fleet.password_file):
-            found.append("fleet: its password crosses the network in the clear; use TLS, as by rediss:// in fleet.url")
+            found.append("fleet: its password crosses the network unencrypted; use TLS (rediss:// in fleet.url)")
         return [*found, *self.access.warnings, *self.lint]
 
     def expiries(self) -> list[Expiry]:
-        """Return the expiries of Sluice's own certificates, where readable."""
         found = [each for listener in self.listeners for each in listener.tls.expiries]
         return found if self.certificate is None else [*found, *self.certificate.expiries]
 
 
 def compose(configuration: Configuration) -> Plan:
-    """Load the plug-ins and combine the rules.
-
-    Raises:
-        SettingsError: with a line for each fault of listeners, handlers and admin address. Without any, for rules.
-    """
+    """Load the plug-ins and combine the rules. Raises SettingsError with a line for each fault."""
     problems: list[str] = []
     origins = configuration.origins
     settings = configuration.settings
@@ -214,13 +193,12 @@ def _same(settings: msgspec.Struct, config: type) -> dict[str, Any]:
 
 
 def unspooled(rule_set: RuleSet, spool: Folder) -> list[str]:
-    """Return warnings about rules that would spool requests if there were a spool."""
     names = [rule.name for rule in rule_set.rules if rule.spool and rule.action == "delay" and rule.limits]
     if spool.path is not None or not names:
         return []
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     why = spool.why or f'spool.dir = "{OFF}"'
-    return [f"{', '.join(names[:_SHOWN])}{more}: spool = true, but there is no spool ({why}): what waits is in memory"]
+    return [f"{', '.join(names[:_SHOWN])}{more}: spool = true, but there is no spool ({why}): requests wait in memory"]
 
 
 def _files(configuration: Configuration, listeners: Iterable[PlannedListener]) -> tuple[str, ...]:
@@ -244,7 +222,7 @@ def _protocols(configuration: Configuration, problems: list[str]) -> dict[str, P
 
 
 def _protocols_of_limits(settings: Settings) -> Sequence[Protocol]:
-    """Return the protocols for limits without a listener: the first with all of their kinds, otherwise all."""
+    """Return the first with all kinds of the limits, otherwise all."""
     kinds = {*(limit["kind"] for limit in settings.limits), *settings.defaults}
     able = [each for each in plugins.own_protocols() if all(each.has(kind) for kind in kinds)]
     return able[:1] or plugins.own_protocols()
@@ -259,7 +237,7 @@ def _listeners(
     for index, listener in enumerate(configuration.settings.listeners):
         place = ("listeners", index)
         if listener.label in labels:
-            what = "used by another listener too; choose another"
+            what = "already the name of another listener; choose another"
             problems.append(origins.problem((*place, "name"), what, listener.label))
         labels.add(listener.label)
         protocol = protocols.get(listener.protocol)
@@ -281,13 +259,13 @@ def _tls_warnings(listener: PlannedListener) -> Iterator[str]:
     settings = listener.settings
     if settings.broker_tls and settings.broker_tls_verify is False:
         yield (
-            f"listener {settings.label}: broker_tls_verify = false: whoever is between Sluice and the broker can read"
-            " and change everything; give broker_tls_ca_file instead"
+            f"listener {settings.label}: broker_tls_verify = false: anyone between Sluice and the broker can read"
+            " and change the traffic; set broker_tls_ca_file instead"
         )
     if settings.tls_client_ca_file is not None and listener.protocol.certificate_logins:
         yield (
-            f"listener {settings.label}: TLS ends here, and the broker does not see clients' certificates: no client"
-            " can log in by SASL EXTERNAL"
+            f"listener {settings.label}: TLS is terminated, so the broker does not see clients' certificates: no"
+            " client can log in with SASL EXTERNAL"
         )
 
 
@@ -304,7 +282,7 @@ def _lint_listeners(listeners: tuple[PlannedListener, ...], origins: Origins) ->
 
 
 def _mixed_brokers(listeners: Iterable[PlannedListener], rules: Iterable[Rule], origins: Origins) -> Iterator[str]:
-    """Warn of scopes with an adaptive limit and several brokers. Ports of one host count as one broker."""
+    """Ports of one host count as one broker."""
     matcher = Matcher((rule.matches, rule) for rule in rules if rule.kind == LISTENER)
     first: dict[str, Endpoint] = {}
     for index, each in enumerate(listeners):
@@ -334,11 +312,11 @@ def _check_addresses(configuration: Configuration, problems: list[str]) -> None:
         brokers: list[tuple[Place, Endpoint]] = [((*here, "broker"), listener.broker), *backups]
         for number, (at, broker) in enumerate(brokers):
             if broker in (each for _, each in brokers[:number]):
-                problems.append(origins.problem(at, "stands there twice; remove one", str(broker)))
+                problems.append(origins.problem(at, "listed twice; remove one", str(broker)))
             for other, target in enumerate(settings.listeners):
                 if reaches(broker, target.listen):
                     there = origins.name(("listeners", other, "listen"), str(target.listen))
-                    what = f"is where Sluice itself listens ({there}), so it would connect to itself without end"
+                    what = f"is where Sluice itself listens ({there}), so it would connect to itself in a loop"
                     problems.append(origins.problem(at, f"{what}; name the broker's own address", str(broker)))
                     break
     bound: list[tuple[Place, Endpoint]] = [
@@ -375,7 +353,7 @@ def _fleet(configuration: Configuration, problems: list[str]) -> FleetConfig | N
     address, context = parse_redis_url(settings.url), None
     if settings.password_file is not None:
         if settings.password is not None:
-            what = "goes without fleet.password (SLUICE_FLEET_PASSWORD); give one of them"
+            what = "cannot be combined with fleet.password (SLUICE_FLEET_PASSWORD); remove one"
             problems.append(origins.problem(("fleet", "password_file"), what, settings.password_file))
         try:
             read_file(settings.password_file).decode()
@@ -415,7 +393,7 @@ def _handlers(configuration: Configuration, problems: list[str]) -> tuple[tuple[
     for index, handler in enumerate(configuration.settings.handlers):
         place = ("handlers", index)
         if any(config.plugin.name == handler.name for config in configs):
-            problems.append(origins.problem((*place, "name"), "stands in the pipeline twice; remove one", handler.name))
+            problems.append(origins.problem((*place, "name"), "listed twice; remove one", handler.name))
             continue
         try:
             plugin = plugins.handler(handler.name, (*place, "name"), origins)

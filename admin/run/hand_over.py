@@ -1,7 +1,7 @@
 """Zero-downtime restart: a new process takes over the listening sockets and the limiter state.
 
-No connection is refused and no debt is forgotten. The old process listens on a Unix socket in its state directory, as
-HAProxy does with ``expose-fd listeners``. The new one, started with ``take_over``, connects::
+The old process listens on a Unix socket in its state directory, as HAProxy does with ``expose-fd listeners``. The new
+one, started with ``take_over``, connects::
 
     new                                                  old
     reads its configuration
@@ -18,10 +18,9 @@ HAProxy does with ``expose-fd listeners``. The new one, started with ``take_over
                                                       ←  spent: the permits spent since
                                                          ends
 
-Clients that connect in between wait in the sockets' backlog. If the connection breaks before "serves", the old process
-continues: until "ready" nothing has changed there, and afterwards it accepts again. The first message of each side
-keeps its form in all versions. The limiter state has its own version. The socket is for the service's user only,
-because anyone who can connect gets everything.
+Clients wait in the sockets' backlog. If the connection breaks before "serves", the old process continues: until "ready"
+nothing has changed there, and afterwards it accepts again. The first message of each side keeps its form in all
+versions. The socket is for the service's user only, because a peer that connects gets everything.
 """
 
 import array
@@ -46,18 +45,18 @@ from proxy.control import DataPath
 _log = structlog.get_logger(__name__)
 
 NAME: Final = "hand-over.socket"
-"""The socket's name in the state directory."""
+"""In the state directory."""
 
 _VERSION: Final = 1
 _LENGTH_BYTES: Final = 8
 _MAX_BYTES: Final = 512 * 1024 * 1024
 #: The kernel's SCM_MAX_FD.
 _MAX_DESCRIPTORS: Final = 253
-#: The new process reads edits and binds. Edits wait meanwhile.
+#: The new process reads edits and binds, while edits wait.
 _READY_S: Final = 60.0
-#: The old process closes the spool and encodes the limiter state. Connections wait meanwhile.
+#: The old process closes the spool and encodes the limiter state, while connections wait.
 _LEFT_S: Final = 60.0
-#: The new process tries the brokers and opens the spool. Connections wait meanwhile.
+#: The new process tries the brokers and opens the spool, while connections wait.
 _SERVES_S: Final = 30.0
 _MODE: Final = 0o600
 
@@ -92,11 +91,11 @@ class _SpentSince(msgspec.Struct, frozen=True):
 
 
 class _BrokenError(Exception):
-    """The other process has gone, or sent something that is not a message."""
+    """The other process has gone, or sent an invalid message."""
 
 
 class _Channel:
-    """Messages with descriptors between the two processes. All methods raise _BrokenError."""
+    """Messages with descriptors. All methods raise _BrokenError."""
 
     def __init__(self, sock: trio.socket.SocketType) -> None:
         self._sock = sock
@@ -145,14 +144,14 @@ class _Channel:
 
 
 class Predecessor:
-    """The old process, seen from the new one. Both have the state directory's ``lock`` and the ``sockets``."""
+    """The old process. Both have the state directory's ``lock`` and the ``sockets``."""
 
     def __init__(self, channel: _Channel, pid: int, lock: int, sockets: list[socket.socket]) -> None:
         self.pid, self.lock, self.sockets, self._channel = pid, lock, sockets, channel
         self.close = channel.close
 
     async def take(self) -> SavedLimits | None:
-        """Have it stop accepting. Return its limiter state, None if it is unusable here. Raises StartError."""
+        """Stop it accepting. Return its limiter state, or None if it is unusable here. Raises StartError."""
         try:
             with trio.fail_after(_LEFT_S):
                 await self._channel.send(_Ready())
@@ -162,7 +161,7 @@ class Predecessor:
         try:
             return limiter_state.decode(left.limits)
         except ValueError as error:
-            _log.warning("cannot use the limiter state of the old process; all limits start full", reason=str(error))
+            _log.warning("limiter state of the old process not usable; limits start full", reason=str(error))
             return None
 
     async def serve(self) -> None:
@@ -174,7 +173,7 @@ class Predecessor:
         _log.info("took over from the old process, which is draining", pid=self.pid)
 
     async def settle(self, data_path: DataPath) -> None:
-        """Wait until it ends, and debit the limits by the permits it spent in between."""
+        """Wait for its end, and debit the limits by the permits it spent since ``take``."""
         try:
             since, _ = await self._channel.receive(_SpentSince)
         except _BrokenError:
@@ -200,7 +199,7 @@ async def reach(directory: Path) -> Predecessor | None:
         return None
     except OSError as error:
         channel.close()
-        raise StartError(f"{directory / NAME}: {error.strerror or error}; stop the process that runs") from None
+        raise StartError(f"{directory / NAME}: {error.strerror or error}; stop the running process") from None
     try:
         with trio.fail_after(_READY_S):
             await channel.send(_Hello(_VERSION))
@@ -212,7 +211,7 @@ async def reach(directory: Path) -> Predecessor | None:
 
 
 class HandOver:
-    """Hands over to a new process, in the old one. ``handed_over`` is set once the new one serves."""
+    """The old process's part. ``handed_over`` is set once the new one serves."""
 
     def __init__(  # noqa: PLR0917 - one for each part that is handed over
         self,
@@ -228,7 +227,6 @@ class HandOver:
         self._successor: tuple[_Channel, SavedLimits] | None = None
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Wait for a new process until cancelled."""
         listening = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         with listening:
             try:
@@ -242,7 +240,7 @@ class HandOver:
                     await listening.bind(address)
                 listening.listen(1)
             except OSError as error:
-                _log.warning("cannot accept a take-over by another process", reason=error.strerror or str(error))
+                _log.warning("take-over not available", reason=error.strerror or str(error))
                 task_status.started()
                 return
             task_status.started()
@@ -255,7 +253,7 @@ class HandOver:
                     channel.close()
 
     async def finish(self) -> None:
-        """Tell the new process the permits spent since, after the drain."""
+        """After the drain, tell the new process the permits spent since."""
         if self._successor is not None:
             channel, saved = self._successor
             with suppress(_BrokenError), trio.move_on_after(1):
@@ -276,7 +274,7 @@ class HandOver:
                 # The new process makes the edits from now on.
                 await trio.sleep_forever()
         except (_BrokenError, trio.TooSlowError, OverflowError) as error:
-            _log.warning("a take-over by another process failed; this process continues", reason=_reason(error))
+            _log.warning("take-over failed; this process continues", reason=_reason(error))
 
     async def _hand_over_listeners(self, channel: _Channel) -> None:
         try:
@@ -292,7 +290,7 @@ class HandOver:
 
 
 def _failed(error: Exception) -> StartError:
-    return StartError(f"take_over: the process that runs did not hand over: {_reason(error)}; it continues if it can")
+    return StartError(f"take_over: the running process did not hand over: {_reason(error)}; it continues if it can")
 
 
 def _reason(error: Exception) -> str:
@@ -306,7 +304,7 @@ def _close(descriptors: Iterable[int]) -> None:
 
 @contextmanager
 def _in_directory(directory: Path) -> Iterator[str]:
-    """Return a short address of the socket, because its path may exceed the maximum of 107 bytes."""
+    """Return a short address, because the path may exceed the maximum of 107 bytes."""
     descriptor = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{descriptor}/{NAME}"

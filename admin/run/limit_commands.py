@@ -1,7 +1,4 @@
-"""Limit commands: clients view limits and change rates in the broker's own protocol.
-
-The listener decides which clients may. A change is a normal edit whose author is ``remote``.
-"""
+"""Clients view limits and change rates in the broker's own protocol, if the listener lets them."""
 
 import time
 from collections.abc import Callable, Container, Iterable
@@ -24,7 +21,7 @@ from proxy.control import DataPath, LimitCommand, LimitCommandReply, ListedLimit
 _log = structlog.get_logger(__name__)
 
 NAME: Final = "remote"
-"""The author of such changes."""
+"""The author of clients' changes."""
 
 #: The data path counts names beyond its bound as this one.
 _OTHERS: Final = "_other"
@@ -40,7 +37,7 @@ async def answer(
     wall_ns: Callable[[], int] = time.time_ns,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Answer commands until cancelled, in order."""
+    """Answer in order, until cancelled."""
     log_rate = LogRate()
     async with data_path.limit_commands() as commands:
         task_status.started()
@@ -67,7 +64,7 @@ async def answer(
 async def view(data_path: DataPath, edits: EditService, now_ns: int, since_1970_ns: int) -> LimitCommandReply:
     """Return the limits of all resources that have their own limit or were used, of kinds that commands show.
 
-    ``now_ns`` is the monotonic clock. Added to ``since_1970_ns`` it gives nanoseconds since 1970.
+    ``now_ns`` is monotonic. Added to ``since_1970_ns`` it gives nanoseconds since 1970.
     """
     # Rules with hours apply by the wall clock.
     rules = edits.rule_set.at(datetime.fromtimestamp((now_ns + since_1970_ns) / _NS_PER_S, UTC))
@@ -96,7 +93,6 @@ def _view(
 
 
 async def update(edits: EditService, command: LimitCommand) -> LimitCommandReply:
-    """Change the rate of one limit, and keep its other fields."""
     edit = PatchLimit(
         kind=command.kind,
         name=command.name,

@@ -1,4 +1,4 @@
-"""The sidecar's own process: file descriptors, and short pauses for garbage collection."""
+"""File descriptors of the process, and short pauses for garbage collection."""
 
 import gc
 import resource
@@ -11,25 +11,25 @@ from typing import Any, Final, NamedTuple
 from admin.common.errors import StartError
 from admin.http.http1 import MAX_CONNECTIONS
 
-#: The sockets of a listener, and one to probe the broker.
+#: Its sockets, and one to probe the broker.
 _PER_LISTENER: Final = 3
-#: For logs, configuration and name look-ups, and the listening admin address.
+#: For logs, configuration, name look-ups, and the admin listener.
 _RESERVE: Final = 16
 #: The admin address answers however many clients there are.
 _ADMIN_SHARE: Final = 1 / 4
 _MIN_ADMIN: Final = 4
 
 
-#: The oldest generation. Its collection is a full one.
+#: The oldest generation, whose collection is a full one.
 _FULL: Final = 2
 _SWITCH_S: Final = 0.0005
-"""How long a thread may block the event loop, in seconds. Python's default is 0.005."""
+"""How long a thread may block the event loop. Python's default is 0.005."""
 MIN_FROZEN: Final = 200_000
-"""Minimum number of frozen objects before a full collection looks at all of them: some dozen megabytes."""
+"""Frozen objects before a full collection looks at all of them: some dozen megabytes."""
 
 
 class Descriptors(NamedTuple):
-    """Allowed open files, and how many client and admin connections fit in."""
+    """How many client and admin connections fit in the allowed open files."""
 
     open_files: int
     clients: int
@@ -37,11 +37,7 @@ class Descriptors(NamedTuple):
 
 
 def share_descriptors(max_connections: int, listeners: int) -> Descriptors:
-    """Raise the limit of open files as far as needed and allowed, and divide them.
-
-    Raises:
-        StartError: The limit is too low for a single client.
-    """
+    """Raise the limit of open files as needed, and divide them. Raises StartError if not one client fits."""
     others = _in_use() + _RESERVE + _PER_LISTENER * listeners
     needed = 2 * max_connections + MAX_CONNECTIONS + others
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -70,11 +66,11 @@ def _in_use() -> int:
 
 @contextmanager
 def short_pauses() -> Iterator[None]:
-    """Keep pauses of the event loop short, both for other threads and for the garbage collector.
+    """Keep pauses of the event loop short, for other threads and for garbage collection.
 
     A full collection looks at every object: with ten thousand live limits that stops traffic for a tenth of a second.
-    So surviving objects are frozen, and the next collection looks at new objects only. All are looked at again when as
-    many have been frozen as there were at the last such look, so that garbage in cycles at most doubles the memory.
+    So survivors are frozen, and the next collection looks at new objects only. It looks at all again once their number
+    has doubled, so that garbage in cycles at most doubles the memory.
     """
     sys.setswitchinterval(_SWITCH_S)
     gc.collect()
@@ -90,7 +86,7 @@ def short_pauses() -> Iterator[None]:
         if look_at_all:
             at_last_look, frozen_since, look_at_all = gc.get_freeze_count(), 0, False
         elif frozen_since >= max(at_last_look, MIN_FROZEN):
-            # Many have been freed since, without cycles. Counting takes milliseconds, so it is done only now.
+            # Many have been freed since. Counting takes milliseconds, so it is done only now.
             frozen_since = max(gc.get_freeze_count() - at_last_look, 0)
             if frozen_since >= max(at_last_look, MIN_FROZEN):
                 look_at_all = True

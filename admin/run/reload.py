@@ -1,7 +1,4 @@
-"""Reloads the configuration on demand, on SIGHUP, or when its files change.
-
-If anything in it is invalid, nothing changes. Flags and environment are those of the start.
-"""
+"""Reloads the configuration, with the flags and environment of the start. If it is invalid, nothing changes."""
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -30,18 +27,18 @@ _log = structlog.get_logger(__name__)
 
 POLL_INTERVAL_S: Final = 1.0
 
-#: Keys and key prefixes that take effect at once. Changed limits and defaults are reported as rules.
+#: Keys and prefixes that take effect at once. Limits and defaults are reported as rules.
 _AT_ONCE: Final = ("limiting", "log.level", "limits", "defaults")
 #: Keys whose changes the keyring reports, without the secrets.
 _OF_TOKENS: Final = frozenset({"admin.token", "admin.read_token"})
 
 
 class Reloader:
-    """Reloads the configuration. It is the ``reloader`` of an ``EditService``.
+    """The ``reloader`` of an ``EditService``.
 
     Attributes:
         plan: The current configuration, except for changes that need a restart.
-        failed: Why the last reload failed. None: it did not.
+        failed: Why the last reload failed, if it did.
     """
 
     def __init__(self, load: Callable[[], Plan], plan: Plan, edits: EditService, keyring: Keyring) -> None:
@@ -54,11 +51,7 @@ class Reloader:
         self._one_at_a_time = trio.Lock()
 
     async def __call__(self, author: Author, dry_run: bool) -> ReloadReport:  # noqa: FBT001 - EditService's one call
-        """Reload the configuration.
-
-        Raises:
-            ReloadError: It is invalid. Nothing was changed.
-        """
+        """Raises ReloadError if the configuration is invalid. Nothing was changed then."""
         async with self._one_at_a_time:
             try:
                 new = await trio.to_thread.run_sync(self._load)
@@ -92,7 +85,7 @@ class Reloader:
                 self._keyring.replace(new.access)
                 if new.settings.log.level != old.settings.log.level:
                     logs.change_level(new.settings.log)
-                # It has the certificates that are shown to clients.
+                # It has the certificates that clients see.
                 self.plan = replace(new, certificate=old.certificate, listeners=old.listeners)
 
             change = None
@@ -106,7 +99,7 @@ class Reloader:
             return done
 
     def _compare(self, old: Plan, new: Plan, certificates: Sequence[str]) -> ReloadReport:
-        """Compare two configurations. It takes seconds for 50 000 limits, so call it on a thread."""
+        """Takes seconds for 50 000 limits: call it on a thread."""
         rules = _changed_rules(old, new)
         return ReloadReport(
             change=None,
@@ -117,7 +110,6 @@ class Reloader:
         )
 
     def _hidden(self, old: Plan, new: Plan) -> Iterator[str]:
-        """Name configured limits that changed without effect."""
         edited = {limit_path(target_of(rule)): rule for rule in self._edits.edited_rules()}
         for key, before, after in _differing(_by_key(old.rulebook.configured), _by_key(new.rulebook.configured)):
             rule = after or before
@@ -127,7 +119,6 @@ class Reloader:
 
 
 def families(reloader: Reloader | None) -> Iterator[Family]:
-    """Yield the metrics of reloads. None if there is nothing to reload."""
     if reloader is not None:
         yield gauge(
             "sluice_reload_ok",
@@ -138,7 +129,6 @@ def families(reloader: Reloader | None) -> Iterator[Family]:
 
 
 def certificate_families(plan: Plan) -> Iterator[Family]:
-    """Yield the metrics of certificates."""
     yield gauge(
         "sluice_tls_certificate_expiry_timestamp_seconds",
         "When the current certificate or one of its chain expires, in seconds since 1970: the one for clients "
@@ -149,7 +139,7 @@ def certificate_families(plan: Plan) -> Iterator[Family]:
 
 
 async def reload_unattended(edits: EditService, author: Author) -> None:
-    """Reload the configuration. The log has the result."""
+    """The log has the result."""
     try:
         await edits.reload(author)
     except ReloadError:
@@ -167,8 +157,7 @@ async def reload_on_change(
 ) -> None:
     """Watch files until cancelled. Reload when one has changed and then stayed the same until the next look.
 
-    This is for Kubernetes, which changes mounted ConfigMaps and Secrets without a signal. The second look avoids
-    half-written files.
+    Kubernetes changes mounted ConfigMaps and Secrets without a signal. The second look avoids half-written files.
     """
     look = partial(trio.to_thread.run_sync, partial(_look, tuple(files)))
     read = before = await look()
@@ -183,7 +172,7 @@ async def reload_on_change(
 
 
 def _look(files: tuple[str, ...]) -> list[tuple[int, int, int, int] | None]:
-    """Return the files' identities. Links are followed, because Kubernetes changes their targets."""
+    """Links are followed, because Kubernetes changes their targets."""
     return [_identity(Path(file)) for file in files]
 
 

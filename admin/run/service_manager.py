@@ -17,17 +17,13 @@ _log = structlog.get_logger(__name__)
 _FIRST_DESCRIPTOR: Final = 3
 #: A failed watchdog message is logged again after this time.
 _REPEAT_S: Final = 60.0
-#: Watchdog messages per timeout. systemd recommends two.
+#: Per timeout. systemd recommends two.
 _BEATS: Final = 3
 _NOT_TOLD: Final = "cannot notify the service manager"
 
 
 def listening_sockets(environ: MutableMapping[str, str]) -> list[socket.socket]:
-    """Return the TCP sockets passed to this process. Removes LISTEN_PID and LISTEN_FDS from ``environ``.
-
-    Raises:
-        StartError: A descriptor is not a socket.
-    """
+    """Return the TCP sockets passed to this process, and remove their variables. Raises StartError."""
     pid, count = environ.pop("LISTEN_PID", ""), environ.pop("LISTEN_FDS", "")
     environ.pop("LISTEN_FDNAMES", None)
     if pid != str(os.getpid()) or not count.isdecimal():
@@ -52,7 +48,7 @@ def listening_sockets(environ: MutableMapping[str, str]) -> list[socket.socket]:
 
 
 class Manager:
-    """The service manager that ``environ`` names by NOTIFY_SOCKET and WATCHDOG_USEC. Without one it does nothing."""
+    """The service manager named by NOTIFY_SOCKET and WATCHDOG_USEC. Without them it does nothing."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._address = environ.get("NOTIFY_SOCKET", "")
@@ -61,15 +57,13 @@ class Manager:
         self.watchdog_s: float | None = int(usec) / 1e6 if asked and usec.isdecimal() and int(usec) else None
 
     def ready(self, status: str) -> None:
-        """Report that everything listens, with a status for people."""
         self._tell("READY=1", f"STATUS={status}")
 
     def reloading(self) -> None:
-        """Report that the configuration is being read. ``ready`` follows."""
+        """``ready`` follows."""
         self._tell("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
     def stopping(self, status: str) -> None:
-        """Report the shutdown."""
         self._tell("STOPPING=1", f"STATUS={status}")
 
     async def watch(self, data_path: DataPath) -> None:

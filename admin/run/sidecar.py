@@ -1,8 +1,7 @@
-"""Builds limiter, proxy and admin from a plan and runs them in one nursery until a signal arrives.
+"""Builds limiter, proxy and admin from a plan, and runs them until a signal arrives.
 
-The first SIGTERM or SIGINT drains: no new connections, requests in flight finish within the grace period, and the admin
-address still answers. The second ends everything at once. SIGHUP reloads the configuration. A process that takes over
-(``hand_over``) makes this one drain, too.
+The first SIGTERM or SIGINT, or a take-over, drains: no new connections, requests in flight finish within the grace
+period, and the admin address still answers. The second signal ends everything at once. SIGHUP reloads.
 """
 
 import os
@@ -59,7 +58,7 @@ _log = structlog.get_logger(__name__)
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 _FLEET_SIZE: Final = "fleet-size"
-_OTHERS_PORT: Final = "by a process without reuse_port = true, or of another user"
+_OTHERS_PORT: Final = "the other process has no reuse_port = true, or another user"
 #: A hanging disk must not keep the process from ending.
 _SAVE_LIMITS_S: Final = 5.0
 
@@ -75,17 +74,13 @@ async def run(
 ) -> None:
     """Serve until cancelled. Started once every address is bound.
 
-    Args:
-        plan: the checked configuration.
-        load: reads and checks the configuration again. Without it there are no reloads.
-        environ: names the default state directory. By default the process's own.
-        sockets: already bound by the service manager.
-        handed_over: set once another process has taken over. Without it no process can.
-        task_status: reports that it serves.
+    ``load`` reads the configuration again. Without it there are no reloads. ``environ`` names the default state
+    directory. ``sockets`` come from the service manager. ``handed_over`` is set once another process has taken over.
+    Without it none can.
 
     Raises:
-        SettingsError: the handlers do not make a pipeline.
-        StartError: an address, the state directory or enough open files are not available, or the old process does not
+        SettingsError: The handlers do not make a pipeline.
+        StartError: An address, the state directory or enough open files are not available, or the old process does not
             hand over.
     """
     state = folders.state_dir(plan.settings, os.environ if environ is None else environ)
@@ -105,22 +100,12 @@ async def _predecessor(plan: Plan, state: Folder) -> Predecessor | None:
         return None
     if state.path is None:
         why = state.why or "state_dir is off"
-        raise StartError(f"take_over: there is no state directory to find the running process by: {why}")
+        raise StartError(f"take_over: no state directory to find the running process in: {why}")
     return await hand_over.reach(state.path)
 
 
 class Sidecar:
-    """One serving process.
-
-    Args:
-        plan: the checked configuration.
-        predecessor: the process that it takes over from, if any.
-        sockets: already bound by the predecessor or the service manager.
-        load: reads and checks the configuration again.
-
-    Attributes:
-        admin: the admin address. None without one.
-    """
+    """One serving process. ``admin`` is its admin address, if any."""
 
     def __init__(
         self,
@@ -158,30 +143,26 @@ class Sidecar:
         self.health = Health(self.data_path)
         # For the error that an address is in use.
         self._hint = (
-            f"take_over found no process in {store.directory}, so give the --state-dir of the one that runs"
+            f"take_over found no process in {store.directory}; set the --state-dir of the running process"
             if settings.take_over and predecessor is None
             else ""
         )
 
     @property
     def admin_url(self) -> str | None:
-        """URL of the admin address."""
         return None if self.admin is None else f"http{'s' if self._plan.certificate else ''}://{self.admin}/"
 
     @property
     def status(self) -> str:
-        """Status line for operators."""
         return f"serves {', '.join(self.listen.values())}; admin {self.admin_url or OFF}"
 
     def warnings(self) -> list[str]:
-        """Return the warnings about configuration, edits, spool, rejection log and failed tasks."""
         of_log = [] if self.recorder is None else self.recorder.warnings()
         of_spool = unspooled(self.edits.rule_set, self._spool)
         of_tasks = self._supervisor.warnings()
         return [*self._current_plan().warnings(), *self.edits.warnings(), *of_spool, *of_log, *of_tasks]
 
     async def run(self, handed_over: trio.Event | None, task_status: trio.TaskStatus["Sidecar"]) -> None:
-        """Serve until cancelled. Arguments as for the function ``run``."""
         admin = self._bind_admin()
         try:
             async with trio.open_nursery() as nursery:
@@ -202,7 +183,6 @@ class Sidecar:
                 await self.recorder.finish()
 
     async def drain(self, grace_s: float) -> None:
-        """Let requests in flight finish, and save the limiter state or settle it with the successor."""
         await self.data_path.drain(grace_s)
         if self._leaving is not None and self._leaving.handed_over.is_set():
             await self._leaving.finish()
@@ -304,7 +284,7 @@ class Sidecar:
     async def _serve_operators(
         self, nursery: trio.Nursery, operators: trio.Nursery, admin: socket.socket | None
     ) -> None:
-        """Start the admin side. ``operators`` ends before ``nursery``, which records their last changes."""
+        """``operators`` ends before ``nursery``, which records their last changes."""
         plan, data_path, edits, keep = self._plan, self.data_path, self.edits, self._supervisor.keep
         await operators.start(keep, "live edits", partial(edits.run, data_path))
         if plan.fleet is not None:
@@ -359,7 +339,7 @@ class Sidecar:
         )
 
         async def serve(*, task_status: trio.TaskStatus[None]) -> None:
-            # A copy, so that the address is kept if the server has to restart.
+            # A copy keeps the address if the server has to restart.
             await server.run(
                 app,
                 admin.dup(),
@@ -398,7 +378,7 @@ async def _cancel_after(event: trio.Event, scope: trio.CancelScope) -> None:
 
 
 def stop_signals() -> list[signal.Signals]:
-    """Return the signals that end a command without a reload: SIGHUP too, unless it is ignored, as under ``nohup``."""
+    """Return the signals that end a command without a reload: SIGHUP too, unless ignored as under ``nohup``."""
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return [*STOP_SIGNALS] if ignored else [*STOP_SIGNALS, signal.SIGHUP]
 
@@ -406,11 +386,7 @@ def stop_signals() -> list[signal.Signals]:
 async def run_until_signal(plan: Plan, load: Callable[[], Plan] | None = None) -> int:
     """Serve until SIGTERM or SIGINT, or until another process has taken over. SIGHUP reloads, also under ``nohup``.
 
-    Returns:
-        The exit code: 0 after a drain, 128 + the signal's number if a second one cut it short.
-
-    Raises:
-        SettingsError, StartError: as ``run``.
+    Returns 0 after a drain, 128 + the signal's number if a second one cut it short. Raises as ``run``.
     """
     sockets, manager = service_manager.listening_sockets(os.environ), Manager(os.environ)
     with trio.open_signal_receiver(*STOP_SIGNALS) as signals, trio.open_signal_receiver(signal.SIGHUP) as reloads:
@@ -437,7 +413,7 @@ async def _reload_on_signal(signals: AsyncIterator[int], sidecar: Sidecar, manag
 
 
 class _Shutdown:
-    """Ends the process: a drain at the first signal or after a hand-over, at once at the second."""
+    """Drains at the first signal or after a hand-over, and ends at once at the second."""
 
     def __init__(self, manager: Manager, grace_s: float) -> None:
         self.sidecar: Sidecar | None = None

@@ -14,8 +14,6 @@ _MAX_PAUSE_S: Final = 60.0
 
 
 class Supervisor:
-    """Counts the failures of each task."""
-
     def __init__(self) -> None:
         self._failures: Counter[str] = Counter()
 
@@ -48,7 +46,6 @@ class Supervisor:
                 return
 
     def warnings(self) -> list[str]:
-        """Name the tasks that failed since the start."""
         return [
             f"{name}: failed and was restarted{f', {count} times' if count > 1 else ''}; the log has the reason"
             for name, count in self._failures.items()

@@ -1,4 +1,4 @@
-"""The live statistics: what every limit and every connection does now, ready to be shown, searched and sorted."""
+"""Live statistics of all limits and connections, for the page and the API."""
 
 from admin.stats.connections import ConnectionQuery
 from admin.stats.live_stats import LiveStats

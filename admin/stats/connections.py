@@ -16,14 +16,14 @@ from proxy.flow.credit import STATES
 from proxy.stats.snapshot import ConnectionState
 
 SAMPLE_NS: Final = 5 * NS_PER_S
-#: Samples further apart are useless for current rates.
+#: Samples further apart do not give current rates.
 _TOO_OLD_NS: Final = 6 * SAMPLE_NS
-#: Sampling continues for this long after a client has asked.
+#: How long sampling continues after a query.
 _WATCHED_NS: Final = 12 * SAMPLE_NS
 
 
 class ConnectionQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Which connections, in which order. Empty texts match all.
+    """The connections to list. Empty texts match all.
 
     Attributes:
         search: part of the peer, client id, user, certificate, listener, a resource or link.
@@ -53,7 +53,6 @@ class ConnectionStats:
         self._asked_ns: int | None = None
 
     async def page(self, query: ConnectionQuery) -> ConnectionPage:
-        """Return a page of the connections."""
         self._asked_ns = self._clock.now_ns()
         await self._refresh()
         return await on_thread(self._page, list(self._states.values()), query)
@@ -74,11 +73,10 @@ class ConnectionStats:
         )
 
     def forget(self, connection_id: int) -> None:
-        """Remove a connection that was closed."""
         self._states.pop(connection_id, None)
 
     async def keep_sampling(self) -> None:
-        """Take a sample if it is time and a client watches."""
+        """Sample if it is time and a client watches."""
         if self._asked_ns is not None and self._clock.now_ns() - self._asked_ns < _WATCHED_NS:
             await self._refresh()
 

@@ -1,4 +1,4 @@
-"""Whether Sluice is ready: it listens, every broker accepts connections, and no shutdown has begun."""
+"""Readiness: Sluice listens, every broker accepts connections, and no shutdown has begun."""
 
 from typing import Final, TypedDict
 
@@ -8,11 +8,11 @@ from proxy.control import DataPath
 from proxy.stats.snapshot import ListenerState
 
 PROBE_EVERY_S: Final = 1.0
-"""Minimum time between two probes of a broker, in seconds."""
+"""Minimum seconds between two probes of a broker."""
 
 
 class BrokerReadiness(TypedDict):
-    """Whether one listener's broker accepted the last probe, and the error if not."""
+    """Whether a listener's broker accepted the last probe, and the error if not."""
 
     broker: str
     reachable: bool
@@ -23,12 +23,12 @@ class Readiness(TypedDict):
     """The body of ``/readyz``.
 
     Attributes:
-        ready: All of the following are as they should be.
+        ready: Listening, not draining, and every broker is reachable.
         listening: Clients can connect to every listener.
         draining: A shutdown has begun.
         brokers: By listener.
         alarms: Raised alarms with their reasons. Sluice stays ready, as a RabbitMQ node does: only publishers are
-            stopped, and consumers make room.
+            stopped, and consumers free resources.
     """
 
     ready: bool
@@ -39,8 +39,6 @@ class Readiness(TypedDict):
 
 
 class Health:
-    """Readiness of a started data path."""
-
     def __init__(self, data_path: DataPath) -> None:
         self._data_path = data_path
         self._lock = trio.Lock()
@@ -48,7 +46,7 @@ class Health:
         self._probed_s = float("-inf")
 
     async def listeners(self) -> tuple[ListenerState, ...]:
-        """Return the listeners after a probe of their brokers, at most PROBE_EVERY_S seconds ago."""
+        """Return the listeners after a probe of their brokers, at most PROBE_EVERY_S seconds old."""
         async with self._lock:
             if trio.current_time() - self._probed_s >= PROBE_EVERY_S:
                 self._listeners = await self._data_path.probe_brokers()
@@ -56,7 +54,6 @@ class Health:
             return self._listeners
 
     async def readiness(self) -> Readiness:
-        """Return the body of ``/readyz``."""
         await self.listeners()
         snapshot = await self._data_path.snapshot(whole=False)
         listening = bool(snapshot.listeners) and all(each.listening for each in snapshot.listeners)

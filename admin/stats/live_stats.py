@@ -1,6 +1,6 @@
-"""Live statistics: samples the data path, joins the samples with the limits, and answers queries from the last one.
+"""Samples the data path, joins the samples with the limits, and answers queries from the last sample.
 
-A sample is taken every second while a client watches, and otherwise every five, for the history. Edits show at once.
+Samples are taken every second while a client watches, and otherwise every five, for the history. Edits show at once.
 """
 
 from bisect import bisect_left, insort
@@ -40,22 +40,22 @@ _log = structlog.get_logger(__name__)
 _TICK_S: Final = 1.0
 _TICK_NS: Final = NS_PER_S
 _IDLE_NS: Final = 5 * NS_PER_S
-#: A client counts as watching for this long after a request.
+#: After a request, a client counts as watching for this long.
 _WATCHED_NS: Final = 10 * NS_PER_S
 _WINDOW_NS: Final = WINDOW_S * NS_PER_S
 _MINUTE_NS: Final = 60 * NS_PER_S
 #: Usage is summed by seconds of the monotonic clock, so samples are taken right after a second ends.
 _AFTER_NS: Final = NS_PER_S // 200
-#: A sample covers all activity since the last one and within the window, because the window's usage still changes.
-#: Every ten seconds it covers the last minute, whose usage also changes, and every ten minutes everything, to remove
-#: rows that the data path has forgotten.
+#: A sample covers the activity since the last one and in the window, whose usage still changes. Every ten seconds it
+#: covers the last minute, whose usage also changes, and every ten minutes everything, to remove rows that the data path
+#: has forgotten.
 _MARGIN_NS: Final = _WINDOW_NS + NS_PER_S
 _MINUTE_EVERY_NS: Final = 10 * NS_PER_S
 _ALL_EVERY_NS: Final = 600 * NS_PER_S
 _MAX_PAGES: Final = 64
 _MAX_CHANGES: Final = 256
 _PROBE_S: Final = 5.0
-#: Samples are not punctual. That must not delay a step of the history or extend the window.
+#: Samples are not punctual. This must not delay a step of the history or extend the window.
 _HALF_TICK_NS: Final = _TICK_NS // 2
 _EVER: Final = datetime.max.replace(tzinfo=UTC)
 
@@ -67,13 +67,10 @@ class _Reading(NamedTuple):
 
 
 class LiveStats:
-    """The state of every limit and every connection."""
-
     def __init__(self, data_path: DataPath, edits: EditService, health: Health, clock: Clock | None = None) -> None:
         self._data_path, self._edits, self._health = data_path, edits, health
         self.clock = clock or Clock()
         self.connections = ConnectionStats(data_path, self.clock)
-        #: All traffic together.
         self.total = RowStats("", "")
         self.steps = Steps()
         self._snapshot: Snapshot | None = None
@@ -82,10 +79,9 @@ class LiveStats:
         self._in_force: tuple[RuleSet, RuleSet, datetime] | None = None
         self._point_ns = 0
         self._rows: dict[tuple[str, str], RowStats] = {}
-        #: The rows sorted by name.
         self._by_name: list[RowStats] = []
         self._joined: Sequence[LimitEntry] | None = None
-        #: Answers since the last sample, by query and the limits' ETag.
+        #: Since the last sample, by query and the limits' ETag.
         self._pages: dict[tuple[Query, str], LimitPage] = {}
         self._totals: Mapping[str, int] = {}
         # Guards the rows, also on threads.
@@ -96,10 +92,9 @@ class LiveStats:
         self._ticked = trio.Event()
         self._changes: deque[Change] = deque(maxlen=_MAX_CHANGES)
         self.changed = 0
-        """Changes since the start."""
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Sample until cancelled. Started after the first sample."""
+        """Started after the first sample."""
         await self._try_sample()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._follow_changes)
@@ -113,17 +108,17 @@ class LiveStats:
                 ticked.set()
 
     async def next_tick(self) -> None:
-        """Wait for the next sample. The caller counts as watching."""
+        """The caller counts as watching."""
         self._watched_ns = self.clock.now_ns()
         await self._ticked.wait()
 
     def changes_since(self, seen: int) -> Sequence[Change]:
-        """Return the changes after the first ``seen`` ones, from the last few hundred."""
+        """Only the last few hundred changes are known."""
         new = min(self.changed - seen, len(self._changes))
         return list(self._changes)[-new:] if new > 0 else []
 
     async def fresh(self) -> Snapshot:
-        """Take a sample unless the last one is recent. Return its snapshot."""
+        """Sample if necessary."""
         self._watched_ns = self.clock.now_ns()
         if self._is_stale:
             async with self._lock:
@@ -139,7 +134,7 @@ class LiveStats:
         return self._snapshot is None or self.clock.now_ns() - self._sampled_ns > _TICK_NS + _HALF_TICK_NS
 
     async def query(self, query: Query) -> LimitPage:
-        """Return some rows of the table. Equal queries on one sample share a page."""
+        """Equal queries on one sample share a page."""
         await self.fresh()
         async with self._lock:
             await self._join()
@@ -197,7 +192,6 @@ class LiveStats:
             )
 
     def rates(self) -> Rates:
-        """Return the rates of all traffic."""
         messages, requests = self.total.rates(self._window)
         started = next((each for each in self._readings if each.at_ns >= self._window.start_ns), None)
         if started is None:
@@ -212,7 +206,7 @@ class LiveStats:
         )
 
     def bypassed(self, snapshot: Snapshot) -> Bypassed:
-        """Return the requests that passed because a handler was skipped."""
+        """Requests that passed because a handler was skipped."""
         counts = snapshot.bypassed.items()
         by = tuple(BypassCount(handler, reason, count) for (handler, reason), count in counts if count)
         first, last = self._readings[0], self._readings[-1]
@@ -221,14 +215,13 @@ class LiveStats:
         return Bypassed(total, round((total - first.bypassed) / seconds, 2), by)
 
     async def sample(self) -> None:
-        """Take a sample."""
         async with self._lock:
             await self._sample()
 
     async def _sample(self) -> None:
         now_ns, first = self.clock.now_ns(), self._snapshot is None
         readings = self._readings
-        # From the last reading before the window, so that it is rather too long than too short.
+        # Since the last reading before the window, which is rather too long than too short.
         before = [each.at_ns for each in readings if now_ns - each.at_ns > _WINDOW_NS - _HALF_TICK_NS]
         window = Window(before[-1] if before else readings[0].at_ns if readings else now_ns, now_ns)
         snapshot = await self._data_path.snapshot(whole=False)
@@ -238,7 +231,7 @@ class LiveStats:
         await on_thread(self._sample_rows, since_ns, window, first)
         self.total.sample(ResourceState(kind="", name="", counts=totals), window, is_new=False)
         readings.append(_Reading(now_ns, sum(snapshot.bypassed.values()), dict(snapshot.bytes_total)))
-        # The oldest one is a minute old.
+        # Keep one reading that is a minute old.
         while len(readings) > 1 and now_ns - readings[1].at_ns >= _MINUTE_NS:
             readings.popleft()
         self._snapshot, self._sampled_ns, self._window = snapshot, now_ns, window
@@ -250,7 +243,7 @@ class LiveStats:
         await self.connections.keep_sampling()
 
     def _since_ns(self, now_ns: int) -> int:
-        """Return since when activity is sampled. 0 is everything."""
+        """Start of the activity to sample. 0: everything."""
         if not self._all_ns or now_ns - self._all_ns >= _ALL_EVERY_NS:
             self._all_ns = self._minute_ns = now_ns
             return 0
@@ -260,7 +253,7 @@ class LiveStats:
             back_ns = max(back_ns, _MINUTE_NS + NS_PER_S)
         return max(now_ns - back_ns, 1)
 
-    def _sample_rows(self, since_ns: int, window: Window, first: bool) -> None:  # noqa: FBT001 - passed on by on_thread
+    def _sample_rows(self, since_ns: int, window: Window, first: bool) -> None:  # noqa: FBT001 - passed by on_thread
         seen: set[RowStats] = set()
         for state in self._data_path.resources(since_ns):
             row = self._rows.get((state.kind, state.name)) or self._new_row(state.kind, state.name)
@@ -280,7 +273,7 @@ class LiveStats:
         self._point_ns = now_ns
 
     def _rules_in_force(self) -> RuleSet:
-        """Return the rules that apply now. It is the same object while they are the same."""
+        """The same object until the rules change."""
         rules, now = self._edits.rule_set, self.clock.utc()
         if self._in_force is None or self._in_force[0] is not rules or now >= self._in_force[2]:
             self._in_force = (rules, rules.at(now), rules.next_change(now) or _EVER)
@@ -296,7 +289,7 @@ class LiveStats:
         del self._by_name[bisect_left(self._by_name, in_alphabet(row), key=in_alphabet)]
 
     async def _join(self) -> None:
-        """Join the limits that have their own rules. The caller has the lock."""
+        """Join the limits that have their own rules. The caller holds the lock."""
         entries = self._edits.limits()
         if entries is not self._joined:
             await on_thread(self._join_rows, entries)
@@ -325,8 +318,8 @@ class LiveStats:
     async def _try_sample(self) -> None:
         try:
             await self.sample()
-        except Exception as error:  # noqa: BLE001 - logged; a bug here must not end the data path
-            _log.exception("sampling of resources failed; the page shows old figures", error=repr(error))
+        except Exception as error:  # noqa: BLE001 - logged, as a bug here must not end the data path
+            _log.exception("sampling failed, the page shows old figures", error=repr(error))
 
     async def _follow_changes(self) -> None:
         with self._edits.changes() as changes:

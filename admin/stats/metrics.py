@@ -1,8 +1,8 @@
-"""Prometheus metrics, written from a Snapshot at scrape time. The data path itself keeps only plain integers.
+"""Prometheus metrics, written from a Snapshot at scrape time. The data path keeps only plain integers.
 
-Name, labels and meaning of a metric are next to its field. The data path bounds the number of resource labels
-(``bounds.max_resource_labels``): further resources are ``_other``. Other parts of the admin side add their metrics to
-each scrape, made by ``families_of``, ``counter`` and ``gauge``.
+Name, labels and help of a metric are next to its field. The data path bounds the number of resource labels
+(``bounds.max_resource_labels``). Further resources are ``_other``. Other parts of ``admin`` make metrics with
+``families_of``, ``counter`` and ``gauge``.
 """
 
 import platform
@@ -27,24 +27,22 @@ from proxy.control import DataPath
 from proxy.stats.snapshot import BUCKETS_S, Durations, Snapshot
 
 _PIECE_BYTES: Final = 64 * 1024
-"""Size of the pieces sent. Copying everything at once would take milliseconds."""
+"""Copying everything at once would take milliseconds."""
 _EXPONENT_FROM: Final = 1_000_000
-"""Below this, Prometheus writes numbers like Python."""
+"""Below this, Prometheus formats numbers like Python."""
 _OPENMETRICS: Final = "application/openmetrics-text"
 
 LabeledValue = tuple[tuple[str, ...], float]
-"""A family's label values, and the value."""
+"""Label values, and the value."""
 
 
 class Family(NamedTuple):
-    """One metric to be written.
+    """A metric.
 
     Attributes:
-        name: Name of its samples, ending in ``_total`` for a counter, ``_info`` for an info.
-        type: ``counter``, ``gauge``, ``histogram`` or ``info``.
-        help: Its meaning.
+        name: With the suffix ``_total`` of a counter or ``_info`` of an info.
         labels: In alphabetical order.
-        lines: Its samples, some lines at a time, generated as needed. The same in all formats.
+        lines: One or more samples each, generated as needed. The same in all formats.
     """
 
     name: str
@@ -55,15 +53,11 @@ class Family(NamedTuple):
 
 
 def counter(name: str, help_text: str, labels: Sequence[str], values: Iterable[LabeledValue]) -> Family:
-    """Make a counter, whose name gets ``_total``.
-
-    ``labels`` are sorted. ``values`` are the labels' values, and the count.
-    """
+    """``_total`` is appended to the name. ``labels`` must be sorted."""
     return _family(f"{name}_total", help_text, labels, _one_by_one(values))
 
 
 def gauge(name: str, help_text: str, labels: Sequence[str], values: Iterable[LabeledValue]) -> Family:
-    """Make a gauge. The arguments are those of ``counter``."""
     return _family(name, help_text, labels, _one_by_one(values))
 
 
@@ -93,10 +87,7 @@ def _one_by_one(values: Iterable[LabeledValue]) -> Samples:
 
 
 def _lines(name: str, labels: Sequence[str], samples: Samples) -> Iterator[str]:
-    """Write samples as the library would, ten times as fast.
-
-    The common part of a resource's samples is written once per resource.
-    """
+    """Write samples as the library does, ten times as fast: a resource's common part is formatted once."""
     if not labels:
         for _, ((_, value),) in samples:
             yield f"{name} {_number(value)}\n"
@@ -112,9 +103,9 @@ def _label(begin: str, value: str) -> str:
 
 
 def _escaped(label: str) -> str:
-    """Return a label's value, escaped. Names come from clients, and a bad one must not break the scrape.
+    """Names come from clients, and a bad name must not break the scrape.
 
-    Unprintable characters become escapes and a backslash is doubled, so that no two names look alike.
+    Unprintable characters become escapes and backslashes are doubled, so that different names stay different.
     """
     if label.isalnum() and label.isascii():
         return label
@@ -124,12 +115,11 @@ def _escaped(label: str) -> str:
 def _number(value: float) -> str:
     if 0 <= value < _EXPONENT_FROM:
         return repr(float(value))
-    text: str = floatToGoString(value)  # type: ignore[no-untyped-call]  # the library has no type for it
+    text: str = floatToGoString(value)  # type: ignore[no-untyped-call]  # untyped library
     return text
 
 
 def families_of(figures: msgspec.Struct) -> Iterator[Family]:
-    """Yield the metrics of a struct."""
     for metric, samples in measured(figures):
         if isinstance(samples, Durations):
             yield _histogram(metric.name, metric.help, samples)
@@ -138,7 +128,6 @@ def families_of(figures: msgspec.Struct) -> Iterator[Family]:
 
 
 def families(snapshot: Snapshot) -> Iterator[Family]:
-    """Yield every metric of the data path and of the process."""
     yield from families_of(snapshot)
     yield counter(
         "sluice_log_lines_dropped",
@@ -156,15 +145,9 @@ def families(snapshot: Snapshot) -> Iterator[Family]:
 
 
 async def scrape(data_path: DataPath, accept: str, extra: Iterable[Family] = ()) -> tuple[list[bytes], str]:
-    """Take a snapshot and write it, on a thread.
+    """Take a snapshot and write it on a thread. Return the body in pieces, and its content type.
 
-    Args:
-        data_path: The data path.
-        accept: The request's Accept header, which chooses between OpenMetrics and Prometheus' text format.
-        extra: Other metrics. Their samples must not change any more.
-
-    Returns:
-        The body, in pieces to be sent in order, and its content type.
+    ``accept``: chooses OpenMetrics or Prometheus' text format. The samples of ``extra`` must not change any more.
     """
     return await on_thread(_write, await data_path.snapshot(), accept, extra)
 
@@ -185,7 +168,7 @@ def _write(snapshot: Snapshot, accept: str, extra: Iterable[Family]) -> tuple[li
                 piece.clear()
     for table in (snapshot.resources, snapshot.usage, snapshot.rules, snapshot.limits):
         while isinstance(table, dict) and table:
-            # Freeing ten thousand entries at once blocks other threads for milliseconds.
+            # Freeing ten thousand entries at once would block other threads for milliseconds.
             table.popitem()
     if is_openmetrics:
         piece += b"# EOF\n"

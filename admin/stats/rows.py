@@ -1,4 +1,4 @@
-"""Rows of the table of limits, each with the state of a resource, scope, total or pattern, and their sorting."""
+"""Rows of the table of limits, for each resource, scope, total or pattern, and their sorting."""
 
 import math
 from array import array
@@ -22,16 +22,16 @@ from proxy.stats.snapshot import ENDINGS, ResourceCounts, ResourceState, RuleCou
 
 NS_PER_S: Final = 1_000_000_000
 POINTS: Final = 60
-"""Number of steps in a history."""
+"""Steps of a history."""
 POINT_S: Final = 5
-"""Length of a step in seconds."""
+"""Seconds of a step."""
 WINDOW_S: Final = 10
 """Seconds that rates and states cover.
 
-With less they would jump: a limit with a breaker refuses everything for a second, then admits a second's traffic.
+Shorter windows would jump: a limit with a breaker refuses everything for a second, then admits a second's traffic.
 """
 _NEAR: Final = 0.8
-#: Sampled usage is outdated after this time, because it covers a minute.
+#: Sampled usage covers a minute.
 _STALE_NS: Final = 62 * NS_PER_S
 _MAX_POINT: Final = 2**32 - 1
 
@@ -52,9 +52,9 @@ T = TypeVar("T")
 def part_in_order(
     items: Sequence[T], key: Callable[[T], Any] | None, offset: int, limit: int, *, descending: bool
 ) -> Sequence[T]:
-    """Return a part of the items in order. Equal items keep their order. Without a key the order is kept.
+    """Return a part of the sorted items. Equal items keep their order, as do all items without a key.
 
-    Only the first ones are sorted, because sorting many thousands would block all threads for milliseconds.
+    Sorts only up to the end of the part, because sorting many thousands would block all threads for milliseconds.
     """
     end = min(offset + limit, len(items))
     if key is None:
@@ -70,37 +70,31 @@ class Window(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """Its length, never 0."""
+        """Never 0."""
         return max((self.end_ns - self.start_ns) / NS_PER_S, 0.001)
 
     def has(self, at_ns: int | None) -> bool:
-        """Return whether the window includes a moment."""
         return bool(at_ns) and (at_ns or 0) >= self.start_ns
 
 
 class Steps:
-    """The common steps of all histories, from one reading of the counters to the next.
-
-    Attributes:
-        written: Number of steps since the start.
-        until: When the last one ended, in ISO 8601.
-    """
+    """The common steps of all histories. ``until``: end of the last one, in ISO 8601."""
 
     def __init__(self, until: str = "") -> None:
         self.written, self.until = 0, until
         self._seconds: deque[float] = deque(maxlen=POINTS)
-        #: The rules at the end of each step.
+        #: At the end of each step.
         self._rules: deque[RuleSet] = deque(maxlen=POINTS)
 
     def add(self, seconds: float, rules: RuleSet, until: str) -> None:
-        """Add the next step: its length, the rules at its end, and its end in ISO 8601."""
+        """``until``: the step's end, in ISO 8601."""
         self._seconds.append(round(seconds, 3))
         self._rules.append(rules)
         self.written += 1
         self.until = until
 
     def history(self, ring: "Sequence[array[int]] | None", totals: Ends, resource: Resource | None = None) -> History:
-        """Return a history, with the limits of ``resource`` if given. ``totals`` are those at its end."""
+        """Return a history, with the limits of ``resource`` if given. ``totals``: counts at its end."""
         if ring is None:
             ring = _new_ring()
         start = 0 if self.written < POINTS else self.written % POINTS
@@ -127,7 +121,7 @@ class Steps:
 
 
 def _rate_of(rules: RuleSet, resource: Resource) -> float | None:
-    """Return a resource's limit in messages per second. None: unlimited."""
+    """Return the rate in messages per second. None: unlimited."""
     rule = rules.match(resource)
     limits = rules.limiting(resource) and rule.count == "messages" and not rule.exempt and rule.action != "off"
     return rule.rate_per_s if limits else None
@@ -155,7 +149,7 @@ class RowStats:
         key: ``KIND/NAME``.
         lower: The name in lower case.
         entry: The limit, if it has its own rule.
-        state: The last sample. None: there was none.
+        state: The last sample.
     """
 
     __slots__ = ("_point", "_records", "_ring", "_seen_ns", "entry", "key", "kind", "lower", "name", "state")
@@ -166,18 +160,18 @@ class RowStats:
         self.entry: LimitEntry | None = None
         self.state: ResourceState | None = None
         self._seen_ns = 0
-        #: Counts at the start of the window and after each change since: the time, then the counts.
+        #: The time and the counts, at the start of the window and after each change since.
         self._records: list[array[int]] = []
-        #: Messages in each step of the history, by how they ended, and their counts at the last step.
+        #: Messages in each step of the history by ``Ends``, and their counts at the last step.
         self._ring: list[array[int]] | None = None
         self._point: Ends = (0, 0, 0)
 
     def sample(self, state: ResourceState, window: Window, *, is_new: bool) -> None:
-        """Add the sample at the window's end. ``is_new``: its counts began within the window."""
+        """``is_new``: its counts began within the window."""
         before, self.state, self._seen_ns = self.state, state, window.end_ns
         counts = _counts(state.rule_counts if state.counts is None else state.counts)
         records = self._records
-        # Counts of another rule, or restarted ones, cannot be compared with those before.
+        # Counts of another rule, or after a restart, cannot be compared.
         if before is not None and (before.rule != state.rule or any(map(int.__gt__, records[-1][1:], counts))):
             records.clear()
             self._point = _ends(counts)
@@ -190,7 +184,6 @@ class RowStats:
         self.forget(window)
 
     def forget(self, window: Window) -> None:
-        """Forget counts from before the window."""
         records = self._records
         while len(records) > 1 and records[1][0] <= window.start_ns:
             del records[0]
@@ -205,27 +198,27 @@ class RowStats:
         return start[1:], self._records[-1][1:]
 
     def moved(self, column: str, window: Window) -> int:
-        """Return the messages in the window with an outcome, a field of ``Verdicts``."""
+        """``column``: a field of ``Verdicts``."""
         (before, now), index = self._moved(window), _COLUMNS.index(column)
         return now[index] - before[index]
 
     def passed(self, window: Window) -> int:
-        """Return the messages that reached the broker in the window."""
+        """Messages that reached the broker."""
         before, now = self._moved(window)
         return _ends(now)[0] - _ends(before)[0]
 
     def counted(self) -> tuple[Verdicts, Verdicts]:
-        """Return messages and requests since the start."""
+        """Messages and requests since the start."""
         counts = self._records[-1][1:] if self._records else _NOTHING
         return Verdicts(*counts[: len(_COLUMNS)]), Verdicts(*counts[len(_COLUMNS) :])
 
     def rates(self, window: Window) -> tuple[Verdicts, Verdicts]:
-        """Return messages and requests per second in the window."""
+        """Messages and requests per second."""
         per_s = [round((new - old) / window.seconds, 2) for old, new in zip(*self._moved(window), strict=True)]
         return Verdicts(*per_s[: len(_COLUMNS)]), Verdicts(*per_s[len(_COLUMNS) :])
 
     def write_point(self, point: int) -> None:
-        """Write the next step of the history. All histories had ``point`` steps before."""
+        """``point``: number of earlier steps."""
         if self.state is None or self.state.counts is None:
             return
         before, now = self._point, _ends(self._records[-1][1:])
@@ -239,46 +232,38 @@ class RowStats:
             self._ring = None
 
     def history(self, steps: Steps) -> History | None:
-        """Return the history of the last minutes, if any."""
         return None if self._ring is None else steps.history(self._ring, self._point, Resource(self.kind, self.name))
 
     def all_history(self, steps: Steps) -> History:
-        """Return the history of all traffic."""
         return steps.history(self._ring, self._point)
 
     def used(self, window: Window) -> Mapping[Dimension, Usage]:
-        """Return the used share of the limit, by dimension."""
         return {} if self.state is None or window.end_ns - self._seen_ns > _STALE_NS else self.state.usage
 
     def used_ratio(self, window: Window) -> float | None:
-        """Return the largest share used in the last ten seconds. None while nothing limits it."""
+        """Largest share used in the last ten seconds. None: unlimited."""
         idle = None if self.state is None or self.state.stored_permits is None else 0.0
         return max((usage.last_10s for usage in self.used(window).values()), default=idle)
 
     def wait_ns(self, window: Window) -> int:
-        """Return how long a request would have to wait."""
+        """How long a new request would wait."""
         return 0 if self.state is None else max(self._seen_ns + self.state.wait_us * 1000 - window.end_ns, 0)
 
     def is_limited(self, window: Window) -> bool:
-        """Return whether something was refused or held in the window."""
         return self.state is not None and (window.has(self.state.last_refused_ns) or self.is_holding(window))
 
     def is_holding(self, window: Window) -> bool:
-        """Return whether something was held in the window."""
         return self.state is not None and window.has(self.state.last_held_ns)
 
     def is_shadowed(self, window: Window) -> bool:
-        """Return whether a shadow rule would have refused something in the window."""
         return self.state is not None and (
             window.has(self.state.last_shadowed_ns) or self.moved("shadowed", window) > 0
         )
 
     def is_near(self, window: Window) -> bool:
-        """Return whether at least 80 % of the limit is used."""
         return (self.used_ratio(window) or 0) >= _NEAR
 
     def is_edited(self, _: Window) -> bool:
-        """Return whether it has an active edit."""
         return self.entry is not None and self.entry.edit is not None
 
     @property
@@ -287,7 +272,7 @@ class RowStats:
         return self.entry is not None and self.entry.source == BUILT_IN and self.counted()[0] == Verdicts()
 
     def figures(self, clock: Clock, window: Window, rule: str) -> LiveFigures | None:
-        """Return the live figures, or None if it was never used. ``rule``: name of the limit's own rule."""
+        """None: never used. ``rule``: name of the limit's own rule."""
         state = self.state
         if state is None:
             return None
@@ -321,7 +306,6 @@ class RowStats:
         )
 
     def row(self, entry: LimitEntry, live: LiveFigures | None, history: History | None) -> Row:
-        """Return the row of the answer."""
         own = self.entry is not None
         return Row(key=self.key, own=own, live=live, history=history, **msgspec.structs.asdict(entry))
 
@@ -331,7 +315,7 @@ def _ends(counts: Counts) -> Ends:
 
 
 class Query(msgspec.Struct, frozen=True, kw_only=True):
-    """Which rows, and how many.
+    """The rows to list.
 
     Attributes:
         kind: only this kind, for example ``topic``. Empty: all kinds.
@@ -357,7 +341,6 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     history: bool = True
 
     def wants(self, row: RowStats, window: Window) -> bool:
-        """Return whether a row matches."""
         return (
             (not self.kind or row.kind == self.kind)
             and (not self.name or row.name == self.name)
@@ -366,9 +349,9 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def key(self, rules: RuleSet, window: Window) -> Callable[[RowStats], Any] | None:
-        """Return the sort key. None: sorted by name.
+        """Return the sort key. None: by name.
 
-        Equal rows are ordered with used ones first and Sluice's own rules last, in either direction.
+        Among equal rows, used ones come first and Sluice's own rules last, in either direction.
         """
         key = SORTED_BY[self.sort]
         if key is None:
@@ -383,11 +366,10 @@ FILTERED: Final[Mapping[str, Callable[[RowStats, Window], bool]]] = {
     "near": RowStats.is_near,
     "shadowed": RowStats.is_shadowed,
 }
-"""Whether a row passes a filter, for each of ``columns.FILTERS``."""
+"""Whether a row passes each of ``columns.FILTERS``."""
 
 
 def in_alphabet(row: RowStats) -> tuple[str, str, str]:
-    """Return the sort key by name."""
     return row.lower, row.kind, row.name
 
 

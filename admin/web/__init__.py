@@ -1,7 +1,6 @@
-"""Serves the page: static files without a build step, with limit fields and table columns filled in.
+"""Serves the page's static files, with limit fields and table columns filled in.
 
-The files are read at the start and served from memory without authentication. Figures need a token, which the API
-checks.
+The files are read at the start and need no token. The API checks tokens.
 """
 
 import hashlib
@@ -28,9 +27,8 @@ _TYPES: Final = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-#: The page's own files, and libraries.
 _FOLDERS: Final = ("", "vendor/")
-#: A file keeps its name between versions, so each use revalidates it.
+#: File names do not change between versions, so each use revalidates.
 _CACHE_CONTROL: Final = "no-cache"
 _INPUTS: Final[Mapping[Any, str]] = {bool: "check", str: "text"}
 
@@ -48,14 +46,13 @@ def _sentence(text: str) -> str:
 
 
 def _field(of: LimitField) -> dict[str, Any]:
-    """Return a field as in ``fields.js``."""
     words = {**of.words, **{word: word for word in of.values if word not in of.words}}
     return {
         "key": of.key,
         "label": of.label,
         "input": _input(of),
         "otherwise": of.default,
-        "help": "" if _input(of) == "check" else _sentence(of.meaning.partition(";")[0]),
+        "help": "" if _input(of) == "check" else _sentence(of.meaning.partition(". ")[0]),
         "options": list(words.items()),
         "named": of.named,
         "telling": of.telling,
@@ -69,7 +66,7 @@ def _field(of: LimitField) -> dict[str, Any]:
 
 
 _FORM: Final = sorted((each for each in FIELDS if each.label), key=lambda each: each.place)
-#: Constants in the files that are filled in when they are served.
+#: Constants that are filled in.
 _FILLED_IN: Final = {
     b"export const FIELDS = [];": b"export const FIELDS = %s;" % json.dumps([_field(each) for each in _FORM]).encode(),
     b"export const COLUMNS = {};": b"export const COLUMNS = %s;" % msgspec.json.encode(COLUMNS),
@@ -78,14 +75,11 @@ _FILLED_IN: Final = {
 
 @dataclass(frozen=True, slots=True)
 class StaticFile:
-    """One file of the page."""
-
     body: bytes
     media_type: str
     etag: str
 
     async def answer(self, request: Request) -> Response:
-        """Return the file, or 304 if the browser has it."""
         headers = {"etag": self.etag, "cache-control": _CACHE_CONTROL}
         known = (tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(","))
         if any(tag in (self.etag, "*") for tag in known):
@@ -94,7 +88,7 @@ class StaticFile:
 
 
 def files() -> dict[str, StaticFile]:
-    """Return the page's files by their paths below ``files``."""
+    """Return the files by their paths below ``files``."""
     found = {}
     for folder in _FOLDERS:
         for entry in resources.files(__name__).joinpath("files", folder).iterdir():
@@ -109,7 +103,6 @@ def files() -> dict[str, StaticFile]:
 
 
 def routes() -> list[Route]:
-    """Make the routes of the page, ``/``, and of its files, below ``/web/``."""
     found = files()
     paths = {"/": found[INDEX]} | {PREFIX + name: file for name, file in found.items() if name != INDEX}
     return [Route(path, file.answer) for path, file in paths.items()]

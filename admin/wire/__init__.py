@@ -1,7 +1,6 @@
-"""Data types of the HTTP API that its server and its clients share: paths, answers and problems.
+"""Types of the HTTP API that its server and its clients share. Times are ISO 8601 in UTC.
 
-These are answers made by the admin side. Data from the data path is in ``proxy.stats`` and sent as it is. Limits and
-changes are in ``admin.edits.model``. Times are ISO 8601 in UTC.
+Types of the data path are in ``proxy.stats``, limits and changes in ``admin.edits.model``.
 """
 
 from collections.abc import Mapping
@@ -41,25 +40,22 @@ from proxy.stats.snapshot import (
 )
 
 BASE: Final = "/api/v1"
-"""Prefix of the API's paths."""
 
 PROBLEM: Final = "application/problem+json"
 EVENT_STREAM: Final = "text/event-stream"
 
 MAX_PAGE: Final = 500
-"""Maximum number of rows of a page."""
 DEFAULT_PAGE: Final = 100
 Offset = Annotated[int, msgspec.Meta(ge=0)]
 MostRows = Annotated[int, msgspec.Meta(ge=0, le=MAX_PAGE)]
 MAX_EDITS: Final = 10_000
-"""Maximum number of edits of a batch."""
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):
     """One page of a list.
 
     Attributes:
-        total: number of rows that match.
+        total: number of matching rows.
         offset: rows skipped before the first one.
         limit: maximum number of rows.
     """
@@ -111,22 +107,21 @@ class LiveFigures(msgspec.Struct, frozen=True, kw_only=True):
             and totals.
         refused_per_s: refused messages per second, for a scope or total by its own rule. None if they are not counted.
         shadowed_per_s: messages per second that a shadow rule would have refused. None if they are not counted.
-        limited: something was refused or held, by any rule.
-        holding: something was held.
-        would_refuse: a shadow rule would have refused something.
-        near: at least 80 % of the limit is used.
-        open: the breaker refuses everything now. Never true for a shadow rule.
+        limited: whether something was refused or held, by any rule.
+        holding: whether something was held.
+        would_refuse: whether a shadow rule would have refused something.
+        near: whether at least 80 % of the limit is used.
+        open: whether the breaker refuses everything now. Never true for a shadow rule.
         wait_s: seconds that a request would have to wait now.
         stored_permits: available permits. Negative is a debt. None while nothing limits it.
         last_refused_at: when a request was last refused. None: never.
         last_limited_at: when something was last refused or held. None: never.
         last_wait_s: the wait stated in the last refusal, in seconds.
-        refused_by: the rule of that refusal, if it was not the limit's own but that of a total, client, producer group
-            or listener.
-        state: ``running``, or the reason that its queues wait: ``throttled`` by a limit, ``flow`` for a later stage,
-            ``blocked`` by an alarm.
+        refused_by: the rule of that refusal, if it belongs to a total, client, producer group or listener.
+        state: ``running``, or why its queues wait: ``throttled`` by a limit, ``flow`` for a later stage, ``blocked`` by
+            an alarm.
         spooled: number of its messages in the spool.
-        oldest_wait_s: how long its oldest message has waited, held or in the spool. None if none waits.
+        oldest_wait_s: how long its oldest message has been held or spooled. None if no message waits.
     """
 
     messages_total: Verdicts | None = None
@@ -157,8 +152,8 @@ class Row(LimitEntry, frozen=True, kw_only=True):
     """One row of the table of limits: a limit and its state.
 
     Attributes:
-        key: key of the row: kind, slash, name.
-        own: it has its own rule, configured or edited. Otherwise that of a pattern, a default, or none.
+        key: kind, slash, name.
+        own: whether it has its own rule, configured or edited. Otherwise that of a pattern, a default, or none.
         live: its current state. None if it was never used.
         history: its last minutes. None if it was not used then, or without ``history=1``.
     """
@@ -174,7 +169,7 @@ class LimitPage(Page, frozen=True, kw_only=True):
 
     Attributes:
         rows: the rows, in the requested order.
-        totals: numbers of rows regardless of the search: ``rows`` is all of them, the others are those of each filter.
+        totals: numbers of rows regardless of the search: ``rows`` for all, and one for each filter.
         kinds: all kinds.
         sampled_at: when the live figures were taken.
         rule_set_version: version of the current rules.
@@ -201,7 +196,7 @@ class RefusedClient(msgspec.Struct, frozen=True, kw_only=True):
         requests: requests that were refused, held or shadowed.
         messages_refused: messages that were refused.
         messages_shadowed: messages that passed, although a shadow rule would have refused them.
-        messages_held: messages that were held back.
+        messages_held: messages that were held.
         last_at: when it last happened.
         share: share of all refused messages.
     """
@@ -222,8 +217,8 @@ class RefusedClient(msgspec.Struct, frozen=True, kw_only=True):
 class ResourceHistory(msgspec.Struct, frozen=True, kw_only=True):
     """The recent history of one resource, from the rejection log.
 
-    Rates are messages per second, one for each step, the oldest first. None: unknown, because Sluice did not run, or no
-    log was written or read. A rate times its ``seconds``, rounded, is the exact count.
+    Rates are messages per second, one for each step, oldest first. None: unknown, because Sluice did not run, or no log
+    was written or read. A rate times its ``seconds``, rounded, is the exact count.
 
     Attributes:
         begin_at: when the first step begins.
@@ -232,17 +227,17 @@ class ResourceHistory(msgspec.Struct, frozen=True, kw_only=True):
         passed: messages that reached the broker.
         refused: refused messages.
         dropped: messages dropped because their client left before they were decided.
-        held: messages that were held back, the mean of each minute. These pass or are refused later.
+        held: held messages, the mean of each minute. They pass or are refused later.
         limit: the rate. None for unlimited, and while limiting is off.
         limit_count: the unit of the rate.
         known_from: when the known part begins. None if nothing is known.
-        clients: clients with refused, held or shadowed requests, those with most refused messages first.
+        clients: clients with refused, held or shadowed requests, most refused messages first.
         more_clients: number of further clients.
         messages_refused: refused messages of all of them.
-        others_together: resources beyond a bound were counted together, as ``_other``, perhaps this one too.
+        others_together: whether some resources were counted together as ``_other``, perhaps including this one.
         bytes_read: bytes of the log that were read.
-        cut: the log has more than is read for one answer. The oldest part is left out.
-        problem: the parts that could not be read, and why. None: there were none.
+        cut: whether the log has more than is read for one answer. The oldest part is left out.
+        problem: the parts that could not be read, and why. None if all were read.
     """
 
     kind: str
@@ -270,13 +265,13 @@ class ResourceAdvice(msgspec.Struct, frozen=True, kw_only=True):
     """The newest report's recommendation for one resource of this Sluice.
 
     Attributes:
-        path: the report's ``recommendations.json``. None if none is configured.
+        path: the report's ``recommendations.json``. None if it is not configured.
         problem: why there is no recommendation, and what to do. None if nothing is wrong.
         made_at: when the report was made.
         age_s: seconds since then.
         from_at: when the report's records begin.
         until_at: when they end.
-        recommendation: for this resource. None if the report has none.
+        recommendation: None if the report has none for this resource.
         edit: body of the PATCH that applies it. None if there is nothing to apply.
         why_not: why there is nothing to apply. Empty if there is.
     """
@@ -319,16 +314,15 @@ class RuleRow(msgspec.Struct, frozen=True, kw_only=True):
     """An active rule.
 
     Attributes:
-        position: place in the order in which rules are tried, from 0.
+        position: position in evaluation order, from 0.
         kind: kind of resource.
         pattern: exact name or pattern.
-        shared: all matching resources share the limit.
+        shared: whether all matching resources share the limit.
         rule: name of the rule.
         limit: all fields of its limit.
         limit_text: the limit in short.
-        action: the action above the limit. ``default``, where protocols differ: requests are refused, or, with
-            AMQP 1.0, get no credit.
-        hours: when it applies. None is always.
+        action: the action above the limit. ``default``: requests are refused, or with AMQP 1.0 get no credit.
+        hours: when it applies. None: always.
         source: where it comes from.
         holds: whether it applies now.
     """
@@ -347,7 +341,7 @@ class RuleRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RulePage(Page, frozen=True, kw_only=True):
-    """One page of the active rules, in the order in which they are tried."""
+    """One page of the active rules, in evaluation order."""
 
     rows: tuple[RuleRow, ...]
     rule_set_version: int = 0
@@ -372,7 +366,7 @@ class ConnectionPage(Page, frozen=True, kw_only=True):
 
 
 class ClosedConnection(msgspec.Struct, frozen=True):
-    """A connection that was closed."""
+    """A closed connection."""
 
     id: int
     closed: bool = True
@@ -382,7 +376,7 @@ class FolderState(msgspec.Struct, frozen=True):
     """A folder that Sluice writes to.
 
     Attributes:
-        directory: its path. None if there is none.
+        directory: its path. None if there is no folder.
         error: why it cannot be written now. None if it can, or if it is off.
     """
 
@@ -466,7 +460,7 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
         closed: closed connections, by reason.
         undecodable: headers that the strict parser refused, by parser.
         lost_messages: messages lost with their connection, although their client assumes them delivered.
-        lost_bytes: bytes of these, and of unread data of departed clients.
+        lost_bytes: bytes of these messages, and of data that was unread when its client left.
     """
 
     messages: Verdicts = Verdicts()
@@ -523,7 +517,7 @@ class Edits(msgspec.Struct, frozen=True):
 
     Attributes:
         standing: number of active edits of limits and switches.
-        expiring_next: the next edit to expire. None if none expires.
+        expiring_next: the next edit to expire, if any.
     """
 
     standing: int = 0
@@ -559,10 +553,10 @@ class FleetShare(FleetLimit, frozen=True, kw_only=True):
 
 
 class Fleet(FleetState, frozen=True, kw_only=True):
-    """The fleet that this sidecar is a member of, as it knows it.
+    """The fleet of this sidecar, as the sidecar knows it.
 
     Attributes:
-        limits: those in most demand first, at most 100.
+        limits: the limits with the largest demand, at most 100.
         text: the number of members, and whether Redis answers, in words.
     """
 
@@ -586,10 +580,10 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         version: version of Sluice.
         compiled_part: version of the compiled part in use, or ``none``.
-        instance: name of this sidecar among others, as in the rejection log.
+        instance: name of this sidecar, as in the rejection log.
         started_at: when it was started.
         uptime_s: seconds since then.
-        limiting: whether limiting is on at all.
+        limiting: whether limiting is on.
         off: kinds that are switched off, including ``all`` if everything is.
         draining: whether it is draining and accepts no new connections.
         totals: counts since the start.
@@ -599,10 +593,10 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
         persistence: where edits are saved.
         rejection_log: where refusals and traffic are recorded.
         adaptive: the adaptive limits, without names and history. See ``GET adaptive``.
-        fleet: the fleet without members and limits. See ``GET fleet``. None if it is not in one.
+        fleet: the fleet without members and limits. See ``GET fleet``. None if it is not in a fleet.
         alarms: alarms of memory and disk. While one is raised, publishers are stopped.
-        failed_reload: why the last reload failed. None if it did not.
-        warnings: valid settings that are probably a mistake, and other problems.
+        failed_reload: why the last reload failed. None if it succeeded.
+        warnings: valid settings that are probably mistakes, and other problems.
         rule_set_version: version of the current rules.
         etag: ETag of all limits and switches together.
     """
@@ -637,17 +631,10 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
 
 PROBLEMS: Final = "urn:sluice:problem:"
-"""Prefix of the URIs of problem types."""
 
 
 class ProblemType(msgspec.Struct, frozen=True):
-    """A type of problem in an answer.
-
-    Attributes:
-        type: the URI of this entry, which never changes.
-        title: the status in words.
-        detail: when it occurs, and what to do.
-    """
+    """``type`` is a URI that never changes. ``detail``: when it occurs, and what to do."""
 
     type: str
     status: int
@@ -660,30 +647,30 @@ def _type(name: str, status: int, detail: str) -> ProblemType:
 
 
 _TYPES: Final = (
-    _type("bad-request", 400, "The request is malformed or has invalid values; `errors` names each field."),
+    _type("bad-request", 400, "The request is malformed or has invalid values. `errors` names each field."),
     _type("no-token", 401, "The token is missing or unknown."),
     _type("forbidden", 403, "The token may only read, or the request comes from another site's page."),
     _type("not-found", 404, "The resource does not exist."),
-    _type("not-allowed", 405, "The method is not allowed here; `Allow` lists the methods that are."),
+    _type("not-allowed", 405, "The method is not allowed here. `Allow` lists the allowed methods."),
     _type("slow-body", 408, "The body did not arrive in time."),
-    _type("conflict", 409, "The request conflicts with the current state; nothing was changed."),
-    _type("wrong-configuration", 409, "The configuration is invalid, and nothing was changed; `errors` has the lines."),
+    _type("conflict", 409, "The request conflicts with the current state. Nothing was changed."),
+    _type("wrong-configuration", 409, "The configuration is invalid. Nothing was changed. `errors` lists the faults."),
     _type(
         "stale",
         412,
-        "`If-Match` or `If-None-Match` failed: `etag` is the current ETag, `detail` says who made the last change.",
+        "`If-Match` or `If-None-Match` failed. `etag` is the current ETag, and `detail` names the last author.",
     ),
     _type("large-body", 413, "The body is too large."),
     _type("not-json", 415, "The body must be `application/json`."),
-    _type("unknown-host", 421, "The Host header is not a name of this address."),
+    _type("unknown-host", 421, "The Host header does not name this address."),
     _type("large-head", 431, "The request head is too large."),
-    _type("internal", 500, "An error in Sluice; see its log."),
+    _type("internal", 500, "An error in Sluice. Its log has the reason."),
     _type("unknown-encoding", 501, "The transfer encoding is not supported."),
-    _type("busy", 503, "Too many requests are in progress, or too many streams are open; see `Retry-After`."),
+    _type("busy", 503, "Too many requests are in progress, or too many streams are open. See `Retry-After`."),
     _type(
         "not-stored",
         507,
-        "The edit cannot be saved; nothing was changed. With `volatile=1`, it lasts until the restart.",
+        "The edit cannot be saved, and nothing was changed. With `volatile=1` it applies until the restart.",
     ),
 )
 PROBLEM_TYPES: Final[Mapping[str, ProblemType]] = {each.type.removeprefix(PROBLEMS): each for each in _TYPES}
@@ -693,7 +680,6 @@ _USUAL: Final = {each.status: each for each in reversed(_TYPES)}
 
 
 def usual_type(status: int) -> ProblemType:
-    """Return the usual problem type of a status."""
     return _USUAL[status]
 
 
@@ -704,7 +690,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
         type: the URI of the type of problem, which never changes.
         title: the status in words.
         status: the HTTP status.
-        detail: what is wrong and what to do, for people.
+        detail: the problem and its remedy, for people.
         errors: the errors of single fields, if any.
         etag: for a stale write, the current ETag.
     """

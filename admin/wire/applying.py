@@ -1,7 +1,4 @@
-"""Compares recommendations of a report with the current limits, and makes the edits that apply them.
-
-``sluice limits apply`` and the page both use this, so their results and texts are the same.
-"""
+"""Compares a report's recommendations with the current limits, and makes the edits that apply them."""
 
 from typing import Any, Final
 
@@ -14,17 +11,17 @@ _TOLERANCE: Final = 1e-6
 
 
 def no_change_reason(each: Recommendation) -> str:
-    """Return why a recommendation changes nothing, whatever the current limit is. Empty: it does."""
+    """Return why a recommendation changes nothing, whatever the limit. Empty: it does."""
     if each.action not in TO_DO:
-        return "no change is recommended" if each.action == "keep" else "never used: unset it if nobody needs it"
+        return "no change is recommended" if each.action == "keep" else "never used: unset it if it is not needed"
     if (each.recommended_rate_per_s == 0 and each.rate_per_s != 0) or (
         each.recommended_bytes_per_s == 0 and each.bytes_per_s != 0
     ):
-        return "0 refuses everything: if that is meant, set it with `sluice limits set`"
+        return "0 refuses everything: if that is intended, set it with `sluice limits set`"
     if each.recommended_rate_per_s is None and each.recommended_bytes_per_s is None and each.fair_by is None:
         return "no rate is recommended"
     if not each.name.isprintable():
-        return "its name has control characters, which no limit's name has"
+        return "its name has control characters, which names of limits must not have"
     return ""
 
 
@@ -34,17 +31,17 @@ def not_applicable_reason(each: Recommendation, entry: LimitEntry) -> str:
     if limit.get("exempt"):
         return "exempt: it is never limited"
     if limit.get("between") is not None or limit.get("days") is not None:
-        return "its limit holds at some hours only: change it in the configuration"
+        return "its limit applies only at certain hours: change it in the configuration"
     same = _same(_in_force(limit), _recommended(each)) and each.fair_by in (None, limit.get("fair_by"))
     if same and entry.exact and entry.rule == f"{entry.kind}:{entry.name}":
-        return "in force already"
+        return "active already"
     if each.fair_by is not None and limit.get("warm_up_s"):
-        return "it warms up, which does not go with fair shares: choose one with `sluice limits set`"
+        return "it warms up, which cannot be combined with fair shares: choose one with `sluice limits set`"
     return ""
 
 
 def changed_since(each: Recommendation, entry: LimitEntry) -> str:
-    """Return how the current limit differs from the one that the recommendation was made for. Empty: it does not."""
+    """Return how the limit has changed since the recommendation. Empty: it has not."""
     now, then, counts = (
         _in_force(entry.limit),
         (each.rate_per_s, each.bytes_per_s),
@@ -54,16 +51,15 @@ def changed_since(each: Recommendation, entry: LimitEntry) -> str:
         return ""
     if _text(*now) == _text(*then):
         return f"changed since: it counts {counts} now"
-    return f"changed since: {_text(*now)} in force, made for {_text(*then)}"
+    return f"changed since: {_text(*now)} now, recommended for {_text(*then)}"
 
 
 def change_of(each: Recommendation) -> str:
-    """Return the change of rates in words."""
     return f"{_text(each.rate_per_s, each.bytes_per_s)} → {_text(*_recommended(each))}"
 
 
 def fields_of(each: Recommendation, entry: LimitEntry) -> dict[str, Any]:
-    """Return the fields that a recommendation changes: values by key, None to remove one."""
+    """Return the changed fields by key. None removes one."""
     fields: dict[str, Any] = {}
     if each.recommended_rate_per_s is not None:
         fields |= {"rate": each.recommended_rate_per_s, "count": each.count}
@@ -80,14 +76,13 @@ def fields_of(each: Recommendation, entry: LimitEntry) -> dict[str, Any]:
 
 
 def reason_of(each: Recommendation, before: str = "") -> str:
-    """Return the reason for the audit trail: ``before`` and the evidence."""
     evidence = f"{each.evidence} Confidence: {each.confidence}."
     reason = f"{before}: {evidence}" if before else evidence
     return reason if len(reason) <= MAX_REASON else reason[: MAX_REASON - 1] + "…"
 
 
 def _recommended(each: Recommendation) -> _Rates:
-    """Return the rates after the change. Rates without a recommendation stay."""
+    """Rates without a recommendation stay."""
     rate = each.rate_per_s if each.recommended_rate_per_s is None else each.recommended_rate_per_s
     size = each.bytes_per_s if each.recommended_bytes_per_s is None else each.recommended_bytes_per_s
     return rate, size

@@ -1,7 +1,7 @@
-"""Sentences of ``explain``, ``adaptive``, ``fleet``, ``flow`` and ``spool``, for the page and the commands to print.
+"""Texts of ``explain``, ``adaptive``, ``fleet``, ``flow`` and ``spool``, for the page and the commands.
 
 Each function returns its argument with the texts filled in. ``sluice limits explain --config`` calls ``explained``
-itself, without a server.
+without a server.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -48,7 +48,7 @@ REASONS: Final[Mapping[str, str]] = {
     "no_gain": "the broker confirms almost as fast",
     "memory": "waiting messages have reached their memory limit",
 }
-"""Why the broker confirms in place of the consumers, by ``ConfirmState.reason``."""
+"""By ``ConfirmState.reason``."""
 _STAGES: Final = {
     "connection": "connections",
     "channel": "channels",
@@ -61,12 +61,11 @@ _AWAY: Final[Mapping[str, str]] = {
     "unlimited": "the fleet's limits admit everything",
     "refuse": "the fleet's limits refuse everything",
 }
-"""How a member behaves without Redis, by ``FleetState.when_away``."""
+"""By ``FleetState.when_away``."""
 _STATES: Final = ("blocked", "flow", "throttled", "running")
 
 
 def state_word(state: str) -> str:
-    """Return the word for the state of a stage."""
     return "in flow" if state == "flow" else state
 
 
@@ -76,18 +75,11 @@ def state_word(state: str) -> str:
 def explained(
     explanation: Explanation, *, live: bool, adaptive: Iterable[AdaptiveState] = (), fleet: FleetState | None = None
 ) -> Explanation:
-    """Fill in the texts of an explanation.
-
-    Args:
-        explanation: Without texts.
-        live: It describes the present, so a limit without a state was never used.
-        adaptive: The current adaptive limits.
-        fleet: The current state of the fleet. None: there is none.
-    """
+    """``live``: it describes the present, so a limit without a state was never used."""
     now = {each.listener: each for each in adaptive}
     leased = None if fleet is None else of_fleet(fleet)
     confirm = explanation.confirm
-    # The rule of the confirms is shown separately.
+    # It is shown separately.
     confirming = None if confirm is None else confirm.rule
     return replace(
         explanation,
@@ -204,7 +196,7 @@ def _above(limit: AppliedLimit, explanation: Explanation) -> str:
         case "shadow":
             return "passes, and is counted as would be refused"
         case _ if figures.adaptive:
-            return f"while the broker is short, names that take more than their share are {refused}"
+            return f"while the broker is overloaded, names above their share are {refused}"
         case action if explanation.by_credit and (action == "delay" or not explanation.refuses):
             return "waits for credit until it is admitted" if figures.rate_per_s else "gets no credit"
         case _ if not explanation.refuses:
@@ -252,14 +244,6 @@ def _stored(limit: AppliedLimit, state: LimitState | ShareView) -> str:
 
 
 def promise(*, below_bytes: int, within_s: float, queues: int, fallback: str) -> str:
-    """Return the promise of a rule with ``after_consume`` to publishers, as a sentence.
-
-    Args:
-        below_bytes: Consumers confirm messages smaller than this.
-        within_s: How long consumers have, in seconds.
-        queues: The number of queues that each message goes to.
-        fallback: What happens to a message that they do not confirm.
-    """
     by = "its consumers have acknowledged it" if queues == 1 else f"consumers of {queues} queues have acknowledged it"
     unless = "published again for the broker to confirm" if fallback == "persist" else "refused"
     return (
@@ -307,7 +291,6 @@ def _ways(state: ConfirmState) -> str:
 
 
 def adaptive(states: Iterable[AdaptiveState]) -> tuple[Adaptive, ...]:
-    """Fill in the texts of adaptive limits."""
     return tuple(
         Adaptive(
             **msgspec.structs.asdict(each)
@@ -319,14 +302,13 @@ def adaptive(states: Iterable[AdaptiveState]) -> tuple[Adaptive, ...]:
 
 
 def _may_per_s(state: AdaptiveState, name: AdaptiveName) -> float | None:
-    """Return a name's share. It can exceed the limit while demand is low, but no more than the limit passes."""
+    """A share can exceed the limit while demand is low, but no more than the limit passes."""
     if name.may_per_s is None or state.limit_per_s is None:
         return name.may_per_s
     return min(name.may_per_s, state.limit_per_s)
 
 
 def _adaptive_now(state: AdaptiveState) -> str:
-    """Write, for example, ``adaptive: 1840/s now; the broker's p90 is 85 ms, usually 12 ms``."""
     limit = "no limit now" if state.limit_per_s is None else f"{per_second(state.limit_per_s)}/s now"
     if state.action == "shadow":
         limit += " (shadow: nothing is refused)"
@@ -337,7 +319,6 @@ def _adaptive_now(state: AdaptiveState) -> str:
 
 
 def _share(state: AdaptiveState, question: Question) -> Iterator[str]:
-    """Return the share of a name in an adaptive limit, if the limit has seen it."""
     own = f"{question.kind}:{question.name}"
     asking = {own, question.client, question.producer_group, question.certificate, question.user}
     for each in state.names:
@@ -355,13 +336,11 @@ def _ms(seconds: float) -> str:
 
 
 def of_fleet(state: FleetState) -> Fleet:
-    """Fill in the texts of a fleet and this member's shares."""
     limits = tuple(_fleet_share(state, each) for each in state.limits)
     return Fleet(**msgspec.structs.asdict(state) | {"limits": limits, "text": _fleet_now(state)})
 
 
 def _fleet_now(state: FleetState) -> str:
-    """Write, for example, ``4 members; Redis answered 0.1 s ago``."""
     if state.away_s is None:
         last = state.last_contact_s_ago
         answered = "has not answered yet" if last is None else f"answered {short_span(last)} ago"
@@ -382,7 +361,7 @@ def _fleet_share(state: FleetState, limit: FleetLimit) -> FleetShare:
     if state.away_s is not None and state.when_away != "last":
         may = {"equal": limit.rate_per_s / state.size, "refuse": 0.0}.get(state.when_away)
     unit = " bytes" if limit.dimension == "bytes" else ""
-    holds = "this member admits everything" if may is None else f"this one holds {per_second(may)}{unit}/s"
+    holds = "this member admits everything" if may is None else f"this member's share is {per_second(may)}{unit}/s"
     if state.away_s is not None:
         holds = f"Redis does not answer, and {holds}"
     text = f"{numbers.limit(limit.rate_per_s)}{unit}/s for {_members(state)}; {holds}"
@@ -402,7 +381,6 @@ def _of_fleet(limit: AppliedLimit, now: Fleet) -> str:
 
 
 def flow(now: Flow) -> Flow:
-    """Fill in the texts of stages and their bottlenecks."""
     connections = tuple(
         replace(each, connection=stage(each.connection), others=tuple(map(stage, each.others)))
         for each in now.connections
@@ -432,7 +410,6 @@ def _flow_details(now: Flow) -> Iterator[Detail]:
 
 
 def stage(each: StageState) -> StageState:
-    """Fill in how often and how long a stage was stopped."""
     counted = (
         ("in flow", each.flow_total, each.flow_s),
         ("throttled", each.throttled_total, each.throttled_s),
@@ -456,7 +433,6 @@ def _alarm(alarm: AlarmState) -> str:
 
 
 def spool(now: Spool) -> Spool:
-    """Fill in the texts of the spool."""
     holds = now.holds
     if holds is None:
         why = f": {now.folder.error}" if now.folder.error else ""

@@ -1,18 +1,15 @@
 """Estimates the rate that a broker can currently handle. No I/O, no clock and no randomness.
 
-**Overload.** By Little's law, messages spend ``unanswered / answers per second`` in the broker. These counts show a
-queue earlier than latencies, which are known only for messages that have passed it. Latencies show the usual time, and
-how many messages will never be answered.
+**Overload.** By Little's law, messages spend ``unanswered / answers per second`` in the broker. This shows a queue
+earlier than latencies, which are known only for messages that have left it.
 
-**The limit** is the goodput (the broker's capacity while its queue is not empty), corrected by a Newton step to bring
-the time in the broker to its target within a horizon. The target is the usual time plus a short queue, which is longer
-for lower rates, as in Swift (Kumar et al., SIGCOMM 2020, 3.1). Every step adds a few messages, as in AIMD. Several
-sidecars of one broker therefore converge.
+**The limit** is the goodput, corrected by a Newton step to bring the time in the broker to its target within a horizon.
+The target is the usual time plus a short queue, longer for lower rates as in Swift (Kumar et al., SIGCOMM 2020, 3.1).
+Every step adds a few messages, as in AIMD, so several sidecars of one broker converge.
 
 **The usual time** is the minimum latency of the last seconds, as in BBR (Cardwell et al., ACM Queue 2016). A limit
-keeps a queue. After 3.5 s without latencies as low, the target falls below the usual time for a moment, a *dip*. If the
-dip does not reach the usual time, the estimate is raised slightly. If the estimate is far too low, the queue does not
-shrink although less and less is forwarded. The observed time then becomes the usual one.
+keeps a queue, so the target falls below the usual time for a moment, a *dip*, if no latency was as low for 3.5 s. If
+the dip does not reach it, the estimate is raised slightly, or completely if the queue does not shrink.
 """
 
 from collections import deque
@@ -27,19 +24,16 @@ STEP_NS: Final = 100_000_000
 _MIN_SMOOTHED_S, _MAX_SMOOTHED_S, _SMOOTHED_MESSAGES = 0.3, 1.0, 30
 """Rates are averaged over this many messages, within these bounds."""
 _SLOWER: Final = 1 / 3
-"""Weight of a slower average of the goodput. Cuts use the lower of both: a queue costs more than idle capacity."""
+"""Weight of the slower average of the goodput. Cuts use the lower one: a queue costs more than idle capacity."""
 _WAIT_MESSAGES, _MIN_PART = 30, 0.25
-"""If a step has fewer answers, the time in the broker is smoothed, with at least this weight."""
 _QUEUE_S: Final = 0.015
 _FOR_FEW_S, _MAX_FOR_FEW_S = 0.3, 0.05
-"""The target's queue: the minimum, and the addition at 1 message per second, which falls with the square root."""
+"""Target queue: the minimum, and the addition at 1 message per second, which falls with the square root of the rate."""
 _HORIZON_S: Final = 0.25
 _MIN_FACTOR, _MAX_FACTOR = 0.35, 1.15
-"""Bounds of the correction."""
 _ADDED_PER_S: Final = 30.0
-"""Messages per second, added each second."""
 _BEGINS_S, _BEGINS_MESSAGES = 0.1, 100
-"""A limit begins if the queue exceeds the usual one by both together, and grows."""
+"""A limit begins when the queue is growing and exceeds the usual one by both together."""
 _BUSY: Final = 0.01
 _SILENT_NS: Final = NS_PER_S // 2
 _USUAL_NS: Final = 3_500_000_000
@@ -50,48 +44,42 @@ _STUCK_STEPS: Final = 20
 _HELD_NS: Final = NS_PER_S
 _ENDS_NS: Final = 5 * NS_PER_S
 _LEAK: Final = 0.05
-"""Messages assumed lost are at most this fraction. More means that a queue grows."""
+"""Maximum fraction of messages assumed lost."""
 
 
 class BrokerSeen(NamedTuple):
-    answers: int  # includes busy ones
-    busy: int  # refused because the broker is busy
-    round_trips_ns: Sequence[int]  # samples, from forwarding a message to its answer
-    unanswered: int  # forwarded and waiting for an answer now
+    answers: int
+    busy: int
+    round_trips_ns: Sequence[int]
+    unanswered: int
     blocked: bool  # connection.blocked, or a full socket
 
 
 class Controller:
-    """The adaptive limit of one listener, in messages per second."""
-
     def __init__(self, floor_per_s: float, ceiling_per_s: float | None, now_ns: int) -> None:
         self.limit_per_s: float | None = None
-        self.reason = ""  # why the limit last changed
-        self.latency_ns: int | None = None  # 90th percentile, smoothed
-        self.usual_latency_ns: int | None = None  # 90th percentile without a limit, smoothed
+        self.reason = ""
+        self.latency_ns: int | None = None  # 90th percentile
+        self.usual_latency_ns: int | None = None  # without a limit
         self._floor, self._ceiling = floor_per_s, float("inf") if ceiling_per_s is None else ceiling_per_s
         self._at_ns = self._answered_ns = self._held_ns = self._usual_at_ns = self._dip_ends_ns = now_ns
-        # Messages per second, smoothed: all answers, those not busy (fast and slow average), and their recent maximum.
+        # Messages per second, smoothed: all answers, those not busy (fast and slow average), and the recent maximum.
         self._rate = self._good = self._slow = self._best = 0.0
         self._mean_s: float | None = None
         self._usual_s = float("inf")
         self._leaked = self._wait_s = 0.0
-        self._waits_s = deque([0.0] * 10, maxlen=10)  # per step
-        self._beyond = deque([0.0] * 10, maxlen=10)  # per step
+        self._waits_s = deque([0.0] * 10, maxlen=10)
+        self._beyond = deque([0.0] * 10, maxlen=10)
         self._steps_over = 0
 
     def step(self, now_ns: int, seen: BrokerSeen, is_holding: bool) -> float | None:  # noqa: FBT001
-        """Take one step, about ``STEP_NS`` after the last one.
-
-        Returns:
-            The new limit, in messages per second. None if the broker is not short, or nothing is known.
-        """
+        """Take one step, about ``STEP_NS`` after the last one. Return the limit in messages per second."""
         elapsed_s = (now_ns - self._at_ns) / NS_PER_S
         if elapsed_s <= 0:
             return self.limit_per_s
         self._at_ns = now_ns
         if seen.answers or not seen.unanswered:
-            # Without answers, the broker may just be pausing, which says nothing about its rate.
+            # Without answers the broker may be pausing, which says nothing about its rate.
             self._answered_ns = now_ns
             smoothed_s = min(_MAX_SMOOTHED_S, max(_MIN_SMOOTHED_S, _SMOOTHED_MESSAGES / max(self._rate, 1.0)))
             part = min(1.0, elapsed_s / smoothed_s) if self._rate else 1.0
@@ -124,13 +112,12 @@ class Controller:
         if self.limit_per_s is None:
             self.usual_latency_ns = _towards(self.usual_latency_ns, self.latency_ns, 0.02)
         if is_first:
-            # The first latencies may be those of a flood.
             self._usual_s, self._usual_at_ns = min(samples) / NS_PER_S, now_ns
         elif self._mean_s <= self._usual_s or is_late:
             self._usual_s, self._usual_at_ns = self._mean_s, now_ns
         elif now_ns - self._usual_at_ns > _USUAL_NS + _DIP_NS and self.limit_per_s is not None:
             self._usual_s, self._usual_at_ns = min(self._mean_s, self._usual_s + _MAX_RAISE_S), now_ns
-        # Messages beyond Little's law will never be answered, or are new in a queue.
+        # Messages in excess of Little's law are lost, or new in a queue.
         beyond = seen.unanswered - self._rate * self._mean_s
         # Queued for a second, they would have been answered, as latencies are shorter.
         self._leaked = max(0.0, min(beyond, max(self._leaked + _LEAK * seen.answers, min(self._beyond))))
@@ -138,8 +125,7 @@ class Controller:
 
     def _begin_if_short(self, now_ns: int, is_blocked: bool, busy: float) -> None:  # noqa: FBT001
         wait_s = self._wait_s
-        # Growth in a second is the excess of messages relative to answers. Latencies rarely grow as fast for other
-        # reasons.
+        # The excess of messages over answers. Latencies rarely grow as fast for other reasons.
         growth = wait_s - self._waits_s[0]
         over_s = wait_s - self._usual_s - _BEGINS_MESSAGES / max(self._rate, 1.0)
         if is_blocked:
@@ -151,7 +137,7 @@ class Controller:
         else:
             return
         self._held_ns, self._steps_over = now_ns, 0
-        # The usual time may be based on few latencies.
+        # The usual time may be based on few latencies, so the first dip is early.
         self._usual_at_ns = min(self._usual_at_ns, now_ns - _USUAL_NS + _FIRST_DIP_NS)
         self._slow = self._good
         self._set(self._good, reason)
@@ -176,7 +162,7 @@ class Controller:
             return
         elif self._steps_over > _STUCK_STEPS and wait_s > 0.9 * max(self._waits_s) and self._mean_s is not None:
             self._usual_s, self._usual_at_ns, self._steps_over = self._mean_s, now_ns, 0
-            self._set(max(limit, self._best), "the broker's queue does not get any shorter")
+            self._set(max(limit, self._best), "the broker's queue is not getting shorter")
         elif factor < 1 and (is_held or wait_s > target_s + _BEGINS_S):
             self._set(min(self._good, self._slow) * factor + added, "the broker's queue is too long")
         elif is_held:
@@ -184,7 +170,7 @@ class Controller:
         elif limit < self._good:
             self._set(self._good, "the broker handled this rate before")
         elif now_ns - self._held_ns > _ENDS_NS:
-            self.limit_per_s, self.reason = None, "nothing exceeded the limit for 5 s"
+            self.limit_per_s, self.reason = None, "no message exceeded the limit for 5 s"
 
     def _set(self, limit_per_s: float, reason: str) -> None:
         self.limit_per_s, self.reason = min(self._ceiling, max(self._floor, limit_per_s)), reason

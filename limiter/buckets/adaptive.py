@@ -1,13 +1,11 @@
 """Shares of an adaptive limit: weighted max-min fairness among names.
 
 Each name has a *share*, a bucket that decides alone. Without a limit, a share admits everything and counts: the amount
-missing from ``_ALL`` has passed. Under a limit, all shares refill at the *level* times their weight. The level is that
-of max-min fairness (water-filling, Bertsekas and Gallager, Data Networks, 6.5.2): names that demand less pass
-completely, and the others share the rest. Because demand is noisy, names just above the level also pass completely, if
-those far above it can spare that.
+missing from ``_ALL`` has passed. Under a limit, all shares refill at the *level* times their weight. The level is the
+max-min fair one (water-filling, Bertsekas and Gallager, Data Networks, 6.5.2). Because demand is noisy, names slightly
+above the level also pass completely, if those far above it can spare that.
 
-Names are claimed by callers. A new name starts with 0.25 s of the level, at least one message, so inventing names gains
-little at a time. ``limiter.adaptive`` finds the limit.
+Callers claim names. A new name starts with 0.25 s of the level, at least one message, so inventing names gains little.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -20,33 +18,29 @@ from limiter.rules.resource import Resource
 from limiter.rules.rule import NS_PER_S, UPERMITS_PER_PERMIT, Rule
 
 MAX_KEYS: Final = 2_000
-"""Names with a share of their own, without weighted ones. The rest have one together."""
 
 _ALL: Final = 1 << 62
 _NEAR: Final = 1.2
 _SPARED: Final = 0.8
-"""Names within the first factor of the level are near it. The others' level falls at most by the second for them."""
+"""Names within ``_NEAR`` of the level pass completely if the others' level falls to no less than ``_SPARED`` of it."""
 _MIN_BURST: Final = 20 * UPERMITS_PER_PERMIT
 _DEBT_S: Final = 10
 _MIN_DEBT: Final = 100 * UPERMITS_PER_PERMIT
-"""A request may leave a debt of 10 s, as with other limits, or of 100 messages if that is more."""
 _BURSTS_PER_S: Final = 4
 _SMOOTHED_NS: Final = NS_PER_S // 2
 
 
 class Demand(NamedTuple):
-    """Demand and throughput of one name, in messages per second over about the last half second."""
+    """Demand and throughput of one name, in messages per second, averaged over about half a second."""
 
     key: str
     passed_per_s: float
     asked_per_s: float
-    share_per_s: float | None  # its share of the limit, None: unlimited
+    share_per_s: float | None
     weight: int
 
 
 class Share(Limiter):
-    """The share of one name. Its balance counts admitted messages."""
-
     __slots__ = (
         "asked_per_s",
         "before_upermits",
@@ -71,7 +65,6 @@ class Share(Limiter):
         admission = super().check(now_ns, costs)
         self.lacking = sum(costs[admission.admitted :])
         if self.lacking:
-            # Also if messages over the share wait.
             self.owner.is_refusing = True
         return admission
 
@@ -84,18 +77,15 @@ class Share(Limiter):
 
     def put(self, now_ns: int, rate_per_s: float | None) -> None:
         if rate_per_s is None:
-            # At rate 0, a bucket refuses everything.
             rate = 1
             stored = capacity = self.max_debt_upermits = _ALL
         else:
             rate = max(1, int(rate_per_s * UPERMITS_PER_PERMIT))
             burst = max(_MIN_BURST, rate // _BURSTS_PER_S)
             self.max_debt_upermits = debt = max(_MIN_DEBT, rate * _DEBT_S)
-            # When a limit begins, there is already a queue.
             had = _MIN_BURST if self.capacity_upermits == _ALL else self.stored_upermits
             stored = max(-debt, min(had, burst))
-            # A second of headroom: the bucket does not fill up between steps, so its balance counts admitted messages
-            # exactly.
+            # A second of headroom, so that the bucket never fills between steps and its balance counts exactly.
             capacity = burst + rate
         self.rate_upermits_per_s, self.capacity_upermits = rate, capacity
         self.stored_upermits = self.before_upermits = stored
@@ -103,7 +93,7 @@ class Share(Limiter):
 
 
 class AdaptiveLimiter(Limiter):
-    """The adaptive limit of one listener. Its own bucket admits everything. The shares decide."""
+    """The adaptive limit of one listener. Its own bucket admits everything, and the shares decide."""
 
     __slots__ = (
         *("_answerable_per_s", "_at_ns", "_level", "_passed_per_s", "_shares", "_took", "_weight_of", "is_refusing"),
@@ -117,7 +107,7 @@ class AdaptiveLimiter(Limiter):
         self.limit_per_s: float | None = None
         self.is_refusing = False
         self._passed_per_s = self._answerable_per_s = 0.0
-        self.swaps = -1  # version of the rules that the weights are from
+        self.swaps = -1
         self._level: float | None = None
         self._shares: dict[str, Share] = {}
         self._weight_of: Callable[[str], int] = _equal
@@ -125,7 +115,6 @@ class AdaptiveLimiter(Limiter):
         self._took = 0
 
     def share(self, key: str, now_ns: int) -> Share:
-        """Return the share of a name, valid until it is retired."""
         share = self._shares.get(key)
         if share is not None:
             share.retired = False
@@ -142,7 +131,6 @@ class AdaptiveLimiter(Limiter):
         return share
 
     def plain_share(self, key: str, now_ns: int) -> Share | None:
-        """Return the share of a name if its bucket decides alone. None if a shadow rule must record refusals."""
         share = self.share(key, now_ns)
         return None if self.rule.action == "shadow" and self.limit_per_s is not None else share
 
@@ -152,13 +140,13 @@ class AdaptiveLimiter(Limiter):
             share.weight = 1 if key == OTHER_KEY else weight_of(key)
 
     def follow(self, now_ns: int, limit_per_s: float | None, answerable: int | None = None) -> None:
-        """Take one step: measure demand since the last step, and divide a limit among the names.
+        """Measure the demand since the last step, and divide a limit among the names.
 
         Args:
             now_ns: monotonic time. Counts are exact with at least one step a second.
             limit_per_s: messages per second that the broker may be given to answer. None: unlimited.
-            answerable: messages given to the broker to answer since the last step. It differs from those that passed
-                the shares for exempt names and oneway messages. None: it does not differ.
+            answerable: messages forwarded since the last step that the broker answers. Includes exempt names and not
+                oneway messages. None: the messages that passed the shares.
         """
         elapsed_ns = max(1, now_ns - self._at_ns)
         self._at_ns = max(self._at_ns, now_ns)
@@ -183,7 +171,6 @@ class AdaptiveLimiter(Limiter):
         self._passed_per_s += part * (took * per_s - self._passed_per_s)
         self._answerable_per_s += part * ((took if answerable is None else answerable) * per_s - self._answerable_per_s)
         if self.rule.action == "shadow" and (limit_per_s is None) is not (self.limit_per_s is None):
-            # Without a limit, the compiled part may decide: nothing is over it.
             self.retire_shares()
         self.limit_per_s = limit_per_s
         if limit_per_s is None:
@@ -199,16 +186,12 @@ class AdaptiveLimiter(Limiter):
             share.put(now_ns, share.weight * (near if is_near else above))
 
     def _of_shares(self, limit_per_s: float) -> float:
-        """Return the part of a limit on answered messages that is left for the shares."""
         passed, answerable = self._passed_per_s, self._answerable_per_s
         if answerable >= passed:
-            # Only the shares can be limited.
             return limit_per_s - (answerable - passed)
-        # Messages without an answer are reduced in proportion.
         return limit_per_s * passed / max(answerable, 1.0)
 
     def demands(self) -> Sequence[Demand]:
-        """Return the demands as of the last step, highest first."""
         demands = (
             Demand(
                 share.key,
@@ -222,7 +205,6 @@ class AdaptiveLimiter(Limiter):
         return sorted(demands, key=lambda demand: demand.asked_per_s, reverse=True)
 
     def took(self) -> tuple[int, bool]:
-        """Return the messages counted by steps since the last call, and whether any was refused since."""
         took, self._took = (self._took, self.is_refusing), 0
         self.is_refusing = False
         return took
@@ -233,7 +215,7 @@ class AdaptiveLimiter(Limiter):
             share.rule = rule
 
     def inherit(self, other: Bucket, now_ns: int) -> None:
-        """Inherit nothing: the limit is unknown."""
+        """Do nothing: the limit is unknown."""
 
     def retire_shares(self) -> None:
         for share in self._shares.values():
@@ -243,14 +225,13 @@ class AdaptiveLimiter(Limiter):
         return None
 
     def state(self, now_ns: int) -> LimiterState:
-        """Report the current limit as the rate, 0 without one."""
         return super().state(now_ns)._replace(rate_per_s=self.limit_per_s or 0.0, stored_permits=0.0)
 
 
 def levels_of(limit_per_s: float, shares: Collection[Share]) -> tuple[float, float]:
     """Return the max-min fair level, and the level of names far above it once those near it pass completely.
 
-    Both are in messages per second per unit of weight. They are equal if the names near the level get no more than it.
+    Both are in messages per second per unit of weight. They are equal if the others cannot spare the difference.
     """
     left, weight, level = limit_per_s, sum(share.weight for share in shares), limit_per_s
     asked = sorted((share.asked_per_s / share.weight, share.weight) for share in shares)

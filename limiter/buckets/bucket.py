@@ -1,8 +1,7 @@
 """The token bucket: permits that accrue over time, up to a burst, and can be borrowed once.
 
-It follows Guava's ``SmoothBursty``: no background work, the refill is computed from ``now_ns``. A request that finds
-stored permits is admitted whatever it costs, and leaves a debt. The state is integers: micro-permits and nanoseconds.
-Guava's ``nextFreeTicketMicros`` is derived from the debt. The breaker is at the end of this module.
+It follows Guava's ``SmoothBursty``. A request that finds stored permits is admitted whatever it costs, and leaves a
+debt. The state is integers: micro-permits and nanoseconds. The refill is computed from ``now_ns``.
 
 **The bound.** In any period, the permits admitted are at most ::
 
@@ -10,7 +9,7 @@ Guava's ``nextFreeTicketMicros`` is derived from the debt. The breaker is at the
 
 because each admission requires a positive balance, so all *earlier* ones together cost less than integral + capacity.
 Half a permit is enough to admit a whole one, hence the ceiling. Guava also admits at a balance of zero, which would add
-one more request to the bound.
+one more request.
 
 **Edits.** The bound holds across changes of rate and capacity, with the largest capacity of the period. Time at rate 0
 counts at the rate that follows. After a raise, a full bucket is full. A lower limit scales stored permits down, like
@@ -23,8 +22,6 @@ from limiter.rules.rule import NS_PER_S, UPERMITS_PER_PERMIT
 
 
 class Bucket(Cell):
-    """A rate, a capacity and a balance, in the fields of ``Cell``."""
-
     __slots__ = ()
 
     def __init__(self, rate_upermits_per_s: int, capacity_upermits: int, now_ns: int) -> None:
@@ -34,7 +31,7 @@ class Bucket(Cell):
         self.at_ns = now_ns
 
     def settled(self, now_ns: int) -> tuple[int, int]:
-        """Return ``stored_upermits`` and ``at_ns`` as after a refill at ``now_ns``, without changing them."""
+        """Return ``stored_upermits`` and ``at_ns`` as after ``refill``."""
         stored = self.stored_upermits
         at_ns = self.at_ns
         if now_ns <= at_ns:
@@ -49,15 +46,14 @@ class Bucket(Cell):
         return stored, now_ns - leftover // rate
 
     def whole_permits(self) -> int:
-        """Return the permits that can be spent without debt, after a refill."""
         return max(0, self.stored_upermits // UPERMITS_PER_PERMIT)
 
     def next_free_ns(self) -> int:
-        """Return when the debt is paid (Guava's ``nextFreeTicket``), after a refill. The rate is not 0."""
+        """Guava's ``nextFreeTicket``, after a refill. The rate is not 0."""
         return free_at_ns(self.stored_upermits, self.at_ns, self.rate_upermits_per_s)
 
     def full_at_ns(self) -> int | None:
-        """Return when the bucket is full again if nothing is spent. None if never, as with a debt at rate 0."""
+        """Return when the bucket is full. None: never (a debt at rate 0)."""
         missing = self.capacity_upermits - self.stored_upermits + self.forgiven_upermits
         if missing <= 0:
             return self.at_ns
@@ -66,10 +62,7 @@ class Bucket(Cell):
         return self.at_ns - (-missing * NS_PER_S // self.rate_upermits_per_s)
 
     def set_rate(self, now_ns: int, rate_upermits_per_s: int, capacity_upermits: int) -> None:
-        """Change rate and capacity from ``now_ns`` on. See "Edits" above.
-
-        A debt is not scaled: otherwise, lowering and raising the limit in turn would forgive it.
-        """
+        """A debt is not scaled, as alternating edits would forgive it. See "Edits" above."""
         stored = self.refill(now_ns)
         missing = self.capacity_upermits - stored + self.forgiven_upermits
         if not self.rate_upermits_per_s:
@@ -81,7 +74,6 @@ class Bucket(Cell):
         self.stored_upermits = stored = max(stored, capacity_upermits - missing)
         self.forgiven_upermits = missing - (capacity_upermits - stored)
         if self.rate_upermits_per_s or rate_upermits_per_s:
-            # Time before now_ns belongs to the old rate. The new rate could make it worth far more.
             self.at_ns = max(self.at_ns, now_ns)
         self.rate_upermits_per_s = rate_upermits_per_s
         self.capacity_upermits = capacity_upermits
@@ -93,18 +85,14 @@ def free_at_ns(stored_upermits: int, at_ns: int, rate_upermits_per_s: int) -> in
 
 # The circuit breaker: after a first refusal, refuse everything until the bucket has recovered.
 #
-#     =======  ==========================  =====================================================
-#     state    event                       next
-#     =======  ==========================  =====================================================
-#     closed   permits available           closed, admitted
+#     closed   permits available           admitted
 #     closed   must wait                   open, refused. The wait is the time until it closes
-#     open     now - next_free < break     open, refused. Costs nothing, adds no debt
-#     open     now - next_free >= break    closed. The call is decided as in closed
-#     =======  ==========================  =====================================================
+#     open     now - next_free < break     refused. Costs nothing, adds no debt
+#     open     now - next_free >= break    closed, and decided so
 #
-# ``next_free`` is when the bucket would admit again. Its value when the breaker opened is the whole state, None while
-# closed. If the break is no longer than the burst, the bucket is full when the breaker closes, so a saturated limiter
-# still admits its rate on average. With a break of 0 it never opens.
+# ``next_free`` is when the bucket would admit again, here as of the breaker's opening. If the break is no longer than
+# the burst, the bucket is full when the breaker closes, so a saturated limiter still admits its rate on average. With a
+# break of 0 it never opens.
 def is_open(next_free_ns: int | None, break_ns: int, now_ns: int) -> bool:
     return next_free_ns is not None and now_ns - next_free_ns < break_ns
 

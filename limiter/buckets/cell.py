@@ -1,4 +1,4 @@
-"""The state of a limiter, and the operations for each request that passes.
+"""The state of a limiter, and the operations of each admitted request.
 
 If ``sluice_native`` is installed, its ``Cell`` replaces this one, so that both sides decide with the same object. It
 stores figures in 64 bits, enough for any rule, and saturates beyond.
@@ -12,8 +12,6 @@ from limiter.rules.rule import NS_PER_S, UPERMITS_PER_PERMIT, Rule
 
 
 class Cell:
-    """The state of a limiter, or of one caller's share of it."""
-
     __slots__ = (
         *("asked_ns", "at_ns", "capacity_upermits", "epoch", "forgiven_upermits", "last_refused_ns"),
         *("last_wait_us", "max_debt_upermits", "open_next_free_ns", "pinned", "rate_upermits_per_s"),
@@ -25,21 +23,20 @@ class Cell:
 
     def __init__(self) -> None:
         self.rate_upermits_per_s = self.capacity_upermits = self.stored_upermits = 0
-        self.forgiven_upermits = 0  # further permits that would be missing had the capacity never been lowered
+        self.forgiven_upermits = 0  # see ``bucket``
         self.max_debt_upermits = self.at_ns = self.asked_ns = 0
-        # The breaker: when the bucket would have admitted again as it opened. None: closed.
+        # When the bucket would have admitted again, as of the breaker's opening. None: closed.
         self.open_next_free_ns: int | None = None
         self.last_refused_ns: int | None = None
         self.last_wait_us = 0
-        self.epoch = 0  # the registry's rule change up to which the limiter is current
-        self.pinned = False  # its resource has its own rule
-        self.retired = False  # replaced by another limiter
+        self.epoch = 0  # latest applied rule change
+        self.pinned = False  # has its own rule
+        self.retired = False  # replaced
 
     def refill(self, now_ns: int) -> int:
         """Update the balance to ``now_ns`` and return it, in micro-permits.
 
-        Time too short for a micro-permit is kept, so frequent calls lose less than a nanosecond each. A clock that runs
-        backwards refills nothing.
+        Time too short for a micro-permit is kept, so frequent calls lose less than a nanosecond each.
         """
         elapsed_ns = now_ns - self.at_ns
         if elapsed_ns <= 0:
@@ -60,10 +57,7 @@ class Cell:
         return stored
 
     def admits(self, now_ns: int, before: int, permits: int) -> bool:
-        """Refill, and say whether requests that cost ``permits`` would certainly be admitted.
-
-        ``before`` is the cost of all but the last of them.
-        """
+        """Refill. True if requests that cost ``permits``, ``before`` without the last one, are surely admitted."""
         if self.open_next_free_ns is not None:
             return False
         stored = self.refill(now_ns)
@@ -71,7 +65,7 @@ class Cell:
         return left > 0 or (stored > before * UPERMITS_PER_PERMIT and left >= -self.max_debt_upermits)
 
     def spend(self, permits: int) -> None:
-        """Take ``permits`` off the balance, which may become a debt. The caller has refilled."""
+        """Take permits off the balance. The caller has refilled."""
         self.stored_upermits -= permits * UPERMITS_PER_PERMIT
 
 

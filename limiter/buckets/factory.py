@@ -1,4 +1,4 @@
-"""Chooses the limiter class for a rule, and converts live limiters from one class to another."""
+"""Chooses the class of a limiter by its rule, and converts live limiters."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,6 @@ from limiter.rules.resource import Resource
 from limiter.rules.rule import Rule
 
 Join = Callable[[FleetLimiter, int], None]
-"""Gives a limiter its lease from the fleet's bucket."""
 
 
 def new_limiter(resource: Resource, rule: Rule, now_ns: int, join: Join | None = None) -> Limiter:
@@ -22,11 +21,11 @@ def new_limiter(resource: Resource, rule: Rule, now_ns: int, join: Join | None =
 
 
 def apply_rule(limiter: Limiter, now_ns: int, rule: Rule, join: Join | None = None) -> Limiter:
-    """Apply another rule to a limiter, in place or with a successor of another class.
+    """Apply another rule to a limiter.
 
-    A successor has the balance that the limiter would have under the new rule, and every debt. Shares are merged into
-    the total. A fair limiter with an inherited debt admits nothing until it is paid. A warm-up starts cold, and cold
-    permits count as the permits that they would have bought. Breakers close. The last refusal is kept.
+    A limiter of another class inherits balance and debts. Shares are merged into the total. A fair limiter with an
+    inherited debt admits nothing until it is paid. A warm-up starts cold, and cold permits count as the permits that
+    they would have bought. Breakers close. The last refusal is kept.
 
     Returns:
         The limiter that decides from now on. If it is another, the old one is retired.

@@ -8,14 +8,13 @@ total is the *pool*, from which every key may borrow. A request spends ::
     the share the share is positive  the share and the total
     the pool  the pool is positive   the total
 
-Otherwise it is refused, which opens the breaker of that share alone. The refill of a full share flows into the pool. A
-request may leave the pool with a debt of the rule's ``max_debt_s``, and a share with an n-th of that. A request too
-large for that is refused alone (see ``limiter``).
+Otherwise it is refused, which opens the breaker of that share only. The refill of a full share flows into the pool. A
+request may leave the pool with a debt of the rule's ``max_debt_s``, and a share with an n-th of that.
 
-**Active keys** have sent requests within the last 10 s, or have a debt or an open breaker. At most ``max_fair_keys``
-are distinguished. Later ones share ``_other``. A new share holds one micro-permit, so its first request is admitted and
-paid for later. An inactive key leaves its permits to the pool. Except for client addresses, callers claim their keys,
-and a caller that invents keys can take all unused shares.
+**Active keys** have sent requests within the last 10 s, or have a debt or an open breaker. Keys beyond
+``max_fair_keys`` share ``_other``. A new share holds one micro-permit, so its first request is admitted on credit. An
+inactive key leaves its permits to the pool. Except for client addresses, callers claim their keys, and a caller that
+invents keys can take all unused shares.
 
 **Guarantee.** Whatever others do, a share admits at least as much as a separate bucket with R / n and C / n. All keys
 together admit less than ::
@@ -25,8 +24,7 @@ together admit less than ::
 because each share and the pool can end in a debt of less than one request. An open share closes early when the total is
 full, so that nothing overflows while a caller is refused.
 
-Memory: ``max_fair_keys`` + 1 shares of some 200 bytes each. Work grows with n only when a share needs the pool, or n
-changes.
+A share takes some 200 bytes. Work grows with n only when a share needs the pool, or n changes.
 """
 
 from collections.abc import Iterable, Sequence
@@ -47,14 +45,13 @@ from limiter.rules.resource import Resource
 from limiter.rules.rule import NS_PER_S, UPERMITS_PER_PERMIT, Rule, debt_upermits
 
 OTHER_KEY: Final = "_other"
-"""The key of callers beyond ``max_fair_keys``, and of debts without a known key."""
 ACTIVE_NS: Final = 10 * NS_PER_S
 
 _NEVER_NS: Final = 2**63
 
 
 class _Split(NamedTuple):
-    """``stored`` and ``pool`` are the micro-permits left."""
+    """``stored`` and ``pool`` are micro-permits."""
 
     admitted: int
     own: int
@@ -64,7 +61,7 @@ class _Split(NamedTuple):
 
 
 class FairShare(Gate):
-    """One key's share. Only valid at the time at which it was requested."""
+    """One key's share. Valid only at the time of the request for it."""
 
     __slots__ = ("key", "seen_ns", "total")
 
@@ -180,7 +177,6 @@ class FairShare(Gate):
         self.spend(own * price)
 
     def give_back(self, now_ns: int, permits: int) -> None:
-        """Return unused permits to the share, and the excess to the pool."""
         self.stored_upermits = min(self.capacity_upermits, self.refill(now_ns) + permits * UPERMITS_PER_PERMIT)
         self.total.give_back(now_ns, permits)
         if not self.rule.break_ns:
@@ -202,14 +198,12 @@ class FairShare(Gate):
         return until_us(now_ns, self._ready_ns(now_ns, stored, at_ns, pool, needed))
 
     def _wait_us_of_large(self, now_ns: int, needed: int, price: int) -> int:
-        """Estimate the wait of a request that is so large that permits must be stored first."""
         total = self.total
         stored, at_ns = self.settled(now_ns)
         floor = needed + max(1, price - self.max_debt_upermits)
         if stored >= floor or total.pool_upermits(now_ns) >= needed + max(1, price - total.rule.max_debt_upermits):
             return 0
         if not self.rate_upermits_per_s or floor > self.capacity_upermits:
-            # Only the pool can admit it, and its content depends on other keys.
             return REFUSE_ALL_WAIT_US
         return until_us(now_ns, at_ns - (-(floor - stored) * NS_PER_S // self.rate_upermits_per_s))
 
@@ -224,15 +218,15 @@ class FairShare(Gate):
         return self.settled(now_ns)[0] > 0 or self.total.pool_upermits(now_ns) > 0
 
     def ready_ns(self, now_ns: int) -> int:
-        """Return when a request would be admitted without a breaker if no other key borrows. Not at rate 0."""
+        """Return when a request would be admitted without a breaker if no other key borrows. Not for rate 0."""
         stored, at_ns = self.settled(now_ns)
         pool = self.total.pool_upermits(now_ns)
         return now_ns if stored > 0 or pool > 0 else self._ready_ns(now_ns, stored, at_ns, pool, 0)
 
     def active_until_ns(self) -> int | None:
-        """Return when the key becomes inactive without further requests. None: never (a debt at rate 0)."""
+        """Return when the key becomes inactive. None: never (a debt at rate 0)."""
         until_ns = self.seen_ns + ACTIVE_NS
-        # Until the initial micro-permit is back, so that keys that come and go do not drain the pool.
+        # Wait for the initial micro-permit, so that keys that come and go do not drain the pool.
         missing = min(1, self.capacity_upermits) - self.stored_upermits
         if missing > 0:
             if not self.rate_upermits_per_s:
@@ -243,7 +237,7 @@ class FairShare(Gate):
         return until_ns
 
     def set_rate(self, now_ns: int, rate_upermits_per_s: int, capacity_upermits: int) -> None:
-        """Change rate and capacity. A lower limit scales the stored permits. The pool gets what a higher limit adds."""
+        """A lower limit scales stored permits. The pool gets the excess of a higher one."""
         stored = self.refill(now_ns)
         if stored > 0 and capacity_upermits < self.capacity_upermits:
             self.stored_upermits = stored * capacity_upermits // self.capacity_upermits
@@ -254,7 +248,6 @@ class FairShare(Gate):
         self.put(now_ns, rate_upermits_per_s, capacity_upermits)
         self.stored_upermits = min(self.stored_upermits, capacity_upermits)
         if not self.rule.break_ns:
-            # It may be free earlier than assumed.
             self.open_next_free_ns = None
 
     def put(self, now_ns: int, rate_upermits_per_s: int, capacity_upermits: int) -> None:
@@ -269,7 +262,6 @@ class FairShare(Gate):
         self._stays_open(now_ns)
 
     def on_debt_changed(self, now_ns: int) -> None:
-        """Keep an open breaker open while a changed debt lasts."""
         if self.open_next_free_ns is not None:
             self.open_next_free_ns = max(self.open_next_free_ns, self.ready_ns(now_ns))
 
@@ -296,7 +288,7 @@ class FairShare(Gate):
         return until_us(now_ns, max(next_free_ns, closes_ns))
 
     def _ready_ns(self, now_ns: int, stored: int, at_ns: int, pool: int, needed: int) -> int:
-        """Return when share and pool together exceed ``needed`` micro-permits if no other key spends."""
+        """Return when share and pool exceed ``needed`` micro-permits if no other key spends."""
         total = self.total
         rate = self.rate_upermits_per_s
         shares = total.shares
@@ -304,10 +296,8 @@ class FairShare(Gate):
         if rate and self.capacity_upermits:
             ready_ns = at_ns - (-(needed + 1 - stored) * NS_PER_S // rate)
             shares = [share for share in shares if share is not self]
-        # Each balance is rounded down by up to a micro-permit.
         enough = needed + len(shares) + 2
         fill_ns = sorted(share.fills_in_ns(now_ns) for share in shares) if rate else []
-        # The pool grows faster with each full share.
         pool_rate = total.rate_upermits_per_s - rate * len(total.shares)
         passed_ns = 0
         for end_ns in (*fill_ns, _NEVER_NS):
@@ -330,15 +320,13 @@ class FairShare(Gate):
 
 
 class FairLimiter(Limiter):
-    """The live limit of one resource with fair shares. It is the total. Requests to it directly ignore keys."""
+    """The total. Requests to it directly ignore keys."""
 
     def __init__(self, resource: Resource, rule: Rule, now_ns: int) -> None:
         super().__init__(resource, rule, now_ns)
         self._shares: dict[str, FairShare] = {}
-        # The debt has no known key. Admitting new keys on credit would let each toggling of ``fair_by`` admit one
-        # request per key.
+        # The debt has no known key. On credit, each toggling of ``fair_by`` would admit a request of each key.
         self._has_shared_debt = False
-        # No key becomes inactive before this.
         self._look_ns = _NEVER_NS
 
     @property
@@ -346,15 +334,12 @@ class FairLimiter(Limiter):
         return list(self._shares.values())
 
     def share(self, key: str, now_ns: int) -> Gate:
-        """Return the share of a key, which becomes active.
-
-        While a debt without a known key is unpaid, return the limiter itself, which admits nothing.
-        """
+        """While a debt without a key is unpaid, return ``self``."""
         if self._has_shared_debt:
             if self.refill(now_ns) <= 0:
                 return self
             self._has_shared_debt, self.open_next_free_ns = False, None
-            # The total has paid the debt, so no key may borrow it from the pool again.
+            # The total has paid the debt, so it must not be borrowed from the pool.
             if self._shares.pop(OTHER_KEY, None):
                 self._divide(now_ns)
         if now_ns >= self._look_ns:
@@ -372,7 +357,7 @@ class FairLimiter(Limiter):
         return self.settled(now_ns)[0] - sum(share.settled(now_ns)[0] for share in self._shares.values())
 
     def reconfigure(self, now_ns: int, rule: Rule) -> None:
-        """Switch to another rule. The shares follow the total.
+        """The shares follow the total.
 
         A raised limit closes the breakers of shares that can spend again. Keys of another ``fair_by``, or beyond a
         lower ``max_fair_keys``, stay until they are inactive.
@@ -393,17 +378,15 @@ class FairLimiter(Limiter):
         self._look_again()
 
     def inherit(self, other: Bucket, now_ns: int) -> None:
-        """Store no more and owe no less than another bucket. The share of ``_other`` pays the debt."""
+        """``_other`` pays an inherited debt."""
         super().inherit(other, now_ns)
         self._settle(now_ns, -self.pool_upermits(now_ns))
 
     def debit(self, now_ns: int, upermits: int) -> None:
-        """Take off permits spent by another process. The shares cover a negative pool."""
         super().debit(now_ns, upermits)
         self._settle(now_ns, min(upermits, -self.pool_upermits(now_ns)))
 
     def _settle(self, now_ns: int, lacking: int) -> None:
-        """Take ``lacking`` micro-permits off the shares in proportion, and the rest off ``_other``."""
         if lacking <= 0:
             return
         stored = sum(max(0, share.refill(now_ns)) for share in self._shares.values())
@@ -423,10 +406,9 @@ class FairLimiter(Limiter):
             share.stored_upermits, share.at_ns, share.open_next_free_ns = stored_upermits, at_ns, open_next_free_ns
         rate, capacity = self._part()
         for share in self._shares.values():
-            # No requests have arrived yet, so balances are not changed.
             share.put(share.at_ns, rate, capacity)
         other = self._shares.get(OTHER_KEY)
-        # There was room for more keys, so no key made that debt.
+        # With room for more keys, no key made that debt.
         room = len(self._shares) <= self.rule.max_fair_keys
         self._has_shared_debt = other is not None and other.stored_upermits < 0 and room
         self._look_again()
@@ -456,7 +438,7 @@ class FairLimiter(Limiter):
             until_ns = share.active_until_ns()
             if until_ns is not None and until_ns <= now_ns:
                 del self._shares[key]
-                # A caller that still has the share finds nothing in it.
+                # A caller may still have it.
                 share.resize(now_ns, 0, 0)
         if len(self._shares) < count:
             self._divide(now_ns)
@@ -465,7 +447,7 @@ class FairLimiter(Limiter):
 
     def _divide(self, now_ns: int) -> None:
         self.refill(now_ns)
-        # If the clock ran backwards, no share may count time that the total has counted.
+        # A clock that ran backwards must not let shares count time that the total has counted.
         now_ns = max(now_ns, self.at_ns)
         rate, capacity = self._part()
         for share in self._shares.values():

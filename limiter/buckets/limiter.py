@@ -1,7 +1,6 @@
 """A limiter: a bucket and a breaker that decide together for one resource.
 
-It knows nothing of other limiters, rule sets or callers. Costs are whole permits, zero or more. The caller guarantees
-this, because a check would cost more than the decision.
+Costs are whole permits, zero or more, which is not checked.
 
 ``acquire`` decides a batch: it admits the prefix that single calls at the same time would have admitted. For requests
 that need several limiters, the steps are separate::
@@ -30,35 +29,27 @@ from limiter.rules.rule import NS_PER_S, UPERMITS_PER_PERMIT, Rule
 _NS_PER_US: Final = 1_000
 _NS_PER_MS: Final = 1_000_000
 _TURN_NS: Final = 10 * _NS_PER_MS
-"""Time of the rate granted per turn to waiting credit: 100 turns a second with few waiting links."""
+"""Time of the rate granted to waiting credit per turn: 100 turns a second with few waiting links."""
 _TURN_OF_LINE_NS: Final = _NS_PER_MS // 2
-"""Minimum turn per line with waiting requests: 2 000 turns a second for all lines together."""
+"""Minimum turn per line: 2 000 turns a second for all lines together."""
 _ROUND_NS: Final = 1000 * _NS_PER_MS
 """Target duration of a round through all waiting requests of a line."""
 _MAX_SHORTENING: Final = 10
-"""Turns are shortened at most by this factor to reach ``_ROUND_NS``."""
+"""Bounds the shortening of turns for ``_ROUND_NS``."""
 REFUSE_ALL_WAIT_US: Final = 1_000_000
-"""The wait stated to a request that is never admitted, or whose wait is unknown."""
 
 
 class Admission(NamedTuple):
     admitted: int
-    wait_us: int  # microseconds, rounded up, until a request would be admitted. 0 if all are
-    # Number of the next requests that are refused alone, for their size. The caller checks the rest again. 0: the next
-    # one stops all behind it.
+    wait_us: int  # 0 if all are admitted
+    # Requests refused alone next. The caller checks the rest again. 0: the next one stops the rest.
     alone: int = 0
 
 
 class Gate(Bucket, ABC):
-    """A limiter, or one caller's share of it.
-
-    At one ``now_ns``, ``check`` followed by ``commit`` and ``refuse`` is equivalent to single requests one after
-    another.
-    """
-
     __slots__ = ()
 
-    key: str  # the key of the share, empty for a limiter
+    key: str  # of the share, empty for a limiter
 
     def __init__(self, resource: Resource, rule: Rule, now_ns: int) -> None:
         super().__init__(rule.rate_upermits_per_s, rule.capacity_upermits, now_ns)
@@ -72,23 +63,23 @@ class Gate(Bucket, ABC):
 
     @abstractmethod
     def commit(self, now_ns: int, costs: Sequence[int]) -> None:
-        """Spend what ``check`` has admitted at the same ``now_ns``, or a prefix."""
+        """Spend at most the prefix admitted by ``check`` at the same ``now_ns``."""
 
     @abstractmethod
     def refuse(self, now_ns: int) -> int:
-        """Open the breaker and record the refusal. Return the wait in microseconds, rounded up."""
+        """Open the breaker. Return the wait in microseconds, rounded up."""
 
     @abstractmethod
     def refuse_alone(self, now_ns: int, permits: int) -> int:
-        """Record the refusal of one request that costs too much. Return its wait in microseconds, 1 s if infinite."""
+        """Record the refusal only. Return the wait in microseconds, 1 s if infinite."""
 
     @abstractmethod
     def charge(self, now_ns: int, permits: int) -> None:
-        """Debit after the fact, without a bound on the debt. Opens no breaker, but may keep one open."""
+        """Debit after the fact, without a bound on the debt. May keep an open breaker open."""
 
     @abstractmethod
     def wait_us_behind(self, now_ns: int, permits: int, cost: int = 1) -> int:
-        """Return the wait behind others that cost ``permits``, ignoring the breaker, in microseconds, rounded up.
+        """Return the wait behind requests that cost ``permits``, ignoring the breaker, in microseconds, rounded up.
 
         0 if it would be admitted at once. The refuse-all wait at rate 0.
         """
@@ -97,42 +88,36 @@ class Gate(Bucket, ABC):
     def affords(self, now_ns: int, price: int, most: int) -> int:
         """Return how many of up to ``most`` requests of one price would be admitted, without any effect.
 
-        ``price`` is in permits: not 0, and at most ``rule.max_permits``.
+        ``price`` is in permits, from 1 to ``rule.max_permits``.
         """
 
     @abstractmethod
     def take(self, now_ns: int, price: int, count: int) -> None:
-        """Spend what ``affords`` returned at the same ``now_ns``, or less."""
+        """Spend at most the result of ``affords`` at the same ``now_ns``."""
 
     @abstractmethod
     def give_back(self, now_ns: int, permits: int) -> None:
-        """Return unused permits, up to the capacity. An open breaker closes once the debt allows it."""
+        """Return unused permits. An open breaker closes once the debt allows it."""
 
     def turn(self, price: int, waiting: int, lines: int) -> int:
-        """Return how many requests of one price to grant together, at least one.
+        """Return how many requests of one price to grant together, at least one. Each grant costs the same work.
 
-        Granting them one by one would cost as much work for each as for all together.
-
-        Args:
-            price: as in ``affords``.
-            waiting: requests that wait for this limit. More make turns shorter.
-            lines: limits with waiting requests. More make turns longer.
+        More ``waiting`` requests for this limit make turns shorter. More ``lines`` make turns longer.
         """
         longest_ns = max(_TURN_NS, lines * _TURN_OF_LINE_NS)
         turn_ns = max(longest_ns // _MAX_SHORTENING, min(longest_ns, _ROUND_NS // waiting)) if waiting else longest_ns
-        # A full bucket loses its refill, so never wait for it to fill.
+        # A full bucket loses its refill.
         enough = min(self.rate_upermits_per_s * turn_ns // NS_PER_S, self.capacity_upermits // 2)
         return max(1, enough // (price * UPERMITS_PER_PERMIT))
 
     def open_us(self, now_ns: int) -> int:
-        """Return the time until an open breaker closes, in microseconds, rounded up. 0 if it is closed."""
+        """Return the microseconds until the breaker closes, rounded up."""
         next_free_ns, break_ns = self.open_next_free_ns, self.rule.break_ns
         if next_free_ns is None or not is_open(next_free_ns, break_ns, now_ns):
             return 0
         return until_us(now_ns, closes_at_ns(next_free_ns, break_ns))
 
     def wait_us_alone(self, now_ns: int, permits: int, before: int = 0) -> int:
-        """Return the wait stated to a request of that cost, once ``before`` is spent."""
         if permits > self.rule.max_permits:
             return REFUSE_ALL_WAIT_US
         return max(1, self.wait_us_behind(now_ns, before, permits))
@@ -144,7 +129,7 @@ class Gate(Bucket, ABC):
 
 class ShareState(NamedTuple):
     key: str
-    stored_permits: float  # negative is a debt
+    stored_permits: float  # negative: debt
     open: bool
     wait_us: int
 
@@ -153,10 +138,10 @@ class LimiterState(NamedTuple):
     resource: Resource
     rule: str
     rate_per_s: float
-    stored_permits: float  # negative is a debt
+    stored_permits: float  # negative: debt
     open: bool
     wait_us: int
-    last_refused_ns: int | None  # includes shadow refusals
+    last_refused_ns: int | None  # also by a shadow rule
     last_wait_us: int
     shares: tuple[ShareState, ...] = ()
 
@@ -164,8 +149,8 @@ class LimiterState(NamedTuple):
 class Limiter(Gate):
     """The live limit of one resource: a bucket behind a breaker. Starts full and closed.
 
-    It is a bucket instead of having one: there can be 100 000 of them, and two objects would take twice the memory. All
-    state is in ``Cell``, so the compiled part can create one, too. It sets ``resource`` when Python first asks.
+    It inherits from the bucket, because two objects would take twice the memory. All state is in ``Cell``, so the
+    compiled part can create one. It sets ``resource`` when Python first asks.
     """
 
     key = ""
@@ -177,7 +162,7 @@ class Limiter(Gate):
         self.asked_ns = now_ns
 
     def acquire(self, now_ns: int, costs: Sequence[int]) -> Admission:
-        """Admit the longest prefix of ``costs`` and spend it. A refused request spends nothing."""
+        """Admit the longest prefix of ``costs`` and spend it."""
         if not costs:
             return Admission(0, 0)
         if self.open_next_free_ns is not None and self._stays_open(now_ns):
@@ -185,7 +170,6 @@ class Limiter(Gate):
                 self.refuse_alone(now_ns, costs[0])
                 return self.check(now_ns, costs)
             return Admission(0, self.refuse(now_ns))
-        # The usual case, without a loop.
         permits = sum(costs)
         if self.admits(now_ns, permits - costs[-1], permits):
             self.spend(permits)
@@ -207,10 +191,9 @@ class Limiter(Gate):
                 return self._alone(now_ns, costs, 0, self.rule.max_permits)
             return Admission(0, self._wait_us(now_ns, next_free_ns))
         stored, at_ns = self.settled(now_ns)
-        # A request is admitted if those before it cost less than the stored permits.
+        # A request is admitted if those before it cost less than the stored permits. Only the last may leave a debt.
         room = (stored - 1) // UPERMITS_PER_PERMIT
         count = len(costs)
-        # Only the last one may leave a debt.
         most = (stored + self.max_debt_upermits) // UPERMITS_PER_PERMIT
         if not self.rate_upermits_per_s:
             return Admission(0, self.refuse_all_wait_us())
@@ -252,7 +235,6 @@ class Limiter(Gate):
         return wait_us
 
     def charge(self, now_ns: int, permits: int) -> None:
-        # Refill even for no permits: with other limiters or alone, the balance is the same to the nanosecond.
         self.refill(now_ns)
         self.spend(permits)
         self._on_debt_changed(now_ns)
@@ -261,7 +243,7 @@ class Limiter(Gate):
         if not self.rate_upermits_per_s:
             return self.refuse_all_wait_us()
         stored, at_ns = self.settled(now_ns)
-        # Permits that must be stored, beyond the first micro-permit, to keep the debt within bounds.
+        # To be stored beyond the first micro-permit, to bound the debt.
         more = max(0, cost * UPERMITS_PER_PERMIT - self.max_debt_upermits - 1)
         left = stored - self.price_upermits(now_ns, permits) - more
         if left > 0:
@@ -281,7 +263,7 @@ class Limiter(Gate):
         self._on_debt_changed(now_ns)
 
     def debit(self, now_ns: int, upermits: int) -> None:
-        """Take off permits that another process spent of the same limit. Negative gives back."""
+        """Take off permits spent by another process. Negative: give back."""
         self.stored_upermits = min(self.capacity_upermits, self.refill(now_ns) - upermits)
         self._on_debt_changed(now_ns)
 
@@ -289,19 +271,15 @@ class Limiter(Gate):
         return permits * UPERMITS_PER_PERMIT
 
     def share(self, key: str, now_ns: int) -> Gate:  # noqa: ARG002 - for limiters that tell callers apart
-        """Return the gate for one caller. A plain limiter treats all callers alike."""
         return self
 
     def reconfigure(self, now_ns: int, rule: Rule) -> None:
-        """Switch to another rule. ``Bucket`` describes the effect on stored permits and debt.
-
-        A raised limit with permits in store closes the breaker.
-        """
+        """Switch to another rule, see "Edits" of ``bucket``. A raised limit with stored permits closes the breaker."""
         self._stays_open(now_ns)
         raised = rule.rate_upermits_per_s > self.rate_upermits_per_s or rule.capacity_upermits > self.capacity_upermits
         self.set_rate(now_ns, rule.rate_upermits_per_s, rule.capacity_upermits)
         if (rule.action == "shadow") is not (self.rule.action == "shadow"):
-            # Refusals of a shadow rule were not real.
+            # A shadow rule's refusals were not real.
             self.last_refused_ns, self.last_wait_us = None, 0
         self.rule = rule
         self.max_debt_upermits = rule.max_debt_upermits
@@ -311,14 +289,14 @@ class Limiter(Gate):
             self.open_next_free_ns = None
 
     def inherit(self, other: Bucket, now_ns: int) -> None:
-        """Store no more, and owe no less, than another bucket of the same rule does at ``now_ns``."""
+        """Store no more, and owe no less, than another bucket."""
         if other.refill(now_ns) < self.refill(now_ns):
             self.stored_upermits = other.stored_upermits
             self.at_ns = max(self.at_ns, other.at_ns)
         self.forgiven_upermits = max(self.forgiven_upermits, other.forgiven_upermits)
 
     def idle_at_ns(self) -> int | None:
-        """Return when the limiter is as new, if it is not used. None: never (a debt at rate 0)."""
+        """Return when an unused limiter is as new. None: never (a debt at rate 0)."""
         full_at_ns = self.full_at_ns()
         if full_at_ns is None or self.open_next_free_ns is None:
             return full_at_ns
@@ -352,7 +330,7 @@ class Limiter(Gate):
         return until_us(now_ns, max(self._stored_from_ns(next_free_ns), closes_ns))
 
     def _stored_from_ns(self, next_free_ns: int) -> int:
-        # At a balance of zero, the first micro-permit still takes a moment.
+        # At a balance of zero, the first micro-permit takes a moment.
         return next_free_ns - (-NS_PER_S // self.rate_upermits_per_s)
 
     def refuse_all_wait_us(self) -> int:
@@ -360,18 +338,18 @@ class Limiter(Gate):
 
 
 def affordable(stored_upermits: int, max_debt_upermits: int, price: int) -> int:
-    """Return how many consecutive requests of one price a balance admits. The last may leave a debt."""
+    """Return how many requests of one price a balance admits. The last may leave a debt."""
     price_upermits = price * UPERMITS_PER_PERMIT
     return max(0, min(-(-stored_upermits // price_upermits), (stored_upermits + max_debt_upermits) // price_upermits))
 
 
 def until_us(now_ns: int, ready_ns: int) -> int:
-    """Return the microseconds until ``ready_ns``, rounded up and never 0, which would mean admitted."""
+    """Round up, and never return 0, which would mean admitted."""
     return max(1, -((now_ns - ready_ns) // _NS_PER_US))
 
 
 def count_larger(costs: Sequence[int], start: int, most: int, max_ever: int) -> int:
-    """Return the length of the run of costs from ``start`` that exceed ``most``. All or none exceed ``max_ever``."""
+    """Return the length of the run from ``start`` above ``most``, with all or none above ``max_ever``."""
     end, never = start, costs[start] > max_ever
     while end < len(costs) and costs[end] > most and (costs[end] > max_ever) is never:
         end += 1

@@ -1,7 +1,4 @@
-"""The saved state of a limiter, for a restart or a take-over. Limiters in their initial state are not saved.
-
-Times are of the monotonic clock, which all processes of one boot share.
-"""
+"""The saved state of limiters, for a restart or a take-over. Times are of the boot's monotonic clock."""
 
 from typing import Final, NamedTuple
 
@@ -14,7 +11,6 @@ from limiter.rules.resource import Resource
 from limiter.rules.rule import NS_PER_S, UPERMITS_PER_PERMIT, Rule
 
 MAX_DEBT_S: Final = 86_400
-"""A saved debt blocks a limit for at most this long."""
 
 
 class SavedShare(NamedTuple):
@@ -28,7 +24,7 @@ class SavedShare(NamedTuple):
 class SavedLimiter(NamedTuple):
     kind: str
     name: str
-    rule: str  # the bare name of the active rule
+    rule: str
     shared: bool  # the overflow limiter of that rule
     rate_upermits_per_s: int
     capacity_upermits: int
@@ -47,13 +43,12 @@ class SavedLimiter(NamedTuple):
         return Resource(self.kind, self.name)
 
     def balance_upermits(self, now_ns: int) -> int:
-        """Return the balance at a time, if nothing was spent since."""
         accrued = max(0, now_ns - self.at_ns) * self.rate_upermits_per_s // NS_PER_S
         return min(self.capacity_upermits, self.stored_upermits + accrued)
 
 
 def save(limiter: Limiter, now_ns: int, *, shared: bool) -> SavedLimiter | None:
-    """Return the state of a limiter, or None if it is as new. ``shared`` as in ``SavedLimiter``.
+    """Return None if it is as new.
 
     Leases from a fleet's bucket are not saved, because each process is a separate member.
     """
@@ -87,7 +82,7 @@ def save(limiter: Limiter, now_ns: int, *, shared: bool) -> SavedLimiter | None:
 
 
 def restore(saved: SavedLimiter, rule: Rule, now_ns: int, join: Join | None = None) -> Limiter:
-    """Return a limiter that continues a saved one under the current rule, with bounded debts.
+    """Continue a saved limiter under the current rule, with bounded debts.
 
     Raises:
         ValueError: the figures are impossible.
@@ -127,7 +122,7 @@ def restore(saved: SavedLimiter, rule: Rule, now_ns: int, join: Join | None = No
 
 
 def bound_debt(limiter: Limiter, now_ns: int) -> None:
-    """Reduce debts to ``MAX_DEBT_S`` of the limit, so that damaged state cannot block a limit for ever."""
+    """Bound debts, so that damaged state cannot block a limit for ever."""
     most = (limiter.rate_upermits_per_s or UPERMITS_PER_PERMIT) * MAX_DEBT_S
     for bucket in (limiter, *(limiter.shares if isinstance(limiter, FairLimiter) else ())):
         bucket.stored_upermits = max(bucket.stored_upermits, -most)

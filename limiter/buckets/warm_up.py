@@ -3,16 +3,16 @@
 A permit costs more *time* while the limiter is cold: up to three times (Guava's ``coldFactor``) its warm price. In
 Guava's terms: a rate R and a warm-up of W seconds make ``maxPermits`` M = W * R, half of which is the threshold H.
 *Stored* permits measure coldness. Taking one of those above H costs ``1 / R * (1 + 2 * a / H)`` seconds, where a is the
-number above H. Any other costs 1 / R. Idle time stores R permits per second, up to M. It thus takes W seconds under
-load to warm up from M to H, and W idle seconds to cool down. It starts cold.
+number above H. Any other costs 1 / R. Idle time stores R permits per second, up to M. So warming up from M to H takes W
+seconds under load, and cooling down W idle seconds. It starts cold.
 
-Guava has no burst. Here the first ``burst_s`` of idle time can be spent at once, and only the rest cools.
+Unlike in Guava, the first ``burst_s`` of idle time can be spent at once, and only the rest cools.
 
-The balance is time, kept as micro-permits at the warm price. The price is a difference of two integers that depend on
-coldness only, so a batch costs exactly as much as its requests one by one.
+The balance is time, as micro-permits at the warm price. The price depends on coldness only, so a batch costs exactly as
+much as its requests one by one.
 
-**The bound.** It admits no more permits than a plain bucket. When cold, it starts with at most a third of the rate. The
-debt of one request is bounded at its warm price, so a cold limiter takes up to three times as long to pay it.
+**The bound.** It admits no more than a plain bucket. The debt of one request is bounded at its warm price, so a cold
+limiter takes up to three times as long to pay it.
 """
 
 from bisect import bisect_left, bisect_right
@@ -29,12 +29,9 @@ _COLD_FACTOR: Final = 3
 
 
 class WarmUpLimiter(Limiter):
-    """The live limit of one resource under a rule with ``warm_up_s``, which has no breaker. Starts cold."""
-
     def __init__(self, resource: Resource, rule: Rule, now_ns: int) -> None:
         super().__init__(resource, rule, now_ns)
         self.coldest_upermits = _coldest_upermits(rule)  # Guava's ``maxPermits``
-        # Guava's ``storedPermits`` at ``at_ns``, in micro-permits.
         self.cold_upermits = self.coldest_upermits
 
     def admits(self, now_ns: int, before: int, permits: int) -> bool:
@@ -51,7 +48,7 @@ class WarmUpLimiter(Limiter):
         spent = [self._price(cold, permits) for permits in accumulate(costs, initial=0)]
         admitted = bisect_left(spent, stored, 0, len(costs))
         if admitted:
-            # Only the last one may leave a debt. Its own cost counts at the warm price.
+            # The last one may leave a debt, at the warm price.
             most = (stored - spent[admitted - 1] + self.rule.max_debt_upermits) // UPERMITS_PER_PERMIT
             if costs[admitted - 1] > most:
                 return self._alone(now_ns, costs, admitted - 1, most)
@@ -73,11 +70,10 @@ class WarmUpLimiter(Limiter):
         return count
 
     def turn(self, price: int, waiting: int, lines: int) -> int:
-        """As ``Gate.turn``, small enough for the cold price."""
+        """Small enough for the cold price."""
         return max(1, super().turn(price, waiting, lines) // _COLD_FACTOR)
 
     def give_back(self, now_ns: int, permits: int) -> None:
-        """Return unused permits at the warm price. They have warmed nothing."""
         super().give_back(now_ns, permits)
         self.cold_upermits = min(self.coldest_upermits, self.cold_upermits + permits * UPERMITS_PER_PERMIT)
 
@@ -97,7 +93,7 @@ class WarmUpLimiter(Limiter):
         return bisect_right(at_most, self.stored_upermits, key=lambda permits: self._price(self.cold_upermits, permits))
 
     def reconfigure(self, now_ns: int, rule: Rule) -> None:
-        """Switch to another rule, at the same relative coldness, like Guava's ``setRate``. From rate 0: fully cold.
+        """Keep the relative coldness, like Guava's ``setRate``. From rate 0: fully cold.
 
         Without warm-up, the balance counts as the permits that it would have bought.
         """
@@ -118,7 +114,6 @@ class WarmUpLimiter(Limiter):
         return max(idle_at_ns, cold_at_ns)
 
     def _settled_cold(self, now_ns: int) -> int:
-        """Return ``cold_upermits`` as after a refill. Time beyond a full balance cools."""
         if now_ns <= self.at_ns:
             return self.cold_upermits
         accrued = (now_ns - self.at_ns) * self.rate_upermits_per_s // NS_PER_S
@@ -126,7 +121,7 @@ class WarmUpLimiter(Limiter):
         return min(self.coldest_upermits, self.cold_upermits + excess)
 
     def _price(self, cold_upermits: int, permits: int) -> int:
-        """Return the price of ``permits`` in micro-permits: Guava's ``storedPermitsToWaitTime``."""
+        """Guava's ``storedPermitsToWaitTime``, in micro-permits."""
         taken = permits * UPERMITS_PER_PERMIT
         threshold = self.coldest_upermits // 2
         above = cold_upermits - threshold

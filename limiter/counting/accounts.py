@@ -1,15 +1,12 @@
 """The counters of one data path: rows, seconds, and actions of rules.
 
-Each outcome is counted once, with ``count``. Metrics, page and usage are read from the rows. A second of the rejection
-log is the amount added to them in that second.
+Metrics, page and usage are read from the rows. A second of the rejection log is the amount added to them in it.
 
-Rows are bounded, because names come from clients. A number of names is *labelled*, that is, visible, and another number
-has a row. The rest is counted under ``_other``. Names spelled out in a rule always have both. A new name replaces one
-that was silent for a long time, whose counts are added to ``_other``, so that no sum decreases. Scopes and totals have
-rows for the permits spent from their limits.
+Rows are bounded, because names come from clients. Some names are *labelled*, that is, visible, and more have a row. The
+rest is counted under ``_other``. Names with their own rule always have both. A new name replaces a long silent one,
+whose counts are added to ``_other``, so that no sum decreases. Scopes and totals have rows for permits spent.
 
-Seconds are those of the wall clock, collected from the first read on. For a late reader, a bounded number is kept, and
-the last one is prolonged.
+Seconds are those of the wall clock, collected from the first read on.
 """
 
 from collections import OrderedDict
@@ -35,30 +32,25 @@ from limiter.rules.resource import SCOPES, TOTAL, Resource
 from limiter.rules.rule import DIMENSIONS, UPERMITS_PER_PERMIT, Dimension, Rule
 
 UNCOUNTED: Final = frozenset((*SCOPES, TOTAL))
-"""Kinds whose requests are counted for the resource they are sent to."""
 
 WINDOWS_S: Final = (1, 10, KEPT_S)
 
 _NS_PER_S: Final = 1_000_000_000
 _SILENT_S: Final = 600
-"""A name that was silent for this long may lose its row."""
 _MAX_CHECKS: Final = 4
-"""Rows checked per new name while there is no room."""
 _MIN_ROWS: Final = 10_000
 _MAX_SKIPPED: Final = 64
 _JITTER_NS: Final = 5_000_000
-"""Tolerance for the wall clock being behind when a second ends by the monotonic one."""
+"""Tolerance for a wall clock that is behind at the end of a second."""
 _KEPT_SPANS: Final = 60
-"""Seconds kept for a late reader."""
 _KEPT_FULL: Final = 4
-"""Bounds the data kept for a late reader, as a multiple of that of one second."""
 
 
 class LastStop(NamedTuple):
-    refused_ns: int | None  # monotonic, None if never
-    wait_us: int  # wait stated then, in microseconds
+    refused_ns: int | None  # monotonic
+    wait_us: int
     rule: str
-    held_ns: int | None  # last hold or release, monotonic, None if never
+    held_ns: int | None  # last hold or release
 
 
 NEVER: Final = LastStop(None, 0, "", None)
@@ -70,9 +62,9 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
     At rate 0 it is 1.0 if there were requests, otherwise 0.
 
     Attributes:
-        last_1s: in the last complete second.
-        last_10s: in the last ten seconds.
-        last_60s: in the last minute.
+        last_1s: usage in the last complete second.
+        last_10s: usage in the last ten seconds.
+        last_60s: usage in the last minute.
     """
 
     last_1s: float
@@ -85,13 +77,10 @@ RuleSums = Mapping[RejectionVerdict, tuple[int, int]]
 
 
 class _Rows:
-    """The rows of one sort. Pinned ones are not bounded."""
-
     def __init__(self, most: int, silent_s: int) -> None:
         self.most = most
         self.silent_ns = silent_s * _NS_PER_S
         self.rows: dict[Resource, Row] = {}
-        # Unpinned rows, in order of checking for silence.
         self.order: OrderedDict[Resource, Row] = OrderedDict()
 
     @property
@@ -103,9 +92,9 @@ class Accounts:
     """Counts by resource, by rule and by second.
 
     Args:
-        max_labels: visible names, without pinned ones. Also the bound on rules.
+        max_labels: visible names without pinned ones, and rules.
         max_keys: distinct rule outcomes in a second. See ``Span.judge``.
-        max_resources: unpinned resources in a second that is handed out.
+        max_resources: unpinned resources in a second of the log.
         wall_ns: returns nanoseconds since 1970 UTC. Default: the monotonic time.
     """
 
@@ -126,7 +115,6 @@ class Accounts:
         self._labelled = _Rows(max_labels, _SILENT_S)
         self._unlabelled = _Rows(max_rows, _SILENT_S)
         self._scopes = _Rows(max_rows, KEPT_S)
-        # By kind: the shared row, and the sum of all retired rows.
         self._shared: dict[str, Row] = {}
         self._folded: dict[str, Row] = {}
         self.rules: dict[str, dict[RejectionVerdict, tuple[int, int]]] = {}
@@ -136,7 +124,6 @@ class Accounts:
         self._ahead_ns = 0 if wall_ns is None else wall_ns() - now_ns
         self._taking = False
         self._finished: list[Span] = []
-        # Reported by the current second. Later steps of the clock are reported by the next one.
         self._stepped_s = 0
         at_s = (now_ns + self._ahead_ns) // _NS_PER_S
         self._span = Span(at_s, at_s * _NS_PER_S - self._ahead_ns, 0, Second(0))
@@ -148,7 +135,6 @@ class Accounts:
         return self._span.second
 
     def moment(self, now_ns: int) -> tuple[Second, int]:
-        """Return the current second, and when it ends, in monotonic nanoseconds."""
         return self.at(now_ns), self._ends_ns
 
     def _turn(self, now_ns: int) -> None:
@@ -176,7 +162,7 @@ class Accounts:
             self._retire_silent(self._labelled, now_ns)
 
     def take(self, now_ns: int, *, unfinished: bool) -> list[Span]:
-        """Return complete seconds. With ``unfinished``, also the current one, whose rest becomes another second."""
+        """Return complete seconds. ``unfinished``: also the current one, whose rest becomes another second."""
         taken, self._finished = self._finished, []
         if unfinished or not self._taking or now_ns >= self._ends_ns:
             self._turn(now_ns)
@@ -186,7 +172,6 @@ class Accounts:
         return taken
 
     def steps_of(self, taken: Iterable[Span]) -> Iterator[TrafficSecond | None]:
-        """Convert seconds to plain data, yielding None after each short step before a result."""
         for span in taken:
             yield from span.steps(self._max_resources, self._pinned)
 
@@ -205,7 +190,6 @@ class Accounts:
         if row is not None:
             if resource.kind in UNCOUNTED or self._labelled.full:
                 return row
-            # It now has a label. Its past counts stay under ``_other``.
             del self._unlabelled.order[resource]
             self._retire(row, self._unlabelled)
         pinned, rows = resource in self._pinned, self._scopes
@@ -227,10 +211,7 @@ class Accounts:
         return row
 
     def _retire_silent(self, rows: _Rows, now_ns: int) -> None:
-        """Retire silent rows among those checked longest ago.
-
-        Not in a prolonged second, which would keep the entries of all of them.
-        """
+        """Retire silent rows, but not in a prolonged second, which would keep the entries of all of them."""
         number = self._span.second.number
         for _ in range(min(_MAX_CHECKS, len(rows.order)) if self._span.seconds == 1 else 0):
             resource, row = rows.order.popitem(last=False)
@@ -273,18 +254,13 @@ class Accounts:
                 self._retire(row, rows)
 
     def sender(self, address: str, language: str = "", user: str = "", product: str = "") -> Sender:
-        """Return the ``Sender`` of a client: the same object while it is referenced."""
         who = (address, language, user, product)
         return self._senders.setdefault(who, Sender(*who))
 
     def count(
         self, now_ns: int, resources: Iterable[Resource], sender: Sender, what: Outcome | Judged, amount: Sums
     ) -> None:
-        """Count an outcome, or a rule's verdict, for each of the requests' resources.
-
-        Held requests are counted again when they are resolved. An ``amount`` without a request is a cost that became
-        known later.
-        """
+        """Count an outcome or verdict for each resource of requests. No requests: a cost known later."""
         judged = what if isinstance(what, Judged) else None
         number = NUMBERS[what if not isinstance(what, Judged) else DID[what.verdict]]
         told = 0 if judged is None else judged.told
@@ -302,11 +278,10 @@ class Accounts:
             self._count_rule(judged, amount)
 
     def may_have_repeats(self, resource: Resource, now_ns: int) -> bool:
-        """Say whether repeats are possible, because requests for a resource were refused recently."""
         return self.row(resource, now_ns).repeats_until_ns > now_ns
 
     def repeat(self, now_ns: int, resources: Iterable[Resource], repeats: Repeats, *, refused: bool) -> None:
-        """Count the repeats of refused requests. If they were ``refused``, their own repeats will be recognized."""
+        """Count repeats. If they were ``refused``, their own repeats will be recognized."""
         self.at(now_ns)
         for resource in resources:
             row = self.row(resource, now_ns)
@@ -318,7 +293,7 @@ class Accounts:
     def _count_rule(self, judged: Judged, amount: Sums) -> None:
         rule = judged.rule
         if rule not in self.rules and len(self.rules) >= self._max_labels:
-            # There can be any number of rules, and handlers can invent names.
+            # Handlers can invent names.
             rule = OTHER
         sums = self.rules.setdefault(rule, {})
         requests, messages = sums.get(judged.verdict, (0, 0))
@@ -337,12 +312,8 @@ class Accounts:
             self._stops[name] = known._replace(held_ns=now_ns)
 
     def each(self, since_ns: int = 0) -> Iterator[tuple[Resource, Amounts] | None]:
-        """Yield the changed counts of each resource since then, under the visible name.
-
-        Each step is short, and yields None for rows without a result. Safe while counts change between two steps.
-        """
+        """Yield the counts changed since then, under the visible name, or None. Safe while counts change."""
         others: dict[str, Row] = {}
-        # Copies references only. A tuple for each of many thousands would take time.
         labelled, unlabelled = list(self._labelled.rows.values()), list(self._unlabelled.rows.values())
         for row in (*self._folded.values(), *self._shared.values()):
             _add(others, row)
@@ -369,14 +340,13 @@ class Accounts:
             yield from (row.resource for row in list(rows.rows.values()) if row.spent_in >= 0)
 
     def usage(self, now_ns: int, resource: Resource, rule: Rule, dimension: Dimension) -> Usage | None:
-        """Return the usage of a limit, or None if it was not checked in the last minute."""
         rows = (self._labelled, self._unlabelled, self._scopes)
         row = next((rows.rows[resource] for rows in rows if resource in rows.rows), None)
         spent = None if row is None else row.used(self.at(now_ns).number, DIMENSIONS.index(dimension))
         return None if spent is None else _usage(spent, rule)
 
     def scopes(self, since_ns: int) -> Iterator[Resource | None]:
-        """Yield scopes and totals whose limits have spent permits since then, with None as ``each`` does."""
+        """Yield scopes and totals that have spent permits since then, or None."""
         for number, row in enumerate(list(self._scopes.rows.values())):
             silent_s = self._span.second.number - row.spent_in
             if row.spent_in >= 0 and self._ends_ns - silent_s * _NS_PER_S > since_ns:

@@ -1,8 +1,7 @@
 """Recognizes repeats: messages sent again after a refusal, by id.
 
-Ids are kept as keyed hashes, in bounded numbers, in two generations. The younger generation becomes the older one after
-half a minute, or when it is full, and the older one is dropped. Ids that were dropped within seconds are counted,
-because their repeats may have been missed. The compiled part has the same ``RefusedIds``.
+Ids are kept as keyed hashes in two generations. The younger one becomes the older one after half a minute, or when it
+is full, and the older one is dropped. The compiled part has the same ``RefusedIds``.
 """
 
 from operator import add
@@ -13,9 +12,8 @@ from limiter.compiled import COMPILED
 MAX_IDS: Final = 65_536
 HALF_NS: Final = 30_000_000_000
 KEPT_NS: Final = 2 * HALF_NS
-"""No id is remembered for longer."""
 SOON_NS: Final = 10_000_000_000
-"""Clients usually retry within this time. An id that is dropped earlier counts as not seen."""
+"""Usual time until a retry. An id dropped earlier counts as unseen."""
 
 
 class Repeats(NamedTuple):
@@ -32,15 +30,11 @@ NO_REPEATS: Final = Repeats()
 
 
 class RefusedIds:
-    """``most`` is an even number above 0."""
-
     def __init__(self, most: int = MAX_IDS) -> None:
         self._half = most // 2
-        #: Hashes. Python keys those of text and bytes randomly in each process.
         self._new: set[int] = set()
         self._old: set[int] = set()
         self._began_ns = 0
-        #: Ids that were dropped early and are not reported yet.
         self._unseen = 0
 
     def __len__(self) -> int:
@@ -49,11 +43,7 @@ class RefusedIds:
     def see(self, key: int, message_id: bytes, now_ns: int, refused: bool) -> tuple[bool, bool]:  # noqa: FBT001 - once a message
         """Check whether a message is a repeat. Remember it if it is ``refused``, and forget it if it passes.
 
-        Args:
-            key: hash of its resource.
-            message_id: its id, not empty.
-            now_ns: monotonic time, never less than before.
-            refused: it is refused now.
+        ``key`` is a hash of its resource. ``now_ns`` is never less than before.
 
         Returns:
             Whether it is a repeat, and whether its own repeat will be recognized. The latter is False if an id younger

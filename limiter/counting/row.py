@@ -1,7 +1,6 @@
-"""A row: the outcomes of all requests for one resource, in total and per second.
+"""A row: the outcomes of all requests for one resource, in total and per second. Used by one thread.
 
-It is updated once per group of requests that are decided alike, by one thread. The compiled part has the same
-``Second`` and ``Row``.
+The compiled part has the same ``Second`` and ``Row``.
 """
 
 import operator
@@ -20,35 +19,32 @@ HELD: Final = 2
 """A held request is counted again with its final outcome."""
 MAX_SENDERS: Final = 256
 KEPT_S: Final = 60
-"""Complete seconds for which spent permits are known."""
 
 Amounts = Sequence[tuple[int, int, int]]
-"""(requests, messages, bytes) by number of the outcome. Always complete."""
+"""(requests, messages, bytes) by number of the outcome. Complete."""
 
 _FIGURES: Final = 3 * N_OUTCOMES
 _SLOTS: Final = KEPT_S + 1
 _OTHERS: Final = 0
-"""Not the identity of any object."""
 
 
 class Second:
-    """The current second, or a longer period. Numbers ascend."""
+    """The current second, or a longer period."""
 
     def __init__(self, number: int) -> None:
-        self.began = self.number = number  # ``number`` may be raised to prolong the period
-        # in order of first appearance, at most one per row
+        self.began = self.number = number  # ``number`` is raised to prolong the period
         self.entries: list[Entry] = []
 
 
 class Entry:
-    """The counts of one resource in one period. Only its row creates and changes it."""
+    """The counts of one resource in one period. Only its row changes it."""
 
     __slots__ = ("_figures", "_senders", "more", "resource", "told")
 
     def __init__(self, resource: Resource, figures: list[int], senders: dict[int, list[Any]]) -> None:
         self.resource = resource
-        self.told = 0  # refusals that were answered
-        self.more = False  # more senders than ``MAX_SENDERS``
+        self.told = 0  # answered refusals
+        self.more = False
         self._figures = figures
         self._senders = senders
 
@@ -56,10 +52,7 @@ class Entry:
         return amounts_of(self._figures)
 
     def asked(self) -> list[tuple[object, int, int]]:
-        """Return (sender, requests, refused requests) in order of first appearance.
-
-        Neither figure includes held requests. With ``more``, the last sender is None: all others together.
-        """
+        """Return (sender, requests, refused requests) without held requests. Sender None: all beyond the bound."""
         return [(sender, requests, refused) for sender, requests, refused in self._senders.values()]
 
 
@@ -75,21 +68,21 @@ class Row:
     def __init__(self, resource: Resource, *, shared: bool = False) -> None:
         self.resource = resource
         self.shared = shared  # used for many names. Holders must ask again each time
-        self.seen_ns = 0  # when counts were last added, 0 if never. May be set
-        self.spent_in = -1  # number of the second in which permits were last spent, -1 if never
-        self.retired = False  # replaced by another row. Holders must ask again. Set by the owner of the rows
-        self.repeats_until_ns = 0  # until then, repeats may arrive. May be set
-        # A reference to the second itself would keep everything in it alive.
+        self.seen_ns = 0
+        self.spent_in = -1
+        self.retired = False  # holders must ask again. Set by the owner of the rows
+        self.repeats_until_ns = 0
+        # Not a reference to the second, which would keep everything in it alive.
         self._began: int | None = None
         self._figures = [0] * _FIGURES
         # By identity: the sender, its requests that were not held, and its refused ones.
         self._senders: dict[int, list[Any]] = {}
         self._entry = PythonEntry(resource, self._figures, self._senders)
-        # The counts before the current entry.
+        # Counts before the current entry.
         self._before = [0] * _FIGURES
         # Per dimension, a ring of permits spent in ``spent_in`` and the seconds before. -1: not checked.
         self._rings: list[array[int] | None] = [None, None]
-        # Per dimension, permits given back that were spent in earlier seconds.
+        # Per dimension, permits of earlier seconds that were given back.
         self._given_back = [0, 0]
 
     def add(  # noqa: PLR0917 - by position, as it is called for each group of requests
@@ -103,11 +96,7 @@ class Row:
         size_bytes: int,
         told: int = 0,
     ) -> None:
-        """Count an outcome of some requests.
-
-        ``second`` is never earlier than before. Senders are distinguished by identity. ``requests`` is 0 for a cost
-        that became known after its request. ``told`` is the number of answered refusals.
-        """
+        """Count an outcome. Senders are distinguished by identity. No requests: a cost known later."""
         self.seen_ns = now_ns
         if self._began != second.began:
             self._begin(second)
@@ -136,19 +125,14 @@ class Row:
         return self._senders.setdefault(_OTHERS, [None, 0, 0])
 
     def totals(self) -> list[tuple[int, int, int]]:
-        """Return requests, messages and bytes by number of the outcome, including this second."""
         return amounts_of([*map(operator.add, self._before, self._figures)])
 
     def fold(self, amounts: Amounts) -> None:
-        """Add another row's counts to the totals only."""
+        """Add to the totals only."""
         self._before = [*map(operator.add, self._before, chain.from_iterable(amounts))]
 
     def spend(self, second: Second, dimension: int, permits: int) -> None:
-        """Record a check of a limit, and the permits spent, which may be 0.
-
-        Negative permits were given back: they are deducted from this second, and then from the next. ``dimension`` is
-        the index in DIMENSIONS.
-        """
+        """Record a check of a limit, and the permits spent. Negative: permits to be deducted from now on."""
         number, ring = second.number, self._rings[dimension]
         if number != self.spent_in:
             self._turn(number)
@@ -169,8 +153,7 @@ class Row:
     def used(self, number: int, dimension: int) -> list[int] | None:
         """Return the permits spent in each of the KEPT_S seconds before ``number`` (or ``spent_in``, if later).
 
-        Returns:
-            Oldest first. -1 for a second without a check. None if there was no check at all.
+        Oldest first. -1 for a second without a check. None if there was no check at all.
         """
         ring, silent = self._rings[dimension], max(0, number - self.spent_in)
         if ring is None or silent > KEPT_S:

@@ -1,7 +1,7 @@
 """The counts of one second, until they are converted to plain data.
 
-The counts of each resource come from its row. Refused, held and shadowed clients are kept here, in bounded numbers,
-because names come from clients. The rest is counted under ``_other``, so sums are complete.
+Refused, held and shadowed clients are bounded here, because names come from clients. The rest is counted under
+``_other``, so sums are complete.
 """
 
 from collections.abc import Container, Iterator
@@ -27,11 +27,10 @@ from limiter.rules.resource import Resource
 MAX_LANGUAGES: Final = 16
 MAX_PRODUCTS: Final = 16
 _MAX_OTHER_RULES: Final = 1000
-"""Rules distinguished beyond the bound on resources."""
 _NOTHING: Final = Amount()
 
 Sums = tuple[int, int, int]
-"""Requests, messages and bytes, as in Amount."""
+"""Requests, messages and bytes."""
 
 
 class Sender(msgspec.Struct, eq=False, weakref=True):
@@ -64,10 +63,9 @@ class Span:
         self.second = second
         self.seconds = 1
         self._other = 0
-        #: Requests, messages, bytes and the longest wait, by resource, client, user, product, producer group, rule and
-        #: verdict.
+        # By resource, client, user, product, producer group, rule and verdict. The last figure is the longest wait.
         self._judged: dict[tuple[Resource, str, str, str, str, str, RejectionVerdict], list[int]] = {}
-        # Products by client, so that one client's claims cannot exhaust the bound for all.
+        # By client, so that one client's claims cannot exhaust the bound for all.
         self._products: dict[str, set[str]] = {}
         self._repeats: dict[Resource, Repeats] = {}
 
@@ -77,8 +75,7 @@ class Span:
     def judge(self, resource: Resource, sender: Sender, judged: Judged, amount: Sums, max_keys: int) -> None:
         """Count a rule's verdict on requests for a resource, under the name of its row.
 
-        Up to a bound, keys are complete. Beyond it, client, user, product and producer group become ``_other``, beyond
-        twice the bound also the resource, and finally the rule. Only a few products per client are distinguished.
+        Beyond a bound, client, user, product and producer group become ``_other``, then the resource, then the rule.
         """
         verdict, rule, group, wait_us, _ = judged
         exact = (resource, sender.address, sender.user, sender.product, group, rule, verdict)
@@ -108,11 +105,10 @@ class Span:
         sums[3] = max(sums[3], wait_us)
 
     def repeat(self, resource: Resource, repeats: Repeats) -> None:
-        """Count repeats among requests that are counted elsewhere, under the name of the resource's row."""
         self._repeats[resource] = self._repeats.get(resource, NO_REPEATS).plus(repeats)
 
     def steps(self, max_resources: int, pinned: Container[Resource]) -> Iterator[TrafficSecond | None]:
-        """Yield None after each of many short steps, and then the TrafficSecond."""
+        """Yield None between short steps, then the TrafficSecond."""
         resources: dict[Resource, ResourceSecond] = {}
         other, repeats = self._other, self._repeats.copy()
         for entry in self.second.entries:
@@ -141,7 +137,7 @@ class Span:
         yield TrafficSecond(self.at_s, *told, other, self.seconds, self.stepped_s)
 
     def drain(self) -> Iterator[None]:
-        """Free it in short steps: 10 000 resources at once take 4 ms."""
+        """Free memory in short steps: 10 000 resources at once take 4 ms."""
         while len(self):
             del self.second.entries[-1:]
             if self._judged:

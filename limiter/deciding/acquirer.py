@@ -1,7 +1,4 @@
-"""Checks several limits together: all are checked before any is charged, so a refusal spends nothing in the others.
-
-Shadow rules are checked for requests that the enforcing limits admit, and restrict nothing.
-"""
+"""Checks several limits together: all are checked before any is charged, so a refusal spends nothing in the others."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -29,11 +26,7 @@ class Acquirer:
         held: Held | None = None,
         doubled: bool = False,
     ) -> Decision:
-        """Check all limits, then commit to all.
-
-        ``messages`` and ``sizes`` are the costs in order. ``sizes`` may be missing if no part limits bytes.
-        ``doubled``: two of the parts may be one limiter, which is then charged for both.
-        """
+        """``sizes`` may be missing if no part limits bytes. ``doubled``: two of the parts may be one limiter."""
         count = len(messages)
         costs_by_unit = (messages, (1,) * count, sizes)
         asked: Sequence[Demand] = [
@@ -81,7 +74,7 @@ class Acquirer:
         if admitted == count:
             return Decision(count)
         if large:
-            # It is stopped by its own size, so no other limit's breaker opens.
+            # No other limit's breaker opens.
             (part, gate, costs), alone = large[0]
             cost = costs[admitted]
             stop = too_large(part, gate.rule, cost, gate.refuse_alone(now_ns, cost))
@@ -98,10 +91,7 @@ class Acquirer:
         *,
         held: Held | None,
     ) -> Granted:
-        """Grant the amount that all limits have in store, or nothing if that is too little.
-
-        Shadow rules restrict nothing, and are charged for what they have in store.
-        """
+        """Grant the amount that all limits have in store, or nothing if that is too little. Shadow rules count it."""
         asked = self._credit_demands(now_ns, plan.enforcing + scoped.enforcing, caller, credit)
         distinct = _distinct_of_credit(asked) if plan.doubled else asked
         messages, stops = credit.most, []
@@ -170,10 +160,10 @@ class Acquirer:
             if not part.waits(caller):
                 wait_us = gate.refuse(now_ns)
                 if part.delays:
-                    # Others may wait in line. A delay rule has no breaker to open.
+                    # A delay rule has no breaker to open.
                     self._delays.refused(now_ns, part, gate)
                     wait_us = max(wait_us, self._delays.wait_us(now_ns, part, gate))
-                # The destination is over its share, not the listener over its limit.
+                # Not the listener: the destination is over its share.
                 resource = caller.resources[0] if part.rule.adaptive and caller.resources else part.resource
                 stop = stop or Denial(resource, gate.rule, wait_us)
         if stop is not None:
@@ -190,7 +180,6 @@ class Acquirer:
         messages: Sequence[int],
         sizes: Sequence[int],
     ) -> tuple[ShadowDenial, ...]:
-        """Check each shadow rule as if it were the only one in addition to the enforcing ones."""
         shadow_denials = []
         count = len(messages)
         for parts in shadows:

@@ -15,16 +15,14 @@ from limiter.waiting.holding import Holding
 
 
 class Applied(NamedTuple):
-    """One rule that matches a request, in one dimension."""
-
     resource: Resource
-    rule: Rule  # as written. ``rule.part(dimension)`` is the limit
+    rule: Rule
     dimension: Dimension  # ``messages`` if it limits nothing
     limits: bool
-    why: str  # why it applies, or limits nothing
-    state: LimiterState | None  # None if not created yet
+    why: str
+    state: LimiterState | None
     held: int
-    usage: Usage | None  # None if not used in the last minute
+    usage: Usage | None
 
 
 def explain(
@@ -82,14 +80,14 @@ def explain(
 def _why(rule: Rule) -> str:
     pattern = rule.matches
     if pattern.text == DEFAULT_PATTERN:
-        why = f"the default of every {rule.kind}"
+        why = f"the default for kind {rule.kind}"
     elif pattern.exact_name is not None:
         why = "exact name"
     elif pattern.network is not None:
         why = f"network {pattern.text}"
     else:
         why = f"pattern with {pattern.literals} literal characters"
-    return f"total of all together: {why}" if rule.shared else why
+    return f"total: {why}" if rule.shared else why
 
 
 def _why_idle(rule_set: RuleSet, resource: Resource, rule: Rule, *, exempt: bool) -> str | None:
@@ -98,5 +96,5 @@ def _why_idle(rule_set: RuleSet, resource: Resource, rule: Rule, *, exempt: bool
     if rule.action == "off":
         return "action off"
     if exempt:
-        return "exempt from every limit" if rule.exempt else "does not apply to exempt requests"
+        return "exempt from all limits" if rule.exempt else "does not apply to exempt requests"
     return None if rule.limits else "unlimited"

@@ -1,8 +1,6 @@
 """All live limits of a data path, found and checked together.
 
-A request can be subject to the limits of each of its resources, of its scopes (client address, producer group, user,
-listener), and of the totals that these belong to, each in messages or requests, and in bytes. ``asking`` checks them.
-Requests that only delay rules stop may be held: ``delays`` puts them into ``holding``, which checks again later.
+Each request is subject to the limits of its resources, of its scopes, and of the totals of both.
 """
 
 from collections import Counter
@@ -70,7 +68,7 @@ class PlainOfCaller(NamedTuple):
     """The limits of a caller's scopes for the compiled part. None: not plain."""
 
     limits: tuple[PlainLimit, ...] | None
-    shares: "Shares | None"  # of an adaptive limit
+    shares: "Shares | None"
 
 
 class PlainDefault(NamedTuple):
@@ -80,22 +78,20 @@ class PlainDefault(NamedTuple):
     bare_name: str
     unit: int
     waits: bool
-    ends: Sequence[tuple[str, str]]  # of names that may fall under other rules
+    ends: Sequence[tuple[str, str]]  # of names that may have other rules
 
 
 class SavedLimits(NamedTuple):
-    """The limits of a process, for its successor."""
-
     at_ns: int
-    limiters: dict[Dimension, list[SavedLimiter]]  # without those in their initial state
-    reserved: Sequence[Spent] = ()  # what the old process will still spend for held requests. The successor must not
+    limiters: dict[Dimension, list[SavedLimiter]]
+    reserved: Sequence[Spent] = ()  # for held requests of the old process
 
 
 _PLAIN: Final = (Limiter, FleetLimiter)
 """Their bucket decides alone, so the compiled part may spend from it."""
 _NS_PER_US: Final = 1_000
 _MAX_CALLERS: Final = 1024
-"""Callers cached by the compiled part. All producer groups of a connection count as one."""
+"""Callers cached by the compiled part, without producer groups."""
 _MORE_NAMES: Final = 50_000
 """Names cached by the compiled part, beyond those that may have limiters."""
 
@@ -106,7 +102,7 @@ class Limits:
     Args:
         max_live: limiters of names without their own rule, per dimension.
         accounts: counts spent permits. Default: separate accounts.
-        fleet: leases the permits of limits that a fleet shares. Default: each is a limit of this process.
+        fleet: leases the permits of fleet limits. Default: each is a limit of this process.
     """
 
     def __init__(
@@ -129,7 +125,7 @@ class Limits:
         self.holding = Holding(self._check_again, self._expire)
         self.delays = Delays(self.holding)
         self._acquirer = Acquirer(self.delays, self._accounts)
-        self.resources: Resources | None = None  # None without the compiled part
+        self.resources: Resources | None = None
         self._callers: dict[Caller, Callers] = {}
         self._shares: dict[Resource, Shares] = {}
         if COMPILED is not None:
@@ -162,7 +158,6 @@ class Limits:
         return self.holding.refused_by_bound
 
     def swap(self, rule_set: RuleSet, now_ns: int) -> None:
-        """Activate another rule set from ``now_ns`` on. Held requests are checked again."""
         self.swaps += 1
         self._note_rules(rule_set)
         self._tightest.clear()
@@ -207,12 +202,11 @@ class Limits:
         return self.rule_set.match(Resource(*key.split(":", 1))).weight if key else 1
 
     def _note_rules(self, rule_set: RuleSet) -> None:
-        # True if no active rule delays or shadows.
         self.only_refuse = all(rule.action in {"reject", "off"} for rule in rule_set.in_force)
         self.limit_bytes = any(rule.bytes_per_s is not None for rule in rule_set.in_force)
 
     def refuses(self, resources: tuple[Resource, ...], caller: Caller) -> bool:
-        """Return whether requests over a limit are always refused, neither held nor shadowed."""
+        """Return whether requests over a limit are refused, neither held nor shadowed."""
         plan, scoped, _ = self._asked(resources, caller)
         return not (plan.shadows or scoped.shadows) and not any(
             part.waits(caller) for part in plan.enforcing + scoped.enforcing
@@ -252,7 +246,7 @@ class Limits:
             return PlainOfCaller(of_caller, None)
         shares = self._shares.get(limiter.resource)
         if shares is None:
-            # Looked up each time, because it may have been replaced.
+            # It may have been replaced, so look it up each time.
             shares = self._shares[limiter.resource] = COMPILED.Shares(partial(_share_of, adaptive))
         return PlainOfCaller(limits, shares)
 
@@ -278,10 +272,10 @@ class Limits:
         messages: Sequence[int],
         size_bytes: Callable[[], Sequence[int]],
     ) -> Decision:
-        """Admit the longest prefix that every limit admits. The limits that ended it stop the rest.
+        """Admit the longest prefix that every limit admits.
 
-        A limit that has stopped one request stops the rest of the same instant, unless it stopped that one for its
-        size. In that case, call again for those behind it. ``size_bytes`` is called only if a rule limits bytes.
+        If the next one was stopped for its size, call again for those behind it. ``size_bytes`` is called only if a
+        rule limits bytes.
         """
         plans = self._plans
         plan = plans.of(resources)
@@ -294,7 +288,6 @@ class Limits:
             if scoped.adaptive:
                 caller = caller._replace(resources=resources)
             return self._decide_together(now_ns, plan, caller, messages, size_bytes, scoped=scoped)
-        # Most requests have one plain rule, and cost little more than its limiter.
         limiter = part.registry.get(part.resource, now_ns)
         if limiter is None or not count:
             return Decision(count)
@@ -349,14 +342,13 @@ class Limits:
         return not parts or self._acquirer.grant_at_once(now_ns, parts, caller, credit)
 
     def _asked(self, resources: tuple[Resource, ...], caller: Caller) -> tuple[Plan, Plan, Caller]:
-        """Return the plans of resources and scopes, and the caller as used by adaptive limits."""
         plan = self._plans.of(resources)
         scoped = self._plans.of_scopes(caller, plan) if self._plans.scoped else NO_PLAN
         asked = caller._replace(resources=resources) if scoped.adaptive else caller
         return plan.asked(caller.asks), scoped.asked(caller.asks), asked
 
     def terms(self, resources: tuple[Resource, ...], caller: Caller) -> Terms:
-        """Return what the active rules imply for messages to some resources. Valid until ``swaps`` changes."""
+        """Valid until ``swaps`` changes."""
         plan = self._plans.of(resources)
         terms = plan.terms
         if not self._plans.scoped:
@@ -412,7 +404,7 @@ class Limits:
         size_bytes: int,
         requests: int = 0,
     ) -> None:
-        """Debit a cost after the fact from every limit that applies. Negative costs are given back.
+        """Debit a cost after the fact from every limit that applies. Negative: give back.
 
         ``requests`` is 0 for those that were counted on arrival.
         """
@@ -436,8 +428,7 @@ class Limits:
     def save(self, now_ns: int, ends_ns: int) -> Generator[None, None, SavedLimits]:
         """Return the state of all limits for a successor, after many short steps.
 
-        Limits may be spent from between two steps. ``spent_since`` reports that. Held requests keep waiting here, and
-        their cost until ``ends_ns`` is set aside.
+        ``spent_since`` reports permits spent in between. The cost of held requests until ``ends_ns`` is set aside.
         """
         limiters: dict[Dimension, list[SavedLimiter]] = {}
         for dimension, registry in self._registries.items():
@@ -465,11 +456,7 @@ class Limits:
         return aside
 
     def restore(self, saved: SavedLimits, now_ns: int) -> tuple[int, int]:
-        """Continue another process's limits. Call it before any request.
-
-        Returns:
-            Numbers of limiters that continue, and that do not: unlimited here, no room, or impossible figures.
-        """
+        """Continue another process's limits, before any request. Return the numbers of limiters that do and do not."""
         taken = left = 0
         for dimension, registry in self._registries.items():
             for each in saved.limiters.get(dimension, ()):
@@ -503,11 +490,7 @@ class Limits:
         self.holding.recheck_all_soon(now_ns)
 
     def reset(self, kind: str, name: str, now_ns: int) -> Iterator[tuple[Dimension, LimiterState | None]]:
-        """Restart the limiters of one name, of a total, or of all names under a pattern's rule, in short steps.
-
-        Yields:
-            The previous state of each. None for a step without one.
-        """
+        """Restart limiters in short steps. Yields the previous state of each, None for a step without one."""
         pattern = None if kind == TOTAL else Rule(kind, name, None)
         exact = None if pattern is None else pattern.exact_name
         for dimension, registry in self._registries.items():
@@ -527,7 +510,6 @@ class Limits:
             yield from registry.each_state(now_ns)
 
     def used(self, resource: Resource, now_ns: int) -> dict[Dimension, Usage]:
-        """Return the usage of limits that were used in the last minute."""
         used = {}
         for dimension in self._registries:
             rule = self.rule_set.limit(resource, dimension)
@@ -552,7 +534,7 @@ def _is_by_name(rule: Rule) -> bool:
 
 
 def _share_of(part: ApplicableLimit, resources: tuple[Resource, ...], now_ns: int) -> tuple[PlainLimit, ...] | None:
-    """Return a share for the compiled part. None if the limit is not shared by the first resource."""
+    """None if the limit is not shared by the first resource."""
     limiter = part.registry.get(part.resource, now_ns)
     if not isinstance(limiter, AdaptiveLimiter) or limiter.rule.fair_by not in {None, resources[0].kind}:
         return None

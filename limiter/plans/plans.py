@@ -1,7 +1,4 @@
-"""Plans: the limits that apply to a request, computed once per set of resources and per caller.
-
-A plan depends only on the rules. The cache is bounded, because names and addresses come from clients.
-"""
+"""Plans: the limits that apply to a request, cached in bounded numbers, because names come from clients."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, Literal, NamedTuple, TypeVar
@@ -15,21 +12,19 @@ from limiter.rules.rule import OF_MESSAGES, UPERMITS_PER_PERMIT, Dimension, Fair
 from limiter.rules.rule_set import RuleSet
 
 _MAX_REMEMBERED: Final = 16_384
-"""Cached plans of each sort. Making one takes some 10 µs."""
 
 _MAX_RESOURCES: Final = 8
-"""More are not cached, because clients may name ever new combinations."""
 
 MESSAGES: Final = 0
 REQUESTS: Final = 1
 BYTES: Final = 2
-"""Units of cost, as indexes into a tuple of all three."""
+"""Indexes into (messages, requests, bytes)."""
 
 _NO_ROW: Final = Row(Resource("", ""))
 _NO_ROW.retired = True
 
 Asks = Literal["all", "delaying", "refusing"]
-"""Which rules to check: all, those that hold requests, or those that refuse or shadow.
+"""All rules, those that hold requests, or those that refuse or shadow.
 
 For receivers with credit, holding rules decide the amount granted, and the others decide on each message.
 """
@@ -39,22 +34,20 @@ V = TypeVar("V")
 
 
 class Caller(NamedTuple):
-    """The sender of a request: its scopes, and the keys of its fair shares."""
-
     client: str
     producer_group: str
-    listener: str  # scope of the listener
-    consumes: bool = False  # it consumes messages. Scopes of producers do not limit it
+    listener: str
+    consumes: bool = False  # scopes of producers do not limit it
     by_answer: bool = False  # its cost is known from its answer
-    refusable: bool = True  # it can be refused. Otherwise it waits as long as necessary, whatever the action
-    # Further scopes of its connection, such as its user, in order of checking.
+    refusable: bool = True  # otherwise it waits as long as necessary, whatever the action
+    # Further scopes of its connection, in order of checking.
     scopes: tuple[Resource, ...] = ()
     asks: Asks = "all"
-    may_wait: bool = True  # it can be held. Otherwise delay rules refuse it
-    resources: tuple[Resource, ...] = ()  # destinations, for adaptive limits
+    may_wait: bool = True  # otherwise delay rules refuse it
+    resources: tuple[Resource, ...] = ()  # destinations
 
     def share_key(self, fair_by: FairBy | None) -> str:
-        """Return the key of its share, empty if unknown. ``fair_by`` None: the first destination."""
+        """Return an empty key if it is unknown. ``fair_by`` None: the first destination."""
         if fair_by is None or fair_by in OF_MESSAGES:
             return next((str(each) for each in self.resources if fair_by in {None, each.kind}), "")
         if fair_by == CLIENT:
@@ -72,13 +65,11 @@ def gate_of(limiter: Limiter, caller: Caller, now_ns: int) -> Gate:
 
 
 class Confirming(NamedTuple):
-    """Which messages consumers confirm instead of the broker."""
-
-    below_bytes: int  # only smaller messages
+    below_bytes: int
     within_ns: int
-    # Acks that confirm a message: the queues that get it. None if the rule does not say.
+    # Acks that confirm a message. None: the rule does not say.
     queues: int | None
-    # On failure, the broker stores and confirms the message. Otherwise its sender is told.
+    # On failure, the broker stores and confirms the message.
     persists: bool
 
 
@@ -87,10 +78,10 @@ class Advance(NamedTuple):
 
     rate: int  # micro-permits per second
     burst: int  # messages
-    most: int  # with the largest debt, 0 if the limit admits nothing
+    most: int
 
 
-# A limit that admits nothing: a refusal needs a message.
+# A refusal needs a message.
 _CLOSED: Final = Advance(UPERMITS_PER_PERMIT, 2, 0)
 
 
@@ -109,12 +100,10 @@ def advance_of(rules: Iterable[Rule]) -> Advance | None:
 
 
 class Terms(NamedTuple):
-    """What active rules imply for messages, before one arrives."""
-
-    delays: bool = False  # some rule holds messages, so credit must be requested for them
-    refuses: bool = False  # some rule refuses or shadows, so each message must be decided
-    max_bytes: int | None = None  # None: any
-    confirm: Confirming | None = None  # None: none. Not a limit
+    delays: bool = False  # credit must be requested
+    refuses: bool = False  # each message must be decided, as some rule refuses or shadows
+    max_bytes: int | None = None
+    confirm: Confirming | None = None
     advance: Advance | None = None
 
     @property
@@ -126,15 +115,14 @@ NO_TERMS: Final = Terms()
 
 
 class QueueKey(NamedTuple):
-    """Identifies a line of waiting requests: one limiter, or one share of it.
+    """A line of waiting requests: of a limiter, or of a share.
 
-    The key is not the requested resource. If many names shared a limiter, each permit would be offered to many lines in
-    vain.
+    Not of the requested resource: if names shared a limiter, each permit would be offered to many lines in vain.
     """
 
     dimension: Dimension
-    resource: Resource  # the limiter's
-    share: str  # empty without shares
+    resource: Resource
+    share: str
 
 
 def unit_of(dimension: Dimension, rule: Rule) -> int:
@@ -150,12 +138,12 @@ class ApplicableLimit:
     def __init__(self, registry: Registry, resource: Resource, rule: Rule, accounts: Accounts) -> None:
         self.registry = registry
         self.resource = resource
-        self.rule = rule  # with this dimension as its only limit
+        self.rule = rule
         self.unit = unit_of(registry.dimension, rule)
         self.fair_by: FairBy | None = rule.fair_by
         self.holds = rule.action == "delay"
         self.delays = rule.delays
-        # A held request that is charged by its answer costs nothing yet.
+        # Held requests that are charged by their answer cost nothing yet.
         self.by_answer = self.delays and self.unit != REQUESTS
         self._accounts = accounts
         self._dimension = registry.number
@@ -165,7 +153,6 @@ class ApplicableLimit:
         return (self.holds and caller.may_wait) or not caller.refusable
 
     def spend(self, second: Second, now_ns: int, permits: int) -> None:
-        """Record a check, and the permits spent in the current second. Negative: given back."""
         self.row(now_ns).spend(second, self._dimension, permits)
 
     def row(self, now_ns: int) -> Row:
@@ -181,8 +168,6 @@ class ApplicableLimit:
 
 
 class Plan:
-    """All limits that apply, in order of checking."""
-
     __slots__ = (
         "_asked",
         "adaptive",
@@ -199,14 +184,14 @@ class Plan:
     def __init__(
         self, parts: Iterable[ApplicableLimit], *, exempt: bool = False, confirm: Confirming | None = None
     ) -> None:
-        self.exempt = exempt  # exempt from its own limits and those of scopes
+        self.exempt = exempt
         self.parts = self.enforcing = tuple(parts)
-        # grouped by rule and resource
+        # Grouped by rule and resource.
         self.shadows: tuple[tuple[ApplicableLimit, ...], ...] = ()
         self.adaptive = any(part.rule.adaptive for part in self.parts)
         self.has_bytes = any(part.unit == BYTES for part in self.parts)
-        self.doubled = False  # two of the enforcing ones may be one limiter, which is then charged for both
-        # The only part, if it is plain: it refuses, has no shares and does not count bytes.
+        self.doubled = False  # two enforcing parts may be one limiter, which is then charged for both
+        # The only part, if it refuses, has no shares and does not count bytes.
         self.only: ApplicableLimit | None = None
         if any(part.rule.action == "shadow" for part in self.parts):
             self._part_shadows()
@@ -214,7 +199,6 @@ class Plan:
             first = self.parts[0]
             self.only = None if self.has_bytes or first.delays or first.fair_by is not None else first
         if len(self.enforcing) > 1:
-            # Overflow limiters and totals are shared by many names.
             rules = [(part.registry.dimension, id(part.rule)) for part in self.enforcing]
             self.doubled = len(set(rules)) < len(rules)
         self._asked: dict[Asks, Plan] = {}
@@ -257,7 +241,6 @@ class Plans:
         self.scoped = bool(rule_set.scopes)
         self.by_resources: dict[Sequence[Resource], Plan] = {}
         self._by_caller: dict[Caller, Plan] = {}
-        # One part per limit, shared by all plans.
         self._parts: dict[tuple[Dimension, Resource], ApplicableLimit] = {}
 
     def of(self, resources: Sequence[Resource]) -> Plan:
@@ -279,7 +262,6 @@ class Plans:
         return None
 
     def of_scopes(self, caller: Caller, plan: Plan) -> Plan:
-        """Return the limits of a caller's scopes, in addition to the plan of the resources."""
         if not self._scopes or caller.consumes or plan.exempt:
             return NO_PLAN
         scoped = self._by_caller.get(caller)

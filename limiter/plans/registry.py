@@ -1,18 +1,16 @@
 """The registry: live limiters by resource, in bounded memory.
 
-Clients can invent a million names. The registry holds at most ``max_live`` limiters and evicts only *idle* ones, which
-are equivalent to new ones: full, closed, cold and without active keys. Eviction therefore forgives no debt. Resources
-with their own rule are not evicted and not counted. While nothing can be evicted, new names share one *overflow*
-limiter per rule. A name that gets a limiter later inherits the deficit of the overflow limiter, unless it is under
-another rule by then, which may give it one more burst.
+At most ``max_live`` limiters are kept, because clients can invent names. Only *idle* ones are evicted, which are
+equivalent to new ones: full, closed, cold and without active keys. So eviction forgives no debt. Resources with their
+own rule are not evicted and not counted. While nothing can be evicted, new names share one *overflow* limiter per rule,
+whose deficit a name inherits when it gets a limiter.
 
-**Swaps.** A new rule set is active at once, but a limiter follows when it is next used. It then applies the missed
-swaps one by one, because in a single step, a limit that was lowered and raised again would give too much or too little.
-Only the last few swaps are kept. A limiter that missed earlier ones may gain one burst, and never loses one.
+**Swaps.** A limiter applies the missed rule sets one by one when it is next used, because in a single step, a limit
+that was lowered and raised again would give too much or too little. Only the last few are kept. A limiter that missed
+earlier ones may gain one burst, and never loses one.
 
-**Initial state.** A new name below its limit must not be refused, so a limiter starts full, even for a name that was
-unlimited until now. After edits of ``shared``, or of the pattern of a total, limiters continue. Otherwise each edit
-would give another burst.
+**Initial state.** A limiter starts full, so that a new name below its limit is not refused. After edits of ``shared``,
+or of the pattern of a total, limiters continue. Otherwise each edit would give another burst.
 """
 
 from collections import deque
@@ -35,7 +33,7 @@ DEFAULT_MAX_LIVE: Final = 100_000
 
 _LONG_AGO_NS: Final = -(2**63)
 _MAX_CHECKS: Final = 16
-"""Limiters checked to make room: some 20 µs per new name while none is idle."""
+"""Limiters checked to make room, in some 20 µs."""
 _REMEMBERED: Final = 16
 
 
@@ -46,35 +44,28 @@ class _Swap(NamedTuple):
 
 
 class Spent(NamedTuple):
-    """Permits that one process has spent of a limit, for its successor. See ``SavedLimiter``."""
-
     dimension: Dimension
     kind: str
     name: str
     rule: str
     shared: bool
-    upermits: int  # micro-permits. Negative: set aside and not spent
+    upermits: int  # negative: set aside and not spent
 
 
 class Live:
-    """The live limiters of one dimension, by resource.
+    """The live limiters of one dimension, by resource. The compiled version also creates limiters under plain defaults.
 
-    The compiled version also creates limiters under plain defaults.
-
-    Args:
-        max_live: maximum number of unpinned limiters.
-        is_idle: says whether a limiter is equivalent to a new one, given its resource and the time.
+    ``is_idle`` says whether a limiter is equivalent to a new one, given its resource and the time.
     """
 
     def __init__(self, max_live: int, is_idle: Callable[[Resource, int], bool]) -> None:
-        self.overflow: dict[str, Limiter] = {}  # by the bare names of their rules
+        self.overflow: dict[str, Limiter] = {}  # by bare rule names
         self.evicted_total = 0
         self.unpinned = 0
         self._max_live = max_live
         self._is_idle = is_idle
         self._limiters: dict[Resource, Limiter] = {}
         self.get = self._limiters.get
-        # In order of checking for eviction.
         self._order: deque[Resource] = deque()
         # The new names of one chunk search once.
         self._no_room_ns = _LONG_AGO_NS
@@ -93,7 +84,6 @@ class Live:
         self._limiters[limiter.resource] = limiter
 
     def pin(self, limiter: Limiter, pinned: bool) -> None:  # noqa: FBT001 - as the compiled one
-        """Set whether a live limiter's resource has its own rule."""
         self.unpinned += limiter.pinned - pinned
         limiter.pinned = pinned
 
@@ -123,13 +113,7 @@ if not TYPE_CHECKING and COMPILED is not None:
 
 
 class Registry:
-    """All live limiters of one dimension.
-
-    Args:
-        rule_set: the initial rules.
-        max_live: bounds the limiters of names without their own rule.
-        dimension: the limited quantity.
-        fleet: leases the permits of limits that a fleet shares. Default: each is a limit of this process.
+    """All live limiters of one dimension. ``max_live`` excludes names with their own rule.
 
     Raises:
         ValueError: ``max_live`` is less than 1.
@@ -148,14 +132,14 @@ class Registry:
         self.number = DIMENSIONS.index(dimension)
         self._join = partial((Member() if fleet is None else fleet).join, dimension)
         self.limiters = Live(max_live, self._is_idle)
-        self.overflowed_total = 0  # lookups answered with an overflow limiter
+        self.overflowed_total = 0
         self.overflow = self.limiters.overflow
         self._find = self.limiters.get
         self._rule_set = rule_set
         # Number of swaps. Limiters store theirs, inverted by ``~`` if they had no limit then.
         self._epoch = 0
         self._swaps: deque[_Swap] = deque(maxlen=_REMEMBERED)
-        # If the clock ran backwards, no period may be refilled twice.
+        # No period may be refilled twice if the clock runs backwards.
         self._latest_ns = _LONG_AGO_NS
 
     @property
@@ -171,10 +155,7 @@ class Registry:
         return self.limiters.evicted_total
 
     def get(self, resource: Resource, now_ns: int) -> Limiter | None:
-        """Return the limiter of a resource, or None if it is not limited.
-
-        Valid at this ``now_ns`` only. It may be evicted later.
-        """
+        """Return the limiter of a resource, valid at this ``now_ns`` only."""
         if now_ns > self._latest_ns:  # noqa: PLR1730 - max() is a call more on the hottest path
             self._latest_ns = now_ns
         limiter = self._find(resource)
@@ -189,17 +170,14 @@ class Registry:
         return limiter
 
     def swap(self, rule_set: RuleSet, now_ns: int, own: Mapping[Resource, bool] | None = None) -> None:
-        """Activate another rule set from ``now_ns`` on. ``own`` is ``own_since`` the active rules, if known.
-
-        The work grows with the names that gain or lose their own rule, and with the overflow limiters in use.
-        """
+        """``own`` is ``own_since`` the active rules, if known."""
         own = rule_set.own_since(self._rule_set) if own is None else own
         at_ns = self._latest_ns = max(self._latest_ns, now_ns)
         self._rule_set = rule_set
         self._epoch += 1
         self._swaps.append(_Swap(self._epoch, at_ns, rule_set))
         for resource, pinned in own.items():
-            # At once: the compiled part relies on it that a limiter behind on swaps has not switched between its kind's
+            # At once: the compiled part assumes that a limiter behind on swaps has not switched between its kind's
             # default and its own rule.
             self.current(resource)
             limiter = self._find(resource)
@@ -218,7 +196,6 @@ class Registry:
         return rule.part(self.dimension) if rule is not None and limiting else None
 
     def reset(self, resource: Resource, now_ns: int) -> LimiterState | None:
-        """Restart a resource's limiter. Return its previous state."""
         limiter = self.current(resource)
         if limiter is None:
             return None
@@ -243,10 +220,7 @@ class Registry:
         return None if limiter is None else limiter.state(now_ns)
 
     def each_state(self, now_ns: int) -> Iterator[LimiterState | None]:
-        """Yield the states of all live limiters, then of the overflow limiters, in short steps.
-
-        Safe while the registry changes between two steps: removed limiters yield None, and new ones are omitted.
-        """
+        """Yield the states of all limiters in short steps, or None. Safe while the registry changes between two."""
         for limiter in self.limiters.all():
             yield self.state(limiter.resource, now_ns)
         for name in list(self.overflow):
@@ -254,7 +228,6 @@ class Registry:
             yield None if shared is None else shared.state(now_ns)
 
     def save(self, now_ns: int) -> Iterator[SavedLimiter | None]:
-        """Yield the state of each limiter at its turn. None for one in its initial state."""
         for each in self.limiters.all():
             limiter = self.current(each.resource)
             yield None if limiter is None else save(limiter, now_ns, shared=False)
@@ -263,10 +236,7 @@ class Registry:
             yield None if limiter is None else save(limiter, now_ns, shared=True)
 
     def restore(self, saved: SavedLimiter, now_ns: int) -> bool:
-        """Continue another process's limiter. Call it before any request.
-
-        Returns:
-            Whether it is limited here, too, and there is room.
+        """Continue another process's limiter, before any request. False if it is unlimited here or there is no room.
 
         Raises:
             ValueError: the figures are impossible.
@@ -318,7 +288,6 @@ class Registry:
         limiter = new_limiter(resource, rule, self._latest_ns, self._join)
         limiter.epoch, limiter.pinned, limiter.asked_ns = self._epoch, pinned, now_ns
         self.limiters.put(limiter)
-        # The overflow limiter may have served the name, which has then spent its deficit.
         overflow = None if pinned else self.overflow.get(rule.bare_name)
         if overflow is not None:
             limiter.inherit(overflow, self._latest_ns)
@@ -339,7 +308,6 @@ class Registry:
             rule = swap.rule_set.limit(resource, self.dimension)
             unlimited = rule is None
             if rule is None:
-                # It does not continue after a time without a limit.
                 limiter.retired = limiter.retired or not swap.rule_set.limits_otherwise(resource, self.dimension)
             elif limiter.retired:
                 limiter = restart_limiter(limiter, swap.at_ns, rule, self._join)

@@ -5,5 +5,5 @@ class RuleError(ValueError):
     def __init__(self, what: str, allowed: str, attribute: str | None = None) -> None:
         super().__init__(f"{what}; allowed: {allowed}")
         self.what = what
-        self.allowed = allowed  # valid values
-        self.attribute = attribute  # the rule's attribute at fault, or None
+        self.allowed = allowed
+        self.attribute = attribute

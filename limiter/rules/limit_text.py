@@ -1,4 +1,4 @@
-"""Limits in one word, ``KIND:NAME=RATE/s``, for the command line. Other settings require the configuration file."""
+"""Limits in one word, ``KIND:NAME=RATE/s``, for the command line."""
 
 import re
 from collections.abc import Callable
@@ -16,12 +16,12 @@ _ALLOWED: Final = "KIND:NAME-or-glob=RATE/s, =0/s or =unlimited, with a number o
 
 
 def parse_limit(text: str, make: Callable[[str, str, float | None], Rule] = Rule, example: str = "") -> Rule:
-    """Parse ``KIND:NAME-or-glob=RATE/s``, ``=0/s`` or ``=unlimited``. ``example`` is a limit to show in the error.
+    """Parse ``KIND:NAME-or-glob=RATE/s``, ``=0/s`` or ``=unlimited``. Errors show ``example``.
 
     The name may contain ``:``, but not ``=``, ``,`` or white space, which separate limits in a list.
 
     Raises:
-        RuleError: the text has another form. The error shows both.
+        RuleError: the text has another form.
     """
     allowed = f"{_ALLOWED}, e.g. {example}" if example else _ALLOWED
     target, equals, rate = text.rpartition("=")
@@ -30,8 +30,7 @@ def parse_limit(text: str, make: Callable[[str, str, float | None], Rule] = Rule
         raise RuleError(f"limit {text!r} does not have the form KIND:NAME=RATE/s", allowed)
     if any(character in "=," or character.isspace() for character in target):
         raise RuleError(
-            f"limit {text!r}: a name with =, a comma or white space can only be written in the file; this one is"
-            f" {pattern!r}",
+            f"limit {text!r}: {pattern!r} has =, a comma or white space; write the limit in the configuration file",
             allowed,
         )
     if rate == "unlimited":

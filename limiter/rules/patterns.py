@@ -1,8 +1,8 @@
 """Patterns: the names that a rule matches, and the lookup of a name's most specific rule.
 
 Names are matched by globs: ``*`` any characters, ``?`` one character, ``[abc]`` ``[a-z]`` ``[!x]`` one of a set. Escape
-a special character as a set: ``a[*]b``. Client addresses are matched by networks: ``10.0.0.0/8``, ``2001:db8::/32``, or
-a single address. ``*`` is the default in both.
+a special character as a set: ``a[*]b``. Client addresses are matched by networks, such as ``10.0.0.0/8``. ``*`` is the
+default in both.
 
 The most specific pattern wins: the exact name, then the pattern with the most literal characters or the longest prefix,
 then the default.
@@ -30,7 +30,7 @@ _OCTETS: Final = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,3}){0,2})(?:\.\*)*\.?")
 
 class Pattern(NamedTuple):
     text: str  # as written. A network in canonical spelling
-    exact_name: str | None  # the only name it matches, None if it may match several
+    exact_name: str | None  # None if it may match several
     literals: int  # specificity: literal characters, or prefix length in bits
     network: _Network | None = None
 
@@ -97,7 +97,7 @@ def read_network(text: str) -> Pattern:
     if "/" in text and ip_address(text.partition("/")[0]) != network.network_address:
         raise RuleError(f"client {text!r} has address bits set beyond its prefix", str(network), "pattern")
     if isinstance(network, IPv6Network) and network.subnet_of(_MAPPED):
-        # Clients with such an address are normalized to IPv4.
+        # Such client addresses are normalized to IPv4.
         mapped = int(network.network_address) - int(_MAPPED.network_address)
         network = IPv4Network((mapped, network.prefixlen - _MAPPED.prefixlen))
     if network.prefixlen == network.max_prefixlen:
@@ -118,8 +118,6 @@ def _network_meant(text: str) -> str | None:
 
 
 class Matcher(Generic[T]):
-    """Finds the value of the most specific pattern. Ties go to the first."""
-
     def __init__(self, patterns: Iterable[tuple[Pattern, T]]) -> None:
         self.exact: dict[str, T] = {}
         self.default: T | None = None
@@ -136,7 +134,7 @@ class Matcher(Generic[T]):
                 networks.setdefault((net.version, shift), {}).setdefault(int(net.network_address) >> shift, value)
             else:
                 globs.setdefault(pattern, value)
-        # The sort is stable, so the order of writing breaks ties.
+        # The order of writing breaks ties.
         self._globs: tuple[tuple[Callable[[str], object], T], ...] = tuple(
             (_compiled(pattern.text), value)
             for pattern, value in sorted(globs.items(), key=lambda each: -each[0].literals)
@@ -177,7 +175,7 @@ class Matcher(Generic[T]):
     def _in_network(self, name: str) -> T | None:
         address = _address(name)
         if address is None:
-            return None  # not every listener's clients have an address
+            return None
         number = int(address)
         for version, shift, values in self._networks:
             if version == address.version and (found := values.get(number >> shift)) is not None:
@@ -185,7 +183,6 @@ class Matcher(Generic[T]):
         return None
 
     def in_order(self) -> Iterator[T]:
-        """Yield all values in the order in which ``match`` tries them."""
         yield from self.exact.values()
         for _, value in self._globs:
             yield value

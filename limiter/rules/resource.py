@@ -1,6 +1,6 @@
 """Resources: things that can have a limit, identified by kind and name.
 
-Each protocol has its own kinds. *Scopes* are common to all protocols: they limit the sender, whatever the destination.
+Kinds belong to a protocol. *Scopes* are common to all protocols: they limit the sender, whatever the destination.
 """
 
 from typing import Final, NamedTuple
@@ -22,8 +22,6 @@ OVERFLOW_NAME: Final = "_overflow"
 
 
 class Resource(NamedTuple):
-    """A limited thing, such as ``Resource("topic", "orders")``."""
-
     kind: str
     name: str
 

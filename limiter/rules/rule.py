@@ -1,7 +1,4 @@
-"""One rule: which names it matches, how much it admits, and the action above that.
-
-It can limit messages or requests per second, bytes per second, or both. With both, a refusal spends from neither.
-"""
+"""One rule: which names it matches, how much it admits, and the action above that."""
 
 import re
 from dataclasses import dataclass, field, replace
@@ -16,15 +13,13 @@ UPERMITS_PER_PERMIT: Final = 1_000_000
 NS_PER_S: Final = 1_000_000_000
 
 Action = Literal["reject", "shadow", "delay", "off"]
-"""``shadow`` passes and counts what it would refuse. ``off`` keeps the settings for later."""
+"""``shadow`` admits everything and counts the requests over the limit. ``off`` keeps the settings for later."""
 ShownAction = Literal["reject", "shadow", "delay", "off", "default"]
-"""``default``: the rule has no action, so each connection uses its protocol's default."""
+"""``default``: the action of each connection's protocol."""
 Count = Literal["messages", "requests"]
-"""A permit is a message, or a request of any number of messages."""
 FairBy = Literal["client", "producer_group", "certificate", "user", "topic", "queue", "exchange"]
-"""Whose shares a fair limit has. The last three are for adaptive limits only."""
+"""The last three are for adaptive limits only."""
 Confirm = Literal["broker", "after_consume"]
-"""The side that confirms a message to its sender. Consumers confirm by their acks."""
 Fallback = Literal["persist", "nack"]
 """If consumers do not confirm a message: the broker stores it, or the sender is told."""
 Dimension = Literal["messages", "bytes"]
@@ -34,16 +29,14 @@ DIMENSIONS: Final[tuple[Dimension, ...]] = get_args(Dimension)
 MAX_RATE_PER_S: Final = 1_000_000_000
 """With ``MAX_TIME_S`` as the burst, this fits a signed 64-bit integer of micro-permits."""
 MAX_TIME_S: Final = 3600
-"""Maximum for burst, break, debt, delay, warm-up and wait for consumers, in seconds."""
 MAX_FAIR_KEYS: Final = 256
 DEFAULT_MAX_FAIR_KEYS: Final = 32
 OF_MESSAGES: Final = frozenset({"topic", "queue", "exchange"})
-"""Destinations, by which an adaptive limit can be shared."""
 DEFAULT_FLOOR_PER_S: Final = 100.0
 MAX_WEIGHT: Final = 1_000
 _NO_BOUND_UPERMITS: Final = 1 << 62
 ADAPTIVE_NAME: Final = "adaptive "
-"""In records and answers, this prefix tells a short broker from a limit."""
+"""In records and answers, this prefix tells a slow broker from a limit."""
 FOR_THE_FLEET: Final = " for the fleet"
 DEFAULT_BREAK_S: Final = 1.0
 DEFAULT_MAX_DELAY_S: Final = 2.0
@@ -61,8 +54,8 @@ _BYTES_ALLOWED: Final = f"0 to {MAX_RATE_PER_S} bytes per second"
 
 class RuleKey(NamedTuple):
     kind: str
-    pattern: str  # the only name it matches, or else the pattern as written
-    exact: bool  # which of the two
+    pattern: str  # name, or pattern as written
+    exact: bool
     shared: bool
     hours: Hours | None
 
@@ -76,50 +69,46 @@ class Rule:
     """
 
     kind: str
-    pattern: str  # an exact name or a glob. For clients an address or a network. ``*`` is the kind's default
+    pattern: str  # exact name or glob. For clients: address or network. ``*``: the kind's default
     rate_per_s: float | None  # permits per second, in steps of a millionth. 0 refuses everything, None is unlimited
-    burst_s: float = 1.0  # seconds of permits
-    # How long the breaker stays open after permits are available. 0 disables it. None: 1 s, or the burst if that is
-    # shorter. For scopes, totals, delays and warm-ups None means 0: a tripped scope would refuse every quiet resource,
-    # and holding and warming up do not work against an open breaker.
+    burst_s: float = 1.0
+    # 0: no breaker. None: 1 s, or the burst if that is shorter. For scopes, totals, delays and warm-ups None means 0: a
+    # tripped scope would refuse every quiet resource, and an open breaker prevents holding and warming up.
     break_s: float | None = None
     count: Count = "messages"
-    bytes_per_s: float | None = None  # None: unlimited
-    bytes_burst_s: float = 1.0  # seconds of bytes
-    shared: bool = False  # one bucket for all matching names, in addition to each name's own limit
+    bytes_per_s: float | None = None
+    bytes_burst_s: float = 1.0
+    shared: bool = False  # one bucket for all matching names, in addition to their own limits
     action: Action = "reject"
     credit_waits: bool = False
-    # Seconds of permits that one request may leave as debt, at least one permit. A request that would owe more is
-    # refused alone.
+    # A request that would owe more is refused alone. At least one permit.
     max_debt_s: float = DEFAULT_MAX_DEBT_S
-    max_delay_s: float = DEFAULT_MAX_DELAY_S  # maximum hold time with action ``delay``
-    # What may be spooled with action ``delay``: everything, nothing, or (None) the excess over the bounds on held
-    # requests.
+    max_delay_s: float = DEFAULT_MAX_DELAY_S
+    # Spool everything, nothing, or (None) the excess over the bounds on held requests.
     spool: bool | None = None
-    busy_code: int | None = None  # response code of a refusal, None: the protocol's default
-    fair_by: FairBy | None = None  # whose shares the limit has, None: no shares
-    max_fair_keys: int = DEFAULT_MAX_FAIR_KEYS  # further callers have one share together
-    fleet: bool = False  # shared by all members of the fleet
-    # The rate follows the responses of the listener's broker, and is shared fairly. Only for listeners, without a rate.
+    busy_code: int | None = None  # None: the protocol's default
+    fair_by: FairBy | None = None
+    max_fair_keys: int = DEFAULT_MAX_FAIR_KEYS
+    fleet: bool = False
+    # The rate follows the responses of the listener's broker. Only for listeners, without a rate.
     adaptive: bool = False
-    floor_per_s: float = DEFAULT_FLOOR_PER_S  # lower bound if adaptive, in permits per second
-    ceiling_per_s: float | None = None  # upper bound if adaptive, None: unbounded
+    floor_per_s: float = DEFAULT_FLOOR_PER_S
+    ceiling_per_s: float | None = None
     weight: int = 1  # equal shares of an adaptive limit per matching name
-    warm_up_s: float = 0.0  # time to reach the full rate after idleness. 0: always the full rate
-    # The side that confirms messages to their sender. Requires no limit. With action ``off``, it is the broker.
+    warm_up_s: float = 0.0
+    # Requires no limit. With action ``off``, the broker confirms.
     confirm: Confirm = "broker"
-    confirm_below_bytes: int = DEFAULT_CONFIRM_BELOW_BYTES  # the broker confirms messages of this size or larger
+    confirm_below_bytes: int = DEFAULT_CONFIRM_BELOW_BYTES
     confirm_within_s: float = DEFAULT_CONFIRM_WITHIN_S
-    # Acks that confirm a message: the queues that get it. None if the protocol knows.
+    # None if the protocol knows.
     confirm_queues: int | None = None
     fallback: Fallback = "persist"
-    hours: Hours | None = None  # None: always
+    hours: Hours | None = None
     allow_under_limit: bool = False  # allow a break longer than the burst, which admits less than the rate on average
-    exempt: bool = False  # matching names are not limited by this rule, nor by their scopes and totals
+    exempt: bool = False  # also from the limits of scopes and totals
     # ``flag``, ``file:NAME``, ``built-in``, and so on. For display.
     source: str = "default"
-    # ``kind:pattern``, ``total:kind:pattern`` if shared, ``adaptive kind:pattern`` if adaptive. Followed by the hours,
-    # if any.
+    # ``kind:pattern``, ``total:kind:pattern`` or ``adaptive kind:pattern``. Followed by the hours, if any.
     name: str = field(init=False, repr=False, compare=False)
     rate_upermits_per_s: int = field(init=False, repr=False, compare=False)
     capacity_upermits: int = field(init=False, repr=False, compare=False)
@@ -133,7 +122,6 @@ class Rule:
     warm_up_ns: int = field(init=False, repr=False, compare=False)
     confirm_within_ns: int = field(init=False, repr=False, compare=False)
     matches: Pattern = field(init=False, repr=False, compare=False)
-    # The rule of the byte limit alone. None if bytes are not limited.
     bytes_rule: "Rule | None" = field(init=False, repr=False, compare=False)
     key: RuleKey = field(init=False, repr=False, compare=False)
 
@@ -168,7 +156,6 @@ class Rule:
         self._check_confirm()
         if self.adaptive:
             self._check_adaptive()
-            # Each share has its own bound on debt.
             self._derive("max_debt_upermits", _NO_BOUND_UPERMITS)
             self._derive("max_permits", _NO_BOUND_UPERMITS // UPERMITS_PER_PERMIT)
         self._derive("bytes_rule", self._of_bytes())
@@ -190,7 +177,7 @@ class Rule:
 
     @property
     def limit_text(self) -> str:
-        """The limit in short: ``5 requests/s + 1024 bytes/s, shared by client``, ``unlimited``, ``exempt``."""
+        """``5 requests/s + 1024 bytes/s, shared by client``, ``unlimited``, ``exempt``."""
         if self.exempt:
             return "exempt"
         if self.adaptive:
@@ -221,7 +208,6 @@ class Rule:
 
     @property
     def delays(self) -> bool:
-        """Whether requests over the limit wait, held or for credit."""
         return self.action == "delay" or self.credit_waits
 
     @property
@@ -248,7 +234,7 @@ class Rule:
         if self.fleet:
             no_breaker = "fleet"
         if self.credit_waits:
-            no_breaker = "no action, which makes AMQP 1.0 wait for credit"
+            no_breaker = "no action (AMQP 1.0 then waits for credit)"
         if self.break_s is None:
             harmful = no_breaker is not None or self.shared or self.kind in SCOPES
             return 0 if harmful else min(round(DEFAULT_BREAK_S * NS_PER_S), self.burst_ns)
@@ -297,7 +283,7 @@ class Rule:
             raise RuleError(f"rule {self.name}: weight {self.weight!r}", f"1 to {MAX_WEIGHT}", "weight")
         if self.fair_by == self.kind and not self.shared:
             what = (
-                f"rule {self.name}: fair_by {self.fair_by!r} has no effect, since each limit has only one {self.kind}"
+                f"rule {self.name}: fair_by {self.fair_by!r} has no effect, because each limit has only one {self.kind}"
             )
             raise RuleError(what, "fair_by with shared = true, or no fair_by", "fair_by")
         if not 1 <= self.max_fair_keys <= MAX_FAIR_KEYS:
@@ -309,7 +295,7 @@ class Rule:
             what = f'rule {self.name}: confirm "after_consume" applies to single resources, not to scopes and totals'
             raise RuleError(what, "a kind of resource, without shared", "confirm")
         if not self.confirm_within_ns:
-            what = f"rule {self.name}: confirm_within_s {self.confirm_within_s}is too short for any consumer"
+            what = f"rule {self.name}: confirm_within_s {self.confirm_within_s} is too short for any consumer"
             raise RuleError(what, f"above 0, up to {MAX_TIME_S} seconds", "confirm_within_s")
         if not 1 <= self.confirm_below_bytes <= MAX_CONFIRM_BELOW_BYTES:
             what = f"rule {self.name}: confirm_below_bytes {self.confirm_below_bytes}"
@@ -381,18 +367,18 @@ class Rule:
 
 
 def with_shares(text: str, fair_by: str | None) -> str:
-    """Append the kind of shares to a short limit: ``500/s, shared by client``."""
+    """``500/s, shared by client``."""
     return f"{text}, shared by {fair_by.replace('_', ' ')}" if fair_by else text
 
 
 def adaptive_text(floor_per_s: float, ceiling_per_s: float | None) -> str:
-    """Format an adaptive limit: ``adaptive, at least 100/s, at most 5000/s``."""
+    """``adaptive, at least 100/s, at most 5000/s``."""
     most = "" if ceiling_per_s is None else f", at most {ceiling_per_s:.15g}/s"
     return f"adaptive, at least {floor_per_s:.15g}/s{most}"
 
 
 def debt_upermits(rate_upermits_per_s: int, max_debt_ns: int) -> int:
-    """Return the largest debt of one request at a rate. It is at least one permit, which passes any limit."""
+    """At least one permit, which passes any limit."""
     return max(UPERMITS_PER_PERMIT, rate_upermits_per_s * max_debt_ns // NS_PER_S)
 
 

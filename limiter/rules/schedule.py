@@ -1,7 +1,6 @@
 """Schedules: the weekly hours when a rule applies, in a time zone.
 
-A rule applies while the local time is within its hours. When clocks go forward, skipped hours do not occur. When they
-go back, repeated hours occur twice.
+When clocks go forward, skipped hours do not occur. When they go back, repeated hours occur twice.
 """
 
 import re
@@ -24,8 +23,8 @@ _LOOK_AHEAD: Final = timedelta(days=15)
 
 @dataclass(frozen=True)
 class Hours:
-    from_minute: int  # start, as minute of the day, 0 to 1439
-    to_minute: int  # end, exclusive, 1 to 1440. Up to ``from_minute``: on the next day
+    from_minute: int
+    to_minute: int  # exclusive, 1 to 1440. Up to ``from_minute``: on the next day
     days: frozenset[int]  # start days, as indexes into DAYS
     time_zone: str
 
@@ -39,7 +38,7 @@ class Hours:
         return ZoneInfo(self.time_zone)
 
     def holds(self, at: datetime) -> bool:
-        """Say whether a time, which must have a time zone, is within one of the periods."""
+        """Say whether a time, which must have a time zone, is within the hours."""
         local = at.astimezone(self._zone)
         minute, today = local.hour * 60 + local.minute, local.weekday()
         if self.from_minute < self.to_minute:
@@ -50,7 +49,7 @@ class Hours:
         )
 
     def next_change(self, after: datetime) -> datetime | None:
-        """Return when ``holds`` next changes after ``after``, in UTC, or None if it never does."""
+        """Return when ``holds`` next changes, in UTC, or None."""
         holds_now = self.holds(after)
         moment = after.astimezone(UTC)
         last = moment + _LOOK_AHEAD
@@ -73,7 +72,7 @@ class Hours:
         offset = self._offset(moment)
         if self._offset(edge) == offset:
             return edge
-        # The clocks change before the edge, at a full second. Bisect.
+        # The clocks change before the edge, at a full second.
         before = moment.replace(microsecond=0)
         while edge - before > timedelta(seconds=1):
             middle = before + timedelta(seconds=(edge - before) // timedelta(seconds=2))
@@ -107,7 +106,7 @@ def read_hours(between: str | None, days: Iterable[str], time_zone: str) -> Hour
     try:
         ZoneInfo(time_zone)
     except (ZoneInfoNotFoundError, ValueError, OSError):
-        # A directory of the database raises OSError, a path outside of it ValueError.
+        # OSError: a directory of the database. ValueError: a path outside of it.
         raise RuleError(f"time_zone {time_zone!r}", 'a name like "Europe/Berlin", or "UTC"', "time_zone") from None
     return Hours(from_minute, to_minute, frozenset(wanted) or EVERY_DAY, time_zone)
 
@@ -120,7 +119,6 @@ def _read_between(text: str) -> tuple[int, int]:
     begin, end = from_hour * 60 + from_minute, to_hour * 60 + to_minute
     if begin >= _DAY_MINUTES or end > _DAY_MINUTES or max(from_minute, to_minute) > 59:
         raise RuleError(f"between {text!r}", "times of the day from 00:00 to 24:00", "between")
-    # 00:00 as an end means midnight.
     end = end or _DAY_MINUTES
     if begin == end:
         what = f"between {text!r} is empty"

@@ -1,7 +1,6 @@
-"""Delays: decides which requests may wait for delay rules, for which limit, and for how long.
+"""Decides which requests may wait for delay rules, for which limit, and for how long.
 
-It translates the limits' answers for ``holding``, which keeps order and time, and includes the cost of outstanding
-answers.
+``holding`` keeps order and time.
 """
 
 from collections import OrderedDict, deque
@@ -16,7 +15,7 @@ from limiter.waiting.lines import Credit, Denial, Held, ShadowDenial, Wait
 
 REMEMBER_NS: Final = 1_000_000_000
 _MAX_LINES: Final = 4_096
-"""Bounds the lines, because names come from clients. A forgotten one starts over with an answer of one permit."""
+"""Bounded, because names come from clients. A forgotten one starts over with an answer of one permit."""
 
 
 class _Flow:
@@ -25,11 +24,9 @@ class _Flow:
         self.released_ns: deque[int] = deque()
 
 
-# The expected costs of outstanding answers.
-#
-# A request for messages costs nothing itself, only its answer does. If all held ones were released as soon as a permit
-# is stored, their answers would cost many times that. So each is assumed to cost as much as the last answer with
-# messages, until its own answer arrives or a second has passed: it may be a long poll on an empty queue.
+# The expected costs of outstanding answers. A request for messages costs nothing itself, only its answer does. If all
+# held ones were released once a permit is stored, their answers would cost many times that. So each is assumed to cost
+# as much as the last answer with messages, until its answer arrives or a second has passed: it may be a long poll.
 class ExpectedCosts:
     def __init__(self) -> None:
         self._flows: OrderedDict[QueueKey, _Flow] = OrderedDict()
@@ -51,7 +48,7 @@ class ExpectedCosts:
         self._flow(line).released_ns.append(now_ns)
 
     def answered(self, line: QueueKey, cost: int) -> None:
-        """Record an answer. An empty one says nothing about the cost of others."""
+        """An empty answer says nothing about the cost of others."""
         flow = self._flow(line)
         if cost:
             flow.last_cost = cost
@@ -70,7 +67,6 @@ class ExpectedCosts:
 
 
 Demand = tuple[ApplicableLimit, Gate, Sequence[int]]
-"""A checked limit, its gate, and the costs there."""
 
 
 class CreditDemand(NamedTuple):
@@ -83,16 +79,14 @@ class CreditDemand(NamedTuple):
 
 class Granted(NamedTuple):
     messages: int
-    stops: Sequence[CreditDemand] = ()  # limits that lack permits, if nothing is granted
+    stops: Sequence[CreditDemand] = ()  # if nothing is granted
 
 
 class Decision(NamedTuple):
-    """The answer to several requests checked together."""
-
     admitted: int  # requests from the front that pass
-    stop: Denial | None = None  # the limit that stops the others
-    delays: tuple[Demand, ...] = ()  # the delay rules that stop the others, if only these do: they may be held
-    shadow_denials: tuple[ShadowDenial, ...] = ()  # verdicts of shadow rules on those that pass
+    stop: Denial | None = None  # for the others
+    delays: tuple[Demand, ...] = ()  # set if only delay rules stop the others, which may then be held
+    shadow_denials: tuple[ShadowDenial, ...] = ()  # for those that pass
     # Number of the others that are stopped, each for its size. Check those behind again. 0: all are stopped.
     alone: int = 0
 
@@ -104,16 +98,14 @@ class Delays:
     def __init__(self, holding: Holding) -> None:
         self._holding = holding
         self._answers = ExpectedCosts()
-        # Of requests that may not wait.
         self._refused_ns: dict[QueueKey, int] = {}
         self._last_refused_ns = -REMEMBER_NS
         self.lines = holding.lines
 
     def must_wait(self, now_ns: int, part: ApplicableLimit, gate: Gate, caller: Caller, *, held: Held | None) -> bool:
-        """Say whether a request must wait for a delay rule, regardless of stored permits.
+        """A request that may not wait would never find permits while others wait in line.
 
-        A request that may not wait has no place in line, and would never find permits while others wait. Between two
-        releases, such requests may therefore take one turn of the line.
+        So between two releases, such requests may take one turn of the line.
         """
         if held is None:
             if not self.lines:
@@ -130,7 +122,6 @@ class Delays:
         return ahead > 0 and gate.wait_us_behind(now_ns, ahead) > 0
 
     def can_grant_all(self, now_ns: int) -> bool:
-        """Say whether all available credit can be granted: none waits, and none unable to wait was refused lately."""
         return not self.lines and self._last_refused_ns + REMEMBER_NS <= now_ns
 
     def credit_of(
@@ -138,8 +129,8 @@ class Delays:
     ) -> tuple[int, CreditDemand]:
         """Return the permits that a limit would grant on its own, and the demand with the amount to wait for.
 
-        The first in line takes everything if no other request waits, otherwise one turn. Less than a turn is not
-        granted. One more turn is reserved for requests that may not wait, if such were refused recently.
+        The first in line gets one turn, or everything if no other request waits, but not less than a turn. One more
+        turn is reserved for requests that may not wait, if such were refused recently.
         """
         part, gate, price = demand[:3]
         key = part.line(gate)
@@ -160,7 +151,7 @@ class Delays:
         self._holding.hold(now_ns, held, self.credit_waits(now_ns, granted.stops, held), NEVER_NS)
 
     def credit_waits(self, now_ns: int, stops: Sequence[CreditDemand], held: Held) -> Wait:
-        """Return where a request for credit waits: in its current line if it must, otherwise for the slowest limit."""
+        """Return its current line if it must stay there, otherwise that of the slowest limit."""
         waits: list[Wait] = []
         for part, gate, price, enough, left in stops:
             key = part.line(gate)
@@ -198,21 +189,18 @@ class Delays:
     def hold(
         self, now_ns: int, decision: Decision, held: Held, behind: int = 0, *, may_spool: bool = False
     ) -> Denial | None:
-        """Hold a request that only delay rules stopped, unless it would wait too long or too much is held.
+        """Hold a request that only delay rules stopped. Return the limit that refuses it, if any.
 
         A request that costs more than its rule ever admits is refused alone, with ``most`` in the stop. One that is
-        charged by its answer always waits until its deadline, because a refused consumer would ask again at once. One
-        that cannot be refused has no deadline.
+        charged by its answer waits until its deadline, because a refused consumer would ask again at once. One that
+        cannot be refused has no deadline.
 
         Args:
             now_ns: time of the decision.
-            decision: the decision with its ``delays``.
-            held: the request. Becomes ``spooled`` if it and all behind it are to be spooled.
+            decision: with its ``delays``.
+            held: becomes ``spooled`` if it and all behind it are to be spooled.
             behind: requests of the same decision behind it. They are refused with it.
-            may_spool: it can be spooled, if its rule allows it.
-
-        Returns:
-            The limit that refuses it, if any.
+            may_spool: if its rule allows it.
         """
         longest: Wait | None = None
         longest_us = -1
@@ -262,7 +250,7 @@ class Delays:
         return None
 
     def still_waits(self, now_ns: int, delays: Sequence[Demand], held: Held) -> Denial | Wait:
-        """Return where a held request keeps waiting: in its current line, or else for the slowest limit."""
+        """As ``credit_waits``."""
         waits = []
         for part, gate, costs in delays:
             rule = gate.rule

@@ -1,20 +1,13 @@
-"""The waiting room: requests held until the limits admit them, or until they have waited too long.
+"""Requests held until the limits admit them, or until they have waited too long.
 
-Order
-=====
 Each request waits in one *line*: that of the limiter, or share, that stopped it. When the limiter admits again, the
-first in line is checked against *all* its limits. It passes, is refused, stays, or moves to another line, at the place
-of its number (its order of arrival). Only a limiter can stop the oldest request of all, so lines never wait for each
-other in a cycle.
+first in line is checked against *all* its limits. It passes, is refused, stays, or moves to another line, in order of
+arrival. Only a limiter can stop the oldest request of all, so lines never wait for each other in a cycle. A request
+with the connection and order key of a held one follows it: it is in no line until those before it are gone.
 
-A request with the connection and order key of a held one follows it: it is in no line until those before it are gone.
-
-Time
-====
-``release`` does the work due at ``next_due_ns``. ``earlier`` is called when that moves to an earlier time. A request is
-refused at its deadline. It spends only when it passes. One that cannot be refused has no deadline and counts for no
-bound, because its session stops reading from the sender. It passes at the end of a drain, unless it requests credit. A
-``spooled`` one counts for no bound either, because it represents everything that its session has spooled.
+A request is refused at its deadline. One that cannot be refused has no deadline and counts for no bound, because its
+session stops reading from the sender. It passes at the end of a drain, unless it requests credit. A ``spooled`` one
+counts for no bound either, because it represents everything that its session has spooled.
 
 Work per request is constant, except for heaps. Dead entries are swept when they are half of a heap.
 """
@@ -32,17 +25,14 @@ from limiter.waiting.lines import SLACK, Denial, Held, Wait, WaitQueue
 RELEASED_AT_ONCE: Final = 32
 """Bounds a ``release`` to a few milliseconds. The rest is due at once."""
 _ENDS_BEFORE_NS: Final = 200_000_000
-"""Held requests are refused this long before the end of a drain, so that the refusals can be sent."""
+"""Before the end of a drain, time to send the refusals of held requests."""
 
 NEVER_NS: Final = 1 << 62
-"""The longest hold of a request without a deadline."""
 
 BoundName = Literal["max_held", "max_held_bytes", "max_held_per_connection", "max_held_bytes_per_connection"]
 
 
 class Bounds(NamedTuple):
-    """Of all connections together, and of each."""
-
     requests: int = 10_000
     size_bytes: int = 64 * 1024 * 1024
     requests_per_connection: int = 1_000
@@ -65,8 +55,7 @@ class Holding:
     Args:
         ask: checks all limits for a held request. Returns None if they admit it, which spends, otherwise the limit that
             refuses it, or where it waits.
-        expire: refuses a request that has waited too long, as its limit would. Returns None if it cannot be refused and
-            passes.
+        expire: refuses a request that has waited too long. Returns None if it cannot be refused and passes.
     """
 
     def __init__(
@@ -79,11 +68,9 @@ class Holding:
         self._ask = ask
         self._expire = expire
         self._total = _Load()
-        # Requests that cannot be refused.
         self._unbounded = _Load()
         self._connections: dict[int, _Load] = {}
         self.lines: dict[QueueKey, WaitQueue] = {}
-        # By connection and order key: held requests and their followers, in order.
         self._orders: dict[tuple[int, str | int], deque[Held]] = {}
         # Requests to check because those before them are gone.
         self._turns: deque[Held] = deque()
@@ -100,7 +87,6 @@ class Holding:
         return HeldNow(total.requests + more.requests, total.size_bytes + more.size_bytes)
 
     def over_bound(self, held: Held) -> BoundName | None:
-        """Return the bound that has no room for a request, if any."""
         bounds, total = self.bounds, self._total
         own = self._connections.get(held.connection)
         bound: BoundName | None = None
@@ -115,7 +101,7 @@ class Holding:
         return bound
 
     def hold(self, now_ns: int, held: Held, wait: Wait, max_delay_ns: int) -> None:
-        """Hold a request in line for up to ``max_delay_ns``. The caller has checked ``over_bound``."""
+        """The caller has checked ``over_bound``."""
         self._insert(held, wait.resource, wait.rule, now_ns + max_delay_ns)
         self._enter(held, wait)
 
@@ -130,7 +116,7 @@ class Holding:
         self._insert(held, leader.resource, leader.rule, now_ns + leader.rule.max_delay_ns)
 
     def is_behind(self, key: QueueKey, number: int | None) -> bool:
-        """Say whether a request older than that number waits in a line. None: any request."""
+        """``number`` None: before any request."""
         line = self.lines.get(key)
         if line is None:
             return False
@@ -146,7 +132,6 @@ class Holding:
         )
 
     def drop(self, held: Held) -> None:
-        """Forget a request whose sender has left. Idempotent."""
         if not held.gone:
             self._remove(held)
 
@@ -160,7 +145,6 @@ class Holding:
             self.recheck_soon(key, now_ns)
 
     def is_over(self, now_ns: int) -> bool:
-        """Say whether a drain has ended, so that requests that cannot be refused pass."""
         return self._ends_ns is not None and self._ends_ns <= now_ns
 
     def drain(self, ends_ns: int) -> None:

@@ -1,4 +1,4 @@
-"""Lines: requests that wait, in order, for one limiter or one share of it. See ``holding``."""
+"""Requests that wait, in order, for one limiter or one share of it. See ``holding``."""
 
 from abc import ABC, abstractmethod
 from heapq import heapify, heappop, heappush
@@ -16,7 +16,7 @@ class Denial(NamedTuple):
     resource: Resource
     rule: Rule
     wait_us: int
-    # The most that the rule admits at once, if the request is larger and can never be admitted. Otherwise None.
+    # The rule's maximum, if the request is larger and can never be admitted.
     most: int | None = None
     most_of: Dimension = "messages"
 
@@ -24,24 +24,22 @@ class Denial(NamedTuple):
 class ShadowDenial(NamedTuple):
     resource: Resource
     rule: str
-    first: int  # index of the first request that it would have refused
-    end: int  # index after the last one
+    first: int
+    end: int  # exclusive
 
 
 class Wait(NamedTuple):
-    """Where a request waits, and the earliest time to check again."""
-
     line: QueueKey
-    cost: int  # permits
-    due_ns: int  # when to check the first in line
+    cost: int
+    due_ns: int
     resource: Resource
     rule: Rule
 
 
 class Credit(NamedTuple):
-    least: int  # minimum useful permits
-    most: int  # maximum permits
-    size_bytes: int  # of each permit
+    least: int
+    most: int
+    size_bytes: int  # per permit
 
 
 class Held(ABC):
@@ -49,15 +47,14 @@ class Held(ABC):
 
     Args:
         size_bytes: its cost in bytes unless it is charged by its answer.
-        order_key: order among requests of its connection. It must not overtake those with the same key. None:
-            independent.
+        order_key: it must not overtake those of its connection with the same key. None: no order.
         since_ns: when it began to wait elsewhere. 0: it begins now.
         credit: the credit it requests. Its size is then 0, and ``messages`` becomes the grant.
     """
 
     number: int  # order of arrival
     deadline_ns: int
-    resource: Resource  # whose limit it waits for
+    resource: Resource
     rule: Rule
     cost: int
 
@@ -81,25 +78,22 @@ class Held(ABC):
         self.order_key = order_key
         self.since_ns = since_ns
         self.credit = credit
-        self.spooled = False  # represents everything that its session has spooled, so it counts for no bound
+        self.spooled = False  # represents everything that its session has spooled
         self.line: WaitQueue | None = None  # None while it follows another request
         self.gone = False
         self.shadow_denials: tuple[ShadowDenial, ...] = ()
 
     @abstractmethod
     def resolved(self, stop: Denial | None) -> None:
-        """Handle the outcome: None if it passes, otherwise the refusal.
-
-        Called once, when it is no longer held. Not called if it was dropped.
-        """
+        """Handle the outcome: None if it passes, otherwise the refusal. Called once, unless it was dropped."""
 
 
 class WaitQueue:
     def __init__(self, key: QueueKey, due_ns: int) -> None:
         self.key = key
-        self.due_ns = due_ns  # when to check the first request
+        self.due_ns = due_ns
         self.waiting = 0
-        self.permits = 0  # cost of the waiting requests
+        self.permits = 0
         self.overtaken = 0  # permits spent since the last release by requests that may not wait
         self._heap: list[tuple[int, Held]] = []
 

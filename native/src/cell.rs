@@ -22,9 +22,8 @@ pub struct Cell {
     last_wait_us: i64,
     #[pyo3(set)]
     resource: Option<Py<PyAny>>,
-    /// Set if it was created here. The resource is only created when Python asks for it.
+    /// Set if it was created here. The resource is then created when Python asks for it.
     pub key: Option<Arc<str>>,
-    /// Created here, and so a plain `Limiter`.
     pub is_begun: bool,
     #[pyo3(get, set)]
     pub rule: Option<Py<PyAny>>,

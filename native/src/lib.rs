@@ -1,4 +1,4 @@
-//! The Python module `sluice_native`: see `sluice_native.pyi` for its interface and `core` for its functions.
+//! The Python module `sluice_native`. See `sluice_native.pyi`.
 
 mod cell;
 mod live;
@@ -13,7 +13,7 @@ use pyo3::prelude::*;
 
 #[pymodule]
 mod sluice_native {
-    /// Checked by the importer. Changes whenever the interface or its meaning changes.
+    /// Checked by the importer. Changes with the interface or its meaning.
     #[pymodule_export]
     const INTERFACE: u32 = 22;
 

@@ -1,6 +1,4 @@
-//! `Live`: the live limiters of one dimension, shared by Python and the compiled part.
-//!
-//! See `limiter.plans.registry.PythonLive`. Tests keep both equivalent.
+//! `Live`: the live limiters of one dimension. See `limiter.plans.registry.PythonLive`.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -23,12 +21,11 @@ pub struct Live {
     max_unpinned: i64,
     is_idle: Py<PyAny>,
     limiters: HashMap<Arc<str>, Py<Cell>>,
-    /// Keys in order of checking for eviction.
+    /// In order of checking for eviction.
     order: VecDeque<Arc<str>>,
     no_room_ns: Option<i64>,
 }
 
-/// Limiters checked to make room for one.
 const MAX_LOOKS: usize = 16;
 
 impl Live {
@@ -49,7 +46,7 @@ impl Live {
         }
     }
 
-    /// Create a full limiter of the same rule. None if there is no room. `shared_as`: name of the overflow limiter.
+    /// Create a full limiter of the same rule. None: no room. `shared_as`: name of the overflow limiter.
     pub fn begin(
         this: &Py<Self>,
         py: Python<'_>,
@@ -63,7 +60,6 @@ impl Live {
             return Ok(None);
         }
         let of = full.bind(py).get_type();
-        // Skips Python's `__init__`.
         let limiter = of.call_method1("__new__", (&of,))?.cast_into::<Cell>()?;
         let shared = this.borrow(py).overflow.bind(py).get_item(shared_as)?;
         {
@@ -72,7 +68,6 @@ impl Live {
             begun.rule = full.rule.as_ref().map(|rule| rule.clone_ref(py));
             (begun.epoch, begun.key, begun.is_begun) = (epoch, Some(key.clone()), true);
             if let Some(shared) = shared {
-                // The overflow limiter may have served this name.
                 begun.bucket.inherit(&mut shared.cast::<Cell>()?.borrow_mut().bucket, now_ns);
             }
         }

@@ -12,7 +12,7 @@ use sluice_native_core::scan::{Bounds, Headers, Scanner, Taken};
 use crate::resources::{Resources, Target};
 use crate::runs::Asker;
 
-/// Shared, because the headers of connections are much alike.
+/// Shared, because most headers are alike.
 static HEADERS: Mutex<Option<Headers>> = Mutex::new(None);
 
 fn with_headers<T>(read: impl FnOnce(&mut Headers) -> T) -> T {
@@ -24,7 +24,6 @@ pub struct Requests {
     scanner: Scanner,
     /// By the numbers of the scanner's keys.
     pub askers: Vec<Asker>,
-    /// Requests without an answer.
     pub owed: Opaques,
     resources: Py<Resources>,
     max_keys: usize,

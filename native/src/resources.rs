@@ -1,7 +1,7 @@
 //! `Resources`: the destinations of requests by name, and their limits as far as they can be decided here.
 //!
-//! A limiter is a single object: a Python `Limiter` with its state in a `Cell`, in the one `Live` that both sides use.
-//! Python is never called while an object here is borrowed, because it may access the object, also from another thread.
+//! A limiter is one object: a Python `Limiter` with its state in a `Cell`, in the one `Live` that both sides use. Never
+//! call Python while an object here is borrowed, because it may access the object, also from another thread.
 
 use std::collections::{HashMap, VecDeque};
 use std::iter::Chain;
@@ -30,13 +30,12 @@ impl Unit {
         unit.ok_or_else(|| PyIndexError::new_err("no such unit"))
     }
 
-    /// Messages (or requests), and bytes.
     pub fn dimension(self) -> usize {
         usize::from(self == Self::Bytes)
     }
 }
 
-/// By unit: of all but the last request, and of all.
+/// By unit: without the last request, and in total.
 pub struct Costs {
     pub before: [i64; 3],
     pub all: [i64; 3],
@@ -51,7 +50,6 @@ pub struct Moment<'a> {
 /// A name may have got its own row, or room for a limiter.
 const AGAIN_S: i64 = 10;
 
-/// How long a lookup is valid.
 #[derive(Clone, Copy, Default)]
 struct Good {
     epoch: i64,
@@ -77,7 +75,7 @@ struct Limit {
 }
 
 impl Limit {
-    /// As `admit`, for one limit that is known. None if it must be looked up again.
+    /// None: look the limit up again.
     #[inline]
     fn admit(&self, py: Python<'_>, costs: &Costs, at: &Moment) -> Option<bool> {
         let (mut cell, mut row) = (self.cell.borrow_mut(py), self.row.borrow_mut(py));
@@ -95,10 +93,10 @@ impl Limit {
     }
 }
 
-/// Of the destination, of the sender, and a share of an adaptive limit.
+/// Of the destination, the sender, and a share of an adaptive limit.
 type Asked<'a> = Chain<Chain<Iter<'a, Limit>, Iter<'a, Limit>>, Iter<'a, Limit>>;
 
-/// Checked together. None: not plain.
+/// None: not plain.
 #[derive(Default)]
 struct Limits {
     plain: Option<Vec<Limit>>,
@@ -106,7 +104,6 @@ struct Limits {
 }
 
 impl Limits {
-    /// Parse Python's answer: None, or (cell, row, unit, waits) of each.
     fn read(said: &Bound<'_, PyAny>, at: &Moment) -> PyResult<Self> {
         type Said = (Py<Cell>, Py<Row>, usize, bool);
         let limits: Option<Vec<Said>> = said.extract()?;
@@ -115,7 +112,7 @@ impl Limits {
         Ok(Self { plain, good: Good::from(at) })
     }
 
-    /// Whether they are still valid, which protects them from eviction at this time.
+    /// Protects them from eviction at this time.
     fn are_good(&self, py: Python<'_>, at: &Moment) -> bool {
         self.good.holds(at)
             && self.plain.iter().flatten().all(|limit| {
@@ -126,7 +123,6 @@ impl Limits {
     }
 }
 
-/// Spend the costs if all limits admit them.
 #[inline]
 fn admit<'a>(py: Python<'_>, limits: impl Iterator<Item = &'a Limit> + Clone, costs: &Costs, at: &Moment) -> bool {
     for limit in limits.clone() {
@@ -140,7 +136,7 @@ fn admit<'a>(py: Python<'_>, limits: impl Iterator<Item = &'a Limit> + Clone, co
     true
 }
 
-/// With a sign of -1, give the costs back.
+/// Sign -1: give the costs back.
 #[inline]
 fn spend<'a>(py: Python<'_>, limits: impl Iterator<Item = &'a Limit>, costs: &Costs, sign: i64, at: &Moment) {
     for limit in limits {
@@ -150,11 +146,9 @@ fn spend<'a>(py: Python<'_>, limits: impl Iterator<Item = &'a Limit>, costs: &Co
     }
 }
 
-/// The limit of a kind's names without a rule of their own.
 struct KindDefault {
     /// A full limiter. None: unlimited.
     full: Option<Py<Cell>>,
-    /// Name of the overflow limiter.
     shared_as: String,
     unit: Unit,
     waits: bool,
@@ -182,19 +176,15 @@ impl KindDefault {
     }
 }
 
-/// The limits of the client, and the producer group. None: unlimited.
+/// The limits of the client, and the producer group.
 pub type By<'a> = Option<(&'a Py<Callers>, &'a Py<PyString>)>;
 
-/// The destination of requests with one name.
 #[pyclass(module = "sluice_native")]
 #[derive(Default)]
 pub struct Target {
     kind: usize,
-    /// See `key_of`.
     key: Arc<str>,
-    /// Created when Python asks for it.
     resource: Option<Py<PyAny>>,
-    /// If there are two.
     second: Option<Py<PyAny>>,
     limits: Limits,
     row: Option<Py<Row>>,
@@ -203,7 +193,7 @@ pub struct Target {
 
 struct Kind {
     name: String,
-    /// And whether Python was asked for it. None: Python must decide.
+    /// None: Python must decide, or was not asked yet.
     default: Option<Arc<KindDefault>>,
     is_known: bool,
     /// The overflow row, and the second in which there was no other.
@@ -220,11 +210,9 @@ pub struct Resources {
     /// By dimension.
     live: [Py<Live>; 2],
     epoch: i64,
-    /// With their own rule.
     own: Py<PyDict>,
     kinds: Vec<Kind>,
     targets: HashMap<Arc<str>, Py<Target>>,
-    /// Oldest first.
     order: VecDeque<Arc<str>>,
 }
 
@@ -305,7 +293,7 @@ impl Target {
         Ok(PyTuple::new(py, [first].into_iter().chain(second).collect::<Vec<_>>())?.unbind())
     }
 
-    /// A pair of destinations. Python provides the limits of both. Each has its own row.
+    /// Python provides the limits of both. Each has its own row.
     pub fn joint(py: Python<'_>, first: &Py<Self>, second: &Py<Self>) -> PyResult<Py<Self>> {
         let (resource, second) = (Some(Self::resource(first, py)?), Some(Self::resource(second, py)?));
         let (kind, key) = (first.borrow(py).kind, first.borrow(py).key.clone());
@@ -318,7 +306,7 @@ impl Target {
         Ok(!own.bind(py).is_empty() && own.bind(py).contains(key.split_once(':').unwrap_or_default())?)
     }
 
-    /// Its limits, if those are a plain default. Creates the limiter if necessary.
+    /// None if they are not a plain default.
     fn by_default(this: &Py<Self>, py: Python<'_>, all: &Py<Resources>, at: &Moment) -> PyResult<Option<Limits>> {
         let (kind, key, is_joint) = {
             let target = this.borrow(py);
@@ -331,7 +319,6 @@ impl Target {
         }
         let good = Good::from(at);
         let Some(full) = &default.full else { return Ok(Some(Limits { plain: Some(Vec::new()), good })) };
-        // Both are looked up at the same times.
         this.borrow_mut(py).row_good = Good::default();
         let row = Self::row(this, py, all, at)?;
         let live = all.borrow(py).live[default.unit.dimension()].clone_ref(py);
@@ -346,7 +333,7 @@ impl Target {
         {
             let is_its = default.has_rule_of(py, Some(&cell));
             let mut cell = cell.borrow_mut(py);
-            // If its rule has not changed since, it has missed nothing.
+            // A limiter whose rule has not changed has missed nothing.
             if !is_its || cell.epoch < default.since {
                 return Ok(None);
             }
@@ -371,7 +358,7 @@ impl Target {
         Ok(())
     }
 
-    /// Evaluate `is_true` on the current limits of destination and sender. False if Python must decide.
+    /// False also if Python must decide.
     fn with_limits(
         this: &Py<Self>,
         py: Python<'_>,
@@ -403,7 +390,7 @@ impl Target {
         Self::with_limits(this, py, all, by, at, |mut limits| limits.all(|limit| !limit.waits))
     }
 
-    /// Admit all requests, if the limits of destination and sender are plain and admit them.
+    /// False also if Python must decide.
     #[inline]
     pub fn admit(
         this: &Py<Self>,
@@ -414,7 +401,6 @@ impl Target {
         at: &Moment,
     ) -> PyResult<bool> {
         {
-            // The most common case.
             let target = this.borrow(py);
             let limits = target.limits.plain.as_deref().filter(|_| by.is_none() && target.limits.good.holds(at));
             if let Some([only @ Limit { waits: false, .. }]) = limits {
@@ -428,8 +414,8 @@ impl Target {
         })
     }
 
-    /// Grant permits, if the limits of destination and sender are plain and have them in store, and no request waits.
-    /// With `waiting`, only limits for which requests wait are checked.
+    /// Grant permits, if the limits are plain and have them in store, and no request waits. With `waiting`, only limits
+    /// for which requests wait are checked.
     pub fn grant(
         this: &Py<Self>,
         py: Python<'_>,
@@ -448,7 +434,7 @@ impl Target {
         })
     }
 
-    /// Give back costs admitted at the same moment.
+    /// Only at the same moment.
     pub fn refund(this: &Py<Self>, py: Python<'_>, by: By, costs: &Costs, at: &Moment) -> PyResult<()> {
         let (target, group) = (this.borrow(py), by.map(|(_, group)| group.bind(py).to_str()).transpose()?);
         let callers = by.map(|(callers, _)| callers.borrow(py));
@@ -460,7 +446,7 @@ impl Target {
         Ok(())
     }
 
-    /// Count requests in its row. False, without counting, if `may_look` and requests were recently refused there.
+    /// False, without counting, if `may_look` and requests were recently refused there.
     #[inline]
     pub fn count(
         this: &Py<Self>,
@@ -510,7 +496,7 @@ impl Target {
         Ok(target.row.insert(row).clone_ref(py))
     }
 
-    /// The overflow row, if the name used it before and another name found no room in this second.
+    /// None unless the name used it before, and another name found no room in this second.
     fn shared_row(this: &Py<Self>, py: Python<'_>, all: &Py<Resources>, at: &Moment) -> PyResult<Option<Py<Row>>> {
         let shared = {
             let (target, all) = (this.borrow(py), all.borrow(py));
@@ -587,7 +573,6 @@ pub struct Callers {
     by_group: HashMap<String, (Limits, Option<Py<Shares>>)>,
 }
 
-/// With more groups, the cache is cleared.
 const MAX_GROUPS: usize = 64;
 
 impl Callers {
@@ -595,7 +580,6 @@ impl Callers {
         self.by_group.get(group).and_then(|(limits, _)| limits.plain.as_deref())
     }
 
-    /// Return the shares of the adaptive limit.
     fn ask(this: &Py<Self>, py: Python<'_>, group: &str, at: &Moment) -> PyResult<Option<Py<Shares>>> {
         let limits_of = {
             let callers = this.borrow(py);
@@ -628,14 +612,13 @@ impl Callers {
     }
 }
 
-/// By key of the first destination.
 #[pyclass(module = "sluice_native")]
 pub struct Shares {
     share_of: Py<PyAny>,
     by_key: HashMap<Arc<str>, Limits>,
 }
 
-/// With more, the cache is cleared. Python distinguishes fewer.
+/// Python distinguishes fewer.
 const MAX_SHARES: usize = 16_384;
 
 impl Shares {

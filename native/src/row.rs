@@ -1,6 +1,4 @@
-//! `Row`, `Entry` and `Second`: outcomes of the requests of one resource, in total and per second.
-//!
-//! Equivalent to `limiter.counting.row`, which describes the figures. A test compares both.
+//! `Row`, `Entry` and `Second`, as in `limiter.counting.row`.
 
 use pyo3::prelude::*;
 use pyo3::types::PyList;
@@ -13,7 +11,6 @@ const SLOTS: usize = 61;
 const MAX_SENDERS: usize = 256;
 const NOT_ASKED: i64 = -1;
 
-/// Requests, messages and bytes.
 type Amount = (i64, i64, i64);
 type Sums = [Amount; OUTCOMES];
 type Ring = Box<[i64; SLOTS]>;
@@ -43,7 +40,6 @@ pub struct Entry {
     sums: Sums,
     #[pyo3(get)]
     told: i64,
-    /// Those beyond the bound are in `others`.
     asked: Vec<(Py<PyAny>, i64, i64)>,
     others: [i64; 2],
     #[pyo3(get)]
@@ -100,9 +96,8 @@ pub struct Row {
     total: Sums,
     #[pyo3(get)]
     spent_in: i64,
-    /// By dimension, a ring of permits spent in the last seconds.
+    /// By dimension, permits spent in the last seconds.
     rings: [Option<Ring>; 2],
-    /// By dimension, permits given back that were spent in earlier seconds.
     given_back: [i64; 2],
 }
 

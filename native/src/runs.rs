@@ -7,9 +7,7 @@ use pyo3::types::PyString;
 use crate::resources::{Costs, Resources, Target};
 
 pub struct Asker {
-    /// All destinations of the requests.
     pub target: Py<Target>,
-    /// The second destination alone.
     pub second: Option<Py<Target>>,
     pub producer_group: Py<PyString>,
 }
@@ -29,7 +27,6 @@ impl Asker {
 
 pub trait Runs {
     fn runs(&self) -> usize;
-    /// None if there is no such run.
     fn asker(&self, run: usize) -> Option<&Asker>;
     /// Requests of a run, their bytes, and the bytes of the last one.
     fn sums(&self, run: usize) -> Option<(u32, u64, u64)>;

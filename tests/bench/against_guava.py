@@ -1,7 +1,7 @@
 """Limiter decisions per second in one thread: Guava's RateLimiter.tryAcquire() and Sluice's limiter in turns.
 
 Both have one bucket that never refuses, read the clock at each call, and are measured by processor time. Sluice is
-asked as a caller with one request would, and as the data path does: all limits by name, for a whole batch at once.
+called like a client with one request, and like the data path: all limits by name, for a whole batch at once.
 """
 
 import argparse
@@ -24,11 +24,10 @@ LINES = {
     "sluice, batches of 16": (16, partial(of_all_limits, stacked(ONE_RULE), 16)),
     BATCHED: (FRAMES_PER_READ, partial(of_all_limits, stacked(ONE_RULE), FRAMES_PER_READ)),
 }
-"""By name: requests of a call, and what sets it up."""
+"""By name: requests of a call, and its setup."""
 
 
 def compare(rounds: int, seconds: float) -> Table:
-    """Measure all in turns."""
     guava.build()
     table = Table(Row("decisions", DECISIONS, ()))
     asks = {name: (batch, make()) for name, (batch, make) in LINES.items()}
@@ -47,7 +46,6 @@ def _add(table: Table, name: str, ns: float) -> None:
 
 
 def main() -> int:
-    """Compare, and print medians."""
     parser = argparse.ArgumentParser(prog="against_guava.py", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=0.5, help="length of one measurement")

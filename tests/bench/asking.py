@@ -1,4 +1,4 @@
-"""Puts one row's question to one peer by the load generator, and reads its answer."""
+"""Measures one row at one peer with the load generator."""
 
 import json
 import subprocess
@@ -12,17 +12,15 @@ from rows import ACCEPT, ANSWERED, CONFIRMS, FLOOD, LOADED, MEMORY, PUBLISHES, Q
 
 # The load's own deadlines (drain, late answers, all topics) end it long before this.
 LOAD_DEADLINE_S = 480.0
-# Where a machine is so busy that next to nothing came through.
+# For a machine so busy that hardly anything passed.
 MIN_REQUESTS = 10
-# The load itself is late above that.
+# The load itself is late above this.
 MAX_REQUESTS_PER_S = 300_000.0
 MIB = 1 << 20
 KIB = 1 << 10
 
 
 class Asker:
-    """Asks the load generator."""
-
     def __init__(self, control: int, seconds: float, warmup: float) -> None:
         self.control = control
         self.seconds = seconds
@@ -31,7 +29,6 @@ class Asker:
     def measure(
         self, row: Row, running: Running, rate_per_s: float | None = None, *, known: bool = False
     ) -> Measurement:
-        """Put one row's question to one peer."""
         bypassed = running.bypassed()
         measurement = self._load(row, running, row.rate_per_s or rate_per_s, known=known)
         measurement["bypassed"] = dict(running.bypassed() - bypassed)
@@ -91,7 +88,7 @@ class Asker:
         command += ["--size", str(row.frame_bytes), "--topics", str(row.topics)]
         if row.protocol == ROCKETMQ:
             command += ["--header", row.header]
-        # Sluice has links get more credit step by step, at first.
+        # Links get more credit step by step at first.
         warmup = 4 * self.warmup if row.kind == TRANSFERS else self.warmup
         return [*command, "--warmup", str(warmup), "--seconds", str(self.seconds * row.stretch), *more]
 
@@ -113,7 +110,7 @@ class Asker:
 
 
 def decisions(rounds: int, seconds: float, core: int, scratch: Path) -> dict[str, list[dict[str, Any]]]:
-    """Let Guava's limiter and Sluice's decide in turns, in a process of their own; lines of the table by name."""
+    """Let Guava's limiter and Sluice's decide in turns, in a separate process. Return lines of the table by name."""
     kept = scratch / "decisions.json"
     command = [peers.python(), str(peers.BENCH / "against_guava.py"), "--json", str(kept)]
     command += ["--rounds", str(rounds), "--seconds", str(seconds)]

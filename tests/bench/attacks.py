@@ -1,20 +1,20 @@
-"""What a quiet client feels of an attack on its proxy: Sluice and HAProxy (TCP) under the same attack, in one run.
+"""Round trips of a quiet client during an attack on its proxy: Sluice and HAProxy (TCP) in one run.
 
     .venv/bin/python tests/bench/attacks.py              # everything, about seven minutes
     .venv/bin/python tests/bench/attacks.py --quick      # one round, about two minutes
     .venv/bin/python tests/bench/attacks.py --attack idle --attack garbage
 
-The quiet client sends a message at a steady pace to the embedded broker and waits for its answer; the attack comes to
-another listener of the same process, with a sink behind it. The round trip is taken from when a message was due, so a
-stall is paid by every message that it delays. ``less waits`` is the p99 of what it took since it was sent, without the
-time in which the proxy, the broker or the client itself waited for a core: the figure to look at where the machine has
-other work, and the ratios are of it. Both proxies take turns, round by round; a ratio is within a round, a
-figure is the median of its rounds. ``x alone`` is the p99 against the same proxy's without an attack; ``x HAProxy`` is
-Sluice's p99 against HAProxy's in the same attack. ``done`` is what the attacker got done a second: it waits for the
-proxy like anybody else, and shares its core with the quiet client and the broker, before which both come. ``failed`` is
-how much of that was turned away or cut off. ``MiB`` is the proxy's resident memory at the end of the attack.
+The quiet client sends a message at a steady pace to the embedded broker and waits for its answer. The attack goes to
+another listener of the same process, with a sink behind it. The round trip is measured from when a message was due, so
+a stall counts for every message that it delays. ``less waits`` is the p99 of the time since sending, without the time
+in which the proxy, the broker or the client itself waited for a core. On a machine with other work, look at this
+figure, which the ratios use. Both proxies take turns, round by round. A ratio is within a round, a figure is the median
+of its rounds. ``x alone`` is the p99 against the same proxy's without an attack. ``x HAProxy`` is Sluice's p99 against
+HAProxy's in the same attack. ``done`` is the attacker's actions a second: it waits for the proxy, and shares its core
+with the quiet client and the broker, which have priority. ``failed`` is the share that was refused or cut off. ``MiB``
+is the proxy's resident memory at the end of the attack.
 
-Sluice is as it comes: no bound on connections but that of all, no limit of what comes to the attacked listener.
+Sluice has its default configuration, without limits for the attacked listener.
 """
 
 import argparse
@@ -58,7 +58,7 @@ from playbook import frames
 
 from admin.demo.broker import serve_broker
 
-#: Headers that are slow to read, each in its own way.
+# Headers that are slow to read, each in its own way.
 WORST_HEADERS: Final = (
     frames.send("a", body=bytes(64 << 10)),
     frames.frame(b'{"code":34,' + b" " * 63_988 + b"?"),
@@ -78,13 +78,13 @@ WORST_HEADERS: Final = (
 ALONE: Final = "alone"
 HAPROXY, SLUICE = "haproxy", "sluice"
 WAYS: Final = (HAPROXY, SLUICE)
-#: Descriptors of a proxy that are for something else than the idle connections, of which each takes two.
+# Descriptors of a proxy other than those of the idle connections, of which each takes two.
 _OTHER_FILES: Final = 600
 _MEGA: Final = 1 << 20
 _TLS_START: Final = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"
 _SMALL: Final = frames.send("a", body=b"x")
 _LARGE: Final = frames.send("a", body=bytes(4096))
-#: All but the last byte of what may be a frame.
+# A possible frame without its last byte.
 _HUGE: Final = struct.pack(">i", 16 * _MEGA - 4) + frames.send("a", body=b"")[4:]
 
 _HAPROXY_CONFIG: Final = """global
@@ -120,8 +120,6 @@ rate = 1_000_000
 
 @dataclass(frozen=True)
 class Attack:
-    """One way to attack."""
-
     connections: int = 0
     first: bytes = b""
     steps_per_s: float = 0
@@ -129,7 +127,7 @@ class Attack:
 
 
 class Attacker:
-    """The one that attacks, in a process of its own."""
+    """The attacker, in a separate process."""
 
     def __init__(self, attack: Attack, port: int) -> None:
         self._attack = attack
@@ -138,10 +136,10 @@ class Attacker:
         self.places = [0] * len(self.peers)
 
     def connect(self, first: bytes = b"") -> socket.socket | None:
-        """Open a connection and begin it; returns None if that fails."""
+        """Open a connection and send its beginning. Return None if that fails."""
         peer = socket.socket()
         try:
-            # Whoever is left behind takes no port for a minute.
+            # Closed connections must not occupy a port for a minute.
             peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             peer.settimeout(5)
             peer.connect(("127.0.0.1", self._port))
@@ -152,7 +150,7 @@ class Attacker:
         return peer
 
     def send(self, index: int, data: bytes) -> bool:
-        """Send on one of the open connections, which is opened anew if it was closed; returns whether it was."""
+        """Send on an open connection, which is opened again if it was closed. Return whether it was."""
         peer = self.peers[index]
         if peer is not None:
             try:
@@ -165,7 +163,6 @@ class Attacker:
         return True
 
     def close(self) -> None:
-        """Leave."""
         for peer in self.peers:
             if peer is not None:
                 peer.close()
@@ -188,7 +185,7 @@ def _bomb(attacker: Attacker, number: int) -> bool:
 
 
 def _garbage(attacker: Attacker, number: int) -> bool:
-    """Connect, say something that is nothing, and leave."""
+    """Connect, send garbage, and leave."""
     start = (b"", _TLS_START, b"PROXY TCP4 1.2.3.4 ", b"AMQP\0\0\11\1", b"GET / HTTP/1.1\r\n")[number % 5]
     peer = attacker.connect(start + random.Random(number).randbytes(500))
     if peer is None:
@@ -207,7 +204,7 @@ def _come_and_go(attacker: Attacker, number: int) -> bool:
 
 
 def attacks(connections: int) -> dict[str, Attack]:
-    """Return all attacks, by name; so many connections are idle in one."""
+    """Return all attacks by name. One has this many idle connections."""
     return {
         "idle": Attack(connections=connections, first=_SMALL),
         "silent": Attack(connections=connections),
@@ -220,7 +217,7 @@ def attacks(connections: int) -> dict[str, Attack]:
 
 
 def attacker(connections: int, orders: Connection) -> None:
-    """Attack as ordered until told to stop, in a process of its own; report how much was done, and how much failed."""
+    """Attack until told to stop, in a separate process. Report the numbers of actions and failures."""
     os.sched_setaffinity(0, {LOAD_CORE})
     os.nice(5)
     open_files()
@@ -246,8 +243,6 @@ def attacker(connections: int, orders: Connection) -> None:
 
 @dataclass(frozen=True)
 class Measured:
-    """One proxy in one attack."""
-
     p50_ms: float
     p99_ms: float
     less_ms: float
@@ -261,13 +256,11 @@ Rounds = dict[tuple[str, str], list[Measured]]
 
 
 def percentiles(trips: Sequence[float]) -> tuple[float, float]:
-    """Return p50 and p99."""
     ordered = sorted(trips)
     return ordered[len(ordered) // 2], ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))]
 
 
 def table(rounds: Rounds) -> str:
-    """Lay the figures out."""
     rows = [["attack", "way", "done/s", "failed", "MiB", "p50 ms", "p99 ms", "less waits", "x alone", "x HAProxy"]]
     for (attack, way), measured in rounds.items():
         against = _ratios(measured, rounds.get((ALONE, way), []))
@@ -293,7 +286,7 @@ def _ratios(measured: Sequence[Measured], base: Sequence[Measured]) -> str:
 
 
 def sink(port: int) -> None:
-    """Take connections and throw away what comes, for ever, in a process of its own."""
+    """Accept connections and discard data, in a separate process."""
     os.sched_setaffinity(0, {LOAD_CORE})
     buffer = bytearray(1 << 20)
     with socket.create_server(("127.0.0.1", port), backlog=1000) as listener, selectors.DefaultSelector() as selector:
@@ -308,7 +301,7 @@ def sink(port: int) -> None:
 
 
 def _drained(peer: socket.socket, buffer: bytearray) -> bool:
-    """Read what is there; returns whether more may come."""
+    """Read available data. Return whether more may come."""
     try:
         return bool(peer.recv_into(buffer))
     except ConnectionResetError:
@@ -316,7 +309,7 @@ def _drained(peer: socket.socket, buffer: bytearray) -> bool:
 
 
 def start_brokers(stack: contextlib.ExitStack, upstream: int, drain: int) -> int:
-    """Start the embedded broker and the sink for as long as the stack; return the broker's pid."""
+    """Start the embedded broker and the sink for as long as the stack. Return the broker's pid."""
     broker_pid = stack.enter_context(child(broker, upstream))
     stack.enter_context(child(sink, drain))
     deadline = time.monotonic() + START_DEADLINE_S
@@ -328,14 +321,12 @@ def start_brokers(stack: contextlib.ExitStack, upstream: int, drain: int) -> int
 
 
 def broker(port: int) -> None:
-    """Serve as the broker, for ever, in a process of its own."""
+    """Serve as the broker, in a separate process."""
     os.sched_setaffinity(0, {LOAD_CORE})
     trio.run(serve_broker, port)
 
 
 class Sender:
-    """One connection that sends a message and waits for its answer."""
-
     def __init__(self, port: int, topics: int) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port), 30)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -343,7 +334,6 @@ class Sender:
         self._next = 0
 
     def send(self) -> None:
-        """Send to the next topic, and wait for the answer."""
         self._socket.sendall(self._frames[self._next])
         self._next = (self._next + 1) % len(self._frames)
         length = int.from_bytes(self._socket.recv(4, socket.MSG_WAITALL))
@@ -351,12 +341,11 @@ class Sender:
             raise BenchError("sluice closed the connection")
 
     def fill(self) -> None:
-        """Send once to every topic."""
         for _ in self._frames:
             self.send()
 
     def phase(self, pace: float, seconds: float, pids: Sequence[int] = ()) -> list[tuple[float, float]]:
-        """Send at that pace; return the round trips in ms: from when each was due, and what it took less waits."""
+        """Send at that pace. Return the round trips in ms: since each was due, and since sending without waits."""
         trips: list[tuple[float, float]] = []
         start = time.perf_counter()
         for number in range(round(pace * seconds)):
@@ -373,13 +362,13 @@ class Sender:
 
 
 def waited_s(pid: int) -> float:
-    """Return how long a process has been ready without a core, see the kernel's sched-stats.rst."""
+    """Return how long a process has been ready without a core. See the kernel's sched-stats.rst."""
     return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
 
 
 @contextlib.contextmanager
 def child(target: Callable[..., None], *arguments: object) -> Iterator[int]:
-    """Run a function in a process of its own, and end it."""
+    """Run a function in a separate process, and end it."""
     process = get_context("spawn").Process(target=target, args=arguments, daemon=True)
     process.start()
     try:
@@ -390,7 +379,6 @@ def child(target: Callable[..., None], *arguments: object) -> Iterator[int]:
 
 
 def options(arguments: Sequence[str]) -> argparse.Namespace:
-    """Read the command line."""
     parser = argparse.ArgumentParser(prog="attacks.py", description=__doc__.partition("\n")[0])
     parser.add_argument("--pace", type=float, default=100, help="messages of the quiet client a second (default 100)")
     parser.add_argument("--seconds", type=float, default=5, help="length of an attack (default 5)")
@@ -410,13 +398,13 @@ def options(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def connections_possible(wanted: int) -> int:
-    """Return how many connections a proxy has descriptors for, at most as many as are wanted."""
+    """Return the number of connections that a proxy has descriptors for, up to the wanted one."""
     return min(wanted, (open_files() - _OTHER_FILES) // 2)
 
 
 @contextlib.contextmanager
 def started(scratch: Path, way: str, ports: dict[str, int]) -> Iterator[int]:
-    """Run a proxy; yield its process id."""
+    """Run a proxy. Yield its process id."""
     config = scratch / f"{way}.config"
     config.write_text((_HAPROXY_CONFIG if way == HAPROXY else _SLUICE_CONFIG).format(**ports))
     sluice = [str(sluice_program()), "run", "--config", str(config), "--admin", f"127.0.0.1:{ports['admin']}"]
@@ -426,13 +414,11 @@ def started(scratch: Path, way: str, ports: dict[str, int]) -> Iterator[int]:
 
 
 def resident_mib(pid: int) -> float:
-    """Return the resident memory of a process."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * resource.getpagesize() / _MEGA
 
 
 def closed(port: int) -> dict[str, int]:
-    """Return how many connections Sluice has closed, by reason."""
     reasons: dict[str, int] = defaultdict(int)
     for line in metrics_page(port).splitlines():
         if line.startswith("sluice_connections_closed_total{"):
@@ -442,7 +428,6 @@ def closed(port: int) -> dict[str, int]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Measure and print."""
     given = options(arguments)
     machine.check()
     connections = connections_possible(given.connections)
@@ -477,7 +462,7 @@ def main(arguments: Sequence[str]) -> None:
                     p50, p99 = percentiles([due for due, _ in trips])
                     _, less = percentiles([took for _, took in trips])
                     rounds[attack, way].append(Measured(p50, p99, less, *done, mib))
-                    # What is left of it ends.
+                    # Let the rest of it end.
                     senders[way].phase(given.pace, 1)
         reasons = closed(admin)
     print(f"{given.pace:g} messages a second, {connections} idle connections; load average {os.getloadavg()[0]:.1f}")

@@ -1,21 +1,20 @@
-"""What confirms after the consumers' ack are worth: PerfTest against a real RabbitMQ, by queues, windows and disks.
+"""The effect of confirms after the consumers' ack: PerfTest against a real RabbitMQ, by queues, windows and disks.
 
     .venv/bin/python tests/bench/confirms.py             # everything, about 25 minutes
     .venv/bin/python tests/bench/confirms.py --quick     # one queue, one round, two minutes
-    .venv/bin/python tests/bench/confirms.py --root .parts/rabbitmq4/root     # with RabbitMQ 4; needs root
+    .venv/bin/python tests/bench/confirms.py --root .parts/rabbitmq4/root     # with RabbitMQ 4, needs root
 
 Each measurement is one PerfTest: durable classic queues, and for each of them two producers with two channels, three
 consumers with three channels, persistent messages of ``--size`` bytes through the default exchange, publisher confirms
-with so many outstanding on each channel (the window), and manual acks. It goes to the broker directly, through Sluice
-whose rule says nothing of confirms, and through Sluice with ``confirm = "after_consume"``, in turns, round by round.
-All queues are emptied in between. The disk is as it is, and then one each of whose fsyncs takes ``--sync-ms`` longer.
+with a window of outstanding ones on each channel, and manual acks. It connects to the broker directly, through Sluice
+without a rule for confirms, and through Sluice with ``confirm = "after_consume"``, in turns, round by round. All queues
+are emptied in between. The disk is the machine's, and then one whose fsyncs each take ``--sync-ms`` longer.
 
-Confirmed messages a second are the mean of a PerfTest's seconds once Java is warm; p50 and p99 of the time until a
-confirm are the medians of what PerfTest says of each of these seconds. A figure is the median of its rounds; ratios are
-within a round. Broker, PerfTest and Sluice share all cores: where these are full the disk is not what is waited for.
-``after`` is the share of the publishes that were confirmed by the consumers' ack, by Sluice's own count; the others
-went as they came. ``syncs`` are the broker's fsyncs for each message confirmed, which the slow disk counts. ``CPU us``
-is Sluice's processor time for each.
+Confirmed messages a second are the mean of a PerfTest's seconds once Java is warm. p50 and p99 of the time until a
+confirm are the medians of PerfTest's figures for these seconds. A figure is the median of its rounds. Ratios are within
+a round. Broker, PerfTest and Sluice share all cores: where these are full, the disk is not the bottleneck. ``after`` is
+the share of the publishes confirmed by the consumers' ack, by Sluice's own count. ``syncs`` are the broker's fsyncs per
+confirmed message, which the slow disk counts. ``CPU us`` is Sluice's processor time per message.
 """
 
 import argparse
@@ -54,13 +53,13 @@ WINDOWS = (1, 100)
 PRODUCERS, PRODUCER_CHANNELS, CONSUMERS, CONSUMER_CHANNELS = 2, 2, 3, 3
 """Connections for each queue, and channels of each."""
 AT_LEAST, AT_ONE_QUEUE = 0.95, 3.0
-"""Confirmed a second with the rule against without: everywhere, and at one queue and the slow disk."""
+"""Confirmed messages a second with the rule relative to without it: everywhere, and at one queue with the slow disk."""
 WARMUP_S = 2
-"""Seconds of each run that do not count: Java compiles."""
-#: Beyond what it was told to run: Java's start, and its threads' end.
+"""Seconds of each run that do not count, because Java compiles."""
+# Beyond its own time: Java's start, and its threads' end.
 END_DEADLINE_S = 45.0
 _SECOND = re.compile(r"time:? [\d.]+ ?s, .*")
-# It is warm at once, and keeps its threads to itself.
+# It warms up at once, and has few threads.
 _JAVA = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 _CONFIRMED = re.compile(r"confirmed: ([\d.]+) msg/s")
 _LATENCY = re.compile(r"confirm latency: ([\d/]+) .s")
@@ -74,7 +73,7 @@ rate = "unlimited"
 
 @dataclass(frozen=True)
 class Cell:
-    """One comparison: how many queues, how many unconfirmed on each channel, and which disk."""
+    """One comparison: the number of queues, the window on each channel, and the disk."""
 
     queues: int
     window: int
@@ -82,14 +81,11 @@ class Cell:
 
     @property
     def title(self) -> str:
-        """Say it in words."""
         return f"queues: {self.queues}, window: {self.window}, disk: {self.disk}"
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One PerfTest."""
-
     confirmed_per_s: float
     p50_ms: float
     p99_ms: float
@@ -100,7 +96,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Way:
-    """How PerfTest reaches the broker: its name, where it connects, and the Sluice between, if there is one."""
+    """A connection to the broker: name, address, and the Sluice between, if there is one."""
 
     name: str
     address: str
@@ -112,7 +108,6 @@ Rounds = dict[str, list[Measured]]
 
 
 def options(arguments: Sequence[str]) -> argparse.Namespace:
-    """Read the command line."""
     parser = argparse.ArgumentParser(prog="confirms.py", description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, help="measurements of each way, of each row (default 3)")
     parser.add_argument("--seconds", type=int, default=6, help=f"of a PerfTest, {WARMUP_S} to warm up (default 6)")
@@ -142,7 +137,7 @@ def options(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def cells(given: argparse.Namespace) -> list[Cell]:
-    """Return what is to be compared, one disk after the other: each is a broker's."""
+    """Return the comparisons, one disk after the other, because each needs a broker."""
     disks = [disk for disk in DISKS if not given.disk or disk in given.disk]
     return [Cell(queues, window, disk) for disk in disks for queues in given.queues for window in given.window]
 
@@ -154,7 +149,7 @@ def queue_names(queues: int) -> list[str]:
 
 @contextlib.contextmanager
 def started(scratch: Path, disk: str, given: argparse.Namespace) -> Iterator[tuple[RabbitMQ, list[Way]]]:
-    """Run a broker with its queues and both Sluices; yield the broker and the ways to it."""
+    """Run a broker with its queues and both Sluices. Yield the broker and the ways to it."""
     with contextlib.ExitStack() as stack:
         home = scratch / disk.replace(" ", "-")
         broker = stack.enter_context(RabbitMQ(home, root=given.root, sync_ms=given.sync_ms if disk == SLOW else 0))
@@ -177,7 +172,7 @@ def started(scratch: Path, disk: str, given: argparse.Namespace) -> Iterator[tup
 
 
 def empty(broker: RabbitMQ, queues: Sequence[str]) -> None:
-    """Purge the queues until nothing comes any more of what was on its way when a PerfTest ended."""
+    """Purge the queues until no late messages of the last PerfTest arrive."""
     with broker.connect() as client:
         channel = client.open_channel()
         while sum(client.call(channel, "queue.purge", queue=queue)["message_count"] for queue in queues):
@@ -185,7 +180,6 @@ def empty(broker: RabbitMQ, queues: Sequence[str]) -> None:
 
 
 def measured(broker: RabbitMQ, way: Way, cell: Cell, given: argparse.Namespace, scratch: Path) -> Measured:
-    """Run one PerfTest."""
     empty(broker, queue_names(max(given.queues)))
     arguments = [
         *("--size", str(given.size), "--flag", "persistent", "--confirm", str(cell.window), "--skip-binding-queues"),
@@ -210,7 +204,7 @@ def measured(broker: RabbitMQ, way: Way, cell: Cell, given: argparse.Namespace, 
 
 
 def _ran(address: str, *arguments: str, seconds: int, scratch: Path) -> list[str]:
-    """Run PerfTest against ``host:port`` for so many seconds, and return the lines it printed."""
+    """Run PerfTest against ``host:port`` for these seconds. Return its output lines."""
     command = [
         *(program("java"), *_JAVA, "-cp", rabbitmq_classpath(), "com.rabbitmq.perf.PerfTest"),
         *("--uri", f"amqp://{address}", "--time", str(seconds), "--predeclared", "--exchange", ""),
@@ -222,7 +216,7 @@ def _ran(address: str, *arguments: str, seconds: int, scratch: Path) -> list[str
 
 
 def counted(sluice: Sluice) -> dict[str, float]:
-    """Return how many publishes Sluice says to have confirmed which way, so far."""
+    """Return Sluice's counts of confirms by kind."""
     metrics = sluice.metrics()
     return {
         way: metrics.total("sluice_confirms_total", way=way)
@@ -231,7 +225,7 @@ def counted(sluice: Sluice) -> dict[str, float]:
 
 
 def confirms(lines: Sequence[str]) -> tuple[float, float, float]:
-    """Read what PerfTest printed of its warm seconds: confirmed messages a second, and p50 and p99 in ms."""
+    """Parse PerfTest's output of the warm seconds: confirmed messages a second, and p50 and p99 in ms."""
     warm = [line for line in lines if _SECOND.search(line)][WARMUP_S:]
     rates = [float(found[1]) for line in warm if (found := _CONFIRMED.search(line))]
     # In this order: min/median/75th/95th/99th, in microseconds.
@@ -242,18 +236,16 @@ def confirms(lines: Sequence[str]) -> tuple[float, float, float]:
 
 
 def ratios(rounds: Rounds, mine: str, other: str) -> list[float]:
-    """Divide the confirmed of one way by those of another, within rounds; empty if one was not measured."""
+    """Divide the confirmed messages of one way by those of another, within rounds. Empty if one was not measured."""
     pairs = zip(rounds.get(mine, []), rounds.get(other, []), strict=False)
     return [each.confirmed_per_s / theirs.confirmed_per_s for each, theirs in pairs]
 
 
 def said(values: Sequence[float]) -> str:
-    """Write a median with its range."""
     return f"{median(values):.2f} ({min(values):.2f} to {max(values):.2f})" if values else "-"
 
 
 def table(cell: Cell, rounds: Rounds) -> str:
-    """Lay out one comparison."""
     lines = [["way", "confirmed/s", "x direct", "x without", "p50 ms", "p99 ms", "after", "syncs each", "CPU us"]]
     for name, each in rounds.items():
         row = [name, f"{median(one.confirmed_per_s for one in each):,.0f}"]
@@ -269,7 +261,6 @@ def table(cell: Cell, rounds: Rounds) -> str:
 
 
 def goals(found: dict[Cell, Rounds]) -> list[str]:
-    """Say which goals are met."""
     held = []
     for cell, rounds in found.items():
         if not (values := ratios(rounds, WITH, WITHOUT)):
@@ -281,7 +272,7 @@ def goals(found: dict[Cell, Rounds]) -> list[str]:
 
 
 def sync_ms(folder: Path) -> float:
-    """Return how long the disk takes for an fsync, in the median of fifty."""
+    """Return the duration of an fsync in ms, as the median of fifty."""
     taken = []
     with (folder / "synced").open("wb") as file:
         for _ in range(50):
@@ -294,7 +285,7 @@ def sync_ms(folder: Path) -> float:
 
 
 def bench(given: argparse.Namespace) -> int:
-    """Measure everything; return the exit status."""
+    """Measure everything. Return the exit status."""
     where = machine.described()
     busy_before, began_s = machine.busy_share(), time.monotonic()
     found: dict[Cell, Rounds] = {}

@@ -1,4 +1,4 @@
-"""The bench's modules are scripts beside each other, not a package: its tests find them as the scripts do."""
+"""The bench's modules are scripts beside each other, not a package. Its tests find them as the scripts do."""
 
 import sys
 from pathlib import Path

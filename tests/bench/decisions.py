@@ -1,8 +1,8 @@
 """Limiter decisions per second in one thread: one limiter alone, then all rules that apply together.
 
-Every call reads the clock, as a caller would. No protocol, no handler: the first table asks one limiter, the second
-all of the limits by name, with 1, 3 and 6 rules that apply, against one limiter in the same run; the third finds the
-rule of one of a thousand topics among few rules and among very many.
+Every call reads the clock, as a caller would. There is no protocol and no handler: the first table calls one limiter,
+the second all limits by name, with 1, 3 and 6 rules that apply, against one limiter in the same run. The third finds
+the rule of one of a thousand topics among few rules and among very many.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from limiter.rules.resource import Resource
 from limiter.rules.rule import Rule
 from limiter.rules.rule_set import RuleSet
 
-# As many 536-byte frames as one read of 256 KiB holds.
+# The 536-byte frames in one read of 256 KiB.
 FRAMES_PER_READ = 489
 CALLS_BETWEEN_LOOKS = 1000
 PLENTY = 1_000_000_000
@@ -38,29 +38,24 @@ Ask = Callable[[], object]
 
 @dataclass(frozen=True)
 class Case:
-    """One way to ask."""
-
     name: str
     batch: int
     make: Callable[[], Ask]
 
 
 def of_one_limiter(limit: str, batch: int) -> Ask:
-    """Ask a limiter itself."""
     clock, costs = time.monotonic_ns, (1,) * batch
     acquire = Limiter(TOPIC, parse_limit(limit), clock()).acquire
     return lambda: acquire(clock(), costs)
 
 
 def of_all_limits(rules: tuple[Rule, ...], batch: int) -> Ask:
-    """Ask all limits of one topic."""
     clock, costs, resources = time.monotonic_ns, (1,) * batch, (TOPIC,)
     decide = Limits(RuleSet(rules)).decide
     return lambda: decide(clock(), resources, CALLER, costs, list)
 
 
 def of_many_topics(rules: tuple[Rule, ...]) -> Ask:
-    """Ask the limits of a thousand topics in turn."""
     clock = time.monotonic_ns
     decide = Limits(RuleSet(rules)).decide
     topics: Iterator[tuple[Resource]] = cycle([(Resource("topic", f"bench-{number}"),) for number in range(1000)])
@@ -68,7 +63,7 @@ def of_many_topics(rules: tuple[Rule, ...]) -> Ask:
 
 
 def stacked(count: int) -> tuple[Rule, ...]:
-    """Return so many rules that all apply to the topic and its caller."""
+    """Return this many rules that all apply to the topic and its caller."""
     rules = (
         Rule("topic", "*", PLENTY),
         Rule("client", "10.0.0.0/8", PLENTY),
@@ -81,7 +76,7 @@ def stacked(count: int) -> tuple[Rule, ...]:
 
 
 def large(exact: int, patterns: int) -> tuple[Rule, ...]:
-    """Return a rule set of exact names and patterns of which few match, and a default."""
+    """Return a rule set of exact names and patterns, few of which match, and a default."""
     names = tuple(Rule("topic", f"bench-{number * 7}", PLENTY) for number in range(exact))
     globs = tuple(Rule("topic", f"other-{number}-*", PLENTY) for number in range(patterns))
     return (*names, *globs, Rule("topic", "*", PLENTY))
@@ -119,9 +114,9 @@ LOOKUPS = (
 
 
 def ns_per_call(ask: Ask, seconds: float) -> float:
-    """Ask for ``seconds`` and return the nanoseconds of processor time that one call took."""
+    """Call for ``seconds``. Return the nanoseconds of processor time per call."""
     calls = 0
-    # Not the time of day: what else runs on the machine takes that, and not this.
+    # Not the time of day, which includes other work of the machine.
     start_ns = now_ns = time.thread_time_ns()
     until_ns = start_ns + round(seconds * 1e9)
     while now_ns < until_ns:
@@ -133,7 +128,7 @@ def ns_per_call(ask: Ask, seconds: float) -> float:
 
 
 def table(title: str, cases: tuple[Case, ...], rounds: dict[str, list[float]], base: Callable[[Case], str]) -> str:
-    """Print medians, and how they compare with another case of the same run."""
+    """Print medians, and their ratios to another case of the same run."""
     lines = [[title, "decisions/s", "ns a decision", "ns a call", "spread", "calls compared"]]
     for case in cases:
         calls_ns = rounds[case.name]
@@ -153,7 +148,6 @@ def table(title: str, cases: tuple[Case, ...], rounds: dict[str, list[float]], b
 
 
 def main() -> int:
-    """Measure every case in turn, round by round, and print medians."""
     parser = argparse.ArgumentParser(prog="decisions.py", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=0.3, help="length of one measurement")

@@ -1,7 +1,6 @@
-"""What a fleet costs Redis: members in one process, and a redis-server beside it.
+"""Cost of a fleet in Redis: members in one process, and a redis-server beside it.
 
-.venv/bin/python tests/bench/fleet.py --members 20 --names 10000 --active 500
-"""
+.venv/bin/python tests/bench/fleet.py --members 20 --names 10000 --active 500"""
 
 import argparse
 import socket
@@ -22,14 +21,13 @@ _TURN_S = 0.1
 
 
 async def measured(port: int, members: int, names: int, active: int, seconds: float) -> str:
-    """Return a line of figures."""
     config = FleetConfig(name="bench", member="m", kind="server", nodes=[("127.0.0.1", port)])
     rules = RuleSet([Rule("topic", "*", 100, fleet=True)])
     caller = Caller("127.0.0.1", "", "main")
     fleets = [Fleet(config, now_ns=time.monotonic_ns) for _ in range(members)]
     limits = [Limits(rules, names + 1, fleet=each.member) for each in fleets]
     async with Redis("127.0.0.1", port, decode_responses=True) as client, trio.open_nursery() as nursery:
-        # Its types allow for values that none of these figures has.
+        # Its types include values that none of these figures has.
         redis: Any = client
         for fleet in fleets:
             nursery.start_soon(fleet.run)
@@ -44,7 +42,7 @@ async def measured(port: int, members: int, names: int, active: int, seconds: fl
         for start in range(0, names, 500):
             await ask(range(start, start + 500))
             await trio.sleep(0.2)
-        # Until those that are not active any more have been given back.
+        # Until the names that are not active any more have been returned.
         for _ in range(40):
             await ask(range(active))
             await trio.sleep(_TURN_S)
@@ -68,7 +66,6 @@ async def measured(port: int, members: int, names: int, active: int, seconds: fl
 
 
 def main() -> None:
-    """Start Redis, measure, and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     for name, default in (("members", 3), ("names", 10_000), ("active", 500), ("seconds", 5)):
         parser.add_argument(f"--{name}", type=int, default=default)

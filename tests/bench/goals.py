@@ -1,4 +1,4 @@
-"""What the bench has to show: the goals of the data path, held against the tables of a run, and how cost grows."""
+"""The goals of the data path, compared with the tables of a run, and the growth of cost."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,14 +10,12 @@ from rows import ANSWERED, FLEET, GROWTH, LIMITED, REFUSED, SATURATION, TRIO_REL
 
 SCANS = ("python", "compiled")
 BATCHED = "sluice, batches of a full read"
-"""The line of the decisions that decides as the data path does under load."""
+"""The line that decides like the data path under load."""
 _MINE = f"{LIMITED}-{{scan}}"
 
 
 @dataclass(frozen=True)
 class Goal:
-    """One figure that is wanted."""
-
     title: str
     row: str
     figure: str
@@ -27,7 +25,7 @@ class Goal:
     of: str = ""
 
     def held_against(self, tables: Mapping[str, Table]) -> "list[Held]":
-        """Return what each scan reaches."""
+        """Return the result of each scan."""
         found = []
         for scan, bound in self.wanted.items():
             values = self._values(tables, scan)
@@ -57,7 +55,7 @@ Met = Literal["met", "NOT met", "reported", "not measured"]
 
 @dataclass(frozen=True)
 class Held:
-    """A goal held against a run."""
+    """A goal compared with a run."""
 
     goal: Goal
     scan: str
@@ -66,7 +64,6 @@ class Held:
     met: Met
 
     def cells(self) -> list[str]:
-        """Return a line of the table."""
         sign = "<=" if self.goal.at_most else ">="
         wanted = "report" if self.bound is None else f"{sign} {self.bound:g}"
         if not self.values:
@@ -75,7 +72,6 @@ class Held:
         return [self.goal.title, self.scan, wanted, f"{median(self.values):.2f}", spread, self.met]
 
     def as_json(self) -> dict[str, Any]:
-        """Return all of it."""
         return {
             "goal": self.goal.title,
             "row": self.goal.row,
@@ -140,20 +136,19 @@ GOALS = (
 
 
 def held_against(tables: Sequence[Table]) -> list[Held]:
-    """Hold all goals against the tables of a run."""
     by_row = {table.row.name: table for table in tables}
     return [held for goal in GOALS for held in goal.held_against(by_row)]
 
 
 def goals_text(found: Sequence[Held]) -> str:
-    """Return the goals as a person reads them, without what is reported only and was not measured."""
+    """Return the goals as text, without reported ones that were not measured."""
     heading = ["goal", "scan", "wanted", "measured", "rounds", ""]
     shown = (held.cells() for held in found if held.values or held.bound is not None)
     return f"goals\n{aligned([heading, *shown])}"
 
 
 def growth(tables: Sequence[Table]) -> dict[str, list[dict[str, Any]]]:
-    """Return the cost of a frame by what grows, one entry for each row that was measured."""
+    """Return the cost of a frame by the growing quantity, one entry per measured row."""
     by_row = {table.row.name: table for table in tables}
     found: dict[str, list[dict[str, Any]]] = {}
     for what, names in GROWTH.items():
@@ -167,7 +162,7 @@ def growth(tables: Sequence[Table]) -> dict[str, list[dict[str, Any]]]:
 
 
 def growth_text(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-    """Return how the cost of a frame grows as a person reads it; empty if nothing was compared."""
+    """Return the growth of a frame's cost as text, or an empty text without a comparison."""
     tables = []
     for what, entries in found.items():
         if len(entries) < 2:
@@ -184,7 +179,7 @@ def growth_text(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
 
 
 def saturations(tables: Sequence[Table]) -> dict[str, float]:
-    """Return the answers a second that each peer reaches, by peer."""
+    """Return the peers' saturations in answers a second."""
     found: dict[str, float] = {}
     for table in tables:
         if table.row.name == SATURATION:

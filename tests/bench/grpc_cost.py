@@ -1,4 +1,4 @@
-"""Processor time of one send of RocketMQ 5, of Sluice and of HAProxy as a TCP relay, before a real Proxy."""
+"""Processor time of one send of RocketMQ 5, of Sluice and of HAProxy as a TCP relay, in front of a real Proxy."""
 
 import argparse
 import selectors
@@ -22,16 +22,15 @@ from harness.rocketmq_proxy import RocketMQProxy  # noqa: E402
 from harness.sidecar import Route, Sluice  # noqa: E402
 from machine import cpu_s  # noqa: E402
 
-#: Connections, and calls that wait for their answer on each.
+# Connections, and concurrent calls on each.
 _CONNECTIONS, _CALLS = 4, 16
 _TOPIC: Final = "bench"
 _REQUEST: Final = send_request(_TOPIC, b"x" * 512, "01" * 17)
-#: What Sluice does with the sends.
+# Sluice's limits on the sends.
 _LIMITS: Final = {"unlimited": "unlimited", "limited": "1000000/s", "refused": "0/s"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=5, help="of load for each figure (5)")
     parser.add_argument("--rounds", type=int, default=3, help="of all peers in turn; the median counts (3)")
@@ -64,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _load(address: str, seconds: float) -> int:
-    """Send, and return how many sends were answered, passed or refused."""
+    """Send. Return the numbers of answered, passed and refused sends."""
     host, _, port = address.rpartition(":")
     answered, end = 0, time.monotonic() + seconds
     with ExitStack() as stack, selectors.DefaultSelector() as ready:

@@ -1,4 +1,4 @@
-"""Guava's RateLimiter in a Java process: fetched and compiled, started, warmed up, asked, ended."""
+"""Guava's RateLimiter in a Java process: fetched and compiled, started, warmed up, called, ended."""
 
 import contextlib
 import shutil
@@ -17,7 +17,7 @@ WARMUP_S = 2.0
 
 
 def build() -> None:
-    """Fetch Guava from Maven Central and compile the program; does nothing if both are there and up to date."""
+    """Fetch Guava from Maven Central and compile the program, unless both are up to date."""
     stamp = BUILT / ".stamp"
     if stamp.exists() and stamp.stat().st_mtime >= max(each.stat().st_mtime for each in (SOURCE, POM)):
         return
@@ -41,9 +41,11 @@ def build() -> None:
 
 @contextlib.contextmanager
 def started() -> Iterator[Callable[[float], float]]:
-    """Run the program, warm; yields what decides for some seconds and says the nanoseconds of one decision."""
+    """Run the warm program. Yields a function that decides for some seconds and returns the nanoseconds of one
+    decision.
+    """
     classes = f"{BUILT / 'classes'}:{_jars(BUILT / 'lib')}"
-    # One core has to do: no collector beside it. What it allocates is next to nothing.
+    # One core without a concurrent collector, as it hardly allocates.
     command = ["java", "-XX:+UseSerialGC", "-Xms64m", "-Xmx64m", "-cp", classes, "Decisions"]
     child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 

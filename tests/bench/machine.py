@@ -1,4 +1,4 @@
-"""The machine that the figures come from: whether it will do, what it is, and how busy it is with other work."""
+"""The machine of the figures: its suitability, its description, and its other work."""
 
 import argparse
 import os
@@ -12,14 +12,14 @@ from typing import Any
 from peers import LOAD_CORE, PROXY_CORE, BenchError
 
 Work = tuple[Callable[[], object], int]
-"""What is to be measured, and how many pieces of it one call does."""
+"""The measured code, and the number of pieces per call."""
 
 # Above this share of other work the figures come with a warning.
 QUIET = 0.05
 
 
 def check() -> None:
-    """Raise BenchError where the figures would mean nothing."""
+    """Raise BenchError if the figures would mean nothing."""
     if platform.system() != "Linux":
         raise BenchError("the bench runs on Linux only: it pins processes and reads /proc")
     cores = os.sched_getaffinity(0)
@@ -31,7 +31,6 @@ def check() -> None:
 
 
 def described() -> dict[str, Any]:
-    """Say where the figures come from."""
     cpuinfo = Path("/proc/cpuinfo").read_text().splitlines()
     models = (line.partition(":")[2].strip() for line in cpuinfo if line.startswith("model name"))
     return {
@@ -43,13 +42,12 @@ def described() -> dict[str, Any]:
 
 
 def cpu_s(pid: int) -> float:
-    """Return the processor time of a process."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def busy_share() -> float:
-    """Look for a second at how busy all cores are; before and after the run that is other people's work."""
+    """Measure for a second how busy all cores are. Before and after the run that is other work."""
 
     def times() -> tuple[int, int]:
         ticks = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
@@ -62,7 +60,7 @@ def busy_share() -> float:
 
 
 def one_thread(prog: str, doc: str | None, *, is_compiled: bool) -> argparse.Namespace:
-    """Read the options of a bench of the compiled part, ``rounds``, ``seconds`` and ``json``; stay on one core."""
+    """Read the options of a bench of the compiled part, ``rounds``, ``seconds`` and ``json``. Stay on one core."""
     parser = argparse.ArgumentParser(prog=prog, description=doc)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=0.2, help="length of one measurement")
@@ -77,7 +75,7 @@ def one_thread(prog: str, doc: str | None, *, is_compiled: bool) -> argparse.Nam
 
 
 def ns_per_piece(work: Work, seconds: float) -> float:
-    """Work for ``seconds`` and return the nanoseconds of processor time for each of its pieces."""
+    """Work for ``seconds``. Return the nanoseconds of processor time per piece."""
     call, pieces = work
     looks = max(1, 1000 // pieces)
     calls = 0

@@ -1,4 +1,4 @@
-"""What is measured, and its life as a process: build, start pinned, wait until it listens, end by pid."""
+"""The measured programs as processes: build, start pinned, wait until they listen, end by pid."""
 
 import contextlib
 import http.client
@@ -35,12 +35,12 @@ STOP_DEADLINE_S = 15.0
 
 
 class BenchError(Exception):
-    """The bench cannot go on; the message says why and what to do."""
+    """The bench cannot continue. The message says why and what to do."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where one peer runs: its ports on the loopback, its broker's port and scratch folder, and what is spoken."""
+    """One peer's ports on the loopback, its broker's port, its scratch folder and its protocol."""
 
     listen: int
     admin: int
@@ -51,7 +51,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Peer:
-    """One thing to put between the load and the sink."""
+    """A program between the load and the sink."""
 
     name: str
     command: Callable[[Place], list[str]] | None
@@ -62,11 +62,11 @@ class Peer:
     left_out: Callable[[Path], str | None] | None = None
 
     def answers_to(self, name: str) -> bool:
-        """Say whether it is meant by a name, its own or that of its group."""
+        """Say whether a name is its own or that of its group."""
         return name in (self.name, self.group)
 
     def check(self) -> None:
-        """Raise BenchError if something it needs is missing."""
+        """Raise BenchError if a requirement is missing."""
         for need in self.needs:
             if shutil.which(need) is None and not Path(need).exists():
                 raise BenchError(
@@ -76,8 +76,6 @@ class Peer:
 
 @dataclass(frozen=True)
 class Running:
-    """A started peer."""
-
     peer: Peer
     target: int
     pid: int | None
@@ -85,7 +83,7 @@ class Running:
     log: Path | None = None
 
     def bypassed(self) -> Counter[str]:
-        """Count the requests that have gone past Sluice's limiter since it started, by reason; none for other peers."""
+        """Count the requests that bypassed Sluice's limiter since its start, by reason. Empty for other peers."""
         if not self.peer.limited:
             return Counter()
         page = metrics_page(self.admin)
@@ -96,7 +94,7 @@ class Running:
 
 
 def haproxy(place: Place) -> list[str]:
-    """Plain TCP relay, one thread, no logs, everything else as HAProxy comes."""
+    """Plain TCP relay, one thread, no logs, otherwise HAProxy's defaults."""
     config = place.scratch / "haproxy.cfg"
     config.write_text(
         f"""global
@@ -115,7 +113,7 @@ listen relay
 
 
 def open_files() -> int:
-    """Return how many files a process may have open, after asking for as many as there may be."""
+    """Raise the limit of open files to its maximum, and return it."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     for wanted in (MANY_FILES, hard):
         with contextlib.suppress(ValueError, OSError):
@@ -149,12 +147,10 @@ stream {{
 
 
 def python() -> str:
-    """Return the interpreter that runs the bench."""
     return sys.executable
 
 
 def trio_relay(place: Place) -> list[str]:
-    """Return the command of the relay beside this file."""
     return [sys.executable, str(BENCH / "relay.py"), f"127.0.0.1:{place.listen}", f"127.0.0.1:{place.broker}"]
 
 
@@ -172,12 +168,11 @@ def sluice(*limits: str) -> Callable[[Place], list[str]]:
 
 
 def sluice_program() -> Path:
-    """Return the console script of the environment that runs the bench."""
     return Path(sys.executable).parent / "sluice"
 
 
 def sluice_peer(name: str, *limits: str) -> Peer:
-    """Return Sluice under a name of its own."""
+    """Return Sluice under another name."""
     return Peer(name, sluice(*limits), (str(sluice_program()),), INSTALL_SLUICE, limited=True)
 
 
@@ -190,7 +185,6 @@ RELAYS = (DIRECT, HAPROXY, NGINX, TRIO_RELAY)
 
 
 def build_load() -> None:
-    """Build the load generator."""
     if shutil.which("cargo") is None:
         raise BenchError("the load generator needs cargo: install Rust 1.88 or newer, e.g. from https://rustup.rs")
     build = subprocess.run(["cargo", "build", "--release", "--quiet"], cwd=LOAD_CRATE, check=False)
@@ -200,7 +194,7 @@ def build_load() -> None:
 
 def pinned(core: int, command: list[str]) -> list[str]:
     """Run on one core, and end with the bench even if the bench is killed."""
-    # The shell sees whether the bench was killed before setpriv could ask for the signal.
+    # The shell detects a bench that was killed before setpriv could request the signal.
     alive = ["sh", "-c", '[ "$PPID" = "$0" ] && exec "$@"', str(os.getpid())]
     return ["setpriv", "--pdeathsig", "TERM", *alive, "taskset", "-c", str(core), *command]
 
@@ -239,13 +233,12 @@ def process(name: str, command: list[str], core: int, port: int, log: Path) -> I
 
 
 def last_words(log: Path | None) -> str:
-    """Return the end of a process's output, ready to be added to an error."""
+    """Return the end of a process's output, to be added to an error."""
     said = log.read_text(errors="replace")[-2000:].strip() if log else ""
     return f"; it said:\n{said}" if said else ""
 
 
 def listens(port: int) -> bool:
-    """Say whether something accepts connections on the port."""
     with socket.socket() as probe:
         probe.settimeout(1)
         return probe.connect_ex(("127.0.0.1", port)) == 0
@@ -255,7 +248,7 @@ def listens(port: int) -> bool:
 def sink(
     listen: int, control: int, *, swallow: bool, scratch: Path, protocol: str = ROCKETMQ, credit: int | None = None
 ) -> Iterator[None]:
-    """Run the broker's part."""
+    """Run the sink as the broker."""
     command = [str(LOAD), "sink", "--listen", f"127.0.0.1:{listen}", "--control", f"127.0.0.1:{control}"]
     command += ["--protocol", protocol]
     if credit is not None:
@@ -268,7 +261,7 @@ def sink(
 
 @contextlib.contextmanager
 def started(peer: Peer, place: Place) -> Iterator[Running]:
-    """Run one peer; the direct way is the broker's own port."""
+    """Run one peer. The direct way is the broker's own port."""
     if peer.command is None:
         yield Running(peer, place.broker, None, place.admin)
         return
@@ -279,7 +272,6 @@ def started(peer: Peer, place: Place) -> Iterator[Running]:
 
 
 def metrics_page(port: int) -> str:
-    """Read the metrics of a running Sluice."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
     try:
         connection.request("GET", "/metrics")

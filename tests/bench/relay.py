@@ -1,4 +1,4 @@
-"""A TCP relay in trio that looks at nothing: what Sluice would cost if deciding were free."""
+"""A TCP relay in trio that does not parse data: the cost of Sluice without decisions."""
 
 import contextlib
 import select
@@ -18,8 +18,6 @@ FAILED = select.EPOLLERR | select.EPOLLHUP
 
 
 class End:
-    """One socket of a connection."""
-
     other: "End"
 
     def __init__(self, sock: socket.socket) -> None:
@@ -34,8 +32,6 @@ class End:
 
 
 class Relay:
-    """All connections of one listening socket to one broker."""
-
     def __init__(self, listener: socket.socket, broker_address: tuple[str, int]) -> None:
         self.listener = listener
         self.broker_address = broker_address
@@ -45,7 +41,6 @@ class Relay:
         self.epoll.register(listener, EPOLLIN)
 
     async def run(self) -> None:
-        """Serve until cancelled."""
         while True:
             await trio.lowlevel.wait_readable(self.epoll.fileno())
             ends_ns = perf_counter_ns() + ROUND_NS
@@ -59,19 +54,19 @@ class Relay:
                     ends_ns = perf_counter_ns() + ROUND_NS
 
     def accept(self) -> None:
-        """Take who waits, and begin to connect each to the broker."""
+        """Accept waiting connections, and begin to connect each to the broker."""
         with contextlib.suppress(BlockingIOError, ConnectionAbortedError):
             for _ in range(MAX_ACCEPTED):
                 client, broker = End(self.listener.accept()[0]), End(socket.socket())
                 client.other, broker.other = broker, client
                 self.ends |= {client.fd: client, broker.fd: broker}
-                # What becomes of it is seen when nothing at all can be written to it.
+                # An error appears when it cannot be written to.
                 broker.sock.connect_ex(self.broker_address)
                 broker.rest = memoryview(b"")
                 self.watch(broker, EPOLLIN | EPOLLOUT)
 
     def serve(self, end: End, events: int) -> None:
-        """Write and read one socket that is ready; an error ends its connection."""
+        """Write and read one ready socket. An error ends its connection."""
         try:
             if events & (EPOLLOUT | FAILED) and end.rest is not None:
                 self.write(end)
@@ -84,7 +79,7 @@ class Relay:
             self.close(end)
 
     def read(self, end: End) -> None:
-        """Read once and write that to the other side, as far as it goes."""
+        """Read once and write to the other side, as much as possible."""
         buffer = self.free.pop() if self.free else memoryview(bytearray(BUFFER_BYTES))
         try:
             count = end.sock.recv_into(buffer)
@@ -108,7 +103,7 @@ class Relay:
             end.other.sock.shutdown(socket.SHUT_WR)
 
     def write(self, end: End) -> None:
-        """Write what waits for a socket; when all is with the kernel the other side is read again."""
+        """Write a socket's pending data. Once the kernel has all, the other side is read again."""
         assert end.rest is not None
         end.rest = end.rest[end.sock.send(end.rest) :]
         if end.rest:
@@ -120,7 +115,7 @@ class Relay:
         self.watch(end.other, end.other.events | EPOLLIN)
 
     def watch(self, end: End, events: int) -> None:
-        """Watch a socket for these events, and no more for errors alone."""
+        """Watch a socket for these events, or not at all for errors alone."""
         if events == end.events:
             return
         if not events:
@@ -132,15 +127,13 @@ class Relay:
         end.events = events
 
     def close(self, end: End) -> None:
-        """End both sides of a connection."""
         for each in (end, end.other):
             del self.ends[each.fd]
-            # The epoll forgets what is closed.
+            # The epoll forgets closed sockets.
             each.sock.close()
 
 
 def address(text: str) -> tuple[str, int]:
-    """Read ``HOST:PORT``."""
     host, _, port = text.rpartition(":")
     return host, int(port)
 

@@ -1,4 +1,4 @@
-"""From measurements to medians, ratios, tables and JSON; starts nothing, measures nothing."""
+"""From measurements to medians, ratios, tables and JSON, without starting or measuring anything."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -29,7 +29,7 @@ Compare = Callable[[Measurement, Measurement], float | None]
 
 GUAVA = "guava tryAcquire()"
 
-# What a line of the table is about: its spread is shown, and it is compared.
+# The main figure of a line: its spread is shown, and it is compared.
 MAIN = {
     FLOOD: "decided_per_s",
     ANSWERED: "decided_per_s",
@@ -44,23 +44,22 @@ MAIN = {
     TRANSFERS: "decided_per_s",
 }
 
-# What else is compared with HAProxy's.
+# Other figures that are compared with HAProxy's.
 LIKEWISE = {"p99_x_haproxy": "p99_us", "quiet_p50_x_haproxy": "p50_x_alone", "quiet_p99_x_haproxy": "p99_x_alone"}
 
 
 @dataclass
 class Table:
-    """The measurements of one row: peer -> one per round, in the order of the rounds."""
+    """The measurements of one row: peer -> one per round, in order."""
 
     row: Row
     rounds: dict[str, list[Measurement]] = field(default_factory=dict)
 
     def add(self, peer: str, measurement: Measurement) -> None:
-        """Note one measurement."""
         self.rounds.setdefault(peer, []).append(measurement)
 
     def series(self, peer: str, figure: str) -> list[float]:
-        """Return one figure of each round, as measured or as compared with another peer within the round."""
+        """Return one figure of each round, as measured or relative to another peer within the round."""
         main = MAIN[self.row.kind]
         if figure == "against_haproxy":
             return self._compared(peer, HAPROXY, lambda mine, theirs: ratio(mine[main], theirs[main]))
@@ -92,23 +91,21 @@ class Table:
         return [value for value in values if value is not None]
 
     def median(self, peer: str, figure: str) -> float | None:
-        """Return the median of one figure, or None if the peer has none."""
+        """Return the median of one figure, or None."""
         values = self.series(peer, figure)
         return median(values) if values else None
 
     def spread(self, peer: str) -> float | None:
-        """Return (largest - smallest) / median of what the row is about."""
+        """Return (largest - smallest) / median of the row's main figure."""
         values = self.series(peer, MAIN[self.row.kind])
         middle = median(values) if values else 0
         return (max(values) - min(values)) / middle if middle else None
 
     def summary(self, peer: str) -> dict[str, float | None]:
-        """Return every figure of one line of the table, by name."""
         figures = {key: self.median(peer, key) for key, _, _ in COLUMNS[self.row.kind]}
         return figures | {"spread": self.spread(peer)}
 
     def text(self) -> str:
-        """Return the table as a person reads it."""
         columns = (*COLUMNS[self.row.kind], ("spread", "spread", ".0%"))
         lines = [["peer", *(heading for _, heading, _ in columns)]]
         for peer in self.rounds:
@@ -118,7 +115,6 @@ class Table:
         return f"{self.row.name}: {self.row.title} (median of {rounds})\n{aligned(lines)}"
 
     def as_json(self) -> dict[str, Any]:
-        """Return the table with every single measurement."""
         peers = {peer: {"median": self.summary(peer), "rounds": each} for peer, each in self.rounds.items()}
         return {"name": self.row.name, "kind": self.row.kind, "title": self.row.title, "peers": peers}
 
@@ -195,17 +191,16 @@ COLUMNS = {
 
 
 def ratio(mine: float | None, theirs: float | None) -> float | None:
-    """Return mine / theirs, or None where one of them is not there."""
+    """Return mine / theirs, or None if one is missing."""
     return mine / theirs if mine is not None and theirs else None
 
 
 def cell(value: float | None, style: str) -> str:
-    """Lay out one figure."""
     return "-" if value is None else format(value, style)
 
 
 def aligned(lines: Sequence[Sequence[str]]) -> str:
-    """Lay out cells in columns, the first to the left and the others to the right."""
+    """Align cells in columns, the first to the left and the others to the right."""
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
     return "\n".join(
         "  ".join(
@@ -217,7 +212,7 @@ def aligned(lines: Sequence[Sequence[str]]) -> str:
 
 
 def faults(peer: str, measurement: Measurement) -> list[str]:
-    """Say what makes a measurement worthless: bytes lost, limiting skipped, refusals where none belong."""
+    """Return faults of a measurement: lost bytes, skipped limiting, unexpected refusals."""
     found = []
     if measurement["lost"]:
         found.append(f"{measurement['lost']} frames unaccounted for")

@@ -39,7 +39,6 @@ print(DuckTables(Path(sys.argv[1]), Path(sys.argv[2])).records)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, and print a table."""
     parser = argparse.ArgumentParser(description="CPU seconds of a report, an empty Spark session and DuckDB's tables.")
     parser.add_argument("--records", default="300,100000", help="of each log, with commas; 1000000 are 0.5 GB")
     parser.add_argument("--rounds", type=int, default=3, help="of each; the median counts (3)")
@@ -90,7 +89,7 @@ def _row(folder: Path, records: int, rounds: int) -> str:
 
 
 def _cost(command: Callable[[Path], list[str]]) -> tuple[float, float]:
-    """Run a command, and return its seconds of processor and by the clock, with those of all processes below it."""
+    """Run a command. Return its processor and wall-clock seconds, with those of all processes below it."""
     with tempfile.TemporaryDirectory(prefix="report-cost-") as scratch:
         before, began = _children_s(), time.monotonic()
         words = command(Path(scratch))

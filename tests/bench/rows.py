@@ -1,4 +1,4 @@
-"""The questions of the bench: one row each, and which peers it is put to; measures nothing."""
+"""The bench's rows, with the peers they are measured at."""
 
 from dataclasses import dataclass
 
@@ -35,7 +35,7 @@ AMQP = "amqp091"
 AMQP10 = "amqp10"
 
 PLENTY_OF_CREDIT = 100_000
-"""Of a link, and transfers of a session's window: what asks for more next to never."""
+"""A link's credit, and a session's window of transfers, so large that requests for more hardly ever happen."""
 
 SATURATION = "answered-64"
 """The row whose answers/s are a peer's saturation."""
@@ -43,7 +43,7 @@ SATURATION = "answered-64"
 
 @dataclass(frozen=True)
 class Row:
-    """One question put to peers."""
+    """One measurement at several peers."""
 
     name: str
     kind: str
@@ -67,14 +67,13 @@ class Row:
 
     @property
     def protocol(self) -> str:
-        """What load and sink speak, as Sluice calls it."""
+        """The protocol of load and sink, in Sluice's name."""
         if self.kind == TRANSFERS:
             return AMQP10
         return AMQP if self.kind in (PUBLISHES, CONFIRMS) else ROCKETMQ
 
     @property
     def title(self) -> str:
-        """Say in words what the row measures."""
         frames = f"{self.frame_bytes}-byte frames, {self.header} header, topics: {self.topics:,}"
         connections = f"{self.connections:,} connection{'s' if self.connections > 1 else ''}"
         publishes = f"{connections}, a channel each, {self.frame_bytes}-byte bodies, queues: {self.topics:,}"
@@ -112,7 +111,7 @@ ROWS = (
         Row(f"frames-{size}-{header}", FLOOD, FEW, frame_bytes=size, header=header)
         for size in (128, 536, 1432, 65_536)
         for header in ("json", "binary")
-        if (size, header) != (536, "json")  # which is throughput-64
+        if (size, header) != (536, "json")  # that is throughput-64
     ),
     Row("topics-1000", FLOOD, (*FEW, FLEET), topics=1000),
     Row(SATURATION, ANSWERED, EVERYBODY, window=32),
@@ -142,17 +141,17 @@ ROWS = (
     *(Row(f"topics-{count}", FLOOD, RELAYED, topics=count, stretch=3.0, last=True) for count in (100_000, 1_000_000)),
 )
 ON_REQUEST = (Row("rtt-open", RTT, (*PLAIN, UNLIMITED, LIMITED), 1, rate_per_s=2000),)
-"""Rows that are measured only if they are named."""
+"""Rows that are measured only on request."""
 
 GROWTH = {
     "topics": ("throughput-64", "topics-1000", "topics-100000", "topics-1000000"),
     "connections": ("connections-1", "connections-64", "connections-1000", "connections-10000"),
 }
-"""Rows that differ in one thing alone."""
+"""Rows that differ in one property."""
 
 
 def named(names: list[str] | None) -> list[Row]:
-    """Return the rows with these names, and what they need; all but those on request without names."""
+    """Return the rows with these names, and the rows they need. Without names, all but those on request."""
     if names is None:
         return list(ROWS)
     chosen = [row for row in (*ROWS, *ON_REQUEST) if row.name in names]

@@ -1,6 +1,6 @@
 """The benchmark of Sluice: every peer in one run, on one machine, round by round in turn.
 
-See README.md beside this file for what is measured and how to read it.
+README.md in this folder explains the measurements.
 """
 
 import argparse
@@ -35,7 +35,6 @@ OTHER_FILES = 600
 
 
 def options(arguments: Sequence[str]) -> argparse.Namespace:
-    """Read the command line."""
     parser = argparse.ArgumentParser(prog="run.py", description=__doc__)
     names = list(dict.fromkeys(name for peer in PEERS for name in (peer.group, peer.name) if name))
     row_names = [row.name for row in (*rows.ROWS, *rows.ON_REQUEST)]
@@ -65,7 +64,6 @@ def options(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def positive(text: str) -> float:
-    """Read a number above 0."""
     value = float(text)
     if not 0 < value < float("inf"):
         raise ValueError(text)
@@ -73,7 +71,6 @@ def positive(text: str) -> float:
 
 
 def positive_int(text: str) -> int:
-    """Read a whole number above 0."""
     value = int(text)
     if value < 1:
         raise ValueError(text)
@@ -81,7 +78,7 @@ def positive_int(text: str) -> int:
 
 
 def chosen_rows(given: argparse.Namespace) -> list[Row]:
-    """Return the rows asked for, as changed on the command line and as this machine allows."""
+    """Return the requested rows, as changed on the command line and as this machine allows."""
     room = (peers.open_files() - OTHER_FILES) // 2
     found = []
     for row in rows.named(given.row):
@@ -92,7 +89,7 @@ def chosen_rows(given: argparse.Namespace) -> list[Row]:
             "connections": given.connections,
             "rate_per_s": given.rate if row.kind == rows.RTT and row.rate_per_s else None,
         }
-        # The values are checked by the load generator.
+        # The load generator checks the values.
         changed: Row = dataclasses.replace(row, **{key: value for key, value in changes.items() if value})
         if changed.connections > room:
             print(
@@ -106,7 +103,7 @@ def chosen_rows(given: argparse.Namespace) -> list[Row]:
 
 
 def chosen_peers(given: argparse.Namespace, of: Sequence[Row]) -> tuple[list[Peer], dict[str, str]]:
-    """Return the peers asked for and able, and why others are left out."""
+    """Return the requested and possible peers, and the reasons why others are left out."""
     chosen, left_out = [], {}
     with tempfile.TemporaryDirectory(prefix="sluice-bench-") as scratch:
         for peer in PEERS:
@@ -127,7 +124,7 @@ def chosen_peers(given: argparse.Namespace, of: Sequence[Row]) -> tuple[list[Pee
 
 @dataclasses.dataclass
 class Run:
-    """One run of the bench: what it was given, and what it has found so far."""
+    """One run of the bench: its options and results."""
 
     given: argparse.Namespace
     peers: list[Peer]
@@ -137,11 +134,9 @@ class Run:
     took_s: dict[str, float] = dataclasses.field(default_factory=dict)
 
     def taking_part(self, *of: Row) -> list[Peer]:
-        """Return the peers that some of the rows are put to."""
         return [peer for peer in self.peers if any(peer.answers_to(name) for row in of for name in row.peers)]
 
     def measure(self, chosen: Sequence[Row]) -> None:
-        """Measure all rows, those that can share processes together."""
         sharing = [row for row in chosen if row.kind not in (rows.MEMORY, rows.DECISIONS)]
         self._together([row for row in sharing if row.swallow and not row.last])
         self._together([row for row in sharing if not row.swallow and row.protocol == rows.ROCKETMQ])
@@ -156,7 +151,7 @@ class Run:
         self._together([row for row in sharing if row.last])
 
     def _together(self, together: Sequence[Row]) -> None:
-        """Measure rows with one process of each peer; they have the same sink."""
+        """Measure rows with one process of each peer. They have the same sink."""
         taking_part = self.taking_part(*together)
         if not taking_part:
             return
@@ -177,7 +172,7 @@ class Run:
             self._note(table, number, name, asker.measure(row, each, known=number > 1))
             return
         saturation = goals.saturations(self.tables).get(name, 0.0)
-        # What decides nothing is compared at its own saturation alone.
+        # Peers that decide nothing are only compared at their own saturation.
         haproxy = next((other for other in running if other.peer is peers.HAPROXY and each.peer.limited), None)
         mine, *theirs = asker.measure_loaded(row, each, saturation, haproxy)
         self._note(table, number, name, mine)
@@ -186,14 +181,14 @@ class Run:
             self.wrong += [f"haproxy at the load of {name}, {row.name}, round {number}: {fault}" for fault in faults]
 
     def _memory(self, row: Row) -> None:
-        """Measure memory, in a fresh process each time: what has grown once does not grow again."""
+        """Measure memory, each time in a fresh process, because memory that has grown does not grow again."""
         began_s = time.monotonic()
         table = Table(row)
         for number in range(1, self.given.rounds + 1):
             for peer in self.taking_part(row):
                 progress(f"{row.name}, round {number} of {self.given.rounds}: {peer.name}")
                 with self._started([peer], row) as ((each,), asker):
-                    # Imports and the like are no connection's.
+                    # Imports and the like do not belong to a connection.
                     asker.measure(dataclasses.replace(row, connections=1), each)
                     self._note(table, number, peer.name, asker.measure(row, each))
         self._done(table, began_s)
@@ -221,11 +216,11 @@ class Run:
 
     @contextlib.contextmanager
     def _started(self, chosen: Sequence[Peer], row: Row) -> Iterator[tuple[list[Running], Asker]]:
-        """Start the sink that a row needs, and every peer in front of it."""
+        """Start the sink of a row, and every peer in front of it."""
         base_port = self.given.base_port
         broker, control = base_port, base_port + 1
         with contextlib.ExitStack() as stack:
-            # A state that another process left behind is none of this one's.
+            # Each process starts without an earlier state.
             scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=self.scratch)))
             stack.enter_context(
                 peers.sink(
@@ -247,13 +242,13 @@ class Run:
 
 
 def progress(text: str) -> None:
-    """Show where the run stands, on a terminal only."""
+    """Show the progress, on a terminal only."""
     if sys.stderr.isatty():
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
 
 def bench(given: argparse.Namespace) -> int:
-    """Run everything; return the exit status."""
+    """Run everything. Return the exit status."""
     machine.check()
     wanted = chosen_rows(given)
     chosen, left_out = chosen_peers(given, wanted)
@@ -295,7 +290,7 @@ def bench(given: argparse.Namespace) -> int:
 
 
 def write(given: argparse.Namespace, where: dict[str, Any], run: Run, more: dict[str, Any]) -> Path:
-    """Keep everything as JSON; return where."""
+    """Write everything as JSON. Return the path."""
     path: Path = given.json or RESULTS / time.strftime("%Y-%m-%d-%H%M%S.json")
     settings = {"rounds": given.rounds, "seconds": given.seconds, "warmup": given.warmup, "took_s": run.took_s}
     tables = [table.as_json() for table in run.tables]
@@ -306,8 +301,8 @@ def write(given: argparse.Namespace, where: dict[str, Any], run: Run, more: dict
 
 
 def main() -> int:
-    """Run the bench for the command line; every child has ended when this returns."""
-    # Asked for by name: a shell's background jobs start with Ctrl-C ignored.
+    """Run the bench for the command line. Every child has ended when this returns."""
+    # Set explicitly: a shell's background jobs start with Ctrl-C ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:

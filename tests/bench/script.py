@@ -1,4 +1,4 @@
-"""How a bench with real brokers ends: what is missing or fails is said in a line, and every child has ended."""
+"""The end of a bench with real brokers: errors are printed in a line, and every child has ended."""
 
 import signal
 import sys
@@ -14,7 +14,7 @@ from harness.process import ProcessFailedError
 
 
 def status(name: str, bench: Callable[[], int]) -> int:
-    """Run a bench for the command line and return the exit status; every child has ended when this returns."""
+    """Run a bench for the command line. Return the exit status. Every child has ended then."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:

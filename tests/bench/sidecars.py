@@ -1,4 +1,4 @@
-"""Sluice as the bench measures it: five configurations, each without the compiled part and with it."""
+"""The measured configurations of Sluice: five, each without the compiled part and with it."""
 
 import subprocess
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from peers import INSTALL_SLUICE, BenchError, Peer, Place, sluice_program
 from rows import ALL_FEATURES, AMQP, AMQP10, FLEET, LIMITED, REFUSED, UNLIMITED
 
 CHECK_DEADLINE_S = 60.0
-# Far above what any load reaches: it is decided, and nothing is refused.
+# Above any load: it is decided, and nothing is refused.
 PLENTY = 1_000_000_000
 
 _UNLIMITED = """
@@ -26,7 +26,7 @@ _FLEET = f"""{_LIMITED}fleet = true
 url = "redis://127.0.0.1:{{redis}}"
 name = "bench"
 """
-#: Beside Sluice, with which it ends.
+# Beside Sluice, with which it ends.
 _WITH_REDIS = 'setpriv --pdeathsig KILL redis-server --port "$0" --save "" --bind 127.0.0.1 >/dev/null & exec "$@"'
 _LIMITED_QUEUE = f"""
 [[limits]]
@@ -34,7 +34,7 @@ kind = "queue"
 name = "bench*"
 rate = {PLENTY}
 """
-# The quiet client's topic has a limit of its own: a flood that is refused is to cost it nothing.
+# The quiet client's topic has its own limit, which a refused flood must not use.
 _REFUSED = f"""
 [defaults.topic]
 rate = 0
@@ -44,7 +44,8 @@ kind = "topic"
 name = "bench999999"
 rate = {PLENTY}
 """
-# What may apply to one send at the same time; one shadow rule is far below the load, so that it has something to tell.
+# Rules that may apply to one send at the same time. One shadow rule is far below the load, so that it has refusals to
+# report.
 _ALL_FEATURES = f"""
 [[limits]]
 kind = "topic"
@@ -89,26 +90,22 @@ bytes_per_s = {PLENTY}
 
 @dataclass(frozen=True)
 class Sidecar:
-    """Starts Sluice with a configuration and a scan."""
-
     limits: str
     scan: str
     amqp: str = ""
 
     def command(self, place: Place) -> list[str]:
-        """Write the configuration and return the command line."""
         command = [str(sluice_program()), "run", "--config", str(self.written(place))]
         return ["sh", "-c", _WITH_REDIS, str(self._redis(place)), *command] if "[fleet]" in self.limits else command
 
     def _redis(self, place: Place) -> int:
-        """Return a port that is free, as those of the load are next to the admin address."""
+        """Return a free port, because those of the load are next to the admin address."""
         return place.admin + 10_000 if place.admin < 50_000 else place.admin - 10_000
 
     def written(self, place: Place) -> Path:
-        """Write the configuration."""
         config = place.scratch / "sluice.toml"
         limits = self.amqp if place.protocol in (AMQP, AMQP10) else self.limits
-        # The rejection log is on, in the state's folder, as it is unless an operator turns it off.
+        # The rejection log is on, in the state's folder, as by default.
         config.write_text(
             f"""state_dir = "{place.scratch / "state"}"
 
@@ -130,7 +127,7 @@ max_live_limiters = 1000000
         return config
 
     def left_out(self, scratch: Path) -> str | None:
-        """Say why it cannot be measured here, in Sluice's own words; None if it can."""
+        """Return Sluice's own reason why it cannot be measured here, or None."""
         if not sluice_program().exists():
             raise BenchError(f"sluice is not installed: `{INSTALL_SLUICE}`")
         config = self.written(Place(1, 2, 3, scratch))

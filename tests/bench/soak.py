@@ -1,9 +1,9 @@
-"""A soak by count: 100 million frames, a million connections, ten million names, and limits edited all along.
+"""A soak by count: 100 million frames, a million connections, ten million names, and edits of limits all along.
 
-Sluice runs as an operator starts it, between the load generator and a broker that answers every request. Of memory the
-trend is printed, by least squares, in bytes for each million frames; what is in memory at half of it is
-what a process needs for so many names. Descriptors and counters are held against what the load and the broker counted
-by themselves. Exits with 1 if a trend is not flat or if one counter is off by one.
+Sluice runs as an operator starts it, between the load generator and a broker that answers every request. The trend of
+memory is printed, by least squares, in bytes for each million frames. The memory at half of the run is that of a
+process with this many names. Descriptors and counters are compared with the counts of the load and the broker. Exits
+with 1 if a trend is not flat or if one counter is off by one.
 """
 
 import argparse
@@ -35,18 +35,18 @@ from harness.sidecar import Metrics, Route, Sluice
 _HOST: Final = "127.0.0.1"
 _SINK_S: Final = 24 * 3600
 _FIRST_LINE_S: Final = 600.0
-# Topics that come again and again, as in load/src/soak.rs; the first ones of them are what is edited. All of those have
-# been edited within the first half: what Sluice keeps of a limit that somebody set is not what is looked for.
+# Recurring topics, as in load/src/soak.rs. The first ones of them are edited, all of them within the first half,
+# because the memory of an edited limit is not of interest.
 _FIRST_NAME: Final = 10_000_000
 _KNOWN_NAMES: Final = 1000
 _EDITED_NAMES: Final = 100
 _EDITED_AT_ONCE: Final = 50
 _RATES: Final = (0, 1, 100, 10_000, "unlimited")
-# A trend is flat if all of the run adds no more than that: the allocator's pages, and what is counted by time.
+# A trend is flat if the whole run adds no more: the allocator's pages, and counts by time.
 _FLAT_SHARE: Final = 0.03
 _FLAT_BYTES: Final = 8 * 1024 * 1024
 _FLAT_DESCRIPTORS: Final = 4
-# Before there were so many, Sluice has not yet seen as many names as it remembers, and a trend says nothing.
+# Below this, Sluice has not seen as many names as it remembers, and a trend says nothing.
 _JUDGED_FRAMES: Final = 10_000_000
 _CONFIG: Final = """
 [bounds]
@@ -62,26 +62,23 @@ max_total_bytes = 67108864
 
 @dataclass(frozen=True)
 class Plan:
-    """How much of everything."""
-
     frames: int = 100_000_000
     connections: int = 1_000_000
     names: int = 10_000_000
     edits: int = 20_000
 
     def scaled(self, scale: float) -> "Plan":
-        """Return the same at a scale."""
         return Plan(**{name: max(1, round(count * scale)) for name, count in dataclasses.asdict(self).items()})
 
     @property
     def limiters(self) -> int:
-        """How many may be in memory: so few that all that is remembered of names has its place in the first half."""
+        """The maximum in memory: few enough to be reached in the first half."""
         return 2 * _KNOWN_NAMES + self.names // 1000
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What Sluice's process was like when so many frames had been answered."""
+    """Sluice's process after this many answered frames."""
 
     frames: int
     rss_bytes: int
@@ -90,7 +87,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Trend:
-    """What becomes of one figure as frames go by, in the second half of them."""
+    """One figure by frames, in the second half of them."""
 
     per_million_frames: float
     mean: float
@@ -98,21 +95,18 @@ class Trend:
 
     @classmethod
     def of(cls, samples: list[Sample], figure: str) -> "Trend":
-        """Fit a line by least squares."""
         later = [sample for sample in samples if sample.frames * 2 >= samples[-1].frames]
         values = [getattr(sample, figure) for sample in later]
         line = statistics.linear_regression([sample.frames / 1e6 for sample in later], values)
         return cls(line.slope, statistics.fmean(values), max(values))
 
     def over(self, frames: int) -> float:
-        """Return by how much the line rises in so many frames."""
+        """Return the line's rise over this many frames."""
         return self.per_million_frames * frames / 1e6
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a soak."""
-
     plan: Plan
     samples: list[Sample]
     load: Mapping[str, int]
@@ -122,7 +116,7 @@ class Outcome:
     cpu_s: float
 
     def faults(self) -> list[str]:
-        """Say what is not as it should be."""
+        """Return the faults."""
         found = [
             f"{what}: {ours:.0f}, not {theirs:.0f}" for what, (ours, theirs) in self.counters.items() if ours != theirs
         ]
@@ -136,7 +130,6 @@ class Outcome:
         return found
 
     def told(self) -> str:
-        """Say it in lines."""
         memory, descriptors = Trend.of(self.samples, "rss_bytes"), Trend.of(self.samples, "descriptors")
         first = next(sample for sample in self.samples if sample.frames * 2 >= self.samples[-1].frames)
         mib = 1024 * 1024
@@ -162,7 +155,7 @@ class Outcome:
 
 
 class _Edits:
-    """Changes limits of topics that are being sent to; some become so low that they refuse."""
+    """Changes limits of topics in use. Some become so low that they refuse."""
 
     def __init__(self, sluice: Sluice) -> None:
         self.made = 0
@@ -171,7 +164,7 @@ class _Edits:
         self._edited: list[str] = []
 
     def make(self) -> None:
-        """Make one: a new one, or the oldest is taken back."""
+        """Make a new one, or undo the oldest."""
         if len(self._edited) >= _EDITED_AT_ONCE:
             self._write("DELETE", self._edited.pop(0))
             return
@@ -188,7 +181,7 @@ class _Edits:
 
 
 class _Sink:
-    """The counters of the broker's part, by its side channel."""
+    """The counters of the sink, by its side channel."""
 
     def __init__(self, control: int) -> None:
         self._lines = socket.create_connection((_HOST, control), 10).makefile("rw", encoding="ascii")
@@ -252,7 +245,7 @@ def _load(plan: Plan, target: int, seconds: float | None) -> list[str]:
 
 
 def soak(plan: Plan, scratch: Path, seconds: float | None) -> Outcome:
-    """Run it to its end, or for so many seconds."""
+    """Run it to its end, or for these seconds."""
     broker, listen, control = free_port(), free_port(), free_port()
     sink_command = [str(LOAD), "sink", "--listen", f"{_HOST}:{broker}", "--control", f"{_HOST}:{control}"]
     sink_command += ["--seconds", str(_SINK_S)]
@@ -279,7 +272,7 @@ def soak(plan: Plan, scratch: Path, seconds: float | None) -> Outcome:
                 elif edits.made < due:
                     edits.make()
                 else:
-                    # A line is what is waited for; a look now and then costs nothing.
+                    # Waits for a line. An occasional look costs nothing.
                     time.sleep(0.01)
             if load.wait(timeout_s=60):
                 raise load.failure("broke off")
@@ -293,7 +286,6 @@ def soak(plan: Plan, scratch: Path, seconds: float | None) -> Outcome:
 
 
 def main() -> int:
-    """Soak, and say what came of it."""
     parser = argparse.ArgumentParser(prog="soak.py", description=__doc__)
     for field in dataclasses.fields(Plan):
         parser.add_argument(f"--{field.name}", type=int, metavar="COUNT", help=f"default: {field.default:,} x --scale")

@@ -1,4 +1,4 @@
-"""The bench itself, for a moment: builds the load, measures the peers that are always there, and cleans up."""
+"""A short run of the bench: builds the load, measures the peers that are always there, and cleans up."""
 
 import json
 import socket
@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 RUN = Path(__file__).with_name("run.py")
-# One of each kind that needs nothing but the load generator.
+# One of each kind that needs only the load generator.
 ROWS = (
     *("throughput-1", "connections-64", "rtt-low", "rtt-50", "rtt-open", "accept", "quiet", "memory"),
     *("publishes-128", "confirms-1024", "transfers-128", "transfers-settled", "transfers-plenty-1024"),

@@ -1,16 +1,17 @@
-"""What TLS costs: Sluice and HAProxy end it, in turns, in one run; beside each the same without TLS.
+"""The cost of TLS: Sluice and HAProxy terminate it, in turns, in one run, each beside the same without TLS.
 
     .venv/bin/python tests/bench/tls.py            # 3 rounds of each row, about three minutes
     .venv/bin/python tests/bench/tls.py --quick    # one round, half a minute
 
-``up`` is what clients send, which is decrypted: oneway sends of RocketMQ, of 536 bytes and of 64 KiB, over 16
-connections that write as fast as they can. ``down`` is what they are sent, which is encrypted. ``handshakes`` connects,
-shakes hands in full and leaves, 8 at a time. What is measured has core 0 to itself; the load and the broker's part,
-which throws bytes away, share core 1. They are Python with the same OpenSSL, so where ``core used`` is well below 100 %
-the rate is theirs. The processor time for a frame or a handshake is the peer's own anyway.
+``up`` is the clients' data, which is decrypted: oneway sends of RocketMQ, of 536 bytes and of 64 KiB, over 16
+connections that write as fast as they can. ``down`` is data for the clients, which is encrypted. ``handshakes``
+connects, completes a full handshake and leaves, 8 at a time. The measured peer has core 0 to itself. The load and the
+sink share core 1. They are Python with the same OpenSSL, so where ``core used`` is well below 100 % the rate is theirs.
+The processor time per frame or handshake is the peer's own anyway.
 
-Ratios are within a round, and medians of the rounds. ``TLS adds`` is the processor time more than the same peer takes
-without. Certificates are of ECDSA, P-256, unless ``--rsa`` is given; both peers use what OpenSSL has them agree on.
+Ratios are within a round, and medians of the rounds. ``TLS adds`` is the additional processor time relative to the same
+peer without TLS. Certificates are of ECDSA, P-256, unless ``--rsa`` is given. Both peers use OpenSSL's default
+negotiation.
 """
 
 import argparse
@@ -49,15 +50,12 @@ _ONEWAY_SEND, _ANSWER = (310, 2), (0, 1)
 
 
 class Measured(NamedTuple):
-    """One measurement."""
-
     per_s: float
     cpu_us: float
     core: float
 
 
 def frame(size: int, code: int, flag: int) -> bytes:
-    """Return a frame of RocketMQ with a JSON header."""
     fields = {"a": "bench", "b": "bench", "c": "TBW102", "d": "8", "e": "0", "f": "0", "g": "1700000000000", "h": "0"}
     fields |= {"i": "", "j": "0", "k": "false", "m": "false"}
     header = json.dumps(
@@ -77,21 +75,21 @@ def frame(size: int, code: int, flag: int) -> bytes:
 
 
 def chunk(row: str) -> memoryview:
-    """Return whole frames to send over and over."""
+    """Return complete frames to send over and over."""
     way, _, size = row.partition("-")
     one = frame(SIZES[size], *(_ONEWAY_SEND if way == "up" else _ANSWER))
     return memoryview(one * (CHUNK_BYTES // len(one)))
 
 
 def flood(sock: socket.socket, data: memoryview) -> None:
-    """Send for as long as the peer takes it."""
+    """Send as long as the peer reads."""
     with contextlib.suppress(OSError):
         while True:
             sock.sendall(data)
 
 
 def swallow(sock: socket.socket, counter: list[int]) -> None:
-    """Read and count for as long as something comes."""
+    """Read and count until the end."""
     room = memoryview(bytearray(1024 * 1024))
     with contextlib.suppress(OSError):
         while count := sock.recv_into(room):
@@ -99,7 +97,7 @@ def swallow(sock: socket.socket, counter: list[int]) -> None:
 
 
 def sink(port: int, row: str) -> None:
-    """Be the broker: throw away what comes, or send; write how many bytes came so far for each line that is read."""
+    """Discard data like a broker, or send. Write the number of bytes so far for each line that is read."""
     counters: list[list[int]] = []
     listening = socket.create_server((HOST, port), backlog=1024)
 
@@ -124,7 +122,6 @@ def connected(port: int, context: ssl.SSLContext | None) -> socket.socket:
 
 
 def shake_hands_for_ever(port: int, context: ssl.SSLContext | None, counter: list[int]) -> None:
-    """Connect and leave, over and over."""
     while True:
         sock = connected(port, context)
         sock.sendall(b"\0")
@@ -133,7 +130,7 @@ def shake_hands_for_ever(port: int, context: ssl.SSLContext | None, counter: lis
 
 
 def load(port: int, row: str, authority: str) -> None:
-    """Be the clients; write how many bytes or handshakes there were so far for each line that is read."""
+    """Be the clients. Write the number of bytes or handshakes so far for each line that is read."""
     context = ssl.create_default_context(cafile=authority) if authority else None
     counters = [[0] for _ in range(HANDSHAKES_AT_ONCE if row == "handshakes" else CONNECTIONS)]
     if row == "handshakes":
@@ -143,7 +140,7 @@ def load(port: int, row: str, authority: str) -> None:
         socks = [connected(port, context) for _ in counters]
         if row.startswith("down"):
             for sock, counter in zip(socks, counters, strict=True):
-                # Who says nothing is taken for nobody.
+                # Silent clients are not served.
                 sock.sendall(frame(SIZES["536"], *_ONEWAY_SEND))
                 threading.Thread(target=swallow, args=(sock, counter), daemon=True).start()
         else:
@@ -154,7 +151,7 @@ def load(port: int, row: str, authority: str) -> None:
 
 
 def flood_all(socks: Sequence[socket.socket], data: memoryview) -> None:
-    """Send over all connections, in one thread: sixteen of them would wait for the interpreter's lock."""
+    """Send over all connections, in one thread: sixteen threads would wait for the interpreter's lock."""
     at = dict.fromkeys(socks, 0)
     with selectors.DefaultSelector() as ready:
         for sock in socks:
@@ -166,7 +163,7 @@ def flood_all(socks: Sequence[socket.socket], data: memoryview) -> None:
                 sock = key.fileobj
                 with contextlib.suppress(ssl.SSLWantWriteError, BlockingIOError):
                     while True:
-                        # No more than a record: what is left of a larger one would have to be given again.
+                        # At most a record, because the rest of a larger write would have to be repeated.
                         at[sock] = (at[sock] + sock.send(data[at[sock] :][: 16 * 1024])) % len(data)
 
 
@@ -182,7 +179,7 @@ def child(what: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def asked(process: subprocess.Popen[str]) -> int:
-    """Ask one of them how much there was so far."""
+    """Ask one of them for its count."""
     assert process.stdin is not None
     assert process.stdout is not None
     print(file=process.stdin, flush=True)
@@ -193,7 +190,7 @@ def asked(process: subprocess.Popen[str]) -> int:
 
 
 def haproxy(certificate: str) -> Peer:
-    """HAProxy as the bench has it, with TLS in front if there is a certificate."""
+    """The bench's HAProxy, with TLS in front if there is a certificate."""
 
     def command(place: Place) -> list[str]:
         line = peers.haproxy(place)
@@ -223,7 +220,6 @@ def sluice(certificate: str) -> Peer:
 
 
 def measured(running: Running, receiving: subprocess.Popen[str], row: str, authority: str, seconds: float) -> Measured:
-    """Measure one peer in one row."""
     assert running.pid is not None
     with child("load", str(running.target), row, authority) as sending:
         assert sending.stdout is not None
@@ -242,7 +238,6 @@ def measured(running: Running, receiving: subprocess.Popen[str], row: str, autho
 
 
 def table(row: str, rounds: dict[str, list[Measured]]) -> str:
-    """Lay out one row."""
     what = "handshake" if row == "handshakes" else "frame"
     heads = [row, f"{what}s/s", "MB/s", f"CPU us/{what}", "TLS adds", "core used", "x haproxy-tls", "CPU x haproxy-tls"]
     lines = [heads]
@@ -267,7 +262,6 @@ def table(row: str, rounds: dict[str, list[Measured]]) -> str:
 
 
 def options(arguments: Sequence[str]) -> argparse.Namespace:
-    """Read the command line."""
     parser = argparse.ArgumentParser(prog="tls.py", description=__doc__.partition("\n")[0])
     parser.add_argument("--row", action="append", choices=ROWS, help="only this row; may be given several times")
     parser.add_argument("--rounds", type=int, default=3, help="measurements of each peer and row (default 3)")
@@ -285,7 +279,7 @@ def options(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def bench(given: argparse.Namespace) -> int:
-    """Measure everything; return the exit status."""
+    """Measure everything. Return the exit status."""
     machine.check()
     where = machine.described()
     print(

@@ -1,13 +1,13 @@
-"""Sluice of this checkout against Sluice of another one, such as that of before a change: the rows of ``run.py``.
+"""Sluice of this checkout against that of another one, such as before a change, with the rows of ``run.py``.
 
     git worktree add ../before COMMIT && make -C ../before setup
     .venv/bin/python tests/bench/versus.py ../before                 # about twenty minutes
 
-Each measurement is a run of ``run.py`` of one checkout, with its own environment. They take turns, other, this, this,
-other, and a ratio is of this one's sum to the other's within such a round, so that drift of the machine cancels out.
-Processor time is what counts: a busy machine spoils it less than anything else. By default the rows are those of
-everything that has no limit, or one that is not reached: all that is in the way of every message and every connection
-of either protocol. Where ``between rounds`` is as far from 1 as the ratio, nothing was measured.
+Each measurement is a run of ``run.py`` of one checkout, with its own environment. They take turns (other, this, this,
+other), and a ratio is of this one's sum to the other's within such a round, so that drift of the machine cancels out.
+The figure is processor time, which a busy machine affects least. By default the rows are those without a limit, or with
+one that is not reached: everything in the path of every message and every connection of either protocol. Where
+``between rounds`` is as far from 1 as the ratio, nothing was measured.
 """
 
 import argparse
@@ -39,7 +39,7 @@ ROWS = (
     "confirms-1024",
 )
 PEERS = ("sluice-unlimited", "sluice-limited")
-#: What is compared of a row, by its kind: less is better.
+# The compared figures of a row, by its kind. Less is better.
 FIGURES = {
     FLOOD: ("cpu_us_per_frame",),
     ANSWERED: ("cpu_us_per_frame",),
@@ -57,7 +57,7 @@ Measured = dict[Line, float]
 
 
 def read(results: dict[str, Any]) -> Measured:
-    """Return what is compared of a run's results; raises BenchError if the run found a fault."""
+    """Return the compared figures of a run. Raises BenchError if the run found a fault."""
     if results["faults"]:
         raise BenchError(f"faults: {results['faults']}")
     return {
@@ -85,7 +85,7 @@ def measure(checkout: Path, given: argparse.Namespace) -> Measured:
 
 
 def table(rounds: Sequence[Sequence[Measured]]) -> str:
-    """Lay out rounds, each of what was measured of the other one, this one, this one and the other one."""
+    """Format rounds, each of measurements of the other one, this one, this one and the other one."""
     lines = [["row", "peer", "figure", "other", "this", "this / other", "rounds", "between rounds"]]
     for line in rounds[0][0]:
         others = [each[place][line] for each in rounds for place in (0, 3)]
@@ -106,7 +106,6 @@ def table(rounds: Sequence[Sequence[Measured]]) -> str:
 
 
 def options() -> argparse.Namespace:
-    """Read the command line."""
     parser = argparse.ArgumentParser(prog="versus.py", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("other", type=Path, help="the other checkout, with an environment that `make setup` has made")
     parser.add_argument("--row", action="append", metavar="ROW", help="only this row of run.py; repeatable")
@@ -120,7 +119,6 @@ def options() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Measure and print."""
     given = options()
     other = given.other.resolve()
     rounds = []

@@ -1,4 +1,4 @@
-"""What the tests of the page share: a real Chromium, a real sidecar before an embedded broker, and floods."""
+"""Fixtures of the page's tests: a real Chromium, a real sidecar in front of an embedded broker, and floods."""
 
 import itertools
 import json
@@ -20,9 +20,9 @@ from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, R
 
 _CHROMIUM: Final = Path("/usr/bin/chromium")
 _SLOWEST_MS: Final = 30_000
-"""For what comes within a second or two on an idle machine."""
+"""For events within a second or two on an idle machine."""
 _FAILED_LOAD: Final = "Failed to load resource"
-"""What Chromium's console says of each answer that is an error."""
+"""Chromium's console message for each error answer."""
 _FLOOD_TICK_S: Final = 0.05
 
 expect.set_options(timeout=_SLOWEST_MS)
@@ -37,7 +37,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Browser]:
-    """The browser."""
     required(_CHROMIUM, "apt-get install --no-install-recommends chromium")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=str(_CHROMIUM), args=["--no-sandbox"])
@@ -46,12 +45,9 @@ def chromium() -> Iterator[Browser]:
 
 
 class Tab:
-    """One page of the browser that must not complain, nor ask anybody else for anything.
+    """One page of the browser without console errors and foreign requests.
 
-    Attributes:
-        page: Playwright's.
-        complaints: what the console said.
-        failing_loads: answers that are errors belong to the test, and are no complaint.
+    ``complaints``: of the console. ``failing_loads``: the test expects error answers.
     """
 
     def __init__(self, context: BrowserContext, admin: str) -> None:
@@ -66,14 +62,13 @@ class Tab:
         self.page.on("request", self._request)
 
     def open(self, where: str = "#/limits", *, live: bool = True) -> Page:
-        """Go to a view, and wait for its figures."""
+        """Open a view, and wait for its figures."""
         self.page.goto(self.url + where)
         if live:
             expect(self.page.locator("#connection")).to_contain_text("live")
         return self.page
 
     def check(self) -> None:
-        """Say what it complained of."""
         assert self.complaints == []
         assert self.foreign == []
 
@@ -93,7 +88,7 @@ OpenTab = Callable[..., Tab]
 
 @pytest.fixture
 def open_tab(chromium: Browser) -> Iterator[OpenTab]:
-    """Makes tabs, each with a storage of its own; none of them may complain."""
+    """Makes tabs, each with separate storage and without console errors."""
     tabs: list[Tab] = []
     with ExitStack() as contexts:
 
@@ -111,14 +106,13 @@ def open_tab(chromium: Browser) -> Iterator[OpenTab]:
 
 @pytest.fixture(scope="module")
 def broker() -> Iterator[EmbeddedBroker]:
-    """An embedded broker for the tests of one module."""
     with EmbeddedBroker() as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def start_sluice(tmp_path_factory: pytest.TempPathFactory, broker: EmbeddedBroker) -> Iterator[StartSluice]:
-    """Starts sidecars before the broker, each with a state directory of its own; they are stopped after the module."""
+    """Starts sidecars in front of the broker, each with its own state directory, and stops them after the module."""
     with ExitStack() as running:
 
         def start(**how: Any) -> Sluice:
@@ -132,11 +126,9 @@ def start_sluice(tmp_path_factory: pytest.TempPathFactory, broker: EmbeddedBroke
 
 
 class Flood:
-    """One client that goes on sending to a topic until it is told to stop, whatever the answers.
+    """One client that sends to a topic until it is stopped, whatever the answers.
 
-    Attributes:
-        sent: requests with an answer so far.
-        refused: how many of them a limit refused.
+    ``sent``: requests with an answer. ``refused``: those over a limit.
     """
 
     def __init__(self, address: str, topic: str, rate_per_s: int) -> None:
@@ -148,23 +140,21 @@ class Flood:
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def wait_for(self, more: int) -> None:
-        """Wait until so many more requests have their answers."""
+        """Wait for this many more answers."""
         with self._changed:
             wanted = self.sent + more
             while self.sent < wanted:
                 assert self._changed.wait(_SLOWEST_MS / 1000), "the flood has dried up"
 
     def __enter__(self) -> Self:
-        """Begin; leaving the block ends it."""
         self._thread.start()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        """End it."""
         self.stop()
 
     def stop(self) -> None:
-        """End it, and wait for that; may be called again."""
+        """Stop it. Idempotent."""
         self._stopping.set()
         self._thread.join()
 
@@ -180,7 +170,7 @@ class Flood:
 
 @pytest.fixture
 def flood() -> Iterator[Callable[..., Flood]]:
-    """Starts floods; they end with the test."""
+    """Starts floods, and stops them after the test."""
     with ExitStack() as running:
 
         def start(sluice: Sluice, topic: str, rate_per_s: int = 400) -> Flood:
@@ -191,7 +181,7 @@ def flood() -> Iterator[Callable[..., Flood]]:
 
 @pytest.fixture
 def limit_of() -> Callable[..., Any]:
-    """Asks the API what holds for one name."""
+    """Returns the limit of one name from the API."""
 
     def ask(sluice: Sluice, name: str, kind: str = "topic") -> Any:
         status, text = sluice.get(f"/api/v1/limits/{kind}/{urllib.parse.quote(name, safe='')}")
@@ -203,7 +193,7 @@ def limit_of() -> Callable[..., Any]:
 
 @pytest.fixture
 def put_limit() -> Callable[..., Any]:
-    """Sets a limit by the API, and returns the change."""
+    """Sets a limit through the API, and returns the change."""
 
     def put(sluice: Sluice, name: str, **limit: Any) -> Any:
         request = urllib.request.Request(
@@ -220,7 +210,7 @@ def put_limit() -> Callable[..., Any]:
 
 @pytest.fixture
 def picture(tmp_path: Path) -> Callable[[Page, str], None]:
-    """Keeps a screenshot, in BROWSER_SCREENSHOTS or the test's own directory."""
+    """Saves a screenshot, in BROWSER_SCREENSHOTS or the test's own directory."""
     folder = Path(os.environ.get("BROWSER_SCREENSHOTS") or tmp_path)
     folder.mkdir(parents=True, exist_ok=True)
 
@@ -232,6 +222,6 @@ def picture(tmp_path: Path) -> Callable[[Page, str], None]:
 
 @pytest.fixture(scope="session")
 def fresh_name() -> Callable[[str], str]:
-    """Returns a name that begins as given and is nobody else's."""
+    """Returns a unique name with this beginning."""
     numbers = itertools.count(1)
     return lambda prefix: f"{prefix}-{next(numbers)}"

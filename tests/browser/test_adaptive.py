@@ -1,4 +1,4 @@
-"""Adaptive limits: the panel of the first view, shown of an answer made by hand, and the editor."""
+"""Adaptive limits: the panel of the first view with a hand-made answer, and the editor."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ def opened(open_tab: Any, sluice: Sluice, *states: Any, **how: Any) -> Page:
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
-def test_limit_latency_and_who_shares_are_shown(
+def test_limit_latency_and_shares_are_shown(
     open_tab: Any, sluice: Sluice, picture: Any, width: int, theme: str
 ) -> None:
     page = opened(open_tab, sluice, ADAPTIVE, width=width, height=1500, theme=theme)
@@ -47,7 +47,7 @@ def test_without_an_adaptive_limit_there_is_no_panel(open_tab: Any, sluice: Slui
     expect(page.get_by_role("region", name="Adaptive limit")).to_have_count(0)
 
 
-def test_without_a_limit_now_it_says_so(open_tab: Any, sluice: Sluice) -> None:
+def test_without_a_current_limit_that_is_shown(open_tab: Any, sluice: Sluice) -> None:
     calm = msgspec.structs.replace(ADAPTIVE, limit_per_s=None, reason="", names=(), history=(), action="shadow")
     panel = opened(open_tab, sluice, calm).get_by_role("region", name="Adaptive limit of main")
     expect(panel).to_contain_text("no limit")

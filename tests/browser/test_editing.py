@@ -1,4 +1,4 @@
-"""What an operator does most: sees who floods, lowers the limit, and takes it back."""
+"""An operator's most frequent actions: find the flooding client, lower the limit, and undo that."""
 
 import re
 import subprocess
@@ -28,7 +28,7 @@ def sidecar(start_sluice: StartSluice) -> Sluice:
 
 @pytest.fixture
 def form(sidecar: Sluice, open_tab: Any, fresh_name: Any) -> Any:
-    """The editor of a topic without a limit of its own, all its fields unfolded."""
+    """The editor of a topic without its own limit, with all fields visible."""
     page = open_tab(sidecar).open(f"#/limits?edit=topic/{fresh_name('plain')}")
     drawer = page.get_by_role("dialog")
     drawer.get_by_text("More", exact=True).click()
@@ -74,7 +74,7 @@ def test_lowered_limit_is_stored_slower_until_it_is_reverted(
     before, from_s = broker.stored(topic), time.monotonic()
     load.wait_for(1600)
     stored, elapsed_s = broker.stored(topic) - before, time.monotonic() - from_s
-    # What is on the way when the edit is acknowledged was admitted before it: at most one tick of the flood.
+    # Messages in flight when the edit is acknowledged were admitted before it: at most one tick of the flood.
     assert stored <= 20 * elapsed_s + 20 + 1 + 40
     expect(_row(page, topic).locator("td.limit")).to_have_text("20/s")
     expect(_row(page, topic).locator(".tag.edited")).to_be_visible()
@@ -97,7 +97,7 @@ def test_lowered_limit_is_stored_slower_until_it_is_reverted(
     expect(changes.nth(0)).to_contain_text("reverted to file")
 
 
-def test_undo_takes_back_what_was_just_done(sidecar: Sluice, open_tab: Any, flood: Any, fresh_name: Any) -> None:
+def test_undo_reverts_the_last_edit(sidecar: Sluice, open_tab: Any, flood: Any, fresh_name: Any) -> None:
     topic = fresh_name("undone")
     flood(sidecar, topic, 20)
     page = open_tab(sidecar).open(f"#/limits?search={topic}")
@@ -154,16 +154,14 @@ def test_concurrent_edit_is_refused(sidecar: Sluice, open_tab: Any, flood: Any, 
 @pytest.mark.parametrize(
     ("label", "typed", "meant"),
     [
-        ("Rate, per second", "1,000", "like 1000"),
-        ("Rate, per second", "1e3", "like 1000"),
-        ("Bytes per second", "4,194,304", "like 1000"),
-        ("Break, seconds", "Infinity", "like 1000"),
+        ("Rate, per second", "1,000", "such as 1000"),
+        ("Rate, per second", "1e3", "such as 1000"),
+        ("Bytes per second", "4,194,304", "such as 1000"),
+        ("Break, seconds", "Infinity", "such as 1000"),
         ("Minutes", "0", "more than 0"),
     ],
 )
-def test_number_that_could_be_misread_is_refused_with_what_to_write(
-    form: Any, label: str, typed: str, meant: str
-) -> None:
+def test_an_ambiguous_number_is_refused_with_the_right_spelling(form: Any, label: str, typed: str, meant: str) -> None:
     if label == "Minutes":
         form.get_by_label("For how long").select_option("other…")
     form.get_by_label(label, exact=True).fill(typed)
@@ -182,8 +180,8 @@ def test_rate_is_read_as_it_is_written(form: Any, typed: str, read: str) -> None
     expect(form.locator("ins")).to_have_text(read)
 
 
-def test_preview_of_a_first_limit_shows_what_it_stands_in_for(form: Any) -> None:
-    expect(form.locator(".note")).to_contain_text("a limit of its own")
+def test_the_preview_of_a_first_limit_shows_the_replaced_one(form: Any) -> None:
+    expect(form.locator(".note")).to_contain_text("its own limit")
     expect(form.locator(".note")).to_contain_text("topic:* still applies")
     form.get_by_label("Rate, per second").fill("2.5")
     form.get_by_role("button", name="Preview").click()
@@ -194,7 +192,9 @@ def test_preview_of_a_first_limit_shows_what_it_stands_in_for(form: Any) -> None
     expect(form.locator(".differences tbody tr")).to_contain_text("rate")
 
 
-def test_audit_says_all_that_changed_in_short(sidecar: Sluice, open_tab: Any, fresh_name: Any, put_limit: Any) -> None:
+def test_the_audit_trail_lists_all_changes_in_short(
+    sidecar: Sluice, open_tab: Any, fresh_name: Any, put_limit: Any
+) -> None:
     topic = fresh_name("bursty")
     put_limit(sidecar, topic, rate=50, burst_s=2)
     put_limit(sidecar, topic, rate=50, burst_s=1)
@@ -204,7 +204,7 @@ def test_audit_says_all_that_changed_in_short(sidecar: Sluice, open_tab: Any, fr
     expect(changes.first.locator("summary")).to_contain_text("50/s, burst_s 2 → 1")
 
 
-def test_change_that_another_one_followed_is_reverted_only_when_told_so(
+def test_a_change_with_a_successor_is_reverted_only_on_request(
     sidecar: Sluice, open_tab: Any, fresh_name: Any, limit_of: Any, put_limit: Any
 ) -> None:
     topic = fresh_name("twice")
@@ -214,10 +214,10 @@ def test_change_that_another_one_followed_is_reverted_only_when_told_so(
     page = tab.open(f"#/audit?target=limits/topic/{topic}")
     page.get_by_role("button", name=f"Revert change {first} of").click()
     dialog = page.get_by_role("dialog")
-    expect(dialog).to_contain_text(f"Change {second} changed topic/{topic} since. Revert all the same?")
+    expect(dialog).to_contain_text(f"Change {second} has changed topic/{topic} since. Revert anyway?")
     assert limit_of(sidecar, topic)["limit"]["rate"] == 30
 
-    dialog.get_by_role("button", name="Revert all the same").click()
+    dialog.get_by_role("button", name="Revert anyway").click()
 
     expect(dialog).to_be_hidden()
     assert limit_of(sidecar, topic)["limit"]["rate"] == 200
@@ -225,7 +225,7 @@ def test_change_that_another_one_followed_is_reverted_only_when_told_so(
 
 def test_limits_that_a_name_meets_are_on_its_page(form: Any) -> None:
     page = form.page
-    form.get_by_role("link", name="What limits it and why").click()
+    form.get_by_role("link", name="Open its page").click()
     expect(form).to_be_hidden()
     expect(page.locator(".explanation li")).to_contain_text("200/s")
     expect(page.locator(".explanation li")).to_contain_text("topic:*")
@@ -264,9 +264,7 @@ def test_default_is_edited_like_any_limit(sidecar: Sluice, open_tab: Any, limit_
     assert limit_of(sidecar, "*", "retry_group")["limit"]["rate"] == 15
 
 
-def test_all_edits_are_reverted_after_a_look_at_what_falls_back(
-    sidecar: Sluice, open_tab: Any, flood: Any, fresh_name: Any
-) -> None:
+def test_all_edits_are_reverted_after_a_preview(sidecar: Sluice, open_tab: Any, flood: Any, fresh_name: Any) -> None:
     topic = fresh_name("many")
     flood(sidecar, topic, 20)
     page = open_tab(sidecar).open(f"#/limits?search={topic}")
@@ -347,9 +345,7 @@ def test_empty_rate_is_asked_for_in_the_words_of_the_form(form: Any) -> None:
     expect(form.locator(".preview")).to_be_visible()
 
 
-def test_what_the_api_says_of_fields_is_in_the_words_of_the_form(
-    sidecar: Sluice, open_tab: Any, fresh_name: Any
-) -> None:
+def test_the_apis_texts_about_fields_are_the_forms(sidecar: Sluice, open_tab: Any, fresh_name: Any) -> None:
     tab = open_tab(sidecar)
     tab.failing_loads = True
     tab.open(f"#/limits?edit=topic/{fresh_name('words')}")

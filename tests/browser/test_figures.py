@@ -1,4 +1,4 @@
-"""What a row says of its limit: refused, by which other limit, or only in shadow; and that it does not flicker."""
+"""A row's text about its limit: refused, by another limit, or only in shadow, without flicker."""
 
 import re
 from statistics import mean
@@ -36,9 +36,7 @@ def sidecar(start_sluice: StartSluice) -> Sluice:
     return start_sluice(config=_LIMITS)
 
 
-def test_shadow_limit_says_what_it_would_refuse_and_nothing_is_refused(
-    sidecar: Sluice, open_tab: Any, flood: Any
-) -> None:
+def test_a_shadow_limit_reports_refusals_without_refusing(sidecar: Sluice, open_tab: Any, flood: Any) -> None:
     page = open_tab(sidecar).open()
     chip = page.locator(".chip").filter(has_text="Would refuse")
     expect(chip).to_be_hidden()
@@ -65,7 +63,7 @@ def test_row_names_the_other_limit_that_refuses(sidecar: Sluice, open_tab: Any, 
 
 
 @pytest.mark.long
-def test_figures_of_a_flood_are_of_one_window_and_sort_by_what_is_shown(
+def test_figures_of_a_flood_are_of_one_window_and_sort_by_the_shown_value(
     sidecar: Sluice, open_tab: Any, flood: Any, fresh_name: Any
 ) -> None:
     prefix = fresh_name("window")
@@ -84,8 +82,8 @@ def test_figures_of_a_flood_are_of_one_window_and_sort_by_what_is_shown(
     load.wait_for(4000)
     seen = page.evaluate("window.seen")
     assert {index for index, _, _ in seen} == {0}
-    # The topics' limit is 200/s. One sample may come late and show more than its second, the next one less; figures
-    # of two different windows would be apart most of the time.
+    # The topics' limit is 200/s. One sample may be late and include part of the next second. Figures of two different
+    # windows would differ most of the time.
     apart = [abs(int(passed) / 200 - int(used.split()[0]) / 100) for _, passed, used in seen]
     assert mean(apart) < 0.15, seen
 

@@ -1,4 +1,4 @@
-"""The fleet: its panel of the first view, and the banner without Redis, shown of answers made by hand."""
+"""The fleet: its panel of the first view, and the banner without Redis, with hand-made answers."""
 
 import json
 from pathlib import Path
@@ -27,7 +27,7 @@ def opened(open_tab: Any, sluice: Sluice, state: FleetState | None, **how: Any) 
     fleet = None if state is None else sentences.of_fleet(state)
     body = msgspec.json.encode(FleetAnswer(fleet))
     tab.page.route("**/api/v1/fleet", lambda route: route.fulfill(content_type="application/json", body=body))
-    # The stream of figures cannot be answered by hand, so the page reads this into its state.
+    # The stream of figures cannot be intercepted, so the page reads this into its state.
     known = json.dumps(msgspec.to_builtins(fleet))
     tab.page.add_init_script(
         f"const parse = JSON.parse; JSON.parse = (text, ...more) => {{ const value = parse(text, ...more);"
@@ -55,12 +55,12 @@ def test_members_shares_and_demand_are_shown(
     picture(page, f"fleet-{theme}-{width}")
 
 
-def test_without_redis_a_banner_says_what_happens(open_tab: Any, sluice: Sluice, picture: Any) -> None:
+def test_without_redis_a_banner_explains_the_effect(open_tab: Any, sluice: Sluice, picture: Any) -> None:
     page = opened(open_tab, sluice, AWAY, height=1200)
     banner = page.locator("#banners .banner.bad")
-    expect(banner).to_contain_text("The fleet orders-prod is without Redis:")
+    expect(banner).to_contain_text("The fleet orders-prod cannot reach Redis:")
     expect(banner).to_contain_text("(connection refused); each limit uses its last share.")
-    expect(page.get_by_role("region", name="Alarms now")).to_contain_text("without Redis")
+    expect(page.get_by_role("region", name="Alarms now")).to_contain_text("cannot reach Redis")
     picture(page, "fleet-away")
 
 

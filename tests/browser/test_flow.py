@@ -1,4 +1,4 @@
-"""The view of flow and spool: what is shown of answers made by hand, and the purge."""
+"""The view of flow and spool with hand-made answers, and the purge."""
 
 import json
 import re
@@ -11,7 +11,7 @@ from harness.frames import FrameClient, send
 from harness.sidecar import Sluice, StartSluice
 from playwright.sync_api import Page, Route, expect
 
-#: A name that is markup, for whoever writes it as such.
+# A name with markup, which must be escaped.
 MARKUP = "<img src=x onerror=alert(1)>"
 
 
@@ -21,7 +21,7 @@ def sluice(start_sluice: StartSluice) -> Sluice:
 
 
 def answer(page: Page, path: str, body: msgspec.Struct, asked: list[str] | None = None) -> None:
-    """Answer in place of the sidecar."""
+    """Answer instead of the sidecar."""
 
     def fulfill(route: Route) -> None:
         if asked is not None:
@@ -60,9 +60,9 @@ def test_the_four_places_of_the_spool_are_listed(open_tab: Any, sluice: Sluice, 
     expect(row).to_contain_text("50,000")
 
 
-def test_empty_flow_view_without_a_spool_says_so(open_tab: Any, sluice: Sluice) -> None:
+def test_an_empty_flow_view_without_a_spool_is_explained(open_tab: Any, sluice: Sluice) -> None:
     flow = msgspec.structs.replace(FLOW, sentences=("Nobody waits.",), connections=())
-    text = "There is no spool: /big: it may not be written"
+    text = "There is no spool: /big: it is not writable"
     page = opened(open_tab, sluice, flow, msgspec.structs.replace(SPOOL, holds=None, sentences=(text,), details=()))
     expect(page.locator(".findings")).to_have_text("Nobody waits.")
     expect(page.locator("main")).to_contain_text("No connections are waiting.")
@@ -75,7 +75,7 @@ def test_purge_asks_for_confirmation_and_reports_the_result(open_tab: Any, sluic
     answer(page, "spool/topic/orders?*", PURGED, asked)
     page.get_by_role("button", name="Purge the spooled messages of topic orders").click()
     dialog = page.get_by_role("dialog")
-    expect(dialog).to_contain_text("50,000 messages are refused")
+    expect(dialog).to_contain_text("50,000 messages will be refused")
     assert asked == []
     dialog.get_by_label("Reason").fill("too old")
     dialog.get_by_role("button", name="Purge", exact=True).click()
@@ -84,9 +84,7 @@ def test_purge_asks_for_confirmation_and_reports_the_result(open_tab: Any, sluic
 
 
 @pytest.mark.parametrize("width", [1280, 390])
-def test_what_confirms_messages_is_shown_with_the_reason(
-    open_tab: Any, sluice: Sluice, picture: Any, width: int
-) -> None:
+def test_the_confirming_side_is_shown_with_the_reason(open_tab: Any, sluice: Sluice, picture: Any, width: int) -> None:
     behind, kept_up = FLOW.confirms
     marked = msgspec.structs.replace(behind, name=MARKUP, reason="falls_back", nacked_total=9)
     page = opened(
@@ -149,7 +147,7 @@ def test_active_alarm_is_a_banner_in_every_view(start_sluice: StartSluice, open_
     config = "[alarms]\nmemory_high_watermark = 0.0001\n"
     sidecar = start_sluice(config=config)
     page = open_tab(sidecar).open("#/limits")
-    banner = page.locator("#banners .banner").filter(has_text="Alarm: memory runs short")
+    banner = page.locator("#banners .banner").filter(has_text="Alarm: low on memory")
     expect(banner).to_contain_text("publishers are blocked until")
     expect(banner).to_contain_text("Consumers are not affected. Since ")
     picture(page, "alarm")
@@ -170,7 +168,7 @@ def test_spooled_messages_are_shown_and_purged(start_sluice: StartSluice, open_t
         expect(page.locator(".findings")).to_contain_text("limit")
         picture(page, "flow-real")
         page.get_by_role("link", name="Limits", exact=True).click()
-        expect(page.locator('tr[data-row="topic/slow"]')).to_contain_text(re.compile(r"oldest waits \d"))
+        expect(page.locator('tr[data-row="topic/slow"]')).to_contain_text(re.compile(r"oldest waiting \d"))
         page.get_by_role("link", name="slow", exact=True).click()
         expect(page.locator(".figures")).to_contain_text(re.compile(r"Oldest waiting\d"))
         page.get_by_role("link", name="Flow", exact=True).click()

@@ -16,7 +16,7 @@ def sidecar(start_sluice: StartSluice) -> Sluice:
 
 @pytest.fixture
 def topic(sidecar: Sluice, flood: Any, fresh_name: Any) -> str:
-    """A topic that somebody sends to."""
+    """A topic with a sender."""
     name = fresh_name("keys")
     flood(sidecar, name, 20)
     return name
@@ -75,7 +75,7 @@ def test_headers_sort_and_say_so(sidecar: Sluice, topic: str, open_tab: Any) -> 
     assert "sort=name&order=desc" in page.url
 
 
-def test_view_is_told_and_skipped_to(sidecar: Sluice, open_tab: Any) -> None:
+def test_the_view_is_announced_and_skipped_to(sidecar: Sluice, open_tab: Any) -> None:
     page = open_tab(sidecar).open()
     page.keyboard.press("Tab")
     expect(page.get_by_role("button", name="Skip to the content")).to_be_focused()

@@ -1,4 +1,4 @@
-"""Where things are: on a phone, in the table of rules, and listeners by the addresses that they were given."""
+"""Layout: on a phone, in the table of rules, and listeners by their configured addresses."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -49,7 +49,7 @@ def test_phone_sorts_by_a_choice(phone: Page) -> None:
 @pytest.mark.parametrize("view", ["limits", "connections"])
 def test_phone_focus_order_follows_the_layout_and_stays_visible(phone: Page, view: str) -> None:
     phone.goto(f"{phone.url.split('#')[0]}#/{view}")
-    # The keyboard begins at the top again.
+    # The focus starts at the top again.
     phone.reload()
     expect(phone.locator("tbody tr").first).to_be_visible()
     bottoms: list[int] = []
@@ -62,7 +62,7 @@ def test_phone_focus_order_follows_the_layout_and_stays_visible(phone: Page, vie
             continue
         assert area > 100, phone.evaluate("document.activeElement.outerHTML")
         assert 0 <= left < 390
-        # A button beside a name may begin a little above it.
+        # A button beside a name may start a little above it.
         assert not bottoms or top > bottoms[-1] - 40, phone.evaluate("document.activeElement.outerHTML")
         bottoms.append(top)
     assert len(bottoms) > 8

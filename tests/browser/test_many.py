@@ -1,4 +1,4 @@
-"""Ten thousand resources: only what is on screen travels and is drawn. Times are printed, never asserted."""
+"""Ten thousand resources: only the visible ones are sent and drawn. Times are printed, never asserted."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ _PAGE = 50
 
 @pytest.fixture(scope="module")
 def crowded(start_sluice: StartSluice) -> Sluice:
-    """A sidecar that was asked for ten thousand topics."""
+    """A sidecar with traffic of ten thousand topics."""
     sluice = start_sluice(config="[bounds]\nmax_resource_labels = 20000\n\n[defaults.topic]\nrate = 100\n")
     with FrameClient(sluice.routes[0].listen) as client:
         for first in range(0, _COUNT, _AT_ONCE):
@@ -29,7 +29,7 @@ def _script_ms(session: CDPSession) -> float:
     return 1000 * next(each["value"] for each in metrics if each["name"] == "ScriptDuration")
 
 
-def test_page_and_search_handle_what_is_on_screen_only(crowded: Sluice, open_tab: Any) -> None:
+def test_page_and_search_handle_only_visible_rows(crowded: Sluice, open_tab: Any) -> None:
     tab = open_tab(crowded)
     session = tab.page.context.new_cdp_session(tab.page)
     session.send("Performance.enable")

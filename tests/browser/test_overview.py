@@ -1,4 +1,4 @@
-"""The first view: what passes and is refused in all, what is refused most, alarms, and the last changes."""
+"""The first view: totals, most refused resources, alarms, and the last changes."""
 
 import re
 from typing import Any
@@ -18,7 +18,9 @@ def _section(page: Page, name: str) -> Any:
 
 
 @pytest.mark.parametrize("width", [1280, 390])
-def test_overview_says_what_matters_now(sidecar: Sluice, open_tab: Any, flood: Any, put_limit: Any, width: int) -> None:
+def test_the_overview_has_the_current_problems(
+    sidecar: Sluice, open_tab: Any, flood: Any, put_limit: Any, width: int
+) -> None:
     for number in range(7):
         flood(sidecar, f"loud-{number}", 100 + 40 * number)
     put_limit(sidecar, "quiet", rate=7, reason="a promise")

@@ -21,7 +21,7 @@ OpenReport = Callable[..., Page]
 
 @pytest.fixture
 def open_report(chromium: Browser, tmp_path: Path) -> Iterator[OpenReport]:
-    """Opens pages from a file; none may complain, nor ask anybody for anything."""
+    """Opens pages from a file, without console errors and requests."""
     complaints: list[str] = []
     contexts = []
 
@@ -57,12 +57,11 @@ def open_report(chromium: Browser, tmp_path: Path) -> Iterator[OpenReport]:
 
 
 def _canvases(page: Page) -> int:
-    """Count the charts that are drawn."""
     return page.locator(".chart canvas").count()
 
 
 def _box_of(page: Page, chart: str) -> Any:
-    """Return where a chart is drawn, with a part of it to point at in sight."""
+    """Return a chart's position, with a visible part of it to point at."""
     place = page.locator(f"{chart} .u-over")
     place.scroll_into_view_if_needed()
     box = place.bounding_box()
@@ -157,7 +156,7 @@ def test_the_time_is_chosen_by_keyboard_too(open_report: OpenReport) -> None:
     expect(last_hour).to_have_attribute("aria-pressed", "false")
     page.get_by_role("button", name="Zoom in").press("Space")
     expect(shown).to_have_text("2026-11-21 16:45:00 to 2026-11-21 17:15:00")
-    # Beyond the whole there is nothing.
+    # It cannot zoom out further.
     for _ in range(5):
         page.get_by_role("button", name="Zoom out").press("Enter")
     expect(shown).to_have_text("2026-11-21 12:00:00 to 2026-11-21 18:00:00")
@@ -189,7 +188,7 @@ def test_on_paper_it_is_light_and_nothing_is_cut_off(open_report: OpenReport) ->
     page.wait_for_selector(_DRAWN.format(theme="light"), state="attached")
     assert all(one != other for one, other in zip(dark, _pictures(page), strict=True))
     page.set_viewport_size({"width": 720, "height": 1000})
-    # Charts get their new size with the next frame.
+    # Charts are resized in the next frame.
     page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
     assert page.evaluate("document.documentElement.scrollWidth") <= 720
     assert page.pdf().startswith(b"%PDF")

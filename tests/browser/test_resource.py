@@ -1,4 +1,4 @@
-"""The page of one resource: its figures over time, who was refused, why, what a report advises, and its changes."""
+"""The page of one resource: its history, refused clients, reasons, the report's advice, and its changes."""
 
 import json
 import re
@@ -42,7 +42,7 @@ name = "log-*"
 rate = 5000
 shared = true
 """
-#: A name that is markup, and has all that addresses and patterns give a meaning.
+# A name with markup, and all special characters of addresses and patterns.
 ODD = "<img src=x onerror=alert(1)>/%2F?a=b&c#d [x]"
 ADVISED = Recommendation(
     instance=INSTANCE,
@@ -66,7 +66,7 @@ ADVISED = Recommendation(
 
 
 def write_report(sluice: Sluice, *recommendations: Recommendation) -> None:
-    """Write a report's recommendations where a sidecar looks for them, as a report does."""
+    """Write a report's recommendations to a sidecar's path, as a report does."""
     folder = Path(json.loads(sluice.get("/api/v1/state")[1])["persistence"]["directory"]) / "report"
     folder.mkdir(exist_ok=True)
     head = RecommendationsFile(
@@ -139,12 +139,12 @@ def test_all_that_is_known_of_a_resource_is_on_one_page(
     assert serious(page) == []
 
 
-def test_the_graph_has_a_range_and_says_the_same_in_words_and_as_a_table(flooded: Sluice, open_tab: Any) -> None:
+def test_the_graph_has_a_range_and_is_also_text_and_table(flooded: Sluice, open_tab: Any) -> None:
     page = open_tab(flooded).open(address("orders"))
     graph = region(page, "Messages per second")
     expect(graph.locator(".sum")).to_contain_text("In the last 15 minutes")
     shown = graph.get_by_role("img")
-    expect(shown).to_have_attribute("aria-label", re.compile(r"^Messages per second: In the last 15 minutes [\d,]+ "))
+    expect(shown).to_have_attribute("aria-label", re.compile(r"^Messages per second: In the last 15 minutes, [\d,]+ "))
     minute = graph.locator('button[data-minutes="1"]')
     minute.press("Enter")
     expect(graph.locator(".sum")).to_contain_text("In the last minute")
@@ -221,7 +221,7 @@ def test_counts_are_those_of_the_metrics_after_five_minutes_under_load(
     passed, refused = (counted(sluice, "orders", verdict) for verdict in ("pass", "refuse"))
     assert refused == sum(each.refused for each in running)
     assert passed == sum(each.sent - each.refused for each in running)
-    # The counters reach back five minutes. Where they follow the log, a second may be counted twice or not at all.
+    # The counters reach back five minutes. At the border to the log, a second may be counted twice or not at all.
     begin, margin = ("Since ", (passed + refused) // 10) if how else ("In the last ", 2 * 2000)
     graph = region(page, "Messages per second")
     for minutes in ("15", "60"):
@@ -242,7 +242,7 @@ def test_counts_are_those_of_the_metrics_after_five_minutes_under_load(
     expect(totals).to_contain_text(f"refused{refused:,} ·")
 
 
-def test_dropped_messages_are_told_from_refused_ones(sluice: Sluice, open_tab: Any) -> None:
+def test_dropped_messages_are_distinguished_from_refused_ones(sluice: Sluice, open_tab: Any) -> None:
     tab = open_tab(sluice)
     one = (None,) * 890
     answer_history(
@@ -255,11 +255,11 @@ def test_dropped_messages_are_told_from_refused_ones(sluice: Sluice, open_tab: A
     page = tab.open(address("quiet", minutes="60"))
     graph = region(page, "Messages per second")
     expect(graph).to_contain_text("200 messages passed and 350 were refused (60 % of all)")
-    expect(graph).to_contain_text("and 30 were dropped because their clients left")
+    expect(graph).to_contain_text("and 30 were dropped because their clients disconnected")
 
 
 def answer_history(page: Page, **changes: Any) -> None:
-    """Answer in place of the sidecar with an hour that is all known, but for what is changed."""
+    """Answer instead of the sidecar with a complete hour, except for these changes."""
     steps = 900
     hour = ResourceHistory(
         kind="topic",
@@ -278,9 +278,9 @@ def answer_history(page: Page, **changes: Any) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"problem": "/log: input/output error"}, "The past cannot be read: /log: input/output error."),
+        ({"problem": "/log: input/output error"}, "The history cannot be read: /log: input/output error."),
         ({"cut": True}, "The log is too large to be read completely"),
-        ({"others_together": True}, "some of its traffic may be missing"),
+        ({"others_together": True}, "some traffic may be missing"),
     ],
 )
 def test_gaps_in_the_graph_are_explained(sluice: Sluice, open_tab: Any, changes: dict[str, Any], said: str) -> None:
@@ -309,10 +309,10 @@ def test_advice_is_put_in_force_by_one_button_with_its_evidence_and_is_undone(
 ) -> None:
     write_report(sluice, ADVISED)
     page = open_tab(sluice).open(address("orders"))
-    region(page, "Recommendation").get_by_role("button", name="Put 650/s in force").click()
+    region(page, "Recommendation").get_by_role("button", name="Apply 650/s").click()
     toast = page.locator(".toast")
     expect(toast).to_contain_text("100/s → 650/s")
-    expect(region(page, "Recommendation")).to_contain_text("Nothing to put in force: in force already.")
+    expect(region(page, "Recommendation")).to_contain_text("Nothing to apply: active already.")
     expect(page.locator(".figures")).to_contain_text("650/s")
     assert limit_of(sluice, "orders")["edit"]["reason"] == f"{ADVISED.evidence} Confidence: high."
     row = region(page, "Changes").locator("table.audit > tbody > tr").first
@@ -320,19 +320,19 @@ def test_advice_is_put_in_force_by_one_button_with_its_evidence_and_is_undone(
     expect(row).to_contain_text("Confidence: high.")
     toast.get_by_role("button", name="Undo").click()
     expect(page.locator(".figures")).to_contain_text("100/s")
-    expect(region(page, "Recommendation").get_by_role("button", name="Put 650/s in force")).to_be_enabled()
+    expect(region(page, "Recommendation").get_by_role("button", name="Apply 650/s")).to_be_enabled()
     assert limit_of(sluice, "orders")["edit"] is None
 
 
-def test_advice_for_another_limit_says_so_and_has_no_button(sluice: Sluice, open_tab: Any, put_limit: Any) -> None:
+def test_advice_for_another_limit_is_marked_and_has_no_button(sluice: Sluice, open_tab: Any, put_limit: Any) -> None:
     write_report(sluice, msgspec.structs.replace(ADVISED, name="pay-1", rate_per_s=250.0))
     page = open_tab(sluice).open(address("pay-1"))
     expect(region(page, "Recommendation")).to_contain_text(
-        "Nothing to put in force: changed since: 300/s in force, made for 250/s."
+        "Nothing to apply: changed since: 300/s now, recommended for 250/s."
     )
     expect(region(page, "Recommendation").get_by_role("button")).to_have_count(0)
     put_limit(sluice, "pay-1", rate=250)
-    expect(region(page, "Recommendation").get_by_role("button", name="Put 650/s in force")).to_be_visible()
+    expect(region(page, "Recommendation").get_by_role("button", name="Apply 650/s")).to_be_visible()
 
 
 def test_its_limit_is_edited_reverted_and_reset_in_place(sluice: Sluice, open_tab: Any) -> None:
@@ -369,7 +369,7 @@ def test_every_name_of_it_leads_there_and_back(sluice: Sluice, open_tab: Any, pu
             ("connections", f"topic:{name}"),
         ):
             page = tab.open(f"#/{view}")
-            # By the keyboard, as anybody who has no pointer.
+            # By the keyboard, for users without a pointer.
             page.get_by_role("link", name=link, exact=True).first.press("Enter")
             expect(heading).to_have_text(f"topic{name}")
             page.go_back()
@@ -378,7 +378,7 @@ def test_every_name_of_it_leads_there_and_back(sluice: Sluice, open_tab: Any, pu
         page.locator(".back a").click()
         expect(heading).to_have_text("Limits")
         page.goto(f"{tab.url}#/limits?edit=topic%2F{name}")
-        page.get_by_role("dialog").get_by_role("link", name="What limits it and why").click()
+        page.get_by_role("dialog").get_by_role("link", name="Open its page").click()
         expect(heading).to_have_text(f"topic{name}")
         expect(page.get_by_role("dialog")).to_have_count(0)
 
@@ -429,7 +429,7 @@ def test_another_resource_takes_the_place_of_the_first(sluice: Sluice, open_tab:
     expect(page.get_by_role("heading", level=1)).to_have_text("topicquiet")
     expect(page.locator(".figures")).to_contain_text("unlimited")
     page.goto(f"{tab.url}#/resource")
-    expect(page.locator("main")).to_contain_text("Which resource?")
+    expect(page.locator("main")).to_contain_text("No resource is selected")
 
 
 def test_last_limited_is_the_latest_of_all_sources(sluice: Sluice, open_tab: Any) -> None:

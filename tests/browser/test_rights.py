@@ -1,4 +1,4 @@
-"""Who may see and who may change; and that what others wrote stays text."""
+"""Read and write access, and that stored text is never markup."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +18,7 @@ _HTML = "<img src=x onerror=alert(1)><b>bold</b>"
 
 @pytest.fixture(scope="module")
 def guarded(start_sluice: StartSluice, tmp_path_factory: pytest.TempPathFactory) -> Sluice:
-    """A sidecar that wants a token."""
+    """A sidecar that requires a token."""
     tokens = Path(tmp_path_factory.mktemp("tokens")) / "tokens"
     tokens.write_text(f"alice write {_WRITE}\nwall read {_READ}\n", encoding="utf-8")
     tokens.chmod(0o600)
@@ -62,7 +62,7 @@ def test_token_is_asked_for_until_it_is_right_and_forgotten_with_the_tab(
     expect(page.get_by_role("dialog", name="Sign in")).to_be_visible()
 
 
-def test_read_only_token_sees_all_and_is_told_why_it_changes_nothing(
+def test_a_read_only_token_sees_everything_and_gets_a_reason_for_refused_changes(
     guarded: Sluice, client: FrameClient, open_tab: Any
 ) -> None:
     client.ask(send("seen"))
@@ -80,7 +80,7 @@ def test_read_only_token_sees_all_and_is_told_why_it_changes_nothing(
     drawer = page.get_by_role("dialog")
     expect(drawer.get_by_label("Rate, per second")).to_be_disabled()
     expect(drawer.get_by_role("button", name="Preview")).to_be_disabled()
-    expect(drawer).to_contain_text("may only read")
+    expect(drawer).to_contain_text("read-only")
 
 
 def test_html_in_names_and_reasons_stays_text(sidecar: Sluice, open_tab: Any) -> None:

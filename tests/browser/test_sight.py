@@ -1,4 +1,4 @@
-"""The page as people see it, or have it read to them: every view, both themes, wide and narrow."""
+"""The page as users see or hear it: every view, both themes, wide and narrow."""
 
 import re
 from collections.abc import Iterator
@@ -103,7 +103,7 @@ def _first_edit(page: Page, topic: str, rate: str, reason: str) -> None:
 def test_every_view_is_fit_to_be_seen_and_read_out(
     busy: Sluice, open_tab: Any, picture: Any, theme: str, width: int
 ) -> None:
-    # The axe library is put into the page by the browser itself, past the page's own rules.
+    # The browser injects the axe library, past the page's content security policy.
     page = open_tab(busy, theme=theme, width=width, height=844 if width == 390 else 900, bypass_csp=True).open()
     _first_edit(page, "shipments", "400", "two new shops tonight")
     findings = {}

@@ -1,4 +1,4 @@
-"""The emergency switch, and what is said while the sidecar or the connection to it is not as it should be."""
+"""The emergency switch, and the page while the sidecar or the connection is impaired."""
 
 import urllib.request
 from typing import Any
@@ -44,12 +44,10 @@ def test_switch_is_unmistakable_in_every_view_until_it_is_back_on(
 
 
 @pytest.mark.parametrize(("width", "height"), [pytest.param(1280, 500, marks=pytest.mark.long), (390, 600)])
-def test_alarm_stays_in_sight_however_far_the_page_is_scrolled(
-    sidecar: Sluice, open_tab: Any, width: int, height: int
-) -> None:
+def test_an_alarm_stays_visible_while_scrolling(sidecar: Sluice, open_tab: Any, width: int, height: int) -> None:
     page = open_tab(sidecar, width=width, height=height).open("#/state")
     page.get_by_role("button", name="Switch off…", exact=True).first.click()
-    # Without a word, since it may have to be quick.
+    # Without a reason, because it may be urgent.
     page.get_by_role("dialog").get_by_role("button", name="Switch off").click()
     banner = page.locator(".banner.off")
     expect(banner).to_be_visible()
@@ -73,13 +71,13 @@ def test_enter_in_the_switch_off_dialog_switches_nothing_off(sidecar: Sluice, op
     dialog.get_by_label("For how long").select_option("other…")
     dialog.get_by_label("Minutes").fill("5")
     dialog.get_by_label("Minutes").press("Enter")
-    # Whatever the two might have led to has been answered before this is.
+    # Requests of both would have been answered before this one.
     assert page.evaluate("fetch('/api/v1/switches').then((answer) => answer.json())")["switches"][0]["limiting"]
     expect(dialog).to_be_visible()
     dialog.get_by_role("button", name="Cancel").click()
 
 
-def test_switch_off_dialog_says_what_will_happen(sidecar: Sluice, open_tab: Any, flood: Any) -> None:
+def test_the_switch_off_dialog_explains_the_effect(sidecar: Sluice, open_tab: Any, flood: Any) -> None:
     flood(sidecar, "closed", 100)
     page = open_tab(sidecar).open()
     expect(page.locator('tr[data-row="topic/closed"] .flag.bad')).to_have_text("refusing all")
@@ -89,7 +87,7 @@ def test_switch_off_dialog_says_what_will_happen(sidecar: Sluice, open_tab: Any,
     expect(will).to_contain_text("All limits stop at once, for 1 h, until ")
     expect(will).to_contain_text("closed (")
     dialog.get_by_label("What", exact=True).select_option("only retry_group")
-    dialog.get_by_label("For how long").select_option("until it is changed")
+    dialog.get_by_label("For how long").select_option("until changed")
     expect(will).to_contain_text("All limits of retry_group stop at once, until an operator switches them on")
     expect(will).to_contain_text("Nothing was refused or held in the last 10 s.")
     expect(dialog.get_by_role("button", name="Switch off retry_group")).to_be_visible()
@@ -122,13 +120,13 @@ def test_connection_is_closed_after_a_question(sidecar: Sluice, open_tab: Any) -
         expect(page.locator("tbody tr")).to_have_count(0)
 
 
-def test_edits_without_a_state_directory_are_said_to_be_lost(start_sluice: StartSluice, open_tab: Any) -> None:
+def test_edits_without_a_state_directory_warn_about_their_loss(start_sluice: StartSluice, open_tab: Any) -> None:
     volatile = start_sluice(state_dir="off")
     page = open_tab(volatile).open()
     expect(page.locator(".banner").filter(has_text="Edits are lost on restart")).to_be_visible()
 
 
-def test_page_says_that_it_is_offline_and_resumes(start_sluice: StartSluice, open_tab: Any) -> None:
+def test_the_page_shows_that_it_is_offline_and_resumes(start_sluice: StartSluice, open_tab: Any) -> None:
     first = start_sluice(limits=["topic:*=200/s"])
     with FrameClient(first.routes[0].listen) as client:
         client.ask(send("kept-in-sight"))
@@ -141,7 +139,7 @@ def test_page_says_that_it_is_offline_and_resumes(start_sluice: StartSluice, ope
 
     banner = page.locator(".banner").filter(has_text="connection to Sluice")
     expect(banner).to_be_visible()
-    expect(page.locator("#connection")).to_contain_text("figures of")
+    expect(page.locator("#connection")).to_contain_text("figures from")
     expect(page.locator("html")).to_have_class("stale")
     expect(row).to_be_visible()
 

@@ -1,4 +1,4 @@
-"""What the page says when something is wrong with the sidecar: real faults where they are cheap, else told ones."""
+"""The page's warnings: with real faults where they are cheap, otherwise with scripted ones."""
 
 import json
 import shutil
@@ -16,7 +16,7 @@ def sidecar(start_sluice: StartSluice) -> Sluice:
 
 
 def _told(page: Page, sluice: Sluice, **different: Any) -> None:
-    """Let the stream say once that the state is this, as a sidecar in that state would."""
+    """Let the stream send this state once."""
     state = json.loads(sluice.get("/api/v1/state")[1]) | different
 
     def answer(route: Route) -> None:
@@ -25,7 +25,7 @@ def _told(page: Page, sluice: Sluice, **different: Any) -> None:
     page.route("**/api/v1/events*", answer)
 
 
-def test_bypass_and_draining_are_said_and_the_health_is_not_green(sidecar: Sluice, open_tab: Any) -> None:
+def test_bypass_and_draining_are_shown_and_the_health_is_not_green(sidecar: Sluice, open_tab: Any) -> None:
     tab = open_tab(sidecar)
     by = [{"handler": "rate_limit", "reason": "timeout", "total": 40}]
     _told(tab.page, sidecar, bypassed={"total": 40, "per_s_last_60s": 2.5, "by": by})
@@ -45,12 +45,12 @@ def test_a_broker_that_does_not_answer_is_a_banner_at_the_top(sidecar: Sluice, o
     (listener,) = json.loads(sidecar.get("/api/v1/state")[1])["listeners"]
     _told(tab.page, sidecar, listeners=[{**listener, "reachable": False, "error": "connection refused"}])
     page = tab.open("#/overview", live=False)
-    text = f"The broker {listener['broker']} does not answer: Connection refused. No new clients on {listener['name']}"
+    text = f"{listener['broker']} is unreachable: Connection refused. {listener['name']} accepts no new clients"
     expect(page.locator("#banners .banner.bad").filter(has_text=text)).to_be_visible()
     expect(page.get_by_role("region", name="Alarms now")).to_contain_text(text)
 
 
-def test_a_configuration_that_is_wrong_is_said_until_it_is_right(sidecar: Sluice, open_tab: Any) -> None:
+def test_an_invalid_configuration_is_reported_until_it_is_valid(sidecar: Sluice, open_tab: Any) -> None:
     tab = open_tab(sidecar)
     failed = {"at": "2026-11-21T19:00:00.000Z", "by": "SIGHUP", "problems": ["sluice.toml:3: limits[0].rate: wrong"]}
     _told(tab.page, sidecar, failed_reload=failed)
@@ -80,14 +80,14 @@ def test_edit_that_cannot_be_saved_is_offered_until_the_restart(
     drawer.get_by_label("Rate, per second").fill("60")
     drawer.get_by_role("button", name="Preview").click()
     drawer.get_by_role("button", name="Apply").click()
-    drawer.get_by_role("button", name="Apply until the restart only").click()
+    drawer.get_by_role("button", name="Apply until restart only").click()
 
     expect(drawer).to_be_hidden()
     assert limit_of(sluice, "unsaved")["limit"]["rate"] == 60
     expect(page.locator("#banners .banner").filter(has_text="Edits are not saved")).to_be_visible()
 
 
-def test_reload_says_what_it_does_before_it_does_it(
+def test_reload_announces_itself_before_it_acts(
     start_sluice: StartSluice, open_tab: Any, tmp_path: Path, limit_of: Any
 ) -> None:
     file = tmp_path / "own.toml"

@@ -1,4 +1,4 @@
-"""What the tests of deployment share: the chart as helm renders it, and the packages as they are published."""
+"""Fixtures of the deployment tests: the chart rendered by helm, and the published packages."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ import yaml
 from harness.paths import PARTS, ROOT, required
 
 CHART: Final = ROOT / "deploy" / "helm" / "sluice"
-#: `helm template` takes itself for a cluster of another version otherwise.
+# The default of `helm template` is another version.
 _CLUSTER: Final = "1.31.0"
 _MAKE: Final = "make deploy"
 
@@ -20,7 +20,7 @@ Render = Callable[..., list[Any]]
 
 
 def run(*command: str | Path, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> str:
-    """Run a program and return what it printed on both streams; its failure fails the test with all of that."""
+    """Run a program and return its output of both streams. If it fails, the test fails with that."""
     done = subprocess.run(
         list(map(str, command)),
         stdin=subprocess.DEVNULL,
@@ -41,13 +41,12 @@ Run = Callable[..., str]
 
 @pytest.fixture(scope="session", name="run")
 def running() -> Run:
-    """Runs a program: see ``run``."""
     return run
 
 
 @pytest.fixture(scope="session")
 def helm() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Runs helm, which `make deploy` builds, and returns what came of it."""
+    """Runs helm, which `make deploy` builds, and returns the result."""
     program = required(PARTS / "helm" / "helm", _MAKE)
 
     def call(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -75,7 +74,7 @@ Definitions = dict[str, Any]
 
 
 def _closed(schema: Any) -> Any:
-    """Return a schema that also refuses what it does not know; Kubernetes would leave it out without a word."""
+    """Return a schema that also refuses unknown fields, which Kubernetes would ignore."""
     if isinstance(schema, list):
         return [_closed(each) for each in schema]
     if not isinstance(schema, dict):
@@ -86,27 +85,27 @@ def _closed(schema: Any) -> Any:
     if schema.get("x-kubernetes-int-or-string"):
         closed["type"] = ["integer", "string"]
     if "(?i)" in str(schema.get("pattern", "")):
-        # Go's way to say it, within the pattern; Python has it at the beginning only.
+        # Go's inline flag within the pattern, which Python only allows at the beginning.
         del closed["pattern"]
     return closed
 
 
 @pytest.fixture(scope="session")
 def definitions() -> Definitions:
-    """The schemas of the Prometheus operator's kinds, of the versions that the chart uses."""
+    """The schemas of the Prometheus operator's kinds, in the chart's versions."""
     found = {}
     for kind, file in (("ServiceMonitor", "servicemonitors.yaml"), ("PrometheusRule", "prometheusrules.yaml")):
         text = required(PARTS / "definitions" / file, _MAKE).read_text(encoding="utf-8")
         (version,) = yaml.safe_load(text)["spec"]["versions"]
         schema = _closed(version["schema"]["openAPIV3Schema"])
-        # Of metadata it says no more than that it is an object.
+        # The schema only says that metadata is an object.
         schema["properties"]["metadata"] = {"type": "object"}
         found[kind] = schema
     return found
 
 
 class Packages(NamedTuple):
-    """What ``make dist`` publishes."""
+    """The output of ``make dist``."""
 
     wheel: Path
     sdist: Path
@@ -114,10 +113,10 @@ class Packages(NamedTuple):
 
 @pytest.fixture(scope="session")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> Packages:
-    """The source distribution, and the wheel that is built from it, not from the tree."""
+    """The source distribution, and the wheel built from it, not from the tree."""
     directory = tmp_path_factory.mktemp("dist")
     python = required(PARTS / "packaging" / ".stamp", _MAKE).parent / "bin" / "python"
-    # What builds is pinned, too; older versions of pip know the first variable, newer ones the second.
+    # Build requirements are pinned, too. Older versions of pip know the first variable, newer ones the second.
     pins = dict.fromkeys(("PIP_CONSTRAINT", "PIP_BUILD_CONSTRAINT"), str(ROOT / "constraints.txt"))
     run(python, "-m", "build", "--outdir", directory, ROOT, env=pins)
     (wheel,), (sdist,) = directory.glob("*.whl"), directory.glob("*.tar.gz")
@@ -126,7 +125,7 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Packages:
 
 @pytest.fixture(scope="session")
 def empty_environment(packages: Packages, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A virtual environment with the wheel and what it needs, and nothing else, not even pip."""
+    """A virtual environment with only the wheel and its requirements, without pip."""
     directory = tmp_path_factory.mktemp("environment")
     venv.create(directory, symlinks=True)
     pip = required(PARTS / "packaging" / ".stamp", _MAKE).parent / "bin" / "pip"

@@ -1,4 +1,4 @@
-"""The Helm chart: what helm and the schemas of Kubernetes say of it, and that it deploys what it promises."""
+"""The Helm chart, checked by helm and the schemas of Kubernetes, and its documented properties."""
 
 import hashlib
 import subprocess
@@ -19,7 +19,7 @@ from admin.run.composition import compose
 
 CHART: Final = ROOT / "deploy" / "helm" / "sluice"
 EXAMPLES_FOLDER: Final = ROOT / "deploy" / "helm" / "examples"
-#: The oldest that the validator knows of those the chart is for, and the newest.
+# The oldest supported version that the validator knows, and the newest.
 KUBERNETES: Final = ("1.31", kubernetes_validate.latest_version())
 
 BROKER: Final = ("--set", "broker.nameServers=name-server:9876")
@@ -71,7 +71,7 @@ def usual(render: Render) -> list[Any]:
     return render(*BROKER)
 
 
-# The patch is no object of its own, and helm would have it be one.
+# The patch is not an object, and helm cannot render it.
 @pytest.mark.parametrize("variant", [name for name in VARIANTS if not name.endswith("patched")])
 def test_helm_finds_nothing_wrong(helm: Helm, variant: str) -> None:
     arguments = VARIANTS[variant]
@@ -84,7 +84,7 @@ def test_helm_finds_nothing_wrong(helm: Helm, variant: str) -> None:
 @pytest.mark.parametrize("arguments", VARIANTS.values(), ids=VARIANTS)
 def test_kubernetes_would_take_it(render: Render, arguments: tuple[str, ...], definitions: dict[str, Any]) -> None:
     objects = render(*arguments)
-    # What is to be patched has no selector and no containers of its own; the patched object is validated below.
+    # The object to be patched is incomplete. The patched one is validated below.
     whole = [each for each in objects if each["kind"] != "StatefulSet" or "selector" in each["spec"]]
     assert len(whole) >= 4
     for each in whole:
@@ -151,7 +151,7 @@ def credentials(objects: list[Any]) -> Any:
 
 
 def state_folder(objects: list[Any]) -> str:
-    """Return where the claim with the state is mounted, if there is one."""
+    """Return the mount path of the claim with the state, if there is one."""
     claims = {each["metadata"]["name"] for each in one(objects, "StatefulSet")["spec"]["volumeClaimTemplates"]}
     mounts = (each for each in sidecar(objects)["volumeMounts"] if each["name"] in claims)
     return "".join(each["mountPath"] for each in mounts)
@@ -172,7 +172,7 @@ def state_folder(objects: list[Any]) -> str:
             credentials,
             {"name": "mine", "key": "metrics-token"},
         ),
-        # A pod's address changes with each of its lives; the usual folder is named after it.
+        # A pod's address changes with each restart, and the usual folder is named after it.
         ("ipv6=false", lambda objects: settings(objects)["state_dir"], "/var/lib/sluice/state"),
         ("ipv6=false", state_folder, "/var/lib/sluice"),
         ("state.persistent=false", state_folder, ""),
@@ -186,7 +186,7 @@ def test_a_value_is_where_it_is_looked_for(
 
 def test_sluice_is_a_native_sidecar_that_listens_before_the_broker_starts(usual: list[Any]) -> None:
     assert sidecar(usual)["restartPolicy"] == "Always"
-    # Readiness asks for the broker, and so must not be what the broker waits for.
+    # Readiness requires the broker, so the broker must not wait for it.
     assert sidecar(usual)["startupProbe"]["httpGet"] == {"path": "/healthz", "port": "sluice-admin"}
     assert sidecar(usual)["readinessProbe"]["httpGet"]["path"] == "/readyz"
     assert {port["name"] for port in sidecar(usual)["ports"]} >= {"sluice-admin"}
@@ -227,7 +227,7 @@ SETTINGS: Final = ("--set-string", 'listeners[0].settings=exempt = ["10.2.0.0/16
     ],
     ids=["usual", "ipv6, and settings of a listener", "not limiting", "existing broker", "existing RabbitMQ"],
 )
-def test_sluice_would_run_what_is_rendered(
+def test_the_rendered_configuration_is_valid(
     render: Render, tmp_path: Path, arguments: tuple[str, ...], address: str, warning: str | None
 ) -> None:
     objects = render(*arguments)
@@ -240,8 +240,8 @@ def test_sluice_would_run_what_is_rendered(
     assert {listener.settings.broker.host for listener in plan.listeners} == {"127.0.0.1"}
     exempt = [str(network) for network in plan.listeners[0].settings.exempt]
     assert exempt == (["10.2.0.0/16"] if SETTINGS[1] in arguments else [])
-    # Within a cluster's network that is usual; a certificate mends it.
-    (clear,) = (line for line in plan.warnings() if "in the clear" in line)
+    # That is usual within a cluster's network. A certificate removes the warning.
+    (clear,) = (line for line in plan.warnings() if "unencrypted" in line)
     assert {*plan.warnings()} - {clear} == ({warning} if warning else set())
 
 
@@ -266,7 +266,7 @@ def test_a_changed_limit_or_token_restarts_nothing(render: Render, usual: list[A
     assert one(changed, "ConfigMap", "sluice") != one(usual, "ConfigMap", "sluice")
     assert one(changed, "StatefulSet") == one(usual, "StatefulSet")
     assert "reload_on_change = true" in one(changed, "ConfigMap", "sluice")["data"]["sluice.toml"]
-    # What is mounted by subPath is never updated.
+    # A subPath mount is never updated.
     assert not [mount for mount in sidecar(usual)["volumeMounts"] if "subPath" in mount]
 
 
@@ -295,7 +295,7 @@ def test_the_broker_hides_behind_it(usual: list[Any]) -> None:
         assert broker[probe]["exec"]["command"][-1] == "exec 3<>/dev/tcp/127.0.0.1/10911"
 
 
-def test_the_network_lets_in_clients_replicas_and_who_may_look(render: Render, usual: list[Any]) -> None:
+def test_the_network_policy_admits_clients_replicas_and_scrapers(render: Render, usual: list[Any]) -> None:
     clients, replicas, admin = one(usual, "NetworkPolicy")["spec"]["ingress"]
     assert ([port["port"] for port in clients["ports"]], "from" in clients) == ([10911, 10909], False)
     assert [port["port"] for port in replicas["ports"]] == [10912]
@@ -316,7 +316,7 @@ def test_prometheus_finds_it_and_is_let_in(render: Render) -> None:
     assert endpoint["scheme"] == "https"
     credentials = endpoint["authorization"]["credentials"]
     assert credentials["key"] in one(objects, "Secret", credentials["name"])["stringData"]
-    # The rules are about jobs that begin so.
+    # The rules select jobs with this beginning.
     assert service["metadata"]["labels"][monitor["jobLabel"]] == "sluice"
 
 
@@ -333,7 +333,7 @@ def test_rules_and_dashboard_are_those_that_are_tested(render: Render) -> None:
 
 
 def _merged(old: Any, patch: Any) -> Any:
-    """Merge as `kubectl patch --type strategic` does it with what is in this patch: lists of named things by name."""
+    """Merge like `kubectl patch --type strategic` for this patch: lists of named items by name."""
     if isinstance(old, dict) and isinstance(patch, dict):
         return {key: _merged(old.get(key), patch[key]) if key in patch else old[key] for key in {**old, **patch}}
     if isinstance(old, list) and isinstance(patch, list) and all(isinstance(each, dict) for each in (*old, *patch)):
@@ -350,7 +350,7 @@ def _documents(file: Path) -> list[Any]:
 
 
 class Example(NamedTuple):
-    """A broker that is there already, and what puts Sluice in front of it."""
+    """An existing broker, and the patch that puts Sluice in front of it."""
 
     folder: str
     namespace: str
@@ -360,7 +360,6 @@ class Example(NamedTuple):
     line: str
 
     def path(self, name: str) -> Path:
-        """Return a file of it."""
         return EXAMPLES_FOLDER / self.folder / name
 
 
@@ -381,7 +380,7 @@ def example(request: pytest.FixtureRequest) -> Example:
 
 @pytest.fixture(scope="module")
 def patch(helm: Helm, example: Example) -> Any:
-    """What README's third command prints."""
+    """The output of README's third command."""
     done = helm(
         *("template", "sluice", CHART, "-n", example.namespace, "--kube-version", "1.31.0"),
         *("-f", example.path("values.yaml"), "--set", "existing.patch=true", "--show-only", "templates/patch.yaml"),
@@ -399,7 +398,7 @@ def test_the_sidecar_is_put_into_a_broker_that_is_there(patch: Any, example: Exa
         for each in (*before, *_documents(example.path(example.conf_object)), new):
             kubernetes_validate.validate(each, version, strict=True)
     was, is_now = old["spec"]["template"]["spec"], new["spec"]["template"]["spec"]
-    # The broker's own container is as it was; so are its store, and what finds its pods.
+    # The broker's own container, its store, and the selectors of its pods are unchanged.
     assert is_now["containers"] == was["containers"]
     assert {key: value for key, value in new["spec"].items() if key != "template"} == {
         key: value for key, value in old["spec"].items() if key != "template"

@@ -1,4 +1,4 @@
-"""What the chart renders is run as kubelet would run it: configuration and tokens as volumes that change underneath."""
+"""Runs the chart's output like kubelet: configuration and tokens are volumes that change."""
 
 import base64
 import json
@@ -34,7 +34,7 @@ Render = Callable[..., list[Any]]
 
 
 class Volume:
-    """A ConfigMap or Secret in a pod, changed as kubelet's atomic writer does it: a link is led to a new folder."""
+    """A ConfigMap or Secret in a pod, changed like kubelet's atomic writer: a link moves to a new folder."""
 
     def __init__(self, directory: Path, files: Mapping[str, str]) -> None:
         self.directory = directory
@@ -56,8 +56,6 @@ class Volume:
 
 
 class Deployed(NamedTuple):
-    """A pod's sidecar that runs."""
-
     process: ManagedProcess
     config: Volume
     tokens: Volume
@@ -152,7 +150,7 @@ def test_probes_are_answered_without_a_token_and_all_else_only_with_one(deployed
     assert deployed.get("/api/v1/limits/topic/orders", deployed.secrets["operator-token"], "PUT", limit)[0] == 200
 
 
-def test_clients_reach_the_broker_where_it_says_that_it_is_and_are_limited(
+def test_clients_reach_the_broker_at_its_advertised_address_and_are_limited(
     deployed: Deployed, broker: EmbeddedBroker
 ) -> None:
     with FrameClient(deployed.listen) as client:
@@ -176,7 +174,7 @@ def test_a_changed_secret_is_in_force_without_a_restart(deployed: Deployed) -> N
     assert deployed.get("/api/v1/state", old)[0] == 401
 
 
-def test_a_wrong_configmap_changes_nothing_and_is_told(deployed: Deployed) -> None:
+def test_a_wrong_configmap_changes_nothing_and_is_reported(deployed: Deployed) -> None:
     metrics = deployed.secrets["metrics-token"]
     assert "sluice_reload_ok 1.0" in deployed.get("/metrics", metrics)[1]
     deployed.config.put({"sluice.toml": deployed.render(LIMITS.format(rate='"many"'))})

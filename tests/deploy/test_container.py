@@ -1,4 +1,4 @@
-"""The image's definition says what it should; that its stages work is what `make chroot` shows."""
+"""The image's definition. `make chroot` tests its stages."""
 
 import re
 import sys
@@ -59,7 +59,7 @@ def test_the_health_check_passes_while_it_answers(sidecar: Sluice, run: Run) -> 
     assert run(sys.executable, CONTAINER / "healthcheck.py", env={"SLUICE_URL": f"http://{sidecar.admin}"}) == ""
 
 
-def test_the_health_check_fails_and_says_why_when_nothing_answers(run: Run) -> None:
+def test_the_health_check_fails_with_a_reason_without_an_answer(run: Run) -> None:
     url = f"http://127.0.0.1:{free_port()}"
     command = 'if "$@"; then exit 1; fi'
     shown = run("sh", "-c", command, "-", sys.executable, CONTAINER / "healthcheck.py", env={"SLUICE_URL": url})

@@ -1,4 +1,4 @@
-"""Each query of the Grafana dashboard is asked of a real Prometheus that scraped a real run, and returns data."""
+"""Each query of the Grafana dashboard returns data from a real Prometheus that scraped a real run."""
 
 import json
 import math
@@ -24,7 +24,7 @@ from proxy.stats.snapshot import RequestVerdict
 
 DASHBOARD: Final = json.loads((ROOT / "deploy" / "grafana" / "sluice.json").read_text(encoding="utf-8"))
 PANELS: Final = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
-#: Their metrics are there while a broker is short, or in a fleet.
+# Their metrics need a slow broker, or a fleet.
 NOT_HERE: Final = {"Adaptive limits", "Latency measured by adaptive limits", "Fleet", "Round trips of the fleet"}
 QUERIES: Final = [
     *((panel["title"], target["expr"]) for panel in PANELS for target in panel["targets"]),
@@ -40,9 +40,9 @@ RECORDED: Final = [
     for group in yaml.safe_load(RULES[0].read_text(encoding="utf-8"))["groups"]
     for rule in group["rules"]
 ]
-#: What Grafana puts in, long enough for two scrapes here.
+# Grafana's value, long enough for two scrapes here.
 RATE_INTERVAL: Final = "1m"
-#: Shorter than that, and than the minute for which the use of a limit is told.
+# Shorter than that, and than the minute of a limit's usage.
 TIMEOUT_S: Final = 40.0
 
 SIDECAR: Final = """
@@ -104,7 +104,7 @@ def filled_in(query: str) -> str:
 
 @pytest.fixture(scope="module")
 def sidecars(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Sluice]]:
-    """Two in front of one broker: one as it should be, and one whose handler has room for one batch at a time."""
+    """Two in front of one broker: a normal one, and one whose handler has room for one batch at a time."""
     with ExitStack() as running:
         broker = running.enter_context(EmbeddedBroker())
         started = []
@@ -117,7 +117,7 @@ def sidecars(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Sluice]]
 
 
 class Scraped(NamedTuple):
-    """A Prometheus that has scraped a run in which all happened that there is a panel for."""
+    """A Prometheus that has scraped a run with data for each panel."""
 
     prometheus: Prometheus
     at_s: float
@@ -148,14 +148,14 @@ def scraped(sidecars: list[Sluice], tmp_path_factory: pytest.TempPathFactory) ->
 
 
 def make_happen(sluice: Sluice) -> None:
-    """Let it pass, refuse, hold, bypass, and count what a shadow rule would refuse; then change and spoil things."""
+    """Make it pass, refuse, hold, bypass and shadow requests, then change and break things."""
     address = sluice.routes[0].listen
     with FrameClient(address) as client:
         client.ask(*sends(10, "orders"), *sends(10, "payments"), send("orders", batch=5))
         client.ask(*sends(40, "mail"))
     with ExitStack() as clients:
         several = [clients.enter_context(FrameClient(address)) for _ in range(5)]
-        # What comes while it stands still is there all at once when it goes on: more than one batch.
+        # Requests during the stop arrive all at once: more than one batch.
         sluice.process.signal(signal.SIGSTOP)
         for client in several:
             client.write(send("orders"))
@@ -205,7 +205,7 @@ def test_verdicts_that_have_a_colour_are_those_that_there_are(scraped: Scraped) 
     assert {"pass", "refuse", "shadow", "bypass"} <= shown <= coloured
 
 
-def test_panels_say_what_they_show_and_do_not_lie_on_each_other() -> None:
+def test_panels_have_descriptions_and_do_not_overlap() -> None:
     assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
     taken: set[tuple[int, int]] = set()
     for panel in DASHBOARD["panels"]:

@@ -1,4 +1,4 @@
-"""The wheel and the source distribution: what is in them, that they are the same each time, and that they run alone."""
+"""The wheel and the source distribution: contents, reproducibility, and that they run alone."""
 
 import json
 import re
@@ -41,13 +41,13 @@ def test_the_wheel_has_the_packages_with_their_types_and_nothing_else(packages: 
     assert (metadata["Version"], metadata["License-Expression"]) == (PROJECT["version"], "Apache-2.0")
 
 
-def test_the_source_distribution_has_what_a_clone_has(packages: Any) -> None:
+def test_the_source_distribution_has_the_files_of_a_clone(packages: Any) -> None:
     with tarfile.open(packages.sdist) as sdist:
         members = {member.name.partition("/")[2]: member for member in sdist.getmembers()}
     assert {"Makefile", "constraints.txt", "tests/conftest.py", "deploy/container/Containerfile"} <= set(members)
     hidden = {name for name in members if "__pycache__" in name or name.startswith((".", "out", "dist"))}
     assert hidden == {".gitignore"}
-    # Links lead to what is in it.
+    # Links lead to members.
     assert all(not member.islnk() and not member.linkname.startswith("/") for member in members.values())
 
 
@@ -67,7 +67,7 @@ def test_its_types_are_seen_from_outside(empty_environment: Path, run: Run, tmp_
         encoding="utf-8",
     )
     command = (VENV_BIN / "mypy", "--strict", "--python-executable", empty_environment / "bin" / "python")
-    # Where it lies is no place that mypy looks at for the project's own source.
+    # mypy does not look for the project's own source there.
     shown = run("sh", "-c", '"$@"; test $? -eq 1', "-", *command, file.name, cwd=tmp_path)
     assert 'user.py:3: note: Revealed type is "' in shown
     assert "float" in shown
@@ -76,7 +76,7 @@ def test_its_types_are_seen_from_outside(empty_environment: Path, run: Run, tmp_
 
 @pytest.fixture(scope="module")
 def bill(empty_environment: Path, run: Run, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The bill of materials of that environment, which its maker has validated against the schema."""
+    """The bill of materials of that environment, validated by its generator."""
     file = tmp_path_factory.mktemp("sbom") / "sluice.cdx.json"
     maker = required(PARTS / "packaging" / ".stamp", "make deploy").parent / "bin" / "cyclonedx-py"
     run(
@@ -86,7 +86,7 @@ def bill(empty_environment: Path, run: Run, tmp_path_factory: pytest.TempPathFac
     return json.loads(file.read_text(encoding="utf-8"))
 
 
-def test_the_bill_of_materials_lists_what_is_installed(bill: Any, empty_environment: Path, run: Run) -> None:
+def test_the_bill_of_materials_lists_installed_packages(bill: Any, empty_environment: Path, run: Run) -> None:
     assert bill["bomFormat"] == "CycloneDX"
     root = bill["metadata"]["component"]
     assert (root["name"], root["version"], root["type"]) == (PROJECT["name"], PROJECT["version"], "application")

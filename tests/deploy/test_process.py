@@ -1,4 +1,4 @@
-"""The process as a service manager or a container runs it: sockets that are passed, PID 1, nothing to write to."""
+"""The process under a service manager or in a container: passed sockets, PID 1, a read-only file system."""
 
 import os
 import re
@@ -37,7 +37,7 @@ def broker() -> Iterator[EmbeddedBroker]:
 
 @pytest.fixture
 def notified(tmp_path: Path) -> Iterator[socket.socket]:
-    """A manager's socket, in the place of systemd's."""
+    """A manager's socket instead of systemd's."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
         sock.bind(str(tmp_path / "notify"))
         sock.settimeout(60)
@@ -45,7 +45,7 @@ def notified(tmp_path: Path) -> Iterator[socket.socket]:
 
 
 def until(sock: socket.socket, word: str) -> list[str]:
-    """Return all lines that came until one of them is this."""
+    """Return all lines up to and including this one."""
     lines: list[str] = []
     while word not in lines:
         lines += sock.recv(4096).decode().split("\n")
@@ -76,10 +76,10 @@ def test_service_manager_passes_sockets_and_gets_status(
 
 
 def start_with(sockets: list[socket.socket], *arguments: str, cwd: Path) -> subprocess.Popen[bytes]:
-    """Start it with sockets as systemd does: the first is descriptor 3."""
+    """Start it with sockets like systemd: the first is descriptor 3."""
     descriptors = [sock.fileno() for sock in sockets]
     moves = " ".join(f"{number}<&{descriptor}" for number, descriptor in enumerate(descriptors, 3))
-    # Out of the way first: a descriptor that is to be copied may have the number of another one.
+    # Move them away first, because a descriptor may have the target number of another one.
     script = f'export LISTEN_PID=$$ LISTEN_FDS={len(descriptors)}; exec "$@" {moves}'
     with (cwd / "log").open("a") as log:
         return subprocess.Popen(
@@ -92,7 +92,7 @@ def start_with(sockets: list[socket.socket], *arguments: str, cwd: Path) -> subp
         )
 
 
-def test_a_restart_with_sockets_of_a_manager_refuses_nobody(tmp_path: Path, broker: EmbeddedBroker) -> None:
+def test_a_restart_with_sockets_of_a_manager_refuses_no_connection(tmp_path: Path, broker: EmbeddedBroker) -> None:
     faults: list[str] = []
     answered = 0
     over = threading.Event()
@@ -109,11 +109,11 @@ def test_a_restart_with_sockets_of_a_manager_refuses_nobody(tmp_path: Path, brok
                 with client:
                     answered += stored(client.ask(send("orders")))
             except OSError:
-                # It ended just then.
+                # It has just ended.
                 continue
 
     with socket.create_server((HOST, 0), backlog=1024) as listening:
-        # Higher than the number that it is to have.
+        # Above its target number.
         kept = socket.socket(fileno=os.dup2(listening.fileno(), 100, inheritable=True))
         address = f"{HOST}:{listening.getsockname()[1]}"
         arguments = ("--listen", address, "--broker", broker.address, "--admin", "off", "--state-dir", str(tmp_path))
@@ -131,7 +131,7 @@ def test_a_restart_with_sockets_of_a_manager_refuses_nobody(tmp_path: Path, brok
                 process.send_signal(signal.SIGTERM)
                 assert process.wait(timeout=60) == 0
         over.set()
-        # Whoever waits still is let go of with the socket.
+        # Waiting connections are closed with the socket.
         kept.close()
     client.join(timeout=60)
     assert not faults
@@ -144,7 +144,7 @@ def test_as_the_first_process_of_a_container_it_drains_on_a_signal(tmp_path: Pat
         (child,) = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
         status = Path(f"/proc/{child}/status").read_text(encoding="ascii")
         assert re.search(r"^NSpid:.*\t1$", status, re.MULTILINE)
-        # To the first process of a name space only signals get through that it has a handler for.
+        # The first process of a namespace only gets signals with a handler.
         os.kill(int(child), signal.SIGTERM)
         assert sluice.process.wait(timeout_s=60) == 0
         assert "drained" in sluice.process.tail()

@@ -1,4 +1,4 @@
-"""Recording and alert rules: promtool's judgement of them, and that each alert is tested and says what to do."""
+"""Recording and alert rules: promtool's check, and that each alert is tested and documented."""
 
 import re
 import shlex
@@ -39,7 +39,7 @@ def test_promtools_tests_of_the_rules_pass(run: Run) -> None:
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert["alert"])
-def test_an_alert_is_tested_and_says_what_it_means_and_what_to_do(alert: Any) -> None:
+def test_an_alert_is_tested_and_has_meaning_and_remedy(alert: Any) -> None:
     assert f'alertname="{alert["alert"]}"' in TESTS
     assert alert["labels"]["severity"] in {"critical", "warning", "info"}
     assert set(alert["annotations"]) == {"summary", "description", "runbook"}
@@ -47,7 +47,7 @@ def test_an_alert_is_tested_and_says_what_it_means_and_what_to_do(alert: Any) ->
 
 
 @pytest.mark.parametrize("rule", rules("recording.yaml"), ids=lambda rule: rule["record"])
-def test_what_is_recorded_is_tested_and_called_as_prometheus_wants_it(rule: Any) -> None:
+def test_recording_rules_are_tested_and_named_by_prometheus_conventions(rule: Any) -> None:
     assert re.fullmatch(r"job(_[a-z]+)?:sluice_[a-z_]+:[a-z0-9_]+", rule["record"])
     assert re.search(rf"{rule['record']}\b", TESTS) or any(rule["record"] in alert["expr"] for alert in ALERTS)
 

@@ -1,4 +1,4 @@
-"""The unit, as systemd's own tools judge it, and the places that a Debian package would give to files."""
+"""The unit, checked by systemd's own tools, and a Debian package's file layout."""
 
 import re
 import shlex
@@ -18,7 +18,7 @@ SYSTEMD: Final = ROOT / "deploy" / "systemd"
 UNIT: Final = SYSTEMD / "sluice.service"
 SOCKET: Final = SYSTEMD / "sluice.socket"
 TEMPLATE: Final = SYSTEMD / "sluice@.service"
-#: Tenths: 1.1 of 10.
+# Tenths: 1.1 of 10.
 EXPOSURE: Final = 11
 Run = Callable[..., str]
 
@@ -38,13 +38,13 @@ def test_systemd_finds_nothing_wrong_with_the_units(run: Run, tmp_path: Path) ->
     copies = []
     for unit in (UNIT, SOCKET, TEMPLATE):
         copies.append(tmp_path / unit.name.replace("@", "@1"))
-        # All but the program's place, where it need not be on this machine.
+        # Without the program's path, which need not exist here.
         text = unit.read_text(encoding="utf-8").replace("/opt/sluice/bin/sluice", str(VENV_BIN / "sluice"))
         copies[-1].write_text(text, encoding="utf-8")
     assert run(tool("systemd-analyze"), "verify", "--man=no", *copies) == ""
 
 
-def test_the_template_is_the_unit_but_for_what_each_process_has_for_itself() -> None:
+def test_the_template_is_the_unit_except_for_each_processs_own_settings() -> None:
     unit, template = (
         {line for line in file.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")}
         for file in (UNIT, TEMPLATE)
@@ -86,7 +86,7 @@ def test_its_commands_are_sluices() -> None:
 
 @pytest.fixture
 def root(run: Run, tmp_path: Path) -> Path:
-    """A root directory with the layout, its user and its folders; only the owners are this test's own."""
+    """A root directory with the layout, its user and its folders. Only the owners are this test's own."""
     run("sh", SYSTEMD / "install.sh", tmp_path)
     run(tool("systemd-sysusers"), f"--root={tmp_path}")
     return tmp_path

@@ -1,4 +1,4 @@
-"""How hard the fuzz tests try: FUZZ_FACTOR=20 makes twenty times the cases of a normal run."""
+"""The effort of the fuzz tests: FUZZ_FACTOR=20 makes twenty times the cases of a normal run."""
 
 import os
 
@@ -9,5 +9,5 @@ _FACTOR = max(1, int(os.environ.get("FUZZ_FACTOR", "1")))
 
 @pytest.fixture(scope="session")
 def factor() -> int:
-    """How many times the cases of a normal run are wanted."""
+    """A multiple of the cases of a normal run."""
     return _FACTOR

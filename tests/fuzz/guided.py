@@ -1,4 +1,4 @@
-"""Coverage-guided fuzzing: runs targets for a while each, and says what came of it."""
+"""Coverage-guided fuzzing: runs targets for a while each, and reports the results."""
 
 import argparse
 import hashlib
@@ -20,19 +20,19 @@ ROOT: Final = Path(__file__).parents[2]
 CORPUS: Final = ROOT / "tests/fuzz/corpus"
 WORK: Final = ROOT / ".fuzz"
 _RUST: Final = ROOT / "native/fuzz"
-#: What `cargo fuzz build --sanitizer none` passes.
+# As of `cargo fuzz build --sanitizer none`.
 _INSTRUMENTED: Final = (
     "--cfg fuzzing -Cpasses=sancov-module -Ccodegen-units=1 -Cllvm-args=-sanitizer-coverage-level=4"
     " -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table"
     " -Cllvm-args=-sanitizer-coverage-trace-compares"
 )
 _MAX_INPUT_BYTES: Final = 8192
-#: In the tree: how many inputs of a target, of how many bytes in all, and each.
+# In the tree: the maximum number of a target's inputs, their bytes in total, and each.
 _KEPT_INPUTS, _KEPT_BYTES, _KEPT_INPUT_BYTES = 80, 48 * 1024, 2048
-#: An input that takes longer is a finding, on a busy machine too.
+# A slower input is a finding, on a busy machine too.
 _TIMEOUT_S: Final = 60
 _STATUS: Final = re.compile(r"#(\d+)\s.*?cov: (\d+) ft: (\d+) corp: (\d+)/")
-#: One run in so many is counted step by step.
+# One run in this many is counted step by step.
 _COUNTED: Final = 1000
 
 sys.path[:0] = [str(ROOT), str(ROOT / "tests/support"), str(ROOT / "tests/integration")]
@@ -41,8 +41,6 @@ from fuzz_targets import NATIVE, TARGETS  # noqa: E402 - found there
 
 
 class Ran(NamedTuple):
-    """What came of one target."""
-
     runs: int
     edges: int
     features: int
@@ -51,7 +49,7 @@ class Ran(NamedTuple):
 
 
 def main() -> int:
-    """Run what the command line says; returns 1 if something was found."""
+    """Run the command line. Return 1 if something was found."""
     parser = argparse.ArgumentParser(description="Coverage-guided fuzzing with libFuzzer.")
     parser.add_argument("targets", nargs="*", metavar="TARGET", help=f"of {', '.join([*TARGETS, *NATIVE])}")
     parser.add_argument("--seconds", type=int, default=600, help="for each target")
@@ -81,7 +79,7 @@ def main() -> int:
 
 
 def _all_here() -> list[str]:
-    """Return all targets for which there is what they need."""
+    """Return all targets whose requirements are installed."""
     found = [*TARGETS, *NATIVE]
     if importlib.util.find_spec("sluice_native") is None:
         print("without the compiled part: make native installs it", file=sys.stderr)
@@ -96,7 +94,7 @@ def _all_here() -> list[str]:
 
 
 def _run(name: str, seconds: int) -> Ran:
-    """Run one target for so long, or until something is found."""
+    """Run one target for a time, or until a finding."""
     learnt, findings = WORK / name / "corpus", WORK / name / "findings"
     for folder in (learnt, findings):
         folder.mkdir(parents=True, exist_ok=True)
@@ -135,7 +133,7 @@ def _command(name: str, *arguments: str) -> list[str]:
 
 
 def _write_seeds(name: str) -> None:
-    """Write what a target begins with, as long as no longer than its inputs are."""
+    """Write a target's seeds, up to the length of its inputs."""
     from fuzz_targets import load, native  # noqa: PLC0415 - not in the process that fuzzes, where it is instrumented
 
     folder = WORK / name / "seeds"
@@ -146,7 +144,7 @@ def _write_seeds(name: str) -> None:
 
 
 def _corpus_of(name: str) -> Path:
-    """Return what is in the tree; what compares the compiled part with Python reads what the other reads."""
+    """Return the inputs in the tree. Comparisons with the compiled part use those of the other target."""
     return CORPUS / name.removesuffix("_compiled")
 
 
@@ -159,9 +157,9 @@ def _sha1(data: bytes) -> str:
 
 
 def _fuzz_python(name: str, arguments: Sequence[str]) -> int:
-    """Be the process in which Atheris runs a target."""
+    """Run a target with Atheris, in this process."""
     try:
-        atheris = import_module("atheris")  # which has no types
+        atheris = import_module("atheris")  # without types
     except ImportError:
         raise SystemExit("Atheris is not installed: make fuzz-long does it, or pip install -e '.[fuzz]'") from None
     with atheris.instrument_imports(include=["admin", "proxy", "limiter"]):
@@ -176,11 +174,11 @@ def _fuzz_python(name: str, arguments: Sequence[str]) -> int:
         try:
             (run_counted if tried % _COUNTED == 0 else _plain)(target, data)
         except BaseException:
-            # libFuzzer writes it, too, unless the process comes to its end before.
+            # libFuzzer writes it, too, unless the process ends before.
             findings = WORK / name / "findings"
             findings.mkdir(parents=True, exist_ok=True)
             (findings / f"crash-{_sha1(data)}").write_bytes(data)
-            # Atheris leaves out what a group of exceptions is made of.
+            # Atheris does not print the members of a group of exceptions.
             traceback.print_exc()
             raise
 
@@ -189,7 +187,7 @@ def _fuzz_python(name: str, arguments: Sequence[str]) -> int:
         return target.mutated(data, max_bytes, atheris.Mutate, Random(seed))
 
     more: dict[str, Any] = {} if target.mutated is None else {"custom_mutator": mutate}
-    # A merge has a shell start the same command again.
+    # A merge starts the same command again, with a shell.
     itself = " ".join(_command(name))
     atheris.Setup([itself, *arguments], run, **more)
     atheris.Fuzz()
@@ -209,7 +207,7 @@ def _host() -> str:
 
 
 def _build_native() -> None:
-    """Build the core's targets, instrumented, with whatever Rust is there."""
+    """Build the core's instrumented targets with the installed Rust."""
     built = subprocess.run(
         ["cargo", "build", "--quiet", "--release", "--features", "libfuzzer", "--target", _host()],
         cwd=_RUST,
@@ -220,11 +218,11 @@ def _build_native() -> None:
         raise SystemExit("the targets of native/fuzz cannot be built: they need cargo 1.85 and g++")
 
 
-# --- What is kept ---------------------------------------------------------------------------------
+# --- Kept inputs ---------------------------------------------------------------------------------
 
 
 def _minimise(name: str) -> None:
-    """Make what is in the tree anew: few and short inputs that reach most of what was reached."""
+    """Write the tree's inputs again: few and short ones that reach most of the coverage."""
     merged, tree = WORK / name / "merged", _corpus_of(name)
     if tree.name != name:
         print(f"{name}: begins with what {tree.name} has")
@@ -240,7 +238,7 @@ def _minimise(name: str) -> None:
     with (WORK / name / "merge.log").open("w", encoding="utf-8") as log:
         subprocess.run(command, check=True, stdout=log, stderr=log)
     kept, size = [], 0
-    # The merge takes first what adds most.
+    # The merge takes the most productive first.
     for path in sorted(merged.iterdir(), key=lambda path: path.stat().st_mtime_ns)[:_KEPT_INPUTS]:
         data = path.read_bytes()
         if size + len(data) > _KEPT_BYTES:

@@ -1,6 +1,6 @@
-"""Recorded connections and random schedules are served with the compiled turn and without it: all must be the same.
+"""Recorded connections and random schedules, served with the compiled turn and without it, with the same results.
 
-``SCHEDULES`` says how many schedules ``make test-all`` plays: as many of each protocol.
+``SCHEDULES``: the number of schedules of each protocol in ``make test-all``.
 """
 
 import os
@@ -25,18 +25,18 @@ from proxy.protocols.amqp10 import PROTOCOL as AMQP10
 from proxy.protocols.rocketmq import PROTOCOL as ROCKETMQ
 
 _SCHEDULES: Final = int(os.environ.get("SCHEDULES", "100000"))
-#: By protocol: what is played, and how.
+# By protocol: the connections, and how to play them.
 PROTOCOLS: Final[dict[str, tuple[Any, Schedule, Callable[[Random], dict[str, Any]]]]] = {
     "rocketmq": (ROCKETMQ, rocketmq.talk, rocketmq.settings),
     "amqp091": (AMQP091, amqp091.talk, amqp091.settings),
     "amqp10": (AMQP10, amqp10.talk, amqp10.settings),
 }
-#: Of each protocol, for workers to share.
+# Of each protocol, for parallel workers.
 _PARTS: Final = 10
 
 
 def play(name: str, seed: int) -> tuple[int, int]:
-    """Play a schedule; return how many steps it has, and how many connections the turn served in all of them."""
+    """Play a schedule. Return the number of steps, and the connections served by the turn in all of them."""
     protocol, schedule, settings = PROTOCOLS[name]
     random = Random(seed)
     try:
@@ -50,7 +50,7 @@ def play(name: str, seed: int) -> tuple[int, int]:
 @pytest.mark.parametrize("name", PROTOCOLS)
 def test_random_schedule_is_served_as_without_the_turn(name: str, factor: int) -> None:
     played = [play(name, seed) for seed in range(60 * factor)]
-    # Else nothing was compared.
+    # Otherwise nothing was compared.
     assert COMPILED is None or sum(lent for _, lent in played) > sum(steps for steps, _ in played) / 10
 
 
@@ -97,9 +97,9 @@ def test_client_that_has_left_within_a_frame_is_noticed_although_its_broker_talk
     assert run(play, 0, AMQP091).lent
 
 
-def test_a_shadow_adaptive_limit_changes_no_byte_and_says_what_it_would_do() -> None:
+def test_a_shadow_adaptive_limit_changes_no_byte_and_reports_its_limit() -> None:
     async def play(both: Both, _: Random) -> None:
-        # One way has it, the other has none.
+        # Only one way has it.
         both.by_chance = True
         path = both.ways[0].path
         await path.apply(

@@ -1,4 +1,4 @@
-"""Inputs of the fuzz targets: what coverage-guided fuzzing kept, what it begins with, and random changes of that."""
+"""Inputs of the fuzz targets: kept ones, seeds, and random changes of both."""
 
 from pathlib import Path
 from random import Random

@@ -1,4 +1,4 @@
-"""The whole data path over loopback sockets: recorded connections unchanged, and nobody disturbed by a bad one."""
+"""The whole data path over loopback sockets: recorded connections pass unchanged, and invalid ones disturb no other."""
 
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -23,7 +23,7 @@ from proxy.protocols.rocketmq import PROTOCOL
 from proxy.protocols.rocketmq.options import RocketMQOptions
 
 HIGH = ("topic:*=1000000/s", "retry_group:*=1000000/s")
-#: Long enough for any machine; only a hang reaches it.
+# Long enough for any machine. Only a hang reaches it.
 HANG_S = 120
 
 Serve = Callable[[trio.SocketStream], Awaitable[None]]
@@ -33,10 +33,10 @@ Serve = Callable[[trio.SocketStream], Awaitable[None]]
 async def data_path(
     serve: Serve, *, client_tls: ClientTls | None = None, broker_tls: BrokerTls | None = None
 ) -> AsyncIterator[LocalDataPath]:
-    """Run a data path with high limits in front of a broker that serves each connection so."""
+    """Run a data path with high limits in front of a broker with this handler."""
 
     async def serve_client(stream: trio.SocketStream) -> None:
-        # Whoever only asks whether the broker is there says nothing.
+        # Probes send nothing.
         if await stream.socket.recv(1, socket.MSG_PEEK):
             await serve(stream)
 
@@ -61,7 +61,7 @@ async def connect(path: LocalDataPath) -> trio.SocketStream:
 
 
 async def converse(stream: trio.abc.HalfCloseableStream, said: bytes, seed: int, longest: int) -> bytes:
-    """Say something in pieces and end it; returns what the other end said until it ended."""
+    """Send data in pieces and end the stream. Return the other end's data until its end."""
     heard = bytearray()
 
     async def speak() -> None:
@@ -103,7 +103,7 @@ async def test_recorded_connection_passes_byte_for_byte(capture: Capture, longes
 
 
 async def answer_all(stream: trio.SocketStream) -> None:
-    """Be a broker that answers every request; it hangs up on what is no frame, as a real one would."""
+    """Answer every request like a broker, and close at an invalid frame, as a real one does."""
     held = bytearray()
     try:
         async for chunk in stream:
@@ -145,7 +145,7 @@ async def test_good_connection_is_not_disturbed_by_bad_ones(factor: int) -> None
                     await stream.send_eof()
                     await stream.receive_some()
             except trio.BrokenResourceError:
-                pass  # closed on us, rightly
+                pass  # closed by the other side, correctly
             finally:
                 await trio.aclose_forcefully(stream)
 

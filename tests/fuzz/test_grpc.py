@@ -40,18 +40,16 @@ SETTINGS: Final[tuple[dict[int, int], ...]] = (
 
 
 class Call:
-    """What becomes of one call."""
-
     def __init__(self, method: str, request: bytes, answer: tuple[bytes, ...], fate: str) -> None:
         self.method = method
         self.request = request
         self.left = request
         self.answer = answer
-        # What of it the broker has still to send, once it has begun.
+        # The rest of the broker's answer, once it has begun.
         self.answer_left: bytes | None = None
         self.fate = fate
         self.stream = 0
-        # By the client, by the broker as it should be, and by the broker before it has the request.
+        # By the client, by the broker correctly, and by the broker before it has the request.
         self.is_reset = self.is_answered = self.is_early = False
 
 
@@ -68,7 +66,7 @@ class Conversation:
         )
         self.talk.answered = lambda *_: None
         self.talk.lags = True
-        # What peers have read and not granted.
+        # Data that peers have read without opening their windows again.
         self.talk.grants = dict.fromkeys(Side, False)
         self.read: dict[Side, list[tuple[int, int]]] = {side: [] for side in Side}
         self.seen = dict.fromkeys(Side, 0)
@@ -176,7 +174,7 @@ class Conversation:
                 broker.send_headers(stream, [("grpc-status", "0"), (f"x-{stream}", "1")], end_stream=True)
 
     def answer_early(self) -> None:
-        """Have the broker end a call that it has only the headers of, or not all of the request."""
+        """Let the broker end a call of which it has only the headers, or part of the request."""
         talk = self.talk
         for call in self.calls.values():
             stream = call.stream
@@ -194,7 +192,7 @@ class Conversation:
                 self.talk.client.reset_stream(call.stream, 8)
 
     def grant(self) -> None:
-        """Open windows again for some of what was read."""
+        """Open windows again for some of the data read."""
         for side, peer in self.talk.peers.items():
             events = self.talk.events[side]
             for event in events[self.seen[side] :]:
@@ -243,7 +241,7 @@ class Conversation:
         assert to_broker.window == talk.broker.inbound_flow_control_window
         assert to_client.credit == talk.broker.outbound_flow_control_window
         assert to_client.window == talk.client.inbound_flow_control_window
-        # Nobody has lost any window.
+        # Both windows are complete.
         assert to_broker.credit >= to_broker.window - 16_384
         assert to_client.credit >= to_client.window - 16_384
         assert not session._calls

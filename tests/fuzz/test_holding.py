@@ -1,4 +1,4 @@
-"""Requests held and resolved at random times, in random chunks; and the messages that answers bring, counted."""
+"""Requests held and resolved at random times, in random chunks, and counted messages of answers."""
 
 from random import Random
 
@@ -17,7 +17,7 @@ LONGEST = (1, 30, 300, 1000, 5000, 100_000)
 
 
 def chooses(seed: int) -> HoldingTrial:
-    """Open a connection whose verdicts are random, the same ones for the same seed."""
+    """Open a connection with random verdicts, the same ones for the same seed."""
     shares = Random(seed).choice(((1, 1, 1), (0, 0, 1), (2, 0, 1), (0, 1, 1), (8, 1, 2)))
 
     def choose(number: int) -> Choice:
@@ -28,7 +28,7 @@ def chooses(seed: int) -> HoldingTrial:
 
 
 def messages(whole: bytes) -> int:
-    """Return how many messages a frame of a recorded or generated connection holds."""
+    """Return the number of messages in a frame of a recorded or generated connection."""
     header_bytes = int.from_bytes(whole[5:8])
     header, body = whole[8 : 8 + header_bytes], whole[8 + header_bytes :]
     is_batch = b'"m":"true"' in header or b"\0\1m\0\0\0\4true" in header or b'"batch":"true"' in header
@@ -50,7 +50,6 @@ def test_recorded_connections(capture: Capture, factor: int) -> None:
 
 
 def generated(random: Random, opaque: int) -> bytes:
-    """Return one frame of a client."""
     flag = frames.ONEWAY if random.random() < 0.2 else 0
     body = b"x" * random.choice((0, 5, 100, 2000))
     match random.randrange(5):
@@ -85,7 +84,7 @@ def test_generated_connections(block: int, factor: int) -> None:
 
 
 def brought(random: Random) -> bytes:
-    """Return the body of an answer to a pull; some are not what a broker sends."""
+    """Return the body of an answer to a pull. Some are invalid."""
     body = frames.records(*(random.randint(91, 500) for _ in range(random.randint(0, 12))))
     match random.randrange(5):
         case 0:

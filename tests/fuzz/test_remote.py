@@ -1,4 +1,4 @@
-"""Requests to Sluice itself and what clients say of themselves, among others, in random chunks, whole and spoiled."""
+"""Requests to Sluice itself and clients' heartbeats, among others, in random chunks, valid and damaged."""
 
 import json
 from dataclasses import dataclass
@@ -23,8 +23,6 @@ LONGEST = (1, 7, 30, 100, 1000, 100_000)
 
 @dataclass
 class Outcome:
-    """What became of one connection."""
-
     asks: list[tuple[object, ...]]
     to_broker: bytes
     to_client: bytes
@@ -32,7 +30,7 @@ class Outcome:
     closed: str | None
 
     def own(self) -> list[bytes]:
-        """Return the answers that are Sluice's own, in the order of their numbers: they may overtake each other."""
+        """Return Sluice's own answers, in the order of their numbers, as they may overtake each other."""
         given = [
             whole for whole in frames.split(self.to_client) if b'"language":"JAVA","version":513,"opaque"' in whole
         ]
@@ -40,7 +38,7 @@ class Outcome:
 
 
 def play(to_broker: bytes, to_client: bytes, random: Random, longest: int, networks: Networks = EVERYBODY) -> Outcome:
-    """Play both directions in pieces of random lengths, and answer what is asked at random times, not too late."""
+    """Play both directions in pieces of random lengths, and answer questions at random times, in time."""
     asks: list[CommandRequest] = []
     waiting: list[CommandRequest] = []
 
@@ -94,7 +92,7 @@ def play(to_broker: bytes, to_client: bytes, random: Random, longest: int, netwo
 
 
 def heartbeat_body(random: Random) -> bytes:
-    """Return the body of a heartbeat; most are not what a client sends."""
+    """Return the body of a heartbeat. Most are invalid."""
     body = json.dumps({"clientID": f"client@{random.randrange(3)}", "consumerDataSet": [{"x": "y" * 300}]}).encode()
     match random.randrange(5):
         case 0:
@@ -136,7 +134,6 @@ def request(random: Random, opaque: int) -> tuple[bytes, bool]:
 
 
 def answers(random: Random) -> bytes:
-    """Return some of the broker's frames."""
     return b"".join(
         frames.frame(b'{"code":0,"flag":1,"language":"JAVA","opaque":%d}' % number, b"y" * random.choice((0, 60, 900)))
         for number in range(1000, 1000 + random.randint(0, 10))
@@ -150,7 +147,7 @@ def test_any_chunking_asks_and_answers_the_same(block: int, factor: int) -> None
         random = Random(seed)
         stream = [request(random, opaque) for opaque in range(random.randint(1, 20))]
         to_broker, to_client = b"".join(whole for whole, _ in stream), answers(random)
-        # A frame at a time: no more are open at once than may be, however few come together.
+        # A frame at a time, so that the bound on open ones is never reached.
         whole = play(to_broker, to_client, Random(0), 40)
         pieces = play(to_broker, to_client, random, random.choice(LONGEST[:4]))
         for outcome in (whole, pieces):

@@ -1,4 +1,4 @@
-"""Recorded connections through a session that refuses nothing: neither peer may notice it."""
+"""Recorded connections through a session that refuses nothing: the peers see no difference."""
 
 from random import Random
 

@@ -1,4 +1,4 @@
-"""Recorded AMQP 1.0 connections through a session that limits nothing: neither peer may notice it."""
+"""Recorded AMQP 1.0 connections through a session without limits: the peers see no difference."""
 
 from random import Random
 
@@ -11,7 +11,7 @@ from proxy.protocols.base import Session, SessionContext, WireCounters
 
 
 class _Between:
-    """A session and what it wrote to either side."""
+    """A session and its output to either side."""
 
     def __init__(self) -> None:
         connection = ConnectionInfo(1, "main", "default", "192.0.2.1:4000", "192.0.2.1", False)
@@ -27,7 +27,7 @@ class _Between:
     def give(self, side: Side, data: bytes, random: Random, longest: int) -> None:
         self.unread[side] += data
         while self.unread[side] and not self.session.paused(side):
-            # While the other side waits for what this one says, it may read on after each byte.
+            # While the other side waits for this one's data, it may read on after each byte.
             self._read(side, random, 1 if self.unread[side.other] else longest)
             while self.unread[side.other] and not self.session.paused(side.other):
                 self._read(side.other, random, longest)
@@ -48,7 +48,7 @@ class _Between:
                 break
             self.woken = False
             batch = self.session.tick(self.now_ns)
-        # What is read next goes into the same room, so that whoever keeps a slice keeps nonsense.
+        # The session must not keep slices of a buffer, which is read into again.
         room[:] = b"\xaa" * len(room)
         if left := self.session.left_bytes(side):
             unread[:0] = chunk[len(chunk) - left :]

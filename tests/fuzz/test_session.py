@@ -1,4 +1,4 @@
-"""Frames cut off anywhere, and random verdicts on recorded connections; test_corpus.py has the rest."""
+"""Frames cut off anywhere, and random verdicts on recorded connections. test_corpus.py has the rest."""
 
 from random import Random
 
@@ -13,7 +13,7 @@ from proxy.deciding.batch import Side
 
 TO_BROKER = distinct_frames("to_broker")
 TO_CLIENT = distinct_frames("to_client")
-#: One of nine is tried each time, and all of them by who tries rare cases.
+# One of nine in each run, and all of them with rare cases.
 NINTHS = [pytest.param(first, marks=[pytest.mark.long] * (first > 0)) for first in range(9)]
 
 
@@ -23,7 +23,7 @@ def refuses_share(share: float, seed: int) -> Refuses:
 
 
 def relay(side: Side, data: bytes, *, refused: bool = False) -> tuple[bytes, bytes]:
-    """Return what the broker and the client are given of a stream that comes in one chunk and then ends."""
+    """Return the output for broker and client of a stream that comes in one chunk and then ends."""
     session = open_session(exempt=True)
     batch = session.receive(side, memoryview(data), 0)
     if batch is not None:

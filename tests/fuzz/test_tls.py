@@ -1,4 +1,4 @@
-"""TLS cut, changed and made up: an error of the peer or nothing at all, never a byte that it has not sent."""
+"""TLS cut, changed and invented: an error of the peer or nothing at all, never a byte that it has not sent."""
 
 import socket
 import ssl
@@ -11,7 +11,7 @@ from certificates import HOST, Certificates
 from proxy.net.sockets import Wire
 from proxy.net.tls import ClientTls, TlsWire
 
-#: What a wire holds of what its peer sends, with OpenSSL's own: a few records.
+# A wire's and OpenSSL's buffers of received data: a few records.
 MAX_HELD_BYTES = 80_000
 
 
@@ -24,7 +24,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 
 class Ends:
-    """The wire of a listener, its peer's socket, and the client whose words that says unless they are changed."""
+    """The wire of a listener, its peer's socket, and a client that supplies valid data."""
 
     def __init__(self, server: ssl.SSLContext, client: ssl.SSLContext, opened: ExitStack) -> None:
         with socket.create_server((HOST, 0)) as listening:
@@ -38,7 +38,7 @@ class Ends:
         self.client = client.wrap_bio(self._heard, self._said, server_hostname=HOST)
 
     def next_words(self) -> bytes:
-        """Return what the client says next in the handshake."""
+        """Return the client's next data of the handshake."""
         with suppress(BlockingIOError):
             self._heard.write(self.far.recv(1 << 20))
         with suppress(ssl.SSLWantReadError):
@@ -46,18 +46,17 @@ class Ends:
         return self._said.read()
 
     def encrypted(self, data: bytes) -> bytes:
-        """Return what the client says to send that."""
+        """Return the client's encryption of data."""
         self.client.write(data)
         return self._said.read()
 
     def say(self, data: bytes) -> None:
-        """Say that to the wire."""
         with suppress(OSError):
             self.far.sendall(data)
 
 
 def changed(random: Random, data: bytes) -> bytes:
-    """Return it with some of it missing, doubled, or other than it was."""
+    """Return data with some of it missing, doubled, or changed."""
     mutable = bytearray(data)
     for _ in range(random.randrange(1, 4)):
         at = random.randrange(len(mutable) + 1)
@@ -96,7 +95,7 @@ def test_mutated_handshake_fails_or_waits(seed: int, factor: int, certificates: 
                         assert ends.wire._incoming.pending < MAX_HELD_BYTES
                         if done:
                             break
-            # Whatever was changed, it is not taken for somebody else.
+            # Changed data never passes for another client.
             assert not done or ends.wire.certificate in {"", "orders-service"}
 
 

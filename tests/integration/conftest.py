@@ -1,4 +1,4 @@
-"""What the integration tests share: one real broker, one sidecar in front of it, and ways to make more of both."""
+"""Fixtures of the integration tests: a shared real broker with a sidecar in front of it, and factories for more."""
 
 import subprocess
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ from harness.rocketmq import RocketMQ, StartRocketMQ
 from harness.rocketmq_proxy import RocketMQProxy
 from harness.sidecar import Route, Sluice, StartSluice
 
-# What the sidecar that most tests share has in force; the topics' names say which limit a test is about.
+# Limits of the shared sidecar. The topics' names say which limit a test is about.
 _SHARED_LIMITS = """
 [[limits]]
 kind = "topic"
@@ -61,13 +61,13 @@ name = "refused-*"
 rate = 5
 action = "reject"
 """
-# The address that the broker advertises and the sidecar listens on; all of 127/8 is the loopback device on Linux.
+# The address that the broker advertises and the sidecar listens on. On Linux, all of 127/8 is the loopback device.
 _SIDECAR_HOST = "127.0.0.2"
 
 
 @pytest.fixture(scope="session")
 def java_classpath() -> str:
-    """The class path with RocketMQ's client and tools, and Guava."""
+    """RocketMQ's client and tools, and Guava."""
     return rocketmq_classpath()
 
 
@@ -95,14 +95,14 @@ def _rabbitmqs(homes: pytest.TempPathFactory) -> Iterator[StartRabbitMQ]:
         yield start
 
 
-# A broker of one module ends with it: an idle RocketMQ takes a twentieth of a core, and one that looks for transactions
-# all the time half of it.
+# Stop each module's broker with it: an idle RocketMQ takes a twentieth of a core, or half of one if it looks for
+# transactions.
 @pytest.fixture(scope="module")
 def start_rocketmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartRocketMQ]:
-    """Starts a name server with a broker on ports of their own; all are stopped after the module.
+    """Starts name servers and brokers on their own ports. All are stopped after the module.
 
-    By default the broker advertises an address where nothing listens until a sidecar does; with
-    ``advertised_host="127.0.0.1"`` clients reach it without one.
+    By default the broker advertises an address where only a sidecar listens. With ``advertised_host="127.0.0.1"``
+    clients reach it directly.
     """
     with _rocketmqs(tmp_path_factory) as start:
         yield start
@@ -110,17 +110,17 @@ def start_rocketmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartRo
 
 @pytest.fixture(scope="session")
 def rocketmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocketMQ]:
-    """The broker that most tests share; give topics and groups names of their own."""
+    """The broker that most tests share. Use your own topics and groups."""
     with _rocketmqs(tmp_path_factory) as start:
         yield start()
 
 
 @pytest.fixture(scope="module")
 def start_slow_rocketmq(start_rocketmq: StartRocketMQ) -> StartRocketMQ:
-    """Starts a broker whose disk takes 10 ms to flush and which has one thread for what is sent and sent back.
+    """Starts a broker whose disk takes 10 ms to flush, with one thread for sends and send-backs.
 
-    It refuses what has waited for that thread for half a second. By default that is a fifth of a second, which a
-    machine that is busy with something else may well let pass.
+    It refuses requests that have waited for that thread for half a second. The default of a fifth of a second is too
+    short on a busy machine.
     """
     settings = {"sendMessageThreadPoolNums": "1", "flushDiskType": "SYNC_FLUSH", "waitTimeMillsInSendQueue": "500"}
     return partial(start_rocketmq, settings=settings, flush_ms=10)
@@ -128,20 +128,20 @@ def start_slow_rocketmq(start_rocketmq: StartRocketMQ) -> StartRocketMQ:
 
 @pytest.fixture(scope="module")
 def slow_rocketmq(start_slow_rocketmq: StartRocketMQ) -> RocketMQ:
-    """Such a broker, which advertises an address where nothing listens: each test puts something there for itself."""
+    """It advertises an address where nothing listens, so that a test can put a sidecar there."""
     return start_slow_rocketmq()
 
 
 @pytest.fixture(scope="module")
 def rocketmq_proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocketMQProxy]:
-    """RocketMQ's Proxy with a broker; give topics and groups names of their own."""
+    """RocketMQ's Proxy with a broker. Use your own topics and groups."""
     with RocketMQProxy(tmp_path_factory.mktemp("rocketmq-proxy") / "home") as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def start_rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartRabbitMQ]:
-    """Starts a RabbitMQ broker on ports of its own; all are ended after the module.
+    """Starts RabbitMQ brokers on their own ports. All are stopped after the module.
 
     With TESTED_RABBITMQ_ROOT in the environment it is the one of the Debian there: ``make rabbitmq4``.
     """
@@ -151,21 +151,20 @@ def start_rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartRa
 
 @pytest.fixture(scope="session")
 def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMQ]:
-    """The broker of most tests; give queues and exchanges names of their own."""
+    """The broker of most tests. Use your own queues and exchanges."""
     with _rabbitmqs(tmp_path_factory) as start:
         yield start()
 
 
 @pytest.fixture(scope="session")
 def artemis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Artemis]:
-    """The broker of most tests of AMQP 1.0; give queues names of their own."""
+    """The broker of most tests of AMQP 1.0. Use your own queues."""
     with Artemis(tmp_path_factory.mktemp("artemis") / "home") as running:
         yield running
 
 
 @pytest.fixture(scope="session")
 def rabbitmq4(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMQ]:
-    """A RabbitMQ 4, which speaks AMQP 1.0 as well."""
     root = required(PARTS / "rabbitmq4" / ".stamp", "make rabbitmq4").parent / "root"
     with _rabbitmqs(tmp_path_factory) as start:
         yield start(root=root)
@@ -173,7 +172,7 @@ def rabbitmq4(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMQ]:
 
 @pytest.fixture(scope="session", params=["artemis", pytest.param("rabbitmq4", marks=[pytest.mark.rabbitmq4])], ids=str)
 def one_broker(request: pytest.FixtureRequest) -> OneBroker:
-    """Either broker for AMQP 1.0."""
+    """Both brokers for AMQP 1.0."""
     return OneBroker(request.getfixturevalue(request.param))
 
 
@@ -194,10 +193,10 @@ def _sluices(homes: pytest.TempPathFactory) -> Iterator[StartSluice]:
 
 @pytest.fixture(scope="module")
 def start_sluice(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartSluice]:
-    """Starts sidecars; those still running are stopped after the module.
+    """Starts sidecars, and stops them after the module.
 
-    ``start(rocketmq, config=…)`` is a sidecar where clients look for that broker, VIP channel included;
-    ``start(routes=…)`` is one with listeners of one's own.
+    ``start(rocketmq, config=…)`` is a sidecar where clients look for that broker, VIP channel included.
+    ``start(routes=…)`` has custom listeners.
     """
     with _sluices(tmp_path_factory) as start:
         yield start
@@ -205,21 +204,19 @@ def start_sluice(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartSlui
 
 @pytest.fixture(scope="session")
 def sluice(tmp_path_factory: pytest.TempPathFactory, rocketmq: RocketMQ) -> Iterator[Sluice]:
-    """The sidecar in front of the shared broker, with limits for topics of certain names and for all retry groups."""
+    """The sidecar in front of the shared broker, with limits for certain topics and for all retry groups."""
     with _sluices(tmp_path_factory) as start:
         yield start(rocketmq, config=_SHARED_LIMITS)
 
 
 @pytest.fixture(scope="module")
 def broker() -> Iterator[EmbeddedBroker]:
-    """An embedded broker for the tests of one module."""
     with EmbeddedBroker() as running:
         yield running
 
 
 @pytest.fixture
 def client(sidecar: Sluice) -> Iterator[FrameClient]:
-    """A connection to ``sidecar``, which is the module's own."""
     with FrameClient(sidecar.routes[0].listen) as connected:
         yield connected
 
@@ -231,7 +228,7 @@ def _numbers() -> Iterator[int]:
 
 @pytest.fixture
 def create_topic(rocketmq: RocketMQ, _numbers: Iterator[int]) -> Callable[[str], str]:
-    """Makes a topic on the shared broker, whose name begins as given and is nobody else's, and returns its name."""
+    """Makes a topic with a unique name on the shared broker, and returns its name."""
 
     def create(prefix: str) -> str:
         return rocketmq.create_topic(f"{prefix}-{next(_numbers)}")
@@ -241,25 +238,23 @@ def create_topic(rocketmq: RocketMQ, _numbers: Iterator[int]) -> Callable[[str],
 
 @pytest.fixture
 def client_home(tmp_path: Path) -> Path:
-    """A directory for a client's logs."""
     return tmp_path / "client"
 
 
 @pytest.fixture
 def listen() -> str:
-    """``host:port`` that is free for a listener."""
+    """A free ``host:port``."""
     return f"127.0.0.1:{free_port()}"
 
 
 @pytest.fixture
 def unreachable() -> str:
-    """``host:port`` where nothing listens."""
     return f"127.0.0.1:{free_port()}"
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own, which a few hundred kilobytes fill."""
+    """A file system that a few hundred kilobytes fill."""
     mount = tmp_path / "small"
     mount.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k,mode=700", "tmpfs", str(mount)], check=True)

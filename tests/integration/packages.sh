@@ -6,7 +6,7 @@ set -eu
 missing=""
 need() { missing="$missing $1"; }
 
-# At least the given major version of what prints its version as "v17.0.1", "javac 17.0.1" or "17".
+# At least the given major version of a program that prints its version as "v17.0.1", "javac 17.0.1" or "17".
 newer_than() { [ "$(printf '%s\n' "$2" | sed 's/^[^0-9]*\([0-9]*\).*/\1/')" -ge "$1" ] 2>/dev/null; }
 
 usable_python() { "$1" -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; }
@@ -16,7 +16,7 @@ for candidate in ${PYTHON:-} python3.11 python3.12 python3.13 python3; do
     if usable_python "$candidate"; then found_python=$candidate; break; fi
 done
 
-# What the targets named on the command line need.
+# Requirements of the targets on the command line.
 for target in "$@"; do
     case $target in
     python)
@@ -27,7 +27,7 @@ for target in "$@"; do
         command -v mvn >/dev/null || need maven
         ;;
     rabbitmq)
-        # Not what is on PATH, which runs as a user of its own where the tests run as root.
+        # Not the one on PATH, which changes the user if the tests run as root.
         [ -x /usr/lib/rabbitmq/bin/rabbitmq-server ] || need rabbitmq-server
         ;;
     rabbitmq4)
@@ -39,20 +39,20 @@ for target in "$@"; do
         command -v debootstrap >/dev/null || [ -x /usr/sbin/debootstrap ] || need debootstrap
         ;;
     integration)
-        # The compiler, not only the virtual machine: the Java clients are started from their source files.
+        # The compiler, not only the JVM, because the Java clients are started from source files.
         newer_than 17 "$(javac -version 2>&1)" || need default-jdk-headless
         command -v mvn >/dev/null || need maven
         newer_than 18 "$(node --version 2>/dev/null)" || need nodejs
         command -v npm >/dev/null || need npm
-        # What makes a disk slow for the spool is compiled.
+        # The library that slows the spool's disk is compiled.
         command -v cc >/dev/null || need "gcc libc6-dev"
-        # As is a client of AMQP 1.0, against Python's headers.
+        # So is a client of AMQP 1.0, against Python's headers.
         [ -z "$found_python" ] || "$found_python" -c 'import os, sysconfig as s, sys
 sys.exit(not os.path.exists(s.get_path("include") + "/Python.h"))' || need python3-dev
         command -v promtool >/dev/null || need prometheus
         command -v haproxy >/dev/null || [ -x /usr/sbin/haproxy ] || need haproxy
         command -v redis-server >/dev/null || need redis-server
-        # What the documentation's commands call.
+        # Programs in the documentation's commands.
         command -v curl >/dev/null || need curl
         command -v openssl >/dev/null || need openssl
         ;;
@@ -82,7 +82,7 @@ sys.exit(not os.path.exists(s.get_path("include") + "/Python.h"))' || need pytho
     deploy)
         command -v promtool >/dev/null || need prometheus
         command -v systemd-analyze >/dev/null || need systemd
-        # From 1.21 on it fetches the version that helm asks for by itself.
+        # From 1.21 on it fetches helm's required version itself.
         if ! [ "$(go version 2>/dev/null | sed 's/.*go1\.\([0-9]*\).*/\1/')" -ge 21 ] 2>/dev/null; then
             echo "helm is built by Go 1.21 or newer, which Debian 12 has in bookworm-backports: see go.dev/doc/install" >&2
             exit 1
@@ -114,7 +114,7 @@ if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
 fi
 
 echo "installing:$missing"
-# Nothing that is installed for the tests is started by its package.
+# Packages must not start services.
 policy=/usr/sbin/policy-rc.d
 if ! [ -e $policy ]; then
     trap 'rm -f $policy' EXIT

@@ -1,4 +1,6 @@
-"""What a client sent before it left, by whatever end, is stored: though Sluice did not read it, or wrote to it then."""
+"""Everything a client sent before it left, by any kind of end, is stored, even if Sluice had not read it or was writing
+to the client.
+"""
 
 import ctypes
 import fcntl
@@ -73,12 +75,12 @@ def _declare(rabbitmq: RabbitMQ, *queues: str) -> None:
 
 
 def _unsent(sock: socket.socket) -> int:
-    """Return how many bytes the other end's kernel does not have yet."""
+    """Return the number of bytes that the other end's kernel does not have yet."""
     return int(struct.unpack("i", fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)))[0])
 
 
 def _reset(sock: socket.socket) -> None:
-    """Close so that the kernel forgets what it has not sent, and says so."""
+    """Close so that the kernel discards unsent data and resets the connection."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     sock.close()
 
@@ -159,7 +161,7 @@ def test_messages_before_a_reset_are_stored(amqp: Sluice, rabbitmq: RabbitMQ, wh
 
 
 def _reset_shared(sock: socket.socket) -> None:
-    """Reset a connection although another thread waits for the socket: connecting it to nobody does that on Linux."""
+    """Reset a connection although another thread waits for the socket, by connecting it to AF_UNSPEC (Linux)."""
     libc = ctypes.CDLL(None, use_errno=True)
     unspecified = struct.pack("H14x", socket.AF_UNSPEC)
     assert libc.connect(sock.fileno(), unspecified, len(unspecified)) == 0
@@ -189,7 +191,7 @@ def test_deliveries_to_a_client_that_has_left_destroy_nothing_that_it_sent(amqp:
         client.call(consumer, "basic.consume", queue=work)
         client.send(*(publish(channel, queue, _BODY) for _ in range(messages)))
         theirs = feeding.open_channel()
-        # By then it is not read. Before that the broker itself loses what a client leaves unread.
+        # Sluice has then stopped reading. Earlier, the broker itself loses the client's unread data.
         _wait_until(lambda: rabbitmq.messages(queue) > 20)
         client.abort()
         for _ in range(50):

@@ -1,4 +1,4 @@
-"""One topic or queue floods a real broker whose disk is slow: what the quiet ones lose, and how late they are."""
+"""One topic or queue floods a real broker with a slow disk: losses and delays of the quiet ones."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -20,10 +20,10 @@ _WAYS: Final = ("direct", "haproxy", *_CONFIGS)
 _FLOOD: Final = "flood"
 _QUIET: Final = ("orders", "invoices", "payments", "shipments", "audit")
 _QUIET_PER_S: Final = 20
-#: How long the quiet ones are alone at first.
+# The quiet ones are alone at first, for this long.
 _CALM_S: Final = 5
-# Eight sends at a time wait for the disk: 400 to 700 a second. By default what has waited for a fifth of a second is
-# refused, which a machine that is busy with something else may well let pass.
+# Eight sends at a time wait for the disk: 400 to 700 a second. By default the broker refuses sends that have waited for
+# a fifth of a second, which is too short on a busy machine.
 _ROCKETMQ: Final = {
     "flushDiskType": "SYNC_FLUSH",
     "asyncSendEnable": "false",
@@ -31,13 +31,11 @@ _ROCKETMQ: Final = {
     "waitTimeMillsInSendQueue": "500",
 }
 _ROCKETMQ_SYNC_MS, _ROCKETMQ_FLOOD_PER_S = 10, 1000
-# At most 400 messages of a channel are on their way to a queue: about 4000 a second with this disk.
+# At most 400 messages of a channel are in flight to a queue: about 4000 a second with this disk.
 _RABBITMQ_SYNC_MS, _RABBITMQ_FLOOD_PER_S = 200, 6000
 
 
 class _Result:
-    """What one way led to."""
-
     def __init__(self, way: str, report: Mapping[str, Mapping[str, Any]]) -> None:
         quiet = [report[name] for name in _QUIET]
         self.lost = sum(each["lost"] for each in quiet) / sum(each["sent"] for each in quiet)
@@ -89,7 +87,7 @@ def test_quiet_topics_lose_nothing_while_another_floods_a_slow_rocketmq(
                     measure(way, rocketmq.namesrv)
     adaptive = results.pop("adaptive")
     assert all(result.lost > 0.02 for result in results.values())
-    # Of a short run one moment in which the machine does something else is more.
+    # In a short run, one pause of the machine weighs more.
     assert adaptive.lost <= (0.001 if "direct" in ways else 0.02)
     assert adaptive.stored >= 0.6 * max(result.stored for result in results.values())
 
@@ -103,7 +101,7 @@ def test_quiet_queues_are_confirmed_in_time_while_another_floods_a_slow_rabbitmq
     with start_rabbitmq(sync_ms=_RABBITMQ_SYNC_MS) as rabbitmq:
         for way in _WAYS:
             listen = rabbitmq.address if way == "direct" else f"127.0.0.1:{free_port()}"
-            # One connection, which RabbitMQ slows down as a whole.
+            # One connection, which RabbitMQ throttles as a whole.
             words = (str(word) for queue in queues for word in queue)
             command = amqp_java("Paced.java", *listen.split(":"), str(seconds), *words)
             with ExitStack() as between:
@@ -114,5 +112,5 @@ def test_quiet_queues_are_confirmed_in_time_while_another_floods_a_slow_rabbitmq
     adaptive = results.pop("adaptive")
     assert adaptive.lost <= 0.001
     assert adaptive.p99_ms <= min(result.p99_ms for result in results.values()) / 2
-    # Of the others, some is confirmed after the end.
+    # Some of the others are confirmed after the end.
     assert adaptive.stored >= 0.3 * max(result.stored for result in results.values())

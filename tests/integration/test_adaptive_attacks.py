@@ -1,4 +1,4 @@
-"""A client that does not read, and a broker that does not answer for some topics or always says busy: others pass."""
+"""A client that does not read, and a broker that does not answer for some topics or is always busy: others pass."""
 
 import socket
 import threading
@@ -30,7 +30,7 @@ _BUSY: Final = "[TIMEOUT_CLEAN_QUEUE]broker busy, start flow control for a while
 
 
 class _OddBroker(StoringBroker):
-    """Some topics get no answer, others always the same one; the rest is stored at once."""
+    """Some topics get no answer, others always the same one. The rest is stored at once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ def sluice(start_sluice: StartSluice, broker: EmbeddedBroker) -> Iterator[Sluice
 
 @contextmanager
 def _attack(sluice: Sluice, *topics: str, reads: bool) -> Iterator[None]:
-    """Send to the topics in turn, on one connection; a client that does not read pulls much beside it."""
+    """Send to the topics in turn, on one connection. A client that does not read also pulls a lot."""
     host, _, port = sluice.routes[0].listen.rpartition(":")
     turns = cycle(topics)
     over = threading.Event()
@@ -91,7 +91,7 @@ def _attack(sluice: Sluice, *topics: str, reads: bool) -> Iterator[None]:
 
 
 def _refused(sluice: Sluice, per_s: int, seconds: int) -> int:
-    """Send to the quiet topics, each on a connection of its own; return how many messages were not stored."""
+    """Send to the quiet topics, each on its own connection. Return the number of messages not stored."""
     refused = 0
     pause = threading.Event()
     start_s = time.monotonic()

@@ -1,4 +1,4 @@
-"""Alarms of Sluice's own, with real clients: publishers are told and stop, consumers go on, and nothing is lost."""
+"""Sluice's own alarms, with real clients: publishers are blocked, consumers continue, and nothing is lost."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -37,7 +37,7 @@ def _alarm(sluice: Sluice, scarce: str) -> dict[str, Any]:
 
 
 class Alarming:
-    """A sidecar whose spool is on a disk of its own, which can be filled."""
+    """A sidecar whose spool is on a separate small disk."""
 
     def __init__(self, sluice: Sluice, disk: SmallDisk) -> None:
         self.sluice, self.address = sluice, sluice.routes[0].listen
@@ -45,12 +45,12 @@ class Alarming:
         self._in_the_way: Path | None = None
 
     def begin(self) -> None:
-        """Fill the disk, and wait until the alarm stands."""
+        """Fill the disk, and wait for the alarm."""
         self._in_the_way = fill(self._folder, left_bytes=_MIN_FREE_BYTES // 2)
         self._wait(stands=True)
 
     def end(self) -> None:
-        """Empty it, and wait until the alarm has ended."""
+        """Empty the disk, and wait until the alarm has ended."""
         assert self._in_the_way is not None
         self._in_the_way.unlink()
         self._wait(stands=False)
@@ -59,7 +59,7 @@ class Alarming:
         deadline_s = time.monotonic() + _TIMEOUT_S
         while _alarm(self.sluice, "disk")["stands"] is not stands:
             assert time.monotonic() < deadline_s
-        # One line each way; it may come a moment later.
+        # One line each way, perhaps a moment later.
         expected = 1 if stands else 2
         while len(lines := [line for line in self.sluice.process.lines if "disk alarm" in line]) < expected:
             assert time.monotonic() < deadline_s, lines
@@ -93,7 +93,7 @@ def disk(tmp_path: Path) -> SmallDisk:
 def amqp(start_sluice: StartSluice, rabbitmq: RabbitMQ, disk: SmallDisk) -> Iterator[Alarming]:
     alarming = _alarming(start_sluice, disk, rabbitmq.address, "amqp091")
     _declare(rabbitmq, "aside")
-    # A full disk concerns nobody while nothing is in the spool.
+    # A full disk does not matter while the spool is empty.
     client = AmqpClient(alarming.address)
     Publisher(client, "aside", confirms=False, count=_PUT_ASIDE).join()
     yield alarming
@@ -125,14 +125,14 @@ def _filled(rabbitmq: RabbitMQ, queue: str) -> None:
 
 
 def _empty(address: str, queue: str) -> None:
-    """Consume all that is in a queue, and see that it is in its order."""
+    """Consume everything in a queue, and check its order."""
     with AmqpClient(address) as client:
         client.call(client.open_channel(prefetch=100), "basic.consume", queue=queue, consumer_tag="c", no_ack=True)
         bodies = [client.expect("basic.deliver").body for _ in range(_CONSUMED)]
     assert [each.number for each in read_numbered(bodies)] == list(range(1, _CONSUMED + 1))
 
 
-def test_publishers_are_told_and_stop_while_a_consumer_empties_a_queue(rabbitmq: RabbitMQ, amqp: Alarming) -> None:
+def test_publishers_are_blocked_while_a_consumer_empties_a_queue(rabbitmq: RabbitMQ, amqp: Alarming) -> None:
     _declare(rabbitmq, "alarmed", "alarmed-plain", "emptied")
     _filled(rabbitmq, "emptied")
     with AmqpClient(amqp.address) as confirming, AmqpClient(amqp.address) as plain, AmqpClient(amqp.address) as idle:
@@ -155,7 +155,7 @@ def test_publishers_are_told_and_stop_while_a_consumer_empties_a_queue(rabbitmq:
         for publisher in publishers:
             publisher.stop()
         assert confirming.wait_for_confirms(publishers[0].channel).nacked == []
-        # Who publishes nothing is not told.
+        # Clients that do not publish are not blocked.
         assert idle.take("connection.blocked") == []
     for queue, publisher in zip(before, publishers, strict=True):
         stored_here = [each.number for each in read_numbered(rabbitmq.drain(queue))]
@@ -186,7 +186,7 @@ def test_callbacks_of_real_clients_are_called(rabbitmq: RabbitMQ, amqp: Alarming
         amqp.begin()
         for client in clients.values():
             _wait_for_word(client, "blocked")
-        # Each waits for the confirm of what it had published before it was told.
+        # Each waits for the confirms of everything it published before it was blocked.
         before = {name: rabbitmq.messages(name) for name in clients}
         _empty(amqp.address, "emptied-for-clients")
         assert {name: rabbitmq.messages(name) for name in clients} == before
@@ -215,7 +215,6 @@ spool = false
 def test_memory_alarm_ends_when_held_messages_are_gone(
     start_sluice: StartSluice, rabbitmq: RabbitMQ, listen: str
 ) -> None:
-    """What Sluice holds raises the alarm, and what lets it go on ends it."""
     _declare(rabbitmq, "held-for-memory")
     route = (Route(listen, rabbitmq.address),)
     with start_sluice(routes=route, protocol="amqp091", config="[alarms]\nmemory_high_watermark = 0.5\n") as looked:

@@ -22,7 +22,7 @@ from harness.sidecar import Route, Sluice, StartSluice
 pytestmark = [pytest.mark.integration]
 
 RATE: Final = 25
-#: What is charged only when it has come: the burst, and the least debt.
+# Charged when it has arrived: the burst, and the least debt.
 UNPAID: Final = RATE + 1
 THERE: Final = 500
 _STEPS: Final = 40
@@ -58,8 +58,6 @@ def sluice(request: pytest.FixtureRequest, start_sluice: StartSluice, one_broker
 
 @dataclass(eq=False)
 class Connection:
-    """One connection of a run."""
-
     client: AmqpOneClient
     links: list[tuple[Sender | Receiver, int | None, bool]] = field(default_factory=list)
     unsettled: list[tuple[Sender, int]] = field(default_factory=list)
@@ -67,7 +65,7 @@ class Connection:
     ended: bool = False
 
     def known(self) -> tuple[int, int]:
-        """Return how many unsettled deliveries were accepted, and how many rejected, as far as that was said."""
+        """Return the numbers of unsettled deliveries that were accepted and rejected, as far as known."""
         codes = []
         said = [each for each in self.client.history if each.name == "disposition"]
         for _, number in self.unsettled:
@@ -78,8 +76,6 @@ class Connection:
 
 
 class Run:
-    """One client."""
-
     def __init__(self, seed: int, broker: OneBroker, sluice: Sluice, what: str) -> None:
         self.random = Random(f"{seed} {what}")
         self.broker, self.sluice, self.takes = broker, sluice, what == "taken"
@@ -121,7 +117,7 @@ class Run:
             assert {sender.outcome(number).descriptor for number in numbers} == {ACCEPTED}
 
     def _stored(self) -> int:
-        """Count what the broker has, past any proxy."""
+        """Ask the broker itself."""
         with AmqpOneClient(self.broker.address) as direct:
             receiver = direct.attach_receiver(self.address)
             receiver.flow(100_000)
@@ -133,7 +129,7 @@ class Run:
             return came
 
     def _others_go_on(self) -> None:
-        """Hold that nobody else is locked out: not for longer than what is owed takes."""
+        """Check that other clients are locked out no longer than paying the debt takes."""
         with AmqpOneClient(self.sluice.routes[0].listen, source="127.0.0.9") as other:
             if self.takes:
                 receiver = other.attach_receiver(self.address)
@@ -171,11 +167,11 @@ class Run:
     def _connect(self) -> AmqpOneClient:
         hostnames = [None, None, "localhost", "vhost:/"]
         if isinstance(self.broker.broker, Artemis):
-            # It has no vhosts, and takes any name.
+            # Artemis has no vhosts, and accepts any name.
             hostnames += ["vhost:other", "vhost:"]
         hostname = self.random.choice(hostnames)
         client = AmqpOneClient(self.sluice.routes[0].listen, hostname=hostname, source=self.source)
-        # It may sit idle for as long as the others of its run go on.
+        # It may be idle while the others of its run continue.
         client._socket.settimeout(None)
         return client
 
@@ -199,7 +195,7 @@ class Run:
         connection.links.append((sender, mode, not address))
 
     def _use(self, connection: Connection) -> None:
-        """Send what may be sent on a link, or give credit to it."""
+        """Send on a link if allowed, or give credit to it."""
         if not connection.links:
             return
         random, client = self.random, connection.client
@@ -216,7 +212,7 @@ class Run:
                     link.wait_for_credit(timeout_s=0.05)
                 except AmqpOneError:
                     return
-            # RabbitMQ ends a session in which one is settled that was announced not to be. Artemis takes it.
+            # RabbitMQ ends a session that sends a settled message on a link announced as unsettled. Artemis accepts it.
             settled = mode == 1 or (random.random() < 0.5 and (mode != 0 or isinstance(self.broker.broker, Artemis)))
             number = link.send(message(b"x", to=self.address if says else None), settled=settled)
             if settled:
@@ -285,7 +281,7 @@ _MORE: Final = [pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 
 
 @pytest.mark.parametrize("seed", [*_QUICK, *_MORE])
 def test_nothing_that_clients_do_gets_past_a_limit(seed: int, one_broker: OneBroker, sluice: Sluice) -> None:
-    """Each is four seeds at a time."""
+    """Four seeds at a time."""
     with ThreadPoolExecutor(_AT_ONCE) as together:
         for each in [together.submit(_go, seed * _AT_ONCE + part, one_broker, sluice) for part in range(_AT_ONCE)]:
             each.result()

@@ -1,4 +1,4 @@
-"""Unchanged AMQP 1.0 clients at a limit: what each gets through, what it is told, and what is stored."""
+"""Unchanged AMQP 1.0 clients at a limit: throughput, outcomes, and stored messages."""
 
 import json
 from collections.abc import Sequence
@@ -51,7 +51,7 @@ burst_s = 0.1
 _SECONDS = 20
 _ALONE_S = 7
 _PACED_PER_S = 300
-# 500 a second; the bucket holds 100.
+# 500 a second. The bucket holds 100.
 _LIMITED_PER_S = range(475, 521)
 
 
@@ -77,7 +77,7 @@ def _per_s(counts: Sequence[int], *, first: int, last: int) -> float:
 
 
 def _check_stored(broker: OneBroker, address: str, report: Any) -> None:
-    """What was accepted is what is stored, once and in order."""
+    """The stored messages are the accepted ones, once and in order."""
     lost = {*report["rejected"], *report["released"]}
     accepted = [number for number in range(report["sent"]) if number not in lost]
     assert sum(report["accepted"]) == len(accepted)
@@ -125,9 +125,9 @@ def test_limited_link_keeps_its_limit_and_the_other_of_its_session_its_speed(
     limited_per_s = sum(told[0]["accepted"][:_SECONDS]) / _SECONDS
     print(client, f"limited {limited_per_s:.1f}, free {speeds} beside {beside:.1f}, paced {paced_speeds}")
     assert int(limited_per_s) in _LIMITED_PER_S
-    # A link that is not at the end of what client and broker can do does not notice.
+    # A link below the capacity of client and broker is not affected.
     assert paced_speeds[1] >= 0.95 * paced_speeds[0] >= 0.9 * _PACED_PER_S
-    # One that is gives no more than what the limited one's messages take of it. Before and after differ by up to half.
+    # A link at full speed loses no more than the limited messages take. Before and after differ by up to half.
     assert beside + limited_per_s >= 0.95 * min(speeds)
     name = f"limited-{client}"
     assert metrics.total("sluice_messages_total", kind="queue", resource=name, verdict="pass") == told[0]["sent"]
@@ -148,7 +148,7 @@ def test_two_links_of_a_session_one_of_them_limited(broker: OneBroker, sluice: S
 
         _no_errors(*told)
         print(client, told[0]["accepted"], told[1]["accepted"])
-        # In the first second they connect; the bucket holds 100.
+        # They connect in the first second. The bucket holds 100.
         assert 0.95 * 500 <= _per_s(told[0]["accepted"], first=1, last=seconds) <= 1.02 * 500 + 100 / (seconds - 1)
         assert sum(told[1]["accepted"]) > 1.5 * sum(told[0]["accepted"])
         _check_stored(broker, limited, told[0])
@@ -189,7 +189,7 @@ def test_rejected_transfers_are_reported_to_each_client(broker: OneBroker, sluic
         # The client connects in its first second.
         assert 95 * (seconds - 1) <= sum(told[0]["accepted"]) <= 100 * (seconds + 2)
         assert len(told[0]["rejected"]) > 100
-        # Java's says of a message that it was rejected, and no more.
+        # Java's client does not show the reason of a rejection.
         if client != "java":
             assert any("resource-limit-exceeded" in reason or "SYSTEM_BUSY" in reason for reason in told[0]["reasons"])
         _no_errors(told[1])
@@ -198,9 +198,7 @@ def test_rejected_transfers_are_reported_to_each_client(broker: OneBroker, sluic
 
 
 @pytest.mark.long
-def test_anonymous_link_is_told_of_the_queue_that_is_over_its_limit(
-    broker: OneBroker, sluice: Sluice, client_home: Path
-) -> None:
+def test_the_refusal_on_an_anonymous_link_names_the_queue(broker: OneBroker, sluice: Sluice, client_home: Path) -> None:
     seconds = 3
     for client in broker.clients:
         limited, free = broker.queue(f"limited-to-{client}"), broker.queue(f"free-to-{client}")
@@ -214,7 +212,7 @@ def test_anonymous_link_is_told_of_the_queue_that_is_over_its_limit(
         print(client, told["sent"], told["accepted"], len(told["rejected"]), told["reasons"])
         assert told["error"] == ""
         assert told["released"] == []
-        # Every second message is for the one that is limited.
+        # Every second message is for the limited target.
         assert all(number % 2 == 0 for number in told["rejected"])
         rejected = set(told["rejected"])
         stored = [int(body.split(b" ", 1)[0]) for body in broker.take_all(limited)]
@@ -260,7 +258,7 @@ def test_consuming_link_keeps_its_limit_and_the_other_its_speed(
         assert 90 * (seconds - 1) <= len(told[0]["numbers"]) <= 100 * (seconds + 1) + 10
         assert told[0]["numbers"] == list(range(len(told[0]["numbers"])))
         assert told[1]["numbers"] == list(range(count))
-        # What was delivered and not accepted is there again: nothing is lost.
+        # Messages delivered and not accepted are available again.
         left = {int(body.split(b" ", 1)[0]) for body in broker.take_all(slow)}
         assert left | set(told[0]["numbers"]) == set(range(count))
 
@@ -300,7 +298,7 @@ def test_links_that_come_sit_idle_and_go_leave_their_share_to_the_others(
     seconds = 8
     address = broker.queue("limited-come-and-go")
     with ThreadPoolExecutor() as pool:
-        # One stays, one has sent what it wants and stays attached, one comes and goes.
+        # One stays, one has sent everything and stays attached, one comes and goes.
         staying = pool.submit(
             *(_run, "proton", sluice.routes[0].listen, client_home / "staying"),
             *({"publish": address, "seconds": seconds}, {"publish": address, "count": 300}),
@@ -316,7 +314,7 @@ def test_links_that_come_sit_idle_and_go_leave_their_share_to_the_others(
     _no_errors(*reports)
     sent = sum(report["sent"] for report in reports)
     assert 0.9 * 500 * seconds <= sent <= 520 * (seconds + 1)
-    # Alone at last, the first has all of it.
+    # Alone at last, the first gets the whole limit.
     assert _per_s(reports[0]["accepted"], first=seconds - 3, last=seconds - 1) >= 0.94 * 500
     assert sum(reports[1]["accepted"]) == 300
     assert len(broker.take_all(address)) == sent

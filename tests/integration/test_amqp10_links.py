@@ -1,4 +1,4 @@
-"""What a client of AMQP 1.0 sees of its links through Sluice is what it sees directly, but for when credit comes."""
+"""Links through Sluice look to a client of AMQP 1.0 as they do directly, except for the time when credit comes."""
 
 import contextlib
 import hashlib
@@ -85,7 +85,7 @@ def _numbers(bodies: list[bytes]) -> list[int]:
 
 
 def _drained(receiver: Receiver, credit: int, expected: int) -> tuple[list[int], int]:
-    """Give credit and drain it: what came, and by how much the delivery-count is further when the credit is gone."""
+    """Give credit and drain it. Return the messages, and the advance of the delivery-count when the credit is gone."""
     before = receiver.count
     receiver.flow(credit, drain=True)
     came = _numbers([body_of(receiver.receive()) for _ in range(expected)])
@@ -96,7 +96,7 @@ def _drained(receiver: Receiver, credit: int, expected: int) -> tuple[list[int],
 
 @pytest.mark.parametrize("name", ["slow-drain", "fast-drain"])
 @pytest.mark.parametrize("there", [0, 3, 10, 12])
-def test_drain_ends_as_it_does_directly_however_much_was_used(
+def test_a_drain_ends_as_directly_with_any_used_credit(
     name: str, there: int, broker: OneBroker, client: AmqpOneClient
 ) -> None:
     credit, address = 10, broker.queue(f"{name}-{there}")
@@ -107,7 +107,7 @@ def test_drain_ends_as_it_does_directly_however_much_was_used(
 
     assert came == list(range(min(there, credit)))
     assert by == credit
-    # The link goes on from there.
+    # The link continues from there.
     with AmqpOneClient(broker.address) as direct:
         sender = direct.attach_sender(address)
         sender.outcome(sender.send(message(b"99 ")))
@@ -173,7 +173,7 @@ def test_closed_queue_gives_no_credit_and_costs_its_session_nothing(broker: OneB
 
 
 @pytest.mark.parametrize("name", ["limited-aborted", "free-aborted"])
-def test_aborted_deliveries_do_what_they_do_directly(name: str, broker: OneBroker, sluice: Sluice) -> None:
+def test_aborted_deliveries_have_the_same_effect_as_directly(name: str, broker: OneBroker, sluice: Sluice) -> None:
     address = broker.queue(name)
 
     def stored(where: str) -> list[bytes]:
@@ -189,14 +189,14 @@ def test_aborted_deliveries_do_what_they_do_directly(name: str, broker: OneBroke
             assert {sender.outcome(number).descriptor for number in numbers} == {ACCEPTED}
         return broker.take_all(address)
 
-    # RabbitMQ 4.0 stores what came before.
+    # RabbitMQ 4.0 stores the earlier frames.
     directly = stored(broker.address)
     assert {0, 2, 3} <= set(_numbers(directly))
     assert stored(sluice.routes[0].listen) == directly
 
 
 @pytest.mark.parametrize("name", ["limited-again", "free-again"])
-def test_link_that_is_detached_and_attached_again_goes_on(name: str, broker: OneBroker, client: AmqpOneClient) -> None:
+def test_a_link_attached_again_continues(name: str, broker: OneBroker, client: AmqpOneClient) -> None:
     address = broker.queue(name)
     for turn in range(4):
         sender = client.attach_sender(address, name=f"again-{name}")
@@ -206,7 +206,7 @@ def test_link_that_is_detached_and_attached_again_goes_on(name: str, broker: One
     assert _numbers(broker.take_all(address)) == list(range(80))
 
 
-def test_refused_deliveries_are_swallowed_and_the_numbers_go_on(broker: OneBroker, client: AmqpOneClient) -> None:
+def test_refused_deliveries_are_swallowed_and_the_numbers_continue(broker: OneBroker, client: AmqpOneClient) -> None:
     address, refusing = broker.queue("beside-refused"), broker.queue("refused-raw")
     sender, refused = client.attach_sender(address), client.attach_sender(refusing)
     numbers, wrong = [], []
@@ -223,7 +223,7 @@ def test_refused_deliveries_are_swallowed_and_the_numbers_go_on(broker: OneBroke
     assert isinstance(error, Described)
     assert error.value[0] == "amqp:resource-limit-exceeded"
     assert "SYSTEM_BUSY" in error.value[1]
-    # Each is spoken of once, and nothing else is.
+    # Each is mentioned once, and nothing else is.
     answered = [
         number
         for came in client.history
@@ -271,7 +271,7 @@ def test_heartbeats_come_while_nothing_else_does(broker: OneBroker, sluice: Slui
         assert sum(came.name == "heartbeat" for came in client.history) > 2
 
 
-def test_client_of_a_sidecar_that_ends_is_told_so(broker: OneBroker, start_sluice: StartSluice, listen: str) -> None:
+def test_clients_are_told_when_their_sidecar_ends(broker: OneBroker, start_sluice: StartSluice, listen: str) -> None:
     with (
         start_sluice(routes=(Route(listen, broker.address),), protocol="amqp10", config=_LIMITS) as sluice,
         AmqpOneClient(listen) as client,
@@ -286,7 +286,7 @@ def test_client_of_a_sidecar_that_ends_is_told_so(broker: OneBroker, start_sluic
     assert error.value[0] == "amqp:connection:forced"
 
 
-def test_header_of_another_version_is_answered_with_the_one_that_is_spoken(sluice: Sluice) -> None:
+def test_a_header_of_another_version_is_answered_with_the_supported_one(sluice: Sluice) -> None:
     host, _, port = sluice.routes[0].listen.rpartition(":")
     with socket.create_connection((host, int(port)), 30) as connection:
         connection.sendall(b"AMQP\x00\x00\x09\x01")
@@ -296,7 +296,7 @@ def test_header_of_another_version_is_answered_with_the_one_that_is_spoken(sluic
     assert told == SASL_HEADER
 
 
-def test_client_without_sasl_is_told_what_the_broker_says(broker: OneBroker, sluice: Sluice) -> None:
+def test_a_client_without_sasl_gets_the_brokers_answer(broker: OneBroker, sluice: Sluice) -> None:
     def answer(address: str) -> bytes:
         host, _, port = address.rpartition(":")
         with socket.create_connection((host, int(port)), 30) as connection:
@@ -307,7 +307,7 @@ def test_client_without_sasl_is_told_what_the_broker_says(broker: OneBroker, slu
 
 
 @pytest.mark.rabbitmq4
-def test_alarm_of_the_broker_stops_all_and_its_end_lets_the_limit_go_on(
+def test_an_alarm_of_the_broker_stops_everything_until_its_end(
     rabbitmq4: RabbitMQ, start_sluice: StartSluice, listen: str
 ) -> None:
     broker = OneBroker(rabbitmq4)

@@ -1,4 +1,4 @@
-"""The tests of go-amqp, as its makers publish them: what passes directly passes through a sidecar, too."""
+"""go-amqp's own tests: those that pass directly pass through a sidecar, too."""
 
 import os
 import re
@@ -16,17 +16,16 @@ _SUITE = PARTS / "suites" / "go-amqp"
 _AT_MOST_S = 280
 _TRIES = 3
 _AT_LEAST = 280
-# Those that need a broker; the others talk to a stand-in of their own.
+# Those that need a broker. The others use a stand-in.
 _NAMES = (
     "TestIntegration|TestMultipleS|TestConcurrentS|TestReceiverModeFirst|TestSenderExactlyOnce|TestReceivingLots|"
     "TestDrainingLink|TestSenderNullValue|TestNewReceiverWithCancelled|TestNewSessionWithCancelled"
 )
-# Nothing that the suite names is limited.
+# The suite uses no limited names.
 _LIMIT = '[[limits]]\nkind = "queue"\nname = "nobody-*"\nrate = 1\n'
 
 
 def _outcomes(address: str, only: str = _NAMES) -> dict[str, bool]:
-    """Run the suite and return which of its tests passed."""
     required(PARTS / "suites" / ".stamp", "make .parts/suites/.stamp")
     done = subprocess.run(
         [
@@ -53,7 +52,7 @@ def test_suite_of_go_amqp_passes_as_it_does_directly(one_broker: OneBroker, star
         direct, through = _outcomes(one_broker.address), _outcomes(route.listen)
         passed = {name for name, good in direct.items() if good}
         lost = {name for name in passed if not through.get(name)}
-        # Some fail now and then directly as well.
+        # Some also fail now and then directly.
         again, left = 0, lost
         while left and again < _TRIES:
             again += 1

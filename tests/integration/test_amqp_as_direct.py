@@ -1,4 +1,4 @@
-"""What an AMQP client sees through Sluice is what it sees directly, plus the nacks of what was refused."""
+"""An AMQP client sees the same through Sluice as directly, plus the nacks of refused messages."""
 
 import contextlib
 import socket
@@ -63,7 +63,7 @@ kind = "routing_key"
 name = "events/refused.*"
 rate = 0
 """
-# More than the 50 that pass at once, and less than what is held for too long.
+# More than the 50 that pass at once, but few enough not to be held too long.
 _SOME_HELD = 80
 
 
@@ -74,8 +74,6 @@ def sluice(start_sluice: StartSluice, rabbitmq: RabbitMQ) -> Sluice:
 
 
 class Scene:
-    """One run of a scenario: directly, or through Sluice."""
-
     def __init__(self, address: str, rabbitmq: RabbitMQ, *, limited: bool) -> None:
         self.address = address
         self.rabbitmq = rabbitmq
@@ -94,7 +92,7 @@ class Scene:
         return name
 
     def fanout(self, name: str, *queues: str) -> str:
-        """Make a fanout exchange for queues, past any proxy."""
+        """Make a fanout exchange for queues, directly at the broker."""
         with self.rabbitmq.connect() as client:
             channel = client.open_channel()
             client.call(channel, "exchange.declare", exchange=name, type="fanout")
@@ -119,7 +117,7 @@ class Scene:
 
 
 def _seen(client: AmqpClient, *, since: int = 0) -> dict[int, list[tuple[Any, ...]]]:
-    """What the peer has sent by channels, without confirms: how those come together is chance."""
+    """Return the peer's methods by channel, without confirms, whose grouping varies."""
     channels: dict[int, list[tuple[Any, ...]]] = {}
     for event in client.events[since:]:
         if event.name not in {"basic.ack", "basic.nack"}:
@@ -129,7 +127,7 @@ def _seen(client: AmqpClient, *, since: int = 0) -> dict[int, list[tuple[Any, ..
 
 
 def _answers(client: AmqpClient, channel: int, labels: dict[int, str]) -> dict[str, str]:
-    """What became of each publish of a confirm channel, by what the test calls it."""
+    """Return the outcome of each publish of a confirm channel, by the test's name for it."""
     confirmed = client.wait_for_confirms(channel)
     assert confirmed.again == []
     assert not set(confirmed.acked) & set(confirmed.nacked)
@@ -156,7 +154,7 @@ def opening(scene: Scene) -> Any:
 
 
 def _raw(scene: Scene, *sent: bytes, until: bytes | None = None) -> bytes:
-    """What is answered to bytes until the end of the stream, or until this; each but the last waits for an answer."""
+    """Return the answers to bytes until the end of the stream, or until this. Each but the last waits for an answer."""
     host, _, port = scene.address.rpartition(":")
     with socket.create_connection((host, int(port)), 60) as sock:
         answer = b""
@@ -202,7 +200,7 @@ def confirms(scene: Scene) -> Any:
 
 
 def returns(scene: Scene) -> Any:
-    """A mandatory publish that no queue takes is returned, and then acked."""
+    """A mandatory publish without a queue is returned, and then acked."""
     free, client = scene.queue("free"), scene.connect()
     channel, labels = client.open_channel(confirms=True), {}
     for number in range(20):
@@ -232,7 +230,7 @@ def _acks(event: Event, number: int) -> bool:
 
 
 def copies(scene: Scene) -> Any:
-    """CC and BCC are destinations too; BCC is taken out of what consumers get."""
+    """CC and BCC are destinations, too. BCC is removed before delivery."""
     one, two, three, client = *(scene.queue(f"free-{name}") for name in ("one", "two", "three")), scene.connect()
     channel, labels = client.open_channel(confirms=True), {}
     labels[client.publish(channel, one, b"all", headers={"CC": [two], "BCC": [three], "x": 1})] = "all"
@@ -249,14 +247,14 @@ def copies(scene: Scene) -> Any:
     got = client.call(channel, "basic.get", queue=one, no_ack=True)
     assert got.name == "basic.get-ok"
     assert (got.body, got.properties) == (b"all", {"headers": {"CC": [two], "x": 1}})
-    # CC has to be an array.
+    # CC must be an array.
     client.publish(channel, one, b"x", headers={"CC": two})
     closed = client.expect("channel.close", channel=channel)
     return answers, scene.rabbitmq.drain(one), scene.rabbitmq.drain(three), dict(closed.arguments), _seen(client)
 
 
 def transactions(scene: Scene) -> Any:
-    """What is held in a transaction is there when the commit is answered."""
+    """Messages held in a transaction are stored when the commit is answered."""
     held, client = scene.queue("held"), scene.connect()
     channel = client.open_channel()
     client.call(channel, "tx.select")
@@ -272,7 +270,7 @@ def transactions(scene: Scene) -> Any:
 
 
 def refused_limit_in_a_transaction(scene: Scene) -> Any:
-    """What cannot be refused waits: the limit is kept all the same, and nothing is lost."""
+    """Messages that cannot be refused wait: the limit is kept, and nothing is lost."""
     over, client = scene.queue("over"), scene.connect()
     channel = client.open_channel()
     client.call(channel, "tx.select")
@@ -282,7 +280,7 @@ def refused_limit_in_a_transaction(scene: Scene) -> Any:
 
 
 def getting(scene: Scene) -> Any:
-    """basic.get comes after what its channel published before, held or not."""
+    """basic.get sees everything that its channel published before, held or not."""
     held, client = scene.queue("held"), scene.connect()
     channel = client.open_channel()
     assert client.call(channel, "basic.get", queue=held).name == "basic.get-empty"
@@ -317,7 +315,7 @@ def channel_errors(scene: Scene) -> Any:
         assert answers.pop("refused", "nack") == "nack"
         client.send(sent(channel))
         errors.append((answers, dict(client.expect("channel.close", channel=channel).arguments)))
-        # The number is free again, and its confirms begin anew.
+        # The number is free again, and its confirms start over.
         client.open_channel(channel, confirms=True)
         client.publish(channel, free, b"after")
         errors.append(client.wait_for_confirms(channel).acked)
@@ -327,7 +325,7 @@ def channel_errors(scene: Scene) -> Any:
 
 
 def closing_with_publishes_held(scene: Scene) -> Any:
-    """A channel that the client opens again waits for what it has published before it closed the former one."""
+    """A channel that the client opens again waits for the publishes of the one it closed."""
     held, client = scene.queue("held"), scene.connect()
     channel = client.open_channel()
     client.send(*(publish(channel, held, b"%d" % number) for number in range(_SOME_HELD)))
@@ -355,7 +353,6 @@ def exclusive_queues(scene: Scene) -> Any:
 
 
 def replies(scene: Scene) -> Any:
-    """Direct reply-to: the broker's pseudo-queue for the answers of a call."""
     asking, answering, queue = scene.connect(), scene.connect(), scene.queue("free")
     channel, answers = asking.open_channel(), answering.open_channel()
     asking.call(channel, "basic.consume", queue="amq.rabbitmq.reply-to", no_ack=True, consumer_tag="c")
@@ -371,7 +368,7 @@ def replies(scene: Scene) -> Any:
 
 
 def contents_interleaved(scene: Scene) -> Any:
-    """Frames of several channels' contents come in turns, those of refused messages among them."""
+    """Frames of several channels' contents interleave, including those of refused messages."""
     free, client = scene.queue("free"), scene.connect(frame_max=4096)
     first, second, third = (client.open_channel(confirms=True) for _ in range(3))
     labels: dict[int, dict[int, str]] = {first: {}, second: {}, third: {}}
@@ -392,7 +389,7 @@ def contents_interleaved(scene: Scene) -> Any:
 
 
 def bodies_of_all_sizes(scene: Scene) -> Any:
-    """Empty bodies, bodies of a frame's size and around it, and large ones, out and back."""
+    """Empty bodies, bodies of about a frame's size, and large ones, out and back."""
     free, client = scene.queue("free"), scene.connect()
     channel, labels = client.open_channel(confirms=True, prefetch=1000), {}
     sizes = [0, 1, 131_063, 131_064, 131_065, 262_128, 262_129, 1_000_000, 0, 3_000_000]
@@ -432,7 +429,7 @@ def consuming(scene: Scene) -> Any:
 
 
 def settling_while_deliveries_wait(scene: Scene) -> Any:
-    """What a client says of all of its deliveries is meant for those that it was sent: none is lost."""
+    """An ack of all deliveries covers only those that were sent to the client: none is lost."""
     seen = []
     for settle in (
         method(1, "basic.ack", delivery_tag=0, multiple=True),
@@ -448,12 +445,12 @@ def settling_while_deliveries_wait(scene: Scene) -> Any:
         client = scene.connect()
         channel = client.open_channel(prefetch=20)
         client.call(channel, "basic.consume", queue=slow, consumer_tag="c")
-        # Directly all are there at once, and through Sluice as many as a second's worth.
+        # Directly all are there at once, and through Sluice as many as pass in a second.
         acked = {client.expect("basic.deliver").body for _ in range(10 if scene.limited else 20)}
         client.send(settle)
         if settle[9:11] == b"\x00\x50":
             client.call(channel, "basic.qos", prefetch_count=20)
-            # What was under way was sent, too.
+            # Deliveries in flight were sent, too.
             acked.update(event.body for event in client.events if event.name == "basic.deliver")
         else:
             while acked < bodies:
@@ -469,7 +466,7 @@ def settling_while_deliveries_wait(scene: Scene) -> Any:
 
 
 def headers_that_have_grown(scene: Scene) -> Any:
-    """A message that was dead-lettered has a header above frame_max, which the broker sends as it is."""
+    """A dead-lettered message has a header above frame_max, which the broker sends as it is."""
     dead = scene.queue("free-dead")
     arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": dead, "x-message-ttl": 1}
     alive, client = scene.queue("free-alive", arguments=arguments), scene.connect()
@@ -490,7 +487,7 @@ def exchanges(scene: Scene) -> Any:
 
 
 def framing_errors(scene: Scene) -> Any:
-    """What is no frame, or no frame that belongs there, ends the connection with the broker's code."""
+    """Invalid or misplaced frames end the connection with the broker's code."""
     free = scene.queue("free")
     codes = []
     for bad in (
@@ -519,7 +516,6 @@ def unknown_methods(scene: Scene) -> Any:
 
 
 def never_opened(scene: Scene) -> Any:
-    """A publish on a channel that is not open ends the connection."""
     client = scene.connect()
     client.send(publish(7, "free", b"x"))
     closed = client.expect("connection.close")
@@ -544,7 +540,7 @@ _SCENARIOS = [
 
 
 @pytest.mark.parametrize("scenario", _SCENARIOS, ids=[scenario.__name__ for scenario in _SCENARIOS])
-def test_client_sees_what_it_sees_directly(
+def test_a_client_sees_the_same_as_directly(
     scenario: Callable[[Scene], Any], rabbitmq: RabbitMQ, sluice: Sluice
 ) -> None:
     with Scene(rabbitmq.address, rabbitmq, limited=False) as scene:
@@ -554,7 +550,7 @@ def test_client_sees_what_it_sees_directly(
     assert through == direct
 
 
-# Of a publish: its exchange, its routing key, whether it passes.
+# A publish: exchange, routing key, whether it passes.
 _PUBLISHES = {
     "/": [
         ("", "refused", False),
@@ -577,7 +573,7 @@ def tenant(rabbitmq: RabbitMQ) -> str:
     return "tenant"
 
 
-def test_publish_is_limited_by_what_it_goes_to(rabbitmq: RabbitMQ, sluice: Sluice, tenant: str) -> None:
+def test_a_publish_is_limited_by_its_destination(rabbitmq: RabbitMQ, sluice: Sluice, tenant: str) -> None:
     for vhost in ("/", tenant):
         with AmqpClient(sluice.routes[0].listen, vhost=vhost) as client:
             channel, passed = client.open_channel(confirms=True), {}
@@ -591,7 +587,7 @@ def test_publish_is_limited_by_what_it_goes_to(rabbitmq: RabbitMQ, sluice: Sluic
 
 _SASL_1_0, _AMQP_1_0 = b"AMQP\x03\x01\x00\x00", b"AMQP\x00\x01\x00\x00"
 _NULL, _NO, _ZERO, _HUNDRED = b"\x40", b"\x42", b"\x43", b"\x52\x64"
-# The beginning of what says that a message is stored.
+# The beginning of the disposition that reports a message as stored.
 _DISPOSITION_1_0 = b"\x00\x53\x15"
 
 
@@ -600,7 +596,6 @@ def _text_1_0(text: bytes, kind: bytes = b"\xa1") -> bytes:
 
 
 def _list_1_0(code: int, *fields: bytes) -> bytes:
-    """A described list of AMQP 1.0."""
     listed = b"".join(fields)
     return b"\x00\x53" + bytes([code, 0xC0, len(listed) + 1, len(fields)]) + listed
 
@@ -610,7 +605,7 @@ def _frame_1_0(kind: int, body: bytes) -> bytes:
 
 
 def _message_of_1_0(queue: str) -> bytes:
-    """All that an AMQP 1.0 client writes after its first header, to publish a message to a queue."""
+    """Return everything an AMQP 1.0 client writes after its first header to publish a message to a queue."""
     target = _list_1_0(0x29, _text_1_0(b"/queues/" + queue.encode()))
     attach = (_text_1_0(b"link"), _ZERO, _NO, _NULL, _NULL, _list_1_0(0x28), target, _NULL, _NULL, _ZERO)
     message = b"\x00\x53\x75" + _text_1_0(b"x", b"\xa0")
@@ -628,7 +623,7 @@ def _message_of_1_0(queue: str) -> bytes:
 
 @pytest.mark.parametrize("waits", [False, True], ids=["at_once", "after_the_answer"])
 def test_amqp_1_0_gets_the_answer_and_nothing_passes(rabbitmq: RabbitMQ, sluice: Sluice, *, waits: bool) -> None:
-    """RabbitMQ speaks it from 4.0 on, on the same port; 3 answers with the header of AMQP 0.9.1 and goes."""
+    """RabbitMQ speaks it from 4.0 on, on the same port. 3 answers with the header of AMQP 0.9.1 and closes."""
     with rabbitmq.connect() as client:
         spoken = not client.events[0]["server_properties"]["version"].startswith("3.")
     answers, stored = [], []
@@ -641,7 +636,7 @@ def test_amqp_1_0_gets_the_answer_and_nothing_passes(rabbitmq: RabbitMQ, sluice:
             stored.append(rabbitmq.drain(queue))
     direct, through = answers
     assert direct[:8] == (_SASL_1_0 if spoken else PROTOCOL_HEADER)
-    # What is written together with the header is part of the answer.
+    # Data written together with the header is part of the answer.
     assert len(through) >= 8
     assert direct.startswith(through)
     assert (_AMQP_1_0 in direct, _AMQP_1_0 in through) == (spoken, False)

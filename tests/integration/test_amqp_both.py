@@ -1,4 +1,4 @@
-"""Clients of AMQP 0.9.1 and of AMQP 1.0 on one port, before a RabbitMQ that speaks both."""
+"""Clients of AMQP 0.9.1 and AMQP 1.0 on one port, in front of a RabbitMQ that speaks both."""
 
 import signal
 
@@ -12,7 +12,7 @@ from harness.sidecar import Route, Sluice, StartSluice
 
 pytestmark = [pytest.mark.integration, pytest.mark.rabbitmq4]
 
-#: Ten at once, and hardly another one while a test runs.
+# Ten at once, and hardly another one while a test runs.
 _LIMITS = """
 [[limits]]
 kind = "queue"
@@ -36,7 +36,7 @@ def sluice(start_sluice: StartSluice, rabbitmq4: RabbitMQ) -> Sluice:
     return start_sluice(routes=(route,), protocol="amqp", config=_LIMITS)
 
 
-def test_what_one_version_publishes_the_other_one_consumes(sluice: Sluice, rabbitmq4: RabbitMQ) -> None:
+def test_one_versions_publishes_are_consumed_by_the_other(sluice: Sluice, rabbitmq4: RabbitMQ) -> None:
     listen = sluice.routes[0].listen
     address = OneBroker(rabbitmq4).queue("both")
     with AmqpClient(listen) as old, AmqpOneClient(listen) as new:
@@ -64,7 +64,7 @@ def test_both_versions_share_a_limit(sluice: Sluice, rabbitmq4: RabbitMQ) -> Non
             confirmed = old.wait_for_confirms(channel)
             accepted += outcome.descriptor == ACCEPTED
         accepted += len(confirmed.acked)
-        # The burst, and one more, which is owed.
+        # The burst, and one on credit.
         assert accepted in {10, 11}
         assert confirmed.nacked
         assert outcome.descriptor == REJECTED
@@ -83,11 +83,11 @@ def test_without_an_action_each_version_has_its_own_default(sluice: Sluice, rabb
         for _ in range(15):
             old.publish(channel, "by-default", b"x")
         confirmed = old.wait_for_confirms(channel)
-        # One more passes for each tenth of a second that a busy machine takes; the others are refused at once.
+        # On a busy machine one more passes per tenth of a second. The others are refused at once.
         assert len(confirmed.acked) + len(confirmed.nacked) == 15
         assert 10 <= len(confirmed.acked) < 15
         sender = new.attach_sender(address)
-        # At most one more is owed; nothing is rejected.
+        # At most one more passes on credit. None is rejected.
         with pytest.raises(AmqpOneError, match="flow"):
             _send_all(sender, 2)
 

@@ -1,4 +1,4 @@
-"""Unchanged AMQP clients of each language, flat out at a limit: what is stored, and what they are told."""
+"""Unchanged AMQP clients of each language at full speed at a limit: stored messages, and confirms."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +14,7 @@ from harness.sidecar import Route, Sluice, StartSluice
 pytestmark = [pytest.mark.integration, pytest.mark.alone]
 
 _SENDING_S = 6
-# 50 permits a second for six seconds, from a bucket that starts full, and a little at the edges.
+# 50 permits a second for six seconds, from a full bucket, with some tolerance.
 _STORED_AT_THE_LIMIT = range(285, 361)
 _CLIENTS: dict[str, Callable[[], list[str]]] = {
     "pika": lambda: amqp_python("pika_flat_out.py"),
@@ -47,7 +47,7 @@ def _check(rabbitmq: RabbitMQ, sluice: Sluice, report: Any, limited: str, free: 
     assert sorted(acked + nacked) == list(range(len(acked) + len(nacked))), counts
     assert report[free]["nacked"] == [], counts
     assert sorted(report[free]["acked"]) == list(range(len(report[free]["acked"]))), counts
-    # What was acked is what is stored, by the broker's word.
+    # The broker has stored exactly the acked messages.
     assert rabbitmq.messages(limited) in _STORED_AT_THE_LIMIT, counts
     assert sorted(map(int, rabbitmq.drain(limited))) == sorted(acked), counts
     assert sorted(map(int, rabbitmq.drain(free))) == sorted(report[free]["acked"]), counts
@@ -91,7 +91,7 @@ def test_limited_queue_holds_its_limit_and_the_other_loses_nothing_alone(
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", _CLIENTS)
-def test_spooling_limit_is_no_error_to_any_client(
+def test_a_spooling_limit_is_not_an_error_to_any_client(
     name: str, start_sluice: StartSluice, rabbitmq: RabbitMQ, client_home: Path, listen: str
 ) -> None:
     queues = f"put-aside-{name}", f"beside-{name}"

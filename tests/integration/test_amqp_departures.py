@@ -1,4 +1,4 @@
-"""What the broker does with a client that leaves while its publishes wait at a limit: the same as directly."""
+"""A client leaves while its publishes wait at a limit: the broker treats it as it does directly."""
 
 import socket
 import struct
@@ -36,7 +36,7 @@ def _reads_no_more(client: AmqpClient) -> None:
 
 
 def _resets(client: AmqpClient) -> None:
-    # All that was written is read before, or the reset may destroy it on its way.
+    # Let everything written be read, as a reset may destroy it in flight.
     time.sleep(0.5)
     client._socket.shutdown(socket.SHUT_RD)
     client._reader.join()
@@ -44,7 +44,7 @@ def _resets(client: AmqpClient) -> None:
     client._socket.close()
 
 
-#: Of what is on its way when a client ends its stream without a close, RabbitMQ itself may lose some.
+# RabbitMQ itself may lose some messages in flight when a client ends its stream without a close.
 _ENDS: dict[str, Leave] = {
     "fin": AmqpClient.abort,
     "half-close": _reads_no_more,
@@ -89,7 +89,7 @@ def _fill(watcher: AmqpClient, queue: str, *bodies: bytes) -> None:
 
 
 def _until(rabbitmq: RabbitMQ, queue: str, messages: int) -> int:
-    """Wait until a queue has so many messages; return how many it has in the end."""
+    """Wait until a queue has this many messages. Return its final number."""
     for _ in range(300):
         found = rabbitmq.messages(queue)
         if found == messages:
@@ -106,7 +106,7 @@ def _publish_held(client: AmqpClient, channel: int, queue: str, messages: int = 
 def test_queue_of_any_kind_has_all_back_in_order(
     rabbitmq: RabbitMQ, watcher: AmqpClient, addresses: tuple[str, str], kind: str
 ) -> None:
-    """A stream takes nothing back, and refuses that for the whole connection."""
+    """A stream refuses requeues, and closes the connection."""
     queue, slow = _name(kind), _name("slow")
     watching = _declare(watcher, slow)
     watcher.call(watching, "queue.declare", queue=queue, durable=True, arguments={"x-queue-type": kind})
@@ -199,7 +199,7 @@ def test_end_of_a_consumer_waits_for_no_delivery(
     client.call(channel, "basic.cancel", consumer_tag="c")
     came = 1 + len(client.take("basic.deliver"))
     assert came < 20
-    # All others are in the queue, in order, and those that came can be acknowledged.
+    # All others are in the queue, in order, and the delivered ones can be acknowledged.
     assert _until(rabbitmq, sipped, 30 - came) == 30 - came
     client.send(method(channel, "basic.ack", delivery_tag=came, multiple=True))
     client.call(channel, "basic.qos", prefetch_count=0)
@@ -250,7 +250,7 @@ def test_close_of_a_channel_waits_for_no_publish(
 def test_requests_whose_replies_come_directly_are_not_lost(
     rabbitmq: RabbitMQ, watcher: AmqpClient, addresses: tuple[str, str]
 ) -> None:
-    """The broker closes the channel for one that wants an answer and has no consumer for it."""
+    """The broker closes the channel of a client that wants a direct reply and has no consumer for it."""
     slow = _name("slow")
     _declare(watcher, slow)
     client = AmqpClient(addresses[1])

@@ -1,4 +1,4 @@
-"""What keeps publishers from publishing is provoked, each cause by itself, and named."""
+"""Causes that keep publishers from publishing are provoked one at a time, and must be named."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -16,14 +16,14 @@ from harness.sidecar import Route, Sluice, StartSluice
 
 pytestmark = [pytest.mark.integration, pytest.mark.alone]
 
-#: From when the flood begins, or what stops it does. A connection must wait for a fifth of about a minute.
+# From the start of the cause. A connection must be blocked for a fifth of about a minute.
 _NAMED_WITHIN_S = 30.0
 _TIMEOUT_S = 60.0
 
 
 @pytest.fixture(scope="module")
 def rabbitmq(start_rabbitmq: StartRabbitMQ) -> Iterator[RabbitMQ]:
-    """A broker of its own, whose alarms are nobody else's."""
+    """A separate broker, whose alarms do not affect other tests."""
     with start_rabbitmq() as running:
         yield running
 
@@ -68,7 +68,7 @@ def _findings(sluice: Sluice) -> list[dict[str, Any]]:
 
 
 def _wait_for_cause(sluice: Sluice, cause: str) -> dict[str, Any]:
-    """Wait until it is the first that is named, and return what is said of it."""
+    """Wait until a cause is named first, and return its report."""
     begun_s = time.monotonic()
     while not (findings := _findings(sluice)) or findings[0]["cause"] != cause:
         assert time.monotonic() < begun_s + _NAMED_WITHIN_S, f"not {cause}, but {findings}"
@@ -77,14 +77,14 @@ def _wait_for_cause(sluice: Sluice, cause: str) -> dict[str, Any]:
 
 
 def _wait_until_well(sluice: Sluice) -> None:
-    """States show for a moment that there was something."""
+    """States report for a moment that there was something."""
     deadline_s = time.monotonic() + _TIMEOUT_S
     while findings := _findings(sluice):
         assert time.monotonic() < deadline_s, findings
 
 
 def _check_stored(rabbitmq: RabbitMQ, queue: str, publisher: Publisher) -> None:
-    """All that was written is there, once and in order."""
+    """Everything written is stored, once and in order."""
     stored = [each.number for each in read_numbered(rabbitmq.drain(queue))]
     assert stored == list(range(1, publisher.sent + 1))
 
@@ -111,7 +111,7 @@ def test_a_slow_disk_is_named(start: Start, rabbitmq: RabbitMQ) -> None:
         Publisher(client, "slow-disk", size=1000),
     ):
         _wait_for_cause(sluice, "disk")
-        # Its close would wait for all that was published.
+        # Its close would wait for all its publishes.
         client.abort()
 
 
@@ -141,7 +141,7 @@ def test_an_alarm_of_our_own_is_named(start: Start, rabbitmq: RabbitMQ, tmp_path
         AmqpClient(sluice.routes[0].listen) as other,
         AmqpClient(sluice.routes[0].listen) as client,
     ):
-        # A full disk concerns nobody while nothing is in the spool.
+        # A full disk does not matter while the spool is empty.
         Publisher(other, "aside", confirms=False, count=500).join()
         publisher = Publisher(client, "alarm", per_s=500)
         in_the_way = fill(disk.of(sluice.process), left_bytes=1_000_000)

@@ -1,4 +1,4 @@
-"""AMQP floods that cannot be refused, heartbeats while nothing goes on, and deliveries at a limit."""
+"""AMQP floods that cannot be refused, heartbeats while idle, and deliveries at a limit."""
 
 import threading
 import time
@@ -48,7 +48,7 @@ _CONSUMED_MEANWHILE, _PREFETCH = 10_000, 10
 
 @pytest.fixture
 def sluice(start_sluice: StartSluice, rabbitmq: RabbitMQ) -> Sluice:
-    """One for each test, so that its memory is that of the test."""
+    """One for each test, because its memory is measured."""
     route = Route(f"127.0.0.1:{free_port()}", rabbitmq.address)
     return start_sluice(routes=(route,), protocol="amqp091", config=_LIMITS, covered=False)
 
@@ -61,13 +61,11 @@ def _declare(rabbitmq: RabbitMQ, *queues: str) -> None:
 
 
 def _peak_memory_bytes(sluice: Sluice) -> int:
-    """The most memory that the process has had so far, in bytes."""
     status = Path(f"/proc/{sluice.process.pid}/status").read_text(encoding="ascii")
     return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM:"))
 
 
 def _flood(client: AmqpClient, queue: str, messages: int) -> threading.Thread:
-    """Publish without confirms on two channels in turns, from a thread; a body begins with the message's number."""
     channels = client.open_channel(), client.open_channel()
 
     def run() -> None:
@@ -85,7 +83,7 @@ def _flood(client: AmqpClient, queue: str, messages: int) -> threading.Thread:
 
 
 def _check_flood(rabbitmq: RabbitMQ, sluice: Sluice, action: str, messages: int) -> None:
-    """Neither lost nor out of order, with a consumer on the same connection and a stranger beside it."""
+    """No message is lost or out of order, with a consumer on the same connection and another client beside it."""
     flooded, consumed, free = (
         f"{name}-{messages}" for name in (f"{action}-5000", f"{action}-consumed", f"{action}-free")
     )
@@ -119,15 +117,15 @@ def _check_flood(rabbitmq: RabbitMQ, sluice: Sluice, action: str, messages: int)
     print(
         f"{action}: {messages} messages, {deliveries} deliveries and {strangers} others meanwhile, {grown} bytes more"
     )
-    # It was acked what its prefetch allows many times over.
+    # It was delivered its prefetch many times over.
     assert deliveries > 10 * _PREFETCH
-    # Held up by the flood, it would have got a few through.
+    # If the flood delayed it, only a few would have passed.
     assert rabbitmq.messages(free) == strangers > 10
     stored = [int(body.split()[0]) for body in rabbitmq.drain(flooded)]
     assert len(stored) == messages
     for place in range(2):
         assert [number for number in stored if number % 2 == place] == list(range(place, messages, 2))
-    # What one connection holds is bounded, however much it sends.
+    # Memory per connection is bounded, however much it sends.
     assert grown < 64 * 1024 * 1024
 
 
@@ -153,7 +151,7 @@ def _held(client: AmqpClient, over: threading.Event) -> None:
 
 
 def _not_read(client: AmqpClient, over: threading.Event) -> None:
-    """More than a connection may hold: Sluice stops reading it, heartbeats and all."""
+    """More than a connection may hold: Sluice stops reading it, including heartbeats."""
     channel = client.open_channel()
     data = b"".join(publish(channel, "slow", bytes(100_000)) for _ in range(10))
 
@@ -169,7 +167,6 @@ def _not_read(client: AmqpClient, over: threading.Event) -> None:
 
 
 def _silent(client: AmqpClient, over: threading.Event) -> None:
-    """Heartbeats alone, each way."""
     over.wait()
 
 
@@ -181,7 +178,7 @@ def _check_heartbeats(rabbitmq: RabbitMQ, sluice: Sluice, seconds: int) -> None:
     over = threading.Event()
     # Those of an earlier test may not be over yet.
     before = {each["pid"] for each in rabbitmq.connections()}
-    # Who writes all the time sends no heartbeats: the Java client does so.
+    # Clients that write all the time send no heartbeats, as the Java client does.
     clients = {what: AmqpClient(sluice.routes[0].listen, heartbeat_s=2, beating=what is not _refused) for what in _BUSY}
     failures: list[str] = []
 
@@ -206,9 +203,9 @@ def _check_heartbeats(rabbitmq: RabbitMQ, sluice: Sluice, seconds: int) -> None:
         thread.join()
     assert set(ends.values()) == {None}, ends
     assert failures == []
-    # RabbitMQ gives a connection up that was silent for twice the time.
+    # RabbitMQ drops a connection that was silent for twice the interval.
     assert len(connections) == len(clients)
-    # Where there were frames, a heartbeat is not wanted.
+    # Frames replace heartbeats.
     assert all(heard[what.__name__] >= seconds // 4 for what in (_held, _not_read, _silent)), heard
 
 
@@ -260,14 +257,14 @@ def test_limited_deliveries_keep_their_rate(rabbitmq: RabbitMQ, sluice: Sluice) 
         channel = client.open_channel(prefetch=prefetch)
         client.call(channel, "basic.consume", queue=queue, consumer_tag="c")
         bodies, times, first = [], [], time.monotonic()
-        # Until the burst is gone, and as long as the rate is looked at.
+        # Until the burst is gone, and for the measured seconds.
         while not times or times[-1] < first + 2 + seconds:
             delivered = client.expect("basic.deliver")
             assert not delivered["redelivered"]
             bodies.append(int(delivered.body))
             times.append(delivered.at_s)
             client.send(method(channel, "basic.ack", delivery_tag=delivered["delivery_tag"]))
-        # Nothing is acked any more: what the prefetch allows comes, and no more.
+        # Without acks the prefetch is delivered, and no more.
         for _ in range(prefetch):
             client.expect("basic.deliver")
         client.call(channel, "basic.cancel", consumer_tag="c")

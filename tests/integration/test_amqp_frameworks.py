@@ -1,4 +1,6 @@
-"""Celery and Spring AMQP above a limit: what works directly works, and a refusal is told as docs/rabbitmq.md says."""
+"""Celery and Spring AMQP above a limit: everything that works directly works, and refusals are reported as
+docs/rabbitmq.md says.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from harness.sidecar import Route, Sluice, StartSluice
 pytestmark = [pytest.mark.integration]
 
 _TASKS = 3000
-# It does not read all that a program gives at once.
+# Sluice does not read everything at once that a program writes.
 _CONFIG = """
 [[listeners]]
 listen = "{listen}"
@@ -57,7 +59,6 @@ def _celery(address: str, queue: str, results: str, *what: str) -> list[str]:
 
 
 def _have_done(address: str, queue: str, results: str, home: Path) -> Any:
-    """Have tasks done by a worker; return their results."""
     home.mkdir(parents=True)
     worker = start_client(_celery(address, queue, results, "worker"), home=home / "worker")
     try:
@@ -113,7 +114,7 @@ def test_held_task_is_only_slower(rabbitmq: RabbitMQ, sluice: Sluice, client_hom
 @pytest.mark.long
 def test_spring_shows_a_refusal_as_that_of_a_full_queue(rabbitmq: RabbitMQ, sluice: Sluice, client_home: Path) -> None:
     with rabbitmq.connect() as client:
-        # Without room for a single message it refuses each of them, from the first on.
+        # Without room for a single message it refuses each of them.
         full = {"x-max-length": 0, "x-overflow": "reject-publish"}
         client.call(client.open_channel(), "queue.declare", queue="full", arguments=full)
     told = []

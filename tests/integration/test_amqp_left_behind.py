@@ -1,6 +1,4 @@
-"""Clients that leave in every way while messages are held: what they leave behind is what they leave behind
-directly.
-"""
+"""Clients leave in every way while messages are held. They must leave the same behind as directly."""
 
 import itertools
 import os
@@ -24,7 +22,7 @@ from harness.sidecar import Route, Sluice, StartSluice
 
 pytestmark = [pytest.mark.integration]
 
-# What is read later than this of a connection stays in the sockets, as in a flood.
+# Data that is read later than this stays in the sockets, as in a flood.
 _LISTENER = """
 [[listeners]]
 listen = "{listen}"
@@ -51,11 +49,11 @@ _LIMITS = (
 _TARGETS = ("free", "slow", "spooled", "refused", "events")
 _FILLED = 12
 _TIMEOUT_S = 120.0
-# The time in which consumers of a client that has left must be gone, on a machine that does much else.
+# Consumers of a gone client must be gone within this time, on a busy machine.
 _GONE_S = 6.0
 _AT_ONCE = 60
 _WAYS = ("close", "channels", "end", "reset", "unread", "kill", "half", "silence")
-# TESTED_AMQP_SEEDS=0-999 runs a thousand of them.
+# TESTED_AMQP_SEEDS=0-999 runs a thousand scripts.
 _FIRST, _, _LAST = os.environ.get("TESTED_AMQP_SEEDS", "0-299").partition("-")
 
 
@@ -70,7 +68,7 @@ def sluice(start_sluice: StartSluice, rabbitmq: RabbitMQ) -> Sluice:
 
 @dataclass
 class _Message:
-    """One message of a run; its body begins with its number."""
+    """One message of a run. Its body begins with its number."""
 
     queue: str
     stays: bool | None
@@ -82,7 +80,7 @@ class _GoneError(Exception):
 
 
 class _Client:
-    """A connection that reads only when it waits for something."""
+    """A connection that reads only while it waits for something."""
 
     def __init__(self, sock: trio.socket.SocketType) -> None:
         self.socket = sock
@@ -117,7 +115,6 @@ class _Client:
                 data = data[await self.socket.send(data) :]
 
     async def read(self) -> None:
-        """Wait for something of the peer."""
         data = await self.socket.recv(262_144)
         if not data:
             raise _GoneError("end of the stream")
@@ -127,7 +124,6 @@ class _Client:
                 self._events.append(event)
 
     async def read_all(self) -> None:
-        """Read what has come."""
         with trio.move_on_after(0.05):
             while True:
                 await self.read()
@@ -171,7 +167,7 @@ def _matters(event: Event, channel: int, names: tuple[str, ...]) -> bool:
 
 @dataclass
 class _Channel:
-    """What one channel of the client has under way."""
+    """Unfinished work of one channel."""
 
     number: int
     confirms: bool
@@ -196,11 +192,11 @@ class _Run:
         self._dice = random.Random(seed)
         self._messages: list[_Message] = []
         self._channels: dict[int, _Channel] = {}
-        # What the peer may not have read yet: a reset may lose it.
+        # The peer may not have read these, as a reset may lose them.
         self._unsure: list[_Message] = []
         self._consumed: list[str] = []
         self._temporary: list[str] = []
-        # Of a queue's messages, so many can have been delivered at most.
+        # Maximum deliveries, by queue.
         self._most: dict[str, int] = {}
         self._numbers = itertools.count(1)
         self._way = self._dice.choice(_WAYS)
@@ -212,7 +208,7 @@ class _Run:
     # --- The script -------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Do all that the script says, and check that nothing of the client is left behind."""
+        """Run the script, and check that nothing of the client is left behind."""
         dice = self._dice
         async with _Client.connected(self._broker) as self._past:
             await self._past.call(1, "channel.open")
@@ -247,7 +243,6 @@ class _Run:
                     await self._check_gone()
 
     async def _sync(self) -> None:
-        """Wait until the peer has read everything."""
         self._log.append("sync")
         await self._open()
         self._unsure.clear()
@@ -279,7 +274,6 @@ class _Run:
     async def _publish(
         self, channel: _Channel, targets: Sequence[str], most: int = 15, size: int | None = None
     ) -> None:
-        """Publish some messages at once."""
         frames = []
         for _ in range(self._dice.randint(1, most)):
             target = self._dice.choice(targets)
@@ -306,7 +300,7 @@ class _Run:
             yield True
             if channel.tx:
                 if await self._end_transaction(channel) == "commit unheard":
-                    return  # the broker takes no more on that channel until it has answered
+                    return  # the broker accepts no more on that channel until it has answered
             elif channel.confirms:
                 answers = min(answers + dice.randint(0, 4), channel.published)
                 self._log.append(f"until {answers} are answered")
@@ -336,10 +330,10 @@ class _Run:
         return how
 
     async def _filled(self, kind: str) -> str:
-        """Fill a queue, past Sluice, and return its name."""
+        """Fill a queue, directly at the broker, and return its name."""
         queue = self._of(f"{kind}{next(self._numbers)}")
         await self._past.call(1, "queue.declare", queue=queue, durable=True)
-        # Of large ones, Sluice has not all in hand.
+        # Sluice does not have all of the large ones.
         filling = bytes(self._dice.choice((0, 0, 8000)))
         await self._past.send(*(publish(1, queue, self._make(queue)[1] + filling) for _ in range(_FILLED)))
         await self._past.call(1, "queue.declare", queue=queue, passive=True)
@@ -391,7 +385,7 @@ class _Run:
                 message.stays = None
 
     async def _settle(self, channel: _Channel, left: int) -> int:
-        """Settle some of what the client has for certain, and return how many these are at most."""
+        """Settle some known deliveries, and return their maximum number."""
         dice = self._dice
         act = dice.choice(("ack", "ack", "ack multiple", "ack all", "reject", "drop", "requeue multiple", "recover"))
         place = dice.randrange(left)
@@ -425,7 +419,7 @@ class _Run:
         return place + 1 if "multiple" in act else 1
 
     async def _after_ack_of_all(self, channel: _Channel) -> None:
-        """It covers what was sent to the client and not read yet; directly, all that the broker has sent."""
+        """It covers the deliveries sent to the client, read or not. Directly, all that the broker has sent."""
         await self._sync()
         for message in channel.taken.values():
             message.stays = None
@@ -447,14 +441,14 @@ class _Run:
         if not without_acks and dice.random() < 0.6:
             await self._settle(channel, count)
         elif dice.random() < 0.5:
-            # Nobody waits for the answer.
+            # The answer is not awaited.
             self._log.append("one more")
             await self._client.send(method(channel.number, "basic.get", queue=queue, no_ack=without_acks))
             if without_acks:
                 self._may_go(queue)
 
     async def _owns(self) -> AsyncIterator[bool]:
-        """Have a queue that ends with the client."""
+        """Create a queue that ends with the client."""
         dice, channel = self._dice, await self._open()
         queue = self._of(f"{dice.choice(('slow', 'taken', 'own'))}{next(self._numbers)}")
         exclusive = dice.random() < 0.6
@@ -474,7 +468,7 @@ class _Run:
             )
             yield True
 
-    # --- What the client hears ---------------------------------------------------------------------
+    # --- Events of the client ---------------------------------------------------------------------
 
     def _hears(self, event: Event) -> None:
         channel = self._channels.get(event.channel)
@@ -507,7 +501,7 @@ class _Run:
         elif way == "half":
             client.socket.shutdown(socket.SHUT_WR)
         elif way == "unread":
-            # The answer is there, and not read.
+            # The answer has arrived, unread.
             await client.send(method(len(self._channels) + 1, "channel.open"))
             await trio.lowlevel.wait_readable(client.socket)
         elif way == "silence":
@@ -527,13 +521,13 @@ class _Run:
             for message in channel.pending.values():
                 message.stays = None if self.limited else True
                 self._unsure.append(message)
-        # RabbitMQ itself drops publishes that its channel has not looked at when it sees the end of the stream.
+        # RabbitMQ itself drops publishes that its channel has not handled when it sees the end of the stream.
         if way in {"reset", "unread"} or (way in {"end", "kill", "half"} and not self.limited):
             for message in self._unsure:
                 message.stays = None
 
     async def _begin_to_publish(self) -> None:
-        """Publish half a message, which nobody may get."""
+        """Publish half a message, which must not be delivered."""
         channel, in_a_frame = await self._open(), self._dice.random() < 0.3
         self._log.append(f"half a message, half a frame {in_a_frame}")
         _, body = self._make(self._of("free"), stays=False)
@@ -545,7 +539,7 @@ class _Run:
                 self._may_go(self._of(target))
 
     async def _kill(self) -> None:
-        """Have another process own the socket, and kill it."""
+        """Pass the socket to another process, and kill it."""
         command = [program("sleep"), "600"]
         owner = subprocess.Popen(command, pass_fds=(self._client.socket.fileno(),))  # noqa: ASYNC220 - takes no time
         self._client.socket.close()
@@ -553,7 +547,7 @@ class _Run:
         owner.wait()
 
     async def _check_gone(self) -> None:
-        """Check that the client consumes no more, and that others may have its queues."""
+        """Check that the client's consumers are gone, and that its queues can be used."""
         for queue in self._consumed:
             await self._wait(lambda queue=queue: self._has_consumer(queue), f"{queue} has a consumer still")
             frames = [publish(1, queue, self._make(queue)[1]) for _ in range(2)]
@@ -584,7 +578,7 @@ class _Run:
         return "it exists"
 
     async def check(self) -> None:
-        """Compare what is stored with what must be."""
+        """Compare the stored messages with the expected ones."""
         stored: dict[str, Counter[int]] = defaultdict(Counter)
         flagged: dict[str, set[int]] = defaultdict(set)
         async with _Client.connected(self._broker) as client:
@@ -615,7 +609,7 @@ class _Run:
 
 
 async def _faulty(seeds: Iterable[int], rabbitmq: RabbitMQ, sluice: Sluice, *, again: str = "") -> list[int]:
-    """Run scripts, print what is wrong, and return the seeds of which something is."""
+    """Run scripts, print failures, and return their seeds."""
     compiled, python = (route.listen for route in sluice.routes)
     places = {"direct": rabbitmq.address, "compiled": compiled, "python": python}
     runs = [_Run(seed, name + again, address, rabbitmq.address) for seed in seeds for name, address in places.items()]
@@ -650,12 +644,12 @@ async def _faulty(seeds: Iterable[int], rabbitmq: RabbitMQ, sluice: Sluice, *, a
     return sorted({run.seed for run in runs if run.faults})
 
 
-async def test_client_leaves_behind_what_it_does_directly(rabbitmq: RabbitMQ, sluice: Sluice) -> None:
+async def test_a_client_leaves_the_same_behind_as_directly(rabbitmq: RabbitMQ, sluice: Sluice) -> None:
     assert await _faulty(range(3), rabbitmq, sluice) == []
 
 
 @pytest.mark.long
-async def test_client_leaves_behind_what_it_does_directly_for_many_seeds(rabbitmq: RabbitMQ, sluice: Sluice) -> None:
+async def test_a_client_leaves_the_same_behind_as_directly_for_many_seeds(rabbitmq: RabbitMQ, sluice: Sluice) -> None:
     faulty = await _faulty(range(int(_FIRST), int(_LAST or _FIRST) + 1), rabbitmq, sluice)
-    # RabbitMQ drops the last publishes of a connection now and then that ends at once, whoever it is from.
+    # RabbitMQ drops the last publishes of a connection now and then if it ends at once, with any client.
     assert await _faulty(faulty, rabbitmq, sluice, again="-again") == []

@@ -1,4 +1,4 @@
-"""What AMQP clients see when the broker is blocked, killed or gone, and when Sluice ends."""
+"""AMQP clients while the broker is blocked, killed or gone, and when Sluice ends."""
 
 import json
 import signal
@@ -63,11 +63,11 @@ def _declare(rabbitmq: RabbitMQ, *queues: str) -> None:
 
 
 def _wait_until_listening(sluice: Sluice) -> None:
-    """It stops listening while its broker is away."""
+    """Sluice does not listen while its broker is unreachable."""
     sluice.wait_for_metrics(lambda metrics: metrics.total("sluice_listening") == 1)
 
 
-def test_blocked_connections_are_told_as_directly(rabbitmq: RabbitMQ, both: tuple[str, str]) -> None:
+def test_blocked_connections_are_notified_as_directly(rabbitmq: RabbitMQ, both: tuple[str, str]) -> None:
     _declare(rabbitmq, "free", "refused")
     with ExitStack() as clients:
         publishers, consumers, silent = (
@@ -81,7 +81,7 @@ def test_blocked_connections_are_told_as_directly(rabbitmq: RabbitMQ, both: tupl
         try:
             for client, channel in channels.items():
                 client.publish(channel, "free", b"blocked")
-            # Who publishes is told, at its first publish at the latest, if it can read that.
+            # Publishers are told at their first publish at the latest, if they read.
             reasons = [client.expect("connection.blocked")["reason"] for client in publishers]
         finally:
             rabbitmq.set_memory_alarm(on=False)
@@ -117,11 +117,11 @@ def test_draining_closes_both_connections_cleanly(rabbitmq: RabbitMQ, sluice: Sl
             assert [event["reply_code"] for event in closed] == [320]
         confirmed = holding.confirmed[channel]
     stored = [int(body) for body in rabbitmq.drain("slow-drained")]
-    # What was acked is stored, what was nacked is not, and nothing is left without an answer.
+    # Acked messages are stored, nacked ones are not, and each has an answer.
     assert sorted(confirmed.acked) == stored
     assert confirmed.outstanding == 0
     assert confirmed.again == []
-    # The broker has been told, too: otherwise it would warn of each.
+    # The connection was closed properly, as the broker would otherwise warn of each.
     log = "\n".join(rabbitmq.log_lines[logged:])
     assert "closing AMQP connection" in log
     assert "unexpectedly closed" not in log, log
@@ -168,19 +168,19 @@ def test_broker_that_ends_looks_as_it_does_directly(
             end(rabbitmq)
             for client in (*seen, holding):
                 client.wait_for_end()
-            # One that is killed says nothing.
+            # A killed broker sends nothing.
             direct, through, held = (
                 [dict(event.arguments) for event in client.events if event.name == "connection.close"]
                 for client in (*seen, holding)
             )
             assert through == direct
-            # RabbitMQ resets a connection on which publishes still come, and what it had said is lost now and then.
+            # RabbitMQ resets a connection with unread publishes, which can destroy its last frames.
             assert held in (direct, [])
             assert len(direct) == (end is RabbitMQ.stop)
             confirmed = holding.confirmed[channel]
             assert confirmed.again == []
             assert not set(confirmed.acked) & set(confirmed.nacked)
-        # While it is gone nobody gets in, and nobody waits.
+        # While the broker is gone, connections are refused at once.
         for address in both:
             with pytest.raises((AmqpError, OSError)):
                 AmqpClient(address)
@@ -196,7 +196,9 @@ def test_broker_that_ends_looks_as_it_does_directly(
 
 
 def test_client_that_breaks_off_has_published_all(rabbitmq: RabbitMQ, sluice: Sluice) -> None:
-    """As without Sluice: what was written without confirms before the stream ended is stored. Then nothing is left."""
+    """As without Sluice, everything written without confirms before the end of the stream is stored. Then nothing is
+    left.
+    """
     _declare(rabbitmq, "slow-left")
     client = AmqpClient(sluice.routes[0].listen)
     channels = [client.open_channel() for _ in range(_PLAIN)]
@@ -206,7 +208,7 @@ def test_client_that_breaks_off_has_published_all(rabbitmq: RabbitMQ, sluice: Sl
     client.abort()
     sluice.wait_for_metrics(lambda metrics: metrics.total("sluice_connections") == 0)
     assert sluice.metrics().total("sluice_held_requests") == 0
-    # Nobody hears any more what became of the other one.
+    # The other one's outcome is unknown, as its confirm could not be read.
     assert [body for body in rabbitmq.drain("slow-left") if body == b"plain"] == [b"plain"] * _PLAIN
     deadline = time.monotonic() + _TIMEOUT_S
     while rabbitmq.connections():
@@ -214,7 +216,7 @@ def test_client_that_breaks_off_has_published_all(rabbitmq: RabbitMQ, sluice: Sl
 
 
 def test_client_that_closes_its_connection_has_published_all(rabbitmq: RabbitMQ, sluice: Sluice) -> None:
-    """The close is answered at once, and what was written before it is stored as the limit admits it."""
+    """The close is answered at once. Everything written before it is stored as the limit admits it."""
     _declare(rabbitmq, "slow-closed")
     with AmqpClient(sluice.routes[0].listen) as client:
         client.send(*(publish(client.open_channel(), "slow-closed", b"x") for _ in range(_PLAIN)))
@@ -234,7 +236,7 @@ def _reports(client: ManagedProcess) -> list[dict[str, Any]]:
     return [json.loads(line) for line in client.lines if line.startswith("{")]
 
 
-# Which of its exceptions a client raises when the connection is lost depends on what it was doing.
+# The exception of a lost connection depends on the client's state.
 _LOST = {
     "AMQPConnectionError": "lost",
     "ChannelInvalidStateError": "lost",
@@ -246,7 +248,7 @@ _LOST = {
 
 
 def _told(client: ManagedProcess) -> list[tuple[str, str]]:
-    """What a client has told its user until it ended, in short; of a publish that went on meanwhile or not, nothing."""
+    """Return the errors a client reported until it ended, in short. A publish in progress may or may not add one."""
     return [
         (report["about"], _LOST.get(report["what"], report["what"]))
         for report in _reports(client)
@@ -310,7 +312,7 @@ def test_clients_are_told_of_refusals_alarms_and_a_killed_broker(
 
 @pytest.mark.long
 @pytest.mark.alone
-def test_clients_are_told_of_a_drain_as_of_a_broker_that_stops(
+def test_clients_see_a_drain_like_a_broker_that_stops(
     rabbitmq: RabbitMQ, both: tuple[str, str], sluice: Sluice, client_home: Path
 ) -> None:
     _declare(rabbitmq, "free", "refused")

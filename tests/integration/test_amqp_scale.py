@@ -1,4 +1,4 @@
-"""AMQP in numbers: made-up routing keys, connections and channels; what memory they take, and that nothing is lost."""
+"""AMQP with many made-up routing keys, connections and channels: memory, and no losses."""
 
 import asyncio
 import os
@@ -53,7 +53,7 @@ def test_a_million_made_up_routing_keys_take_bounded_memory_and_a_real_limit_hol
             client.send(b"".join(b"%b%07d%b" % (head, key, rest) for key in range(first, first + a_chunk)))
             for _ in range(real):
                 client.publish(confirmed, "limited")
-        # Answered when all that came before it on the channel has been.
+        # The answer comes after everything before it on the channel.
         client.call(made_up, "queue.declare", queue="limited", passive=True)
         answers = client.wait_for_confirms(confirmed)
         seconds = time.monotonic() - begun_s
@@ -67,7 +67,7 @@ def test_a_million_made_up_routing_keys_take_bounded_memory_and_a_real_limit_hol
         asked = keys // a_chunk * real
         assert len(answers.acked) + len(answers.nacked) == asked
         assert len(answers.acked) == stored
-        # Its bucket begins full; the machine may be too slow to ask for more than the limit all the time.
+        # The bucket starts full. The machine may be too slow to reach the limit all the time.
         assert 50 <= stored <= 50 * seconds + 50
         assert answers.nacked
         assert metrics.total("sluice_requests_total", kind="routing_key", verdict="pass") == keys
@@ -77,7 +77,7 @@ def test_a_million_made_up_routing_keys_take_bounded_memory_and_a_real_limit_hol
 
 @pytest.fixture
 def many_files() -> Iterator[int]:
-    """How many files a process may have open, after asking for all it may; for what is started meanwhile, too."""
+    """Raise the limit of open files, also for child processes, and return it."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
     yield before[1]
@@ -85,7 +85,7 @@ def many_files() -> Iterator[int]:
 
 
 def _check_connections(sluice: Sluice, connections: int, queue: str) -> int:
-    """Open, publish and confirm on each channel; returns how many were published."""
+    """Open, publish and confirm on each channel. Return the number of publishes."""
     clients = ManyClients(sluice.routes[0].listen, connections, _CHANNELS)
     before = _memory_bytes(sluice, "VmRSS")
 
@@ -108,7 +108,7 @@ def _check_connections(sluice: Sluice, connections: int, queue: str) -> int:
             f"{(published - before) / connections / 1000:.1f} kB when each channel had published; "
             f"{acked} confirms in {time.monotonic() - opened_s:.0f} s; {published / 1e6:.0f} MB in all"
         )
-        # While they stand.
+        # While they are open.
         metrics = await asyncio.to_thread(sluice.metrics)
         assert metrics.total("sluice_requests_total", kind="queue", verdict="pass") == acked
         assert metrics.total("sluice_bypassed_total") == 0
@@ -122,7 +122,7 @@ def _check_connections(sluice: Sluice, connections: int, queue: str) -> int:
 def test_ten_thousand_connections_with_ten_channels_each_lose_nothing(
     start_sluice: StartSluice, tmp_path: Path, many_files: int
 ) -> None:
-    # Sluice has two for each of them, and keeps some for itself.
+    # Sluice has two for each of them, and some others.
     connections = min(_CONNECTIONS, (many_files - 400) // 2)
     if connections < _CONNECTIONS:
         print(f"{connections} connections, since a process may have {many_files} files open here")
@@ -134,7 +134,7 @@ def test_ten_thousand_connections_with_ten_channels_each_lose_nothing(
     )
     with broker:
         route = _route(f"127.0.0.1:{broker.wait_for_line('port ', timeout_s=60).split()[1]}")
-        # Enough that no limit is met, and each publish is counted.
+        # High enough not to be reached, so that each publish is counted.
         with start_sluice(
             routes=(route,), protocol="amqp091", limits=["queue:many=1000000/s"], covered=False
         ) as sluice:

@@ -1,4 +1,4 @@
-"""What is over the limit of AMQP publishers is put aside, and comes to the broker in the end: once, and in order."""
+"""AMQP publishes over the limit are spooled, and stored by the broker in the end: once, and in order."""
 
 import json
 import os
@@ -35,7 +35,7 @@ spool = true
 """
 
 
-#: So little that most of it is on disk, and comes back from there.
+# Little memory, so that most messages go to disk and back.
 _LITTLE_MEMORY = "[spool]\nmemory_bytes = 1_048_576\n"
 
 
@@ -82,7 +82,7 @@ def _check(rabbitmq: RabbitMQ, queue: str, publisher: Publisher) -> None:
 
 
 def _flood(rabbitmq: RabbitMQ, sluice: Sluice, queue: str) -> int:
-    """Flood, check that all goes well, and return how many messages it was."""
+    """Flood, check the result, and return the number of messages."""
     messages = int(_FLOOD_S * _RATE * _TIMES)
     with AmqpClient(sluice.routes[0].listen) as client:
         begun_s = time.monotonic()
@@ -91,7 +91,7 @@ def _flood(rabbitmq: RabbitMQ, sluice: Sluice, queue: str) -> int:
         written_s = time.monotonic() - begun_s
         confirmed = client.wait_for_confirms(publisher.channel, timeout_s=2 * messages / _RATE + _TIMEOUT_S)
         took_s = time.monotonic() - begun_s
-        # No error whatsoever: the channel and the connection stand, and nothing was refused or answered twice.
+        # No errors: channel and connection are open, and nothing was refused or answered twice.
         assert (client.end, publisher.error) == (None, "")
         assert (confirmed.nacked, confirmed.again) == ([], [])
         assert sorted(confirmed.acked) == list(range(1, messages + 1))
@@ -101,7 +101,7 @@ def _flood(rabbitmq: RabbitMQ, sluice: Sluice, queue: str) -> int:
     print(f"{messages} in {written_s:.1f} s, all confirmed after {took_s:.1f} s: {spool}")
     assert spool["in_total"] > messages / 2
     assert sum(spool["messages"].values()) == spool["lost_total"] == 0
-    # No faster than the limit: what it has saved up for a moment is small against this.
+    # No faster than the limit. The bucket is small compared to this.
     assert messages / took_s < 1.1 * _RATE
     _check(rabbitmq, queue, publisher)
     return messages
@@ -124,7 +124,7 @@ def test_flood_of_ten_times_the_limit_is_confirmed_without_any_error(
     sluice = start(_LITTLE_MEMORY + _rule("flooded", _RATE), arguments=("--state-dir", str(state)))
     messages = _flood(rabbitmq, sluice, "flooded")
     sluice.stop()
-    # The report says so, too: all went through, and nothing was refused.
+    # The report agrees: everything passed, and nothing was refused.
     totals = _report(state / "rejections", tmp_path)["totals"]
     assert (totals["admitted"], totals["refused"]) == (messages, 0), totals
 
@@ -143,7 +143,7 @@ def test_a_raised_limit_lets_its_queue_go_at_once(rabbitmq: RabbitMQ, start: Any
 
 
 @pytest.mark.long
-def test_a_limit_that_is_taken_away_lets_its_queue_go_at_once(rabbitmq: RabbitMQ, start: Any) -> None:
+def test_a_removed_limit_releases_its_queue_at_once(rabbitmq: RabbitMQ, start: Any) -> None:
     _declare(rabbitmq, "freed")
     sluice = start(_LITTLE_MEMORY + _rule("freed", 10))
     with AmqpClient(sluice.routes[0].listen) as client:
@@ -168,12 +168,12 @@ def test_messages_that_have_expired_are_confirmed_and_not_delivered(rabbitmq: Ra
         assert confirmed.nacked == []
         assert sorted(confirmed.acked) == list(range(1, 401))
         expired = _spool(sluice)["expired_total"]
-    # Those that came to the broker expire there, too.
+    # Messages also expire at the broker.
     assert rabbitmq.messages("expiring") <= 400 - expired
     assert expired > 300
 
 
-def test_a_purge_refuses_what_can_be_refused(rabbitmq: RabbitMQ, start: Any) -> None:
+def test_a_purge_refuses_refusable_requests(rabbitmq: RabbitMQ, start: Any) -> None:
     _declare(rabbitmq, "purged")
     sluice = start(_LITTLE_MEMORY + _rule("purged", 10, "burst_s = 1"))
     with AmqpClient(sluice.routes[0].listen) as confirming, AmqpClient(sluice.routes[0].listen) as plain:
@@ -193,11 +193,11 @@ def test_a_purge_refuses_what_can_be_refused(rabbitmq: RabbitMQ, start: Any) -> 
         confirming.wait_for_confirms(publishers[0].channel)
         assert sorted(confirmed.acked + confirmed.nacked) == list(range(1, 3001))
         assert len(confirmed.nacked) == purged["refused"]
-        # It goes on as if nothing had been.
+        # The channel continues normally.
         number = confirming.publish(publishers[0].channel, "purged", b"0 9999 after")
         confirming.wait_for_confirms(publishers[0].channel)
         assert number in confirmed.acked
-        # What was held, and not put aside, has stayed.
+        # Messages that were held, and not spooled, have stayed.
         deadline_s = time.monotonic() + _TIMEOUT_S
         while rabbitmq.messages("purged") < 6001 - purged["refused"] - purged["dropped"]:
             assert time.monotonic() < deadline_s
@@ -217,7 +217,7 @@ disk_free_bytes = 0
 """
     sluice = start(config + _rule("full-disk", 10), inside=disk.inside)
     with AmqpClient(sluice.routes[0].listen) as client:
-        # 60 MB: three times what the disk, the memory and the sockets' buffers can hold together.
+        # 60 MB: three times the capacity of disk, memory and socket buffers.
         publisher = Publisher(client, "full-disk", count=20_000, size=3000)
         deadline_s = time.monotonic() + _TIMEOUT_S
         while not (spool := _spool(sluice))["alarm"]:

@@ -1,4 +1,4 @@
-"""kill -9 while the spool is written and read, and damage to its files: what is lost is what the documentation says."""
+"""kill -9 while the spool is written and read, and damage to its files: the losses are the documented ones."""
 
 import json
 import re
@@ -40,7 +40,7 @@ rate = {rate_text}{action}
 
 
 class Lives:
-    """Sidecars one after the other, with the same address and the same state."""
+    """Sidecars one after the other, with the same address and state."""
 
     def __init__(self, start_sluice: StartSluice, folder: Path, listen: str, broker: str) -> None:
         self._start, self._state, self._route = start_sluice, folder / "state", Route(listen, broker)
@@ -56,11 +56,11 @@ class Lives:
         )
 
     def segments(self) -> list[Path]:
-        """Return the files of the spool, the oldest first."""
+        """Return the files of the spool, oldest first."""
         return sorted((self._state / "spool").glob("*.segment"))
 
     def on_disk(self) -> int:
-        """Return how many messages can be recovered of what the last one has left, by looking at a copy of it."""
+        """Return the number of recoverable messages, by reading a copy of the spool."""
         copy = self._state / "copy"
         shutil.copytree(self._state / "spool", copy)
         nothing = Hooks(pytest.fail, pytest.fail, pytest.fail)
@@ -104,7 +104,7 @@ def _kill(sluice: Sluice) -> None:
 
 
 def _in_order(stored: list[Numbered]) -> None:
-    """What was published in one life is in order, each once."""
+    """Each process's messages are in order, each once."""
     by_life: dict[int, list[int]] = {}
     for each in stored:
         by_life.setdefault(each.epoch, []).append(each.number)
@@ -113,11 +113,11 @@ def _in_order(stored: list[Numbered]) -> None:
 
 
 def _check_kills(rabbitmq: RabbitMQ, lives: Lives, queue: str, kills: int) -> None:
-    """A publisher with confirms sends again, in each life, what was not confirmed in those before, and what follows."""
+    """In each life, a publisher with confirms sends unconfirmed messages of earlier lives again, and then new ones."""
     confirmed: set[Numbered] = set()
     first = 1
     for life in range(kills):
-        # Every other time it is killed as the spool is written; else as it is read.
+        # Kill it alternately while the spool is written and read.
         reads = life % 2
         sluice = lives.start(1500 if reads else 100)
         with AmqpClient(lives.address) as client:
@@ -140,7 +140,7 @@ def _check_kills(rabbitmq: RabbitMQ, lives: Lives, queue: str, kills: int) -> No
     sluice.stop()
     stored = read_numbered(rabbitmq.drain(queue))
     print(f"{kills} kills: {len(confirmed)} confirmed before, {len(stored)} stored in all")
-    # Never a confirm without the broker's, and never out of order or twice, but for what was sent again.
+    # Never a confirm without the broker's, and nothing out of order or twice, except for repeats.
     assert confirmed <= set(stored)
     _in_order(stored)
     assert {each.number for each in stored} == set(range(1, first + _MESSAGES))
@@ -170,14 +170,14 @@ def _spill_and_kill(lives: Lives, queue: str, *, size: int = 1000, recover: bool
 
 
 def _found(sluice: Sluice) -> dict[str, Any]:
-    """Return what it has logged of what the earlier process left."""
+    """Return its log event about the spool of the earlier process."""
     line = sluice.process.wait_for_line("found spooled messages", timeout_s=_TIMEOUT_S)
     print(line)
     return dict(json.loads(line))
 
 
 def _drained(rabbitmq: RabbitMQ, queue: str) -> tuple[list[Numbered], list[int]]:
-    """Return what is in a queue and is not marked as replayed, and the numbers of what is."""
+    """Return the messages of a queue without the replay mark, and the numbers of those with it."""
     plain, replayed = [], []
     with rabbitmq.connect() as client:
         channel = client.open_channel()
@@ -211,7 +211,7 @@ def test_unconfirmed_spooled_messages_are_replayed(rabbitmq: RabbitMQ, lives: Li
     print(f"{sent} sent: {before} stored before, {len(replayed)} replayed, {sent - before - len(replayed)} lost")
     assert [each.number for each in plain if each.epoch == 0] == list(range(1, before + 1))
     assert [each.number for each in plain if each.epoch == 1] == list(range(1, 101))
-    # All that was on disk, in its order, each once; what is lost was in memory only.
+    # Everything on disk, in order, each once. Only messages in memory are lost.
     assert len(replayed) == on_disk
     assert replayed == sorted(set(replayed))
 
@@ -256,7 +256,7 @@ def test_damaged_entries_are_counted_exactly(
     damage(lives.segments()[0])
     with lives.start("unlimited", recover=True) as sluice, AmqpClient(lives.address):
         found = _found(sluice)
-        # What is damaged in the midst of a file is found when that is read.
+        # Damage in the middle of a file is found when that is read.
         lost = found["lost"] + _wait_until_replayed(sluice)["lost_total"]
     plain, replayed = _drained(rabbitmq, queue)
     print(f"{on_disk} on disk: {len(replayed)} replayed, {lost} lost")

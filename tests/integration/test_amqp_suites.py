@@ -1,4 +1,4 @@
-"""The tests of AMQP clients, as their makers publish them: what passes directly passes through a sidecar, too."""
+"""The AMQP clients' own tests: those that pass directly pass through a sidecar, too."""
 
 import os
 import re
@@ -21,7 +21,7 @@ _AT_MOST_S = 540
 _TRIES = 3
 
 Outcomes = dict[str, str]
-"""By a test's name: ``passed``, ``failed`` or ``skipped``."""
+"""``passed``, ``failed`` or ``skipped`` by test name."""
 
 
 def _run(command: Sequence[str], cwd: Path, **env: str) -> str:
@@ -42,7 +42,7 @@ def _run(command: Sequence[str], cwd: Path, **env: str) -> str:
 
 
 def _aiormq(address: str, home: Path, only: Sequence[str] = ()) -> Outcomes:
-    """Once without a connection's name, which changes nothing on the way; TLS is not for a proxy that reads."""
+    """Once, without a connection's name, which makes no difference here, and without TLS, which this proxy has not."""
     report = home / "aiormq.xml"
     report.unlink(missing_ok=True)
     without = ("amqps", "amqp-named", "ssl", "auth_external")
@@ -69,7 +69,7 @@ def _aiormq(address: str, home: Path, only: Sequence[str] = ()) -> Outcomes:
 
 
 def _amqplib(address: str, home: Path, only: Sequence[str] = ()) -> Outcomes:
-    """All of it each time: it is short. Its own bound for a test, a second, is not for a busy machine."""
+    """All of it each time, as it is short. A busy machine needs more than its timeout of a second."""
     names = sorted(path.name for path in (_SUITES / "amqplib" / "test").glob("*.test.js"))
     outcomes: Outcomes = {}
     for name in names:
@@ -87,7 +87,7 @@ def _amqplib(address: str, home: Path, only: Sequence[str] = ()) -> Outcomes:
 
 
 def _tap(printed: str) -> Outcomes:
-    """Read TAP, where a test stands below those that it is part of; the groups themselves are left out."""
+    """Read TAP, where nested tests precede their parent. Groups are left out."""
     above: list[str] = []
     groups: set[str] = set()
     outcomes: Outcomes = {}
@@ -103,7 +103,7 @@ def _tap(printed: str) -> Outcomes:
 
 
 def _amqp091_go(address: str, home: Path, only: Sequence[str] = ()) -> Outcomes:
-    """Without what needs the management plugin at its usual port, and one that only computes, for minutes."""
+    """Without tests of the management plugin at its usual port, and a purely computational one of minutes."""
     chosen = ("-test.run", "^(" + "|".join(only) + ")$") if only else ("-test.skip", "TestConnectionRecovery|Issue136")
     printed = _run(
         [str(_SUITES / "amqp091-go" / "suite.test"), "-test.v", *chosen],
@@ -132,7 +132,7 @@ def test_suite_of_a_client_passes_as_it_does_directly(
         direct, through = run(rabbitmq.address, tmp_path), run(route.listen, tmp_path)
         passed = {test for test, outcome in direct.items() if outcome == "passed"}
         lost = {test for test in passed if through.get(test) != "passed"}
-        # Tests that fail now and then by themselves, directly as well, have a few tries more.
+        # Unreliable tests are repeated a few times.
         again, left = 0, lost
         while left and again < _TRIES:
             again += 1

@@ -1,4 +1,4 @@
-"""Two real brokers behind one listener: clients go to the second while the first is away."""
+"""Two real brokers behind one listener: clients use the second while the first is unreachable."""
 
 import time
 
@@ -44,7 +44,7 @@ def test_clients_go_to_the_backup_and_back(start_rabbitmq: StartRabbitMQ, start_
             _wait_for_broker(sluice, first.address)
             with AmqpClient(listen):
                 assert (len(first.connections()), len(second.connections())) == (1, 1)
-            # Who is connected to the backup stays there.
+            # Connections to the backup stay there.
             meanwhile.call(channel, "queue.declare", queue="stays", exclusive=True)
         first.kill()
         second.kill()

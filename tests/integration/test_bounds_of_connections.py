@@ -1,4 +1,4 @@
-"""What connections take of a real process, and what it does when there is no room for more."""
+"""Memory and descriptors of a real process with many connections, and its behavior without room for more."""
 
 import resource
 import socket
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.integration]
 
 _MANY = 1000
 _KIB = 1024
-#: docs/operations.md says what an idle connection takes, and that of an unfinished frame 64 KiB are kept.
+# Idle connections as in docs/operations.md. 64 KiB of an unfinished frame are kept.
 _IDLE_KIB, _UNFINISHED_KIB = 13, 64 + 13
 _WHOLE = frames.send("a", body=b"x")
 
@@ -50,8 +50,8 @@ def _resident_kib(sluice: Sluice) -> float:
 
 
 def _connect_many(stack: ExitStack, sluice: Sluice, listen: str, first: bytes, each_bytes: int) -> float:
-    """Connect clients that stay; return how much memory each takes, in KiB."""
-    # What is made once, such as the buffers of the first reads.
+    """Connect clients that stay. Return the memory of each, in KiB."""
+    # Warm up one-time allocations, such as the buffers of the first reads.
     for _ in range(20):
         _connect(stack, listen, first)
     before_kib = _resident_kib(sluice)
@@ -80,7 +80,7 @@ def test_unfinished_frames_use_the_documented_memory(
 ) -> None:
     begun = frames.frame(b'{"code":310,"remark":"' + b"x" * 200 * _KIB + b'"}')[: begun_kib * _KIB]
     sluice = _start(start_sluice, broker, listen)
-    # Of some more than 64 KiB is kept, but not of all of them.
+    # More than 64 KiB is kept for some of them, but not for all.
     shared_kib = 64 * _KIB / _MANY if begun_kib > 64 else 0
     assert _connect_many(stack, sluice, listen, begun, len(begun)) <= _UNFINISHED_KIB + shared_kib
     sluice.stop()

@@ -1,4 +1,4 @@
-"""Brokers killed ten times under load: clients come back as they do without Sluice, and nothing is left in it."""
+"""Brokers killed ten times under load: clients come back as they do without Sluice, which leaks nothing."""
 
 import faulthandler
 import statistics
@@ -25,12 +25,12 @@ _CHILD: Final = Path(__file__).parent / "harness" / "ledger_child.py"
 _KILLS: Final = 10
 _OUTAGE_S: Final = 2.0
 _MORE: Final = 30
-#: A client of RocketMQ's may look for its broker every half a minute only, and again if it did not find it.
+# A client of RocketMQ may look for its broker only every half minute, and may need a second try.
 _MAX_S: Final = 600
 
 
 class _Killed(NamedTuple):
-    """When a broker was killed, and when it was there again, in ms since 1970."""
+    """When a broker was killed and available again, in ms since 1970."""
 
     killed_ms: int
     back_ms: int
@@ -41,8 +41,6 @@ def _now_ms() -> int:
 
 
 def _killing(kill: Callable[[], None], start: Callable[[], None]) -> Callable[[], _Killed]:
-    """Return what kills a broker and starts it again after a while."""
-
     def run() -> _Killed:
         kill()
         killed_ms = _now_ms()
@@ -69,7 +67,6 @@ def _check(
     brokers: tuple[Callable[[], _Killed], ...],
     home: Path,
 ) -> None:
-    """Kill brokers ten times, and compare."""
     places = ("through Sluice", "directly")
     idle = sluice.descriptors()
     commands = {f"{kind} {place}": pair[nth] for kind, pair in kinds.items() for nth, place in enumerate(places)}
@@ -79,12 +76,12 @@ def _check(
         for ledger in ledgers.values():
             ledger.wait_for_more(_MORE)
         for nth in range(_KILLS):
-            # pytest would end the test after as long in all.
+            # pytest would end the test without a dump.
             faulthandler.dump_traceback_later(_MAX_S, exit=True)
             killed = list(at_once.map(lambda kill: kill(), brokers))
             for name, ledger in ledgers.items():
                 times = killed[0] if name.endswith(places[0]) else killed[-1]
-                # While it was away nothing was stored; what it stored just before it was killed is not meant.
+                # Nothing was stored during the outage. Ignore messages stored just before the kill.
                 first_ms = ledger.first_stored_ms(times.killed_ms + int(_OUTAGE_S * 500))
                 outages_ms[name].append(first_ms - times.killed_ms)
                 after_ms[name].append(first_ms - times.back_ms)

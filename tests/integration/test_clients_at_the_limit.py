@@ -1,4 +1,4 @@
-"""Unchanged clients of each language at the limit of a real broker's sidecar: what is stored, what they are told."""
+"""Unchanged clients of each language at the limit of a real broker's sidecar: stored messages, reported refusals."""
 
 import json
 import re
@@ -16,10 +16,10 @@ from harness.sidecar import Metrics, Sluice, StartSluice
 pytestmark = [pytest.mark.integration, pytest.mark.alone]
 
 _SENDING_S = 6
-# Messages to the unlimited topic before the seconds begin: neither client nor broker is fast from the first one.
+# Messages to the unlimited topic before the seconds begin, as client and broker are slow at first.
 _WARM_UP = 500
-# 50 permits a second for six seconds, from a bucket that starts full and at most one burst from the edges. That there
-# are fewer only says that the client was slow, which a busy machine makes it; half would be another limit.
+# 50 permits a second for six seconds, from a full bucket, and at most one burst more. A slow client on a busy machine
+# sends fewer. Half would be another limit.
 _STORED_AT_THE_LIMIT = range(200, 361)
 
 
@@ -50,12 +50,11 @@ def client(request: pytest.FixtureRequest) -> Callable[..., list[str]]:
 
 
 def _names_the_code(counts: dict[str, Any]) -> bool:
-    """Whether the client tells refusals from other errors."""
     return "refused" in counts
 
 
 def _refusals(counts: dict[str, Any], topic: str) -> int:
-    """How often the client was told that it is over the limit, after a look at the words it was told."""
+    """Return how often the client was told of a refusal, after a check of the texts."""
     if not _names_the_code(counts):
         assert "No route info" in counts["failure"]
         return counts["failed"]
@@ -91,12 +90,12 @@ def test_limited_topic_holds_its_limit_and_the_other_topic_loses_nothing(
     assert decided(limited, "refuse") > 0
     repeated = metrics.total("sluice_repeated_requests_total") - repeated_before
     if client in (_java_json, _java_binary):
-        # Each call is one request and what was sent again for it.
+        # Each call is one request and its repeats.
         assert repeated == decided(limited, "pass") + decided(limited, "refuse") - stored - refusals > 0, report
     else:
-        # Node's client sends nothing again, and C++ gives each attempt another id.
+        # Node's client does not retry, and C++ gives each attempt another id.
         assert repeated == 0, report
-    # Everything that reached the sidecar was stored, and the client was told so.
+    # Everything that reached the sidecar was stored, and the client was told.
     assert rocketmq.stored_messages(unlimited) == report[unlimited]["stored"] == decided(unlimited, "pass") > 0, report
     assert decided(unlimited, "refuse") == 0
     assert metrics.total("sluice_bypassed_total") == 0
@@ -104,7 +103,7 @@ def test_limited_topic_holds_its_limit_and_the_other_topic_loses_nothing(
         assert report[unlimited]["failed"] == report[unlimited]["refused"] == 0, report
 
 
-# Of the Java client 5.5.0, by call: the requests that one call makes, and the errors from the outermost to the cause.
+# Of the Java client 5.5.0, by call: the number of requests of one call, and the errors from the outermost to the cause.
 _GIVEN_UP = ("MQClientException", 2)
 _WRAPPED = ("MQClientException", -1)
 _ANSWER = ("MQBrokerException", 2)
@@ -121,7 +120,7 @@ _JAVA_CALLS = {
 }
 
 
-def test_the_log_says_what_a_java_client_sent_again(
+def test_the_log_counts_a_java_clients_repeats(
     broker: EmbeddedBroker, start_sluice: StartSluice, client_home: Path, tmp_path: Path
 ) -> None:
     config = '[[limits]]\nkind = "topic"\nname = "refused-*"\nrate = 0\n'
@@ -132,7 +131,7 @@ def test_the_log_says_what_a_java_client_sent_again(
         broker.create_topic(f"refused-{call}")
     command = java("RefusedCalls.java", broker.namesrv, "producer-of-refused", "refused-", home=client_home)
     run_client(command, home=client_home, seconds=0)
-    # Nobody waits for the answer of a oneway send.
+    # A oneway send has no answer to wait for.
     sluice.wait_for_metrics(
         lambda metrics: metrics.total("sluice_requests_total", resource="refused-oneway", verdict="refuse") > 0
     )
@@ -158,9 +157,7 @@ def test_the_log_says_what_a_java_client_sent_again(
     }
 
 
-def test_java_client_shows_a_refusal_as_the_documentation_says(
-    rocketmq: RocketMQ, sluice: Sluice, client_home: Path
-) -> None:
+def test_java_client_shows_a_refusal_as_documented(rocketmq: RocketMQ, sluice: Sluice, client_home: Path) -> None:
     for call in _JAVA_CALLS:
         rocketmq.create_topic(f"refused-{call}")
     command = java("RefusedCalls.java", rocketmq.namesrv, "producer-of-refused", "refused-", home=client_home)
@@ -174,11 +171,11 @@ def test_java_client_shows_a_refusal_as_the_documentation_says(
         }
 
     expected = {call: count for call, (count, _) in _JAVA_CALLS.items()}
-    # Nobody waits for the answer of a oneway send.
+    # A oneway send has no answer to wait for.
     sluice.wait_for_metrics(lambda metrics: requests(metrics) == expected)
     for call, (_, errors) in _JAVA_CALLS.items():
         seen = report[call]["errors"]
-        # A request wakes its caller before it notes the cause, which is missing now and then.
+        # A request wakes its caller before it stores the cause, which is sometimes missing.
         told = errors[:1] if call == "request" and len(seen) == 1 else errors
         assert [(error["class"], error["code"]) for error in seen] == told, (call, seen)
         for error in seen:

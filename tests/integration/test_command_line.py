@@ -1,4 +1,4 @@
-"""`sluice` as an operator starts it wrongly, and ends it."""
+"""Wrong command lines of `sluice`, and its end."""
 
 import signal
 import socket
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.integration
 
 
 def _refused_to_run(done: subprocess.CompletedProcess[str]) -> str:
-    """The one line on standard error of a run that ended at once."""
+    """Return the only line on standard error of a run that ended at once."""
     assert done.returncode not in (0, None), done.stdout
     lines = done.stderr.strip().splitlines()
     assert len(lines) == 1, done.stderr
@@ -44,7 +44,7 @@ def test_occupied_port_is_one_line_that_names_it(tmp_path: Path, unreachable: st
     assert addresses["--listen"] in line
 
 
-def test_unreachable_broker_runs_healthy_but_not_ready_and_says_which(
+def test_with_an_unreachable_broker_it_is_healthy_but_not_ready_and_names_it(
     start_sluice: StartSluice, listen: str, unreachable: str
 ) -> None:
     with start_sluice(routes=(Route(listen, unreachable),), ready=False) as sluice:

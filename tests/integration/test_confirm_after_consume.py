@@ -1,4 +1,4 @@
-"""Confirms after the consumers' ack, and all that takes its place where none can come: what pika is told, and why."""
+"""Confirms after the consumers' ack, and the fallbacks without one: what pika is told, and why."""
 
 import json
 import signal
@@ -20,7 +20,7 @@ from harness.sidecar import Route, Sluice, StartSluice
 
 pytestmark = [pytest.mark.integration]
 
-#: How a rule's names begin, and how long its messages wait: for ever, as far as a test can tell, or a second.
+# By the beginning of a rule's names, the wait for consumers: practically for ever, or a second.
 _WITHIN_S: Final = {"": 3600, "soon-": 1}
 
 
@@ -41,14 +41,14 @@ _WAYS: Final = ("after_consume", "broker", "persisted", "nacked")
 
 
 class Scene:
-    """One queue with its publishers and consumers: real clients, through Sluice unless said otherwise."""
+    """One queue with its publishers and consumers: real clients, through Sluice unless noted."""
 
     def __init__(self, rabbitmq: RabbitMQ, sluice: Sluice, queue: str, home: Path) -> None:
         self.rabbitmq, self.sluice, self.queue, self._home = rabbitmq, sluice, queue, home
         self._clients, self._made = ExitStack(), ExitStack()
 
     def declare(self, queue: str = "", *, exchange: str = "", **arguments: object) -> str:
-        """Make a durable queue, past Sluice, bound to a fanout exchange if one is named."""
+        """Make a durable queue, directly at the broker, bound to a fanout exchange if one is named."""
         name = queue or self.queue
         if exchange:
             self.declare_exchange(exchange)
@@ -60,7 +60,6 @@ class Scene:
         return name
 
     def declare_exchange(self, exchange: str) -> None:
-        """Make a fanout exchange, past Sluice."""
         self._made.callback(self._call, "exchange.delete", exchange=exchange)
         self._call("exchange.declare", exchange=exchange, type="fanout", durable=True)
 
@@ -69,7 +68,7 @@ class Scene:
             client.call(client.open_channel(), name, **arguments)
 
     def take(self, what: str, *, queue: str = "", prefetch: int = 10, direct: bool = False) -> ManagedProcess:
-        """Start a consumer that does so with what it takes; see clients/amqp/pika_takes.py."""
+        """Start a consumer that handles its messages as named. See clients/amqp/pika_takes.py."""
         address = self.rabbitmq.address if direct else self.sluice.routes[0].listen
         host, _, port = address.rpartition(":")
         command = amqp_python("pika_takes.py", host, port, queue or self.queue, str(prefetch), what)
@@ -78,20 +77,20 @@ class Scene:
         return process
 
     def block(self) -> ManagedProcess:
-        """Start a consumer here that is busy with a message for ever, so that whatever comes stays in the queue."""
+        """Start a consumer that never finishes a message, so that the others stay in the queue."""
         consumer = self.take("keep", prefetch=1)
         self.push(_BLOCKER)
         consumer.wait_for_line(_BLOCKER, timeout_s=_TIMEOUT_S)
         return consumer
 
     def publish(self, *bodies: str, exchange: str = "") -> list[str]:
-        """Publish with pika, one message after the other; return what it says of each."""
+        """Publish with pika, one message after the other. Return each outcome."""
         told: list[str] = run_client(self._publisher(*bodies, exchange=exchange), home=self._home, seconds=_TIMEOUT_S)
         print(told)
         return told
 
     def publish_while(self, action: Callable[[], object], body: str = "a") -> str:
-        """Publish a message, and do something meanwhile; return what pika says of the message."""
+        """Publish a message, and run ``meanwhile``. Return the message's outcome."""
         with ThreadPoolExecutor(1) as other:
             telling = other.submit(self.publish, body)
             action()
@@ -99,7 +98,7 @@ class Scene:
         return told
 
     def start_publisher(self, body: str) -> ManagedProcess:
-        """Begin to publish a message, as a process that can be killed."""
+        """Publish a message in a separate process that can be killed."""
         process = start_client(self._publisher(body), home=self._home)
         self._clients.callback(process.kill)
         return process
@@ -109,36 +108,34 @@ class Scene:
         return amqp_python("pika_told.py", host, port, exchange, "" if exchange else self.queue, *bodies)
 
     def push(self, body: str) -> None:
-        """Publish a message past Sluice."""
+        """Publish a message, directly at the broker."""
         with self.rabbitmq.connect() as client:
             channel = client.open_channel(confirms=True)
             client.publish(channel, self.queue, body.encode(), delivery_mode=2)
             client.wait_for_confirms(channel)
 
     def wait_for_ready(self) -> None:
-        """Wait until a message is in the queue and nobody has it."""
+        """Wait until a message is ready in the queue."""
         _wait_until(lambda: self.rabbitmq.messages(self.queue) > 0, "a message in the queue")
 
     def pending(self) -> int:
-        """Return how many messages wait for their consumers."""
+        """Return the number of messages that wait for their consumers."""
         return int(self.sluice.metrics().total("sluice_confirms_pending", resource=self.queue))
 
     def ways(self) -> dict[str, int]:
-        """Return how many publishes to the queue, or to the exchange of its name, were confirmed which way."""
+        """Return the number of confirms of the queue, or the exchange of its name, by kind."""
         metrics = self.sluice.metrics()
         counts = {way: metrics.total("sluice_confirms_total", resource=self.queue, way=way) for way in _WAYS}
         return {way: int(count) for way, count in counts.items() if count}
 
     def __enter__(self) -> Self:
-        """Return itself; leaving the block closes it."""
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        """Close it."""
         self.close()
 
     def close(self) -> None:
-        """End the clients and take the queues away."""
+        """End the clients and delete the queues."""
         self._clients.close()
         self._made.close()
 
@@ -151,7 +148,7 @@ def _wait_until(condition: Callable[[], bool], what: str) -> None:
 
 
 def taken(consumer: ManagedProcess, count: int) -> list[dict[str, Any]]:
-    """Wait for so many deliveries of a consumer, and return what it said of all that came."""
+    """Wait for this many deliveries of a consumer, and return all."""
 
     def said() -> list[dict[str, Any]]:
         return [json.loads(line) for line in consumer.lines if line.startswith("{")]
@@ -161,7 +158,7 @@ def taken(consumer: ManagedProcess, count: int) -> list[dict[str, Any]]:
 
 
 def seen(consumer: ManagedProcess, count: int) -> list[dict[str, Any]]:
-    """Do so, and check that they came as they were sent, however often."""
+    """Check that they arrived as they were sent, however often."""
     found = taken(consumer, count)
     for each in found:
         if each["body"] != _BLOCKER:
@@ -171,7 +168,7 @@ def seen(consumer: ManagedProcess, count: int) -> list[dict[str, Any]]:
 
 
 def _copies(fallback: str) -> int:
-    """How many times its consumers get what falls back after one has had it."""
+    """Return the number of copies that consumers get of a message that falls back after a delivery."""
     return 2 if fallback == "persist" else 1
 
 
@@ -186,7 +183,6 @@ MakeScene = Callable[[str], Scene]
 
 @pytest.fixture
 def scene(rabbitmq: RabbitMQ, sluice: Sluice, client_home: Path) -> Iterator[MakeScene]:
-    """Makes the scene of a queue."""
     with ExitStack() as made:
 
         def make(queue: str) -> Scene:
@@ -201,7 +197,7 @@ def scene(rabbitmq: RabbitMQ, sluice: Sluice, client_home: Path) -> Iterator[Mak
 def scene_alone(
     start_sluice: StartSluice, rabbitmq: RabbitMQ, client_home: Path, listen: str
 ) -> Iterator[Callable[..., Scene]]:
-    """Makes the scene of a queue with a Sluice of its own: ``queue``, ``broker``, and what Sluice takes by name."""
+    """A scene with its own Sluice. ``queue``, ``broker``, and Sluice's arguments by name."""
     with ExitStack() as made:
 
         def make(queue: str, broker: RabbitMQ = rabbitmq, **how: object) -> Scene:
@@ -212,11 +208,11 @@ def scene_alone(
         yield make
 
 
-#: How a message falls back, and what its publisher is told then.
+# The fallback, and the publisher's outcome.
 _FALLBACKS: Final = pytest.mark.parametrize(("fallback", "told"), [("persist", "acked"), ("nack", "nacked")])
 
 
-# --- What is consumed ----------------------------------------------------------------------------------
+# --- Consumed messages ----------------------------------------------------------------------------------
 
 
 def test_the_consumers_ack_is_the_publishers_confirm(scene: MakeScene) -> None:
@@ -242,7 +238,7 @@ def test_requeued_message_stays_pending_until_acknowledged(scene: MakeScene, wha
 @pytest.mark.long
 @pytest.mark.parametrize("what", ["vanish", "close"])
 def test_message_taken_over_by_another_consumer_stays_pending(scene: MakeScene, what: str) -> None:
-    """The connection or the channel of the one that had it is gone."""
+    """The connection or the channel of its first consumer is gone."""
     each = scene(f"nack-{what}")
     each.declare()
     # It is the first in turn.
@@ -253,7 +249,7 @@ def test_message_taken_over_by_another_consumer_stays_pending(scene: MakeScene, 
     assert each.ways() == {"after_consume": 1}
 
 
-# --- What falls back -----------------------------------------------------------------------------------
+# --- Fallbacks -----------------------------------------------------------------------------------
 
 
 @_FALLBACKS
@@ -273,7 +269,7 @@ def test_unacknowledged_message_falls_back_in_time(scene: MakeScene, fallback: s
     each = scene(f"soon-{fallback}-kept")
     each.declare()
     consumer = each.take("keep", prefetch=2)
-    # The second goes as it came: they do not keep up.
+    # The second is sent unmarked, because consumers are too slow.
     assert each.publish("a", "b") == [told, "acked"]
     assert [one["body"] for one in seen(consumer, 2)] == (["a", "a"] if fallback == "persist" else ["a", "b"])
     assert each.ways() == {f"{fallback}ed": 1, "broker": 1}
@@ -302,7 +298,7 @@ def test_without_a_consumer_the_broker_confirms(scene: MakeScene) -> None:
 @pytest.mark.long
 @_FALLBACKS
 def test_message_consumed_elsewhere_falls_back_in_time(scene: MakeScene, fallback: str, told: str) -> None:
-    """One here is seen, one that connects directly is not: it takes what comes, marked and transient."""
+    """A consumer with a direct connection is not seen. It gets the message marked and transient."""
     each = scene(f"soon-{fallback}-both")
     each.declare()
     each.block()
@@ -324,7 +320,7 @@ def test_message_taken_by_get_falls_back(scene: MakeScene, what: str, fallback: 
     consumers = []
 
     def take() -> None:
-        # Were it there before, nothing would wait.
+        # Otherwise nothing would wait.
         each.wait_for_ready()
         consumers.append(each.take(what))
 
@@ -340,7 +336,7 @@ def test_message_taken_by_get_falls_back(scene: MakeScene, what: str, fallback: 
 def test_message_dropped_by_the_queue_falls_back_in_time(
     scene: MakeScene, arguments: dict[str, object], fallback: str, told: str
 ) -> None:
-    """And is dropped again then, if it is published again: that is what the queue does."""
+    """If it is published again, the queue drops it again."""
     each = scene(f"soon-{fallback}-dropped-by-" + "-".join(arguments))
     each.declare(**arguments)
     each.block()
@@ -352,7 +348,7 @@ def test_message_dropped_by_the_queue_falls_back_in_time(
 @_FALLBACKS
 @pytest.mark.parametrize("why", ["ttl", "length", "reject"])
 def test_dead_lettered_message_falls_back(scene: MakeScene, why: str, fallback: str, told: str) -> None:
-    """The queue where it ends has a consumer here, too."""
+    """The consumer of the dead-letter queue is connected here, too."""
     each = scene(f"{fallback}-dying-by-{why}")
     dead = each.declare(f"dead-by-{why}")
     route = {"x_dead_letter_exchange": "", "x_dead_letter_routing_key": dead}
@@ -378,13 +374,13 @@ def test_dead_lettered_message_falls_back(scene: MakeScene, why: str, fallback: 
 @pytest.mark.long
 @_FALLBACKS
 def test_message_left_by_the_last_consumer_falls_back(scene: MakeScene, fallback: str, told: str) -> None:
-    """Its connection is gone, and no other is there."""
+    """Its connection is gone, and there is no other."""
     each = scene(f"{fallback}-left")
     each.declare()
     each.take("vanish")
     assert each.publish("a") == [told]
     assert each.ways() == {f"{fallback}ed": 1}
-    # The first copy is still there as well, transient.
+    # The first copy is also still there, transient.
     assert each.rabbitmq.drain(each.queue) == [b"a"] * _copies(fallback)
 
 
@@ -398,7 +394,7 @@ def test_message_kept_by_a_cancelled_consumer_falls_back_in_time(scene: MakeScen
     assert each.ways() == {f"{fallback}ed": 1}
 
 
-# --- What the broker says ------------------------------------------------------------------------------
+# --- The broker's answers ------------------------------------------------------------------------------
 
 
 # --- Exchanges -----------------------------------------------------------------------------------------
@@ -425,13 +421,13 @@ _PUBLISHERS: Final[dict[str, Callable[[], list[str]]]] = {
 }
 _PUBLISHING_S: Final = 4
 _AT_ONCE: Final = 10
-"""Publishes that wait at a time: with 16 on a channel their confirms would be left to the broker."""
-#: Of what a consumer gets for the first time, this message of each so many is refused.
+"""Concurrent publishes. With 16 on a channel, the broker would confirm."""
+# One first delivery in ``_OF`` is rejected.
 _REFUSED, _OF = 100, 1000
 
 
 class Consumer:
-    """Acknowledges what it takes from a queue, but for a few, in a thread; the harness's own client."""
+    """Acknowledges messages of a queue, except for a few, in a thread."""
 
     def __init__(self, address: str, queue: str) -> None:
         self._client = AmqpClient(address)
@@ -455,12 +451,11 @@ class Consumer:
                     self._client.send(method(self._channel, "basic.ack", delivery_tag=tag))
 
     def stop(self) -> None:
-        """Acknowledge no more, and keep what comes."""
+        """Stop acknowledging, and keep further messages."""
         self._over.set()
         self._thread.join(_TIMEOUT_S)
 
     def close(self) -> None:
-        """Take no more."""
         self.stop()
         self._client.close()
 
@@ -468,7 +463,7 @@ class Consumer:
 @pytest.mark.long
 @pytest.mark.parametrize("name", _PUBLISHERS)
 def test_every_client_is_told_of_each_message_once(name: str, scene: MakeScene, client_home: Path) -> None:
-    """To two queues on one channel, while confirms of consumers, of the broker and nacks are mixed."""
+    """With two queues on one channel, and mixed confirms of consumers and the broker, and nacks."""
     persist, nack = scene(f"persist-of-{name}"), scene(f"nack-of-{name}")
     address = persist.sluice.routes[0].listen
     host, _, port = address.rpartition(":")
@@ -493,7 +488,7 @@ def test_every_client_is_told_of_each_message_once(name: str, scene: MakeScene, 
         assert sum(ways.values()) == len(answered)
         assert ways["after_consume"] > 0
         assert len(told["nacked"]) == ways.get("nacked", 0)
-        # Refused are those alone that a consumer did not want and that were not on disk.
+        # Refused are only messages that a consumer rejected and that were not on disk.
         assert set(told["nacked"]) <= consumer.refused
     assert report[persist.queue]["nacked"] == []
 
@@ -503,7 +498,7 @@ def test_every_client_is_told_of_each_message_once(name: str, scene: MakeScene, 
 
 @pytest.mark.long
 def test_messages_of_a_gone_publisher_no_longer_wait(scene: MakeScene) -> None:
-    """It was promised nothing; its message is in the queue as it went on, for whoever comes."""
+    """The publisher had no confirm. Its message is in the queue as forwarded."""
     each = scene("persist-orphaned")
     each.declare()
     blocked = each.block()
@@ -528,7 +523,7 @@ def test_when_sluice_ends_everything_falls_back(scene_alone: Callable[..., Scene
         consumer.wait_for_line('"a"', timeout_s=_TIMEOUT_S)
         each.sluice.process.signal(signal.SIGTERM)
 
-    # The answer and the close come together, and of these pika tells the close.
+    # The answer and the close arrive together, and pika reports the close.
     assert each.publish_while(end) in {told, "ConnectionClosedByBroker"}
     each.sluice.process.wait(timeout_s=_TIMEOUT_S)
     assert each.rabbitmq.drain(each.queue) == [b"a"] * _copies(fallback)
@@ -536,7 +531,7 @@ def test_when_sluice_ends_everything_falls_back(scene_alone: Callable[..., Scene
 
 @pytest.mark.long
 @pytest.mark.parametrize("fallback", ["persist", "nack"])
-def test_when_the_broker_is_killed_its_publisher_was_told_nothing(
+def test_a_publisher_gets_no_answer_when_the_broker_is_killed(
     start_rabbitmq: StartRabbitMQ, scene_alone: Callable[..., Scene], fallback: str
 ) -> None:
     with start_rabbitmq() as broker:
@@ -550,7 +545,7 @@ def test_when_the_broker_is_killed_its_publisher_was_told_nothing(
 
         assert each.publish_while(kill) in {"StreamLostError", "ConnectionClosedByBroker"}
         broker.start()
-        # It was transient; its publisher knows that nothing is known of it.
+        # It was transient, and its publisher knows that its fate is unknown.
         assert broker.drain(each.queue) == []
         assert "Traceback" not in each.sluice.process.log.read_text(encoding="utf-8")
         each.close()
@@ -559,13 +554,12 @@ def test_when_the_broker_is_killed_its_publisher_was_told_nothing(
 # --- Bounds --------------------------------------------------------------------------------------------
 
 _SLOW_SYNC_MS: Final = 200
-#: How many of a queue may wait, while what each takes is less than ``max_pending_bytes`` allows; and that option.
+# Messages of a queue that may wait, if ``max_pending_bytes`` allows that many.
 _MAX_WINDOW: Final = 10_000
 _MAX_PENDING_BYTES: Final = 64 << 20
-#: With 16 on a channel their confirms would be left to the broker.
+# With 16 on a channel, the broker would confirm.
 _ON_A_CHANNEL: Final = 15
 _CHANNELS: Final = 700
-#: A number, as the consumer wants it.
 _BODY: Final = b"0" * 4000
 
 
@@ -575,7 +569,7 @@ def _resident_bytes(process: ManagedProcess) -> int:
 
 
 def _publish_many(publisher: AmqpClient, channels: list[int], queue: str, on_each: int) -> None:
-    """Publish so many on each channel, without waiting for their confirms."""
+    """Publish this many on each channel, without waiting for confirms."""
     for channel in channels:
         for _ in range(on_each):
             publisher.number_publish(channel)
@@ -586,8 +580,8 @@ def _publish_many(publisher: AmqpClient, channels: list[int], queue: str, on_eac
 def test_a_consumer_that_acknowledges_no_more_costs_bounded_memory(
     start_rabbitmq: StartRabbitMQ, scene_alone: Callable[..., Scene]
 ) -> None:
-    """The worst: it was quick before, so that as much may wait as ever may; and all of it falls back at once."""
-    # With a quick disk consumers would have to be quick, too.
+    """The worst case: it was quick before, so that the maximum may wait, and all of it falls back at once."""
+    # With a quick disk, consumers would have to be quick, too.
     each = scene_alone("persist-wide", start_rabbitmq(sync_ms=_SLOW_SYNC_MS), covered=False)
     each.declare()
     listen, process = each.sluice.routes[0].listen, each.sluice.process

@@ -1,4 +1,4 @@
-"""What is confirmed after it was consumed reaches each client exactly as it was sent, and as it does directly."""
+"""Messages confirmed after consumption reach each client exactly as they were sent, and as they do directly."""
 
 import re
 import struct
@@ -24,7 +24,7 @@ confirm = "after_consume"
 
 
 class Shape(NamedTuple):
-    """A message: what it is called, its body, its properties, and whether its consumers' ack confirms it."""
+    """A message, and whether its consumers' ack confirms it."""
 
     name: str
     properties: dict[str, Any]
@@ -77,7 +77,7 @@ _ALL: Final[dict[str, Any]] = {
     "cluster_id": "cluster",
 }
 _DEATH: Final = {"count": 1, "reason": "rejected", "queue": "elsewhere", "exchange": "", "routing-keys": ["elsewhere"]}
-#: Its names and values are as long as may be: what is put in front still has room in the frame, or not.
+# Names and values of maximum length: the added header still fits into the frame, or not.
 _SHAPES: Final = (
     Shape("no headers", {"delivery_mode": 2}),
     Shape("empty table", {"delivery_mode": 2, "headers": {}}),
@@ -102,15 +102,15 @@ _SHAPES: Final = (
     Shape("no room in the frame", {"delivery_mode": 2, "headers": {"a": "v" * 131_035}}, marked=False),
     Shape("died before", {"delivery_mode": 2, "headers": {"x-death": [_DEATH], "a": 1}}, marked=False),
 )
-#: Each twice: the first of two may be the one that shows how long the broker takes, and goes as it came.
+# Each twice, because the first of two may be unmarked, to measure the broker.
 _SENT: Final = tuple(shape for shape in _SHAPES for _ in range(2))
-#: So long that consumers are sooner, however busy the machine is.
+# Slower than any consumer, even on a busy machine.
 _SYNC_MS: Final = 150
 
 
 @pytest.fixture(scope="module")
 def rabbitmq(start_rabbitmq: StartRabbitMQ) -> RabbitMQ:
-    """A broker whose disk is slow."""
+    """A broker with a slow disk."""
     return start_rabbitmq(sync_ms=_SYNC_MS)
 
 
@@ -122,7 +122,7 @@ def sluice(start_sluice: StartSluice, rabbitmq: RabbitMQ) -> Sluice:
 
 @pytest.fixture
 def declare(rabbitmq: RabbitMQ) -> Iterator[Callable[..., str]]:
-    """Makes a durable queue, past any proxy, which goes after the test."""
+    """Makes a durable queue, directly at the broker, for the test."""
     names = []
 
     def make(name: str, **arguments: object) -> str:
@@ -142,14 +142,14 @@ def declare(rabbitmq: RabbitMQ) -> Iterator[Callable[..., str]]:
 
 
 def _after_consume(sluice: Sluice) -> float:
-    """Return how many consumers have confirmed; none has fallen back."""
+    """Return the number of messages confirmed by consumers. None has fallen back."""
     metrics = sluice.metrics()
     assert metrics.total("sluice_confirms_total", way="persisted") == 0
     return metrics.total("sluice_confirms_total", way="after_consume")
 
 
 def _received(address: str, queue: str) -> list[Event]:
-    """Publish messages to a consumer that acknowledges them, both of the harness, and return what it gets."""
+    """Publish messages to a consumer that acknowledges them. Return the deliveries."""
     with AmqpClient(address) as client:
         channel = client.open_channel()
         client.call(channel, "basic.consume", queue=queue)
@@ -199,7 +199,7 @@ def test_it_is_confirmed_after_it_was_consumed_by_shape(
                 outstanding.append(client.confirmed[channel].outstanding)
                 client.send(method(consuming, "basic.ack", delivery_tag=tag))
                 assert client.wait_for_confirms(channel).nacked == [], shape.name
-            # The one that shows how long the broker takes is confirmed by a broker with a fast queue at once.
+            # A fast queue confirms the unmarked message at once.
             by_consumers = _after_consume(sluice) - before
             assert sum(outstanding) in ({1, 2} if shape.marked else {0}), shape.name
             assert by_consumers in ({1, 2} if shape.marked else {0}), shape.name

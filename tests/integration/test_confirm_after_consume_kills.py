@@ -1,5 +1,5 @@
-"""kill -9 of broker, Sluice, consumer or publisher: what was confirmed was consumed, or is in a durable queue
-on disk.
+"""kill -9 of broker, Sluice, consumer or publisher: each confirmed message was consumed, or is in a durable queue on
+disk.
 """
 
 import random
@@ -38,7 +38,7 @@ confirm_queues = 2
 """
 _QUEUES: Final = ("one", "fan-a", "fan-b")
 _FANOUT: Final = "fan"
-#: How each publisher publishes, and the queues its messages go to.
+# Exchange and routing key of each publisher, and the queues its messages go to.
 _WAYS: Final = {"queue": ("", "one", ("one",)), "exchange": (_FANOUT, "", ("fan-a", "fan-b"))}
 _CONSUMED: Final = ("one", "one", "fan-a", "fan-b")
 _HOLD_MS: Final = 60
@@ -48,7 +48,7 @@ TARGETS: Final = ("broker", "sluice", "consumer", "publisher")
 
 
 class Stage:
-    """Publishers, Sluice, a broker and consumers, all of which can be killed; made anew for each block."""
+    """Publishers, Sluice, a broker and consumers, all of which can be killed. New for each block."""
 
     def __init__(self, rabbitmq: RabbitMQ, start: Callable[[str], Sluice], folder: Path, chance: random.Random) -> None:
         self._rabbitmq, self._start, self._folder, self._chance = rabbitmq, start, folder, chance
@@ -76,7 +76,7 @@ class Stage:
             process.kill()
 
     def kill(self, target: str) -> None:
-        """Kill one at a random moment, once there was a confirm of each kind since the last, and start it again."""
+        """Kill one at a random moment, after a confirm of each kind since the last kill, and start it again."""
         self._wait_for_confirms()
         time.sleep(self._chance.uniform(0, 0.3))
         if target == "broker":
@@ -98,11 +98,11 @@ class Stage:
             self._publishers[way] = self._publisher(way)
 
     def note_metrics(self) -> None:
-        """Add up what Sluice says of how many were confirmed after they were consumed, before it is killed."""
+        """Add up Sluice's number of messages confirmed after consumption, before it is killed."""
         self.after_consume += _after_consume(self.sluices[-1].metrics())
 
     def end(self) -> None:
-        """Kill the broker amid all this and start it again, with nobody there to consume."""
+        """Kill the broker under load and start it again, without consumers."""
         self._wait_for_confirms()
         self.note_metrics()
         self._rabbitmq.kill()
@@ -111,7 +111,7 @@ class Stage:
         self._rabbitmq.start()
 
     def check(self) -> int:
-        """Return how many were confirmed; all of them were consumed, or are in their queues on disk."""
+        """Check that all confirmed messages were consumed, or are in their queues on disk. Return their number."""
         on_disk = {queue: {read_id(body) for body in self._rabbitmq.drain(queue)} for queue in _QUEUES}
         consumed = {queue: set(self._recorded(f"consumed-{queue}-*")) for queue in _QUEUES}
         count = 0
@@ -132,7 +132,7 @@ class Stage:
         return [each for path in self._folder.glob(pattern) for each in read_record(path)]
 
     def _wait_for_confirms(self) -> None:
-        """Wait until more was confirmed to each publisher than now."""
+        """Wait for further confirms of each publisher."""
         deadline_s = time.monotonic() + _TIMEOUT_S
         before = self._sizes()
         while any(size <= before.get(way, 0) for way, size in self._sizes().items()):
@@ -179,7 +179,7 @@ StartStage = Callable[..., Stage]
 
 @pytest.fixture
 def start_stage(start_sluice: StartSluice, rabbitmq: RabbitMQ, tmp_path: Path) -> StartStage:
-    """Makes the stage of a block: ``seed``, and what stands in front of Sluice's command."""
+    """``seed``, and a prefix of Sluice's command."""
 
     def start(seed: int, inside: tuple[str, ...] = ()) -> Stage:
         def sluice(listen: str) -> Sluice:
@@ -216,7 +216,7 @@ def test_confirmed_messages_survive_any_kill(start_stage: StartStage) -> None:
 
 @pytest.mark.long
 def test_a_sluice_that_does_not_wait_for_consumers_is_found(start_stage: StartStage) -> None:
-    """The check itself: what is confirmed at once is lost with the broker, as it is not on its disk."""
+    """Tests the check: messages confirmed at once are lost with the broker."""
     at_once = (sys.executable, confirms_at_once.__file__)
     with start_stage(0, at_once) as stage:
         stage.kill("broker")

@@ -1,4 +1,4 @@
-"""Real push consumers under a limit on what they consume, and after its removal."""
+"""Real push consumers under a limit on their consumption, and after its removal."""
 
 import re
 import time
@@ -18,13 +18,13 @@ from proxy.datapath.datapath import LocalDataPath
 pytestmark = [pytest.mark.integration, pytest.mark.alone, pytest.mark.long]
 
 _LIMITED_S = 20
-# At first each queue is pulled once before anything is known of what it holds, and the limit has a second in store.
+# At first, each queue is pulled before its content is known, and the limit has stored a second.
 _SET_ASIDE_S = 3
 _TIMEOUT_S = 90
 
 
 class _Subscription(NamedTuple):
-    """A consumer group with a topic of its own, and more waiting than the limit admits in the time."""
+    """A consumer group and its topic, with more messages than the limit admits in the time."""
 
     group: str
     messages: int
@@ -49,7 +49,7 @@ _ALL = (_JAVA, _CPP, _NODE)
 
 
 def _plan(rocketmq: RocketMQ) -> Plan:
-    """A sidecar where the clients of a broker look for it."""
+    """Return a sidecar where the clients of a broker look for it."""
     ports = (rocketmq.port, rocketmq.vip_port)
     flags = Flags(
         listen=[f"{rocketmq.advertised_host}:{port}" for port in ports],
@@ -61,7 +61,7 @@ def _plan(rocketmq: RocketMQ) -> Plan:
 
 
 def _errors_in_the_logs(home: Path) -> list[str]:
-    """Lines of a Java client's logs that say ERROR."""
+    """Return the ERROR lines of a Java client's logs."""
     logs = list(home.rglob("*.log"))
     assert logs
     lines = [line for log in logs for line in log.read_text(encoding="utf-8").splitlines()]
@@ -91,7 +91,7 @@ async def test_push_consumers_keep_to_the_limit_and_resume_when_it_is_gone(
         times_ms[subscription] = report["times_ms"]
 
     async with trio.open_nursery() as running:
-        # The slowest to start goes first, so that none of the others has run out of messages at the end.
+        # The slowest to start goes first, so that the others do not run out of messages.
         for subscription in _ALL:
             running.start_soon(consume, subscription)
             await _until_consuming(path, subscription)
@@ -110,7 +110,7 @@ async def test_push_consumers_keep_to_the_limit_and_resume_when_it_is_gone(
         print(f"{subscription.group}: {limited} in {_LIMITED_S} s, by the second {seconds}")
         print(f"{subscription.group}: without the limit {at_once} of the last {left} within 2 s")
         assert len(times) == subscription.messages
-        # Messages come a pull at a time, so that one more or less may fall into the seconds that are looked at.
+        # Messages arrive a pull at a time, so one pull more or less may fall into these seconds.
         assert abs(limited - per_s * _LIMITED_S) <= per_s * _LIMITED_S / 10
         assert at_once >= min(left, 10 * 2 * per_s)
         refused = [counts for name, counts in rules.items() if subscription.topic in name and counts.requests["refuse"]]
@@ -123,7 +123,7 @@ def _between(times_ms: list[int], begin_ms: float, end_ms: float) -> int:
 
 
 async def _until_consuming(path: LocalDataPath, subscription: _Subscription) -> None:
-    """Wait until it has got its first messages."""
+    """Wait for the first messages."""
     resource = "subscription", f"{subscription.group}@{subscription.topic}"
     with trio.fail_after(_TIMEOUT_S):
         while True:

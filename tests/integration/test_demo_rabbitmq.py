@@ -1,4 +1,4 @@
-"""``make demo-rabbitmq`` for real: what it prints, and that it leaves nothing."""
+"""``make demo-rabbitmq``: its output, and that it leaves nothing."""
 
 import signal
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""``make demo-rocketmq`` and ``-rocketmq5`` for real: what they tell, and that nothing is left however they end."""
+"""``make demo-rocketmq`` and ``-rocketmq5``: their output, and that they leave nothing however they end."""
 
 import json
 import signal
@@ -31,7 +31,7 @@ def test_a_flood_is_held_to_its_limit_and_nothing_is_left(demos: Demos, tmp_path
         counted = figures(demo.lines, topic)
         assert counted["refused"] == 0
         assert counted["sent"] == counted["passed"] + counted["other"] > 0
-        # An answer that says no may come from a broker that stored it all the same, if late.
+        # The broker may have stored a message that it answered late.
         assert counted["passed"] <= counted["stored"] <= counted["sent"]
     text = "\n".join(demo.lines)
     assert "open http://127.0.0.1:" in text

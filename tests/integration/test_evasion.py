@@ -1,4 +1,4 @@
-"""Attacks on limits by way of the broker's own features, counted by the broker's own offsets."""
+"""Attacks on limits through the broker's own features, counted by the broker's offsets."""
 
 import json
 import re
@@ -37,43 +37,40 @@ _numbers = count(1)
 
 @pytest.fixture(scope="module")
 def broker(start_rocketmq: StartRocketMQ) -> RocketMQ:
-    """A broker with a timer wheel, which asks after two seconds what became of a transaction."""
+    """A broker with a timer wheel, which asks after two seconds about open transactions."""
     settings = {"timerWheelEnable": "true", "transactionTimeOut": "2000", "transactionCheckInterval": "2000"}
-    # It takes note of an end at once, so that it does not ask about it once more.
+    # Processes the end of a transaction at once, so that it does not ask again.
     settings |= {"transactionOpBatchInterval": "10"}
     return start_rocketmq(settings=settings)
 
 
 @pytest.fixture(scope="module")
 def sidecar(start_sluice: StartSluice, broker: RocketMQ) -> Sluice:
-    """A sidecar in front of it."""
     return start_sluice(broker, limits=[f"topic:limited-*={_PER_S}/s", "topic:closed-*=0/s"])
 
 
 @pytest.fixture
 def through(sidecar: Sluice) -> Iterator[FrameClient]:
-    """A client of the sidecar."""
     with FrameClient(sidecar.routes[0].listen) as client:
         yield client
 
 
 @pytest.fixture
 def past(broker: RocketMQ) -> Iterator[FrameClient]:
-    """A client of the broker itself."""
     with FrameClient(f"{broker.host}:{broker.port}") as client:
         yield client
 
 
 @dataclass
 class _Watched:
-    """A topic, and what may be stored in it from now on."""
+    """A topic, and the messages stored in it since then."""
 
     broker: RocketMQ
     topic: str
     began_s: float = field(default_factory=time.monotonic)
 
     def stored(self) -> int:
-        # What the broker has answered is counted once it has gone from the commit log into its queues.
+        # An answered message counts once it has moved from the commit log into its queues.
         with FrameClient(f"{self.broker.host}:{self.broker.port}") as client:
             while True:
                 (answer,) = client.ask(RemotingCommand(code=_RUNTIME_INFO, opaque=next(_numbers)))
@@ -82,7 +79,7 @@ class _Watched:
         return self.broker.stored_messages(self.topic)
 
     def check(self, largest_cost: int = 1) -> None:
-        """Hold what is stored against the bound: the limit over the time, a burst of a second, and a debt."""
+        """Check stored messages against the bound: the limit over the time, a burst of a second, and a debt."""
         stored, seconds = self.stored(), time.monotonic() - self.began_s
         assert stored <= _PER_S * seconds + _PER_S + largest_cost - 1, f"{stored} stored in {seconds:.1f} s"
 
@@ -95,8 +92,6 @@ class _Watched:
 
 @pytest.fixture
 def watched(broker: RocketMQ) -> Callable[..., _Watched]:
-    """Make a topic, and watch it."""
-
     def make(prefix: str = "limited", attributes: str = "") -> _Watched:
         topic = f"{prefix}-{next(_numbers)}"
         fields = {"topic": topic, "defaultTopic": "TBW102", "readQueueNums": "1", "writeQueueNums": "1", "perm": "6"}
@@ -109,14 +104,14 @@ def watched(broker: RocketMQ) -> Callable[..., _Watched]:
 
 
 def _with(command: RemotingCommand, properties: Mapping[str, str], *, sys_flag: int = 0) -> RemotingCommand:
-    # The broker asks nobody what became of an old half message.
+    # The broker does not ask about an old half message.
     born = {"g": str(int(time.time() * 1000))}
     command.fields = {**command.fields, **born, "i": encode_properties(properties), "f": str(sys_flag)}
     return command
 
 
 def _to_wheel(topic: str) -> RemotingCommand:
-    """Return what the broker itself puts into its timer wheel for a message whose time has come."""
+    """Return the broker's own message for its timer wheel."""
     due_ms = int(time.time() * 1000) + 1000
     properties = {
         "TIMER_OUT_MS": str(due_ms),
@@ -128,7 +123,7 @@ def _to_wheel(topic: str) -> RemotingCommand:
 
 
 def _end(answer: RemotingCommand, *, what: str = _COMMIT, group: str = "producers") -> RemotingCommand:
-    """Return the end of a transaction, for the message that an answer tells of."""
+    """Return the end of a transaction, for the message of an answer."""
     fields = {
         "producerGroup": group,
         "tranStateTableOffset": answer.fields["queueOffset"],
@@ -140,20 +135,20 @@ def _end(answer: RemotingCommand, *, what: str = _COMMIT, group: str = "producer
     return RemotingCommand(code=RequestCode.END_TRANSACTION, opaque=next(_numbers) + 1_000_000, fields=fields)
 
 
-def test_timer_wheel_is_no_way_around_a_limit(
+def test_the_timer_wheel_does_not_evade_a_limit(
     through: FrameClient, past: FrameClient, watched: Callable[..., _Watched], sidecar: Sluice
 ) -> None:
     limited, closed, control = watched(), watched("closed"), watched("control")
     through.ask(*(_to_wheel(limited.topic) for _ in range(_TIMES)), *(_to_wheel(closed.topic) for _ in range(100)))
     past.ask(_to_wheel(control.topic))
-    # What went into the wheel before comes out of it before.
+    # The wheel keeps order.
     control.wait_for(1)
     limited.check()
     assert (limited.stored(), closed.stored()) == (0, 0)
     assert sidecar.metrics().total("sluice_rule_refused_total", rule="internal_topic") == _TIMES + 100
 
 
-def test_repeated_commits_are_no_way_around_a_limit(
+def test_repeated_commits_do_not_evade_a_limit(
     through: FrameClient, past: FrameClient, watched: Callable[..., _Watched]
 ) -> None:
     limited, control = watched(), watched("control")
@@ -167,12 +162,12 @@ def test_repeated_commits_are_no_way_around_a_limit(
     assert limited.stored() == 1
 
 
-#: What makes a message a half message, if it is sent as one.
+# Marks a message as a half message.
 _HALF = {"TRAN_MSG": "true", "PGROUP": "producers"}
 
 
 def _plain(target: str, **properties: str) -> RemotingCommand:
-    """Return a send that nobody limits, and of which a commit would store a copy in the target."""
+    """Return an unlimited send, of which a commit would store a copy in the target."""
     named = {"PGROUP": "producers", "REAL_TOPIC": target, "REAL_QID": "0", "UNIQ_KEY": f"of {next(_numbers)}"}
     return _with(send("free"), named | properties)
 
@@ -184,7 +179,7 @@ def _half(opaque: int) -> RemotingCommand:
 
 
 def _without_a_number(client: FrameClient, target: str) -> list[RemotingCommand]:
-    """Let the broker number it, and guess how."""
+    """Let the broker number it, and guess the number."""
     header = json.loads(encode(_plain(target))[8:].rpartition(b"}")[0] + b"}")
     del header["opaque"]
     raw = json.dumps(header).encode()
@@ -223,7 +218,6 @@ def _as_an_older_send(client: FrameClient, target: str) -> list[RemotingCommand]
 
 
 def _as_a_reply(client: FrameClient, target: str) -> list[RemotingCommand]:
-    """Reply to oneself."""
     name = f"replies-{next(_numbers)}"
     body = json.dumps({"clientID": name, "consumerDataSet": [], "producerDataSet": [{"groupName": "producers"}]})
     client.ask(RemotingCommand(code=RequestCode.HEART_BEAT, opaque=next(_numbers) + 5_000_000, body=body.encode()))
@@ -236,7 +230,7 @@ def _as_a_reply(client: FrameClient, target: str) -> list[RemotingCommand]:
 
 
 def _read_past_checks(client: FrameClient) -> RemotingCommand:
-    """Read, but for the broker's questions about half messages of the group, which come at any time."""
+    """Read past the broker's questions about half messages, which come at any time."""
     while (command := client.read()[0]).code == RequestCode.CHECK_TRANSACTION_STATE:
         pass
     return command
@@ -302,7 +296,7 @@ def test_delayed_message_is_not_committed(
     assert limited.stored() == 1
 
 
-def test_half_message_is_stored_once_however_often_it_is_committed(
+def test_a_half_message_is_stored_once_after_any_number_of_commits(
     through: FrameClient, past: FrameClient, watched: Callable[..., _Watched]
 ) -> None:
     limited, control = watched(), watched("control")
@@ -328,7 +322,7 @@ def test_transaction_that_the_broker_asks_about_is_committed(
     (answer,) = past.ask(_with(send(limited.topic), properties, sys_flag=4))
     (refused,) = through.ask(_end(answer, group="asked"))
     assert (refused.code, limited.stored()) == (1, 0)
-    # It asks anew, and about a new copy, if the answer takes long.
+    # If the answer takes long, the broker asks again, about a new copy.
     for _ in range(3):
         (asked,) = through.read()
         assert asked.code == RequestCode.CHECK_TRANSACTION_STATE
@@ -346,7 +340,7 @@ def test_transaction_that_the_broker_asks_about_is_committed(
 def test_transaction_that_takes_long_is_committed_as_its_send_was_answered(
     through: FrameClient, watched: Callable[..., _Watched], before: Sequence[str]
 ) -> None:
-    """The broker has asked meanwhile, and was even told to roll it back: directly the message is stored."""
+    """The broker has asked meanwhile, and was even told to roll it back. Directly, the message is stored."""
     limited, group = watched(), f"long-{len(before)}"
     clients = f'{{"clientID":"{group}","consumerDataSet":[],"producerDataSet":[{{"groupName":"{group}"}}]}}'
     through.ask(RemotingCommand(code=RequestCode.HEART_BEAT, opaque=next(_numbers), body=clients.encode()))
@@ -366,7 +360,7 @@ def test_transaction_that_takes_long_is_committed_as_its_send_was_answered(
 
 @pytest.mark.long
 @pytest.mark.parametrize("serialize", ["JSON", "ROCKETMQ"])
-def test_transactions_of_a_java_client_end_as_it_says(
+def test_a_java_clients_transactions_end_as_requested(
     broker: RocketMQ, sidecar: Sluice, client_home: Path, serialize: str
 ) -> None:
     def refused() -> float:
@@ -405,7 +399,7 @@ def test_message_does_not_say_itself_as_how_many_it_counts(
 def test_bodies_that_come_slowly_keep_to_the_limit(
     sidecar: Sluice, watched: Callable[..., _Watched], broker: RocketMQ
 ) -> None:
-    limited, messages = watched(), 500  # one that may ever pass: burst and debt together are 550
+    limited, messages = watched(), 500  # the maximum is 550: burst and debt
     clients = [FrameClient(sidecar.routes[0].listen) for _ in range(50)]
     frames = [encode(send(limited.topic, batch=messages)) for _ in clients]
     beginning = len(frames[0]) - (messages - 1) * (len(frames[0]) // messages)
@@ -413,7 +407,7 @@ def test_bodies_that_come_slowly_keep_to_the_limit(
     for client, frame in zip(clients, frames, strict=True):
         client._socket.sendall(frame[:beginning])
     while sidecar.metrics().total("sluice_bytes_total", source="client") < read + len(frames) * beginning:
-        pass  # until all beginnings have been read
+        pass
     for client, frame in zip(clients, frames, strict=True):
         client._socket.sendall(frame[beginning:])
     answers = [client.read()[0].code for client in clients]
@@ -423,9 +417,7 @@ def test_bodies_that_come_slowly_keep_to_the_limit(
     assert limited.stored() == messages * answers.count(0) >= messages
 
 
-def test_body_that_is_no_batch_costs_no_more_than_a_message(
-    through: FrameClient, watched: Callable[..., _Watched]
-) -> None:
+def test_an_invalid_batch_costs_no_more_than_a_message(through: FrameClient, watched: Callable[..., _Watched]) -> None:
     limited = watched()
     no_batch = send(limited.topic, batch=1)
     no_batch.body = b"\xff" * (4 << 20)
@@ -434,7 +426,7 @@ def test_body_that_is_no_batch_costs_no_more_than_a_message(
     assert limited.stored() == 20
 
 
-def test_malformed_batch_is_refused_and_locks_nobody_out(
+def test_a_malformed_batch_is_refused_and_blocks_no_other(
     through: FrameClient, watched: Callable[..., _Watched], sidecar: Sluice
 ) -> None:
     limited = watched()
@@ -449,7 +441,7 @@ def test_malformed_batch_is_refused_and_locks_nobody_out(
 
 _ONE = encode_batch([BatchMessage(b"x")])
 _HIDING = encode_batch([BatchMessage(struct.pack(">i", 26) + bytes(20))])
-# Nothing here says 0 for a length in a batch queue's reading: the broker would never come to its end.
+# In a batch queue's reading, no length here is 0, which would be an endless loop in the broker.
 _BODIES = {
     "sound": ("", _ONE * 5),
     "another_total": ("", struct.pack(">i", 7) + _ONE[4:] + _ONE),

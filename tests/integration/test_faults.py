@@ -1,4 +1,4 @@
-"""Bad networks between client and Sluice, and between Sluice and broker: what clients are told stays true."""
+"""Bad networks between client and Sluice, and between Sluice and broker: the clients' answers stay true."""
 
 import sys
 import time
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.long]
 
 _HOST: Final = "127.0.0.1"
 _CHILD: Final = Path(__file__).parent / "harness" / "ledger_child.py"
-# Clients send faster, each to a topic or queue of its own: some are refused.
+# Clients send faster, each to its own topic or queue, so some sends are refused.
 _CONFIG: Final = """
 [[limits]]
 kind = "{kind}"
@@ -38,7 +38,7 @@ _PLACES: Final = ("client-sluice", "sluice-broker")
 
 @dataclass(frozen=True)
 class _Fault:
-    """What a network does."""
+    """A fault of a network."""
 
     kind: str
     attributes: dict[str, int]
@@ -59,7 +59,7 @@ _FAULTS: Final = {
 
 
 class _Stage:
-    """A broker, Sluice before it, a bad network on either side of that, and clients that keep account."""
+    """A broker, Sluice, a bad network on either side of Sluice, and clients that keep account."""
 
     def __init__(self, toxiproxy: Toxiproxy, sluice: Sluice, start: Callable[[], list[Ledger]]) -> None:
         self.toxiproxy, self.sluice = toxiproxy, sluice
@@ -70,12 +70,12 @@ class _Stage:
             ledger.wait_for(lambda ledger=ledger: bool(ledger.refused), "refused anything")
 
     def opened(self) -> float:
-        """Return how many connections Sluice has taken."""
+        """Return the number of connections accepted by Sluice."""
         return self.sluice.metrics().total("sluice_connections_opened_total")
 
     def close_all(self) -> None:
-        """Have Sluice close the connections of its clients."""
-        # The list may be some seconds old, and without those that have come since.
+        """Close the clients' connections through the API."""
+        # The list may be some seconds old, without the latest connections.
         deadline_s = time.monotonic() + _TIMEOUT_S
         while not (page := ask(self.sluice, "GET", "connections?limit=100")[1])["rows"]:
             assert time.monotonic() < deadline_s
@@ -86,13 +86,12 @@ class _Stage:
             assert status in (200, 404), answer
 
     def end_clients(self) -> None:
-        """Kill the clients."""
         for ledger in self.ledgers:
             ledger.client.kill()
 
 
 def _sluice(start: StartSluice, toxiproxy: Toxiproxy, front: str, broker: str, **how: Any) -> Sluice:
-    """Start Sluice between two relays; clients are to come to ``front``."""
+    """Start Sluice between two relays. Clients connect to ``front``."""
     route, behind = (f"{_HOST}:{free_port()}" for _ in range(2))
     toxiproxy.relay("sluice-broker", behind, broker)
     sluice = start(routes=(Route(route, behind),), **how)
@@ -108,7 +107,6 @@ def stage(
     start_rocketmq: StartRocketMQ,
     start_rabbitmq: StartRabbitMQ,
 ) -> Iterator[_Stage]:
-    """Everything in front of one of the brokers."""
     folder = tmp_path_factory.mktemp("faults")
     with ExitStack() as running:
         toxiproxy = Toxiproxy(folder)
@@ -138,7 +136,7 @@ def stage(
 
 
 def _scenarios() -> list[Any]:
-    """Each fault at each place before each broker, in a direction: over the two places and brokers, in both."""
+    """Each fault at each place before each broker, in one direction. Both directions occur."""
     found = []
     for broker in ("rocketmq", "rabbitmq"):
         for nth, fault in enumerate(_FAULTS):
@@ -154,7 +152,6 @@ def _scenarios() -> list[Any]:
 def test_answers_match_the_broker_and_traffic_continues(
     stage: _Stage, fault: str, place: str, direction: Direction
 ) -> None:
-    """Also while the network is bad."""
     what = _FAULTS[fault]
     opened = stage.opened()
     with stage.toxiproxy.toxic(place, what.kind, direction, what.attributes):
@@ -171,6 +168,5 @@ def test_answers_match_the_broker_and_traffic_continues(
 
 @pytest.mark.parametrize("stage", ["rocketmq", "rabbitmq"], indirect=True, scope="module")
 def test_nothing_is_left_behind(stage: _Stage) -> None:
-    """By all that came before."""
     stage.end_clients()
     stage.sluice.end_with_nothing_left(descriptors=stage.idle)

@@ -1,4 +1,4 @@
-"""Three sidecars, one limit, and a real Redis that fails in every way; messages are counted by the broker."""
+"""Three sidecars, one limit, and a real Redis that fails in every way. The broker counts the messages."""
 
 import signal
 import time
@@ -47,7 +47,7 @@ def fleet(redis: RedisServer, broker: EmbeddedBroker, start_sluice: StartSluice)
 
 
 class Traffic:
-    """Sends to one topic of one sidecar on a thread, while entered, at a rate that can be changed."""
+    """Sends to one topic of one sidecar on a thread, at an adjustable rate."""
 
     def __init__(self, sluice: Sluice, per_s: float, topic: str = "orders") -> None:
         self.per_s, self.sent, self.stored, self.refused = per_s, 0, 0, 0
@@ -81,7 +81,7 @@ class Traffic:
 
 
 def passed_in(broker: EmbeddedBroker, seconds: float) -> tuple[int, float]:
-    """Return how many messages the broker was sent in about this time, and in which exactly."""
+    """Return the number of messages that the broker received in about this period, and the exact period."""
     began, before = time.monotonic(), broker.stored("orders")
     time.sleep(seconds)
     return broker.stored("orders") - before, time.monotonic() - began
@@ -118,7 +118,7 @@ def test_shares_follow_demand_that_moves(fleet: list[Sluice], broker: EmbeddedBr
 
 @pytest.mark.alone
 @pytest.mark.long
-def test_below_the_limit_nothing_is_refused_however_the_demand_moves(fleet: list[Sluice]) -> None:
+def test_below_the_limit_nothing_is_refused_while_demand_moves(fleet: list[Sluice]) -> None:
     with ExitStack() as running:
         traffic = [running.enter_context(Traffic(each, 0)) for each in fleet]
         for demands in ((360, 20, 20), (20, 360, 20), (0, 0, 400), (133, 133, 133)):
@@ -257,7 +257,7 @@ def test_a_fail_over_by_sentinel_needs_no_restart(
     with ExitStack() as running:
         replica = running.enter_context(RedisServer(tmp_path, "--replicaof", f"127.0.0.1 {redis.port}"))
         sentinels = [running.enter_context(RedisServer(tmp_path, watches=redis.port)) for _ in range(3)]
-        # They must know of each other, and of the replica.
+        # They must know each other, and the replica.
         deadline = time.monotonic() + 60
         while "slaves=1,sentinels=3" not in sentinels[0].command("INFO", "sentinel"):
             assert time.monotonic() < deadline
@@ -318,7 +318,7 @@ def test_a_bad_network_to_redis_is_not_noticed_by_clients(
         time.sleep(4)
         usually = p99(quiet)
 
-        # kind, attributes, relays, members that are away, and the most that passes of the limit
+        # kind, attributes, relays, stopped members, and the maximum throughput relative to the limit
         for kind, attributes, spoilt, away, most in (
             ("latency", {"latency": 2000}, "012", [1, 1, 1], 1.0),
             ("timeout", {"timeout": 0}, "0", [1, 0, 0], 4 / 3),
@@ -350,6 +350,6 @@ def test_a_delayed_message_waits_for_a_permit_of_the_fleet(
         began = time.monotonic()
         with ThreadPoolExecutor() as threads:
             answers = list(threads.map(lambda client: client.ask(*sends(150, "held")), clients))
-        # The burst, and the rest at the rate of both together.
+        # The burst, and the rest at the combined rate.
         assert [stored(each) for each in answers] == [150, 150]
         assert time.monotonic() - began >= 300 / 100 - 1

@@ -1,4 +1,4 @@
-"""The script in a real Redis against its twin in Python, on one clock that the test sets."""
+"""The script in a real Redis against its Python counterpart, on one clock set by the test."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from harness.ports import free_port
 from limiter.fleet.member import members_in, shares_in
 
 SCRIPT = files("limiter.fleet").joinpath("bucket.lua").read_text()
-#: The clock of Redis cannot be set, so the test replaces the one line that reads it.
+# The clock of Redis cannot be set, so the line that reads it is replaced.
 ON_A_SET_CLOCK = SCRIPT.replace("redis.call('TIME')", "{ tonumber(ARGV[#ARGV - 1]), tonumber(ARGV[#ARGV]) }")
 
 
@@ -55,7 +55,7 @@ def test_the_script_reads_the_clock_in_one_place() -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-async def test_the_script_does_what_its_twin_does(redis_port: int, seed: int) -> None:
+async def test_the_script_equals_its_python_counterpart(redis_port: int, seed: int) -> None:
     walk = random.Random(seed)
     twin = FleetRedis()
     keys = [f"sluice:{{w{seed}}}:members", *(f"sluice:{{w{seed}}}:b:messages:topic:{name}" for name in "ab")]
@@ -106,7 +106,7 @@ async def test_the_script_does_what_its_twin_does(redis_port: int, seed: int) ->
         assert shares == {member: fields[1] for member, fields in twin.hashes[keys[1]].items() if member}
 
 
-async def test_keys_expire_when_nobody_uses_them(redis_port: int) -> None:
+async def test_unused_keys_expire(redis_port: int) -> None:
     async with await connected(redis_port) as redis:
         keys = ["sluice:{e}:members", "sluice:{e}:b:messages:topic:a", "sluice:{e}:edits"]
         assert await redis.eval(SCRIPT, keys, ["m", 1, 0, -1, 5, 15, 0, 0, 1, 1, -1]) == [

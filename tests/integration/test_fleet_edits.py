@@ -1,4 +1,4 @@
-"""Edits for all members of a fleet: three sidecars and a real Redis, whose user has the rights that the guide names."""
+"""Edits for all members of a fleet: three sidecars and a real Redis, whose user has the documented rights."""
 
 import random
 import time
@@ -31,7 +31,6 @@ def redis(tmp_path: Path) -> Iterator[RedisServer]:
 
 
 def config(redis: RedisServer) -> str:
-    """Return the configuration of a member, and give Redis its user."""
     (line,) = [line for line in GUIDE.read_text(encoding="utf-8").splitlines() if line.startswith("user sluice on")]
     redis.command("ACL", "SETUSER", *line.replace("PASSWORD", PASSWORD).split()[1:])
     return (
@@ -48,7 +47,7 @@ def fleet(redis: RedisServer, broker: EmbeddedBroker, start_sluice: StartSluice)
 
 
 def edits(sluice: Sluice) -> list[dict[str, Any]]:
-    """Return the edits of the audit trail in their order."""
+    """Return the edits of the audit trail in order."""
     changes = ask(sluice, "GET", "audit?limit=500")[1]["changes"]
     return [each for each in reversed(changes) if each["target"].startswith("limits/")]
 
@@ -58,7 +57,7 @@ def in_force(sluice: Sluice) -> dict[str, Any]:
 
 
 def wait_until_equal(members: list[Sluice], within_s: float) -> float:
-    """Wait until all members have the same limits, and return how long that took."""
+    """Wait until all members have the same limits. Return the duration."""
     began = time.monotonic()
     while True:
         first, *others = map(in_force, members)
@@ -88,7 +87,7 @@ def test_a_hundred_edits_at_random_members_under_load_end_the_same_and_are_all_a
 
     senders = [Thread(target=send, args=(each,)) for each in fleet]
     chosen = [(walk.choice(fleet), number) for number in range(100)]
-    # Three operators, so that edits of the same limits meet.
+    # Three operators, so that edits of the same limits conflict.
     operators = [Thread(target=edit, args=(chosen[at::3],)) for at in range(3)]
     for each in (*senders, *operators):
         each.start()
@@ -149,7 +148,7 @@ def test_without_redis_nothing_is_half_applied_and_a_start_has_the_last_known(
         assert ask(one, "PUT", "limits/topic/t1", {"rate": 7})[0] == 200
     with Sluice(tmp_path / "a", routes, config=text) as one:
         assert (rate(one), rate(one, "t1")) == (800, 7)
-        # It comes back empty, and gets what its members know.
+        # It comes back empty, and its members restore it.
         redis.start()
         text = config(redis)
         one.wait_for_metrics(lambda metrics: metrics.total("sluice_fleet_away") == 0)
@@ -158,7 +157,7 @@ def test_without_redis_nothing_is_half_applied_and_a_start_has_the_last_known(
             while rate(other) != 800:
                 assert time.monotonic() < deadline
             assert [each["reason"] for each in edits(other)] == [""]
-        # What a stranger writes is ignored.
+        # Invalid entries are ignored.
         for field, value in (("9", "{"), ("x", "[]"), ("", "nonsense")):
             redis.command("HSET", "sluice:{orders-prod}:edits", field, value)
         one.process.wait_for_line("is ignored", timeout_s=10)

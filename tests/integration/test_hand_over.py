@@ -1,4 +1,4 @@
-"""Processes take each other's place under load: nobody is refused, nothing acknowledged is lost, nobody is forgiven."""
+"""Take-overs under load: no request is refused, no acknowledged message lost, and no debt forgiven."""
 
 import socket
 import threading
@@ -60,7 +60,7 @@ _UP_S = 60.0
 
 
 class Processes:
-    """Processes of Sluice one after another, each of which takes the place of the one before."""
+    """Processes of Sluice, each of which takes over from the one before."""
 
     def __init__(
         self, directory: Path, routes: tuple[Route, ...], *, config: str = CONFIG, protocol: str = "rocketmq"
@@ -70,15 +70,15 @@ class Processes:
         self.now = self.start()
 
     def start(self) -> Sluice:
-        """Start another one, where none runs, and wait until another can take over from it."""
+        """Start a process without a predecessor, and wait until another can take over."""
         started = Sluice(self.directory, self.routes, **self._how)  # type: ignore[arg-type]  # text, both of them
         started.process.wait_for_line("sluice is up", timeout_s=_UP_S)
         return started
 
     def take_over(self) -> None:
-        """Have another process take over, and wait until the one before has ended."""
+        """Start a process that takes over, and wait for the end of the old one."""
         before = self.now
-        # Its address is the same: whoever answers there first is the one before.
+        # It has the same address, where the old process answers at first.
         self.now = Sluice(self.directory, self.routes, admin=before.admin, **self._how)  # type: ignore[arg-type]
         try:
             self.now.process.wait_for_line("took over from the old process", timeout_s=_UP_S)
@@ -95,7 +95,7 @@ class Processes:
 
 
 class Load:
-    """Clients on threads that send until they are stopped, and come again when their connection ends."""
+    """Clients on threads that send until they are stopped, and reconnect when their connection ends."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -108,7 +108,7 @@ class Load:
         self._threads: list[threading.Thread] = []
 
     def start(self, topic: str, *, at_once: int, per_connection: int | None = None, source: str = "") -> None:
-        """Start a client that sends so many at once, and so many times on each connection."""
+        """Start a client with this many sends at once, and this many rounds per connection."""
         thread = threading.Thread(target=self._run, args=(topic, at_once, per_connection, source), daemon=True)
         self._threads.append(thread)
         thread.start()
@@ -161,11 +161,11 @@ class Load:
 
 
 def within_limits(broker: EmbeddedBroker, began_s: float) -> dict[str, float]:
-    """Return by topic how much of what all limits allow by now was stored: their rate since then, and one burst."""
+    """Return by topic the fraction of the limits' permits that was stored: their rate since then, and one burst."""
     found = {}
     for topic, per_s in RATES.items():
         count = broker.stored(topic)
-        # In the debt of one request each share of a fair limit may end, and its pool.
+        # Each share of a fair limit, and its pool, may end in a debt of one request.
         more = 4 if topic == "fair" else 1
         found[topic] = count / (per_s * (time.monotonic() - began_s) + per_s + more)
     return found
@@ -195,7 +195,7 @@ def test_process_is_replaced_under_load_with_only_clean_closes(tmp_path: Path, t
         for topic, acknowledged in load.acknowledged.items():
             assert broker.stored(topic) >= acknowledged > 0
         assert max(share for each in used for share in each.values()) <= 1
-        # The limits were used, so that one that began anew would have shown.
+        # The limits were used, so a limit that started over would show.
         assert min(used[-1].values()) > 0.5
 
 
@@ -211,7 +211,7 @@ def stored_permits(sluice: Sluice) -> float:
 
 
 def owe(address: str) -> None:
-    """Borrow some hundred seconds' worth of permits at once."""
+    """Borrow some hundred seconds of permits at once."""
     with FrameClient(address) as client:
         assert stored(client.ask(send("debts", batch=500))) == 1
 
@@ -255,7 +255,7 @@ def test_held_requests_are_answered_by_the_process_that_holds_them(processes: Pr
     with FrameClient(address) as client:
         commands = sends(50 + 40, "held")
         client.write(*commands)
-        # Those that the limit has stored: what is behind them is held.
+        # The stored permits. The rest is held.
         first = client.read(50)
         processes.now.wait_for_metrics(lambda metrics: metrics.total("sluice_held_requests") > 0)
         with ThreadPoolExecutor(1) as reading:
@@ -280,7 +280,7 @@ def test_a_process_that_cannot_start_leaves_the_other_as_it_was(
             env={"SLUICE_TAKE_OVER": "true"},
         )
         assert (done.returncode, "it is in use" in done.stderr) == (1, True)
-        # The very connection that was open goes on, and so do edits.
+        # The open connection continues, and so do edits.
         assert stored(client.ask(send("free"))) == 1
         assert ask(processes.now, "PUT", "limits/topic/edited", {"rate": 7})[0] == 200
     assert "this process continues" in processes.now.process.tail()
@@ -291,7 +291,7 @@ def test_a_process_that_ends_just_before_it_accepts_leaves_the_other_serving(pro
         predecessor = await hand_over.reach(processes.directory / "state")
         assert predecessor is not None
         assert await predecessor.take() is not None
-        # Who connects now waits: neither of the two accepts.
+        # A new connection waits, as neither process accepts.
         with FrameClient(processes.routes[0].listen) as waiting:
             waiting.write(send("free"))
             for sock in predecessor.sockets:
@@ -306,7 +306,7 @@ def test_a_process_that_ends_just_before_it_accepts_leaves_the_other_serving(pro
     processes.take_over()
 
 
-def test_a_process_that_was_killed_keeps_nobody_from_starting(processes: Processes) -> None:
+def test_a_killed_process_does_not_prevent_a_start(processes: Processes) -> None:
     processes.now.process.kill()
     processes.now = processes.start()
     assert "took over" not in processes.now.process.tail()
@@ -394,6 +394,6 @@ def test_messages_acknowledged_to_a_java_producer_are_stored(
         told = report.result()[topic]
     print(told, times)
     assert times > 3
-    # A send whose answer was lost with its connection is sent once more.
+    # A send whose answer was lost with its connection is repeated.
     assert rocketmq.stored_messages(topic) >= told["stored"] > 0
     assert told["failed"] == 0

@@ -1,6 +1,4 @@
-"""The incident that this project is about: what one consumer sends back makes the broker refuse everybody's
-messages.
-"""
+"""The incident behind this project: one consumer's send-backs make the broker refuse everyone's messages."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,14 +14,14 @@ pytestmark = [pytest.mark.integration, pytest.mark.alone, pytest.mark.long]
 
 _SECONDS = 12
 _FAILING_MESSAGES = 1000
-# The consumer works on as many messages at once, and so sends back as many at once.
+# The consumer handles, and so sends back, this many messages at once.
 _CONSUMER_THREADS = 256
 _OTHER_TOPICS = ("orders", "invoices", "shipments")
 _LIMIT_PER_S = 5
 
 
 def _storm(rocketmq: RocketMQ, home: Path) -> tuple[dict[str, Any], dict[str, int]]:
-    """Let a consumer fail everything while others send; return what became of their sends, and of its send-backs."""
+    """A consumer fails every message while others send. Return the outcomes of their sends, and of its send-backs."""
     topic, group = "failing", "failing-consumer"
     rocketmq.fill(topic, _FAILING_MESSAGES)
     for other in _OTHER_TOPICS:
@@ -35,7 +33,7 @@ def _storm(rocketmq: RocketMQ, home: Path) -> tuple[dict[str, Any], dict[str, in
             *(str(_CONSUMER_THREADS), "0"),
             home=home / "consumer",
         ),
-        # One attempt for each message: every refusal by the broker is seen.
+        # One attempt per message, so that every refusal by the broker shows.
         "producers": java(
             "FlatOutProducer.java",
             *(rocketmq.namesrv, "other-producers", str(_SECONDS), "10", *_OTHER_TOPICS),

@@ -1,4 +1,4 @@
-"""Whether a listener is ready, and what it does with what is no plain connection, or has no broker behind it."""
+"""Readiness of a listener, streams of other protocols, and a missing broker."""
 
 import socket
 
@@ -18,7 +18,7 @@ def _connect(address: str) -> socket.socket:
 
 
 def _read_to_end(connection: socket.socket) -> bytes:
-    """Everything until the other side closes, orderly or not."""
+    """Read until the other side closes, orderly or not."""
     received = b""
     try:
         while part := connection.recv(4096):
@@ -40,7 +40,7 @@ def test_tls_connection_is_closed_and_counted(rocketmq: RocketMQ, sluice: Sluice
         received = _read_to_end(client)
 
     assert received == b""
-    # The client hears the end of the stream before the connection is over and counted.
+    # The client sees the end of the stream before the connection is counted as closed.
     sluice.wait_for_metrics(
         lambda metrics: metrics.total("sluice_connections_closed_total", reason="tls") == before + 1
     )

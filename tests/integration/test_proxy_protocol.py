@@ -21,13 +21,13 @@ _TIMEOUT_S, _POLL_S = 60.0, 0.1
 
 @pytest.fixture(scope="module")
 def rabbitmq(start_rabbitmq: StartRabbitMQ) -> RabbitMQ:
-    """A broker that takes nobody who does not begin with a PROXY header."""
+    """A broker that requires a PROXY header."""
     return start_rabbitmq(settings={"proxy_protocol": "true", "log.console.level": "debug"})
 
 
 @pytest.fixture(scope="module", params=[pytest.param("v1", marks=[pytest.mark.long]), "v2"])
 def sluice(request: pytest.FixtureRequest, start_sluice: StartSluice, rabbitmq: RabbitMQ) -> Iterator[Sluice]:
-    """Between the two; the second listener takes headers from nobody, the third is reached by IPv6."""
+    """Between both. The second listener accepts headers from no address, the third is reached by IPv6."""
     listeners = "\n".join(
         f"""
         [[listeners]]
@@ -67,7 +67,7 @@ def _peers(sluice: Sluice) -> set[str]:
         "send-proxy-v2 proxy-v2-options crc32c,unique-id",
     ],
 )
-def test_everybody_sees_the_clients_address(tmp_path: Path, sluice: Sluice, rabbitmq: RabbitMQ, option: str) -> None:
+def test_all_views_have_the_clients_address(tmp_path: Path, sluice: Sluice, rabbitmq: RabbitMQ, option: str) -> None:
     turned_away = "sluice_connections_closed_total"
     before = sluice.metrics().total(turned_away, reason="too_many_connections_of_client")
     with (
@@ -78,7 +78,7 @@ def test_everybody_sees_the_clients_address(tmp_path: Path, sluice: Sluice, rabb
     ):
         assert first.open_channel()
         seen = rabbitmq.connections()
-        # The list is made anew every second or so.
+        # The list is updated every second or so.
         wanted = {f"{each['peer_host']}:{each['peer_port']}" for each in seen}
         deadline_s = time.monotonic() + _TIMEOUT_S
         while (peers := _peers(sluice)) != wanted and time.monotonic() < deadline_s:
@@ -90,7 +90,7 @@ def test_everybody_sees_the_clients_address(tmp_path: Path, sluice: Sluice, rabb
         )
 
     assert sorted(each["peer_host"] for each in seen) == [_CLIENT, _CLIENT, _ANOTHER]
-    # What the client connected to is HAProxy.
+    # The client connected to HAProxy.
     assert {f"{each['host']}:{each['port']}" for each in seen} == {haproxy.address}
     assert peers == wanted
     assert f"{_CLIENT}: max_connections_per_client is 2" in sluice.process.wait_for_line(
@@ -112,7 +112,7 @@ def test_everybody_sees_the_clients_address(tmp_path: Path, sluice: Sluice, rabb
         ),
     ],
 )
-def test_everybody_sees_a_clients_ipv6_address(
+def test_all_views_have_a_clients_ipv6_address(
     tmp_path: Path, sluice: Sluice, rabbitmq: RabbitMQ, listener: str, option: str
 ) -> None:
     with (
@@ -136,7 +136,7 @@ def test_client_without_a_load_balancer_is_introduced_too(sluice: Sluice, rabbit
     assert f"{seen['host']}:{seen['port']}" == _listen(sluice, "direct")
 
 
-def test_nobody_else_can_say_who_it_is(sluice: Sluice, rabbitmq: RabbitMQ) -> None:
+def test_other_addresses_cannot_send_a_header(sluice: Sluice, rabbitmq: RabbitMQ) -> None:
     host, _, port = _listen(sluice, "direct").rpartition(":")
     with socket.create_connection((host, int(port)), timeout=60) as client:
         client.sendall(b"PROXY TCP4 192.0.2.1 192.0.2.2 1 2\r\nAMQP\0\0\11\1")
@@ -150,7 +150,7 @@ def test_nobody_else_can_say_who_it_is(sluice: Sluice, rabbitmq: RabbitMQ) -> No
     assert not [line for line in rabbitmq.log_lines if "192.0.2.1" in line]
 
 
-def test_load_balancer_that_says_nothing_is_told_in_the_log(tmp_path: Path, sluice: Sluice) -> None:
+def test_a_load_balancer_without_headers_is_logged(tmp_path: Path, sluice: Sluice) -> None:
     with (
         HAProxy(tmp_path / "haproxy", _listen(sluice, "behind")) as haproxy,
         pytest.raises((AmqpError, OSError)),
@@ -165,7 +165,7 @@ def test_broker_has_no_reason_to_complain_of_being_tried(sluice: Sluice, rabbitm
     for _ in range(3):
         assert sluice.get("/readyz")[0] == 200
     with AmqpClient(_listen(sluice, "direct"), source=_CLIENT):
-        # What was tried before is logged by now.
+        # Earlier attempts are logged by now.
         rabbitmq.connections()
         said = rabbitmq.log_lines[before:]
     assert not [line for line in said if "[error]" in line or "[warning]" in line]

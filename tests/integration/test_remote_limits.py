@@ -1,4 +1,4 @@
-"""Limits seen and changed by requests 9002 and 9003, with RocketMQ's own remoting client, in front of either broker."""
+"""Limits read and changed by requests 9002 and 9003, with RocketMQ's own remoting client, in front of both brokers."""
 
 import json
 from collections.abc import Callable
@@ -44,7 +44,7 @@ Ask = Callable[..., Answers]
 
 @pytest.fixture
 def ask(client_home: Path) -> Ask:
-    """Runs the Java tool against an address; ``serialize`` is how it writes its headers."""
+    """Run the Java tool against an address. ``serialize``: the encoding of its headers."""
 
     def run(address: str, *what: str, serialize: str = "JSON") -> Answers:
         options = [f"-Drocketmq.serialize.type={serialize}"]
@@ -57,7 +57,7 @@ def ask(client_home: Path) -> Ask:
 
 @pytest.fixture(params=[pytest.param("real", marks=[pytest.mark.long]), "embedded"])
 def broker_address(request: pytest.FixtureRequest) -> str:
-    """``host:port`` of a broker; topics are made by what is first sent to them."""
+    """The first send to a topic creates it."""
     if request.param == "embedded":
         embedded: EmbeddedBroker = request.getfixturevalue("broker")
         return embedded.address
@@ -67,7 +67,7 @@ def broker_address(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def start(start_sluice: StartSluice, broker_address: str, listen: str, tmp_path: Path) -> Callable[[str], Sluice]:
-    """Starts a sidecar in front of that broker with these options of its listener; always with the same state."""
+    """Starts a sidecar in front of that broker with these listener options, always with the same state."""
 
     def run(options: str = _ALL_OF_THIS_MACHINE) -> Sluice:
         config = _CONFIG.format(listen=listen, broker=broker_address, options=options)
@@ -80,12 +80,11 @@ def start(start_sluice: StartSluice, broker_address: str, listen: str, tmp_path:
 
 
 def limits_of(answer: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the limits of a view by their names."""
     return {each["topic"]: each for each in answer["limits"]}
 
 
 def audit(sluice: Sluice) -> list[dict[str, Any]]:
-    """Return the audit trail, the latest first."""
+    """Return the audit trail, latest first."""
     status, text = sluice.get("/api/v1/audit")
     assert status == 200, text
     changes: list[dict[str, Any]] = json.loads(text)["changes"]
@@ -127,7 +126,7 @@ def test_change_holds_for_connections_that_were_open_before(ask: Ask, start: Cal
 
 
 @pytest.mark.long
-def test_change_keeps_what_else_the_limit_says(ask: Ask, start: Callable[[], Sluice], listen: str) -> None:
+def test_a_change_keeps_the_limits_other_fields(ask: Ask, start: Callable[[], Sluice], listen: str) -> None:
     sluice = start()
     assert ask(listen, "update=shared-out-x=0") == [{"code": SUCCESS}]
     (limit,) = sluice.explain(kind="topic", name="shared-out-x")["limits"]
@@ -157,9 +156,11 @@ def test_change_is_in_the_audit_trail_and_survives_a_restart(
     assert {each["id"] for each in (topic, retries)} <= {each["id"] for each in audit(again)}
 
 
-def test_oneway_change_is_made_and_the_connection_goes_on(ask: Ask, start: Callable[[], Sluice], listen: str) -> None:
+def test_a_oneway_change_is_made_and_the_connection_continues(
+    ask: Ask, start: Callable[[], Sluice], listen: str
+) -> None:
     start()
-    # The client may send a oneway request after the one that it was given next.
+    # The client may reorder a oneway request and the next one.
     answers = ask(listen, "oneway=remote-d=0", "until=remote-d=0", "update=remote-e=5", "send=remote-d")
     assert [answer["code"] for answer in answers] == [SUCCESS, SUCCESS, 2]
     assert limits_of(answers[0])["remote-d"]["limitQps"] == 0

@@ -72,7 +72,7 @@ def test_two_processes_on_one_port_have_one_limit_and_take_each_others_place(
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_a_port_of_a_process_without_reuse_port_is_an_error_that_says_so(
+def test_a_port_of_a_process_without_reuse_port_is_a_clear_error(
     broker: EmbeddedBroker, tmp_path: Path, *, first: bool
 ) -> None:
     route = broker.route()
@@ -85,4 +85,4 @@ def test_a_port_of_a_process_without_reuse_port_is_an_error_that_says_so(
             )
     assert ended.returncode != 0
     assert "it is in use" in ended.stderr
-    assert ("by a process without reuse_port = true" in ended.stderr) is not first
+    assert ("the other process has no reuse_port = true" in ended.stderr) is not first

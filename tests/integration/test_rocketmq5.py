@@ -1,4 +1,4 @@
-"""Real clients of RocketMQ 5 through Sluice, before a real Proxy: limits, kinds of messages, routes, TLS, a total."""
+"""Real clients of RocketMQ 5 through Sluice, with a real Proxy: limits, kinds of messages, routes, TLS, a total."""
 
 import json
 import re
@@ -24,10 +24,10 @@ pytestmark = [pytest.mark.integration]
 
 _SENDING_S = 10
 _RATE = 50
-# 50 permits a second for ten seconds, from a bucket that starts full.
+# 50 permits a second for ten seconds, from a full bucket.
 _STORED = range(475, 561)
 _SOURCES = {"java": "GrpcFlatOut", "python": "flat_out.py", "node": "flat_out.js"}
-# What each client shows of a refusal, before Sluice's own text.
+# Each client's text of a refusal, before Sluice's own.
 _SHOWN = {
     "java": r"TooManyRequestsException: \[request-id=.*, response-code=42900\] ",
     "python": r"TooManyRequestsException: 42900, ",
@@ -35,7 +35,7 @@ _SHOWN = {
 }
 _numbers = count(1)
 
-#: The first of them is a quick test.
+# The first of them is a quick test.
 languages = pytest.mark.parametrize(
     "language", [pytest.param(each, marks=pytest.mark.long if at else ()) for at, each in enumerate(_SOURCES)]
 )
@@ -67,13 +67,13 @@ def _send(
 
 
 def _troubles(sluice: Sluice) -> dict[str, float]:
-    """Return how many connections ended for other reasons than that the client has left, and what went past."""
+    """Return the numbers of connections that did not end by the client's close, and of bypassing ones."""
     metrics = sluice.metrics()
     found = Counter({"bypassed": metrics.total("sluice_bypassed_total")})
     for (name, labels), value in metrics.items():
         if name == "sluice_connections_closed_total":
             found[dict(labels)["reason"]] += value
-    # A virtual machine that ends may reset what it has not read.
+    # A JVM that ends may reset unread data.
     del found["client_closed"], found["client_error"]
     return dict(+found)
 
@@ -102,14 +102,14 @@ def test_a_limited_topic_holds_its_limit_and_a_free_one_loses_nothing(
     assert _troubles(sluice) == {}
 
 
-# Of a call with the client's own attempts: how many requests one refused call makes.
+# The number of requests of one refused call, with the client's own retries.
 _ATTEMPTS = {"java": 3, "python": 1, "node": 3}
 
 
 @pytest.mark.alone
 @pytest.mark.long
 @languages
-def test_a_client_tries_as_often_as_the_documentation_says(
+def test_a_clients_attempts_are_as_documented(
     language: str, rocketmq_proxy: RocketMQProxy, start_sluice: StartSluice, client_home: Path
 ) -> None:
     sluice = _before(rocketmq_proxy, start_sluice, "topic:refused-*=0/s")
@@ -166,7 +166,7 @@ def test_every_kind_of_message_is_as_without_sluice(
     }
     for prefix in prefixes.values():
         assert rocketmq_proxy.stored_messages(f"%DLQ%{prefix}-dead") == 1
-    # The Proxy's own address stands in its answers, and nobody has used it.
+    # The Proxy's own address in its answers was never used.
     assert watch.strangers == set()
     metrics = sluice.metrics()
     assert metrics.total("sluice_routes_total", outcome="rewritten") > 0
@@ -182,7 +182,7 @@ def test_every_kind_of_message_is_as_without_sluice(
 
 
 class _Watch:
-    """Looks for connections to a port that are not a process's own, while it is entered."""
+    """Looks for connections to a port that do not belong to a process."""
 
     def __init__(self, port: int, pid: int) -> None:
         self._port, self._pid = port, pid
@@ -222,7 +222,7 @@ def test_tls_ends_here(
     client_home: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # Where gRPC's C core and Node look for authorities; Java's client takes any certificate.
+    # For gRPC's C core and Node. Java's client accepts any certificate.
     monkeypatch.setenv("GRPC_DEFAULT_SSL_ROOTS_FILE_PATH", certificates.path("ca.pem"))
     config = (
         '[[limits]]\nkind = "topic"\nname = "limited-*"\nrate = 1\n[[listeners]]\n'
@@ -231,7 +231,7 @@ def test_tls_ends_here(
         f'tls_key_file = "{certificates.path("sluice.key")}"\n'
     )
     if to_proxy == "TLS":
-        # The Proxy's certificate is its own and signed by nobody.
+        # The Proxy's certificate is self-signed.
         config += "broker_tls = true\nbroker_tls_verify = false\n"
     listen = config.partition('listen = "')[2].partition('"')[0]
     sluice = start_sluice(routes=(Route(listen, rocketmq_proxy.grpc),), config=config)
@@ -307,7 +307,7 @@ def test_consumers_keep_to_a_limit_and_see_no_error(
     times = sorted(report["times_ms"])
     assert report["errors"] == []
     assert len(times) >= 400
-    # At first each queue is asked once before anything is known of what it holds.
+    # At first each queue is asked once before its content is known.
     first, last = times[0] + 3_000, times[-1]
     taken = sum(first < each <= last for each in times)
     assert taken / ((last - first) / 1000) == pytest.approx(_RATE, rel=0.25)
@@ -316,7 +316,7 @@ def test_consumers_keep_to_a_limit_and_see_no_error(
 
 @pytest.mark.alone
 @pytest.mark.long
-def test_what_consumers_give_back_is_held_to_the_limit_of_their_group(
+def test_send_backs_of_consumers_are_limited_by_group(
     rocketmq_proxy: RocketMQProxy, start_sluice: StartSluice, client_home: Path
 ) -> None:
     topic, group = _topic(rocketmq_proxy, "failing"), rocketmq_proxy.create_group(f"fails-{next(_numbers)}")
@@ -361,7 +361,7 @@ def test_sluice_knows_its_clients(rocketmq_proxy: RocketMQProxy, start_sluice: S
 
     with ThreadPoolExecutor() as pool:
         looking = pool.submit(look)
-        # The list is as old as five seconds.
+        # The list is up to five seconds old.
         _send("node", sluice, topic, home=client_home, seconds=8)
         over.set()
         looking.result()

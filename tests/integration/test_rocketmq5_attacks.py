@@ -1,4 +1,4 @@
-"""Attacks by HTTP/2 on a listener of RocketMQ 5: their own connection ends, and others do not notice."""
+"""HTTP/2 attacks on a listener of RocketMQ 5: they end their own connection, and others are not affected."""
 
 import socket
 import threading
@@ -126,7 +126,7 @@ def _attack(sluice: Sluice, frames: Iterator[bytes]) -> None:
 
 
 def _send_meanwhile(sluice: Sluice, topic: str, over: threading.Event) -> list[int]:
-    """Send one message after the other on a connection, and return the codes of the answers."""
+    """Send one message after the other on a connection. Return the codes of the answers."""
     calls, codes = GrpcCalls("bystander"), []
     with _connected(sluice) as sock:
         while not codes or not over.is_set():
@@ -162,6 +162,6 @@ def test_an_attack_ends_its_own_connection_and_others_do_not_notice(
             over.set()
         codes = bystander.result()
     assert set(codes) == {OK}
-    # With any reason it is the other client's, too, which has left.
+    # Over all reasons, this includes the other client's close.
     sidecar.wait_for_metrics(lambda metrics: closed(metrics) == before + (1 if reason else 2))
     assert rocketmq_proxy.stored_messages(topic) == len(codes)

@@ -1,4 +1,4 @@
-"""A client leaves while its oneway sends wait at a limit: its groups are rid of it as fast as directly."""
+"""A client leaves while its oneway sends wait at a limit: its groups lose it as soon as directly."""
 
 import json
 import time
@@ -50,7 +50,7 @@ def _members(broker: RemotingClient, group: str) -> list[str]:
 
 
 @pytest.mark.long
-def test_member_that_has_left_is_no_member_any_more(rocketmq: RocketMQ, start_sluice: StartSluice) -> None:
+def test_a_member_that_has_left_is_not_counted(rocketmq: RocketMQ, start_sluice: StartSluice) -> None:
     topic, group = "departing", "departing-group"
     route = Route(f"127.0.0.1:{free_port()}", f"{rocketmq.host}:{rocketmq.port}")
     sluice = start_sluice(routes=(route,), config=_LIMITS, covered=False)
@@ -61,7 +61,7 @@ def test_member_that_has_left_is_no_member_any_more(rocketmq: RocketMQ, start_sl
         leaves.ask(_joins("leaves", group))
         assert _members(broker, group) == ["leaves", "stays"]
         leaves.write(*(send(topic, body=b"%d" % number, oneway=True) for number in range(_ONEWAYS)))
-        # Nothing more of it is on its way.
+        # Everything it sent has arrived.
         leaves.ask(_joins("leaves", group))
         leaves.close()
         deadline_s = time.monotonic() + 60

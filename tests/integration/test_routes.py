@@ -1,4 +1,4 @@
-"""Real clients that know nothing but Sluice's name server: they produce and consume, and never go past Sluice."""
+"""Real clients that know only Sluice's name server produce and consume, and never bypass Sluice."""
 
 import socket
 from collections.abc import Callable, Iterator
@@ -18,13 +18,13 @@ from harness.sidecar import Sluice, StartSluice
 pytestmark = pytest.mark.integration
 
 _SLUICE_HOST = "127.0.0.2"
-# What the brokers are registered under: there only a trap listens.
+# The brokers' registered address, where only a trap listens.
 _REGISTERED_HOST = "127.0.0.3"
 _SENDING_S = 1
 _TAKING_S = 60
 
 Command = Callable[..., list[str]]
-"""Makes the command of a client: that of a producer or a consumer, its arguments, and its home."""
+"""Returns a client's command from its kind, its arguments, and its home."""
 
 
 def _java(*options: str) -> Command:
@@ -56,7 +56,7 @@ _numbers = count(1)
 
 
 class _Traps:
-    """Listens where the brokers are registered, while it is entered: whoever comes there goes past Sluice."""
+    """Listens at the brokers' registered address. Connections there bypass Sluice."""
 
     def __init__(self, rocketmq: RocketMQ) -> None:
         self._places = [(rocketmq.advertised_host, port) for port in (rocketmq.port, rocketmq.vip_port)]
@@ -73,14 +73,14 @@ class _Traps:
         self._stack.close()
 
     def wait_for_somebody(self) -> None:
-        """Wait until somebody connects to the broker's main port."""
+        """Wait for a connection to the broker's main port."""
         main = self._listening[0]
         main.settimeout(_TAKING_S)
         main.accept()[0].close()
 
     @property
     def is_empty(self) -> bool:
-        """Whether nobody has ever connected: nobody is accepted, so whoever did so is still in a backlog."""
+        """Connections are never accepted, so each is still in a backlog."""
         for each in self._listening:
             try:
                 each.accept()
@@ -91,7 +91,7 @@ class _Traps:
 
 
 class _Routed:
-    """A broker with two name servers, a sidecar in front of all three, and nothing else that a client could reach."""
+    """A broker with two name servers, and a sidecar in front of all three. Clients can reach nothing else."""
 
     def __init__(self, rocketmq: RocketMQ, start_sluice: StartSluice) -> None:
         self.rocketmq = rocketmq
@@ -111,7 +111,7 @@ class _Routed:
         self.sluice: Sluice = start_sluice(config=config)
 
     def exchange(self, client: Command, home: Path) -> None:
-        """Have one client send to a topic of its own, and another one take all of it."""
+        """One client sends to a topic, and another one consumes everything."""
         number = next(_numbers)
         topic = self.rocketmq.create_topic(f"routed-{number}")
         arguments = (self.namesrv, f"producer-{number}", str(_SENDING_S), "1", topic)
@@ -152,7 +152,7 @@ def test_clients_that_know_only_sluice_never_go_past_it(
 
     assert more("sluice_routes_total", outcome="rewritten") == more("sluice_routes_total") > 0
     assert more("sluice_connections_opened_total", listener="main") > 0
-    # Only what is told to does use it, and only to send.
+    # Only clients with the option use it, and only to send.
     assert (more("sluice_connections_opened_total", listener="vip") > 0) is (client == "java-vip")
 
 
@@ -175,11 +175,11 @@ def test_all_connections_of_a_broker_are_those_of_the_sidecar_that_fronts_it(
     topic = rocketmq.create_topic("fronted")
     rocketmq.fill(topic, 9)
     namesrv = f"{_SLUICE_HOST}:{namesrv_port}"
-    # Of all clients this one minds least if a busy machine has it wait for its first route.
+    # This client is least affected if a busy machine delays its first route.
     command = cpp("timed_consumer.py", namesrv, "fronted", topic, "10", str(_TAKING_S))
     with ThreadPoolExecutor(1) as pool:
         consumer = pool.submit(run_client, command, home=client_home, seconds=_TAKING_S)
-        # It stays until it has taken one more than there are.
+        # It stays for one message more than there are.
         sluice.wait_for_metrics(lambda _: bool(inodes_connected_to(rocketmq.port)))
         for each in (rocketmq.port, rocketmq.vip_port):
             assert inodes_connected_to(each) <= inodes_of(sluice.process.pid)
@@ -197,7 +197,7 @@ def _send_one(namesrv: str, topic: str, home: Path) -> None:
 def test_cpp_client_sends_back_to_the_address_in_the_message_past_sluice(
     routed: _Routed, traps: _Traps, client_home: Path
 ) -> None:
-    """As docs/rocketmq-routes.md says; no route has any part in it."""
+    """See docs/rocketmq-routes.md. Routes are not involved."""
     topic = routed.rocketmq.create_topic("routed-back")
     routed.rocketmq.fill(topic, 1)
     consumer = start_client(cpp("rejecting_consumer.py", routed.namesrv, "back", topic, "1"), home=client_home)

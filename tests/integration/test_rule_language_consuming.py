@@ -1,4 +1,4 @@
-"""Limits on what a group consumes of a topic: pulls through a sidecar to the embedded broker, frame by frame."""
+"""Limits on a group's consumption of a topic: pulls through a sidecar to the embedded broker, frame by frame."""
 
 import re
 import time
@@ -82,7 +82,6 @@ def _numbers() -> Iterator[int]:
 
 @pytest.fixture
 def topic(client: FrameClient, _numbers: Iterator[int]) -> str:
-    """A topic of the test's own with 300 messages."""
     name = f"topic-{next(_numbers)}"
     assert stored(client.ask(send(name, batch=300))) == 1
     return name
@@ -108,7 +107,7 @@ def _pulled(metrics: Metrics, group: str, topic: str) -> float:
 def test_records_that_pulls_brought_are_debited(
     client: FrameClient, sidecar: Sluice, topic: str, *, code: int, group: str, busy_code: int
 ) -> None:
-    # Two permits of ten are left after the first, and 98 are owed after the second: the third waits for its deadline.
+    # Two permits of ten are left after the first, and a debt of 98 after the second: the third waits for its deadline.
     (first,) = client.ask(pull(group, topic, 0, most=8, code=code))
     (second,) = client.ask(pull(group, topic, _next_offset(first), most=100, code=code))
     (third,) = client.ask(pull(group, topic, _next_offset(second), code=code))
@@ -120,7 +119,7 @@ def test_records_that_pulls_brought_are_debited(
     )
     (limit,) = sidecar.explain(kind="subscription", name=f"{group}@{topic}")["limits"]
     assert -98 <= limit["state"]["stored_permits"] < -97
-    # Neither another group nor what is sent to the topic owes anything.
+    # Other groups, and sends to the topic, have no debt.
     (of_another,) = client.ask(pull("unlimited", topic, 0, code=code))
     assert _next_offset(of_another) == 32
     assert stored(client.ask(send(topic))) == 1
@@ -141,7 +140,7 @@ def test_next_pull_is_held_until_the_last_is_paid_for(client: FrameClient, sidec
         (answer,) = client.ask(pull("steady", topic, offset, most=40))
         offset = _next_offset(answer)
 
-    # The burst is 20, and the last answer is still owed.
+    # The burst is 20, and the last answer is still a debt.
     assert offset <= _RATE * (time.monotonic() - begun_s) + 20 + 40
     metrics = sidecar.metrics()
     assert _pulled(metrics, "steady", topic) == offset
@@ -172,7 +171,7 @@ def test_long_poll_waits_at_the_broker_and_is_answered_by_the_next_message(
     client: FrameClient, sidecar: Sluice, topic: str
 ) -> None:
     client.write(long_poll := pull("counted", topic, 300, wait_ms=25_000))
-    # It has passed, and costs nothing before it is answered.
+    # It has passed, and costs nothing before its answer.
     sidecar.wait_for_metrics(
         lambda metrics: metrics.total("sluice_requests_total", resource=f"counted@{topic}", verdict="pass") == 1
     )
@@ -196,7 +195,7 @@ def test_pull_that_finds_nothing_costs_nothing(client: FrameClient, sidecar: Slu
     assert limit["state"]["stored_permits"] == 10
 
 
-def test_limits_on_who_sends_leave_pulls_alone(sidecar: Sluice, topic: str) -> None:
+def test_limits_on_senders_do_not_apply_to_pulls(sidecar: Sluice, topic: str) -> None:
     with FrameClient(sidecar.routes[0].listen, source="127.0.5.1") as client:
         (answer,) = client.ask(pull("unlimited", topic, 0))
         answers = client.ask(*sends(2, topic))

@@ -1,4 +1,4 @@
-"""What a rule counts, when it holds, and how it refuses: frames through a sidecar to the embedded broker."""
+"""Counting, hours and refusals of a rule: frames through a sidecar to the embedded broker."""
 
 import re
 from collections.abc import Iterator
@@ -167,7 +167,7 @@ def test_bytes_are_those_of_whole_frames(client: FrameClient) -> None:
 
     answers = client.ask(*requests)
 
-    # What overdraws the bucket still passes; getting that back takes half a minute.
+    # A message that overdraws the bucket passes. Paying that debt takes half a minute.
     assert stored(answers) == -(-_BYTES // size)
     assert refused(answers)[0].remark.endswith("rule topic:by-byte")
 
@@ -241,7 +241,7 @@ def test_cold_limit_admits_a_third_of_a_warm_one(client: FrameClient) -> None:
     warm, cold = (client.ask(*sends(120, topic)) for topic in ("warm", "cold"))
 
     assert stored(warm) in range(100, 102)
-    # A hundred permits' worth of time at Guava's price: n permits from cold on cost 3 n - n² / 180.
+    # Permits for the time of a hundred at Guava's price: n permits from cold cost 3 n - n² / 180.
     assert stored(cold) in range(36, 38)
 
 

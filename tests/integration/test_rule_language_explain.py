@@ -1,4 +1,4 @@
-"""`sluice limits explain` and the page behind it, asked about a running sidecar that frames have gone through."""
+"""`sluice limits explain` and its page, for a running sidecar after some traffic."""
 
 import json
 import re
@@ -101,12 +101,12 @@ def sidecar(start_sluice: StartSluice) -> Iterator[Sluice]:
 
 
 def _blocks(text: str) -> dict[str, list[str]]:
-    """What is said about each limit, by its heading."""
+    """Return the text about each limit, by heading."""
     blocks = (block.splitlines() for block in text.strip().split("\n\n"))
     return {heading: details for heading, *details in blocks}
 
 
-def test_text_says_which_limits_in_which_order_why_and_what_state(sidecar: Sluice, tmp_path: Path) -> None:
+def test_the_text_has_limits_in_order_with_reasons_and_state(sidecar: Sluice, tmp_path: Path) -> None:
     with FrameClient(sidecar.routes[0].listen) as client:
         answers = client.ask(*sends(14, "orders", group="billing"))
     assert (stored(answers), len(refused(answers))) in {(10, 4), (11, 3)}
@@ -131,7 +131,7 @@ def test_text_says_which_limits_in_which_order_why_and_what_state(sidecar: Sluic
     assert re.search(r"share  of billing: [\d.]+ messages owed, admits what others leave unused", by_number["1"])
     assert re.search(r"now +(9|10)(\.\d+)? messages in store", by_number["1"])
     assert "bytes in store" in by_number["2"]
-    assert "total of all together: pattern" in by_number["3"]
+    assert "total: pattern" in by_number["3"]
     assert "passes, and is counted" in by_number["3"]
     assert "network 127.0.0.0/24" in by_number["4"]
     assert re.search(r"now +admits again in \d+", by_number["4"]) or "in store" in by_number["4"]
@@ -141,7 +141,7 @@ def test_text_says_which_limits_in_which_order_why_and_what_state(sidecar: Sluic
     assert "sluice.toml:52)" in by_number["6"]
 
 
-def test_json_is_what_the_page_answers(sidecar: Sluice, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_is_the_apis_answer(sidecar: Sluice, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("topic", "orders-too", "--producer-group", "paused", "--json")
 
     assert main(["limits", "explain", *words, "--admin", sidecar.admin]) == 0
@@ -149,7 +149,7 @@ def test_json_is_what_the_page_answers(sidecar: Sluice, capsys: pytest.CaptureFi
     explanation = json.loads(capsys.readouterr().out)
     page = sidecar.explain(kind="topic", name="orders-too", producer_group="paused")
     for limit in (*explanation["limits"], *page["limits"]):
-        # These change while one looks.
+        # These change between two reads.
         del limit["state"], limit["usage"]
         limit["details"] = [each for each in limit["details"] if each["name"] != "now"]
     assert explanation == page

@@ -1,4 +1,4 @@
-"""Fair shares of one limit: frames of a flood and of a small one through a sidecar to the embedded broker."""
+"""Fair shares of one limit: a flood and a small sender, through a sidecar to the embedded broker."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -12,10 +12,10 @@ from harness.sidecar import Sluice, StartSluice
 pytestmark = [pytest.mark.integration, pytest.mark.long]
 
 _RATE = 100
-# So slow that no machine takes as long for an answer as the next permit does.
+# So slow that on any machine an answer comes before the next permit.
 _SLOW_RATE = 10
 _AT_ONCE = 50
-# For every three of the flood's that pass one of the small one's: a quarter of the limit, where its share is half.
+# One of the small sender's for every three of the flood's: a quarter of the limit, where its share is half.
 _FLOOD_FOR_ONE = 3
 
 _RULES = f"""
@@ -54,8 +54,6 @@ def connect(sidecar: Sluice) -> Iterator[Callable[[str], FrameClient]]:
 
 
 class _Flood:
-    """Sends as much as it can."""
-
     def __init__(self, client: FrameClient, topic: str, group: str) -> None:
         self._client, self._topic, self._group = client, topic, group
         self.stored = self.refused = 0
@@ -85,7 +83,7 @@ def test_flood_costs_a_small_one_nothing_of_its_share(
 ) -> None:
     begun_s = time.monotonic()
     flood, small = _Flood(connect("127.0.0.1"), topic, "flood"), connect(small_source)
-    # The burst is the flood's, and a newcomer's share starts empty: what is saved of it comes next.
+    # The flood has spent the burst, and a new share starts empty. It fills up next.
     assert stored(small.ask(send(topic, group=small_group))) == 1
     flood.goes_on(_RATE + 100)
 

@@ -88,7 +88,7 @@ def _wait_until_held(sidecar: Sluice, count: int) -> None:
     sidecar.wait_for_metrics(lambda metrics: metrics.total("sluice_held_requests") == count)
 
 
-def test_held_requests_go_on_in_their_order_at_the_limits_rate(client: FrameClient, sidecar: Sluice) -> None:
+def test_held_requests_are_released_in_order_at_the_limits_rate(client: FrameClient, sidecar: Sluice) -> None:
     def of_the_rule(count: str) -> float:
         return sidecar.metrics().total(f"sluice_rule_{count}_total", rule="topic:steady*")
 
@@ -104,7 +104,7 @@ def test_held_requests_go_on_in_their_order_at_the_limits_rate(client: FrameClie
     assert of_the_rule("refused") == 0
 
 
-def test_newcomers_queue_behind_what_is_held(client: FrameClient, sidecar: Sluice) -> None:
+def test_new_requests_queue_behind_held_ones(client: FrameClient, sidecar: Sluice) -> None:
     first, second = sends(50, "steady-for-two"), sends(10, "steady-for-two")
     client.write(*first)
 
@@ -144,7 +144,7 @@ def test_request_that_would_wait_too_long_is_refused_at_once(client: FrameClient
 def test_held_request_is_refused_at_its_deadline(client: FrameClient, sidecar: Sluice) -> None:
     assert stored(client.ask(send("a-while", group="also-delayed", batch=2))) == 1
 
-    # The topic's next permit is five seconds away, and others overdraw meanwhile what the group has left.
+    # The topic's next permit is five seconds away. Meanwhile others overdraw the rest of the group's permits.
     held = send("a-while", group="also-delayed")
     passed, busy = client.ask(held, send("free", group="also-delayed", batch=20))
 
@@ -190,7 +190,7 @@ def test_requests_over_the_bound_are_refused_and_counted(client: FrameClient, si
     assert metrics.total("sluice_held_requests") == _MAX_HELD
 
 
-def test_send_backs_are_held_unless_the_rule_says_otherwise(client: FrameClient, sidecar: Sluice) -> None:
+def test_send_backs_are_held_by_default(client: FrameClient, sidecar: Sluice) -> None:
     answers = client.ask(*(send_back("returns") for _ in range(30)))
 
     assert refused(answers) == []

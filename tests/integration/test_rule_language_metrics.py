@@ -1,4 +1,4 @@
-"""What `/metrics` says about rules, after frames whose fate is known."""
+"""`/metrics` of rules, after frames with known outcomes."""
 
 import subprocess
 from collections.abc import Iterator
@@ -65,7 +65,7 @@ shared = true
 
 @pytest.fixture(scope="module")
 def sidecar(start_sluice: StartSluice) -> Iterator[Sluice]:
-    """A sidecar that has seen something of everything: its metrics are all there."""
+    """A sidecar with every outcome, so that all metrics exist."""
     with EmbeddedBroker() as broker:
         route = broker.route()
         config = _CONFIG.format(listen=route.listen, broker=route.broker)
@@ -109,11 +109,11 @@ def test_every_request_is_counted_once_under_its_verdict(
             for (sample, labels), value in metrics.items()
             if sample == name and {("kind", kind), ("resource", resource)} <= labels
         }
-        # These are shown even where there are none.
+        # These are exported even without rules.
         assert counted == {"pass": 0, "refuse": 0, "bypass": 0} | expected
 
 
-def test_rules_count_what_they_refuse_would_refuse_and_hold(metrics: Metrics) -> None:
+def test_rules_count_refusals_shadow_refusals_and_holds(metrics: Metrics) -> None:
     def of(name: str) -> dict[str, float]:
         return {
             dict(labels)["rule"]: value for (sample, labels), value in metrics.items() if sample == name and value > 0
@@ -131,8 +131,7 @@ def test_share_used_of_each_limit_is_shown_by_dimension_and_window(sidecar: Slui
     def used(metrics: Metrics, **labels: str) -> float:
         return metrics.total("sluice_limit_used_ratio", **limit, **labels)
 
-    # 30 messages of the 600 that the rate allows in a minute. The second that has begun is in no figure, and they may
-    # have come in two: both have to end first.
+    # 30 of the 600 messages that the rate allows in a minute. They may be in two seconds, both of which must end first.
     metrics = sidecar.wait_for_metrics(
         lambda metrics: used(metrics, dimension="messages", window="60s") == pytest.approx(30 / 600)
     )

@@ -1,4 +1,4 @@
-"""Limits on who sends and through where, and how they stack: frames through a sidecar to the embedded broker."""
+"""Limits on senders and listeners, and their combinations: frames through a sidecar to the embedded broker."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -105,7 +105,6 @@ def sidecar(start_sluice: StartSluice) -> Iterator[Sluice]:
 
 @pytest.fixture
 def connect(sidecar: Sluice) -> Iterator[Connect]:
-    """Connects to a listener from an address."""
     addresses = dict(zip(_LISTENERS, (route.listen for route in sidecar.routes), strict=True))
     with ExitStack() as connections:
 
@@ -142,7 +141,7 @@ def test_log_names_rule_and_client_of_a_refusal(connect: Connect, sidecar: Sluic
     client = connect(source="127.0.2.21")
     spend_ten(client, "free")
 
-    # There is one line a second for each rule; the other refusals are counted in it.
+    # One line a second for each rule counts the other refusals.
     while not (lines := [line for line in sidecar.process.lines if "127.0.2.21" in line]):
         assert refused(client.ask(send("free")))
 
@@ -193,16 +192,16 @@ def test_listeners_of_one_scope_have_one_limit_together(connect: Connect, sideca
 
 def test_refusal_spends_nothing_in_the_limits_that_admit(connect: Connect, sidecar: Sluice) -> None:
     begun_s = time.monotonic()
-    # The client's ten stop it; topic and producer group admit twenty and ten.
+    # The client's ten stop it. Topic and producer group admit twenty and ten.
     first = connect(source="127.0.2.11").ask(*sends(25, "twenty", group="flow-control"))
-    # The group's stop it at once; the client is a new one.
+    # The group's limit stops it at once. The client is a new one.
     second = connect(source="127.0.2.12").ask(*sends(25, "twenty", group="flow-control"))
     third = connect(source="127.0.2.13").ask(*sends(25, "twenty"))
 
     explanation = sidecar.explain(
         kind="topic", name="twenty", client="127.0.2.12", producer_group="flow-control", listener="main"
     )
-    # Whatever came back meanwhile, at the fastest of the rates.
+    # Permits accrued meanwhile, at the fastest of the rates.
     back = 0.02 * (time.monotonic() - begun_s)
     left = {limit["rule"]["name"]: limit["state"]["stored_permits"] for limit in explanation["limits"]}
     by_group, by_new_client = stored(first + second), stored(second)
@@ -238,7 +237,7 @@ def test_connections_of_a_client_are_bounded_per_scope(connect: Connect, sidecar
     assert connect("two-each", source="127.0.6.1").read_to_end() == []
     assert connect("two-each-vip", source="127.0.6.1").read_to_end() == []
     assert stored(connect("two-each", source="127.0.6.2").ask(send("free"))) == 1
-    # The client hears the end of the stream before the connection is over and counted.
+    # The client sees the end of the stream before the connection is counted as closed.
     sidecar.wait_for_metrics(
         lambda metrics: metrics.total("sluice_connections_closed_total", reason="too_many_connections_of_client") == 2
     )
@@ -264,7 +263,7 @@ def test_connection_that_ends_makes_room_for_another(connect: Connect, sidecar: 
 def test_new_connections_beyond_the_rate_are_closed(connect: Connect, sidecar: Sluice) -> None:
     tried, begun_s = 50, time.monotonic()
     clients = [connect("narrow") for _ in range(tried)]
-    # A broker's answer or the end of the connection: either way it was decided by now.
+    # A broker's answer or the end of the connection shows that it was decided.
     served = 0
     for client in clients:
         try:

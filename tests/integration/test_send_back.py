@@ -35,8 +35,8 @@ def test_send_backs_over_the_limit_lose_nothing_with_the_java_client(
     report = run_client(consume, home=client_home, seconds=_CONSUMING_S)
 
     assert report["taken"] == messages, report
-    # Most send-backs were within the limit, at once or after a while, and came again through the broker. Of forty at
-    # once some would have had to wait too long: those the client kept.
+    # Most send-backs passed, at once or held, and came again through the broker. Of forty at once, some would have
+    # waited too long: the client kept those.
     assert report["through_broker"] > 0, report
     assert report["by_client"] > 0, report
     metrics = sluice.metrics()
@@ -53,7 +53,7 @@ def test_send_backs_that_are_held_lose_nothing_where_refused_ones_are_lost(
     create_topic: Callable[[str], str],
     client_home: Path,
 ) -> None:
-    # The limit is 5/s and a request is held for up to 2 s: eight at a time never wait too long.
+    # The limit is 5/s and a request is held for up to 2 s, so eight at a time never wait too long.
     messages, threads = 40, 8
     topic = create_topic("lost")
     rocketmq.fill(topic, messages)
@@ -63,7 +63,7 @@ def test_send_backs_that_are_held_lose_nothing_where_refused_ones_are_lost(
         return int(sluice.metrics().total("sluice_requests_total", kind="retry_group", resource=group, verdict=verdict))
 
     def settled(group: str) -> bool:
-        """Whether the consumer has acknowledged everything, and what it sent back in time can be seen."""
+        """Whether everything is acknowledged, and the send-backs in time are visible."""
         return rocketmq.acknowledged_messages(group, topic) == messages and _sent_back(rocketmq, group) == decided(
             group, "pass"
         )
@@ -79,7 +79,7 @@ def test_send_backs_that_are_held_lose_nothing_where_refused_ones_are_lost(
     held, refused = groups
     assert decided(held, "pass") == messages == kept[held]
     assert decided(held, "refuse") == 0
-    # This client commits the offset of what it could not send back: the broker will never deliver it again.
+    # This client commits the offset of messages it could not send back: the broker will never deliver them again.
     assert decided(refused, "refuse") == messages - kept[refused] > 0
 
 

@@ -1,4 +1,4 @@
-"""The soak by count at a thousandth: all is accounted for, and descriptors are given back."""
+"""The soak test at a thousandth of its size: everything is accounted for, and descriptors are returned."""
 
 import subprocess
 import sys
@@ -12,7 +12,7 @@ _SOAK = Path(__file__).parents[1] / "bench" / "soak.py"
 
 
 def test_every_frame_and_connection_is_accounted_for() -> None:
-    """What memory does takes more frames than this to see: ``make soak-long``."""
+    """Memory needs more frames than this: ``make soak-long``."""
     command = [sys.executable, str(_SOAK), "--scale", "0.001"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=500)
     print(done.stdout)

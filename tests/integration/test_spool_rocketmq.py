@@ -1,4 +1,4 @@
-"""What is over the limit of RocketMQ producers is put aside, and is stored in the end: once, in order, at the rate."""
+"""Sends of RocketMQ producers over the limit are spooled, and stored in the end: once, in order, at the rate."""
 
 import os
 import re
@@ -40,7 +40,6 @@ spool = true
 
 @pytest.fixture
 def start(start_sluice: StartSluice, broker: EmbeddedBroker) -> Iterator[Any]:
-    """Starts a sidecar in front of the broker."""
     running: list[Sluice] = []
 
     def started(config: str, **how: Any) -> Sluice:
@@ -66,7 +65,7 @@ def _wait_until(sluice: Sluice, figure: str, at_least: int) -> dict[str, Any]:
 
 
 def _stored_numbers(broker: EmbeddedBroker, topic: str) -> list[int]:
-    """Return the numbers in the bodies of a topic's only queue, in its order."""
+    """Return the numbers in the bodies of a topic's only queue, in order."""
     numbers: list[int] = []
     with FrameClient(broker.address) as client:
         while len(numbers) < broker.stored(topic):
@@ -108,7 +107,7 @@ def test_flood_of_ten_times_the_limit_is_stored_without_any_error(
     with FrameClient(sluice.routes[0].listen) as client, FrameClient(sluice.routes[0].listen) as other:
         flooding = threading.Thread(target=_flood, args=(client, topic, count), kwargs={"oneway": oneway})
         flooding.start()
-        # Others go on.
+        # Others pass.
         assert stored(other.ask(*sends(10, "free"))) == 10
         if not oneway:
             answers = client.read(count)

@@ -1,4 +1,4 @@
-"""TLS between real clients, Sluice and real brokers: on either side, with certificates of clients and without."""
+"""TLS between real clients, Sluice and real brokers: on either side, with and without client certificates."""
 
 import json
 import os
@@ -43,7 +43,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 
 class TlsRabbitMQ:
-    """A broker with a port for TLS besides the other."""
+    """A broker with a second port for TLS."""
 
     def __init__(self, broker: RabbitMQ, tls_address: str) -> None:
         self.broker = broker
@@ -103,7 +103,7 @@ def _listen(sluice: Sluice, name: str) -> str:
 
 
 def _environment(certificates: Certificates, shown: str = "") -> dict[str, str]:
-    """What has a client speak TLS, whatever it is written in."""
+    """Return variables that make a client of any language use TLS."""
     environment = {
         "TLS": "1",
         "TLS_CA": certificates.path("ca.pem"),
@@ -185,7 +185,7 @@ def test_plain_client_is_not_served_where_tls_is_required(sluice: Sluice, client
 
 
 def _certificate_at(address: str, certificates: Certificates) -> bytes:
-    """Return the certificate that is shown there, in DER."""
+    """Return the server's certificate, in DER."""
     host, _, port = address.rpartition(":")
     context = ssl.create_default_context(cafile=certificates.path("ca.pem"))
     with (
@@ -228,7 +228,7 @@ def test_certificate_is_replaced_under_load_and_no_connection_breaks(
             env=_environment(certificates),
         )
         sluice.wait_for_metrics(lambda metrics: metrics.total("sluice_requests_total", verdict="pass") > 0)
-        # Only half of it first, as somebody does who copies by hand.
+        # Only half of it first, as with a manual copy.
         shutil.copy(certificates.path("renewed.pem"), files["pem"])
         os.kill(sluice.process.pid, signal.SIGHUP)
         sluice.wait_for_metrics(lambda metrics: metrics.total("sluice_reload_ok") == 0)
@@ -245,7 +245,7 @@ def test_certificate_is_replaced_under_load_and_no_connection_breaks(
 
 @pytest.fixture(scope="module")
 def rocketmq(start_rocketmq: StartRocketMQ, certificates: Certificates, tmp_path_factory: Any) -> RocketMQ:
-    """A name server and a broker that speak TLS to whoever begins so."""
+    """A name server and a broker that accept TLS."""
     file = tmp_path_factory.mktemp("rocketmq") / "tls.properties"
     lines = {
         "tls.test.mode.enable": "false",

@@ -1,4 +1,4 @@
-"""What holds while the sidecar is saturated: the limit, the limiter's place in the way of every message, memory."""
+"""A saturated sidecar: the limit, the decision of every message, memory."""
 
 import json
 import struct
@@ -18,7 +18,7 @@ _CHUNK_BYTES = 256 * 1024
 
 
 def _send(topic: str) -> bytes:
-    """One SEND_MESSAGE_V2 to a topic, with a small body."""
+    """Return a SEND_MESSAGE_V2 to a topic, with a small body."""
     fields = {"a": "load", "b": topic, "c": "TBW102", "d": "4", "e": "0", "f": "0", "g": "1", "h": "0", "m": "false"}
     header = json.dumps({"code": 310, "language": "JAVA", "version": 513, "opaque": 7, "flag": 0, "extFields": fields})
     body = b"." * 64
@@ -26,7 +26,7 @@ def _send(topic: str) -> bytes:
 
 
 class _Sink:
-    """A broker that reads and never answers; it counts the occurrences of one mark."""
+    """A broker that reads and never answers. It counts the occurrences of one mark."""
 
     def __init__(self, mark: bytes) -> None:
         self.marks = 0
@@ -56,7 +56,6 @@ class _Sink:
                 tail = seen[-(len(self._mark) - 1) :]
 
     def finish(self) -> None:
-        """Wait until everything that was sent has been read."""
         for reader in self._readers:
             reader.join(60)
             assert not reader.is_alive()
@@ -78,7 +77,7 @@ def _connect(sluice: Sluice) -> socket:
 
 
 def _read_until_closed(connection: socket) -> threading.Thread:
-    """Read what comes back, busy answers above all, until the other side has closed."""
+    """Read busy answers and others, until the other side has closed."""
 
     def read() -> None:
         with suppress(OSError):
@@ -102,7 +101,7 @@ def _pour(connection: socket, data: bytes, times: int) -> None:
 
 
 def _most(rate_per_s: int, begun_s: float) -> float:
-    """The most that a limit with a burst of one second may have admitted since ``begun_s``."""
+    """Return the maximum that a limit with a burst of one second may have admitted since ``begun_s``."""
     return rate_per_s * (time.monotonic() - begun_s) + rate_per_s
 
 
@@ -165,6 +164,6 @@ def test_a_million_made_up_topics_take_bounded_memory_and_real_limits_hold(
 
 
 def _peak_resident_kib(sluice: Sluice) -> int:
-    """The most memory that the process ever had resident, as the kernel counts it."""
+    """Return the process's peak resident memory."""
     status = Path(f"/proc/{sluice.process.pid}/status").read_text()
     return int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1])

@@ -1,4 +1,4 @@
-"""One session for all tests with Spark, and one report of the known logs, since each takes longer than most tests."""
+"""One session for all tests with Spark, and one report of the known logs, because each takes longer than most tests."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator
@@ -22,7 +22,7 @@ Report = Callable[..., dict[str, Any]]
 
 @dataclass(frozen=True)
 class Case:
-    """Logs, what is in them, and the report of them by the command."""
+    """Logs, their contents, and the command's report of them."""
 
     logs: Path
     truth: Truth
@@ -31,18 +31,17 @@ class Case:
 
     @property
     def recommendations(self) -> list[dict[str, Any]]:
-        """Those of the report."""
         found: list[dict[str, Any]] = json.loads((self.out / "recommendations.json").read_bytes())["recommendations"]
         return found
 
 
 @pytest.fixture(scope="session")
 def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
-    """A report of logs whose truth is known. No test changes either."""
+    """A report of logs with known contents. Tests do not change either."""
     folder = tmp_path_factory.mktemp("truth")
     truth = make(folder / "logs")
     with pytest.MonkeyPatch.context() as patch:
-        # Clocks are set back there in the third night; all times of the log are UTC.
+        # Clocks are set back there in the third night. All times of the log are UTC.
         patch.setenv("TZ", "Europe/Berlin")
         arguments = ("logs", "--out", "out", "--json", "--master", "local[2]")
         answer = run_sluice("report", *arguments, cwd=folder, timeout_s=580.0)
@@ -52,7 +51,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """A session on two cores; without Java or pyspark the tests fail with the command that installs it."""
+    """A session on two cores. Without Java or pyspark the tests fail with the command that installs it."""
     log = tmp_path_factory.mktemp("spark") / "spark.log"
     with open_session(SparkOptions(master="local[2]", log=log, log_bytes=0)) as session:
         # So that rows are moved.
@@ -62,7 +61,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 @pytest.fixture(scope="session")
 def report(spark: SparkSession) -> Report:
-    """Makes a report in this process, into a directory, and returns its results; files that are ``gone`` were found."""
+    """Makes a report in this process, into a directory, and returns its results. Files that are ``gone`` were found."""
 
     def make(out: Path, *logs: Path, once: bool = False, gone: Iterable[Path] = (), **options: Any) -> dict[str, Any]:
         named = tuple(map(str, logs))

@@ -1,4 +1,4 @@
-"""Reports on a cluster, by Spark Connect, and in an object store have the same tables as one made by one process."""
+"""Reports on a cluster, by Spark Connect, and in an object store have the same tables as one of a single process."""
 
 import json
 import os
@@ -37,7 +37,7 @@ TIMEOUT_S: Final = 580.0
 
 @dataclass(frozen=True)
 class Here:
-    """The known logs, the same beside something that makes them large, and the report of one process."""
+    """The known logs, the same made large, and the report of one process."""
 
     case: "Case"
     large: Path
@@ -58,7 +58,7 @@ def _report(folder: Path, *arguments: str) -> Any:
 def here(case: "Case", tmp_path_factory: pytest.TempPathFactory) -> Here:
     large = tmp_path_factory.mktemp("large")
     (large / "logs").symlink_to(case.logs)
-    # From 10 MB on, lines are read and advice is made by workers.
+    # From 10 MB on, workers read lines and make advice.
     write_blank_log(large)
     return Here(case, large)
 
@@ -68,7 +68,7 @@ def here(case: "Case", tmp_path_factory: pytest.TempPathFactory) -> Here:
 
 @dataclass(frozen=True)
 class Cluster:
-    """A standalone cluster that runs: its address, and what a job needs."""
+    """A running standalone cluster: its address, and the requirements of a job."""
 
     url: str
     environment: dict[str, str]
@@ -128,7 +128,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the wheel, as executors get it: Spark takes a zip file for what it is by its name."""
+    """Build the wheel as executors get it: Spark recognizes a zip file by its name."""
     folder = tmp_path_factory.mktemp("wheel")
     command = ["pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", str(folder), str(ROOT)]
     done = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True, check=False)
@@ -139,10 +139,10 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def python_without_sluice(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write a Python that has what Sluice depends on, but not Sluice: as on the machines of a cluster."""
+    """Write a Python with Sluice's dependencies, but without Sluice, as on the machines of a cluster."""
     script = tmp_path_factory.mktemp("python") / "python"
     packages = sysconfig.get_path("purelib")
-    # Packages that are found by PYTHONPATH alone have no .pth files read, and so none that leads here.
+    # Packages found by PYTHONPATH alone have no .pth files read, so none leads here.
     script.write_text(
         f'#!/bin/sh\nexport PYTHONPATH="$PYTHONPATH:{packages}"\nexec {Path(sys.executable).resolve()} "$@"\n'
     )
@@ -171,7 +171,7 @@ def test_a_submitted_job_whose_executors_have_only_the_package(
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Start the server that comes with the package, and return its address."""
+    """Start the server of the package, and return its address."""
     folder, port = tmp_path_factory.mktemp("connect"), free_port()
     settings = {
         "spark.connect.grpc.binding.address": LOOPBACK, "spark.connect.grpc.binding.port": str(port),
@@ -201,7 +201,7 @@ def test_spark_connect(server: str, here: Here, tmp_path: Path, size: str) -> No
 
 
 class S3:
-    """A bucket on this machine, asked by Hadoop's own client."""
+    """A bucket on this machine, used by Hadoop's own client."""
 
     def __init__(self, url: str) -> None:
         self._url = f"{url}/sluice"
@@ -219,7 +219,7 @@ class S3:
         self._ask("PUT", "")
 
     def _ask(self, method: str, path: str, content: bytes | None = None) -> bytes:
-        # The server looks at nothing but that the request is signed. What has no type it takes for a form.
+        # The server only checks that the request is signed. Without a type, it would be a form.
         headers = {"Authorization": "AWS anybody:anything", "Content-Type": "application/octet-stream"}
         request = urllib.request.Request(self._url + path, content, headers, method=method)
         with urllib.request.urlopen(request, timeout=60) as answer:
@@ -238,7 +238,7 @@ class S3:
             keys = [str(each.text) for each in listed.iterfind("{*}Contents/{*}Key")]
             if not keys:
                 return
-            # Folders are objects whose names end so.
+            # Names of folders end so.
             yield from (key for key in keys if not key.endswith("/"))
             last = keys[-1]
 
@@ -265,7 +265,7 @@ def test_an_object_store(s3: S3, here: Here, tmp_path: Path) -> None:
     s3.upload(here.case.logs, "logs")
     for table in TABLES:
         s3.upload(out / table, f"out/{table}")
-        # A day of the period that the log has nothing of, and one that ought not to be read or changed.
+        # A day of the period that is not in the log, and one that must not be read or changed.
         for day in ("2026-10-20", "2026-10-29"):
             s3.upload(out / table / "dt=2026-10-27", f"out/{table}/dt={day}")
     # No storm is at the end of this day.
@@ -279,6 +279,6 @@ def test_an_object_store(s3: S3, here: Here, tmp_path: Path) -> None:
     for day in ("2026-10-23", "2026-10-24", "2026-10-25"):
         kept = {file.relative_to(out): file.read_bytes() for file in out.glob(f"*/dt={day}/*")}
         assert kept == {file.relative_to(found): file.read_bytes() for file in found.glob(f"*/dt={day}/*")} != {}
-    # Advice is of the period only.
+    # Advice is for the period only.
     assert unequal(out, found).keys() == {"recommendations"}
     assert json.loads((tmp_path / "sluice-report" / "recommendations.json").read_bytes())["recommendations"]

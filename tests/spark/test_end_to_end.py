@@ -1,4 +1,4 @@
-"""A real sidecar and two runaway clients: the report of its log says what the clients saw."""
+"""A real sidecar and two runaway clients: the report agrees with the clients."""
 
 import json
 import threading
@@ -15,15 +15,15 @@ pytestmark = [pytest.mark.integration, pytest.mark.long]
 
 _LIMIT: Final = 40
 _ROOM: Final = 100
-"""Far more than the quiet topic needs."""
+"""Far above the quiet topic's rate."""
 _ROUNDS: Final = 60
 _ROUND_S: Final = 0.1
-"""Between two batches of a client, so that a flood has several seconds."""
+"""Between two batches of a client, so that a flood lasts several seconds."""
 _SPARK_S: Final = 580.0
 
 
 class Client:
-    """One client that goes on sending, whatever it is told."""
+    """One client that sends, whatever the answers."""
 
     def __init__(self, address: str, source: str, group: str, topic: str, each_round: int) -> None:
         self.stored = self.refused = 0
@@ -61,7 +61,7 @@ def _start(directory: Path, broker: EmbeddedBroker, route: Any) -> Sluice:
 
 
 def _flood(address: str) -> tuple[Client, Client, Client]:
-    """Let two clients flood one topic, in shares of three to one, while another topic goes on."""
+    """Let two clients flood one topic, in shares of three to one, beside another topic."""
     with (
         Client(address, "127.0.0.2", "import-a", "orders", 30) as one,
         Client(address, "127.0.0.3", "import-b", "orders", 10) as other,
@@ -99,7 +99,7 @@ def test_a_flood_is_found_as_its_clients_saw_it(tmp_path: Path) -> None:
         assert found["totals"]["admitted"] == one.stored + other.stored + quiet.stored
         assert "orders" in (out / "report.html").read_text()
 
-        # Of a flood that is all the log knows, no limit is changed; the file is one that can be applied.
+        # A flood alone in the log changes no limit. The file can be applied.
         file = out / "recommendations.json"
         (advice,) = [each for each in json.loads(file.read_text())["recommendations"] if each["name"] == "orders"]
         assert "not enough quiet time to tell demand from a flood" in advice["evidence"].lower()

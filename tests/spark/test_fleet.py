@@ -1,4 +1,4 @@
-"""A limit that a fleet shares is reported as one limit of one sidecar would be that had all the traffic."""
+"""A limit shared by a fleet is reported like one of a single sidecar with all the traffic."""
 
 import json
 from collections.abc import Callable
@@ -11,11 +11,11 @@ from small_log import NOON_S
 MINUTES: Final = 90
 _FLOODED: Final = {20, 21, 60}
 _ASKED: Final = {"10.0.0.7": 100, "10.0.0.8": 50}
-"""Refused to each client in each second of a flood."""
+"""Refusals of each client in each second of a flood."""
 
 
 def write(folder: Path, members: int, **of_fleet: str) -> None:
-    """Write the logs of members that have the traffic together: the first one client, the last one the other."""
+    """Write the logs of members that share the traffic: the first one client, the last one the other."""
     limit: dict[str, Any] = {"rule": "topic:orders", "rate_per_s": 50.0} | of_fleet
     runs = [Run(f"small-{at}", f"r{at}") for at in range(members)]
     for run in runs:
@@ -52,6 +52,6 @@ def test_a_fleet_is_summed_as_one(report: Callable[..., dict[str, Any]], tmp_pat
     orders, idle = sorted(advised["recommendations"], key=lambda each: str(each["name"] == "idle"))
     assert (orders["instance"], orders["rate_per_s"]) == ("fleet prod", 50)
     assert (idle["instance"], idle["action"]) == ("fleet prod", "unused")
-    # Resources with a limit on each sidecar are compared; this one is not.
+    # Resources with a limit on each sidecar are compared. This one is not.
     assert made["fleet"]["fleets"] == []
     assert [each["instance"] for each in made["fleet"]["coverage"]] == ["small-0", "small-1"]

@@ -1,4 +1,4 @@
-"""Lines and files of the log: what is a record, what is set aside and why. Files in, tables and results out."""
+"""Lines and files of the log: records, quarantined lines, and reasons. Files in, tables and results out."""
 
 import gzip
 import json
@@ -16,14 +16,14 @@ from small_log import write_blank_log
 
 Report = Callable[..., Any]
 NOT_UTF8 = "not UTF-8"
-NO_OBJECT = "not one JSON object with fields of the right types"
+NO_OBJECT = "not a JSON object with fields of the right types"
 NO_VERSION = "no schema version"
-UNKNOWN = "unknown type of record"
+UNKNOWN = "unknown record type"
 MISSING = "a field is missing"
 OUT_OF_RANGE = "a value is out of range"
 NO_CLOCK = "its time is before 2020, so the clock was not set"
-AHEAD = "its time is more than a day from now"
-DAMAGED = "is damaged or truncated; the rest was not read"
+AHEAD = "its time is more than a day in the future"
+DAMAGED = "is damaged or truncated, the rest was not read"
 HEAD: dict[str, Any] = {"v": 1, "instance": "i", "run": "r", "n": 1, "at_s": START_S, "kind": "topic", "name": "bad"}
 GOOD: dict[str, Any] = {
     **HEAD, "type": "rejection", "client": "10.0.0.1", "producer_group": "g", "rule": "rule", "verdict": "refuse",
@@ -42,9 +42,9 @@ BAD: dict[str, list[Any]] = {
         {**TRAFFIC, "second": [1, None], **TWO}, {**TRAFFIC, "second": [1, 2], **TWO, "second_bytes": [None, 2]},
         {**TRAFFIC, "languages": {"GO": [None, 1]}}, {**TRAFFIC, "languages": {"GO": None}},
     ],
-    # Each of damaged ones would be a reason of its own.
+    # Each damaged one would be a separate reason.
     NO_VERSION: [{}, {**GOOD, "v": None}, {**GOOD, "v": 20_261}, {**GOOD, "v": -1}],
-    "schema version 2": [{**GOOD, "v": 2}, {"v": 2, "type": "rumour"}],
+    "unsupported schema version 2": [{**GOOD, "v": 2}, {"v": 2, "type": "rumour"}],
     UNKNOWN: [{**GOOD, "type": "rumour"}, {**GOOD, "type": None}, {**GOOD, "type": ""}],
     MISSING: [
         *({key: value for key, value in GOOD.items() if key != left_out} for left_out in ("client", "run", "at_s")),
@@ -96,7 +96,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "a%3Ab ü": gzip.compress(b"\n"),
     }.items():  # fmt: skip
         (logs / f"{name}.jsonl.gz").write_bytes(content)
-    # Names with what JSON has, fields of a later release, and white space around it all.
+    # Names with JSON's special characters, fields of a later release, and white space around.
     odd = Run("i", "odd")
     for name in ('"}{ü', '} {"a":1', "\t\n\u2028😀", "\\"):
         odd.reject(START_S + 7200, name, later={"x": [1]})
@@ -111,7 +111,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(params=["by this process", "by workers"])
 def logs(request: pytest.FixtureRequest, folder: Path, tmp_path: Path) -> Path:
-    """The folder, by itself or beside blank lines that make the log so large that Spark's workers read it."""
+    """The folder alone, or beside blank lines that make the log so large that Spark's workers read it."""
     if request.param == "by this process":
         return folder
     large = tmp_path / "large"
@@ -144,7 +144,7 @@ def test_invalid_lines_are_skipped_with_the_reason(report: Report, logs: Path, t
         assert [name for (name,) in names] == sorted(('"}{ü', '} {"a":1', "\t\n\u2028😀", "\\"))
         minute = f"SELECT languages::VARCHAR FROM read_parquet('{out}/minutes/dt=*/*.parquet')"
         assert len(duck.execute(minute).fetchall()) == 1
-    # Hours of each file are known, whatever it is called.
+    # Hours of each file are known, whatever its name.
     kept = json.loads((out / "_files.json").read_bytes())["files"]
     hours = {file.partition("*?/")[2]: its["hours"] for file, its in kept.items() if its["hours"]}
     assert hours["ünïcode/a=b/100%.jsonl"] == [START_S + 7200]
@@ -165,4 +165,4 @@ def test_of_a_period_the_rest_is_left_out_and_a_file_that_has_gone_is_named(
     found = report(tmp_path / "out", tmp_path / "logs", since_s=START_S + 300, until_s=START_S + 480, gone=[gone])
     assert (found["inputs"]["records"], found["totals"]["admitted"], found["totals"]["refused"]) == (6, 15, 6)
     aside = [(each["file"], each["reason"]) for each in found["inputs"]["set_aside"]]
-    assert aside == [(str(gone), "vanished while it was read")]
+    assert aside == [(str(gone), "was deleted while being read")]

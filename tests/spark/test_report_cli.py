@@ -1,4 +1,4 @@
-"""``sluice report`` as people run it: what it prints, leaves behind, and says of what is wrong with its input."""
+"""``sluice report`` as users run it: output, files, and errors of the input."""
 
 import json
 import os
@@ -26,7 +26,7 @@ def _run(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return run_sluice("report", *arguments, "--master", "local[2]", cwd=tmp_path, timeout_s=_SPARK_S)
 
 
-def test_a_report_says_it_all_in_the_terminal_and_in_files(tmp_path: Path) -> None:
+def test_a_report_is_complete_in_the_terminal_and_in_files(tmp_path: Path) -> None:
     write_small_log(tmp_path / "logs" / "a.jsonl")
     answer = _run(tmp_path, "logs", "--html", "elsewhere.html")
     assert answer.returncode == 0, answer.stderr
@@ -49,7 +49,7 @@ def test_nothing_takes_the_place_of_a_report(report: Report, tmp_path: Path) -> 
     out = tmp_path / "out"
     report(out, tmp_path / "logs")
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
-    with pytest.raises(StartError, match="no record is of the time that was asked for; there are some from 2026-11-21"):
+    with pytest.raises(StartError, match="no records in the requested period; the logs have records from 2026-11-21"):
         report(out, tmp_path / "logs", since_s=NOON_S + 86_400)
     junk = tmp_path / "junk"
     junk.mkdir()
@@ -57,13 +57,13 @@ def test_nothing_takes_the_place_of_a_report(report: Report, tmp_path: Path) -> 
     (junk / "b.jsonl.gz").write_bytes(b"no gzip")
     with pytest.raises(StartError) as raised:
         report(out, junk)
-    assert raised.value.lines[-1] == "nothing to report: not one record of a rejection log in 2 files"
+    assert raised.value.lines[-1] == "nothing to report: no rejection log records in 2 files"
     assert f"{junk / 'a.jsonl'}: 1 line: no schema version" in raised.value.lines
     assert any("b.jsonl.gz: is damaged" in line for line in raised.value.lines)
     blank = tmp_path / "blank"
     blank.mkdir()
     (blank / "a.jsonl").write_text("\n \n")
-    with pytest.raises(StartError, match="not one record of a rejection log in 1 file"):
+    with pytest.raises(StartError, match="no rejection log records in 1 file"):
         report(out, blank)
     assert before == {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
 
@@ -86,7 +86,7 @@ def test_a_signal_ends_it_and_its_java_process(tmp_path: Path, number: signal.Si
     try:
         spark_log = tmp_path / "sluice-report" / "_logs" / "spark.log"
         deadline = time.monotonic() + _SPARK_S
-        # It has something to say as soon as it runs.
+        # It writes to the log once it runs.
         while not (spark_log.exists() and "NativeCodeLoader" in spark_log.read_text()):
             assert process.running
             assert time.monotonic() < deadline
@@ -94,7 +94,7 @@ def test_a_signal_ends_it_and_its_java_process(tmp_path: Path, number: signal.Si
         (java,) = _children(process.pid)
         os.kill(process.pid, number)
         assert process.wait(timeout_s=_SPARK_S) == exit_code
-        # It ends by itself as soon as it sees that nobody is there any more.
+        # It ends once its parent is gone.
         while Path("/proc", str(java)).exists():
             assert time.monotonic() < deadline
             time.sleep(0.05)

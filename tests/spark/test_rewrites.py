@@ -1,4 +1,4 @@
-"""A report in the place of another: days and hours that are made again, late files, and a report that is killed."""
+"""A report over an earlier one: recomputed days and hours, late files, and a killed report."""
 
 import json
 import os
@@ -26,7 +26,7 @@ Report = Callable[..., Any]
 
 @pytest.fixture
 def refused(report: Report, tmp_path: Path) -> Callable[..., list[tuple[int, ...]]]:
-    """Makes a report of refusals in these seconds, and returns the days with tables and the storms there are then."""
+    """Makes a report of refusals in these seconds, and returns the days with tables and the storms."""
 
     def make(*at: int, **options: Any) -> list[tuple[int, ...]]:
         run = Run("a")
@@ -48,7 +48,7 @@ def test_a_run_replaces_its_days_and_leaves_others(refused: Callable[..., Any], 
     # A storm that began before is cut.
     found = refused(200, *range(DAY_S - 5, DAY_S + 5), DAY_S + 500, **day)
     assert found == [(100, 1), (DAY_S, 5), (DAY_S + 500, 1), (2 * DAY_S + 100, 1)]
-    # Of all days, those that the log has nothing of any more are removed.
+    # Days that are no longer in the log are removed.
     assert refused(DAY_S + 7) == [(DAY_S + 7, 1)]
     assert {path.parent.name for path in (tmp_path / "out").glob("*/dt=*/*")} == {"dt=2026-10-24"}
 
@@ -65,11 +65,11 @@ def test_once_reads_new_files_and_makes_their_hours_again(report: Report, case: 
         shutil.move(file, later)
     report(out, logs, once=True)
     before = _minutes(out)
-    # What is new is no log.
+    # New files without records.
     (logs / "no-log.jsonl").write_text("this is no record\n")
     report(out, logs, once=True)
     assert _minutes(out) == before
-    # Late, beside a copy that is torn.
+    # Late, beside a torn copy.
     for file in later.iterdir():
         (later / f"torn-{file.name}").write_bytes(file.read_bytes()[:-30])
     shutil.move(later, logs)
@@ -79,7 +79,7 @@ def test_once_reads_new_files_and_makes_their_hours_again(report: Report, case: 
     assert copies > 0
     assert unequal(out, case.out).keys() == {"coverage"}
     assert found["inputs"]["bad_lines"] > case.truth.bad_lines + 1
-    # Days of which no new file has a record are as they were.
+    # Days without a record in a new file are unchanged.
     untouched = {file: at for file, at in before.items() if file.parent.name == "dt=2026-10-27"}
     assert untouched.items() <= _minutes(out).items() != {}
 
@@ -97,7 +97,7 @@ def _kill(folder: Path, victim: str, once_there: str) -> None:
         os.kill(process.pid if victim == "sluice" else int(java), signal.SIGKILL)
         while process.running:
             pause.wait(0.005)
-        # Without its parent Java goes on for a moment.
+        # Without its parent Java continues for a moment.
         while Path("/proc", java).exists():
             pause.wait(0.005)
     finally:
@@ -109,7 +109,7 @@ def test_a_report_that_is_killed_while_it_writes_leaves_no_half_days_and_the_nex
 ) -> None:
     out = tmp_path / "out"
     (tmp_path / "logs").symlink_to(case.logs)
-    # Java is killed before a first day is in its place.
+    # Java is killed before the first day is in its place.
     for victim, there in (("java", "minutes/.spark-staging*"), ("sluice", "*/dt=*")):
         _kill(tmp_path, victim, there)
         with duckdb.connect() as duck:

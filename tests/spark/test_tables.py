@@ -1,4 +1,4 @@
-"""Logs whose truth is known: the report of the command, another engine, and what was written agree."""
+"""Logs with known contents: the command's report, another engine, and the contents agree."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -48,9 +48,7 @@ def query(case: "Case") -> Iterator[duckdb.DuckDBPyConnection]:
 
 
 @pytest.mark.parametrize("table", tables.BY_DAY, ids=lambda table: table.name)
-def test_a_table_is_what_another_engine_makes_of_the_same_files(
-    case: "Case", duck: DuckTables, table: tables.Table
-) -> None:
+def test_a_table_equals_another_engines_for_the_same_files(case: "Case", duck: DuckTables, table: tables.Table) -> None:
     assert duck.differences(table.name, case.out, table.names) == []
     assert duck.count(table.name) > 0
 
@@ -63,7 +61,7 @@ def test_a_table_is_what_another_engine_makes_of_the_same_files(
         "minutes WHERE len(second_shadowed) > 1",
         "minutes WHERE cardinality(languages) > 1",
         "minutes WHERE max_delay_s = 9.5",
-        # Of two runs, the second has the last second.
+        # The last second is from the second run.
         "minutes WHERE name = 'several' AND action = 'shadow'",
         "minutes WHERE fair_by IS NOT NULL",
         "storms WHERE shadow",
@@ -128,7 +126,7 @@ def test_minutes_and_records_that_are_lost_are_counted(case: "Case") -> None:
         assert (its["lost_records"], its["missing_minutes"]) == (
             truth.lost_records[instance], truth.missing_minutes[instance]
         )  # fmt: skip
-    # Minutes of a damaged file are missing though the sidecar ran; while it was down there were none.
+    # Minutes of a damaged file are missing though the sidecar ran. While it was down there were none.
     assert (found[WEST_1]["missing_minutes"], found[EAST_2]["missing_minutes"]) == (3, 0)
     assert found[EAST_2]["gap_minutes"] - found[EAST_1]["gap_minutes"] == 5
     totals = case.results["totals"]
@@ -144,25 +142,25 @@ def test_beside_each_second_is_its_timestamp(query: duckdb.DuckDBPyConnection) -
 
 def test_one_flood_at_three_sidecars_is_one(case: "Case", query: duckdb.DuckDBPyConnection) -> None:
     found = query.execute("SELECT instance, sidecars FROM storms WHERE name = 'everywhere'").fetchall()
-    # One more had the same three hours later, or so says its clock.
+    # One more had the same three hours later, by its clock.
     assert dict(found) == {EAST_1: 3, EAST_2: 3, WEST_1: 3, AHEAD: 1}
     assert query.execute("SELECT DISTINCT sidecars FROM storms WHERE name != 'everywhere'").fetchall() == [(1,)]
     storms = sum(not shadow for _, shadow, *_ in case.truth.storms())
     assert case.results["totals"]["storms"] == storms - 2
 
 
-def test_a_clock_that_is_hours_ahead_is_told(case: "Case") -> None:
+def test_a_clock_that_is_hours_ahead_is_reported(case: "Case") -> None:
     (found,) = case.results["clocks"]
     assert (found["instance"], found["ahead_s"]) == (AHEAD, pytest.approx(SKEW_S[AHEAD], abs=120))
 
 
-def test_sidecars_with_minutes_that_are_recorded_twice_are_told(case: "Case") -> None:
+def test_sidecars_with_minutes_recorded_twice_are_reported(case: "Case") -> None:
     set_back, together = case.results["recorded_twice"]
     assert set_back.startswith(f"The clock of {SET_BACK} was set back")
-    assert together.startswith(f"Two processes wrote as {TWICE} at the same time")
+    assert together.startswith(f"Two processes recorded as {TWICE} at the same time")
 
 
-def test_the_flood_is_told_first_with_the_shares_of_its_clients(case: "Case") -> None:
+def test_the_flood_comes_first_with_the_shares_of_its_clients(case: "Case") -> None:
     storm = case.results["storms"][0]
     assert (storm["instance"], storm["name"], storm["messages"]) == (EAST_1, "orders", 300 * FLOOD_PER_S)
     assert [each["share"] for each in storm["clients"]] == pytest.approx([share / 100 for share in SHARES])
@@ -182,7 +180,7 @@ def test_advice_names_the_percentile_of_steady_topics(case: "Case") -> None:
         for instance in (EAST_1, EAST_2, WEST_1, WEST_2, AHEAD):
             evidence = evidences[instance, name]
             assert evidence.startswith("p99 of demand over ")
-            assert f" is {high}/s, limit 2,000/s refused nothing" in evidence
+            assert f" is {high}/s, and the limit of 2,000/s refused nothing" in evidence
 
 
 def test_the_limit_is_that_after_the_last_edit(case: "Case") -> None:

@@ -1,4 +1,4 @@
-"""Asking a limiter as the data path does."""
+"""Calls of a limiter in the data path's order."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from limiter.buckets.limiter import Admission, Gate
 
 
 def acquire(gate: Gate, now_ns: int, costs: Sequence[int]) -> Admission:
-    """Ask as everybody asks: check, then commit what is admitted, then refuse if something is not."""
+    """Check, then commit the admitted requests, then refuse the rest."""
     admission = gate.check(now_ns, costs)
     gate.commit(now_ns, costs[: admission.admitted])
     if admission.alone:

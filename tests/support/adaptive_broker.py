@@ -1,7 +1,7 @@
-"""A simulated broker behind sidecars with adaptive limits, by a manual clock in ticks of 2 ms.
+"""A simulated broker behind sidecars with adaptive limits, with a manual clock in ticks of 2 ms.
 
 The broker serves one message at a time and refuses requests that have waited too long in its queue, as RocketMQ's fast
-failure does. Clients offer messages at random times; the sidecars are the real limiters and controllers.
+failure does. Clients offer messages at random times. The sidecars have the real limiters and controllers.
 """
 
 from collections import Counter, defaultdict, deque
@@ -31,7 +31,7 @@ class Topic:
     name: str
     per_s: float | Over  # messages offered
     batch: int = 1  # messages in a request
-    retries: int = 0  # how often the client sends a refused request again, at once
+    retries: int = 0  # retries of a refused request, at once
     sidecar: int = 0
     weight: int = 1
 
@@ -43,14 +43,14 @@ class Topic:
 @dataclass(frozen=True)
 class Model:
     topics: Sequence[Topic]
-    capacity: float | Over = 1_000  # messages per second; 0 is a broker that is down
+    capacity: float | Over = 1_000  # messages per second. 0: the broker is down
     service: Service = "exponential"
     fast_failure_ms: float | None = 200
     pause_every_s: float | None = None  # mean time between pauses, as of a garbage collector
-    latency_ms: float | Over = 2  # of the network, or what else is not the queue
+    latency_ms: float | Over = 2  # of the network and others, without the queue
     max_pause_ms: float = 100  # they take at least half of this
-    lost: float = 0.0  # how much of the requests gets no answer, ever
-    lies: bool = False  # it answers busy to everything
+    lost: float = 0.0  # fraction of requests without any answer
+    lies: bool = False  # it answers busy to all
     blocked: Callable[[float], bool] = field(default=lambda _: False)
     seconds: float = 20
     seed: int = 1
@@ -59,7 +59,7 @@ class Model:
 
 @dataclass
 class Second:
-    """What happened in one second; the limits are those of all sidecars together."""
+    """The outcomes of one second. The limits are the sum of all sidecars."""
 
     ok: Counter[str] = field(default_factory=Counter)
     asked: Counter[str] = field(default_factory=Counter)
@@ -81,7 +81,7 @@ class Result:
     controllers: list[Controller]
 
     def lost(self, topic: str, begins_s: int = 3, ends_s: int | None = None) -> float:
-        """Return the part of a topic's messages that did not pass."""
+        """Return the fraction of a topic's messages that did not pass."""
         part = self.seconds[begins_s:ends_s]
         return sum(each.lost[topic] for each in part) / max(1, sum(each.asked[topic] for each in part))
 
@@ -132,11 +132,11 @@ def run(model: Model, trace: Callable[[float, list[Controller], int], None] | No
     sidecars = [_Sidecar(model) for _ in range(1 + max(topic.sidecar for topic in model.topics))]
     seconds = [Second() for _ in range(int(model.seconds))]
     reasons: list[str] = []
-    queue: deque[tuple[float, Topic, int]] = deque()  # passed on, topic, retries left
+    queue: deque[tuple[float, Topic, int]] = deque()  # forwarded, topic, retries left
     answers: defaultdict[int, list[tuple[float, Topic, int, bool]]] = defaultdict(list)
     retrying: list[tuple[Topic, int]] = []
     next_pause_ms = random.expovariate(1 / model.pause_every_s) * 1000 if model.pause_every_s else float("inf")
-    free_ms = 0.0  # when the server is free
+    free_ms = 0.0  # end of the current service
 
     def offer(topic: Topic, requests: int, retries: int) -> None:
         sidecar = sidecars[topic.sidecar]
@@ -222,7 +222,7 @@ def _service_ms(random: Random, service: Service, messages: int) -> float:
 
 
 def random_model(seed: int) -> Model:
-    """Return a model of the class that acceptance names: service times, batches, retries, several sidecars."""
+    """Return a model of the acceptance class: service times, batches, retries, several sidecars."""
     random = Random(seed)
     capacity = 200 * 25 ** random.random()
     count = random.choice((1, 1, 2, 3))
@@ -230,7 +230,7 @@ def random_model(seed: int) -> Model:
     quiet = random.randint(3, 8)
     equal = capacity / count / (quiet + 1)
     service: Service = random.choice(("exponential", "constant", "bimodal", "log-normal"))
-    # A batch takes at most 40 ms, but for one log-normal of a hundred.
+    # A batch takes at most 40 ms, except for one log-normal of a hundred.
     most = int(capacity * 0.04 / (5.5 if service in ("bimodal", "log-normal") else 1))
     retries, batch = random.choice((0, 0, 1, 3)), max(1, min(random.choice((1, 1, 8, 32)), most))
     fast_failure_ms = random.choice((200, 200, 200, None))
@@ -254,7 +254,7 @@ def random_model(seed: int) -> Model:
 
 
 def broader_model(seed: int) -> Model:
-    """Return a model of a broader class: the capacity, the demand and the latency change, answers are lost."""
+    """Return a model of a broader class: capacity, demand and latency change, and answers are lost."""
     random = Random(seed)
     model = random_model(seed + 1_000_000)
     assert isinstance(model.capacity, float)
@@ -278,7 +278,7 @@ def broader_model(seed: int) -> Model:
 
 
 def capacity_of(model: Model, begins_s: int = 3) -> float:
-    """Return what the broker could serve on average, less its pauses, or what is offered if that is less."""
+    """Return the broker's mean capacity without pauses, or the demand if that is less."""
     seconds = range(begins_s, int(model.seconds))
     pause_s = 0.00075 * model.max_pause_ms
     part = 1 - pause_s / (model.pause_every_s + pause_s) if model.pause_every_s else 1.0

@@ -1,4 +1,4 @@
-"""Answers of the API made by hand, for tests of what reads them."""
+"""Hand-made answers of the API, for tests of their readers."""
 
 from typing import Final
 
@@ -141,7 +141,7 @@ FLEET: Final = FleetState(
         FleetLimit("total", "topic:log-*", "bytes", 1_048_576.0, 0.25, 0.0, 10_240.0),
     ),
 )
-_SHORT_FROM: Final = 400  # the second from which the broker is short
+_SHORT_FROM: Final = 400  # from this second on, the broker is slow
 ADAPTIVE: Final = AdaptiveState(
     listener="main",
     limit_per_s=1840.0,

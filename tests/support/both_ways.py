@@ -1,8 +1,8 @@
-"""Serves a schedule twice: with the compiled turn and without it. Whatever anybody can see must be the same.
+"""Serves a schedule twice, with and without the compiled turn. All visible effects must be the same.
 
-Two data paths serve real sockets on loopback, on one manual clock. Each step of a schedule is done to both, then both
-come to rest, then what their peers have received is compared; counts, log records and connections whenever ``look``
-is called, and at the end. A schedule is a coroutine that is given ``Both`` and a ``Random``.
+Two data paths serve real sockets on loopback, on one manual clock. Each step of a schedule is done in both, then both
+come to rest, then the peers' data is compared. Counts, log records and connections are compared whenever ``look`` is
+called, and at the end. A schedule is a coroutine that is given ``Both`` and a ``Random``.
 """
 
 import errno
@@ -55,20 +55,20 @@ from proxy.stats.snapshot import ConnectionState
 CLIENT, BROKER = Side.CLIENT, Side.BROKER
 Schedule = Callable[["Both", Random], Awaitable[None]]
 Same = Callable[[Side, bytes, bytes], bool]
-"""Whether what a peer has received by the turn, and without it, are equally right."""
+"""Whether a peer's data from both ways is equally right."""
 
-#: Of this process alone: others may still try to connect to a port that they had.
+# Unique to this process: others may still try to connect to an old port.
 _OWN_HOST: Final = f"127.{os.getpid() >> 15 & 127 | 1}.{os.getpid() >> 8 & 127}.{os.getpid() & 255 | 1}"
-#: What differs from run to run, or by what serves a connection.
+# Figures that differ from run to run, or by the reader.
 _NOT_COMPARED: Final = ("busy_ratio", "listeners", "stages", "bottlenecks", "lanes", "alarms", "round_trip")
-#: What one write to the kernel takes of Sluice, where peers are slow.
+# The size of one write to a slow peer.
 _SMALL_BYTES: Final = 16 * 1024
 _IN_FLIGHT: Final = {"in flight", "unanswered"}
 _BAD: Final = {"bad_frame", "unparsable", "bad_answer"}
-#: Less than from where the kernel maps memory anew for each.
+# Small enough that the allocator does not map new memory for each.
 _READ_BYTES: Final = 64 * 1024
 _TICK_S: Final = 1e-6
-#: Enough for what the kernel sends again after some seconds.
+# Enough for retransmissions after some seconds.
 _ROUNDS: Final = 100_000
 _FOR_EVER_NS: Final = 1 << 50
 _STORY_BYTES: Final = 120
@@ -76,11 +76,11 @@ _GONE: Final = {errno.ECONNRESET, errno.EPIPE, errno.ENOTCONN, errno.EBADF}
 
 
 class DifferenceError(AssertionError):
-    """The two ways differ."""
+    pass
 
 
 class _Order(Random):
-    """Says which of several tasks that may run goes first, as trio asks: by chance, but the same in both ways."""
+    """Trio's random order of runnable tasks, the same in both ways."""
 
     turned = False
 
@@ -91,7 +91,7 @@ class _Order(Random):
 
 @dataclass
 class Link:
-    """One connection of one way: the sockets of its peers, what these have received, and how it ended for them."""
+    """One connection in one way: the peers' sockets, their data, and their ends."""
 
     peers: dict[Side, socket.socket]
     addresses: dict[Side, Key]
@@ -100,7 +100,7 @@ class Link:
     paused: set[Side] = field(default_factory=set)
 
     def read(self) -> int:
-        """Read what is there, unless paused; return how much that was."""
+        """Read available data, unless paused. Return the number of bytes."""
         count = 0
         for side, peer in self.peers.items():
             if side in self.paused or side in self.ended:
@@ -117,7 +117,7 @@ class Link:
             except OSError as error:
                 self.ended[side] = errno.errorcode[error.errno or 0]
             if count:
-                # Acknowledged at once, so that a writer who waits for that does not wait for real time to pass.
+                # Acknowledge at once, so that a writer does not wait for the real time of a delayed ACK.
                 with suppress(OSError):
                     peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
         return count
@@ -133,7 +133,7 @@ def _new_socket() -> socket.socket:
 
 @cache
 def _tls() -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """Return what a listener and its clients speak TLS by."""
+    """Return the TLS contexts of a listener and its clients."""
     with tempfile.TemporaryDirectory() as folder:
         made = Certificates(Path(folder))
         made.issue("server", HOST)
@@ -141,8 +141,6 @@ def _tls() -> tuple[ssl.SSLContext, ssl.SSLContext]:
 
 
 class Way:
-    """One data path with its peers."""
-
     def __init__(
         self, protocol: Protocol, options: Any, config: dict[str, Any], clock: MockClock, closing: ExitStack
     ) -> None:
@@ -166,11 +164,11 @@ class Way:
 
     @property
     def connections(self) -> list[Any]:
-        """All that are open; from now on Python serves them."""
+        """All open connections. From now on Python serves them."""
         return sorted(self.path.server.each_connection(), key=lambda connection: connection.info.id)
 
     def open(self, source: tuple[str, int], header: bytes = b"", tls: ssl.SSLContext | None = None) -> tuple[str, int]:
-        """Connect a client, which begins with a header and perhaps speaks TLS then; return its address."""
+        """Connect a client, with a PROXY header and TLS if configured. Return its address."""
         client = self._closing.enter_context(_new_socket())
         client.bind(source)
         client.connect_ex(self.path.server.bound("main"))
@@ -184,10 +182,10 @@ class Way:
         return address
 
     def accept(self) -> None:
-        """Take the broker's end of the last connection."""
+        """Accept the broker's end of the last connection."""
         with suppress(BlockingIOError):
             while True:
-                # The first one only asks whether the broker is there.
+                # The first one only probes the broker.
                 broker = self._closing.enter_context(self._listening.accept()[0])
                 broker.setblocking(False)
                 broker.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -200,16 +198,11 @@ class Way:
 
 
 class Both:
-    """The two ways, and what was done to them.
+    """The two ways, and the steps so far.
 
-    Attributes:
-        story: the steps so far, for people.
-        lent: how many connections the turn served after a step, summed up over all steps.
-        knows_in_flight: each way knows which requests have no answer yet.
-        tls: by which clients speak it, if they do.
-        proxied: clients begin with a PROXY header.
-        by_chance: it is by chance what was counted.
-        sockets: those of Sluice.
+    ``story``: the steps, for people. ``lent``: the number of connections served by the turn after a step, summed up.
+    ``knows_in_flight``: each way knows the requests without an answer. ``tls``: of clients. ``proxied``: clients begin
+    with a PROXY header. ``by_chance``: the counts are not determined. ``sockets``: Sluice's.
     """
 
     def __init__(
@@ -229,15 +222,15 @@ class Both:
         self._logged = logged
         self._version = 1
         self._taken: dict[tuple[int, Side], int] = {}
-        #: Peers that have ended their streams, where that ends the connection: what they still receive is chance.
+        # Peers whose end of stream ends the connection: their remaining data is not determined.
         self._leaving: set[tuple[int, Side]] = set()
-        #: Connections that a peer has reset: how much of its last words the kernel drops is chance.
+        # Connections reset by a peer: the kernel may drop some of its last data.
         self._reset: set[int] = set()
 
     # --- Steps ------------------------------------------------------------------------------------
 
     async def open(self, host: str = "127.0.0.1") -> int:
-        """Connect a client from an address of this machine; return its number."""
+        """Connect a client from an address of this machine. Return its number."""
         self.story.append(f"open {host}")
         address = (HOST if self.proxied else host, 0)
         header = f"PROXY TCP4 {host} {HOST} 40000 1\r\n".encode() if self.proxied else b""
@@ -251,7 +244,7 @@ class Both:
         return len(self.ways[0].links) - 1
 
     async def say(self, link: int, side: Side, data: bytes) -> None:
-        """Have a peer send something, as far as its kernel takes it."""
+        """Let a peer send data, as much as its kernel accepts."""
         self.story.append(f"say {link} {side.value} {_short(data)}")
         for way in self.ways:
             peer = way.links[link].peers.get(side)
@@ -260,7 +253,7 @@ class Both:
         await self.settle()
 
     async def say_together(self, *said: tuple[int, Side, bytes]) -> None:
-        """Have several peers send something before anything of it is read."""
+        """Let several peers send data before any of it is read."""
         self.story += (f"say together {link} {side.value} {_short(data)}" for link, side, data in said)
         for way in self.ways:
             for link, side, data in said:
@@ -281,7 +274,7 @@ class Both:
                 raise
 
     def _last_words(self, link: int, side: Side, data: bytes) -> Iterator[tuple[Way, socket.socket]]:
-        """Have a peer say something, if there is something, and yield it in each way that still has it."""
+        """Let a peer send last data, if any, and yield it in each way where it is connected."""
         if not self.ways[0].path.server.listeners[0].protocol.half_closes:
             self._leaving.add((link, side))
         for way in self.ways:
@@ -292,10 +285,10 @@ class Both:
                 yield way, peer
 
     async def end(self, link: int, side: Side, *, data: bytes = b"") -> None:
-        """Have a peer end its stream, perhaps with some last bytes."""
+        """Let a peer end its stream, perhaps after last data."""
         self.story.append(f"end {link} {side.value} {_short(data)}")
         for way, peer in self._last_words(link, side, data):
-            # OpenSSL drops what it has not read as it says the end.
+            # OpenSSL drops unread data as it ends the stream.
             if isinstance(peer, ssl.SSLSocket) and side not in way.links[link].paused:
                 with suppress(OSError, ValueError):
                     peer.unwrap()
@@ -304,7 +297,7 @@ class Both:
         await self.settle()
 
     async def reset(self, link: int, side: Side, *, data: bytes = b"") -> None:
-        """Have a peer reset its connection, perhaps after some last bytes."""
+        """Let a peer reset its connection, perhaps after last data."""
         self.story.append(f"reset {link} {side.value} {_short(data)}")
         if data:
             self._reset.add(link)
@@ -316,24 +309,22 @@ class Both:
         await self.settle()
 
     async def pause(self, link: int, side: Side) -> None:
-        """Have a peer read nothing."""
         self.story.append(f"pause {link} {side.value}")
         for way in self.ways:
             way.links[link].paused.add(side)
 
     async def resume(self, link: int, side: Side) -> None:
-        """Have a peer read again."""
         self.story.append(f"resume {link} {side.value}")
         for way in self.ways:
             way.links[link].paused.discard(side)
-        # Before time passes, which would count as waiting for it in the way whose kernel has taken less.
+        # Before time passes, which would count as waiting in the way whose kernel has accepted less.
         await self.settle(compare=False)
         if not self.stalled:
-            # So long at most a write to a client that was not read waits.
+            # The maximum delay of a write to an unread client.
             await self.jump(CHECK_S * (MAX_CHECKS + 1))
 
     async def jump(self, by_s: float) -> None:
-        """Let time pass; what is due then is done one after the other."""
+        """Let time pass, with all due work in order."""
         self.story.append(f"jump {by_s}")
         while by_s > 0:
             step_s = min(by_s, max(trio.lowlevel.current_statistics().seconds_to_next_deadline, _TICK_S))
@@ -342,7 +333,6 @@ class Both:
             await self.settle(compare=by_s <= 0)
 
     async def apply(self, rules: Sequence[Rule]) -> None:
-        """Put other rules in force."""
         self.story.append(f"apply {rules!r}")
         self._version += 1
         for way in self.ways:
@@ -350,18 +340,18 @@ class Both:
         await self.settle()
 
     async def recall(self) -> None:
-        """Have Python serve all connections for the moment."""
+        """Let Python serve all connections for the moment."""
         await self.do("recall", _recall)
 
     async def do(self, name: str, act: Callable[[Way], object]) -> None:
-        """Do something else to each."""
+        """Do something else in both ways."""
         self.story.append(name)
         for way in self.ways:
             act(way)
         await self.settle()
 
     async def ask(self, name: str, act: Callable[[LocalDataPath], Awaitable[object]]) -> None:
-        """Ask each for something, and compare the answers."""
+        """Ask both ways, and compare the answers."""
         self.story.append(name)
         answers = [repr(await act(way.path)) for way in self.ways]
         if answers[0] != answers[1]:
@@ -371,7 +361,7 @@ class Both:
     # --- Comparing --------------------------------------------------------------------------------
 
     def take(self, link: int, side: Side) -> bytes:
-        """Return what a peer has received since the last call."""
+        """Return a peer's data since the last call."""
         received = self.ways[0].links[link].received[side]
         start = self._taken.get((link, side), 0)
         self._taken[link, side] = len(received)
@@ -388,30 +378,29 @@ class Both:
 
     @property
     def stalled(self) -> bool:
-        """Whether a peer does not read."""
         return any(link.paused for link in self.ways[0].links)
 
     def _has_arrived(self) -> bool:
-        """Say whether nothing is on its way between Sluice and the peers."""
+        """Say whether nothing is in flight between Sluice and the peers."""
         links = [link for way in self.ways for link in way.links]
         pairs = ((link.addresses[side], peer) for link in links for side, peer in link.peers.items())
         return not self.sockets.are_opening and all(starmap(self.sockets.have_arrived, pairs))
 
     def is_held_up(self) -> bool:
-        """Say whether something waits for a peer that does not read: how much its kernel has taken is chance.
+        """Say whether data waits for a peer that does not read: the part accepted by the kernel is not determined.
 
-        So is how much Sluice has read, counted and decided of what comes behind that, until the peer reads.
+        Nor is the amount that Sluice has read, counted and decided behind it.
         """
         connections = (each for way in self.ways for each in way.connections) if self.stalled else ()
         return any(peer.busy for each in connections for peer in each.peers.values())
 
     async def settle(self, *, compare: bool = True) -> None:
-        """Let both come to rest, and compare what their peers have received."""
+        """Let both come to rest, and compare the peers' data."""
         order = trio._core._run._r
         order.turned = order.random() < 0.5
         was_quiet = False
         for _ in range(_ROUNDS):
-            # A busy kernel takes its time, while the clock stands still. What is sent in one round comes in another.
+            # A busy kernel takes real time, while the clock does not move.
             has_arrived = self._has_arrived()
             await wait_all_tasks_blocked()
             is_quiet = sum([way.read() for way in self.ways]) < _SMALL_BYTES // 4 and has_arrived
@@ -447,7 +436,7 @@ class Both:
         return ""
 
     async def look(self) -> None:
-        """Compare all that an operator can see."""
+        """Compare everything visible to an operator."""
         self.story.append("look")
         if not self.stalled:
             self._compare_links()
@@ -475,11 +464,11 @@ class Both:
         is_bad = bool(_BAD & ended)
         signals = path.server.take_seen()
         if protocol == "amqp10" or is_bad:
-            # Of a chunk in which a stream goes wrong only the turn counts how long the decisions before that took; and
-            # with it credit may be asked for a moment later.
+            # If a chunk's stream becomes invalid, only the turn counts the duration of earlier decisions, and credit
+            # may be requested a moment later.
             del seen["processing"]
         return seen | {
-            # Of AMQP 0.9.1 a publish counts once its header is there, if the compiled part reads it.
+            # With AMQP 0.9.1 the compiled part counts a publish once its header is there.
             "frames_total": {} if protocol == "amqp091" else seen["frames_total"],
             "connections": [
                 _plain_connection(protocol, each, is_bad)
@@ -488,7 +477,7 @@ class Both:
             "traffic": [_plain_second(each) for each in await path.take_traffic(unfinished=True)],
             "in flight": [connection.session.in_flight() for connection in way.connections],
             "unanswered": {scope: each.unanswered for scope, each in signals.items()},
-            # Of a batch that is refused as busy the compiled part knows the first message only.
+            # Of a refused batch, the compiled part knows the first message only.
             "signals": {scope: (each.answers, each.busy > 0, each.blocked) for scope, each in signals.items()},
             "read ahead": path._services.ahead.taken_bytes,
         }
@@ -498,7 +487,7 @@ class Both:
 
 
 def _begin_alike(protocol: str, *streams: bytes) -> bool:
-    """Say whether one stream begins with all frames of the other, but its last if that is incomplete."""
+    """Say whether one stream begins with all frames of the other, except its last if that is incomplete."""
     shorter, longer = sorted((_whole_frames(protocol, stream) for stream in streams), key=len)
     return longer.startswith(shorter)
 
@@ -524,7 +513,6 @@ def _recall(way: Way) -> None:
 
 
 def _differing(one: Any, other: Any) -> str:
-    """Show where two texts or bytes begin to differ."""
     pairs = enumerate(zip(one, other, strict=False))
     at = next((at for at, (left, right) in pairs if left != right), min(len(one), len(other)))
     begin = max(0, at - 100)
@@ -536,10 +524,10 @@ def _short(data: bytes) -> str:
 
 
 def _plain_connection(protocol: str, state: ConnectionState, is_bad: bool) -> ConnectionState:  # noqa: FBT001 - private
-    """Leave out in which order its resources were met, and how it has waited for a slow peer.
+    """Remove the order of its resources, and the reason for waiting for a slow peer.
 
-    Of AMQP 0.9.1 whoever reads remembers other names; and the method of a publish whose header has not come counts at
-    once, or never if a stream goes wrong before that.
+    With AMQP 0.9.1 the readers remember different names, and a publish's method without a header counts at once, or
+    never if the stream becomes invalid.
     """
     shown = () if protocol == "amqp091" else tuple(sorted(state.resources))
     more = 0 if protocol == "amqp091" else state.more_resources
@@ -550,7 +538,7 @@ def _plain_connection(protocol: str, state: ConnectionState, is_bad: bool) -> Co
 
 
 def _plain_second(second: TrafficSecond) -> list[str]:
-    """Leave out in which order things were met, and so which of equal messages was repeated."""
+    """Remove the order, and which of equal messages was repeated."""
     resources = (
         msgspec.structs.replace(each, clients=tuple(sorted(each.clients)), repeated=each.repeated.requests)
         for each in second.resources
@@ -559,10 +547,9 @@ def _plain_second(second: TrafficSecond) -> list[str]:
 
 
 def _is_told(entry: dict[str, Any]) -> bool:
-    """Leave out what is logged of one client in a second.
+    """Remove log records of one client in a second.
 
-    A lent client has been heard since the last beat, or before: its silence may be noticed a beat later, and so in
-    another second than another's.
+    A lent client's last activity may be known one beat later.
     """
     return entry["event"] != "over the limit" and entry.get("detail") != "client: no heartbeats"
 
@@ -602,13 +589,13 @@ def _settings(random: Random, known: Sockets, *, small: bool, budget_ns: int | N
         (sockets, "_set_options", set_small if small else set_options),
         (sockets.Wire, "__init__", make),
         (broker_watch, "SETTLE_S", 0.0),
-        # Nothing depends on how long something takes, or on chance that is not the seed's.
+        # Without effects of real durations, and of randomness other than the seed's.
         (turn, "ROUND_NS", _FOR_EVER_NS if budget_ns is None else budget_ns),
         (reactor, "ROUND_NS", _FOR_EVER_NS),
         (tls, "ROUND_NS", _FOR_EVER_NS),
         (datapath, "_LOAD_S", _FOR_EVER_NS),
         (AlarmWatch, "run", _nothing),
-        # It goes by times that are not the same.
+        # It depends on times that differ.
         (Controller, "step", _limit_of_few),
         (adaptive, "_MIN_BURST", 1),
         (scheduling, "_ALLOW_DETERMINISTIC_SCHEDULING", True),
@@ -637,21 +624,10 @@ def run(
 ) -> Both:
     """Play one schedule.
 
-    Args:
-        play: the schedule.
-        seed: of its random choices.
-        protocol: spoken by all.
-        rules: in force at first.
-        options: of the listener with the turn, and of the one without.
-        same: says whether bytes that differ are equally right.
-        small: kernels take little at once.
-        budget_ns: for how long the turn serves at a time.
-        with_tls: clients speak it.
-        proxied: clients begin with a PROXY header.
-        config: of both data paths; ``listener`` has arguments of their listeners.
+    ``same``: says whether different data is equally right. ``small``: kernels accept little at once. ``budget_ns``:
+    duration of a turn's service. ``config``: of both data paths, with arguments of their listeners in ``listener``.
 
-    Raises:
-        DifferenceError: the two ways differ; the error has the last steps.
+    Raises: DifferenceError: the two ways differ. The error has the last steps.
     """
     random = seed if isinstance(seed, Random) else Random(seed)
     clock = MockClock()

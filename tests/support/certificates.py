@@ -1,4 +1,4 @@
-"""Certificates for tests of TLS: an authority, what it has issued, and what others have issued."""
+"""Certificates for tests of TLS: an authority, its certificates, and those of others."""
 
 import ssl
 from datetime import UTC, datetime, timedelta
@@ -30,11 +30,10 @@ class Certificates:
         self._authority.cert_pem.write_to_path(self.path("ca.pem"))
 
     def path(self, name: str) -> str:
-        """Return the path of a file."""
         return str(self.folder / name)
 
     def issue(self, name: str, *identities: str, common_name: str | None = None, days: float = 90) -> None:
-        """Issue a certificate, in place of what is in its files; one of less than 0 days has expired."""
+        """Issue a certificate, replacing its files. With less than 0 days it has expired."""
         now = datetime.now(UTC)
         issued = self._authority.issue_cert(
             *identities,
@@ -42,7 +41,7 @@ class Certificates:
             not_before=now - timedelta(days=100),
             not_after=now + timedelta(days=days),
         )
-        # In PKCS 8, as Netty will have it.
+        # In PKCS 8, for Netty.
         key = load_pem_private_key(issued.private_key_pem.bytes(), None)
         key_pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
         Path(self.path(f"{name}.key")).write_bytes(key_pem)
@@ -51,7 +50,7 @@ class Certificates:
         Path(self.path(f"{name}-both.pem")).write_bytes(key_pem + chain)
 
     def trust_store(self) -> str:
-        """Return the path of a trust store for Java with the authority in it; its password is PASSWORD."""
+        """Return the path of a trust store for Java with the authority. Its password is PASSWORD."""
         authority = load_pem_x509_certificate(self._authority.cert_pem.bytes())
         store = serialize_java_truststore([PKCS12Certificate(authority, b"authority")], _STORE)
         path = Path(self.path("trust.p12"))
@@ -59,7 +58,7 @@ class Certificates:
         return str(path)
 
     def server(self, name: str = "server", *, clients: ssl.VerifyMode = ssl.CERT_NONE) -> ssl.SSLContext:
-        """Return what a server speaks TLS by, and how it looks at clients' certificates."""
+        """Return a server's TLS context, and its handling of clients' certificates."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.num_tickets = 0
         context.load_cert_chain(self.path(f"{name}.pem"), self.path(f"{name}.key"))
@@ -69,7 +68,7 @@ class Certificates:
         return context
 
     def client(self, name: str | None = None) -> ssl.SSLContext:
-        """Return what a client speaks TLS by that trusts the authority, and the certificate that it shows, if any."""
+        """Return a client's TLS context that trusts the authority, with its certificate, if any."""
         context = ssl.create_default_context(cafile=self.path("ca.pem"))
         if name is not None:
             context.load_cert_chain(self.path(f"{name}.pem"), self.path(f"{name}.key"))

@@ -1,4 +1,4 @@
-"""A change of the audit trail, for tests of how changes are told."""
+"""A change of the audit trail, for tests of its texts."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from admin.edits.model import Change
 
 
 def make(**fields: Any) -> Change:
-    """Return change 17, of the topic ``a`` by ada, with these fields besides."""
+    """Return change 17, of the topic ``a`` by ada, with these other fields."""
     base = {
         "id": 17,
         "at": "2026-11-21T20:00:00Z",

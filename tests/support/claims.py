@@ -1,4 +1,4 @@
-"""What documentation says of commands, targets, metrics, paths and settings, held against the code."""
+"""Compares commands, targets, metrics, paths and settings in the documentation with the code."""
 
 import re
 import shlex
@@ -36,7 +36,7 @@ PAGES: Final = (
     *(f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY", "CHANGELOG", "deploy/README")),
     *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md")),
 )
-"""What is about Sluice alone, by its path in the project; other pages have flags and paths of other programs."""
+"""Pages that are only about Sluice. Others have flags and paths of other programs."""
 
 BLOCK: Final = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _INLINE: Final = re.compile(r"`([^`]+)`")
@@ -69,12 +69,10 @@ _OTHER_VARIABLES: Final = {
 _OF_MESSAGES: Final = frozenset({"SLUICE_REPLAYED"})
 """Properties of messages, in RocketMQ's spelling."""
 _PACKAGES: Final = frozenset({"sluice_lines", "sluice_native", "sluice_scan"})
-"""They are called like metrics."""
+"""They look like metrics."""
 
 
 class _Texts(NamedTuple):
-    """A page, taken apart."""
-
     lines: list[str]
     toml: list[str]
     inline: list[str]
@@ -108,7 +106,7 @@ def _flags_of(path: tuple[str, ...]) -> Iterator[str]:
 
 
 def wrong_commands(text: str) -> Iterator[str]:
-    """Find commands in blocks that cannot be typed so, and mentions of commands and flags that are not there."""
+    """Find invalid commands in blocks, and mentions of missing commands and flags."""
     lines, _, inline = _texts(text)
     for line in lines:
         if match := _COMMAND.fullmatch(line.strip()):
@@ -151,7 +149,7 @@ def _takes_words(path: tuple[str, ...]) -> bool:
 
 
 def wrong_targets(text: str) -> Iterator[str]:
-    """Find targets of make that the Makefile has not."""
+    """Find targets that are not in the Makefile."""
     there = set(_TARGET.findall((ROOT / "Makefile").read_text(encoding="utf-8")))
     lines, _, inline = _texts(text)
     for line in (*lines, *inline):
@@ -162,7 +160,7 @@ def wrong_targets(text: str) -> Iterator[str]:
 
 
 def wrong_metrics(text: str) -> Iterator[str]:
-    """Find metrics that are not there, and labels that they do not have."""
+    """Find missing metrics, and labels that they do not have."""
     there = {each.name: set(each.labels) for each in described()}
     for name, selector in _METRIC.findall(text):
         if name in _PACKAGES:
@@ -176,7 +174,7 @@ def wrong_metrics(text: str) -> Iterator[str]:
 
 
 def wrong_paths(text: str) -> Iterator[str]:
-    """Find paths of the API that are not there, and methods that they do not take."""
+    """Find missing paths of the API, and wrong methods."""
     there = [
         (re.compile(re.sub(r"\\\{\w+\\\}", "[^/]+", re.escape(path))), {method.upper() for method in item})
         for path, item in openapi()["paths"].items()
@@ -193,7 +191,7 @@ def wrong_paths(text: str) -> Iterator[str]:
 
 
 def wrong_settings(text: str) -> Iterator[str]:
-    """Find blocks of TOML that are no configuration, and variables that Sluice does not know."""
+    """Find invalid blocks of TOML, and unknown variables."""
     for block in _texts(text).toml:
         try:
             data = tomllib.loads(block)
@@ -218,7 +216,7 @@ def _wrong_keys(block: str, data: Mapping[str, Any]) -> Iterator[str]:
 
 
 def wrong_tests(text: str) -> Iterator[str]:
-    """Find names of tests that are not there."""
+    """Find names of missing tests."""
     for file, name in _TEST.findall(text):
         path = ROOT / file
         if not path.exists() or not re.search(
@@ -228,7 +226,7 @@ def wrong_tests(text: str) -> Iterator[str]:
 
 
 def wrong_files(text: str, folder: Path) -> Iterator[str]:
-    """Find links and names of files that lead nowhere; ``folder`` is the page's own."""
+    """Find broken links and names of missing files. ``folder`` is the page's."""
     for target, anchor in _LINK.findall(text):
         path = (folder / target).resolve() if target else None
         if path is not None and not path.exists():
@@ -255,4 +253,4 @@ CHECKS: Final[Mapping[str, Callable[[str], Iterator[str]]]] = {
     "settings": wrong_settings,
     "tests": wrong_tests,
 }
-"""All that needs no more than the text."""
+"""The checks that need only the text."""

@@ -1,11 +1,11 @@
-"""RabbitMQ's flow control by credit, one message at a time: what the stages of ``proxy.flow.credit`` must come to."""
+"""RabbitMQ's flow control by credit, one message at a time, to compare with the stages of ``proxy.flow.credit``."""
 
 from collections import defaultdict, deque
 from random import Random
 
 
 class Process:
-    """What one process knows. Names are those of the algorithm: *from* and *to* are where credit flows."""
+    """One process. Names are those of the algorithm: *from* and *to* are the directions of credit."""
 
     def __init__(self) -> None:
         self.credit_from: dict[int, int] = {}
@@ -15,17 +15,16 @@ class Process:
 
 
 class Processes:
-    """All of them. A pid is a place in the list."""
+    """All processes. A pid is an index of the list."""
 
     def __init__(self, specs: list[tuple[int, int]], random: Random) -> None:
         self._specs = specs
         self._random = random
         self._alive: dict[int, Process] = {pid: Process() for pid in range(len(specs))}
-        #: Grants under way, by granter and receiver.
+        # Grants in flight, by granter and receiver.
         self._mail: defaultdict[tuple[int, int], deque[int]] = defaultdict(deque)
 
     def send(self, pid: int, to: int) -> None:
-        """One message goes on."""
         process = self._alive[pid]
         credit = process.credit_from.get(to, self._specs[to][0])
         if credit == 1:
@@ -35,7 +34,7 @@ class Processes:
             process.credit_from[to] = credit - 1
 
     def ack(self, pid: int, sender: int) -> None:
-        """One message of a sender is dealt with."""
+        """Handle one message of a sender."""
         process = self._alive[pid]
         more_after = self._specs[pid][1]
         until = process.credit_to.get(sender, more_after)
@@ -49,15 +48,14 @@ class Processes:
             self._mail[pid, sender].append(more_after)
 
     def stall(self, pid: int, follower: int) -> None:
-        """A follower takes no more, whatever its credit."""
+        """A follower accepts no more, whatever its credit."""
         self._alive[pid].blocked.append(follower)
 
     def resume(self, pid: int, follower: int) -> None:
-        """A follower that was stalled takes more."""
         self._unblock(pid, follower)
 
     def down(self, pid: int) -> None:
-        """A process is gone; all others are told."""
+        """A process is gone. All others are notified."""
         del self._alive[pid]
         for pair in [pair for pair in self._mail if pid in pair]:
             del self._mail[pair]
@@ -70,7 +68,7 @@ class Processes:
             self._unblock(other, pid)
 
     def deliver(self, most: int | None = None) -> None:
-        """Let grants arrive, and those that follow from them: all of them, or so many at most."""
+        """Deliver grants, and further ones caused by them: all of them, or at most this many."""
         while most is None or most > 0:
             pairs = [pair for pair, grants in self._mail.items() if grants]
             if not pairs:
@@ -80,15 +78,14 @@ class Processes:
             most = None if most is None else most - 1
 
     def balance(self, pid: int, to: int) -> int:
-        """Return what it may still send, or below zero what it has sent without credit."""
+        """Return its credit. Negative: messages sent without credit."""
         return self._alive[pid].credit_from.get(to, self._specs[to][0])
 
     def deferred(self, pid: int, sender: int) -> int:
-        """Return what it owes a sender."""
+        """Return the grants owed to a sender."""
         return sum(quantity for to, quantity in self._alive[pid].deferred if to == sender)
 
     def blockers(self, pid: int) -> set[int]:
-        """Return who blocks it."""
         return set(self._alive[pid].blocked)
 
     def _bump(self, pid: int, granter: int, quantity: int) -> None:

@@ -1,4 +1,4 @@
-"""Demands of several callers, the limit that they met, and the advice that a report gives from its record of them."""
+"""Demands of several callers, their limit, and a report's advice from the record of them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -28,13 +28,10 @@ OUTCOMES: Final = ("admitted", "shadowed", "bypassed", "exempt", "refused", "dro
 
 @dataclass
 class Recorded:
-    """What became of each caller's messages, by second since ``START_S``.
+    """The outcomes of each caller's messages, by second since ``START_S``.
 
-    Attributes:
-        limits: the limits in force, with the second from which on each was.
-        rule: that refused; empty is the limit's own.
-        identified: whether messages have ids.
-        language: of the clients that sent the messages without ids.
+    ``limits``: with the second in which each became active. ``rule``: the refusing one, empty for the limit's own.
+    ``identified``: messages have ids. ``language``: of clients whose messages have no ids.
     """
 
     limits: Sequence[tuple[int, Limit]]
@@ -57,7 +54,7 @@ class Recorded:
     def demand(
         self, *, lost_records: int = 0, day_s: Mapping[int, int] | None = None, twice: str = ""
     ) -> tuple[Demand, Minutes]:
-        """Return what a report makes of it."""
+        """Return the demand in a report."""
         collector = Collector(("a", "topic", "orders"), self.attempts)
         batch = self.minutes()
         for begin in range(0, batch.num_rows, 1000):
@@ -69,7 +66,7 @@ class Recorded:
         return collector.demand(known, self.storms()), collector.minutes
 
     def advice(self, options: Options = _OPTIONS, **known: Any) -> Advice:
-        """Return what a report says about it."""
+        """Return the advice in a report."""
         return advise(*self.demand(**known), options)
 
     def minutes(self) -> pa.RecordBatch:
@@ -159,14 +156,14 @@ class Recorded:
 
 
 def limited(rate: float | None, **fields: Any) -> Limit:
-    """Return a topic's own limit, with the breaker that it has by default."""
+    """Return a topic's own limit, with its default breaker."""
     return Limit("topic:orders", rate, break_s=1.0, **fields)
 
 
 def flowing(
     limits: Limit | Sequence[tuple[int, Limit]], callers: Mapping[str, Any], seconds: int, **how: Any
 ) -> Recorded:
-    """Let long demands, as messages by second, meet a limit that refuses everyone alike what is above its rate."""
+    """Apply a limit to long demands, as messages by second. It refuses the excess over its rate, in proportion."""
     limits = [(0, limits)] if isinstance(limits, Limit) else limits
     asked = {name: np.broadcast_to(np.asarray(each, np.int64), seconds) for name, each in callers.items()}
     total = sum(asked.values(), np.zeros(seconds, np.int64))
@@ -181,7 +178,7 @@ def flowing(
 
 
 Arrivals = list[tuple[int, str]]
-"""When, in nanoseconds, and who."""
+"""Time in nanoseconds, and caller."""
 
 
 def arriving(callers: Mapping[str, float | Callable[[int], float]], seconds: int, seed: int) -> Arrivals:
@@ -196,7 +193,7 @@ def arriving(callers: Mapping[str, float | Callable[[int], float]], seconds: int
 
 
 def met(limit: Limit, arrivals: Arrivals, seconds: int) -> Recorded:
-    """Let arrivals meet the real limiter, with fair shares if the limit has them."""
+    """Apply the real limiter to arrivals, with fair shares if the limit has them."""
     resource = Resource("topic", "orders")
     rule = Rule(
         *resource,

@@ -1,4 +1,4 @@
-"""The tables of a report by another engine: DuckDB's SQL over the same files, written apart from the Spark code."""
+"""The tables of a report by another engine: DuckDB's SQL over the same files, independent of the Spark code."""
 
 import zlib
 from collections.abc import Sequence
@@ -111,7 +111,7 @@ FROM whom WINDOW day AS (PARTITION BY {_KEY}, dt) QUALIFY rank <= 10"""
 
 
 def _named(name: str, what: str, top: str = "") -> str:
-    """Return a list of a storm: who or what was refused most."""
+    """Return a list of a storm: the most refused callers."""
     return f"""{name} AS (SELECT {_STORM}, count(*) AS {name[:-1]}_count, list({{'name': "{what}", 'messages': messages,
         'share': if(total = 0, 0, messages / total)::DOUBLE}} ORDER BY messages DESC, "{what}"){top} AS {name} FROM (
     SELECT {_STORM}, "{what}", sum(messages)::BIGINT AS messages,
@@ -182,11 +182,8 @@ TABLES: Final = {
 class DuckTables:
     """The tables of a folder of logs.
 
-    Args:
-        folder: the logs.
-        scratch: directory for what is unpacked.
-        since_s: leaves out earlier records.
-        until_s: leaves out records from this second on.
+    ``scratch``: directory for unpacked files. ``since_s``: leaves out earlier records. ``until_s``: leaves out records
+    from this second on.
     """
 
     def __init__(self, folder: Path, scratch: Path, since_s: int = 0, until_s: int = 1 << 40) -> None:
@@ -217,11 +214,11 @@ class DuckTables:
         return row
 
     def count(self, what: str) -> int:
-        """Return how many rows a table has, or some of its rows, as ``storms WHERE shadow``."""
+        """Return the number of rows of a table, or of some rows, as ``storms WHERE shadow``."""
         return self._row(f"SELECT count(*) FROM {what}")[0]
 
     def differences(self, name: str, out: Path, columns: Sequence[str]) -> list[tuple[object, ...]]:
-        """Return some rows of a table of a report that are not in ours, or not as often, and the other way round."""
+        """Return rows that are in only one of both tables, or not equally often."""
         kinds = {str(row[0]): str(row[1]) for row in self._duck.execute(f"DESCRIBE {name}").fetchall()}
         # As text: lists and maps are in order.
         same = ", ".join(f'CAST("{column}" AS {kinds[column]})::VARCHAR AS "{column}"' for column in columns)
@@ -234,7 +231,7 @@ class DuckTables:
 
 
 def unequal(one: Path, other: Path) -> dict[str, list[tuple[object, ...]]]:
-    """Return, for each table of two reports, some rows that are in one of them only; of equal tables nothing."""
+    """Return, for each different table of two reports, some rows that are in one of them only."""
     found: dict[str, list[tuple[object, ...]]] = {}
     with duckdb.connect() as duck:
         for name in (*TABLES, "recommendations"):
@@ -254,7 +251,7 @@ def unequal(one: Path, other: Path) -> dict[str, list[tuple[object, ...]]]:
 
 
 def _plain(folder: Path, scratch: Path) -> list[Path]:
-    """Return the files of logs, unpacked as far as they can be."""
+    """Return the files of logs, unpacked as far as possible."""
     found = []
     for number, file in enumerate(sorted(folder.rglob("*.jsonl*"))):
         if file.name.startswith((".", "_")):

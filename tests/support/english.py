@@ -19,9 +19,9 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 BOUNDS: Final = {
     "admin": 0.6,
     "proxy": 3.4,
-    "limiter": 0.6,
-    "native": 0.2,
-    "tests": 33.9,
+    "limiter": 0.1,
+    "native": 0.1,
+    "tests": 0.3,
     "docs": 1.4,
     "deploy": 3.7,
     "README.md": 1.5,

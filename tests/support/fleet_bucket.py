@@ -1,4 +1,4 @@
-"""``bucket.lua`` in Python, line by line, on a clock that a test sets."""
+"""``bucket.lua`` in Python, line by line, on a manual clock."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SILENT_US, STOPPED_US, MIN_PER_S, MAX_SLOTS = 3e6, 1e6, 0.25, 8
 
 
 class FleetRedis:
-    """What Redis holds of one fleet. Keys do not expire here."""
+    """One fleet's content in Redis. Keys do not expire here."""
 
     def __init__(self) -> None:
         self.hashes: dict[str, dict[str, list[float]]] = {}

@@ -1,4 +1,4 @@
-"""A fleet's log of edits as Redis has it, and data paths whose edits go there."""
+"""A fleet's log of edits in Redis, and data paths that write to it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from proxy.control import FleetError
 
 
 class Log:
-    """``fault``: what the next commands raise; with ``fail_writes`` writing fails."""
+    """``fault``: raised by the next commands. ``fail_writes``: writing fails."""
 
     def __init__(self) -> None:
         self.fields: dict[bytes, bytes] = {}
@@ -37,8 +37,6 @@ class Log:
 
 
 class FleetDataPath:
-    """Takes rules, and is member of a fleet."""
-
     def __init__(self, log: Log, member: str, fleet: str = "f") -> None:
         self.log, self.rule_sets = log, list[RuleSet]()
         self._fleet = SimpleNamespace(name=fleet, member=member)

@@ -1,4 +1,4 @@
-"""A fleet in one process: members, their traffic and Redis, on clocks that only this moves."""
+"""A fleet in one process: members, their traffic and Redis, on manual clocks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class SimulatedMember:
         self.admitted_ns: list[int] = []
         self.refused_ns: list[int] = []
         self.rounds_ns: list[int] = []
-        self.owed = 0.0  # requests that the traffic makes, less those made
+        self.owed = 0.0  # requests of the traffic that are not sent yet
         self.pending: deque[tuple[int, Call, list[int]]] = deque()
 
     def offer(self, now_ns: int, per_s: float) -> None:
@@ -37,7 +37,7 @@ class SimulatedMember:
 
 
 class Simulation:
-    """``members`` at first; each round trip takes ``trip_ns``. All of them have been in contact before time 0."""
+    """``members`` at first. Each round trip takes ``trip_ns``. All of them have been in contact before time 0."""
 
     def __init__(self, rule: Rule, members: int, trip_ns: int = 2_000_000) -> None:
         self.rule, self.trip_ns = rule, trip_ns
@@ -69,7 +69,7 @@ class Simulation:
             one.member.take(self.now_ns, call, answer)
 
     def run(self, seconds: float, traffic: Callable[[float], Sequence[float]]) -> None:
-        """``traffic`` says what each member is asked for, per second, so many seconds after the beginning."""
+        """``traffic`` returns each member's requests per second, by seconds since the beginning."""
         for _ in range(round(seconds * NS_PER_S / STEP_NS)):
             self.now_ns += STEP_NS
             rates = traffic((self.now_ns - self.began_ns) / NS_PER_S)
@@ -86,7 +86,7 @@ class Simulation:
         return sum(len(one.refused_ns) for one in self.members)
 
     def max_beyond(self) -> float:
-        """Return by how much any stretch of time admits more than the rate and one burst; not above 0 if none does."""
+        """Return by how much any period exceeds the rate and one burst, or a value of at most 0."""
         rate, burst = self.rule.rate_upermits_per_s / 1e6, self.rule.capacity_upermits / 1e6
         level, at_ns, worst = 0.0, 0, -burst
         for each in sorted(each for one in self.members for each in one.admitted_ns):

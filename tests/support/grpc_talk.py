@@ -1,7 +1,7 @@
 """A session of ``rocketmq-grpc`` between two peers of the library h2, which check every window and header block.
 
-h2 raises for whatever breaks HTTP/2: DATA beyond a window, a header block that does not fit its table, a frame on a
-stream that is over. So a conversation that comes to its end is right in all these.
+h2 raises for each violation of HTTP/2: DATA beyond a window, a header block that does not fit its table, a frame on a
+closed stream. So a conversation without an error is correct in these respects.
 """
 
 from collections import defaultdict
@@ -92,19 +92,11 @@ def context(**changes: Any) -> SessionContext:
 class Talk:
     """One conversation.
 
-    Args:
-        decide: the verdict on a request.
-        pieces: returns how many bytes of those that wait come next, of one side.
-        client_settings, broker_settings: what each peer announces.
-
-    Attributes:
-        answered: the broker's answer, by stream: it is sent at the end of the request. Others wait for ``answer``.
-        bodies: DATA that has come, by peer and stream.
-        headers, resets: likewise.
-        ended: streams whose end a peer has seen.
-        lags: what is written to peers waits for ``receive`` or ``move``.
-        grants: a peer opens its windows again as it reads.
-        tickets: of requests that were held, in order.
+    ``decide``: the verdict on a request. ``pieces``: returns the number of waiting bytes of a side that are delivered
+    next. ``answered``: the broker's answer, by stream, sent at the end of the request. Others wait for ``answer``.
+    ``bodies``, ``headers``, ``resets``: by peer and stream. ``ended``: streams whose end a peer has seen. ``lags``:
+    data for peers waits for ``receive`` or ``move``. ``grants``: a peer opens its windows again as it reads.
+    ``tickets``: of held requests, in order.
     """
 
     def __init__(
@@ -126,7 +118,7 @@ class Talk:
             Side.CLIENT: H2Connection(H2Configuration(client_side=True, header_encoding=None)),
             Side.BROKER: H2Connection(H2Configuration(client_side=False, header_encoding=None)),
         }
-        # On their way to the session, and from there to each peer.
+        # In flight to the session, and from there to each peer.
         self.waiting = {side: bytearray() for side in Side}
         self.toward = {side: bytearray() for side in Side}
         self.lags = False
@@ -156,7 +148,7 @@ class Talk:
     def call(
         self, method: str, request: bytes = b"", *, ends: bool = True, stream: int | None = None, **more: str
     ) -> int:
-        """Begin a call, with its request if there is one; returns its stream."""
+        """Begin a call, with its request if there is one. Return its stream."""
         stream = stream or self.client.get_next_available_stream_id()
         headers = [
             (":method", "POST"),
@@ -172,7 +164,6 @@ class Talk:
         return stream
 
     def answer(self, stream: int, data: Sequence[bytes]) -> None:
-        """Have the broker answer a call."""
         broker = self.broker
         broker.send_headers(stream, [(":status", "200"), ("content-type", "application/grpc")])
         for each in data:
@@ -180,7 +171,7 @@ class Talk:
         broker.send_headers(stream, [("grpc-status", "0")], end_stream=True)
 
     def move(self) -> None:
-        """Carry bytes until both peers wait."""
+        """Move bytes until both peers wait."""
         while True:
             for side in Side:
                 self.receive(side)
@@ -195,7 +186,7 @@ class Talk:
             self.waiting[side] += peer.data_to_send() or b""
 
     def deliver(self, side: Side, size: int) -> None:
-        """Give the session some bytes of a peer, and the peers what comes of that."""
+        """Give the session some bytes of a peer, and the peers the result."""
         size = max(1, min(size, len(self.waiting[side])))
         chunk = bytearray(self.waiting[side][:size])
         del self.waiting[side][:size]
@@ -209,7 +200,7 @@ class Talk:
             self.carry()
             left = self.session.left_bytes(side)
             rest = rest[len(rest) - left :]
-        # Nobody may look at it any more.
+        # The session must not keep the chunk.
         chunk[:] = b"\xee" * len(chunk)
 
     def decided(self, batch: Batch | None) -> None:
@@ -231,7 +222,6 @@ class Talk:
         self.move()
 
     def resolve(self, at: int = 0, refuse: Refuse | None = None) -> None:
-        """Resolve a held request."""
         request, _ = self.tickets.pop(at)
         if not any(request is each for each in self.given_up):
             self.session.resolved(request, refuse, self.now_ns)
@@ -239,14 +229,13 @@ class Talk:
             self.move()
 
     def carry(self) -> None:
-        """Take what the session writes; peers with a lag get it later."""
+        """Take the session's output. Peers with a lag get it later."""
         for side in Side:
             self.toward[side] += b"".join(map(bytes, self.session.take(side)))
             if not self.lags:
                 self.receive(side)
 
     def receive(self, side: Side, size: int = 1 << 30) -> None:
-        """Give a peer what was written to it."""
         data = bytes(self.toward[side][:size])
         del self.toward[side][:size]
         if data:

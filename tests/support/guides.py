@@ -1,4 +1,4 @@
-"""Packages made of the files that a guide shows, as `pip install` would leave them."""
+"""Packages of the files in a guide, as `pip install` would leave them."""
 
 import tomllib
 from pathlib import Path
@@ -7,7 +7,7 @@ from page_commands import files_of
 
 
 def write_package(text: str, folder: Path) -> None:
-    """Write a guide's files, and what names the package's entry points."""
+    """Write a guide's files, and the metadata with the package's entry points."""
     files = files_of(text)
     for name, content in files.items():
         (folder / name).write_text(content, encoding="utf-8")

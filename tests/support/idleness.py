@@ -1,4 +1,4 @@
-"""When a limiter may be forgotten, as the tests of its kinds ask."""
+"""Whether a limiter may be evicted."""
 
 from limiter.buckets.limiter import Limiter
 

@@ -1,4 +1,4 @@
-"""The states of all live limiters at once; the product yields them in short steps."""
+"""The states of all live limiters at once. The product yields them in short steps."""
 
 from limiter.buckets.limiter import LimiterState
 from limiter.deciding.limits import Limits
@@ -7,6 +7,6 @@ from limiter.rules.resource import OVERFLOW_NAME
 
 
 def states_of(limiters: Limits | Registry, now_ns: int) -> list[LimiterState]:
-    """Return them by name, overflow limiters last, without the steps that found none."""
+    """Return the states by name, overflow limiters last."""
     states = [state for state in limiters.each_state(now_ns) if state is not None]
     return sorted(states, key=lambda state: (state.resource.name == OVERFLOW_NAME, state.resource))

@@ -1,4 +1,4 @@
-"""Traffic made by hand, as the data path hands it out for the rejection log."""
+"""Hand-made traffic in the data path's form, for the rejection log."""
 
 from limiter.counting.rejections import Amount, Rejection, ResourceSecond, TrafficSecond
 from limiter.rules.resource import Resource

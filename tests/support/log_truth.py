@@ -1,4 +1,4 @@
-"""Rejection logs whose truth is known: five days of sidecars, counted as they are written, and then soiled."""
+"""Rejection logs with known contents: five days of sidecars, counted as they are written, and then damaged."""
 
 import gzip
 import json
@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, Final
 
 START_S: Final = 1_792_713_600
-"""2026-10-23 00:00 UTC; five days from then on."""
+"""2026-10-23 00:00 UTC. Five days follow."""
 DAY_S: Final = 86_400
 DAYS: Final = 5
 SUMMER_ENDS_S: Final = START_S + 2 * DAY_S + 3600
-"""2026-10-25 01:00 UTC: in most of Europe 02:00 to 03:00 comes twice."""
+"""2026-10-25 01:00 UTC: in most of Europe 02:00 to 03:00 occurs twice."""
 EAST_1: Final = "east-1:10911"
 EAST_2: Final = "east-2:10911"
 WEST_1: Final = "west-1:5672"
@@ -25,13 +25,13 @@ AHEAD: Final = "ahead:5672"
 TWICE: Final = "twice:5672"
 SET_BACK: Final = "back:5672"
 SKEW_S: Final = {WEST_2: 433, AHEAD: 3 * 3600}
-"""By how much clocks are ahead."""
+"""Seconds by which clocks are ahead."""
 NASTY: Final = (
     "".join(map(chr, range(1, 0x30)))
     + "<script>alert(1)</script>&amp; %2F [x]*? {a,b} \\N \\u0000 C:\\ ' \" ` $(ls) ;--"
     " ü ß 漢字 😀 \u202edesrever\u202c \u200b\ufeff\u2028\u2029\x7f\x85\xa0 é=é /../"
 )
-"""A name with characters that a program could misread."""
+"""A name with special characters."""
 SHARES: Final = (40, 20, 10, 10, 5, 5, 5, 5)
 """Percent of the flood, by client."""
 FLOOD_PER_S: Final = 520
@@ -52,8 +52,8 @@ Storm = tuple[Resource, bool, int, int, int, tuple[tuple[str, int], ...]]
 
 @dataclass
 class Truth:
-    """What is in a log: ``totals`` are by outcome and place in ``[requests, messages, bytes]``, ``refused`` is by
-    resource, whether its limit only shadows, second and client, and the others are by instance.
+    """The contents of a log. ``totals`` are by outcome and position in ``[requests, messages, bytes]``, ``refused`` by
+    resource, whether its limit only shadows, second and client, and the others by instance.
     """
 
     records: int = 0
@@ -69,7 +69,6 @@ class Truth:
     missing_minutes: Counter[str] = field(default_factory=Counter)
 
     def take(self, record: dict[str, Any]) -> None:
-        """Count a record."""
         self.records += 1
         resource = record["instance"], record.get("kind", ""), record.get("name", "")
         match record["type"]:
@@ -106,7 +105,6 @@ class Run:
         self._head = {"v": 1, "instance": instance, "run": name}
 
     def add(self, kind: str, at_s: int, name: str = "", **fields: Any) -> None:
-        """Write a record."""
         self.n += 1
         record: dict[str, Any] = {"type": kind, **self._head, "n": self.n, "at_s": at_s}
         record |= ({"kind": "topic", "name": name} if name else {}) | fields
@@ -114,11 +112,10 @@ class Run:
         self.lines.append(json.dumps(record, ensure_ascii=False).encode())
 
     def beat(self, minute_s: int, seconds: int = 60, **fields: Any) -> None:
-        """Write a heartbeat."""
         self.add("heartbeat", minute_s, version="0.9.1", seconds=seconds, connections=12, **fields)
 
     def reject(self, at_s: int, name: str, messages: int = 1, **fields: Any) -> None:
-        """Write what was refused to a client in a second."""
+        """Write a client's refusals in a second."""
         given: dict[str, Any] = {"client": "c", "rule": "r", "verdict": "refuse", "wait_max_us": 9000}
         given |= {"requests": messages, "messages": messages, "bytes": 317 * messages}
         self.add("rejection", at_s, name, **(given | fields))
@@ -126,7 +123,7 @@ class Run:
     def traffic(
         self, minute_s: int, name: str, seconds: Mapping[int, tuple[int, int]], *, each: int = 1, **fields: Any
     ) -> None:
-        """Write a minute, from the messages admitted and refused by second; a request has so many messages."""
+        """Write a minute, from the admitted and refused messages by second. ``each``: messages of a request."""
 
         def amount(*messages: int) -> list[int]:
             requests = sum(-(-one // each) for one in messages)
@@ -149,14 +146,14 @@ class Run:
 
 @dataclass(frozen=True)
 class _Flood:
-    """Refusals that are to be: so many messages of each client in each of these seconds."""
+    """Planned refusals: messages of each client in each of these seconds."""
 
     name: str
     seconds: range
     shares: Mapping[str, int]
     shadow: bool = False
     user: str = ""
-    each: int = 1  # messages of a request; the limit of batches counts requests
+    each: int = 1  # messages of a request, because the limit of batches counts requests
 
 
 def _floods(instance: str) -> list[_Flood]:
@@ -183,7 +180,7 @@ def _floods(instance: str) -> list[_Flood]:
         ],
         WEST_1: [
             flood("trial", day[1] + 60, 75, shadow=True),
-            # A limit that only shadows is put in force: the two are not one storm.
+            # A limit changes from shadow to real: the two are not one storm.
             flood("then real", day[2] + 60, 60, shadow=True),
             flood("then real", day[2] + 125, 40),
             flood(NASTY, day[3] + 30, 45, {"[::1]:5": 7, NASTY[:40]: 3}, user=NASTY),
@@ -199,7 +196,7 @@ def _floods(instance: str) -> list[_Flood]:
 
 
 def _windows() -> Iterator[tuple[int, int]]:
-    """Yield from when to when sidecars are up."""
+    """Yield the periods in which sidecars are up."""
     for day in range(DAYS + 1):
         day_s = START_S + day * DAY_S
         yield max(START_S, day_s - _UP_S), min(START_S + DAYS * DAY_S, day_s + _UP_S)
@@ -208,8 +205,6 @@ def _windows() -> Iterator[tuple[int, int]]:
 
 
 class _Sidecar:
-    """Writes one sidecar's files."""
-
     def __init__(self, folder: Path, instance: str, truth: Truth) -> None:
         self.files: list[tuple[Path, list[bytes]]] = []
         self._folder, self._instance, self._truth = folder, instance, truth
@@ -223,13 +218,13 @@ class _Sidecar:
             self._window(first_s + skew_s, last_s + skew_s)
 
     def _window(self, first_s: int, last_s: int) -> None:
-        """Be up for a while, and have a file for each ten minutes."""
+        """Be up for a while, with a file for each ten minutes."""
         self._start(first_s)
         minute_s = first_s
         while minute_s < last_s:
             at = self._instance, minute_s - START_S
             if at == (EAST_1, SUMMER_ENDS_S - START_S):
-                # Killed in the middle of a minute, and the next process is there five seconds later.
+                # Killed in the middle of a minute. The next process starts five seconds later.
                 self._minute(minute_s, 0, _DOWN.start - minute_s)
                 killed = self._run.name
                 self._start(_DOWN.stop)
@@ -243,7 +238,7 @@ class _Sidecar:
                 minute_s += 120
             else:
                 if at == (EAST_1, DAY_S - 300):
-                    # A full disk: five records are lost, and that is known.
+                    # A full disk: five records are lost, which is known.
                     self._run.n += 5
                     self._said_lost = 5
                     self._truth.lost_records[self._instance] += 5
@@ -251,7 +246,7 @@ class _Sidecar:
                     self._edit(minute_s)
                 self._minute(minute_s)
                 if at == (WEST_2, 3 * DAY_S + 420):
-                    # The clock is set back: two minutes come once more.
+                    # The clock is set back: two minutes occur twice.
                     self._minute(minute_s - 60)
                     self._minute(minute_s)
             minute_s += 60
@@ -269,7 +264,7 @@ class _Sidecar:
         self._run.add("limit", at_s, "never-*", rule="spare", rate_per_s=7.5)
 
     def _minute(self, minute_s: int, first: int = 0, last: int = 60, **beat: Any) -> None:
-        """Write a minute, from a second of it to another."""
+        """Write part of a minute."""
         for flood in self._floods:
             seconds = [at_s for at_s in range(minute_s + first, minute_s + last) if at_s in flood.seconds]
             who = {"user": flood.user, "product": flood.user} if flood.user else {}
@@ -294,7 +289,7 @@ class _Sidecar:
         self._run.beat(minute_s, last - first, lost_records=self._said_lost, **beat)
 
     def _edit(self, minute_s: int) -> None:
-        """The limit of orders is edited twice; traffic has the last one."""
+        """The limit of orders is edited twice. Traffic has the last one."""
         for change, (before, after) in enumerate(((100.0, 200.0), (200.0, 250.0)), 1):
             self._run.add(
                 "limit_change", minute_s + 10 * change, "orders", change_id=change, action="set",
@@ -318,7 +313,6 @@ class _Sidecar:
         self._run.truth, self._run.lines = self._truth, []
 
     def _finish(self, until_s: int) -> None:
-        """Write the lines so far into a file."""
         lines, self._run.lines = self._run.lines, []
         if not lines:
             return
@@ -328,7 +322,7 @@ class _Sidecar:
         if self._instance == WEST_1 and number == 3:
             ending, day_s = "-late.jsonl", DAY_S
         elif self._instance == EAST_2 and number == 2:
-            # The machine dies: the last line is cut.
+            # The machine crashes: the last line is cut.
             content += b'{"type":"limit","v":1,"instance":"' + self._instance.encode() + b'","run":"'
             self._truth.bad_lines += 1
         elif self._instance == EAST_2 and number == 3:
@@ -347,7 +341,7 @@ class _Sidecar:
         return f"rejections-{self._slug}-{self._runs:04x}-{number:06d}{ending}"
 
     def _file(self, until_s: int, ending: str) -> Path:
-        # Shipped by a clock that is right.
+        # Shipped by a machine with a correct clock.
         shipped_s = min(until_s - SKEW_S.get(self._instance, 0), START_S + DAYS * DAY_S) - 1
         day = datetime.fromtimestamp(shipped_s, UTC).date().isoformat()
         file = self._folder / day / self._slug / self._name(len(self.files) + 1, ending)
@@ -357,14 +351,14 @@ class _Sidecar:
 
 
 def make(folder: Path) -> Truth:
-    """Write the logs, and return what is in them."""
+    """Write the logs, and return their contents."""
     truth = Truth()
     files = [file for name in (EAST_1, EAST_2, WEST_1, WEST_2, AHEAD) for file in _Sidecar(folder, name, truth).files]
     more = folder / "2026-10-27" / "more {of} [it]"
     more.mkdir(parents=True)
     edges = _edges(truth)
     (more / "edges.jsonl").write_bytes(b"\r\n".join(edges) + b"\n\n  \n")
-    # Copies, whole and in part, packed and torn.
+    # Copies, complete and partial, packed and torn.
     for number, (_, lines) in enumerate(files[::3]):
         kept = lines[: len(lines) // (1 + number // 2 % 2)]
         content = b"\n".join(kept) + b"\n"
@@ -393,7 +387,7 @@ def make(folder: Path) -> Truth:
 
 
 def _cut_after(content: bytes) -> bytes:
-    """Compress, and leave out what ends the file: all of the content can be read."""
+    """Compress, and cut the end of the file without losing content."""
     packing = zlib.compressobj(wbits=31)
     return packing.compress(content) + packing.flush(zlib.Z_FULL_FLUSH)
 
@@ -413,7 +407,7 @@ def _edges(truth: Truth) -> list[bytes]:
         run.reject(at_s, "the same again", client="_other", wait_max_us=7)
     run.reject(at_s, "only held", verdict="hold")
     run.reject(at_s, "nothing in it", 0)
-    # Several records of a minute, of two runs, with limits of all kinds, and what would be refused beside it.
+    # Several records of a minute, of two runs, with limits of all kinds, and shadow refusals.
     many: dict[str, Any] = {"bytes_per_s": 1e6, "action": "delay", "max_delay_s": 9.5, "fair_by": "client"}
     for each, fields in (
         (run, {"languages": {"JAVA": [3, 1], "": [1, 0]}, "repeated": [1, 2, 3], "second_repeated": [0, 5]}),
@@ -431,7 +425,7 @@ def _edges(truth: Truth) -> list[bytes]:
     for rate in (5.0, 6.0):
         other.add("limit", at_s + int(rate), "several", rule="several", rate_per_s=rate, max_delay_s=rate)
     other.add("limit_change", at_s, change_id=-1, action="reload")
-    # The last second known is within the gap of one of these: it may go on.
+    # The last second is within the gap of one of these: it may continue.
     other.reject(at_s + 600 - 30, "still open")
     other.reject(at_s + 600 - 31, "just over")
     other.reject(at_s + 600, "at the end")

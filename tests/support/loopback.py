@@ -1,4 +1,4 @@
-"""Says whether all that was sent between sockets of this process has arrived: a busy kernel takes its time."""
+"""Says whether all data between sockets of this process has arrived, because a busy kernel takes time."""
 
 import fcntl
 import socket
@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from proxy.net import sockets
 
-#: States of TCP (net/tcp_states.h): not open yet; the end of the stream was sent; the other's has come; all is over.
+# States of TCP (net/tcp_states.h): not open yet, own end sent, other's end received, closed.
 _OPENING: Final = {2, 3}
 _ENDED: Final = {4, 5, 9, 11}
 _HAS_END: Final = {8, 9, 11}
@@ -21,7 +21,7 @@ Key = tuple[Any, Any]
 
 
 class _Info(NamedTuple):
-    """What ``struct tcp_info`` says (linux/tcp.h)."""
+    """Parts of ``struct tcp_info`` (linux/tcp.h)."""
 
     state: int
     sent: int
@@ -35,7 +35,7 @@ def _info(sock: socket.socket) -> _Info:
     (received,) = struct.unpack_from("Q", raw, 128)
     (not_sent,) = struct.unpack_from("I", raw, 144)
     sent, sent_again = struct.unpack_from("QQ", raw, 200)
-    # The end of a stream counts as a byte, but not as one that was sent. It comes behind all else.
+    # The end of a stream counts as an acknowledged byte, but not as a sent one. It comes last.
     return _Info(state, sent - sent_again + (state in _ENDED and not not_sent), received, not_sent)
 
 
@@ -44,7 +44,7 @@ def _unread_bytes(sock: socket.socket) -> int:
 
 
 class Sockets:
-    """The sockets of Sluice, by the addresses of the other end and of theirs."""
+    """Sluice's sockets, by the addresses of the other end and of theirs."""
 
     def __init__(self) -> None:
         self._new: list[weakref.ref[socket.socket]] = []
@@ -52,7 +52,7 @@ class Sockets:
         self._init = sockets.Wire.__init__
 
     def make(self, wire: sockets.Wire, sock: socket.socket, **options: Any) -> None:
-        """Make a wire, in place of ``Wire.__init__``."""
+        """Make a wire, instead of ``Wire.__init__``."""
         self._init(wire, sock, **options)
         self._new.append(weakref.ref(sock))
 
@@ -75,7 +75,7 @@ class Sockets:
         return bool(self._new)
 
     def have_arrived(self, key: Key, peer: socket.socket) -> bool:
-        """Say whether what a peer and Sluice have sent each other has arrived, as far as there is room for it."""
+        """Say whether data between a peer and Sluice has arrived, as far as there is room for it."""
         known = self._known_by_address()
         sock = known[key]() if key in known else None
         here = None if sock is None or sock.fileno() == -1 else _info(sock)

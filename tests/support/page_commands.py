@@ -1,4 +1,4 @@
-"""The commands that pages show, in the order in which a reader types them, and which of them a test cannot run."""
+"""The commands of pages, in a reader's order, and those that a test cannot run."""
 
 import re
 from collections.abc import Iterator
@@ -12,10 +12,10 @@ PAGES: Final = (
     *CLAIMING,
     *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "deploy").rglob("*/*.md")),
 )
-"""All pages that people read, by their paths in the project, but the bench's own: each line of that takes minutes."""
+"""All pages, except the bench's: each line of that takes minutes."""
 
 SHELL: Final = frozenset({"", "sh", "console"})
-"""What blocks of commands are called."""
+"""The languages of blocks of commands."""
 
 _COMMENT: Final = re.compile(r"\s+# .*$|^# .*$")
 _FILE: Final = re.compile(r"^```(?:python|toml)\n# ([\w.]+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -37,7 +37,6 @@ class NotRun(NamedTuple):
 
 
 def commands_of(text: str) -> Iterator[Command]:
-    """Find a page's commands."""
     for language, block in BLOCK.findall(text):
         if language in SHELL:
             yield from _commands_of_block(re.sub(r" *\\\n *", " ", block).splitlines())
@@ -58,12 +57,12 @@ def _commands_of_block(lines: list[str]) -> Iterator[Command]:
 
 
 def files_of(text: str) -> dict[str, str]:
-    """Return the files that a page shows, by the names in their first lines."""
+    """Return the files of a page, by the names in their first lines."""
     return dict(_FILE.findall(text))
 
 
 def is_there(instead: str) -> bool:
-    """Say whether a target of make, or a test, is there."""
+    """Say whether a target of make, or a test, exists."""
     if instead.startswith("make "):
         makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
         return re.search(rf"^{re.escape(instead.removeprefix('make '))}:", makefile, re.MULTILINE) is not None
@@ -160,4 +159,4 @@ NOT_RUN: Final = (
     ),
     NotRun(".venv/bin/python tests/bench/run.py --quick", _MINUTES, "tests/bench/test_run.py"),
 )
-"""By exact text: a command that a page shows is run, or it is here."""
+"""By exact text: each command of a page is run, or listed here."""

@@ -4,9 +4,8 @@ import math
 from typing import Any, Final
 
 NOON_S: Final = 1_795_262_400
-"""2026-11-21 12:00:00 UTC."""
 HOSTILE: Final = """<script>alert("x")</script><img src=x onerror=alert(1)>'&\u202e"""
-"""A topic's name, as a client may choose it."""
+"""A client's choice of a topic's name."""
 LONG: Final = "billing-" + "very-" * 40 + "long"
 MAIN: Final = "orders-eu-1"
 OTHER: Final = "orders-eu-2"
@@ -30,7 +29,6 @@ def curve(name: str, limit: float | None, *, instance: str = MAIN, points: int =
 
 
 def point(at_s: int, admitted: float, refused: float, peak: float, limit: float | None) -> Row:
-    """Return a point of a curve."""
     return {
         "at_s": at_s, "admitted_per_s": admitted, "refused_per_s": refused, "shadowed_per_s": 0.0,
         "peak_per_s": peak, "limit_per_s": limit, "count": "messages",
@@ -62,12 +60,12 @@ def flood(name: str, messages: int, *instances: str) -> list[Row]:
 
 
 def shares(messages: int, *of: tuple[str, float]) -> list[Row]:
-    """Return who sent which share of the messages."""
+    """Return senders with their shares of the messages."""
     return [{"name": name, "messages": round(messages * share), "share": share} for name, share in of]
 
 
 def culprit(name: str, client: str, messages: int, share: float, **fields: Any) -> Row:
-    """Return a caller that was refused."""
+    """Return a refused caller."""
     return {
         "instance": MAIN, "kind": "topic", "name": name, "client": client, "user": "", "product": "",
         "producer_group": "nightly-import", "requests": messages, "messages": messages, "size_bytes": messages * 410,
@@ -76,12 +74,12 @@ def culprit(name: str, client: str, messages: int, share: float, **fields: Any) 
 
 
 def replay(refused_messages: int, refused_share: float) -> Row:
-    """Return what a limit refused in a replay."""
+    """Return a limit's refusals in a replay."""
     return {"refused_messages": refused_messages, "refused_share": refused_share}
 
 
 def advice(name: str, action: str, rate: float | None, new_rate: float | None = None, **fields: Any) -> Row:
-    """Return a recommendation; keywords replace fields, and those of the backtest."""
+    """Return a recommendation. Keywords replace fields, and those of the backtest."""
     sides = ("current", "recommended", "recommended_uncorrected", "others_current", "others", "logged", "model_error")
     return {
         "instance": MAIN, "kind": "topic", "name": name, "action": action, "rule": f"topic:{name}", "count": "messages",
@@ -110,7 +108,7 @@ def coverage(instance: str, **fields: Any) -> Row:
 
 
 def totals(**fields: Any) -> Row:
-    """Return totals; all others are zero."""
+    """Return totals. All others are zero."""
     names = (
         "resources", "refused_resources", "admitted", "refused", "held", "shadowed", "gap_minutes", "missing_minutes",
         "lost_records", "other", "bypassed_requests", "limiting_off_minutes", "storms", "open_storms", "shadow_storms",
@@ -119,7 +117,7 @@ def totals(**fields: Any) -> Row:
 
 
 def inputs(**fields: Any) -> Row:
-    """Return the inputs; all others are empty."""
+    """Return the inputs. All others are empty."""
     names = ("files", "size_bytes", "records", "duplicates", "bad_lines", "skipped_files", "outside_files")
     return dict.fromkeys(names, 0) | {"logs": ["logs"], "set_aside": []} | fields
 
@@ -155,7 +153,7 @@ def of_queues() -> Row:
 
 
 def results(**changes: Any) -> Row:
-    """Return what a report might find; keywords replace fields."""
+    """Return a report's results. Keywords replace fields."""
     shadowed = curve(LONG, None, points=60, instance=OTHER)
     for each in shadowed["points"]:
         each["shadowed_per_s"] = each["admitted_per_s"] / 10

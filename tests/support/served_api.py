@@ -1,4 +1,4 @@
-"""The API before a real edit service and a data path made by hand, asked without a socket."""
+"""The API with a real edit service and a fake data path, called without a socket."""
 
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -61,8 +61,6 @@ _TO_MIDDAY = _NOW.replace(hour=12) - _NOW
 
 @dataclass
 class Served:
-    """The API and what it stands on."""
-
     edits: EditService
     stats: LiveStats
     data_path: Any
@@ -72,7 +70,7 @@ class Served:
     warnings: list[str] = field(default_factory=list)
 
     async def ask(self, method: str, path: str, **how: Any) -> httpx2.Response:
-        """Ask for a path, which is taken as it stands."""
+        """Request a path without normalizing it."""
         return await self.client.request(method, f"/api/v1/{path}", **how)
 
     async def get(self, path: str, **how: Any) -> httpx2.Response:
@@ -83,12 +81,12 @@ class Served:
 
 
 def midday() -> datetime:
-    """Return a time of day outside the hours of the rule that has some, whenever the tests are run."""
+    """Return a time outside the hours of the rule that has some, at any time of the test run."""
     return datetime.now(UTC) + _TO_MIDDAY
 
 
 def as_author(app: Any, name: str = "alice") -> Callable[..., Any]:
-    """What the guard does before the application."""
+    """Does the guard's work."""
 
     async def guarded(scope: Any, receive: Any, send: Any) -> None:
         state = {"author": Author(name, "127.0.0.1:50222"), "role": "write", "authentication": True}

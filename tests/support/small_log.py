@@ -1,4 +1,4 @@
-"""Logs that are small: minutes of one topic that is flooded twice, and blank lines that count as a large log."""
+"""Small logs: minutes of one topic that is flooded twice, and blank lines that count as a large log."""
 
 import zlib
 from pathlib import Path
@@ -7,7 +7,6 @@ from typing import Final
 from log_truth import Run
 
 NOON_S: Final = 1_795_262_400
-"""2026-11-21 12:00:00 UTC."""
 
 
 def write_small_log(file: Path, *, minutes: int = 10) -> None:

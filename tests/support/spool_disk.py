@@ -1,4 +1,4 @@
-"""A disk in memory whose jobs are done when a test says so, and fail when it says so."""
+"""A scripted disk in memory: the test decides when jobs are done, and when they fail."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ NONCE = b"\x81nonce\x82\x83"
 
 
 class FakeDisk:
-    """Writes are done in their order, as the real one does them; reads when it is said."""
+    """Writes are done in order, as by the real one, and reads on request."""
 
     done: Callable[[Sequence[Job]], object]
 
@@ -27,7 +27,7 @@ class FakeDisk:
     def submit(self, job: Job) -> None:
         if isinstance(job, Release):
             for extent, recoverable in job.extents:
-                del self.runs[extent]  # once, and nothing that is not there
+                del self.runs[extent]  # once, and only existing ones
                 assert self.recoverable.pop(extent) == recoverable
         elif isinstance(job, Read):
             self.reads.append(job)
@@ -46,7 +46,7 @@ class FakeDisk:
         if isinstance(job, Sync) or (error is not None and not job.cancelled):
             job.error = error
         elif not job.cancelled:
-            # As with the real one, checksums are worked out when it is written.
+            # The real one also computes checksums when it writes.
             body = b"".join([with_crc(job.body[0], job.body[1:]), *job.body[1:]] if job.is_single else job.body)
             data = job.header._replace(body_crc=crc32(body)).pack(NONCE) + body
             assert len(data) == job.header.length + job.header.body_bytes

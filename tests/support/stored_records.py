@@ -1,4 +1,4 @@
-"""Stored messages as the answer to a pull has them, written and read."""
+"""Stored messages in the form of a pull's answer, written and read."""
 
 import struct
 from collections.abc import Iterator
@@ -10,12 +10,12 @@ import msgspec
 _MAGIC: Final = 0xDAA320A7
 _HEAD: Final = struct.Struct(">iIiiiqqiq8sq8siqi")
 _PROPERTIES_LENGTH: Final = struct.Struct(">h")
-#: ``sysFlag`` bits that say that a host has 16 address bytes; here all have 4.
+# ``sysFlag`` bits of hosts with 16 address bytes. Here all have 4.
 _V6_HOSTS: Final = 1 << 4 | 1 << 5
 
 
 class Message(msgspec.Struct, gc=False):
-    """A stored message; times are Unix milliseconds, hosts are 4 address bytes and a port of 4 bytes."""
+    """A stored message. Times are Unix milliseconds, hosts are 4 address bytes and a port of 4 bytes."""
 
     topic: str
     queue_id: int
@@ -29,7 +29,7 @@ class Message(msgspec.Struct, gc=False):
 
 
 class Record(msgspec.Struct, gc=False):
-    """A record read back: the message and where and when it was stored."""
+    """A decoded record: the message and where and when it was stored."""
 
     message: Message
     queue_offset: int
@@ -74,10 +74,9 @@ def encode_record(
 
 
 def decode_records(body: bytes) -> Iterator[Record]:
-    """Read the body of a pull's answer, record after record.
+    """Parse the body of a pull's answer.
 
-    Raises:
-        ValueError: the bytes are not whole records.
+    Raises: ValueError: the bytes are not complete records.
     """
     while body:
         size = int.from_bytes(body[:4], "big")

@@ -1,4 +1,4 @@
-"""The embedded broker of the demo, which here keeps messages and answers pulls: for tests of what is consumed."""
+"""The demo's embedded broker, which here keeps messages and answers pulls, for tests of consuming."""
 
 import time
 from collections import defaultdict
@@ -13,7 +13,7 @@ from proxy.protocols.rocketmq.batch_body import BatchMessage
 from proxy.protocols.rocketmq.wire.codes import RequestCode, ResponseCode
 from proxy.protocols.rocketmq.wire.command import RemotingCommand
 
-#: Bits of a pull's ``sysFlag``.
+# Bits of a pull's ``sysFlag``.
 _COMMIT_OFFSET: Final = 1
 _SUSPEND: Final = 2
 
@@ -45,7 +45,6 @@ class StoringBroker(Broker):
     def keep(
         self, channel: Channel, topic: Topic, queue_id: int, message: BatchMessage, fields: Mapping[str, str]
     ) -> str:
-        """Store a message."""
         stored = Message(
             topic=topic.name,
             queue_id=queue_id,
@@ -72,7 +71,7 @@ class StoringBroker(Broker):
         return message_id
 
     def tick(self, now_s: float) -> None:
-        """Answer the held pulls for which there is something now, and those that have waited long enough."""
+        """Answer the held pulls with new messages, and those that have waited long enough."""
         self._now_s = now_s
         held, self._held = self._held, []
         for pull in held:
@@ -82,7 +81,6 @@ class StoringBroker(Broker):
                 pull.channel.send(frame)
 
     def disconnected(self, channel: Channel) -> None:
-        """Drop its held pulls."""
         self._held = [pull for pull in self._held if pull.channel is not channel]
 
     def _queue(self, fields: Mapping[str, str]) -> Queue:

@@ -24,12 +24,11 @@ from admin.common.tables import printable
 _HERE: Final = files("admin.analytics.page")
 _WEB: Final = files("admin.web") / "files"
 _WHOLE: Final = 20  # words of up to this many characters are not broken
-_PARTS: Final = re.compile(r"[^-._:/@]{1,20}[-._:/@]?|[-._:/@]+")  # the parts of a longer word
+_PARTS: Final = re.compile(r"[^-._:/@]{1,20}[-._:/@]?|[-._:/@]+")  # parts of a longer word
 _MIN_S: Final = 60  # minimum time shown, and minimum margin around a storm
 
 
 def render(results: Row) -> str:
-    """Return the page of ``report.results``."""
     style = "".join(
         each.read_text("utf-8") for each in (_WEB / "base.css", _WEB / "vendor" / "uplot.css", _HERE / "style.css")
     )
@@ -63,14 +62,14 @@ def _policy(style: str, scripts: Sequence[str]) -> str:
 
 
 def broken(name: str) -> Markup:
-    """Return a name that may be broken between its parts if it is too long for a column."""
+    """Allow breaks between the parts of a name that is too long for a column."""
     return Markup(" ").join(map(_word, printable(name).split(" ")))
 
 
 def _word(word: str) -> Markup:
     if len(word) > _WHOLE:
         return Markup("<wbr>").join(_PARTS.findall(word))
-    # Browsers would break it at a hyphen.
+    # Browsers would break it at the hyphen.
     return Markup('<span class="nowrap">{}</span>').format(word) if "-" in word else escape(word)
 
 
@@ -94,7 +93,7 @@ def period(results: Row) -> tuple[int, int]:
 
 
 def _around(flood: Row, results: Row, whole: tuple[int, int]) -> tuple[int, int]:
-    """Return the period shown for a flood, with a margin before and after."""
+    """Return the time range to show for a flood."""
     steps = [
         each["step_s"] for each in results["curves"] if (each["kind"], each["name"]) == (flood["kind"], flood["name"])
     ]

@@ -17,24 +17,18 @@ _encoder: Final = msgspec.json.Encoder()
 
 
 def bad(field: str, detail: str) -> InvalidError:
-    """Make the error of one field."""
     return InvalidError(FieldProblem(field, detail))
 
 
 class Tagged(NamedTuple, Generic[T]):
-    """A body with its entity tag.
-
-    Attributes:
-        body: A struct.
-        etag: Without quotes. None: another write has already changed it.
-    """
+    """``etag`` is without quotes, and None if another write has already changed it."""
 
     body: T
     etag: str | None
 
 
 async def encode(body: msgspec.Struct) -> bytes:
-    """Encode as JSON. Long lists are encoded row by row on a thread, to release the interpreter's lock."""
+    """Long lists are encoded row by row on a thread, to release the interpreter's lock."""
     fields = body.__struct_fields__
     long = [name for name in fields if isinstance(getattr(body, name), tuple) and len(getattr(body, name)) > _LONG]
     return await on_thread(_encode_rows, body, long) if long else _encoder.encode(body)
@@ -48,7 +42,7 @@ def _encode_rows(body: msgspec.Struct, long: Collection[str]) -> bytes:
 
 
 async def answer(body: msgspec.Struct, *, etag: str | None = None, store: bool = False) -> Response:
-    """Answer with JSON. ``store``: the client may cache it and revalidate by its entity tag."""
+    """``store``: the client may cache it and revalidate by its entity tag."""
     headers = {"cache-control": "no-cache"} if store else dict(NO_STORE)
     if etag is not None:
         headers["etag"] = f'"{etag}"'
@@ -56,12 +50,12 @@ async def answer(body: msgspec.Struct, *, etag: str | None = None, store: bool =
 
 
 def unchanged(etag: str) -> Response:
-    """Answer that the client's copy is current."""
+    """The client's copy is current."""
     return Response(status_code=304, headers={"cache-control": "no-cache", "etag": f'"{etag}"'})
 
 
 def refused(error: EditError | QuestionError, *, batch: bool = False) -> Response:
-    """Answer with the problem of an error. In a batch, fields name the edit."""
+    """In a batch, fields name the edit."""
     if isinstance(error, QuestionError):
         return problem(400, error.detail, [FieldProblem(error.parameter, error.detail)])
     fields = [_field(each, batch=batch) for each in error.problems]

@@ -19,28 +19,27 @@ from proxy.common.metric import described
 _REF: Final = "#/components/schemas/{name}"
 _ALWAYS: Final = (400, 401, 403, 405, 408, 413, 415, 421, 500)
 _ETAG: Final = {
-    "ETag": {"description": "names what is in force, for `If-Match`", "schema": {"type": "string"}, "required": True}
+    "ETag": {"description": "version of the answer, for `If-Match`", "schema": {"type": "string"}, "required": True}
 }
 _ATTRIBUTE: Final = re.compile(r"^ {4}(\w+): (.*(?:\n {8,}.*)*)", re.MULTILINE)
-#: Pattern of entity tag headers. Other servers' opaque tags may have more characters than ours.
+#: Other servers' opaque tags may have more characters than ours.
 _TAGS: Final = r'^(\*|(W/)?"[!#-~]*"( *, *(W/)?"[!#-~]*")*)$'
 _TAG_HEADERS: Final[dict[str, tuple[tuple[str, str], ...]]] = {
-    "read": (("If-None-Match", "ETags that the client has: 304 if one is current"),),
+    "read": (("If-None-Match", "ETags that the client has. 304 if one is current"),),
     "write": (
-        ("If-Match", "ETags in quotes, one of which must be current; `*`: there must be an edit"),
-        ("If-None-Match", "ETags in quotes, none of which may be current; `*`: there must be no edit"),
+        ("If-Match", "ETags in quotes, one of which must be current. `*`: there must be an edit"),
+        ("If-None-Match", "ETags in quotes, none of which may be current. `*`: there must be no edit"),
     ),
     "batch": (("If-Match", "ETag of the list of limits, which must be current"),),
 }
 _PROBLEM_HEADERS: Final = {
     HTTPStatus.SERVICE_UNAVAILABLE: ("Retry-After", "seconds", "integer"),
-    HTTPStatus.UNAUTHORIZED: ("WWW-Authenticate", "the scheme that is wanted", "string"),
+    HTTPStatus.UNAUTHORIZED: ("WWW-Authenticate", "the required scheme", "string"),
 }
 
 
 @cache
 def document(api: Api) -> dict[str, Any]:
-    """Make the OpenAPI document."""
     routes = [each for each in api.routes if isinstance(each, EndpointRoute)]
     paths: dict[str, Any] = {}
     for each in routes:
@@ -51,7 +50,7 @@ def document(api: Api) -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {
             "title": "Sluice",
-            "summary": "Limits of a broker's topics and queues: what they are, what they do, and changing them live.",
+            "summary": "Reads, explains and changes the limits of a broker's topics and queues.",
             "description": "Errors are problem details (RFC 9457), whose `errors` name each field. Times are ISO 8601"
             " in UTC. A write is durable before it is answered, and applies to the next request of every connection.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
@@ -62,7 +61,7 @@ def document(api: Api) -> dict[str, Any]:
         "components": {
             "schemas": _schemas({*answers, Problem}, {*bodies, Limit}),
             "securitySchemes": {
-                "token": {"type": "http", "scheme": "bearer", "description": "a token of the read or the write role"}
+                "token": {"type": "http", "scheme": "bearer", "description": "a token with the role read or write"}
             },
         },
         "tags": api.tags,

@@ -1,7 +1,7 @@
 """All endpoints of the API: a class per resource, a method per endpoint.
 
-In the OpenAPI document a method's name is the ``operationId``, and its docstring the summary and description. The
-arguments are the request, the query, and the values from the path.
+A method's name is the ``operationId``, and its docstring the summary and description. Its arguments are the request,
+the query, and the values from the path.
 """
 
 from datetime import datetime
@@ -73,10 +73,7 @@ _WHY: Final = "the campaign starts"
 
 
 def application(services: Services) -> Api:
-    """Make the application, to be mounted at ``/api/v1``.
-
-    Its requests come from the guard, with ``author``, ``role`` and ``authentication`` in their state.
-    """
+    """Its requests come from the guard, with ``author``, ``role`` and ``authentication`` in their state."""
     status = Status(services)
     chapters = (_Limits, _Switches, _Rules, _Audit, _Connections, _Resources, _Flow, _State)
     api = Api([each(services, status) for each in chapters])
@@ -89,7 +86,7 @@ def application(services: Services) -> Api:
 
 
 class _Chapter:
-    """Base of all endpoint classes. A subclass's docstring describes its chapter in the OpenAPI document."""
+    """A subclass's docstring describes its chapter in the OpenAPI document."""
 
     def __init__(self, services: Services, status: Status) -> None:
         self._edits, self._stats, self._data_path = services.edits, services.stats, services.data_path
@@ -105,7 +102,7 @@ class _Limits(_Chapter):
         """List limits with their live figures.
 
         All limits with a rule of their own, and all resources that had requests. The ETag covers all limits and
-        switches. Live figures change all the time, so the list is always sent.
+        switches. Live figures always change, so there is no 304.
         """
         check_kind(query.kind, self._edits)
         page = await self._stats.query(query)
@@ -144,8 +141,8 @@ class _Limits(_Chapter):
 
         Changes the fields in the body and keeps the others (a JSON merge patch). The others come from the active edit,
         else from the configuration's rule of exactly this name, else from the active rule for the name. `null` removes
-        a field. The expiry of the edit stays, unless `ttl_s` is given. `null` makes it permanent. A rate replaces
-        `exempt`, and `exempt` replaces a rate.
+        a field. Without `ttl_s` the expiry of the edit stays. `null` makes it permanent. A rate replaces `exempt`, and
+        `exempt` replaces a rate.
         """
         limit, reason, ttl_s = requests.read_limit(await request.body())
         if not limit and ttl_s is UNSET:
@@ -248,7 +245,7 @@ class _Limits(_Chapter):
 
     def _entry(self, kind: str, name: str) -> model.LimitEntry:
         if not name:
-            raise bad("name", "missing; write it behind the kind: /limits/topic/orders")
+            raise bad("name", "missing; append it to the kind: /limits/topic/orders")
         return self._edits.limit(kind, name)
 
     def _condition(self, request: Request, kind: str, name: str) -> str | None:
@@ -331,7 +328,7 @@ class _Switches(_Chapter):
 class _Rules(_Chapter):
     """The active rules, and the rules that apply to a request."""
 
-    #: Cache for one minute: active rules in evaluation order, and rules outside of their hours.
+    #: Cached for a minute: active rules in evaluation order, and rules outside of their hours.
     _ordered: tuple[RuleSet, datetime, tuple[Rule, ...], tuple[Rule, ...]] | None = None
 
     @endpoint("GET", "/rules", tags="read")
@@ -442,8 +439,8 @@ class _Audit(_Chapter):
     async def revert_change(self, request: Request, query: DryRun, change_id: Id) -> model.Change:
         """Undo a change.
 
-        Restores the previous state. A change for the fleet is undone at all members. 409 if there is a later change of
-        the same target, unless `force`.
+        Restores the previous state. A fleet edit is undone at all members. 409 if there is a later change of the same
+        target, unless `force`.
         """
         body: Revert = read_body(await request.body() or b"{}", Revert)
         return await self._edits.revert(
@@ -536,7 +533,7 @@ class _Flow(_Chapter):
         """List the adaptive limits.
 
         The active limit at each listener with an adaptive rule, the broker's latency, the names with the largest
-        demand, and the last ten minutes, a point a second. Empty if no rule is adaptive.
+        demand, and the last ten minutes, one point per second. Empty if no rule is adaptive.
         """
         return wire.AdaptiveLimits(sentences.adaptive(await self._data_path.adaptive()))
 
@@ -545,14 +542,14 @@ class _Flow(_Chapter):
         """Show the fleet.
 
         Its members with their last call, the limits with the largest demand, this member's share of each, and how long
-        Redis has been away. Waits up to one second for Redis.
+        Redis has been unreachable. Waits up to one second for Redis.
         """
         fleet = await self._data_path.fleet()
         return wire.FleetAnswer(None if fleet is None else sentences.of_fleet(fleet))
 
     @endpoint("GET", "/spool")
     async def get_spool(self, _: Request, query: FlowQuery) -> wire.Spool:
-        """Get the spool.
+        """Show the spool.
 
         Messages and bytes by place, in memory and on disk, in total and for the resources with most messages. `alpha`:
         the whole message is in memory. `beta`: its content is on disk. `gamma`: its index is also on disk. `delta`: it

@@ -1,7 +1,6 @@
 """``events``: the changing table and state, as server-sent events.
 
-A stream sends the changes since its last event, and checks again once that was read. It queues nothing for slow
-readers.
+A stream sends the changes since its last event once that was read. It queues nothing for slow readers.
 """
 
 from collections.abc import AsyncIterator
@@ -23,7 +22,7 @@ HEARTBEAT_S: Final = 10.0
 
 
 class Events:
-    """All streams. ``open`` is their number."""
+    """``open`` is the number of streams."""
 
     def __init__(self, services: Services, status: Status) -> None:
         self._stats, self._status = services.stats, status
@@ -32,7 +31,6 @@ class Events:
         self._turns = trio.StrictFIFOLock()
 
     def follow(self, query: Query) -> Response:
-        """Answer with a stream, unless there are too many."""
         if self.open >= MAX_STREAMS:
             detail = f"{MAX_STREAMS} streams are open, which is the maximum; close one or try again later"
             return problem(503, detail, headers={"retry-after": str(RETRY_AFTER_S)})
@@ -40,7 +38,6 @@ class Events:
         return StreamingResponse(self.stream(query), headers=headers, media_type=wire.EVENT_STREAM)
 
     async def stream(self, query: Query) -> AsyncIterator[bytes]:
-        """Yield events, several at a time, until Sluice drains."""
         page: wire.LimitPage | None = None
         state: wire.State | None = None
         changes_seen = self._stats.changed
@@ -93,5 +90,4 @@ def _without_uptime(state: wire.State) -> wire.State:
 
 
 def event(name: str, data: bytes) -> bytes:
-    """Return one server-sent event."""
     return b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"

@@ -1,7 +1,6 @@
-"""Parameters, bodies and conditions of requests. Types are strict and appear in the OpenAPI document.
+"""Parameters, bodies and conditions of requests, with strict types.
 
-Unknown keys are refused, and each fault names its field as written. Conditions are entity tags in ``If-Match`` and
-``If-None-Match`` (RFC 9110, section 13).
+Conditions are entity tags in ``If-Match`` and ``If-None-Match`` (RFC 9110, section 13).
 """
 
 import re
@@ -48,7 +47,7 @@ SwitchKind = Annotated[str, Meta(description="one kind, or `all`", examples=["al
 LimitName = Annotated[
     str,
     Meta(
-        description="exact name or pattern, percent-encoded including slashes; for `total`: `KIND:PATTERN`. The names"
+        description="exact name or pattern, percent-encoded including slashes. For `total`: `KIND:PATTERN`. The names"
         " `.` and `..` can only be edited in a batch",
         examples=["orders"],
     ),
@@ -59,99 +58,75 @@ ResourceName = Annotated[
 ]
 Id = Annotated[int, Meta(ge=1, description="the id", examples=[1])]
 
-_AnyKind = Annotated[str, Meta(description="only this kind, for example `topic`; empty: all kinds", examples=["topic"])]
+_AnyKind = Annotated[str, Meta(description="only this kind, for example `topic`. Empty: all kinds", examples=["topic"])]
 
 
 class Parameters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """No parameters. Base of all parameter types."""
+    """Base of all parameter types."""
 
 
 class PageQuery(Parameters, frozen=True, kw_only=True):
-    """Rows of a list."""
-
     offset: Annotated[Offset, Meta(description="rows to skip")] = 0
-    limit: Annotated[MostRows, Meta(description="most rows")] = DEFAULT_PAGE
+    limit: Annotated[MostRows, Meta(description="maximum rows")] = DEFAULT_PAGE
 
 
 class RulesQuery(PageQuery, frozen=True, kw_only=True):
-    """Selection of rules."""
-
     kind: _AnyKind = ""
 
 
 class ExportQuery(Parameters, frozen=True, kw_only=True):
-    """Selection of limits."""
-
     edits_only: Annotated[bool, Meta(description="only limits with an edit")] = False
 
 
 class AuditQuery(Parameters, frozen=True, kw_only=True):
-    """Selection of changes."""
-
     before: Annotated[
         Annotated[int, Meta(ge=0)] | None,
-        Meta(description="changes with a smaller id: the `next` of the previous page"),
+        Meta(description="only changes with a smaller id: `next` of the previous page"),
     ] = None
     target: Annotated[
         str, Meta(description="only changes whose target begins with this, for example `limits/topic/`")
     ] = ""
     by: Annotated[str, Meta(description="only changes by this author")] = ""
-    limit: Annotated[int, Meta(ge=1, le=MAX_PAGE, description="most changes")] = DEFAULT_PAGE
+    limit: Annotated[int, Meta(ge=1, le=MAX_PAGE, description="maximum changes")] = DEFAULT_PAGE
 
 
 class ExplainQuery(Parameters, frozen=True, kw_only=True):
-    """A hypothetical request."""
-
     kind: Annotated[str, Meta(min_length=1, description="kind of the resource, or of a scope", examples=["topic"])]
     name: Annotated[str, Meta(min_length=1, description="name of the resource", examples=["orders"])]
-    client: Annotated[str, Meta(description="the client's IP address; empty: leave out limits of clients")] = ""
-    producer_group: Annotated[
-        str, Meta(description="the producer group; empty: leave out limits of producer groups")
-    ] = ""
+    client: Annotated[str, Meta(description="the client's IP address. Empty: ignore limits of clients")] = ""
+    producer_group: Annotated[str, Meta(description="the producer group. Empty: ignore limits of producer groups")] = ""
     certificate: Annotated[
-        str, Meta(description="the name in the client's TLS certificate; empty: leave out limits of certificates")
+        str, Meta(description="the name in the client's TLS certificate. Empty: ignore limits of certificates")
     ] = ""
-    user: Annotated[str, Meta(description="the user; empty: leave out limits of users")] = ""
-    vhost: Annotated[str, Meta(description="the virtual host; empty: leave out limits of virtual hosts")] = ""
+    user: Annotated[str, Meta(description="the user. Empty: ignore limits of users")] = ""
+    vhost: Annotated[str, Meta(description="the virtual host. Empty: ignore limits of virtual hosts")] = ""
     listener: Annotated[str, Meta(description="name or scope of the listener")] = ""
-    at: Annotated[str, Meta(description="time with its time zone, e.g. `2026-01-02T03:04+01:00`; empty: now")] = ""
+    at: Annotated[str, Meta(description="time with its time zone, e.g. `2026-01-02T03:04+01:00`. Empty: now")] = ""
 
 
 class DryRun(Parameters, frozen=True, kw_only=True):
-    """Parameters of a write."""
-
-    dry_run: Annotated[bool, Meta(description="return what would change, and change nothing")] = False
+    dry_run: Annotated[bool, Meta(description="only return what would change")] = False
 
 
 class Write(DryRun, frozen=True, kw_only=True):
-    """Parameters of a write that can be volatile, or for the fleet."""
-
-    volatile: Annotated[bool, Meta(description="the change lasts until the restart and is not stored")] = False
-    fleet: Annotated[bool, Meta(description="change it at all members of the fleet")] = False
+    volatile: Annotated[bool, Meta(description="do not store the change: it lasts until the restart")] = False
+    fleet: Annotated[bool, Meta(description="make the change at all members of the fleet")] = False
 
 
 class Unset(Write, frozen=True, kw_only=True):
-    """Parameters of a write without a body."""
-
     reason: Reason = ""
 
 
 class Why(Parameters, frozen=True, kw_only=True):
-    """Parameters of an action."""
-
     reason: Reason = ""
 
 
 class FlowQuery(Parameters, frozen=True, kw_only=True):
-    """Size of the answer."""
-
-    limit: Annotated[int, Meta(ge=0, le=MAX_PAGE, description="most connections, or resources")] = DEFAULT_PAGE
+    limit: Annotated[int, Meta(ge=0, le=MAX_PAGE, description="maximum connections or resources")] = DEFAULT_PAGE
 
 
 class HistoryQuery(Parameters, frozen=True, kw_only=True):
-    """Length of the history."""
-
-    seconds: Annotated[int, Meta(ge=60, le=MAX_SECONDS, description="seconds, up to now")] = MAX_SECONDS
+    seconds: Annotated[int, Meta(ge=60, le=MAX_SECONDS, description="length in seconds, up to now")] = MAX_SECONDS
 
 
 class PutSwitch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -166,7 +141,7 @@ class Revert(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How to undo a change."""
 
     reason: Reason = ""
-    force: Annotated[bool, Meta(description="even if it was changed again since")] = False
+    force: Annotated[bool, Meta(description="even if there is a later change of the same target")] = False
 
 
 class Batch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -178,16 +153,16 @@ class Batch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 _PATCHED_TTL: Final = Annotated[
     Ttl | UnsetType | None,
-    Meta(description="as in PutLimit; `null`: never. Not given: expires when the active edit would have"),
+    Meta(description="as in PutLimit. `null`: never. If not given, it expires when the active edit would have"),
 ]
 PutLimit: Final = limit_struct(
     "PutLimit",
-    "The whole limit; it replaces the previous one.",
+    "The whole limit, which replaces the previous one.",
     more=[("reason", Reason, ""), ("ttl_s", TtlS, None)],
 )
 PatchLimit: Final = limit_struct(
     "PatchLimit",
-    "The fields to change; the others are kept. `null` removes a field.",
+    "The fields to change. The others are kept. `null` removes a field.",
     more=[("reason", Reason, ""), ("ttl_s", _PATCHED_TTL, UNSET)],
     patch=True,
 )
@@ -208,12 +183,9 @@ _MAX_COMMAS: Final = MAX_EDITS * 40
 
 
 def read_limit(data: bytes) -> tuple[dict[str, Any], str, float | UnsetType | None]:
-    """Read the body of an edit: the limit's fields, the reason, and the time to live in seconds (UNSET if not given).
+    """Return the limit's fields, the reason, and the time to live in seconds (UNSET if not given).
 
-    The fields are checked later, when the edit is made.
-
-    Raises:
-        InvalidError: with each fault.
+    The fields are checked later, when the edit is made. Raises InvalidError.
     """
     limit = read_body(data, dict[str, Any])
     about = validated({key: limit.pop(key) for key in ("reason", "ttl_s") if key in limit}, _Envelope)
@@ -221,11 +193,7 @@ def read_limit(data: bytes) -> tuple[dict[str, Any], str, float | UnsetType | No
 
 
 async def read_edits(data: bytes) -> list[Edit]:
-    """Read the edits of a batch. Long ones are decoded on a thread.
-
-    Raises:
-        InvalidError: with the faults of each edit.
-    """
+    """Long bodies are decoded on a thread. Raises InvalidError with the faults of each edit."""
     return _edits(data) if len(data) <= MAX_BODY_BYTES else await on_thread(_edits, data)
 
 
@@ -248,11 +216,7 @@ def _edits(data: bytes) -> list[Edit]:
 
 
 def read_body(data: bytes, model: Any) -> Any:
-    """Decode a body.
-
-    Raises:
-        InvalidError: it is not JSON, or not of this type.
-    """
+    """Raises InvalidError if it is not JSON, or not of this type."""
     try:
         found = msgspec.json.decode(data)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
@@ -262,11 +226,7 @@ def read_body(data: bytes, model: Any) -> Any:
 
 
 def validated(found: Any, model: Any) -> Any:
-    """Check parameters or keys against a struct, or against a union of tagged structs.
-
-    Raises:
-        InvalidError: with each fault.
-    """
+    """Read parameters or keys into a struct or a union of tagged structs. Raises InvalidError with each fault."""
     if not isinstance(found, dict):
         raise bad("", f"the body must be a JSON object; found {show(found)}")
     if isinstance(model, UnionType):
@@ -288,11 +248,7 @@ def from_text(values: Mapping[str, str]) -> dict[str, FromText]:
 
 
 def check_kind(kind: str, edits: EditService) -> None:
-    """Refuse an unknown kind. Empty means all.
-
-    Raises:
-        InvalidError: unknown kind.
-    """
+    """Raises InvalidError for an unknown kind. Empty means all."""
     kinds = [*(each.kind for each in edits.switches() if each.kind != ALL_KINDS), TOTAL]
     if kind and kind not in kinds:
         raise bad("kind", edits.reader.no_kind(kind, kinds))
@@ -306,13 +262,7 @@ _NONE: Final = "W/"
 
 
 class Tags(NamedTuple):
-    """The tags of one header.
-
-    Attributes:
-        any: the header is ``*``.
-        strong: tags that are not weak. Only these can match ``If-Match``.
-        all: all tags, without ``W/``.
-    """
+    """The tags of a header, without ``W/``. Only ``strong`` ones can match ``If-Match``. ``any``: it is ``*``."""
 
     any: bool
     strong: list[str]
@@ -323,16 +273,12 @@ class Tags(NamedTuple):
         return self.any or etag in self.all
 
     def one_of(self, etag: str) -> str:
-        """Return the tag that must be current: the current one if listed, otherwise one that is not current."""
+        """Return the tag that must be current: the current one if listed, otherwise one that is not."""
         return etag if etag in self.strong else next(iter(self.strong), _NONE)
 
 
 def read_tags(request: Request, header: str) -> Tags | None:
-    """Read a header, or several of that name. None if absent.
-
-    Raises:
-        InvalidError: it is not a list of tags.
-    """
+    """Read a header, which may be repeated. None if absent. Raises InvalidError."""
     values = request.headers.getlist(header)
     if not values:
         return None
@@ -348,9 +294,7 @@ def read_tags(request: Request, header: str) -> Tags | None:
 def expected(request: Request, entry: Callable[[], LimitEntry | SwitchEntry]) -> str | None:
     """Return the required ETag of the write. ``*`` for any edit, None for no condition.
 
-    Raises:
-        InvalidError: a header cannot be read.
-        PreconditionError: ``If-None-Match`` lists the current tag.
+    Raises PreconditionError if ``If-None-Match`` lists the current tag, or InvalidError.
     """
     match, none_match = read_tags(request, "if-match"), read_tags(request, "if-none-match")
     if match is None and none_match is None:

@@ -1,7 +1,4 @@
-"""Endpoints as methods of a class. Each describes itself for the OpenAPI document. Every error is a problem document.
-
-Unknown and repeated parameters are refused.
-"""
+"""Endpoints as methods of a class. Every error is a problem document."""
 
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -36,12 +33,11 @@ class Endpoint:
     """One method on one path.
 
     Attributes:
-        path: path below ``/api/v1``.
-        handler: gets its resource, the request, the query, and the values from the path.
-        answer: the type of the answer. None for a stream of events.
-        tags: use of entity tags: the answer of a ``list`` has one, a ``read`` is answered with 304 if the client has
-            it, a ``write`` may expect one, and a ``batch`` may expect that of the list.
-        problems: further statuses, in addition to 404 for a path with a name, and 404, 412, 503 and 507 of a write.
+        handler: Gets its resource, the request, the query, and the values from the path.
+        answer: None for a stream of events.
+        tags: The answer of a ``list`` has an entity tag. A ``read`` is answered with 304 if the client has it. A
+            ``write`` may expect one, and a ``batch`` that of the list.
+        problems: Statuses in addition to those of every path with a name, and of every write.
     """
 
     method: str
@@ -67,10 +63,7 @@ def endpoint(
     tags: Tags = "",
     problems: tuple[int, ...] = (),
 ) -> Callable[[Handler], Endpoint]:
-    """Make a method an endpoint. Arguments as for ``Endpoint``.
-
-    The docstring gives its summary and description, and the annotations its parameters and answer.
-    """
+    """Make a method an endpoint. Its docstring is the description, and its annotations give parameters and answer."""
 
     def made(handler: Handler) -> Endpoint:
         summary, _, description = cleandoc(handler.__doc__ or "").partition("\n\n")
@@ -98,11 +91,7 @@ def endpoint(
 
 
 class EndpointRoute(Route):
-    """The route of an endpoint.
-
-    Attributes:
-        tag: the chapter of the document.
-    """
+    """``tag`` is its chapter of the document."""
 
     def __init__(self, about: Endpoint, name: str, chapter: object, turns: trio.StrictFIFOLock) -> None:
         super().__init__(about.path, about.handler, methods=[about.method], name=name)
@@ -145,12 +134,7 @@ def _tag(chapter: object) -> str:
 
 
 class Api:
-    """The application, to be mounted at ``/api/v1``.
-
-    Attributes:
-        tags: the chapters of the document, each with its description.
-        routes: one for each endpoint attribute of a chapter, with the attribute's name.
-    """
+    """``tags`` are the chapters of the document."""
 
     def __init__(self, chapters: Sequence[object]) -> None:
         turns = trio.StrictFIFOLock()
@@ -165,7 +149,6 @@ class Api:
         self.routes: list[BaseRoute] = self._router.routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
         try:
             await self._router(scope, receive, send)
         except HTTPException as error:
@@ -173,9 +156,9 @@ class Api:
             if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
                 # The router names only the methods of the first route with this path.
                 headers["allow"] = ", ".join(sorted(self._methods(scope)))
-                detail = "this cannot be done here"
+                detail = "the method is not allowed here"
             else:
-                detail = "there is nothing here; /api/v1/openapi.json says what there is"
+                detail = "there is no such endpoint; /api/v1/openapi.json lists all"
             await problem(error.status_code, detail, headers=headers)(scope, receive, send)
 
     def _methods(self, scope: Scope) -> set[str]:
@@ -186,15 +169,11 @@ class Api:
 
 
 async def _check(request: Request, *, takes_nothing: bool) -> None:
-    """Refuse input that the router would ignore.
-
-    Raises:
-        InvalidError: a parameter is repeated, or there is an unexpected body.
-    """
+    """Refuse input that the router would ignore. Raises InvalidError."""
     given: set[str] = set()
     for name, _ in request.query_params.multi_items():
         if name in given:
             raise bad(name, "given more than once")
         given.add(name)
     if takes_nothing and await request.body():
-        raise bad("body", "no body is taken here; what there is to say goes into the query")
+        raise bad("body", "no body is allowed here; use query parameters")

@@ -26,7 +26,7 @@ def _none() -> Sequence[str]:
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """The services of the endpoints. ``edits`` and ``stats`` must be running."""
+    """``edits`` and ``stats`` must be running."""
 
     data_path: DataPath
     edits: EditService
@@ -41,8 +41,6 @@ class Services:
 
 
 class Status:
-    """Builds the answer of ``GET state``."""
-
     def __init__(self, services: Services) -> None:
         self._services = services
         self._clock = services.stats.clock
@@ -52,7 +50,7 @@ class Status:
         self._edits: tuple[Sequence[LimitEntry], str, Edits] | None = None
 
     async def state(self) -> State:
-        """Return the state. Its figures are at most a second old."""
+        """Figures are at most a second old."""
         services, stats = self._services, self._services.stats
         snapshot = await stats.fresh()
         switches = services.edits.switches()

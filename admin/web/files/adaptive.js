@@ -18,13 +18,13 @@ const messages = (isShadow) => [
 const MESSAGES = { reject: messages(false), shadow: messages(true) };
 const LATENCY = [
   { label: "p90", name: "passed", filled: true },
-  { label: "usually", name: "limit", dash: [7, 4] },
+  { label: "usual", name: "limit", dash: [7, 4] },
 ];
 const columns = (isShadow) => [
   { name: "name", title: "Name" },
   {
     name: "asks",
-    title: "Asks for",
+    title: "Demand",
     field: "asks_per_s",
     format: "rate",
     help: "Messages per second sent to it.",
@@ -46,7 +46,6 @@ const columns = (isShadow) => [
 ];
 const COLUMNS = { reject: columns(false), shadow: columns(true) };
 
-/** A panel for each adaptive limit. Nothing while there is none. */
 export function AdaptiveLimits() {
   const [answer] = useAnswer(() => get("adaptive"), [], EVERY_MS);
   return answer?.limits.map((each) => html`<${Adaptive} key=${each.listener} of=${each} />`);
@@ -61,7 +60,7 @@ function Adaptive({ of }) {
     ["Broker’s p90", html`${wait(latency)}<span class="muted">usually ${wait(usual)}</span>`],
     of.action === "shadow" && [
       "Action",
-      html`<${Tag} title="Refuses nothing, and counts what it would refuse.">shadow<//>`,
+      html`<${Tag} title="Refuses nothing. Only counts the messages it would refuse.">shadow<//>`,
     ],
   ];
   const times = history.map((each) => each.unix_ms / 1000);

@@ -1,4 +1,4 @@
-/** The client of the API: the token, conditional writes, problems as errors, and the event stream. */
+/** The client of the API: token, conditional writes, errors, event stream. */
 
 const BASE = "/api/v1/";
 const TOKEN_KEY = "sluice.token";
@@ -7,7 +7,7 @@ const MAX_PAUSE_MS = 15_000;
 /** The server sends at least a comment every ten seconds. */
 const MAX_SILENCE_MS = 25_000;
 
-/** A rejection by the API. `status` 0: there was no answer. */
+/** `status` 0: no answer. */
 export class ApiError extends Error {
   constructor(status, problem) {
     super(problem.detail || problem.title || `HTTP ${status}`);
@@ -19,12 +19,11 @@ export class ApiError extends Error {
 
 let signInNeeded = () => {};
 
-/** Call `listener` whenever the API requires a token, or another one. */
 export function onSignInNeeded(listener) {
   signInNeeded = listener;
 }
 
-/** The token is kept for this tab only. */
+/** Kept for this tab only. */
 export function token() {
   return sessionStorage.getItem(TOKEN_KEY) ?? "";
 }
@@ -34,7 +33,6 @@ export function setToken(value) {
   else sessionStorage.removeItem(TOKEN_KEY);
 }
 
-/** A path of names, which may contain any characters. */
 export function pathOf(...names) {
   return names.map(encodeURIComponent).join("/");
 }
@@ -47,7 +45,7 @@ function request(path, query = {}, { headers, ...options } = {}) {
   return fetch(BASE + path + (text ? `?${text}` : ""), how);
 }
 
-/** Return the body of the API's answer. Throws ApiError. */
+/** Throws ApiError. */
 export async function call(method, path, { query, body, etag } = {}) {
   const headers = { Accept: "application/json" };
   if (etag) headers["If-Match"] = /^("|W\/)/.test(etag) ? etag : `"${etag}"`;
@@ -56,14 +54,14 @@ export async function call(method, path, { query, body, etag } = {}) {
   try {
     response = await request(path, query, { method, headers, body: JSON.stringify(body) });
   } catch {
-    throw new ApiError(0, { detail: "Sluice did not answer. The change may not have been made." });
+    throw new ApiError(0, { detail: "Sluice did not respond. A change may not have been applied." });
   }
   const text = await response.text();
   let answer;
   try {
     answer = text ? JSON.parse(text) : null;
   } catch {
-    throw new ApiError(response.status, { detail: `The answer is not JSON (status ${response.status})` });
+    throw new ApiError(response.status, { detail: `The response is not JSON (status ${response.status})` });
   }
   if (response.status === 401) signInNeeded();
   if (!response.ok) throw new ApiError(response.status, answer ?? {});
@@ -76,7 +74,8 @@ export function get(path, query) {
 
 /**
  * Follow the event stream by fetch, because EventSource cannot send a token. Reconnects with growing pauses.
- * `begin()`: a new connection, whose first rows are complete. `event(name, data)`: an event.
+ *
+ * `begin()`: a new connection, whose first rows are complete. `event(name, data)`.
  * `status("live" | "reconnecting" | "offline")`. Returns a function that opens the stream with a query.
  */
 export function openStream({ begin, event, status }) {

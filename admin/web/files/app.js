@@ -1,22 +1,22 @@
-/** Shared by all views: the user, the latest figures, the address, API requests, messages and dialogs. */
+/** State and functions that all views share. */
 
 import { ApiError, get } from "./api.js";
 import { useEffect, useRef, useState } from "./html.js";
 
-/** Kinds of limits that are not of a resource. */
+/** Kinds of limits without a resource page. */
 const NO_RESOURCES = ["client", "producer_group", "certificate", "user", "vhost", "listener", "total"];
 const TOAST_MS = 12_000;
 
 export const app = {
   /** @type {{name: string, role: "read" | "write"} | null} */
   whoami: null,
-  /** The body of `GET state`. */
+  /** Body of `GET state`. */
   state: null,
   /** @type {"connecting" | "live" | "reconnecting" | "offline"} */
   status: "connecting",
-  /** Milliseconds since 1970 of the last figures. */
+  /** Milliseconds since 1970. */
   figuresAt: 0,
-  /** The rows that the view has requested from the stream, and their totals. */
+  /** The rows that the view requested from the stream, and their totals. */
   rows: { byKey: new Map(), order: [], total: 0, totals: null, kinds: [], isKnown: false },
   /** Number of changes of limits and switches so far. */
   changes: 0,
@@ -31,7 +31,6 @@ export const app = {
 let draw = () => {};
 let isDue = false;
 
-/** Set the function that draws the page. */
 export function startDrawing(render) {
   draw = render;
 }
@@ -55,14 +54,11 @@ export function canWrite() {
   return app.whoami?.role === "write";
 }
 
-/** Attributes of a control that changes something: disabled for read-only tokens. */
 export function writing() {
-  return canWrite() ? {} : { disabled: true, title: "Your token may only read." };
+  return canWrite() ? {} : { disabled: true, title: "Your token is read-only." };
 }
 
-// --- the address
-
-/** The parts of the address: `#/audit?target=…`. */
+/** The address is `#/VIEW?PARAMETERS`. */
 export function place() {
   const [path, query = ""] = location.hash.replace(/^#\/?/, "").split("?", 2);
   return { view: path || "overview", params: new URLSearchParams(query) };
@@ -73,12 +69,12 @@ export function link(view, params = {}) {
   return `#/${view}${query ? `?${query}` : ""}`;
 }
 
-/** Change parameters of the view. An empty one is removed. */
+/** Change parameters of the view. An empty value removes its parameter. */
 export function go(changes) {
   const { view, params } = place();
   const next = link(view, { ...Object.fromEntries(params), ...changes });
   if (next === location.hash) return;
-  // Typing a search is one step of the history, not one per letter.
+  // A search is one step in the browser's history, not one per letter.
   if ("search" in changes) {
     history.replaceState(null, "", next);
     window.dispatchEvent(new HashChangeEvent("hashchange"));
@@ -90,26 +86,23 @@ export function globOf(name) {
   return name.replace(/[*?[]/g, "[$&]");
 }
 
-/** The one name that a pattern matches. Empty: it may match several. */
+/** Empty: the pattern may match several names. */
 export function nameOf(pattern) {
   const isPattern = /[*?[]/.test(pattern.replace(/\[[*?[]\]/g, ""));
   return isPattern ? "" : pattern.replace(/\[([*?[])\]/g, "$1");
 }
 
-/** The address of a resource's page. Null: it has none. */
+/** Null: no page. */
 export function pageOf(kind, name) {
   return name && !NO_RESOURCES.includes(kind) ? link("resource", { kind, name }) : null;
 }
 
-/** The same for the target of a change. */
 export function pageOfTarget(target) {
   const [, what, kind, rest = ""] = /^(limits|spool)\/([^/]+)\/(.*)$/su.exec(target) ?? [];
   return pageOf(kind, what === "limits" ? nameOf(rest) : rest);
 }
 
-// --- requests
-
-/** Do something that the API may reject. A rejection is shown, and the result is undefined. */
+/** Show errors of the API. The result is then undefined. */
 export async function attempt(act) {
   try {
     return await act();
@@ -122,7 +115,8 @@ export async function attempt(act) {
 }
 
 /**
- * Request something at the beginning, when a key changes, after each change of limits, and periodically.
+ * Request something at the start, when a key changes, after each change of limits, and periodically.
+ *
  * Returns the latest answer (null at first) and a function that requests it again.
  */
 export function useAnswer(load, keys, everyMs = 0) {
@@ -159,11 +153,9 @@ export async function switches() {
   return (await get("switches")).switches;
 }
 
-// --- messages and dialogs
-
 let ids = 0;
 
-/** Show a message in the corner. An error stays until it is closed. `offer`: `{label, action}`. */
+/** Errors stay until closed. `offer`: `{label, action}`. */
 export function toast(text, offer = null, manner = "info") {
   const shown = { id: (ids += 1), text, offer, manner };
   app.toasts = [...app.toasts, shown];
@@ -183,7 +175,7 @@ export function hurry(shown, isRead = false) {
   if (!isRead && shown.manner !== "error") shown.timer = setTimeout(() => closeToast(shown), TOAST_MS);
 }
 
-/** Open a dialog: a component that gets `props` and the function `close`. */
+/** Open a component that receives `props` and the function `close`. */
 export function openDialog(component, props = {}) {
   const shown = { id: (ids += 1), component, props };
   shown.close = () => {

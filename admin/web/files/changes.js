@@ -10,7 +10,6 @@ import { Button, Lines, Search, Table, Tag, TargetLink } from "./parts.js";
 
 const PAGE = 500;
 const AUDIT_PAGE = 50;
-/** The fields that the short form of a limit shows. */
 const SHORT = [
   ...["rate", "bytes_per_s", "count", "action", "fair_by", "exempt", "limiting"],
   ...["adaptive", "floor", "ceiling", "fleet"],
@@ -31,9 +30,6 @@ const DIFFERENCES = [
 ];
 const FALLS = [{ name: "limit", title: "Limit" }, ...DIFFERENCES.slice(1)];
 
-// --- in words
-
-/** Format a change in one line. */
 export function changeLine(change) {
   const { from, to, further } = textsOf(change);
   const what = change.action === "purge" ? change.details : [from === to ? to : `${from} → ${to}`, ...further];
@@ -44,7 +40,7 @@ function targetText(target) {
   return target.replace(/^(limits|switches)\//, "").replace(/^spool\//, "spool of ");
 }
 
-/** The limits before and after a change, in short, and the other fields that differ: `burst_s 2 → 1`. */
+/** The limits before and after, in short form, and the other changed fields: `burst_s 2 → 1`. */
 function textsOf({ old, old_rule: oldRule, new: then, new_rule: newRule }) {
   const side = (limit, rule) => limitText(limit) + (rule && ` by ${rule}`);
   const isComparable = old && then && !oldRule && !newRule;
@@ -53,7 +49,7 @@ function textsOf({ old, old_rule: oldRule, new: then, new_rule: newRule }) {
   return { from: side(old, oldRule), to: side(then, newRule), further: lines };
 }
 
-/** Changed fields, without those that have no effect on either side. */
+/** Changed fields that have an effect before or after. */
 function differences(before, after) {
   const fields = [...new Set([...Object.keys(before ?? {}), ...Object.keys(after ?? {})])];
   const isSaid = (field) => {
@@ -65,27 +61,24 @@ function differences(before, after) {
     .filter((each) => isSaid(each.field) && JSON.stringify(each.before) !== JSON.stringify(each.after));
 }
 
-// --- as tables
-
 function DifferenceTable({ change }) {
   // A new limit shows only the fields that it sets.
   const rows = differences(change.old, change.new)
     .filter(({ after }) => change.old || after !== false)
     .map(({ field, before, after }) => ({ key: field, field, now: fieldValue(before), then: fieldValue(after) }));
-  const empty = "Nothing differs from the limit in force.";
+  const empty = "Nothing differs from the active limit.";
   return html`<${Table} name="differences" columns=${DIFFERENCES} rows=${rows} empty=${empty} />`;
 }
 
-/** The preview of a change. */
 export function Preview({ change }) {
   const { old, new: then, old_rule: oldRule, new_rule: newRule } = change;
   const before = change.action === "set" && !change.expires_at && change.before?.expires_at;
   const notes = [
-    oldRule && !newRule && `A limit of its own. ${oldRule} still applies to all other names.`,
-    newRule && !oldRule && "Then it has no limit of its own.",
+    oldRule && !newRule && `It gets its own limit. ${oldRule} still applies to all other names.`,
+    newRule && !oldRule && "It will no longer have its own limit.",
     change.expires_at && `Until ${exact(change.expires_at)} (${left(change.expires_at)}).`,
-    before && `Without an end: the edit before it would have expired at ${exact(before)}.`,
-    change.durable === false && "Only until Sluice restarts: it is not saved.",
+    before && `No expiry. The previous edit would have expired at ${exact(before)}.`,
+    change.durable === false && "Not saved: it is lost when Sluice restarts.",
   ].filter(Boolean);
   return html`
     <p class="old-new">
@@ -101,7 +94,6 @@ export function Preview({ change }) {
   `;
 }
 
-/** The audit trail, with buttons to revert changes. */
 export function ChangeTable({ changes, empty }) {
   const table = { name: "audit", columns: COLUMNS, rows: changes, cells: changeCells, action: "Revert", empty };
   return html`<${Table} ...${table} />`;
@@ -156,20 +148,17 @@ export function AuditView({ params }) {
   return html`
     <div class="heading">
       <h1>Audit</h1>
-      <p class="muted">Every change, the latest first.</p>
+      <p class="muted">All changes, newest first.</p>
     </div>
     <div class="toolbar" role="search">
       <${Search} param="target" label="What was changed" placeholder="Target, e.g. limits/topic/orders" />
       <${Search} param="by" label="Who changed it" placeholder="By" name="short" />
     </div>
     <${ChangeTable} changes=${pages.flatMap((page) => page.changes)} empty=${empty} />
-    ${before && html`<div class="pager"><${Button} manner="small" onclick=${more}>Earlier changes<//></div>`}
+    ${before && html`<div class="pager"><${Button} manner="small" onclick=${more}>Older changes<//></div>`}
   `;
 }
 
-// --- after a write
-
-/** Show a change made on this page, with a button to undo it. */
 export function done(change) {
   app.ownChanges.add(change.id);
   if (change.action === "reset") toast(`${targetText(change.target)}: ${change.details.join(", ")}`);
@@ -192,7 +181,7 @@ function isOvertaken(error) {
   return error instanceof ApiError && error.status === 409;
 }
 
-/** Revert one change after a preview. `later`: text about a conflicting later change, for a second confirmation. */
+/** `later`: text about a later change, for a second confirmation. */
 async function revertChange(change, later = "") {
   const path = `audit/${change.id}/revert`;
   const force = later !== "";
@@ -205,7 +194,7 @@ async function revertChange(change, later = "") {
       const id = /change (\d+)/.exec(error.message)?.[1];
       await revertChange(
         change,
-        `${id ? `Change ${id}` : "A later change"} changed ${target} since. Revert all the same?`,
+        `${id ? `Change ${id}` : "A later change"} has changed ${target} since. Revert anyway?`,
       );
     }
   };
@@ -213,18 +202,17 @@ async function revertChange(change, later = "") {
     const would = await call("POST", path, { query: { dry_run: 1 }, body: { force } });
     const content = html`${force && html`<p class="problem warned">${later}</p>`}
       <section class="preview"><${Preview} change=${would} /></section>`;
-    const words = force ? { label: "Revert all the same", manner: "danger" } : { label: "Revert" };
+    const words = force ? { label: "Revert anyway", manner: "danger" } : { label: "Revert" };
     askReason(`Revert change ${change.id} of ${target}`, content, words, (reason) =>
       orAsk(async () => done(await call("POST", path, { body: { reason, force } }))),
     );
   });
 }
 
-/** Revert all live edits to the configuration, after a preview. */
 export function revertAll() {
   return attempt(async () => {
     const edits = await activeEdits();
-    if (!edits.length) return toast("Nothing is edited.");
+    if (!edits.length) return toast("There are no live edits.");
     const { changes } = await call("POST", "limits:batch", { query: { dry_run: 1 }, body: { edits } });
     const rows = changes.map((change, key) => {
       const { from, to } = textsOf(change);
@@ -241,7 +229,6 @@ export function revertAll() {
   });
 }
 
-/** The batch that reverts all edits. */
 async function activeEdits() {
   const edits = [];
   for (let offset = 0; ; offset += PAGE) {

@@ -1,4 +1,4 @@
-/** Charts over time: large ones drawn by uPlot in the colours of the theme, and sparklines. */
+/** Charts over time, drawn by uPlot, and sparklines. */
 
 import { useMedia } from "./app.js";
 import { rate, timeOfDay } from "./format.js";
@@ -6,21 +6,21 @@ import { html, useEffect, useLayoutEffect, useRef, useState } from "./html.js";
 
 const HEIGHT = 220;
 const HEIGHT_ON_PHONES = 180;
-/** A limit this many times above the traffic is not drawn, because it would flatten the traffic. */
+/** Times the traffic. Such a limit is not drawn, because it would flatten the traffic. */
 export const MUCH_HIGHER = 4;
-/** The lowest top of the value axis, per second: below it, labels would need more digits. */
+/** Per second. On a lower axis, labels would need more digits. */
 const LOWEST_TOP = 2;
 const minutes = new Intl.DateTimeFormat(undefined, { timeStyle: "short", hourCycle: "h23" });
 
-/** Seconds since 1970 in the middle of each step of a history. */
+/** Seconds since 1970. */
 export function middles({ until, seconds }) {
   let atS = Date.parse(until) / 1000 - seconds.reduce((sum, each) => sum + each, 0);
   return seconds.map((lasted) => (atS += lasted) - lasted / 2);
 }
 
 /**
- * `series`: `{label, name, dash, filled, stepped}`, whose class `name` has its colour. `data`: seconds since 1970,
- * ascending, then messages per second for each series, where null is unknown. `text` describes the chart.
+ * `series`: `{label, name, dash, filled, stepped}`. The class `name` has the colour. `data`: seconds since 1970,
+ * ascending, then values for each series. Null is unknown. `text`: describes the chart.
  */
 export function Chart({ label, series, data, fromS, untilS, text }) {
   const canvas = useRef();
@@ -98,7 +98,6 @@ function makePlot(canvas, height, newest, colours, setPointed) {
   return new window.uPlot(options, newest.current.data, canvas);
 }
 
-/** The top of the value axis, above all lines except a limit far above the traffic. */
 function top({ series, data }, most) {
   const traffic = Math.max(0, ...data.slice(1).flatMap((values, index) => (series[index].stepped ? [] : values)));
   return 1.08 * (traffic && most > MUCH_HIGHER * traffic ? traffic : Math.max(most, LOWEST_TOP));
@@ -106,7 +105,7 @@ function top({ series, data }, most) {
 
 const SPARK = { width: 120, height: 26, slots: 60 };
 
-/** Passed messages as an area with the refused ones on top, per second, oldest first. */
+/** Passed messages with refused ones on top, per second, oldest first. */
 export function Spark({ passed, refused, label }) {
   const { width, height, slots } = SPARK;
   const from = Math.max(0, passed.length - slots);

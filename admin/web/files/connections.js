@@ -1,4 +1,4 @@
-/** The open connections: clients, resources and rates, and a way to close one. */
+/** The open connections: clients, resources, rates, and closing. */
 
 import { call, get } from "./api.js";
 import { toast, useAnswer } from "./app.js";
@@ -60,7 +60,7 @@ export function ConnectionsView({ params }) {
 
 function cellsOf(row, fold, again) {
   const { peer, exempt, listener, tls, broker, stage, channels } = row;
-  const inAll = (total, perS) => ({ title: `${count(total)} in all`, class: perS > 0 ? "refusing" : "" });
+  const inAll = (total, perS) => ({ title: `${count(total)} in total`, class: perS > 0 ? "refusing" : "" });
   const waiting = channels.slice(0, SHOWN_CHANNELS);
   const label = `Close the connection of ${peer}`;
   const close = () => askClose(row, again);
@@ -78,7 +78,6 @@ function cellsOf(row, fold, again) {
   };
 }
 
-/** The client's library and version. */
 export function productOf({ product, language, version }) {
   return [product || language, version].filter(Boolean).join(" ");
 }
@@ -104,7 +103,7 @@ function Resources({ of: { resources, more_resources: further, links, more_links
 }
 
 function askClose({ id, peer, client, in_flight: inFlight }, again) {
-  const what = `${client.id || "The client"} loses ${count(inFlight)} requests in flight and probably reconnects.`;
+  const what = `${client.id || "The client"} will lose ${count(inFlight)} requests in flight and probably reconnect.`;
   const words = { label: "Close it", manner: "danger" };
   askReason(`Close the connection of ${peer}`, html`<p>${what}</p>`, words, async (reason) => {
     await call("DELETE", `connections/${id}`, { query: { reason } });
@@ -113,7 +112,6 @@ function askClose({ id, peer, client, in_flight: inFlight }, again) {
   });
 }
 
-/** The links of one connection. */
 function Links({ of }) {
   const rows = of.links.map((each, index) => ({ ...each, key: index }));
   const cells = ({ name, sends, address, resource, refused }) => {

@@ -1,4 +1,4 @@
-/** Native dialogs, and the parts of forms. */
+/** Dialogs and parts of forms. */
 
 import { ApiError } from "./api.js";
 import { openDialog } from "./app.js";
@@ -7,7 +7,7 @@ import { html, useEffect, useId, useLayoutEffect, useRef, useState } from "./htm
 import { Button, Choice } from "./parts.js";
 
 const TTL_MINUTES = [
-  ["", "until it is changed"],
+  ["", "until changed"],
   ["15", "15 minutes"],
   ["60", "1 hour"],
   ["480", "8 hours"],
@@ -15,28 +15,27 @@ const TTL_MINUTES = [
   ["other", "other…"],
 ];
 const TEXT = { type: "text", autocomplete: "off", spellcheck: "false" };
-/** Attributes of the input that gets the focus when a dialog opens. */
+/** The control that gets the focus when the dialog opens. */
 export const FOCUS = { "data-focus": true };
 
-/** For `ref`: focuses the element when it appears. */
 export function takeFocus(element) {
   element?.focus();
 }
 
-/** A dialog that is open while it is drawn. `close` is called when the user closes it, unless it `isFixed`. */
+/** `close`: called when the user closes the dialog, which is not possible if it `isFixed`. */
 export function Dialog({ title, close, drawer = false, isFixed = false, onescape, children }) {
   const id = useId();
   const element = useRef();
   useLayoutEffect(() => {
     const dialog = element.current;
     dialog.showModal();
-    // The browser itself would choose the first button.
+    // Otherwise the browser would focus the first button.
     (dialog.querySelector("[data-focus]") ?? dialog.querySelector("h2")).focus();
-    // This returns the focus to where it was.
+    // Also returns the focus.
     return () => dialog.close();
   }, []);
   const pressed = (event) => {
-    // A second Escape would close it whatever a handler of `cancel` does.
+    // A second Escape would close the dialog even if a handler of `cancel` prevents it.
     if (event.key === "Escape" && (isFixed || onescape?.())) event.preventDefault();
   };
   return html`<dialog
@@ -54,7 +53,7 @@ export function Dialog({ title, close, drawer = false, isFixed = false, onescape
   </dialog>`;
 }
 
-/** A form. `isCareful`: Enter in a field does not submit it. */
+/** `isCareful`: Enter in a field does not submit. */
 export function Form({ onsend, isCareful = false, formRef, children, ...attributes }) {
   const pressed = (event) => {
     if (isCareful && event.key === "Enter" && !(event.target instanceof HTMLButtonElement)) event.preventDefault();
@@ -67,8 +66,9 @@ export function Form({ onsend, isCareful = false, formRef, children, ...attribut
 }
 
 /**
- * A labelled control: a checkbox if the value is a boolean, a choice if there are `options` (values and names), else a
- * line of text. `input`: further attributes of the control. `more` is shown below it.
+ * A checkbox for a boolean, a choice if there are `options` (values and names), otherwise a line of text.
+ *
+ * `input`: further attributes of the control. `more`: shown below it.
  */
 export function Field({ label, help = "", error = "", value, onvalue, options, input, more }) {
   const id = useId();
@@ -96,7 +96,7 @@ export function ReasonField({ label = "Reason", input, ...how }) {
   return html`<${Field} label=${label} input=${{ maxlength: 500, ...input }} ...${how} />`;
 }
 
-/** How long a limit or a switch applies. `value` is `{choice, minutes}`. `kept` describes the choice of no change. */
+/** `value`: `{choice, minutes}`. `kept`: label of the choice of no change. */
 export function TtlField({ value, onvalue, kept, error, help = "Then the previous limit applies again." }) {
   const minutes = html`<input
     ...${TEXT}
@@ -120,9 +120,7 @@ export function TtlField({ value, onvalue, kept, error, help = "Then the previou
   return html`<${Field} ...${how} />`;
 }
 
-/**
- * The seconds of a TtlField (null without an end, undefined for no change, NaN for a wrong number), and the problem.
- */
+/** Null: no end. Undefined: no change. NaN: not a valid number. */
 export function readTtl({ choice, minutes }) {
   if (choice === "keep") return { seconds: undefined, problem: "" };
   if (!choice) return { seconds: null, problem: "" };
@@ -130,7 +128,6 @@ export function readTtl({ choice, minutes }) {
   return { seconds: value * 60, problem: problem || (value > 0 ? "" : "must be more than 0 minutes") };
 }
 
-/** A problem at the top of a form, which is read out. */
 export function Problem({ text, children }) {
   return html`<div role="alert">${text && html`<p class="problem">${text}</p>`}${children}</div>`;
 }
@@ -142,10 +139,7 @@ export function Actions({ label, manner = "primary", cancel, cancelLabel = "Canc
   </div>`;
 }
 
-/**
- * A write: `act(volatile)`. `problem` is the API's rejection. If it cannot be saved, `offer` is a button that does it
- * until the restart.
- */
+/** A write by `act(volatile)`. If saving fails, `offer` is a button that writes until the restart. */
 export function useAct(label, act, onrefused = () => {}) {
   const [state, setState] = useState({ isActing: false, problem: "", isVolatile: false });
   const run = async (volatile) => {
@@ -159,11 +153,11 @@ export function useAct(label, act, onrefused = () => {}) {
       onrefused(error);
     }
   };
-  const offer = state.isVolatile && html`<${Button} onclick=${() => run(1)}>${label} until the restart only<//>`;
+  const offer = state.isVolatile && html`<${Button} onclick=${() => run(1)}>${label} until restart only<//>`;
   return { ...state, offer, run: () => run() };
 }
 
-/** Ask for a reason, then act, and close. `words`: `{label, manner, reasonLabel}`. `act(reason, volatile)` does it. */
+/** Ask for a reason, then call `act(reason, volatile)`. `words`: `{label, manner, reasonLabel}`. */
 export function askReason(title, content, words, act) {
   openDialog(ReasonDialog, { title, content, words, act });
 }

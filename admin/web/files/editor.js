@@ -22,7 +22,7 @@ import { html, useEffect, useRef, useState } from "./html.js";
 import { Button, EditedBy, Facts, ResourceLink } from "./parts.js";
 
 export const resetText = html`<p>
-  Debts, open breakers and fair shares are cleared, and the buckets are full again. The limit stays as it is.
+  Clears debts, open breakers and fair shares, and refills the buckets. The limit does not change.
 </p>`;
 
 export function Editor({ kind, name, close }) {
@@ -58,7 +58,7 @@ export function Editor({ kind, name, close }) {
     if (error.status === 401) return close();
     if (error.status === 412) {
       await load();
-      return setProblem(`${error.message} Nothing was changed. The limit in force is shown now.`);
+      return setProblem(`${error.message} Nothing was changed. The form now shows the active limit.`);
     }
     if ([400, 422].includes(error.status)) setAsked(null);
     const found = error.errors.map((each) => [each.field.split(".").pop(), each]);
@@ -69,7 +69,6 @@ export function Editor({ kind, name, close }) {
     return setProblem(elsewhere.length || !found.length ? inWords(texts.join("; ") || error.message) : "");
   };
 
-  /** Show the preview of a write. */
   const foresee = async (label, method, { body, query = {} }) => {
     const fleet = app.state?.fleet && draft.atAll ? 1 : undefined;
     const write = (how) => call(method, path, { body, query: { ...query, fleet, ...how }, etag: entry.etag });
@@ -143,7 +142,7 @@ function LimitForm({ kind, name, entry, draft, setDraft, errors, steps }) {
         html`<div class="rate-row">
         <${Field}
           label="Rate, per second"
-          help="0 refuses all."
+          help="0 refuses everything."
           ...${of("rate")}
           onvalue=${(rate) => setRate(rate, false)}
           input=${{ inputmode: "decimal", ref: canWrite() ? focusAndSelect : null }}
@@ -181,10 +180,10 @@ function LimitForm({ kind, name, entry, draft, setDraft, errors, steps }) {
       <${Button} isWrite onclick=${steps.reset}>Reset…<//>
       ${entry.edit && html`<${Button} isWrite onclick=${steps.revert}>Revert to file…<//>`}
     <//>
-    ${!canWrite() && html`<p class="muted">Your token may only read: sign in with another one to change this.</p>`}
+    ${!canWrite() && html`<p class="muted">Your token is read-only. Sign in with another one to change this.</p>`}
     <p>
       <${ResourceLink} kind=${kind} name=${entry.exact ? nameOf(name) : ""} onClick=${steps.close}>
-        What limits it and why, its figures, and its senders
+        Open its page: applied limits, figures and senders
       <//>
     </p>
   <//>`;
@@ -195,9 +194,8 @@ function focusAndSelect(element) {
   element?.select();
 }
 
-/** The active limit with its source, and the configured limit. */
 function Current({ entry: { edit, configured, limit_text: text, rule, source } }) {
-  const facts = [["In force", html`<b>${text}</b>${rule && html`<span class="muted"> by ${rule}</span>`}`]];
+  const facts = [["Active", html`<b>${text}</b>${rule && html`<span class="muted"> by ${rule}</span>`}`]];
   if (edit) {
     const file = configured ? `${limitText(configured.limit)} (${configured.source})` : "no limit of its own";
     facts.push(
@@ -211,14 +209,11 @@ function Current({ entry: { edit, configured, limit_text: text, rule, source } }
 function FirstOfItsOwn({ kind, name, entry: { edit, configured, rule } }) {
   if (edit || configured) return null;
   return html`<p class="note">
-    This makes ${name === "*" ? `a default of ${kind}` : "a limit of its own"}.${" "}
-    ${rule ? html`<b>${rule}</b> still applies to all other names.` : "It has no limit so far."}
+    This creates ${name === "*" ? `a default for ${kind}` : "its own limit"}.${" "}
+    ${rule ? html`<b>${rule}</b> still applies to all other names.` : "It has no limit yet."}
   </p>`;
 }
 
-// --- the draft
-
-/** The values of the controls, by field. */
 function draftOf(kind, name, { limit, edit }) {
   const shown = fieldsOf(kind, name, limit).map((field) => [field.key, shownValue(field, limit)]);
   return {
@@ -227,12 +222,11 @@ function draftOf(kind, name, { limit, edit }) {
     unlimited: limit.rate === "unlimited",
     reason: "",
     ttl_s: { choice: edit?.expires_at ? "keep" : "", minutes: "" },
-    // A fleet's limit is changed for the fleet by default.
+    // By default, a fleet's limit is changed for the fleet.
     atAll: Boolean(edit ? edit.fleet : limit.fleet),
   };
 }
 
-/** Whether any field besides the rate is set, so that all fields are unfolded. */
 function isTelling({ key, telling, ...field }, draft) {
   if (key === "action") return !["reject", ""].includes(draft.action);
   return telling && readValue({ key, ...field }, draft[key]) !== undefined;
@@ -245,7 +239,6 @@ function isAsked({ onlyWith, notWith }, draft) {
   return [undefined, null, "", onlyWith?.[1]].includes(other);
 }
 
-/** Faults by field. */
 function faultsOf(draft) {
   const faults = {};
   const rate = draft.rate.trim();
@@ -263,7 +256,7 @@ function faultsOf(draft) {
   return problem ? { ...faults, ttl_s: problem } : faults;
 }
 
-/** The body of a PATCH: all visible fields, null for the default. `was`: the previous limit. */
+/** Body of a PATCH: all visible fields, null for a default. `was`: the previous limit. */
 function bodyOf(draft, was) {
   const body = { rate: null };
   const rate = draft.adaptive ? "" : draft.rate.trim();
@@ -272,7 +265,7 @@ function bodyOf(draft, was) {
   for (const field of FIELDS) {
     if (field.key in draft) body[field.key] = readValue(field, draft[field.key]) ?? null;
   }
-  // The default maximum delay depends on the spool. Reset it with the spool unless the operator changed it, too.
+  // The default maximum delay depends on the spool, so reset it with the spool unless it was changed too.
   const isChanged = (key) => body[key] !== undefined && body[key] !== (was[key] ?? null);
   if (isChanged("spool") && !isChanged("max_delay_s")) body.max_delay_s = null;
   // Drop fields that depend on another field's value or conflict with it.

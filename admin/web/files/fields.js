@@ -1,11 +1,10 @@
-/** The fields of a limit: their names, inputs and defaults. */
+/** The fields of a limit. */
 
 import { readNumber } from "./format.js";
 
 /**
- * In order. Filled in from ``admin.config.limit_fields``. `input` is number, choice, boolean (which may be unset),
- * check, text or days. `otherwise` is the value if it is left out. `onlyWith`, `notWith`, `beside`, `notOf`, `onlyOf`,
- * `wordsNotOf`, `named` and `telling` are those of `LimitField`.
+ * In order. Filled in from ``admin.config.limit_fields``. `input`: number, choice, boolean (may be unset), check, text
+ * or days. `otherwise`: the default. The rest is as in `LimitField`.
  */
 export const FIELDS = [];
 
@@ -16,7 +15,7 @@ export function matters({ onlyWith, notWith, beside }, limit) {
   return !beside?.length || beside.some((key) => (limit[key] ?? null) !== null);
 }
 
-/** The fields that a limit of this kind and name may have. Existing values stay. */
+/** Existing values stay, even if new ones are not possible. */
 export function fieldsOf(kind, name, limit) {
   const of = kind === "total" ? name.split(":")[0] : kind;
   const isOffered = (field) => {
@@ -29,7 +28,7 @@ export function fieldsOf(kind, name, limit) {
   return FIELDS.filter(isOffered).map((field) => ({ ...field, options: optionsOf(field) }));
 }
 
-/** A text of the API, with field keys replaced by the labels of the form. */
+/** Replace field keys in a text of the API by the labels of the form. */
 export function inWords(text) {
   const fieldOf = (key) => FIELDS.find((each) => each.key === key && each.label);
   const said = text.replace(/\b([a-z_]+) = "?([\w.]+)"?/g, (whole, key, value) => {
@@ -39,14 +38,13 @@ export function inWords(text) {
   return said.replace(/\b[a-z]+(_[a-z]+)+\b/g, (key) => (fieldOf(key) ? `“${fieldOf(key).label}”` : key));
 }
 
-/** The value of a field's control: text, or a boolean for a check. */
 export function shownValue({ key, otherwise, input }, limit) {
   const value = limit[key] ?? otherwise;
   if (input === "check") return Boolean(value);
   return Array.isArray(value) ? value.join(", ") : String(value ?? "");
 }
 
-/** The value of a control: undefined for the default, NaN if it is not a number. */
+/** Undefined: the default. NaN: not a number. */
 export function readValue({ key, input, otherwise }, shown) {
   if (input === "check") return shown || undefined;
   const text = shown.trim();

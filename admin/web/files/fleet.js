@@ -1,4 +1,4 @@
-/** The fleet: its members, this member's part of the limits, and whether Redis answers. */
+/** The fleet: members, this member's part of the limits, and the state of Redis. */
 
 import { get } from "./api.js";
 import { app, useAnswer } from "./app.js";
@@ -8,7 +8,6 @@ import { Dot, Panel, Table, Tag, cell } from "./parts.js";
 
 const EVERY_MS = 2000;
 
-/** The panel. Nothing without a fleet. */
 export function Fleet() {
   return app.state?.fleet && html`<${FleetPanel} />`;
 }

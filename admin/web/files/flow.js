@@ -9,7 +9,7 @@ import { Bar, Button, Details, Facts, More, Panel, ResourceOf, Table, Tag, liste
 
 const EVERY_MS = 2000;
 const SHOWN = 50;
-/** The share of a gauge that is nearly full. */
+/** Share of a gauge that is nearly full. */
 const NEAR = 0.8;
 /** Where the spool keeps messages, in the order in which it fills. */
 const PLACES = [
@@ -61,7 +61,7 @@ function Alarm({ of: { stands, since, status } }) {
   return html`<span class=${stands ? "refusing" : ""} title=${since ? `since ${exact(since)}` : null}>${status}</span>`;
 }
 
-/** The rows of a connection: itself, then its stages that wait. */
+/** A row for the connection, then one for each waiting stage. */
 function waitingRows({ id, listener, connection, others }) {
   return [connection, ...others].map((stage, index) => ({
     ...stage,
@@ -77,7 +77,6 @@ function waitingCells({ listener, kind, name }) {
   return { name: listener === null ? html`<${ResourceOf} text="${kind} ${name}" />` : own };
 }
 
-/** A broker that confirms in place of the consumers is highlighted. */
 function confirmCells({ mode, by }) {
   return { by: mode === "after_consume" ? by : html`<${Tag} manner="warn wide">${by}<//>` };
 }
@@ -121,7 +120,7 @@ function Gauge({ amount, most }) {
 
 function askPurge({ kind, name, messages }, again) {
   const amount = Object.values(messages).reduce((sum, each) => sum + each, 0);
-  const all = `${count(amount)} messages are refused if their senders wait for an answer, and dropped otherwise.`;
+  const all = `${count(amount)} messages will be refused if their senders wait for an answer, and dropped otherwise.`;
   const content = html`<p>${all} This cannot be undone.</p>`;
   const words = { label: "Purge", manner: "danger" };
   askReason(`Purge the spooled messages of ${kind} ${name}`, content, words, async (reason) => {

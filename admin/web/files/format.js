@@ -1,14 +1,13 @@
-/** Formats figures, times and limits for people. */
+/** Formats figures, times and limits. */
 
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const tenths = new Intl.NumberFormat("en", { maximumFractionDigits: 1, minimumFractionDigits: 1 });
-/** Without separators, so that it may be typed as shown. Limits are in millionths. */
+/** Can be typed as shown. Limits have a resolution of a millionth. */
 const exactNumber = new Intl.NumberFormat("en", { maximumFractionDigits: 6, useGrouping: false });
-// In 24 hours, as in logs.
 const when = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium", hourCycle: "h23" });
 const clock = new Intl.DateTimeFormat(undefined, { timeStyle: "medium", hourCycle: "h23" });
 
-/** The offset of this machine's clock behind the server's, in milliseconds. */
+/** How far this machine's clock is behind the server's. */
 let behindMs = 0;
 
 export function setServerTime(iso) {
@@ -48,14 +47,13 @@ export function bytes(amount) {
   return `${value < 10 && power > 0 ? tenths.format(value) : whole.format(value)} ${units[power]}`;
 }
 
-/** A wait, in the unit that keeps it short. */
 export function wait(seconds) {
   if (!seconds) return "–";
   if (seconds < 0.001) return `${whole.format(seconds * 1e6)} µs`;
   return seconds < 1 ? `${whole.format(seconds * 1000)} ms` : `${tenths.format(seconds)} s`;
 }
 
-/** A duration in its two largest units. */
+/** The two largest units. */
 export function duration(seconds) {
   const total = Math.max(0, Math.round(seconds));
   const parts = [
@@ -88,7 +86,6 @@ export function timeOfDay(milliseconds) {
   return clock.format(new Date(milliseconds));
 }
 
-/** A clause as a sentence. */
 export function sentence(text) {
   return `${text[0]?.toUpperCase() ?? ""}${text.slice(1)}${/[.!?]$/.test(text) ? "" : "."}`;
 }
@@ -100,7 +97,6 @@ export function fieldValue(value) {
   return Array.isArray(value) ? value.join(", ") : String(value);
 }
 
-/** A limit or a switch in short. */
 export function limitText(limit) {
   if (!limit) return "unlimited";
   if ("limiting" in limit) return limit.limiting ? "limiting on" : "limiting off";
@@ -119,21 +115,21 @@ export function limitText(limit) {
   return parts.filter(Boolean).join(" · ") || "unlimited";
 }
 
-/** The limit of a row, whose action is shown separately. */
+/** Without the action, which is shown separately. */
 export function shortLimit({ limit, limit_text: text }) {
   return limit ? limitText({ ...limit, action: null }) : text || "–";
 }
 
-/** Parse a typed number: `{value, problem}`. The value is NaN if there is a problem. */
+/** As `{value, problem}`. NaN if there is a problem. */
 export function readNumber(text, key = "") {
   const isPerSecond = ["rate", "bytes_per_s"].includes(key);
   const bare = isPerSecond ? text.trim().replace(/\s*\/\s*s$/i, "") : text.trim();
-  // A comma separates thousands in some countries and decimals in others, so ambiguous input is rejected.
+  // A comma is ambiguous: it separates thousands in some countries and decimals in others.
   if (/^-?(\d+(\.\d+)?|\.\d+)$/.test(bare)) return { value: Number(bare), problem: "" };
-  return { value: NaN, problem: "must be a number, like 1000 or 2.5" };
+  return { value: NaN, problem: "must be a number such as 1000 or 2.5" };
 }
 
-/** The count or rate that reached the broker, from counts or rates by outcome. */
+/** What reached the broker, from counts or rates by outcome. */
 export function reached(verdicts) {
   return verdicts.passed + verdicts.bypassed + verdicts.exempt;
 }

@@ -1,4 +1,4 @@
-/** The header of every view: banners, the views, the figures of the whole sidecar, and the emergency switch. */
+/** The header of every view. */
 
 import { setToken, token } from "./api.js";
 import { app, redraw, switches, useAnswer, useMedia } from "./app.js";
@@ -75,17 +75,14 @@ function signOut() {
   location.reload();
 }
 
-/** Whether the figures are live, and if not, how old they are. */
 function Connection() {
   const [word, manner, isStale] = STATUS[app.status];
   const ageS = (Date.now() - app.figuresAt) / 1000;
-  const age = isStale && app.figuresAt && `figures of ${timeOfDay(app.figuresAt)}, ${duration(ageS)} ago`;
+  const age = isStale && app.figuresAt && `figures from ${timeOfDay(app.figuresAt)}, ${duration(ageS)} ago`;
   return html`<span class="connection" id="connection" role="status">
     <${Dot} manner=${manner} /><span>${word}</span>${age && html`<span class="faint" aria-live="off">${age}</span>`}
   </span>`;
 }
-
-// --- theme
 
 const light = matchMedia("(prefers-color-scheme: light)");
 
@@ -98,7 +95,6 @@ function showTheme() {
   redraw();
 }
 
-/** Use the system's theme until another one is chosen. */
 export function startTheme() {
   showTheme();
   light.addEventListener("change", showTheme);
@@ -116,14 +112,12 @@ function ThemeButton() {
   <//>`;
 }
 
-// --- figures of the whole sidecar
-
 function Strip() {
   const isWouldSeen = useRef(false);
   const { state } = app;
   if (!state) return html`<dl class="strip" id="strip"></dl>`;
   const { refused, shadowed } = state.rates.messages_per_s;
-  // It stays, so that the header does not move.
+  // Once shown it stays, so that the header does not move.
   isWouldSeen.current ||= shadowed > 0;
   const help = "messages per second, all resources, mean of the last 10 s";
   const sinceS = (serverNow() - Date.parse(state.started_at)) / 1000;
@@ -147,7 +141,7 @@ function dotted(text, manner) {
   return html`<${Dot} manner=${manner} /><span>${text}</span>`;
 }
 
-/** The text and the dot of the health. Green: the sidecar limits as configured. */
+/** Green: the sidecar limits as configured. */
 function healthOf({ draining, listeners, off, bypassed }) {
   if (draining) return ["draining", "warn"];
   if (listeners.some((each) => each.reachable === false)) return ["not ready", "bad"];
@@ -169,10 +163,8 @@ function brokerLine(listener) {
   return `${listenerText(listener.name)}: ${listener.listen} → ${listener.broker}, ${brokerState(listener).text}`;
 }
 
-// --- banners
-
 function Banner({ of: { manner = "warn", title, text } }) {
-  // Its figures change constantly and are not read out.
+  // Figures change constantly and are not read out.
   return html`<div class="banner ${manner}" role="status">
     <p><strong>${title}</strong> <span aria-live="off">${text}</span></p>
   </div>`;
@@ -195,12 +187,12 @@ function OffBy({ edit }) {
   if (!edit) return "Switched off in the configuration.";
   const { by, at, reason, expires_at: end } = edit;
   const why = reason ? `: ${reason.replace(/[.\s]+$/, "")}.` : ".";
-  const until = end ? `Switches back on automatically: ${left(end)}.` : "Until an operator switches it on.";
+  const until = end ? `Switches back on automatically: ${left(end)}.` : "Off until an operator switches it on.";
   return html`By ${by}<span title=${exact(at)} aria-live="off">, ${ago(at)}</span>${why}
     <span title=${exact(end)} aria-live="off"> ${until}</span>`;
 }
 
-/** Current problems, apart from limiting that is off: `{manner, title, text}`. */
+/** Except for limiting that is off: `{manner, title, text}`. */
 export function alarms() {
   const { state, status } = app;
   const title = STATUS[status][2];
@@ -223,26 +215,26 @@ function* stateAlarms(state) {
   for (const broker of new Set(down.map((each) => each.broker))) {
     const own = down.filter((each) => each.broker === broker);
     const names = own.map((each) => listenerText(each.name)).join(", ");
-    const text = `${sentence(own[0].error || "unreachable")} No new clients on ${names} until it does.`;
-    yield { manner: "bad", title: `The broker ${broker} does not answer:`, text };
+    const text = `${sentence(own[0].error || "unreachable")} ${names} accepts no new clients until it is reachable.`;
+    yield { manner: "bad", title: `The broker ${broker} is unreachable:`, text };
   }
   for (const each of scarce.filter(({ stands }) => stands)) {
     const since = each.since ? ` Since ${exact(each.since)}.` : "";
     yield {
       manner: "bad",
-      title: `Alarm: ${each.scarce} runs short, and publishers are stopped.`,
+      title: `Alarm: low on ${each.scarce}, publishers are stopped.`,
       text: `${each.text}. Consumers are not affected.${since}`,
     };
   }
   if (fleet && fleet.away_s !== null) {
-    yield { manner: "bad", title: `The fleet ${fleet.name} is without Redis:`, text: sentence(fleet.text) };
+    yield { manner: "bad", title: `The fleet ${fleet.name} cannot reach Redis:`, text: sentence(fleet.text) };
   }
   if (reload) {
     const hidden = reload.problems.length - SHOWN_PROBLEMS;
     const shown = [...reload.problems.slice(0, SHOWN_PROBLEMS), ...(hidden > 0 ? [`and ${hidden} more`] : [])];
     yield {
       manner: "bad",
-      title: "The configuration is invalid; the previous one still applies.",
+      title: "The configuration is invalid. The previous one still applies.",
       text: `${shown.join(" · ")} (read at ${exact(reload.at)} by ${reload.by})`,
     };
   }
@@ -260,7 +252,7 @@ function* stateAlarms(state) {
   if (log.error) yield { title: "Refusals are not recorded:", text: log.error };
 }
 
-/** The part that may be scrolled out of sight. */
+/** Banners that may scroll out of sight. */
 function* warnings(persistence) {
   const { error, directory, set_aside: aside } = persistence ?? { error: "unknown" };
   if (error) return;
@@ -268,7 +260,7 @@ function* warnings(persistence) {
     yield { title: "Edits are lost on restart:", text: "there is no state directory to save them in." };
   }
   if (aside.length) {
-    const text = `${aside.join(", ")}. Their edits are not active; the configured limits apply.`;
+    const text = `${aside.join(", ")}. Their edits are not active. The configured limits apply.`;
     yield { title: "Damaged files were quarantined at startup:", text };
   }
 }

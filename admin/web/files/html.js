@@ -9,7 +9,7 @@ export { render };
 
 export const html = htm.bind(h);
 
-// Names come from clients: invisible characters and those that reverse the text are escaped.
+// Names come from clients, so invisible characters and those that reverse text are escaped.
 const UNPRINTABLE = /[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/gu;
 
 options.vnode = (node) => {
@@ -24,7 +24,7 @@ function escaped(character) {
 
 let ids = 0;
 
-/** A unique id. Preact's own ids restart each time the whole page is drawn. */
+/** Preact's own ids restart each time the whole page is drawn. */
 export function useId() {
   const [id] = useState(() => `n${(ids += 1)}`);
   return id;

@@ -1,4 +1,4 @@
-/** Every resource with its limit and its figures, live. The stream sends only the rows on this page. */
+/** Every resource with its limit and live figures. The stream sends only the rows on this page. */
 
 import { announce, app, go, openDialog, pageOf, place, redraw } from "./app.js";
 import { revertAll } from "./changes.js";
@@ -24,11 +24,10 @@ import { count, duration, exact, left, limitText, percent, rate, shortLimit, wai
 import { html, useEffect, useRef, useState } from "./html.js";
 
 const PAGE = 50;
-/** The share at the full width of the bar, so that an excess over the limit is visible. */
+/** Share at the full width of the bar, so that an excess is visible. */
 const BAR_SHARE = 1.5;
-/** The time of all figures in a row. */
 export const WINDOW = "the last 10 s";
-/** `key` in the address and in the API. A rare one is shown only if there are any. */
+/** `key` is that of the API. A rare filter is shown only if it matches. */
 export const FILTERS = [
   { key: "limited", title: "Limited" },
   { key: "near", title: "Near limit" },
@@ -37,7 +36,7 @@ export const FILTERS = [
 ];
 const NOTHING_MATCHES = "Nothing matches. Remove a filter, or add a new limit for this name.";
 const NOTHING_YET = "No requests and no limits yet.";
-/** On a touch screen `:hover` stays where it was last touched. */
+/** On a touch screen, `:hover` stays where it was last touched. */
 const pointing = matchMedia("(hover: hover)");
 
 export function limitsQuery(params) {
@@ -70,7 +69,7 @@ export function LimitsView({ params }) {
   return html`
     <div class="heading">
       <h1>Limits</h1>
-      <p class="muted">${totals && `${count(totals.rows)} in all, figures of ${WINDOW}`}</p>
+      <p class="muted">${totals && `${count(totals.rows)} in total, figures for ${WINDOW}`}</p>
     </div>
     <div class="toolbar" role="search">
       <${Search} label="Search names" />
@@ -91,7 +90,7 @@ export function LimitsView({ params }) {
   `;
 }
 
-/** The keys of the rows in their order, which stays while the pointer or the focus is in the table. */
+/** The keys of the rows. Their order stays while the pointer or the focus is in the table. */
 function useOrder(body) {
   const shown = useRef({ order: [], address: "" }).current;
   const { order } = app.rows;
@@ -103,7 +102,6 @@ function useOrder(body) {
   return shown.order;
 }
 
-/** Up and down move from name to name. */
 function moveByArrows(event) {
   const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
   const row = event.target.closest("tr");
@@ -122,11 +120,10 @@ function Chip({ of: { key, title, isRare }, amount, is }) {
   return html`<${Button} manner="chip" aria-pressed=${String(is === key)} onclick=${press}>${words}<//>`;
 }
 
-/** The editor of the limit that the address names. */
 function EditedLimit({ target }) {
   if (!target) return null;
   const slash = target.indexOf("/");
-  // A link in the editor may already have led elsewhere.
+  // A link in the editor may already have changed the view.
   const close = () => place().view === "limits" && go({ edit: "" });
   const of = { kind: target.slice(0, slash), name: target.slice(slash + 1) };
   return html`<${Editor} key=${target} ...${of} close=${close} />`;
@@ -158,11 +155,9 @@ function NewLimit({ kinds, close }) {
   <//>`;
 }
 
-// --- rows
-
 function cellsOf(row) {
   const { live, edit, configured, history } = row;
-  const inFile = edit && configured ? `the file says ${limitText(configured.limit)}` : null;
+  const inFile = edit && configured ? `configured: ${limitText(configured.limit)}` : null;
   const shade = (value, manner) => cell(undefined, { class: value > 0 ? manner : "faint" });
   return {
     name: html`<${Name} row=${row} />`,
@@ -195,18 +190,16 @@ function Name({ row }) {
   `;
 }
 
-/** A row's state in the window, and whether a shadow limit would refuse some of its messages. */
 export function Flags({ row }) {
   if (!row.live || isOff(row)) return null;
   const [words, manner, meaning] = stateOf(row);
-  const wouldRefuse = "A shadow limit would refuse some messages. All of them pass.";
+  const wouldRefuse = "A shadow limit would refuse some messages, but all of them pass.";
   return html`
     ${words && html`<${Tag} manner="flag ${manner}" title=${meaning}>${words}<//>`}
     ${row.live.would_refuse && html`<${Tag} manner="would" title=${wouldRefuse}>would refuse<//>`}
   `;
 }
 
-/** How long its oldest message has waited, if any. */
 export function OldestWaiting({ live, before = "" }) {
   if ((live.oldest_wait_s ?? null) === null) return null;
   const help = "How long the oldest message has waited in memory or in the spool.";
@@ -216,7 +209,7 @@ export function OldestWaiting({ live, before = "" }) {
 function Waiting({ live }) {
   return html`
     <${StateTag} state=${live.state} running="" />
-    ${live.oldest_wait_s !== null && html`<${Tag}><${OldestWaiting} live=${live} before="oldest waits " /><//>`}
+    ${live.oldest_wait_s !== null && html`<${Tag}><${OldestWaiting} live=${live} before="oldest waiting " /><//>`}
     ${live.spooled > 0 && html`<${Tag} title="Messages in the spool.">${count(live.spooled)} spooled<//>`}
   `;
 }
@@ -253,13 +246,11 @@ function Rule({ row: { edit, limit, rule, source } }) {
   </div>`;
 }
 
-/** Whether limiting of a row is switched off, for everything or for its limits. */
 export function isOff(row) {
   const off = app.state?.off ?? [];
   return off.includes("all") || (off.includes(row.kind) && !row.live?.refused_by);
 }
 
-/** The text of a state, its look and its meaning. */
 function stateOf({ live }) {
   const { limited, near, would_refuse: wouldRefuse, holding, wait_s: waitS, refused_per_s: refused } = live;
   if (!limited) {

@@ -1,4 +1,4 @@
-/** Starts the page: the user, the stream of figures, and the view in the address. */
+/** Starts the page: user, stream of figures, and the view in the address. */
 
 import { ApiError, get, onSignInNeeded, openStream } from "./api.js";
 import { announce, app, closeToast, hurry, link, nameOf, pageOf, place, redraw, startDrawing, toast } from "./app.js";
@@ -18,7 +18,7 @@ import { StateView } from "./state.js";
 
 const TOLD_AFTER_MS = 1500;
 const AGAIN_AFTER_MS = 3000;
-/** For views without rows. The API sends at least one. */
+/** For views without rows. The API requires at least one. */
 const STATE_ONLY = { limit: 1, history: 0 };
 const VIEWS = {
   overview: { title: "Overview", view: OverviewView, query: () => OVERVIEW_QUERY },
@@ -58,7 +58,7 @@ const follow = openStream({
   },
 });
 
-/** Handle rows of the stream: all of them, or the changed ones. */
+/** All rows, or the changed ones. */
 function takeRows(data) {
   const { rows } = app;
   setServerTime(data.sampled_at);
@@ -74,14 +74,13 @@ function takeRows(data) {
   isWhole = false;
 }
 
-/** A link to a resource that another user has changed. */
+/** A link to a resource changed by another user. */
 function offerOf(change) {
   const [, kind, pattern = ""] = /^limits\/([^/]+)\/(.*)$/su.exec(change.target) ?? [];
   const name = nameOf(pattern);
   return pageOf(kind, name) && { label: "Show", action: () => (location.hash = link("resource", { kind, name })) };
 }
 
-/** The view in the address, and its title. */
 function shown() {
   const { view, params } = place();
   const name = view in VIEWS ? view : "overview";
@@ -147,7 +146,6 @@ function Toast({ of }) {
   </div>`;
 }
 
-/** Identify the user and begin, or ask for a token. */
 async function begin() {
   try {
     app.whoami = await get("whoami");
@@ -162,7 +160,6 @@ async function begin() {
   route();
 }
 
-/** `/` focuses the search. */
 function searchByKey(event) {
   const isTyping = event.target instanceof HTMLElement && event.target.closest("input, select, textarea, dialog");
   if (event.key !== "/" || isTyping || event.ctrlKey || event.metaKey || event.altKey) return;
@@ -176,7 +173,7 @@ document.addEventListener("keydown", searchByKey);
 addEventListener("hashchange", route);
 onSignInNeeded(() => signIn(begin));
 startDrawing(() => render(html`<${Page} />`, document.getElementById("page")));
-// Relative times change by themselves.
+// Relative times change without events.
 setInterval(redraw, 1000);
 startTheme();
 begin();

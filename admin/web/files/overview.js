@@ -1,4 +1,4 @@
-/** The first view: messages in total, the most refused resources, alarms, and the last changes. */
+/** The first view: total traffic, most refused resources, alarms, last changes. */
 
 import { AdaptiveLimits } from "./adaptive.js";
 import { get } from "./api.js";
@@ -45,7 +45,7 @@ function Totals({ state: { totals, rates, history } }) {
   const perS = rates.messages_per_s;
   const figure = (title, value, now, manner = "") => [
     title,
-    html`<span class=${now > 0 ? manner : ""}>${rate(now)}/s</span><span class="muted">${count(value)} in all</span>`,
+    html`<span class=${now > 0 ? manner : ""}>${rate(now)}/s</span><span class="muted">${count(value)} in total</span>`,
   ];
   const found = app.rows.totals;
   const filters = FILTERS.filter(({ isRare, key }) => found && (!isRare || found[key] > 0));

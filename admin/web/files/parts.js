@@ -1,4 +1,4 @@
-/** Building blocks of views: tables, searches and pages, panels, links, times and states. */
+/** Building blocks of views. */
 
 import { app, canWrite, go, pageOf, pageOfTarget, place, writing } from "./app.js";
 import { ago, bytes, count, duration, exact, left, percent, rate, wait } from "./format.js";
@@ -8,21 +8,18 @@ import { html, useEffect, useRef } from "./html.js";
 export const COLUMNS = {};
 
 const QUIET_MS = 150;
-/** Text, style and meaning of each state. */
 const STATES = {
   running: ["running", "", ""],
   throttled: ["throttled", "", "A limit makes its messages wait."],
-  flow: ["in flow", "", "Stopped within the last seconds, because a later stage takes no more."],
-  blocked: ["blocked", "bad", "An alarm stops it."],
+  flow: ["in flow", "", "Stopped in the last seconds because a later stage was full."],
+  blocked: ["blocked", "bad", "Stopped by an alarm."],
 };
 
-/** A button. `isWrite`: only for users with write access. */
 export function Button({ manner = "", label, isWrite = false, innerRef, onclick, children, ...attributes }) {
   const more = { type: "button", ref: innerRef, onClick: onclick, ...attributes, ...(isWrite && writing()) };
   return html`<button class="button ${manner}" aria-label=${label} ...${more}>${children}</button>`;
 }
 
-/** A button in text style that shows and hides content. */
 export function Fold({ isOpen, onclick, children }) {
   const how = { type: "button", "aria-expanded": String(isOpen), onClick: onclick };
   return html`<button class="fold" ...${how}>${children}</button>`;
@@ -35,9 +32,7 @@ export function Choice({ label, value, options, onvalue, ...attributes }) {
   </select>`;
 }
 
-// --- tables
-
-/** Formatters of values, by column format. */
+/** Formatters by column format. */
 const FORMATS = {
   text: String,
   name: (_, row) => html`<${Named} ...${row} />`,
@@ -55,15 +50,17 @@ const FORMATS = {
 };
 const FIGURES = ["rate", "count", "share", "bytes", "seconds", "milliseconds"];
 
-/** A cell with custom content and attributes instead of its column's value. */
+/** Replaces a column's value. */
 export function cell(content, attributes) {
   return { content, attributes };
 }
 
 /**
- * A table. On phones, a card for each row. `columns` have the fields of `admin.common.columns.Column`. `cells(row)` has
- * custom cells. Its cell `action` has the buttons of a last column, whose heading is `action`. `below(row)` is shown
- * below a row. A row with a `heading` has no other cells. `empty` is shown if there are no rows.
+ * A table. On phones, each row is a card.
+ *
+ * `columns`: as in `admin.common.columns.Column`. `cells(row)`: custom cells, and `action` for a last column with the
+ * heading `action`. `below(row)`: shown below a row. A row with a `heading` has no other cells. `empty`: shown without
+ * rows.
  */
 export function Table({ name, label, columns = COLUMNS[name], rows, sort, action, empty, ...how }) {
   if (!rows.length && empty !== undefined) return html`<p class="empty">${empty}</p>`;
@@ -140,7 +137,7 @@ function Header({ column: { name, title, help, order, format }, sort }) {
   </th>`;
 }
 
-/** The sort control on phones, where tables have no headers. */
+/** For phones, where tables have no headers. */
 export function SortChoice({ name, sort }) {
   const value = `${sort.sort} ${sort.order}`;
   const columns = COLUMNS[name].filter((each) => each.order);
@@ -155,7 +152,6 @@ export function SortChoice({ name, sort }) {
   return html`<${Choice} class="narrow-only" label="Sort by" value=${value} options=${options} onvalue=${chosen} />`;
 }
 
-/** The page number in the address, from 1. */
 export function pageNumber(params) {
   return Math.max(1, Number(params.get("page")) || 1);
 }
@@ -171,7 +167,7 @@ export function Pager({ page, size, total, text = total > size ? `page ${page} o
   </div>`;
 }
 
-/** An input that updates a parameter of the address after a short pause. */
+/** Updates a parameter of the address after a short pause. */
 export function Search({ param = "search", label, placeholder = `${label} (press /)`, name = "" }) {
   const { view, params } = place();
   const value = params.get(param) ?? "";
@@ -198,9 +194,7 @@ export function KindChoice({ kinds }) {
   return html`<${Choice} label="Kind" value=${value} options=${options} onvalue=${chosen} />`;
 }
 
-// --- panels
-
-/** A panel with a heading. `facts`: names and values. */
+/** `facts`: names and values. */
 export function Panel({ title, facts, wide = false, children }) {
   return html`<section class="panel ${wide ? "wide" : ""}" aria-label=${title}>
     <h2>${title}</h2>
@@ -212,12 +206,10 @@ export function Facts({ facts }) {
   return html`<dl class="facts">${facts.map(([name, value]) => html`<dt>${name}</dt><dd>${value}</dd>`)}</dl>`;
 }
 
-/** Facts from the server. */
 export function Details({ of }) {
   return html`<${Facts} facts=${of.map(({ name, text }) => [name, text])} />`;
 }
 
-/** Titles with figures below them. */
 export function Figures({ label, title, figures }) {
   return html`<dl class="figures" aria-label=${label} title=${title}>
     ${figures.filter(Boolean).map(([name, value]) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`)}
@@ -242,14 +234,11 @@ export function Lines({ texts }) {
   return html`<ul class="details">${texts.map((text) => html`<li>${text}</li>`)}</ul>`;
 }
 
-/** The number of rows not shown. */
 export function More({ of }) {
   return of > 0 && html`<p class="pager">and ${count(of)} more</p>`;
 }
 
-// --- names, times, states
-
-/** A name, linked to its resource's page if there is one. */
+/** Linked if the resource has a page. */
 export function ResourceLink({ kind, name, children = name, ...attributes }) {
   const href = pageOf(kind, name);
   return href ? html`<a href=${href} ...${attributes}>${children}</a>` : children;
@@ -259,7 +248,7 @@ function Named({ kind, name }) {
   return html`<${Tag} manner="kind">${kind}<//><${ResourceLink} kind=${kind} name=${name} />`;
 }
 
-/** The same for `KIND:NAME`, the form in connections and stages. */
+/** A link for `KIND:NAME`, the form in connections and stages. */
 export function ResourceOf({ text }) {
   const [, before = "", kind = "", name = ""] = /^(resource )?([^: ]+):(.*)$/su.exec(text) ?? [];
   return name ? [before, html`<${ResourceLink} kind=${kind} name=${name}>${kind}:${name}<//>`] : text;
@@ -270,17 +259,14 @@ export function TargetLink({ target, children }) {
   return href ? html`<a href=${href}>${children}</a>` : children;
 }
 
-/** Join items with commas. */
 export function listed(items) {
   return items.flatMap((each, index) => (index ? [", ", each] : [each]));
 }
 
-/** Format the age of a time. */
 export function Ago({ at, more = "" }) {
   return html`<time datetime=${at} title=${exact(at) + more} class="nowrap">${ago(at)}</time>`;
 }
 
-/** The author and expiry of an edit. */
 export function EditedBy({ edit: { by, at, expires_at: end, fleet } }) {
   return html`<span title=${exact(at)}>by ${by}, ${ago(at)}</span>${end && ` · ${left(end)}`}
   ${fleet && html` <${Tag} title="At ${fleet.member}">for the fleet<//>`}`;
@@ -292,14 +278,13 @@ export function EditButton({ kind, name, onclick }) {
   return html`<${Button} manner="small" label="${word} the ${what}" onclick=${onclick}>${word}<//>`;
 }
 
-/** A state as a tag. `running`: the text for the running state. */
 export function StateTag({ state, more = "", running = "running" }) {
   if (!state || state === "running") return running && html`<span class="faint">${running}</span>`;
   const [text, manner, meaning] = STATES[state] ?? [state, "", ""];
   return html`<${Tag} manner=${manner} title="${meaning} ${more}">${text}<//>`;
 }
 
-/** The state of a listener's broker: `{manner, word, text}`. `text` has the reason. */
+/** `{manner, word, text}`. `text` has the reason. */
 export function brokerState({ reachable, error, backup, backups, passed_over: passedOver }) {
   if (reachable === false) return { manner: "bad", word: "unreachable", text: error || "unreachable" };
   const text = [`backup ${backup} of ${backups}`, ...(passedOver ?? [])].join("; ");

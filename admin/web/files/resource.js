@@ -1,4 +1,4 @@
-/** The page of one resource: its messages, clients, limits, the recommendation of a report, and its changes. */
+/** The page of one resource: messages, clients, limits, recommendation, and changes. */
 
 import { call, get, pathOf } from "./api.js";
 import { app, attempt, canWrite, globOf, go, link, openDialog, useAnswer } from "./app.js";
@@ -25,19 +25,19 @@ import { Flags, OldestWaiting, WINDOW, isOff } from "./limits.js";
 import { Ago, Button, Details, Figures, More, Panel, StateTag, Table, Tag, cell } from "./parts.js";
 
 const HOUR_S = 3600;
-/** Longest period, in seconds, that is read in steps of a second. */
+/** Longest period that is read in steps of a second. */
 const FINE_S = 900;
 const LOG_EVERY_MS = 30_000;
 const LIVE_EVERY_MS = 5000;
 const SHOWN = 20;
-/** Seconds per row of the table below the graph, by the minutes shown. */
+/** Seconds per table row, by the minutes shown. */
 const STEP_S = { 1: 5, 5: 30, 15: 60, 60: 300 };
 const USUAL_MINUTES = 15;
-/** Gaps at the start up to this long, two steps of the counters, are not mentioned. */
+/** Shorter gaps at the start, two steps of the counters, are not mentioned. */
 const SHORT_S = 10;
-/** Above this age a report counts as outdated. */
+/** Age of an outdated report. */
 const OLD_S = 8 * 86_400;
-const ABOUT_OFF = "Limiting is switched off: nothing of it is refused or held.";
+const ABOUT_OFF = "Limiting is switched off: nothing is refused or held.";
 const ENDS = ["passed", "refused", "dropped"];
 const SERIES = [
   { label: "passed", name: "passed", filled: true },
@@ -66,7 +66,7 @@ export function resourceQuery(params) {
 export function ResourceView({ params }) {
   const [kind, name] = [params.get("kind"), params.get("name")];
   if (kind && name) return html`<${Resource} key="${kind}/${name}" kind=${kind} name=${name} params=${params} />`;
-  return html`<p class="empty">Which resource? <a href=${link("limits")}>The table of limits</a> has all of them.</p>`;
+  return html`<p class="empty">No resource is selected. Choose one in <a href=${link("limits")}>Limits</a>.</p>`;
 }
 
 function Resource({ kind, name, params }) {
@@ -90,7 +90,7 @@ function Resource({ kind, name, params }) {
     askReason(`Reset ${kind} ${name}`, resetText, { label: "Reset" }, async (reason) =>
       done(await call("POST", `${path}:reset`, { query: { reason } })),
     );
-  const unchanged = changes ? "Neither its limit nor the rule that applies to it has been changed." : "Loading…";
+  const unchanged = changes ? "Its limit and the rule that applies to it have not been changed." : "Loading…";
   return html`
     <p class="back"><a href=${link("limits")}>‹ Limits</a></p>
     <div class="heading second">
@@ -123,7 +123,7 @@ function Resource({ kind, name, params }) {
   `;
 }
 
-/** The log of the last hour, in finer steps for the last minutes. */
+/** The log of the last hour, and in finer steps of the last minutes. */
 function usePast(kind, name, minutes) {
   const path = pathOf("history", kind, name);
   const isFine = minutes * 60 <= FINE_S;
@@ -133,21 +133,17 @@ function usePast(kind, name, minutes) {
   return { hour, steps: isFine ? (fine ?? hour) : hour };
 }
 
-/** The audit trail's name of a rule. */
 function ruleTarget(rule) {
   const [, kind, pattern] = /^([^:]+):(.*)$/su.exec(rule) ?? [];
   return kind && `limits/${kind}/${pattern}`;
 }
 
-/** The changes of some targets, the latest first. */
 async function changesOf(targets) {
   const wanted = [...new Set(targets)];
   const pages = await Promise.all(wanted.map((target) => get("audit", { target, limit: 100 })));
   const found = pages.flatMap((page, index) => page.changes.filter((change) => change.target === wanted[index]));
   return found.sort((one, other) => other.id - one.id).slice(0, SHOWN);
 }
-
-// --- now
 
 function Now({ of }) {
   const { row, entry } = of;
@@ -156,7 +152,7 @@ function Now({ of }) {
   const refused = live.refused_per_s ?? 0;
   const dropped = live.messages_per_s?.dropped;
   const action = limit?.action;
-  const aboutDropped = "Their clients left before they were decided.";
+  const aboutDropped = "Their clients disconnected before a decision.";
   const figures = [
     [
       "Limit",
@@ -176,7 +172,7 @@ function Now({ of }) {
   return html`<${Figures} label="Now" title="Rates and share: means of ${WINDOW}." figures=${figures} />`;
 }
 
-/** The last refusal or hold, from the counters or, before this start, from the log. */
+/** From the counters or, before this start, from the log. */
 function LastLimited({ of: { row, past } }) {
   const live = row?.live;
   const clients = (past.hour?.clients ?? []).filter((each) => each.messages_refused || each.messages_held);
@@ -190,8 +186,6 @@ function LastLimited({ of: { row, past } }) {
   const by = counted >= logged && counted === live?.last_refused_at && live.refused_by;
   return html`<${Ago} at=${counted > logged ? counted : logged} />${by && html`<span class="muted"> by ${by}</span>`}`;
 }
-
-// --- over time
 
 function Graph({ of, minutes }) {
   const nowS = serverNow() / 1000;
@@ -225,14 +219,14 @@ function Graph({ of, minutes }) {
   </section>`;
 }
 
-/** The steps of the log, followed by the counters' steps since its end. */
+/** Steps of the log, then steps of the counters since its end. */
 function stepsOf(log, history) {
   const past = log ? loggedSteps(log) : [];
   const endS = past.at(-1)?.untilS ?? 0;
   const counted = (history ? middles(history) : []).map((middleS, index) => {
     const lastedS = history.seconds[index];
     const fromS = middleS - lastedS / 2;
-    // The log has part of the step in which it ends.
+    // The log ends within a step of the counters.
     const inLog = past.filter((each) => each.middleS > fromS);
     const countOf = (end) => Math.max(0, Math.round(history[end][index] * lastedS) - totalOf(inLog, end));
     return step(Math.max(fromS, endS), fromS + lastedS, countOf, null, history.limit[index] ?? null);
@@ -246,7 +240,7 @@ function loggedSteps(log) {
   return log.passed.flatMap((passed, index) => {
     if (passed === null) return [];
     const lastedS = log.seconds[index] ?? log.step_s;
-    // The first step's end and the last step's start are known.
+    // The first step may be known in part.
     const fromS = Math.max(beginS + index * log.step_s, knownS);
     const countOf = (end) => Math.round((log[end][index] ?? 0) * lastedS);
     const limit = log.limit_count === "messages" ? log.limit[index] : null;
@@ -265,13 +259,12 @@ function totalOf(steps, end) {
   return steps.reduce((sum, each) => sum + each[end], 0);
 }
 
-/** A one-sentence summary of the graph. */
 function summary(steps, minutes, nowS) {
   const words = { 1: "minute", 60: "hour" }[minutes] ?? `${minutes} minutes`;
-  if (!steps.length) return `Nothing is known of the last ${words} yet.`;
+  if (!steps.length) return `No data for the last ${words} yet.`;
   const [passed, refused, dropped] = ENDS.map((end) => totalOf(steps, end));
   const share = refused ? ` (${percent(refused / (passed + refused + dropped))} of all)` : "";
-  const left = dropped ? `, and ${count(dropped)} were dropped because their clients left` : "";
+  const left = dropped ? `, and ${count(dropped)} were dropped because their clients disconnected` : "";
   const sinceS = steps[0].fromS;
   const startedS = Date.parse(app.state?.started_at ?? "") / 1000;
   const isAll = sinceS - Math.max(nowS - minutes * 60, startedS) < SHORT_S;
@@ -279,10 +272,9 @@ function summary(steps, minutes, nowS) {
   const allPerS = (each) => (each.passed + each.refused + each.dropped) / each.lastedS;
   const peak = steps.reduce((most, each) => (allPerS(each) > allPerS(most) ? each : most));
   const most = `The peak was ${rate(allPerS(peak))}/s at ${timeOfDay(peak.middleS * 1000)}.`;
-  return `${begin} ${count(passed)} messages passed and ${count(refused)} were refused${share}${left}. ${most}`;
+  return `${begin}, ${count(passed)} messages passed and ${count(refused)} were refused${share}${left}. ${most}`;
 }
 
-/** Notes on missing parts of the graph. */
 function notesOf({ past: { hour }, row, entry }, data) {
   const { limit } = row ?? entry ?? {};
   const perS = typeof limit?.rate === "number" ? limit.rate : null;
@@ -290,16 +282,16 @@ function notesOf({ past: { hour }, row, entry }, data) {
   const from = hour?.known_from ? timeOfDay(Date.parse(hour.known_from)) : "now";
   const isFarAbove = perS !== null && limit.count !== "requests" && top && perS > MUCH_HIGHER * top;
   return [
-    hour?.problem && `The past cannot be read: ${hour.problem}.`,
+    hour?.problem && `The history cannot be read: ${hour.problem}.`,
     hour?.cut && `The log is too large to be read completely: nothing before ${from} is shown.`,
-    hour?.others_together && "Too many resources to record each: some of its traffic may be missing.",
+    hour?.others_together && "There were too many resources to record each one, so some traffic may be missing.",
     perS !== null && limit.count === "requests" && `Its limit of ${number(perS)} requests/s is not drawn.`,
     limit?.bytes_per_s && `Its limit of ${bytes(limit.bytes_per_s)}/s is not drawn.`,
     isFarAbove && `The limit, ${number(perS)}/s, is far above the graph.`,
   ].filter(Boolean);
 }
 
-/** Steps merged into longer ones, the latest first. */
+/** Merge steps into longer ones, the latest first. */
 function stepRows(steps, stepS) {
   const rows = new Map();
   for (const each of steps) {
@@ -317,11 +309,9 @@ function stepCells({ limit }) {
   return { limit: (limit ?? null) === null ? undefined : `${number(limit)}/s` };
 }
 
-// --- who, and why
-
 function RefusedClients({ own, hour }) {
   const since = hour.known_from && `None since ${timeOfDay(Date.parse(hour.known_from))}.`;
-  const unknown = `Not known: ${hour.problem ?? "nothing is recorded of the last hour"}.`;
+  const unknown = `Unknown: ${hour.problem ?? "the log has no records of the last hour"}.`;
   const rows = hour.clients.slice(0, SHOWN).map((each, key) => {
     const rules = each.rules.join() === own ? [] : each.rules;
     return { ...each, key, rules };
@@ -348,7 +338,7 @@ function Senders({ of, resource }) {
   const all = link("connections", { search: resource });
   return html`<${Table} name="senders" rows=${rows} cells=${cells} empty="No open connection has used it." />
     ${more > 0 && html`<p class="pager"><a href=${all}>and ${count(more)} more</a></p>`}
-    ${rows.length > 0 && html`<p class="faint">Frames and refusals are of the whole connection.</p>`}`;
+    ${rows.length > 0 && html`<p class="faint">Frames and refusals are totals of the whole connection.</p>`}`;
 }
 
 function Explanation({ of: { sentences, limits, confirm, unapplied } }) {
@@ -371,12 +361,10 @@ function Explanation({ of: { sentences, limits, confirm, unapplied } }) {
   `;
 }
 
-// --- the recommendation
-
 function Advice({ found, path, entry, again }) {
   const { recommendation: advised } = found;
   if (!advised) {
-    const text = sentence(found.problem ?? "The newest report has nothing about it.");
+    const text = sentence(found.problem ?? "The newest report does not mention it.");
     return html`<p class="muted">${text}</p><${Report} of=${found} />`;
   }
   const { current, recommended, others_current: othersCurrent, others } = advised.backtest;
@@ -384,7 +372,7 @@ function Advice({ found, path, entry, again }) {
   const compared = (what, one, other, most = "") =>
     one && other && html`<p>${what} ${refusedOf(one)} would be refused now, and ${most}${refusedOf(other)} then.</p>`;
   const change = html`<del>${limitOf(advised.count, advised.rate_per_s, advised.bytes_per_s)}</del>
-    <span class="faint" aria-hidden="true"> → </span><span class="visually-hidden">, advised </span>
+    <span class="faint" aria-hidden="true"> → </span><span class="visually-hidden">, recommended </span>
     <ins>${advisedText(advised)}</ins>`;
   return html`
     <p class="old-new">${["keep", "unused"].includes(advised.action) ? advised.action : change}</p>
@@ -393,19 +381,19 @@ function Advice({ found, path, entry, again }) {
       ${apart[advised.only_with] && html`<${Tag} manner="warn">${apart[advised.only_with]}<//>`}
     </p>
     <p>${advised.evidence}</p>
-    ${compared("Of the recorded demand", current, recommended)}
-    ${compared("Of the demand of all others", othersCurrent, others, "at most ")}
+    ${compared("Of the recorded demand,", current, recommended)}
+    ${compared("Of the demand of all others,", othersCurrent, others, "at most ")}
     ${
       found.edit
         ? html`<${PutInForce} advised=${advised} edit=${found.edit} ...${{ path, entry, again }} />`
-        : html`<p class="note">Nothing to put in force: ${found.why_not}.</p>`
+        : html`<p class="note">Nothing to apply: ${found.why_not}.</p>`
     }
     ${advised.what_if.length > 0 && html`<${WhatIf} limits=${advised.what_if} />`}
     <${Report} of=${found} />
   `;
 }
 
-/** Edit without a preview, since the recommendation shows it. A message offers to undo it. */
+/** Edits without a preview, since the recommendation shows it. */
 function PutInForce({ advised, edit, path, entry, again }) {
   const [isActing, setActing] = useState(false);
   const put = async () => {
@@ -417,15 +405,15 @@ function PutInForce({ advised, edit, path, entry, again }) {
     else again();
   };
   return html`<p class="actions">
-    <${Button} isWrite manner="primary" disabled=${isActing} onclick=${put}>Put ${advisedText(advised)} in force<//>
+    <${Button} isWrite manner="primary" disabled=${isActing} onclick=${put}>Apply ${advisedText(advised)}<//>
   </p>`;
 }
 
 function Report({ of }) {
   if (!of.made_at) return null;
   return html`<p class="muted">
-    Report made <${Ago} at=${of.made_at} />${of.until_at && `, of ${exact(of.from_at)} to ${exact(of.until_at)}`}
-    ${of.age_s > OLD_S && html` <${Tag} manner="warn">old<//>`}
+    Report made <${Ago} at=${of.made_at} />${of.until_at && `, for ${exact(of.from_at)} to ${exact(of.until_at)}`}
+    ${of.age_s > OLD_S && html` <${Tag} manner="warn">outdated<//>`}
   </p>`;
 }
 
@@ -437,7 +425,7 @@ function WhatIf({ limits }) {
     refused_share_uncorrected: tenths(withRetries),
   });
   return html`<details>
-    <summary>What other limits would have refused</summary>
+    <summary>Refusals with other limits</summary>
     <${Table} name="what-if" columns=${WHAT_IF} rows=${rows} cells=${cells} />
   </details>`;
 }
@@ -459,7 +447,6 @@ function refusedOf(replay) {
   return `${tenths(replay.refused_share)} (${count(replay.refused_messages)})`;
 }
 
-/** Format a share to a tenth of a per cent. */
 function tenths(share) {
   return share > 0 && share < 0.0005 ? "<0.1 %" : `${number(Math.round(share * 1000) / 10)} %`;
 }

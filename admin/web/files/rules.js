@@ -1,4 +1,4 @@
-/** All rules in one table: the operator's, the default of each kind, and, folded, Sluice's own. */
+/** All rules: the operator's, the default of each kind, and, folded, Sluice's own. */
 
 import { get } from "./api.js";
 import { attempt, nameOf, openDialog, useAnswer } from "./app.js";
@@ -45,7 +45,7 @@ export function RulesView({ params }) {
   const heading = (key, content, rows) => (rows.length ? [{ key, heading: content }] : []);
   const rows = [
     ...own,
-    ...heading("defaults", "Defaults, for names that no other rule matches", standard),
+    ...heading("defaults", "Defaults for names that match no other rule", standard),
     ...standard,
     ...heading("built-in", fold, builtIn),
     ...(isUnfolded ? builtIn : []),
@@ -65,7 +65,6 @@ export function RulesView({ params }) {
   `;
 }
 
-/** An operator's rules, the defaults of all kinds, and those built in. */
 function grouped({ rows, total }, defaults, kind, page) {
   const isDefault = (row) => row.pattern === "*" && !row.shared && !row.hours;
   const isLast = page * PAGE >= total;
@@ -83,7 +82,6 @@ function grouped({ rows, total }, defaults, kind, page) {
   };
 }
 
-/** A rule as the row of a limit. */
 function ruleRow(row, entry = null) {
   const [kind, name] = row.shared ? ["total", `${row.kind}:${row.pattern}`] : [row.kind, row.pattern];
   return { ...row, kind, name, entry, key: `${kind}/${name}/${row.hours ?? ""}` };
@@ -94,11 +92,10 @@ function cellsOf({ kind, name, holds, action, hours, entry, source, ...row }) {
   const aboutConfirms = "Messages are confirmed to publishers when consumers acknowledge them.";
   const confirmed = html`<${Tag} title=${aboutConfirms}>confirmed by consumers<//>`;
   const edit = () => openDialog(Editor, { kind, name });
-  // The whole path is in the title.
   const file = html`<span title=${source}>${source.slice(source.lastIndexOf("/") + 1)}</span>`;
   return {
     rule: html`<${Tag} manner="kind">${kind}<//><${ResourceLink} kind=${kind} name=${nameOf(name)}>${name}<//>
-      ${!holds && html`<${Tag}>not now<//>`}`,
+      ${!holds && html`<${Tag}>inactive now<//>`}`,
     limit: html`${shortLimit(row)} ${limit?.confirm === "after_consume" && confirmed}`,
     above: limit?.exempt ? "–" : action,
     hours: cell(hours ?? "always", { class: hours ? "" : "faint" }),
@@ -114,7 +111,6 @@ function Edited({ entry: { edit, configured } }) {
   `;
 }
 
-/** Save the current limits as a configuration file. */
 function exportLimits() {
   return attempt(async () => {
     const { text } = await get("export");

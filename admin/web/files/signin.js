@@ -1,4 +1,4 @@
-/** Asks for a token when the API wants one. */
+/** Asks for a token if the API requires one. */
 
 import { ApiError, get, setToken, token } from "./api.js";
 import { app, openDialog } from "./app.js";
@@ -7,7 +7,6 @@ import { html, useState } from "./html.js";
 
 let isOpen = false;
 
-/** Ask until the API accepts a token. */
 export function signIn(then) {
   if (isOpen) return;
   isOpen = true;
@@ -39,7 +38,7 @@ function SignIn({ then, close }) {
   const input = { type: "password", autocomplete: "current-password", required: true, ...FOCUS };
   return html`<${Dialog} isFixed title="Sign in" close=${close}>
     <p>
-      This address requires a token, which the operator of Sluice can give you. A read token shows everything, a write
+      This address requires a token. Ask the operator of Sluice for one. A read token shows everything, and a write
       token can also change limits.
     </p>
     <${Form} onsend=${send}>

@@ -1,4 +1,4 @@
-/** The sidecar's own state: listeners, totals, lanes, switches, where edits are saved, and the reload. */
+/** The sidecar's state, and reloading. */
 
 import { ApiError, call } from "./api.js";
 import { app, attempt, canWrite, openDialog, switches, toast, useAnswer } from "./app.js";
@@ -72,7 +72,7 @@ function messageFacts({ totals, rates: { messages_per_s: perS } }) {
     end,
     `${count(amount)} · ${rate(perS[end])}/s`,
   ]);
-  // Data that was never read has no resource, and is counted in bytes.
+  // Data that was never read has no resource and is counted in bytes.
   const lost = `${count(totals.lost_messages)}; ${bytes(totals.lost_bytes)} including unread data`;
   return totals.lost_bytes ? [...facts, ["lost", lost]] : facts;
 }
@@ -113,12 +113,12 @@ function editFacts({ edits, persistence, spool, rejection_log: log, rule_set_ver
 }
 
 function processFacts({ version, compiled_part: compiled, started_at: startedAt, uptime_s: uptimeS, warnings }) {
-  const rights = canWrite() ? "may read and write" : "may only read";
+  const rights = canWrite() ? "read and write" : "read-only";
   return [
     ["Version", version],
     ["Compiled part", compiled],
     ["Started", html`<time datetime=${startedAt}>${exact(startedAt)}</time>`],
-    ["Up", duration(uptimeS)],
+    ["Uptime", duration(uptimeS)],
     ["You are", `${app.whoami.name}, ${rights}`],
     ...warnings.map((line) => ["Warning", line]),
   ];
@@ -142,7 +142,6 @@ function switchCells(entry) {
   };
 }
 
-/** Show what a reload would change, and do it if confirmed. */
 function askReload() {
   return attempt(async () => {
     try {

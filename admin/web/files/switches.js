@@ -1,4 +1,4 @@
-/** The emergency switch: turns limiting off, for everything or for one kind, and on again. */
+/** The emergency switch, for everything or for one kind. */
 
 import { call, get, pathOf } from "./api.js";
 import { attempt, openDialog, switches } from "./app.js";
@@ -22,7 +22,6 @@ import { html, useEffect, useState } from "./html.js";
 const SHOWN = 3;
 const HALF_A_DAY_S = 43_200;
 
-/** Switch off while everything is on, and back on while everything is off. */
 export function switchAll() {
   return attempt(async () => {
     const entries = await switches();
@@ -36,7 +35,6 @@ export function switchOff(kind) {
   return attempt(async () => openDialog(SwitchOff, { entries: await switches(), preset: kind }));
 }
 
-/** Ask what to switch off, why and for how long, and describe the effect. */
 function SwitchOff({ entries, preset, close }) {
   const [kind, setKind] = useState(preset);
   const [reason, setReason] = useState("");
@@ -66,7 +64,7 @@ function SwitchOff({ entries, preset, close }) {
     <${Problem} text=${acting.problem}>${acting.offer}<//>
     <${Form} isCareful onsend=${send}>
       <${Field} label="What" value=${kind} onvalue=${setKind} options=${options} />
-      <${ReasonField} help="For anyone who finds it off." value=${reason} onvalue=${setReason} input=${FOCUS} />
+      <${ReasonField} help="Shown to everyone while it is off." value=${reason} onvalue=${setReason} input=${FOCUS} />
       <${TtlField} value=${ttl} onvalue=${setTtl} help=${help} error=${fault} />
       <section class="preview" aria-live="polite" aria-label="What will happen">
         <p>${willStop(kind, seconds)}</p>
@@ -83,7 +81,7 @@ function willStop(kind, seconds) {
   if (seconds === null) until = "until an operator switches them on";
   else if (seconds > 0)
     until = `for ${duration(seconds)}, until ${moment(seconds)}, and then apply again automatically`;
-  const rest = "Nothing is refused or held; messages are still counted.";
+  const rest = "Nothing is refused or held, but messages are still counted.";
   return `${what} at once, ${until}. ${rest} Everyone who opens this page sees it.`;
 }
 
@@ -92,14 +90,13 @@ function moment(seconds) {
   return seconds < HALF_A_DAY_S ? timeOfDay(at) : exact(new Date(at).toISOString());
 }
 
-/** Currently refused requests, which will go to the broker. */
 async function limitedText(kind) {
   const query = { kind: kind === "all" ? null : kind, filter: "limited", sort: "refused", order: "desc", limit: SHOWN };
   const { rows, total } = await get("limits", query);
   if (!total) return "Nothing was refused or held in the last 10 s.";
   const nameOf = ({ name, live }) => (live?.refused_per_s ? `${name} (${rate(live.refused_per_s)}/s refused)` : name);
   const more = total > rows.length ? ` and ${count(total - rows.length)} more` : "";
-  return `Messages that they refuse or hold now will go to the broker: ${rows.map(nameOf).join(", ")}${more}.`;
+  return `Messages now refused or held will go to the broker: ${rows.map(nameOf).join(", ")}${more}.`;
 }
 
 export function switchOn(entry) {

@@ -1,4 +1,4 @@
-//! The broker's answers: skipped while they answer sends, of which only the opaque matters.
+//! Skips the broker's answers to sends. Only their opaque matters.
 
 use crate::opaques::Opaques;
 use crate::plain::{Known, Loose, Plain};
@@ -16,27 +16,24 @@ fn is_json(header: &[u8]) -> bool {
     header.first() == Some(&b'{')
 }
 
-/// Also of requests.
 pub fn known(header: &[u8]) -> Option<Known> {
     scan::known(header, is_json(header))
 }
 
-/// Whether a code means that the broker is busy: `SYSTEM_BUSY` or `FLOW_CONTROL`.
+/// `SYSTEM_BUSY` or `FLOW_CONTROL`.
 pub fn is_busy(code: i32) -> bool {
     matches!(code, 2 | 215)
 }
 
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Settled {
-    /// Start of the first other frame.
     pub stop: usize,
     pub frames: usize,
-    /// Answers to sends, and the busy ones among them.
     pub answers: u64,
     pub busy: u64,
 }
 
-/// Skip complete answers to requests in `owed`, and remove those requests.
+/// Skip answers to requests in `owed`, and remove those.
 pub fn settle(chunk: &[u8], position: usize, owed: &mut Opaques, templates: &mut Templates) -> Settled {
     let mut settled = Settled { stop: position, ..Settled::default() };
     while let Some((length, word)) = prefix(chunk, settled.stop) {

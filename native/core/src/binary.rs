@@ -3,7 +3,7 @@
 use crate::plain::{Known, Loose, Plain, Span};
 use crate::sends::{self, Values};
 
-/// Headers with more fields are left to Python, which rejects them, too.
+/// Python rejects headers with more, too.
 pub const MAX_FIELDS: usize = 128;
 
 const OPAQUE_AT: usize = 5;
@@ -20,7 +20,6 @@ pub fn opaque(header: &[u8]) -> Option<i32> {
     chunk(header, OPAQUE_AT).map(i32::from_be_bytes)
 }
 
-/// Skips the fields.
 pub fn known(header: &[u8]) -> Option<Known> {
     let fixed: [u8; FIXED_BYTES] = chunk(header, 0)?;
     let remark_bytes = i32::from_be_bytes(chunk(&fixed, 13)?);
@@ -36,7 +35,6 @@ pub fn known(header: &[u8]) -> Option<Known> {
 pub fn read(header: &[u8], mut loose: Option<&mut Loose>) -> Option<Plain> {
     let known = known(header).filter(|known| sends::layout_of(known.code).is_some())?;
     if let Some(loose) = &mut loose {
-        // Language and version are loose, too.
         loose.text.push(Span::new(2, 9));
     }
     let mut values = Values::default();

@@ -1,8 +1,6 @@
-//! The state of a token bucket and its breaker, and the most common decision: all requests are admitted at once.
+//! A token bucket with its breaker, and the most common decision: all requests are admitted at once.
 //!
-//! Equivalent to Python's `limiter.buckets.cell`, which describes the figures. `inherit` is that of
-//! `limiter/buckets/limiter.py`. `is_full` corresponds to `full_at_ns` in `limiter/buckets/bucket.py`. Tests keep both
-//! equivalent.
+//! Equivalent to Python's `limiter.buckets.cell`, with `inherit` of `limiter` and `full_at_ns` of `bucket`.
 
 const UPERMITS_PER_PERMIT: i128 = 1_000_000;
 const NS_PER_S: u128 = 1_000_000_000;
@@ -65,7 +63,6 @@ impl Bucket {
         left > 0 || stored > i128::from(before) * UPERMITS_PER_PERMIT && left >= -i128::from(self.max_debt_upermits)
     }
 
-    /// Store no more, and owe no less, than another bucket.
     pub fn inherit(&mut self, other: &mut Self, now_ns: i64) {
         if other.refill(now_ns) < self.refill(now_ns) {
             self.stored_upermits = other.stored_upermits;

@@ -1,20 +1,17 @@
-//! A strict parser of JSON headers: one pass over the tokens, without guesses.
+//! A strict parser of JSON headers.
 
 use crate::plain::{Known, Loose, Plain, Span};
 use crate::sends::{self, Values};
 
-/// Steps over the tokens of one header. Methods return None if the header is not plain.
+/// Methods return None if the header is not plain.
 struct Reader<'a> {
     bytes: &'a [u8],
     at: usize,
-    /// Receives the spans of loose bytes.
     loose: Option<&'a mut Loose>,
 }
 
 enum Value {
-    /// Without escapes.
     Text(Span),
-    /// Without a sign.
     Digits(Span),
     Other,
 }
@@ -25,7 +22,6 @@ impl<'a> Reader<'a> {
         self.bytes.get(self.at).copied()
     }
 
-    /// Skip white space, and return the next byte.
     #[inline]
     fn next_mark(&mut self) -> Option<u8> {
         loop {
@@ -45,7 +41,7 @@ impl<'a> Reader<'a> {
         (self.next_mark()? == mark).then(|| self.at += 1)
     }
 
-    /// Skip the mark after a member. False at the end of the object.
+    /// False at the end of the object.
     #[inline]
     fn more(&mut self) -> Option<bool> {
         let mark = self.next_mark()?;
@@ -57,7 +53,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Open an object. False if it is empty.
+    /// False if it is empty.
     #[inline]
     fn open(&mut self) -> Option<bool> {
         self.expect(b'{')?;
@@ -72,7 +68,6 @@ impl<'a> Reader<'a> {
         (self.next_mark().is_none() && self.at == self.bytes.len()).then_some(())
     }
 
-    /// Without escapes.
     #[inline]
     fn key(&mut self) -> Option<&'a [u8]> {
         self.expect(b'"')?;
@@ -120,7 +115,7 @@ impl<'a> Reader<'a> {
     fn escape(&mut self) -> Option<()> {
         let rest = self.bytes.get(self.at + 1..)?;
         match *rest.first()? {
-            // A quote must not be followed by a reference.
+            // An escaped quote before `$` could look like `$ref`.
             b'"' if rest.get(1) == Some(&b'$') => return None,
             b'"' | b'\\' | b'/' | b'b' | b'f' | b'n' | b'r' | b't' => self.at += 2,
             b'u' => {
@@ -140,7 +135,7 @@ impl<'a> Reader<'a> {
         Some(())
     }
 
-    /// An integer of at most 18 digits, without a leading zero, and the span of its digits.
+    /// At most 18 digits, without a leading zero.
     #[inline]
     fn integer(&mut self) -> Option<(i64, Span)> {
         let negative = self.peek()? == b'-';
@@ -204,15 +199,14 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Index of the first quote, backslash or control character from `at` on, or the end.
+/// The first quote, backslash or control character, or the end.
 #[inline]
 pub(crate) fn text_end(bytes: &[u8], mut at: usize) -> usize {
     const ONES: u64 = u64::MAX / 255;
     const HIGH: u64 = ONES << 7;
     const QUOTE: u64 = 0x22;
     const BACKSLASH: u64 = 0x5c;
-    // Eight bytes at once. A matching byte has its high bit set in `found`. Bytes after the first match may have it,
-    // too.
+    // Eight bytes at once. A matching byte has its high bit set in `found`. So may bytes after the first match.
     while let Some(word) = bytes.get(at..).and_then(|rest| rest.first_chunk::<8>()) {
         let word = u64::from_le_bytes(*word);
         let quote = word ^ (ONES * QUOTE);
@@ -231,7 +225,6 @@ pub(crate) fn text_end(bytes: &[u8], mut at: usize) -> usize {
     at.min(bytes.len())
 }
 
-/// None if it is a duplicate.
 #[inline]
 fn once<T>(place: &mut Option<T>, value: T) -> Option<()> {
     place.replace(value).is_none().then_some(())
@@ -282,7 +275,7 @@ pub fn read(bytes: &[u8], loose: Option<&mut Loose>) -> Option<Plain> {
     values.plain(bytes, known, opaque_at)
 }
 
-/// Read `extFields`. Relevant fields must be strings without escapes, for any kind of frame.
+/// Read `extFields`. Relevant fields must be strings without escapes.
 #[inline]
 fn fields(reader: &mut Reader) -> Option<Values> {
     let mut values = Values::default();

@@ -1,4 +1,4 @@
-//! Numbers the keys of requests: each distinct layout, name and producer group has one.
+//! Numbers the keys of requests: layout, name and producer group.
 
 use std::hash::BuildHasher;
 
@@ -8,7 +8,7 @@ use hashbrown::{DefaultHashBuilder, HashTable};
 struct Key {
     hash: u64,
     layout: u8,
-    /// The name followed by the group. One box, because comparisons with an empty box are slow.
+    /// Name and group. One box, because comparisons with an empty box are slow.
     text: Box<[u8]>,
     name_bytes: usize,
     chunk: u32,
@@ -41,7 +41,6 @@ impl Keys {
         self.all.is_empty()
     }
 
-    /// Forget all keys if there are more than `most`.
     pub fn begin(&mut self, most: usize) {
         self.chunk = self.chunk.wrapping_add(1);
         if self.all.len() > most || self.chunk == 0 {
@@ -51,7 +50,6 @@ impl Keys {
         }
     }
 
-    /// None if it is new.
     #[inline]
     pub fn find(&mut self, layout: u8, name: &[u8], group: &[u8]) -> Option<usize> {
         if !self.all.get(self.last).is_some_and(|key| key.is(layout, name, group)) {
@@ -70,7 +68,6 @@ impl Keys {
         self.last
     }
 
-    /// `next` if it has none yet.
     #[inline]
     pub fn run(&mut self, number: usize, next: u32) -> u32 {
         let key = &mut self.all[number];

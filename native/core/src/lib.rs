@@ -1,8 +1,7 @@
 //! Reads unambiguous frames: the parts of the extension that need no Python.
 //!
-//! A `RocketMQ` frame is *plain* if its header is one send or send-back that every JSON library, or every reader of the
-//! binary layout, reads in the same way. For AMQP 0.9.1 see `amqp`, for 1.0 `amqp10`. A scan ends at the first frame
-//! that is not plain, which Python then reads. Nothing here is lenient.
+//! A `RocketMQ` frame is *plain* if its header is one send or send-back that every reader of JSON or of the binary
+//! layout reads in the same way. A scan ends at the first frame that is not plain, which Python then reads.
 #![forbid(unsafe_code)]
 
 pub mod amqp;

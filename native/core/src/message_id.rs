@@ -1,5 +1,4 @@
-//! The client-assigned id of a message. Equivalent to Python's `proxy.protocols.rocketmq.wire.message_id`, which
-//! explains it. A test compares both.
+//! The client-assigned id of a message. See Python's `proxy.protocols.rocketmq.wire.message_id`.
 
 use std::sync::LazyLock;
 

@@ -2,12 +2,11 @@
 
 use hashbrown::HashMap;
 
-/// This many consecutive numbers (as a power of two) share a block, because most are consecutive.
+/// This many numbers (as a power of two) share a block, because most are consecutive.
 const BLOCK_BITS: u32 = 5;
-/// An empty set with a larger capacity frees it: the connection was busy once and may be idle now.
 const MAX_IDLE_BLOCKS: usize = 1024;
 
-/// Of each number: present, and of a send.
+/// By number: present, and of a send.
 #[derive(Clone, Copy, Debug, Default)]
 struct Block {
     bits: u32,
@@ -64,7 +63,6 @@ impl Opaques {
         self.blocks.get(&block).is_some_and(|block| block.bits & bit != 0)
     }
 
-    /// No effect if the set is full.
     #[inline]
     pub fn add(&mut self, opaque: i32, is_send: bool) {
         if self.len >= self.most {
@@ -76,7 +74,7 @@ impl Opaques {
         let is_new = block.bits & bit == 0;
         let was_send = block.sends & bit != 0;
         block.bits |= bit;
-        // If a number is added twice, the later request counts.
+        // The later request counts.
         block.sends ^= if is_send == was_send { 0 } else { bit };
         self.len += usize::from(is_new);
         self.sends = self.sends - usize::from(was_send) + usize::from(is_send);

@@ -2,7 +2,6 @@
 
 use std::ops::Range;
 
-/// Indexes of the peers.
 pub const CLIENT: usize = 0;
 pub const BROKER: usize = 1;
 
@@ -13,7 +12,7 @@ pub enum Piece {
     Own(Range<usize>),
 }
 
-/// In order, by receiving peer.
+/// By receiving peer.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Out {
     pub to: [Vec<Piece>; 2],
@@ -21,7 +20,6 @@ pub struct Out {
 }
 
 impl Out {
-    /// Adjacent ranges are joined.
     pub fn pass(&mut self, to: usize, bytes: Range<usize>) {
         match self.to[to].last_mut() {
             _ if bytes.is_empty() => (),
@@ -36,7 +34,7 @@ impl Out {
         self.say(to, from);
     }
 
-    /// Write the bytes appended to `own` after the first `from`.
+    /// Write the bytes of `own` after the first `from`.
     pub fn say(&mut self, to: usize, from: usize) {
         let end = self.own.len();
         match self.to[to].last_mut() {

@@ -1,8 +1,7 @@
-//! The unambiguous contents of a header, and their positions.
+//! The contents of a plain header, and their positions.
 
 use crate::prefix::RESPONSE;
 
-/// Positions from `start` to before `end`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Span {
     pub start: u32,
@@ -10,13 +9,11 @@ pub struct Span {
 }
 
 impl Span {
-    /// Headers have at most 2^24 bytes.
     pub fn new(start: usize, end: usize) -> Self {
         #[allow(clippy::cast_possible_truncation)]
         Self { start: start as u32, end: end as u32 }
     }
 
-    /// Empty if the header is shorter.
     pub fn of(self, header: &[u8]) -> &[u8] {
         header.get(self.start as usize..self.end as usize).unwrap_or_default()
     }
@@ -38,23 +35,17 @@ impl Known {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Plain {
     pub known: Known,
-    /// Field names of a send.
     pub layout: u8,
-    /// Includes `%RETRY%`.
+    /// With `%RETRY%`.
     pub name: Span,
-    /// Empty if missing.
     pub group: Span,
-    /// Its digits, or its four bytes.
     pub opaque_at: Span,
 }
 
-/// Bytes of a header that can differ without a change to how it is read.
-///
-/// Filled while reading a header that will become a template.
+/// Bytes that can differ between headers that are read alike. See `templates`.
 #[derive(Debug, Default)]
 pub struct Loose {
-    /// Any ordinary bytes. See `templates`.
     pub text: Vec<Span>,
-    /// Digits of an integer: any digits, without a leading zero if there are several.
+    /// Digits of an integer, without a leading zero.
     pub digits: Vec<Span>,
 }

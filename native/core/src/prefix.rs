@@ -7,7 +7,7 @@ pub const HEADER_JSON: u32 = 0;
 /// Marks an answer in `flag`.
 pub const RESPONSE: i32 = 1;
 
-/// None if they have not arrived.
+/// None: incomplete.
 #[inline]
 pub fn prefix(chunk: &[u8], at: usize) -> Option<(i32, u32)> {
     let words = chunk.get(at..)?.first_chunk::<PREFIX_BYTES>()?;

@@ -1,4 +1,4 @@
-//! The ids of recently refused messages. Equivalent to Python's `limiter.counting.repeats`. A test compares both.
+//! The ids of recently refused messages. Equivalent to Python's `limiter.counting.repeats`.
 
 use std::hash::BuildHasher;
 
@@ -9,7 +9,6 @@ const SOON_NS: i64 = 10_000_000_000;
 
 pub struct RefusedIds {
     half: usize,
-    /// Of key and id.
     new: HashSet<u64>,
     old: HashSet<u64>,
     began_ns: i64,
@@ -32,7 +31,7 @@ impl RefusedIds {
         self.len() == 0
     }
 
-    /// Returns whether a message is a repeat, and whether it is refused and its repeats will be recognized.
+    /// Returns whether a message is a repeat, and whether its own repeats will be recognized.
     #[inline]
     pub fn see(&mut self, key: i64, message_id: &[u8], now_ns: i64, refused: bool) -> (bool, bool) {
         let number = self.hasher.hash_one((key, message_id));

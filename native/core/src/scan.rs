@@ -7,14 +7,13 @@ use crate::prefix::{prefix, HEADER_JSON, HEADER_LENGTH, PREFIX_BYTES};
 use crate::templates::Templates;
 use crate::{binary, json, message_id, sends};
 
-/// Marks a request without an answer in `flag`.
 const ONEWAY: i32 = 2;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Frame {
     pub run: u32,
     pub start: u32,
-    /// The frame may be longer than the chunk.
+    /// May be longer than the chunk.
     pub size: u32,
     pub opaque: i32,
     pub flag: i32,
@@ -25,7 +24,6 @@ impl Frame {
         self.start as usize + self.size as usize
     }
 
-    /// `chunk` is the one it was read from.
     pub fn message_id<'a>(&self, chunk: &'a [u8]) -> Option<&'a [u8]> {
         let start = self.start as usize;
         let (_, word) = prefix(chunk, start)?;
@@ -38,7 +36,6 @@ impl Frame {
     }
 }
 
-/// The frames of one key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
     pub key: usize,
@@ -66,14 +63,12 @@ pub struct Taken {
 
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
-    /// Maximum value of a frame's length field.
     pub max_length: i64,
-    /// With more keys at the start of a scan, the cache is cleared.
+    /// With more, a scan clears the cache.
     pub max_keys: usize,
     pub max_runs: usize,
 }
 
-/// Templates of recent headers: of requests of both types, and of answers.
 #[derive(Debug, Default)]
 pub struct Headers {
     json: Templates,
@@ -96,9 +91,9 @@ pub struct Scanner {
 }
 
 impl Scanner {
-    /// Read consecutive plain frames from `position` on.
+    /// Read consecutive plain frames from `position` on, once their header has arrived.
     ///
-    /// A frame is read once its header has arrived. It is added to `owed` unless it is oneway.
+    /// They are added to `owed`, unless they are oneway.
     pub fn scan(
         &mut self,
         chunk: &[u8],
@@ -206,7 +201,6 @@ impl Taken {
                 run.bytes -= u64::from(frame.size);
             }
         }
-        // Runs are in the order of their first frames.
         self.runs.retain(|run| run.frames > 0);
         for (index, frame) in (0..).zip(&self.frames) {
             if let Some(run) = self.runs.get_mut(frame.run as usize) {

@@ -2,14 +2,12 @@
 
 use crate::plain::{Known, Plain, Span};
 
-/// Longer headers are not plain.
 pub const MAX_HEADER_BYTES: usize = 256 * 1024;
-/// Headers with longer names are not plain.
 const MAX_NAME_BYTES: usize = 255;
 const RETRY_PREFIX: &str = "%RETRY%";
 const TOPIC: &str = "topic";
 const RETRY_GROUP: &str = "retry_group";
-/// Sends to these, or to names with this prefix, are not plain.
+/// Sends to such names are not plain, nor are those to `INTERNAL_TOPICS`.
 const INTERNAL_PREFIX: &str = "rmq_sys_";
 const INTERNAL_TOPICS: [&str; 8] = [
     "SCHEDULE_TOPIC_XXXX",
@@ -34,7 +32,6 @@ const GROUP: usize = 1;
 const BATCH: usize = 2;
 const SYS_FLAG: usize = 3;
 
-/// None: not limited.
 #[inline]
 pub fn layout_of(code: i32) -> Option<u8> {
     match code {
@@ -45,18 +42,16 @@ pub fn layout_of(code: i32) -> Option<u8> {
     }
 }
 
-/// Whether Python must read requests with `code`: they are limited, end a transaction or ask for its end, identify the
-/// client, or are for Sluice.
+/// Whether Python must read such requests, even if they are not limited.
 pub fn is_read(code: i32) -> bool {
     layout_of(code).is_some() || matches!(code, 34 | 35 | 37 | 39 | 9002 | 9003)
 }
 
-/// Whether a broker may delay the answer to requests with `code`.
+/// Whether a broker may delay the answer to such requests.
 pub fn is_long_poll(code: i32) -> bool {
     matches!(code, 11 | 361 | 200_050 | 200_054 | 200_070)
 }
 
-/// Its number in `extFields`, if it is relevant.
 #[inline]
 pub fn field(name: &[u8]) -> Option<usize> {
     let (layout, role) = match name {
@@ -79,7 +74,6 @@ pub fn tells(field: usize) -> bool {
     field % ROLES >= BATCH
 }
 
-/// Its value may be a number.
 pub fn is_sys_flag(field: usize) -> bool {
     field % ROLES == SYS_FLAG
 }
@@ -98,18 +92,16 @@ pub fn resource(layout: u8, name: &str) -> Option<(&'static str, &str)> {
     }
 }
 
-/// While a header is read. Each at most once.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Values([Option<Span>; 3 * ROLES]);
 
 impl Values {
-    /// None if it is a duplicate.
     #[inline]
     pub fn note(&mut self, field: usize, value: Span) -> Option<()> {
         self.0.get_mut(field)?.replace(value).is_none().then_some(())
     }
 
-    /// The contents, if this is a send or send-back of one message.
+    /// None: not plain.
     #[inline]
     pub fn plain(&self, header: &[u8], known: Known, opaque_at: Span) -> Option<Plain> {
         let layout = layout_of(known.code).filter(|_| !known.is_answer())?;

@@ -1,18 +1,16 @@
 //! Templates of headers that were read before, because most headers differ only in a few values.
 //!
 //! A header has the *shape* of a template if it has the same length and the same bytes, except loose ones: the contents
-//! of strings, and the digits of numbers. It is then read like the template, if its loose bytes do not change the
-//! shape. In JSON, they must be ordinary: no quotes, backslashes and control characters (and no `$`, to exclude
-//! `$ref`). Digits must be digits. In a binary header, where lengths determine the structure, loose bytes can have any
-//! value. A comparison takes a fraction of the time of parsing, because the compiler vectorizes the loops below, on
-//! every machine.
+//! of strings, and the digits of numbers. It is then read like the template. In JSON, loose bytes of strings must be
+//! ordinary: no quotes, backslashes and control characters (and no `$`, to exclude `$ref`). In a binary header, where
+//! lengths determine the structure, they can have any value. A comparison takes a fraction of the time of parsing,
+//! because the compiler vectorizes the loops below.
 
 use crate::plain::{Known, Loose, Plain, Span};
 
 /// Headers share a bucket if their lengths are equal modulo this.
 const BUCKETS: usize = 256;
 const WAYS: usize = 4;
-/// Longer headers do not become templates.
 const MAX_BYTES: usize = 2048;
 /// After this many consecutive misses, a bucket compares and stores only one of this many headers.
 const PATIENCE: u32 = 16;
@@ -26,7 +24,7 @@ struct Template {
     bytes: Box<[u8]>,
     /// 0xff where a byte must be equal, 0 where it is loose.
     fixed: Box<[u8]>,
-    /// Numbers with loose digits, except the opaque.
+    /// Without the opaque.
     numbers: Box<[Span]>,
     plain: Plain,
 }
@@ -37,14 +35,12 @@ struct Bucket {
     misses: u32,
 }
 
-/// Recent headers by length, shared by all connections because their headers are much alike.
-///
-/// At most 7 MiB, if clients send headers of all lengths that are full of numbers. Usually some 10 KiB.
+/// Recent headers by length, shared by all connections. At most 7 MiB, usually some 10 KiB.
 #[derive(Debug, Default)]
 pub struct Templates(Vec<Bucket>);
 
 impl Templates {
-    /// `afresh` parses a header without a template. None if it is not plain.
+    /// `afresh` parses a header without a template.
     #[inline]
     pub fn read<const JSON: bool>(&mut self, header: &[u8], afresh: Afresh) -> Option<Plain> {
         if header.len() < LANE || header.len() > MAX_BYTES {
@@ -89,9 +85,9 @@ impl Bucket {
     }
 }
 
-/// 0 if a loose byte of a JSON header does not change its shape: ASCII above `$`, except backslash. Otherwise 0xff.
+/// 0 for ordinary loose bytes of JSON: ASCII above `$`, except backslash. Otherwise 0xff.
 ///
-/// Spaces, `!` and `#` would not either, but without them two comparisons are enough. No branches: it is vectorized.
+/// Excludes spaces, `!` and `#`, as two comparisons are then enough. No branches: it is vectorized.
 #[inline]
 fn odd(byte: u8) -> u8 {
     // Bytes above ASCII are negative.
@@ -143,7 +139,6 @@ impl Template {
                 return false;
             }
         }
-        // The last lane overlaps the one before.
         let last = header.len().saturating_sub(LANE);
         !differs::<JSON>(&header[last..], &bytes[last..], &fixed[last..])
     }
@@ -165,7 +160,7 @@ fn differs<const JSON: bool>(header: &[u8], bytes: &[u8], fixed: &[u8]) -> bool 
     bad != 0
 }
 
-/// With the sign before it. None if it is not in canonical form.
+/// With its sign. None: not canonical.
 #[inline]
 fn number(header: &[u8], span: Span) -> Option<i64> {
     let value = i64::try_from(digits(span.of(header))?).ok()?;

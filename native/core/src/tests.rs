@@ -15,7 +15,7 @@ fn frame(header: &[u8]) -> Vec<u8> {
     [&(size + 4).to_be_bytes(), &size.to_be_bytes(), header].concat()
 }
 
-/// Scan each header as a separate chunk, and return the last result.
+/// Scan each header as a chunk, and return the last result.
 fn scan(known: &mut Headers, headers: &[Vec<u8>]) -> Taken {
     let (mut scanner, mut owed) = (Scanner::default(), Opaques::new(10));
     let bounds = Bounds { max_length: 1 << 24, max_keys: 10, max_runs: 10 };

@@ -1,6 +1,6 @@
-//! AMQP 0.9.1: alternating chunks of the client's publishes and the broker's confirms, on three channels.
+//! AMQP 0.9.1: alternating chunks of publishes and confirms, on three channels.
 //!
-//! Each chunk is preceded by options (one byte) and its length (two bytes).
+//! Before each chunk: options (one byte) and its length (two bytes).
 
 use sluice_native_core::amqp::{awaits_more, Bounds, Channels, Cut, Deliveries, Taken};
 use sluice_native_core::out::Out;

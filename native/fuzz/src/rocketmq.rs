@@ -53,7 +53,6 @@ pub fn run(data: &[u8]) {
     let (mut known, mut owed) = (Headers::default(), Opaques::new(1 << 14));
     let whole = scan(chunk, &mut known, &mut owed);
     check(chunk, &whole, &owed);
-    // Known headers do not change the result.
     let again = scan(chunk, &mut known, &mut owed);
     assert_eq!(
         (&again.frames, &again.runs, &again.new, again.stop),
@@ -78,7 +77,7 @@ pub fn run(data: &[u8]) {
     settle(chunk);
 }
 
-/// Skip a chunk as answers to everything that its frames could answer.
+/// Skip a chunk as answers to all its frames.
 fn settle(chunk: &[u8]) {
     let mut owed = Opaques::new(1 << 14);
     let mut at = 0;
@@ -88,7 +87,6 @@ fn settle(chunk: &[u8]) {
         let header = chunk.get(at + PREFIX_BYTES..).and_then(|rest| rest.get(..word as usize));
         let Some(plain) = header.and_then(|header| answers::read(header, None)) else { break };
         let Some(size) = usize::try_from(length).ok().filter(|size| *size >= 4 + word as usize) else { break };
-        // A second answer with the same opaque ends the run.
         if owed.contains(plain.known.opaque) {
             break;
         }
@@ -104,7 +102,6 @@ fn settle(chunk: &[u8]) {
     let frames = numbers.len();
     assert_eq!(settled, answers::Settled { stop: at, frames, answers: sends, busy });
     assert!(owed.is_empty());
-    // An answer without a request ends the run.
     for (missing, stop) in stops.iter().enumerate().take(numbers.len().min(3)) {
         numbers
             .iter()

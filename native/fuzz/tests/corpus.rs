@@ -1,4 +1,4 @@
-//! What coverage-guided fuzzing has found worth keeping, tried again.
+//! Runs the kept findings of fuzzing.
 
 use std::fs;
 use std::path::Path;
@@ -8,7 +8,6 @@ fn try_all(name: &str, run: fn(&[u8])) {
     let mut tried = 0;
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
-        // Shown if it fails.
         println!("{}", path.display());
         run(&fs::read(path).unwrap());
         tried += 1;

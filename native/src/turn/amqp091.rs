@@ -18,7 +18,6 @@ const MAX_RUNS: usize = 256;
 const MAX_PUBLISHES: usize = 16_384;
 /// With more keys, the cache is cleared.
 const MAX_KEYS: usize = 1024;
-/// Publishes with a longer body are left to Python.
 const MAX_BODY_BYTES: u64 = 1 << 31;
 
 const QUEUE: &str = "queue";
@@ -28,7 +27,6 @@ const ROUTING_KEY: &str = "routing_key";
 #[pyclass(module = "sluice_native")]
 pub struct Channels {
     state: amqp::Channels,
-    /// By the numbers of the keys.
     askers: Vec<Asker>,
     resources: Py<Resources>,
 }
@@ -108,7 +106,6 @@ struct Amqp091 {
     written: [bool; 2],
     published: bool,
     dropped: Vec<u16>,
-    /// Refusals that wait for the end of a delivery.
     waiting: Vec<(u16, Vec<u8>)>,
     frames: u64,
     refused: u64,
@@ -118,7 +115,7 @@ struct Amqp091 {
 type Refused = Option<Vec<usize>>;
 
 impl Amqp091 {
-    /// Returns the end of the current body frame in the chunk. None if its last octet is wrong.
+    /// None if the last octet of a body frame is wrong.
     fn resume(&mut self, side: usize, chunk: &[u8], out: &mut Out) -> Option<usize> {
         let Some(cut) = self.cuts[side] else { return Some(0) };
         let (stop, left) = cut.resume(chunk)?;
@@ -136,7 +133,6 @@ impl Amqp091 {
     ) -> PyResult<Next> {
         let Some(mut at) = self.resume(CLIENT, chunk, out) else { return Ok(Next::Leave(0)) };
         let mut decided = 0;
-        // Of the last publish, if that passes and has a number.
         let mut last = None;
         let next = loop {
             if at == chunk.len() {

@@ -1,7 +1,7 @@
 //! Reads both streams of an AMQP 1.0 connection: transfers of plain links, dispositions, flows, and empty frames.
 //!
-//! The state of a link or session is requested from Python at its first frame. Frames are summed until Python needs to
-//! know: for flows that it has to answer, and when the connection leaves.
+//! Python provides the state of a link or session at its first frame. Frames are summed until Python needs to know: for
+//! flows that it has to answer, and when the connection leaves.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
@@ -23,13 +23,12 @@ const MAX_WINDOW: u32 = 1 << 16;
 /// Channel and handle, as numbered by the peer that uses them.
 type Key = (u16, u32);
 
-/// Credit that can only be granted at once: `proxy.protocols.amqp10.credit.PlainCredit`.
+/// `proxy.protocols.amqp10.credit.PlainCredit`.
 #[derive(Clone, Copy, FromPyObject)]
 struct Credit {
     sent: u32,
     granted: u32,
     limit: u32,
-    /// None: unlimited.
     window: Option<u32>,
     used: u32,
     untouched: bool,
@@ -53,7 +52,7 @@ impl Credit {
         window.map_or(self.unused(), |window| self.unused().saturating_sub(window / 2 + 1))
     }
 
-    /// Deliveries that a receiver's flow additionally requests. None if Python must decide.
+    /// Deliveries that a flow requests in addition. None if Python must decide.
     fn wanted(&self, flow: &Flow) -> Option<u32> {
         let left = flow.limit()?.wrapping_sub(self.granted);
         let unused = self.unused();
@@ -67,7 +66,7 @@ impl Credit {
         })
     }
 
-    /// Apply a flow whose `wanted` was granted. Returns delivery-count and link-credit for the sender, if they differ.
+    /// Returns delivery-count and link-credit for the sender, if they differ.
     fn grant(&mut self, flow: &Flow, wanted: u32) -> Option<(u32, u32)> {
         self.granted = self.granted.wrapping_add(wanted);
         self.limit = flow.limit()?;
@@ -89,20 +88,18 @@ struct Link {
     python: Py<PyAny>,
     /// None: not counted.
     asker: Option<Asker>,
-    /// Deliveries for which its sender is known to have credit.
+    /// Deliveries for which its sender has credit.
     known: u64,
-    /// Deliveries before more credit is requested.
     left: u64,
-    /// Deliveries that Python was not told of.
+    /// Not yet reported to Python.
     deliveries: u32,
-    /// Its index among the links with pending work.
     asks: Option<usize>,
     /// None: its receiver's flows go to Python.
     credit: Option<Credit>,
-    /// The state after the last flow that Python was not told of, and that flow's delivery-count and link-credit.
+    /// After the last flow not yet reported, with its delivery-count and link-credit.
     flowed: Option<(Credit, [Option<u32>; 2])>,
     waiting: bool,
-    /// Called with the number of admitted deliveries, if each is decided. False if the link has pending work.
+    /// Called with the number of admitted deliveries. False if the link has pending work.
     admitted: Option<Py<PyAny>>,
 }
 
@@ -112,7 +109,7 @@ impl Link {
         self.credit = credit;
     }
 
-    /// Apply a receiver's flow that is fully granted. Returns the changed fields.
+    /// Returns the changed fields.
     fn grant(&mut self, flow: &Flow, wanted: u32) -> Changes {
         let Some(credit) = &mut self.credit else { return Changes::new() };
         let told = credit.grant(flow, wanted);
@@ -153,12 +150,11 @@ struct Session {
     python: Py<PyAny>,
     /// How each peer numbers deliveries, if they differ.
     numbers: Option<[Numbers; 2]>,
-    /// Transfers by peer that Python was not told of.
+    /// By peer, not yet reported to Python.
     transfers: [u32; 2],
     /// Of each peer's last flow since then: next-incoming-id and window, next-outgoing-id, which advances with
     /// transfers, and window.
     flows: [Option<[Option<u32>; 4]>; 2],
-    /// Of the client's deliveries.
     settling: Settling,
 }
 
@@ -192,16 +188,15 @@ struct Amqp10 {
     received: [HashMap<Key, Key>; 2],
     sessions: Vec<Session>,
     channels: [HashMap<u16, usize>; 2],
-    /// Links, by sender, and sessions with changes that Python was not told of.
+    /// Not yet reported to Python. Links by sender.
     changed_links: BTreeSet<(usize, Key)>,
     changed_sessions: BTreeSet<usize>,
     asking: Vec<Key>,
-    /// Python's frames for each peer, to be written after the chunk.
+    /// Python's frames, to be written after the chunk.
     own: [Vec<u8>; 2],
     timed: Option<Timed>,
     /// Too low if earlier ones are settled twice.
     unsettled: u64,
-    /// Of the client.
     frames: u64,
     heard: [bool; 2],
     written: [bool; 2],
@@ -212,7 +207,6 @@ struct Amqp10 {
     is_foreign: bool,
 }
 
-/// From `link`.
 type KnownLink =
     (Py<PyAny>, Vec<(String, String)>, Allowance, (Option<usize>, bool), Option<Py<PyAny>>, Option<Key>, bool);
 /// From `session`: by peer the channel, and the offset of its numbers, with the first number of either side that it
@@ -223,9 +217,8 @@ type KnownSession = (Py<PyAny>, [u16; 2], Option<u32>, Option<[(Option<u32>, Opt
 type Answered = (u32, Vec<(usize, Key, Allowance)>, [Vec<u8>; 2], bool);
 /// From `flows`: also the changed fields by flow. None if the flows are for Python, and nothing else is to be written.
 type FlowsAnswered = (Option<Vec<Changes>>, Answered);
-/// For `take`: links, their deliveries since the last flow, when they ask, and their credit then, as for
-/// `Credit.flowed`. Sessions, transfers, flows, and the result of `Settling::take`. The timed delivery, its start, and
-/// whether it is settled.
+/// For `take`: links, their deliveries since the last flow, when they ask, and their credit then. Sessions, transfers,
+/// flows, and the result of `Settling::take`. The timed delivery, its start, and whether it is settled.
 type Came = Vec<(Py<PyAny>, u32, Option<usize>, Option<(CreditFigures, [Option<u32>; 2])>)>;
 type CreditFigures = (u32, u32, Option<u32>, u32, bool, bool);
 type Settled = Vec<(Py<PyAny>, [u32; 2], [Option<[Option<u32>; 4]>; 2], [Vec<Ids>; 2], Vec<Ids>, Option<u32>)>;
@@ -307,9 +300,8 @@ impl Amqp10 {
         Ok(true)
     }
 
-    /// Whether links and sessions accept all frames read.
-    ///
-    /// Links request more credit after everything that was read, so this is possible here only if nothing else follows.
+    /// Whether links and sessions accept all frames read. Links request more credit after everything that was
+    /// read, so this is possible here only if nothing else follows.
     fn may_take(&self, side: usize, chunk: &[u8], taken: &Taken) -> bool {
         let is_last = taken.flows.is_empty() && self.is_begun(side, &chunk[taken.stop..]);
         let has_credit = |moved: &Moved| {
@@ -366,7 +358,6 @@ impl Amqp10 {
         Ok(true)
     }
 
-    /// Of sessions whose frames must be renumbered.
     fn numbers(&self, side: usize, taken: &Taken) -> Vec<Numbers> {
         let begun = taken.begun.iter().map(|begun| begun.channel);
         let channels = begun.chain(taken.disposed.iter().map(|disposed| disposed.channel));
@@ -377,7 +368,6 @@ impl Amqp10 {
         numbers
     }
 
-    /// Charge the deliveries that must be decided, if the limits admit all.
     fn admits(&self, py: Python<'_>, side: usize, taken: &Taken, context: &Context<'_>) -> PyResult<bool> {
         let Some(moved) = taken.moved.first().filter(|_| taken.decides) else { return Ok(true) };
         let link = &self.links[side][&(moved.channel, moved.handle)];
@@ -452,7 +442,6 @@ impl Amqp10 {
         Ok(())
     }
 
-    /// Returns whether the connection stays.
     fn ask(&mut self, py: Python<'_>, side: usize, context: &Context<'_>) -> PyResult<bool> {
         if self.asking.is_empty() {
             return Ok(true);
@@ -477,7 +466,7 @@ impl Amqp10 {
         stays
     }
 
-    /// The credit wanted by a flow that does not need Python, and its link, if any. None for other flows.
+    /// The credit wanted, and the link. None if the flow needs Python.
     fn wanted(&self, side: usize, flow: &Flow) -> Option<(Option<Key>, u32)> {
         if self.sessions[self.channels[side][&flow.channel]].numbers.is_some() {
             return None;
@@ -487,7 +476,7 @@ impl Amqp10 {
         Some((Some(key), self.links[1 - side].get(&key)?.credit?.wanted(flow)?))
     }
 
-    /// Handle flows while limits grant everything they want at once. Returns their changed fields.
+    /// Handle flows while limits grant everything at once. Returns their changed fields.
     fn grant(&mut self, py: Python<'_>, side: usize, flows: &[Flow], at: &Context<'_>) -> PyResult<Vec<Changes>> {
         // Several flows of a link would each report the grant of the last one.
         let mut links = HashSet::new();
@@ -513,8 +502,8 @@ impl Amqp10 {
         Ok(taken)
     }
 
-    /// Handle flows, or let Python answer them, and write them. Returns their end, or the start of those for Python,
-    /// and whether the connection stays.
+    /// Handle and write flows, or let Python answer. Returns their end, or the start of those for Python, and whether
+    /// the connection stays.
     #[allow(clippy::too_many_arguments)]
     fn flows(
         &mut self,
@@ -554,7 +543,7 @@ impl Amqp10 {
         Ok((stop, stays))
     }
 
-    /// Tell Python everything that was read, with the time if it has to answer.
+    /// `now_ns` if Python has to answer.
     fn tell(&mut self, py: Python<'_>, now_ns: Option<i64>) -> PyResult<()> {
         let mut links: Came = Vec::new();
         for (side, key) in std::mem::take(&mut self.changed_links) {

@@ -10,7 +10,6 @@ use crate::resources::{By, Callers, Moment, Resources, Target};
 use crate::runs::{Asker, Runs};
 use crate::turn::Context;
 
-/// Consecutive requests of a run.
 pub struct Span {
     pub requests: usize,
     /// Python's `Refuse`. None: pass.
@@ -27,7 +26,7 @@ pub struct Counted {
 
 pub enum Decided {
     Passed,
-    /// Passed because the limiter has failed.
+    /// The limiter has failed.
     Bypassed,
     Spans(Vec<Span>),
 }
@@ -39,7 +38,6 @@ pub struct Judge {
     /// None if the client changes a message's id with each send.
     pub ids: Option<Py<RefusedIds>>,
     sender: Py<PyAny>,
-    /// Outcome numbers.
     passed: usize,
     bypassed: usize,
     is_exempt: bool,
@@ -47,7 +45,6 @@ pub struct Judge {
     /// No rule delays or shadows.
     only_refuses: bool,
     limits_bytes: bool,
-    /// Of the callers.
     epoch: Option<i64>,
 }
 
@@ -85,7 +82,7 @@ impl Judge {
         visit.call(&self.python)
     }
 
-    /// Load the current rules. False if the connection then belongs to Python.
+    /// False if the connection now belongs to Python.
     #[inline]
     pub fn refresh(&mut self, py: Python<'_>) -> PyResult<bool> {
         let epoch = self.resources.borrow(py).epoch();
@@ -99,7 +96,7 @@ impl Judge {
         Ok(stays)
     }
 
-    /// Let Python identify a new client by one of its headers. False if the connection belongs to Python.
+    /// False if the connection belongs to Python.
     pub fn identify(&mut self, py: Python<'_>, header: &[u8], header_type: u32) -> PyResult<bool> {
         let met = self.python.call_method1(py, "identify", (PyBytes::new(py, header), header_type))?;
         let Some((sender, ids)) = met.extract::<Option<(Py<PyAny>, Option<Py<RefusedIds>>)>>(py)? else {
@@ -109,7 +106,7 @@ impl Judge {
         Ok(true)
     }
 
-    /// The first run that Python must decide in a batch of its own, if any. Spends nothing.
+    /// The first run that Python must decide in a batch of its own. Spends nothing.
     pub fn first_foreign<R: Runs>(&self, py: Python<'_>, runs: &R, context: &Context<'_>) -> PyResult<Option<usize>> {
         if self.is_exempt || self.only_refuses {
             return Ok(None);
@@ -147,7 +144,7 @@ impl Judge {
         self.with(py, asker, context, |callers, at| Target::is_plain(&asker.target, py, &self.resources, callers, at))
     }
 
-    /// Decide a run. A failing limiter is bypassed, so the only error is `KeyboardInterrupt`.
+    /// A failing limiter is bypassed, so the only error is `KeyboardInterrupt`.
     pub fn decide<R: Runs>(
         &self,
         py: Python<'_>,
@@ -188,8 +185,8 @@ impl Judge {
         self.python.call_method1(py, "failed", (error, requests)).map(drop)
     }
 
-    /// Admit all runs. Returns for each whether the limiter was bypassed, or None, without spending, if one is not
-    /// admitted. A failing limiter is bypassed, so the only error is `KeyboardInterrupt`.
+    /// Returns for each whether the limiter was bypassed, or None, without spending, if one is not admitted. The only
+    /// error is `KeyboardInterrupt`.
     pub fn admit_all<R: Runs>(&self, py: Python<'_>, runs: &R, context: &Context<'_>) -> PyResult<Option<Vec<bool>>> {
         let mut bypassed = vec![false; runs.runs()];
         for run in 0..if self.is_exempt { 0 } else { runs.runs() } {
@@ -222,8 +219,8 @@ impl Judge {
         })
     }
 
-    /// Grant permits to `asker`. See `Target::grant`. False also if the limiter fails. Limits of callers do not apply
-    /// to consumers. The only error is `KeyboardInterrupt`.
+    /// See `Target::grant`. False also if the limiter fails, so the only error is `KeyboardInterrupt`. Limits of callers
+    /// do not apply to consumers.
     pub fn grant(
         &self,
         py: Python<'_>,
@@ -242,7 +239,7 @@ impl Judge {
         }
     }
 
-    /// Count a run that passed as a whole. False if it may contain repeats of refused messages.
+    /// False if the run may contain repeats of refused messages.
     pub fn count<R: Runs>(
         &self,
         py: Python<'_>,
@@ -308,7 +305,6 @@ impl Judge {
         Ok(looks)
     }
 
-    /// The key for the message ids of a run.
     pub fn key<R: Runs>(py: Python<'_>, runs: &R, run: usize) -> PyResult<i64> {
         let resource = Target::resource(&runs.asker_of(run)?.target, py)?;
         Ok(resource.bind(py).hash()? as i64)

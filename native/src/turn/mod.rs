@@ -33,31 +33,29 @@ pub use sluice_native_core::out::{Out, Piece, BROKER, CLIENT};
 
 use crate::row::Second;
 
-/// Size of most reads, and of reads after one that filled its buffer.
+/// Size of reads, and of reads after one that filled its buffer.
 const CHUNK_BYTES: usize = 256 * 1024;
 const LARGE_CHUNK_BYTES: usize = 2 * 1024 * 1024;
-/// Bytes of an incomplete frame that are kept. A peer with more leaves.
+/// A peer with more bytes of an incomplete frame leaves.
 pub const MAX_KEPT_BYTES: usize = 64 * 1024;
-/// A peer is not read while it has more unwritten answers than this.
+/// A peer with more unwritten answers is not read.
 pub const MAX_UNWRITTEN_BYTES: usize = 1024 * 1024;
-/// Sockets read per rank before the next: brokers, clients, floods.
+/// Sockets per rank: brokers, clients, floods.
 const READ_AT_ONCE: [usize; 3] = [128, 16, 1];
-/// A read with more runs, or more runs decided by Python, is continued after the others had their turn.
+/// The rest of a read with more runs, or more runs decided by Python, waits for another turn.
 const MAX_RUNS_PER_READ: usize = 4096;
 const MAX_REQUESTS_PER_READ: usize = 64;
 /// Larger buffers are freed when empty.
 const MAX_IDLE_BYTES: usize = 4096;
 const EVENTS: usize = 256;
-/// Samples kept per scope until the next call.
 const MAX_ROUND_TRIPS: usize = 1024;
-/// Linux's maximum per call (`IOV_MAX`).
+/// Linux's `IOV_MAX`.
 const MAX_SLICES: usize = 1024;
 
-/// Where a reading stopped.
 pub enum Next {
-    /// An incomplete frame starts here. It comes again with more bytes after it.
+    /// Of an incomplete frame, which comes again with more bytes.
     Keep(usize),
-    /// The rest comes again, after the others had their turn.
+    /// The rest comes again in another turn.
     More(usize),
     /// The rest is for Python.
     Leave(usize),
@@ -68,7 +66,7 @@ pub struct Context<'a> {
     pub second: &'a Py<Second>,
     pub clock: &'a Py<PyAny>,
     pub report: &'a mut Report,
-    /// Runs that this read may still decide, and those that Python may be asked about.
+    /// Runs to decide in this read, and those that Python may be asked about.
     pub runs_left: usize,
     pub asks_left: usize,
 }
@@ -95,20 +93,16 @@ impl Context<'_> {
 struct Signals {
     answers: u64,
     busy: u64,
-    /// The first samples.
     round_trips: Vec<i64>,
 }
 
 #[derive(Default)]
 pub struct Report {
-    /// By sending peer.
     pub frames: [u64; 2],
     bytes: [u64; 2],
     /// Time from reading to deciding, in ns, and number of requests.
     pub processing: Vec<(i64, u32)>,
-    /// Round trips to the broker, in ns.
     round_trips: Vec<i64>,
-    /// By scope, and the scope of the current connection.
     signals: Vec<Signals>,
     scope: usize,
     events: Vec<(usize, u8)>,
@@ -162,13 +156,12 @@ pub trait Reading: Send + Sync {
     /// Forwarded messages without an answer or confirm.
     fn unanswered(&self, py: Python<'_>) -> u64;
 
-    /// The state for the session. The reading is not used afterwards.
+    /// The reading is not used afterwards.
     fn give_back(&mut self, py: Python<'_>) -> PyResult<Py<PyAny>>;
 
     fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError>;
 }
 
-/// A reading that can be lent to a turn.
 #[pyclass(module = "sluice_native")]
 pub struct Lent {
     reading: Option<Box<dyn Reading>>,
@@ -182,7 +175,7 @@ impl Lent {
     }
 }
 
-/// The result of `feed`. See `sluice_native.pyi`.
+/// The result of `feed`.
 type Fed = ([Vec<Py<PyAny>>; 2], usize, bool, [u64; 2], Vec<(i64, u32)>, Vec<i64>, (u64, u64));
 
 #[pymethods]
@@ -199,7 +192,6 @@ impl Lent {
         let reading = self.reading.as_mut().ok_or_else(|| PyRuntimeError::new_err("it is lent"))?;
         let mut report = Report { signals: vec![Signals::default()], ..Report::default() };
         let mut out = Out::default();
-        // Python's chunks are small.
         let (runs_left, asks_left) = (usize::MAX, usize::MAX);
         let mut context = Context { now_ns, second: &second, clock: &clock, report: &mut report, runs_left, asks_left };
         // A copy, because Python may be called in between.
@@ -249,15 +241,14 @@ impl Lent {
 struct End {
     fd: RawFd,
     readable: bool,
-    /// The kernel has reported the end or failure of the stream, so a short read is not the last one.
+    /// The stream has ended or failed, so a short read is not the last one.
     closing: bool,
     queued: bool,
-    /// The last read filled its buffer.
     large: bool,
     kept: Vec<u8>,
     /// Kept data from here on is read before more is received.
     goes_on: Option<usize>,
-    /// Data that the kernel did not accept, and the part of it sent since.
+    /// Data that the kernel did not accept, and the bytes of it sent since.
     rest: Vec<u8>,
     sent: usize,
     read_bytes: u64,
@@ -276,7 +267,7 @@ impl End {
         self.rest.len() - self.sent
     }
 
-    /// Returns the bytes accepted by the kernel, and false if the socket has failed.
+    /// Returns false if the socket has failed.
     fn send<'a>(&self, parts: impl Iterator<Item = IoSlice<'a>>, report: &mut Report) -> (usize, bool) {
         let mut parts: Vec<IoSlice> = parts.collect();
         let mut left = &mut parts[..];
@@ -305,7 +296,7 @@ impl End {
         alive
     }
 
-    /// Send data, and keep the part that the kernel does not accept. False if the socket has failed.
+    /// False if the socket has failed.
     fn write(&mut self, pieces: &[Piece], chunk: &[u8], own: &[u8], report: &mut Report) -> bool {
         let bytes = |piece: &Piece| match piece {
             Piece::Chunk(range) => IoSlice::new(&chunk[range.clone()]),
@@ -326,14 +317,12 @@ impl End {
 struct Conn {
     ends: [End; 2],
     reading: Box<dyn Reading>,
-    /// Of its listener.
     scope: usize,
     read_ns: i64,
-    /// The end of the client's stream is forwarded here, and the connection is over when the broker's stream ends.
+    /// The turn forwards the end of the client's stream. The broker's end is then that of the connection.
     ends_here: bool,
     ended: bool,
     over: bool,
-    /// The broker accepts no more for now.
     stalled: bool,
     left: bool,
 }
@@ -347,7 +336,7 @@ impl Conn {
     }
 }
 
-/// Room for kept data, then for a read.
+/// For kept data, then a read.
 type Buffer = Box<[u8]>;
 
 #[pyclass(module = "sluice_native")]
@@ -358,9 +347,9 @@ pub struct Turn {
     free: Vec<usize>,
     /// The client's stream has ended since the last report.
     ending: Vec<usize>,
-    /// By rank: brokers, clients, floods.
+    /// By rank.
     queues: [VecDeque<usize>; 3],
-    /// The current rank, and how many of its sockets are still to be read.
+    /// The current rank, and its sockets still to be read.
     rank: usize,
     quota: usize,
     buffer: Buffer,
@@ -380,7 +369,6 @@ fn token(number: usize, side: usize) -> usize {
     number * 2 + side
 }
 
-/// See `sluice_native.pyi`.
 type Served = (bool, Vec<(usize, u8)>, [u64; 2], [u64; 2], Vec<(i64, u32)>, Vec<i64>);
 type Taken = (Py<PyAny>, [Py<PyBytes>; 2], [Py<PyBytes>; 2], [Py<PyBytes>; 2], [i32; 2]);
 
@@ -393,7 +381,7 @@ impl Turn {
             return;
         }
         end.queued = true;
-        // A broker's large answers are waited for, so they go before floods, but not before clients' requests.
+        // Clients wait for a broker's large answers, so they go before floods.
         let rank = usize::from(side == CLIENT) + usize::from(end.large || end.goes_on.is_some());
         self.queues[rank].push_back(token(number, side));
     }
@@ -411,7 +399,7 @@ impl Turn {
             // When both streams have ended, the broker has closed as well.
             let is_closed = event.is_write_closed() && !(conn.ended && side == BROKER);
             if event.is_error() || is_closed {
-                // Reading or writing reports the error, and Python does that.
+                // Python gets the error when it reads or writes.
                 self.leave(number, BROKEN);
                 continue;
             }
@@ -447,13 +435,11 @@ impl Turn {
         conn.left = true;
         for end in &conn.ends {
             self.report.system_calls += 1;
-            // It was registered, so this cannot fail.
             let _ = self.poll.registry().deregister(&mut SourceFd(&end.fd));
         }
         self.report.events.push((number, why));
     }
 
-    /// Returns why the connection leaves, if it does.
     fn read(
         &mut self,
         py: Python<'_>,
@@ -579,7 +565,7 @@ impl Turn {
         conn.ok_or_else(|| PyIndexError::new_err("no such connection"))
     }
 
-    /// Serve until no connection is ready. False if the time is over first.
+    /// False if the time is over first.
     fn serve_until(&mut self, py: Python<'_>, ends: Instant) -> PyResult<bool> {
         let mut second: Option<(Py<Second>, i64)> = None;
         loop {
@@ -694,7 +680,7 @@ impl Turn {
         } else {
             self.conns.push(Some(conn));
         }
-        // Both become writable, which tells Python to serve them.
+        // Writable sockets tell Python to serve them.
         self.queue(number, CLIENT);
         self.queue(number, BROKER);
         Ok(number)
@@ -719,7 +705,6 @@ impl Turn {
         ))
     }
 
-    /// See `sluice_native.pyi`.
     fn take_counts(&mut self, py: Python<'_>, number: usize) -> PyResult<(u64, u64, [u64; 2], i64)> {
         let conn = self.conn(number)?;
         let (requests, refused) = conn.reading.take_counts(py)?;
@@ -727,7 +712,6 @@ impl Turn {
         Ok((requests, refused, bytes, conn.read_ns))
     }
 
-    /// See `sluice_native.pyi`.
     fn take_signals(&mut self, py: Python<'_>) -> Vec<(u64, u64, Vec<i64>, u64)> {
         let mut unanswered = vec![0; self.report.signals.len()];
         // The answers of a client that does not read them may have arrived.
@@ -741,12 +725,12 @@ impl Turn {
     fn take(&mut self, py: Python<'_>, number: usize) -> PyResult<Taken> {
         self.conn(number)?;
         self.leave(number, LEFT);
-        // No event is needed. Queue entries that remain are harmless for the next connection with this number.
+        // Queue entries that remain are harmless for the next connection with this number.
         self.report.events.retain(|(other, _)| *other != number);
         let Some(mut conn) = self.conns[number].take() else { return Err(PyIndexError::new_err("no such connection")) };
         self.free.push(number);
         let bytes = |bytes: &[u8]| PyBytes::new(py, bytes).unbind();
-        // With `goes_on`, the kept data is unread. Otherwise it is an incomplete frame.
+        // With `goes_on`, the kept data is unread.
         let begun = conn.ends.each_ref().map(|end| bytes(if end.goes_on.is_some() { &[] } else { &end.kept }));
         let unread = conn.ends.each_ref().map(|end| bytes(end.goes_on.map_or(&[], |from| &end.kept[from..])));
         let unwritten = conn.ends.each_ref().map(|end| bytes(&end.rest[end.sent..]));
@@ -756,7 +740,7 @@ impl Turn {
         Ok((state?, begun, unread, unwritten, errnos))
     }
 
-    /// Closing the sockets has removed them from the kernel's list.
+    /// Closed sockets are not in the kernel's list.
     fn forget(&mut self, number: usize) -> PyResult<()> {
         self.conn(number)?;
         self.report.events.retain(|(other, _)| *other != number);

@@ -55,10 +55,10 @@ struct RocketMq {
     /// Returns the two halves of a refusal, before and after the opaque.
     around: Py<PyAny>,
     max_length: i64,
-    /// Bytes left of the current frame, by peer.
+    /// Bytes of the current frame, by peer.
     left: [usize; 2],
     swallows: bool,
-    /// Own answers that wait for a gap between the broker's frames.
+    /// Answers that wait for the end of the broker's frame.
     waiting: Vec<u8>,
     polls: Opaques,
     timed: Option<i32>,
@@ -69,10 +69,9 @@ struct RocketMq {
     is_new: bool,
 }
 
-/// The next frame that the scan does not read.
 enum Other {
     Incomplete,
-    /// The offset is its end.
+    /// With the offset of its end.
     Known(Known, usize),
     Foreign,
 }
@@ -91,7 +90,7 @@ impl RocketMq {
         let Some(size) = usize::try_from(length).ok().and_then(|length| length.checked_add(4)) else {
             return Other::Foreign;
         };
-        // An invalid frame, or one with a header that is too long to be kept, need not be complete.
+        // An invalid frame, or one whose header is too long to be kept, need not be complete.
         let is_odd = word >> 24 > 1 || header_bytes > MAX_HEADER_BYTES;
         if is_odd || size < PREFIX_BYTES + header_bytes || i64::from(length) > self.max_length {
             return Other::Foreign;
@@ -100,7 +99,6 @@ impl RocketMq {
         read(header, word >> 24).map_or(Other::Foreign, |known| Other::Known(known, at + size))
     }
 
-    /// Returns the end of the current frame in the chunk.
     fn resume(&mut self, side: usize, chunk: &[u8], out: &mut Out) -> usize {
         let step = self.left[side].min(chunk.len());
         self.left[side] -= step;
@@ -170,7 +168,6 @@ impl RocketMq {
         Ok(next)
     }
 
-    /// Advance to the end of a frame, as far as it has arrived.
     fn come_to(&mut self, side: usize, stop: usize, chunk: &[u8]) -> usize {
         let end = stop.min(chunk.len());
         self.left[side] = stop - end;
@@ -212,7 +209,6 @@ impl RocketMq {
         }
     }
 
-    /// Identify a new client. False if the connection belongs to Python.
     fn identify(&mut self, py: Python<'_>, chunk: &[u8], at: usize) -> PyResult<bool> {
         let Some((_, word)) = prefix(chunk, at).filter(|_| self.is_new) else { return Ok(true) };
         let header = &chunk[at + PREFIX_BYTES..][..(word & HEADER_LENGTH) as usize];
@@ -220,7 +216,6 @@ impl RocketMq {
         Ok(!self.is_new)
     }
 
-    /// Returns the end of the frames.
     fn decide(
         &mut self,
         py: Python<'_>,
@@ -233,7 +228,6 @@ impl RocketMq {
         context.report.frames[CLIENT] += taken.frames.len() as u64;
         self.frames += taken.frames.len() as u64;
         let mut refused = Refused::default();
-        // Computed on demand.
         let by_run = OnceCell::new();
         let indexes = |number: usize| &by_run.get_or_init(|| taken.by_run())[number];
         let known = self.requests.borrow(py);
@@ -334,12 +328,10 @@ impl RocketMq {
         self.swallows = at > end;
         out.say(CLIENT, from);
         if self.timed.is_some_and(|timed| !owed.contains(timed)) {
-            // The broker will not answer it.
             self.timed = None;
         }
     }
 
-    /// Time the first request, unless it was refused or another one is being timed.
     fn time(&mut self, py: Python<'_>, first: Option<i32>, now_ns: i64) {
         let every_ns = if self.timed.is_some() { TIMED_FOR_NS } else { TIMED_EVERY_NS };
         let Some(first) = first.filter(|_| now_ns - self.timed_ns >= every_ns) else { return };
@@ -442,7 +434,7 @@ impl Reading for RocketMq {
     }
 }
 
-/// A refusal is a frame with only a header: `head`, the opaque and `tail`.
+/// Write a frame with only a header: `head`, the opaque and `tail`.
 fn say_busy(out: &mut Vec<u8>, opaque: i32, head: &[u8], tail: &[u8]) {
     let mut digits = itoa::Buffer::new();
     let opaque = digits.format(opaque).as_bytes();
@@ -452,7 +444,6 @@ fn say_busy(out: &mut Vec<u8>, opaque: i32, head: &[u8], tail: &[u8]) {
     }
 }
 
-/// Arguments are named as in `State`.
 #[pyfunction]
 pub fn lend_rocketmq(
     judge: &Bound<'_, PyAny>,

@@ -6,8 +6,8 @@ import java.lang.management.ThreadMXBean;
 import java.nio.charset.StandardCharsets;
 
 /**
- * Guava's RateLimiter in one thread: for each line on standard input, a number of seconds, it decides for so long and
- * prints the nanoseconds of processor time that one decision took. What was measured before has warmed it up.
+ * Guava's RateLimiter in one thread: for each line on standard input, a number of seconds, it decides for that time
+ * and prints the nanoseconds of processor time per decision. The first measurement warms it up.
  */
 final class Decisions {
   private static final int CALLS_BETWEEN_LOOKS = 1000;
@@ -28,7 +28,7 @@ final class Decisions {
     ThreadMXBean threads = ManagementFactory.getThreadMXBean();
     long calls = 0;
     long admitted = 0;
-    // Not the time of day: what else runs on the machine takes that, and not this.
+    // Not the time of day, which includes other work of the machine.
     long start = threads.getCurrentThreadCpuTime();
     long now = start;
     while (now - start < seconds * 1e9) {

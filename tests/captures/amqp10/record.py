@@ -1,4 +1,4 @@
-"""Makes the recordings of this directory anew, from brokers that run.
+"""Records this directory again, from running brokers.
 
 Arguments: ``host:port`` of a RabbitMQ 4, and of an Artemis.
 """
@@ -68,7 +68,6 @@ def _record_frames_of_512_bytes(name: str, address: str, queue: str) -> None:
 
 
 def main(rabbitmq: str, artemis: str) -> None:
-    """Make all of them."""
     with AmqpClient(rabbitmq) as client:
         channel = client.open_channel()
         for queue in _QUEUES:

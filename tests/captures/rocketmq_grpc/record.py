@@ -1,6 +1,6 @@
-"""Makes the recordings of this directory anew: real clients, Sluice, a relay that records, and a real Proxy.
+"""Records this directory again: real clients, Sluice, a recording relay, and a real Proxy.
 
-Sluice limits nothing here. It is in the way so that clients do not go past the relay.
+Sluice limits nothing here. It keeps clients from bypassing the relay.
 """
 
 import itertools
@@ -20,12 +20,11 @@ from harness.recorder import Recorder  # noqa: E402
 from harness.rocketmq_proxy import RocketMQProxy  # noqa: E402
 from harness.sidecar import Route, Sluice  # noqa: E402
 
-#: Connections of this client with more bytes are left out.
+# This client's connections with more bytes are left out.
 _MOST_BYTES: Final = 200_000
 
 
 def main() -> None:
-    """Record all clients."""
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as running:
         folder = Path(scratch)
         proxy = running.enter_context(RocketMQProxy(folder / "proxy"))

@@ -6,7 +6,7 @@ import org.apache.activemq.artemis.core.settings.impl.AddressSettings;
 import org.apache.activemq.artemis.api.core.RoutingType;
 
 /**
- * A broker that keeps all in memory and makes a queue when it is first named.
+ * A broker in memory that creates a queue when it is first used.
  *
  * <p>Arguments: the port on loopback, and further settings of its acceptor, such as {@code maxFrameSize=512}.
  */

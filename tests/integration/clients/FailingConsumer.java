@@ -13,12 +13,12 @@ import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.MessageExt;
 
 /**
- * Consumes a topic from its start and sends each message back as often as asked before it takes it.
+ * Consumes a topic from its start and sends each message back a number of times before it takes it.
  *
- * <p>Arguments: name server, consumer group, topic, messages to take, failures of each message, seconds at most,
- * threads that consume, milliseconds that each failure takes.
- * Prints one line of JSON: messages taken, deliveries in all, redeliveries that came through the broker's retry
- * topic, and those that the client made itself because it could not send the message back.
+ * <p>Arguments: name server, consumer group, topic, messages to take, failures of each message, maximum seconds,
+ * consuming threads, milliseconds per failure.
+ * Prints one line of JSON: messages taken, all deliveries, redeliveries through the broker's retry topic, and
+ * the client's own ones because it could not send the message back.
  */
 public final class FailingConsumer {
     /** Send-backs come again after one second, the first delay level. */
@@ -27,7 +27,7 @@ public final class FailingConsumer {
     private FailingConsumer() {}
 
     public static void main(String[] args) throws Exception {
-        // The retry topic of a new group is found, and its queues are taken, at the pace of these two.
+        // These two determine how soon a new group's retry topic is found.
         System.setProperty("rocketmq.client.rebalance.waitInterval", "1000");
         DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(args[1]);
         consumer.setPollNameServerInterval(1000);
@@ -48,7 +48,7 @@ public final class FailingConsumer {
             MessageExt message = messages.get(0);
             all.incrementAndGet();
             if (message.getReconsumeTimes() > 0) {
-                // Not by the message's own properties: a send-back that failed has left its mark on them.
+                // Not by the message's own properties, which a failed send-back has changed.
                 String queue = context.getMessageQueue().getTopic();
                 (queue.startsWith(MixAll.RETRY_GROUP_TOPIC_PREFIX) ? throughBroker : byClient).incrementAndGet();
             }

@@ -16,14 +16,13 @@ import org.apache.rocketmq.remoting.exception.RemotingException;
  * Sends to several topics at once, over one producer and so over one connection, as fast as the answers come.
  *
  * <p>Arguments: name server, producer group, seconds, warm-up messages, topic… The warm-up goes to the last topic
- * and is counted there; the seconds begin after it, because a cold virtual machine is not flat out. Prints one line
- * of JSON: for each topic what was stored, what was refused with SYSTEM_BUSY (after the client's own attempts) with
- * the first remark, and what else went wrong with the first message of it. With -Dretries=0 every answer is counted;
- * otherwise only what the client's own further attempts did not mend.
+ * and is counted there. The seconds begin after it, because a cold JVM is slow. Prints one line of JSON: for each
+ * topic the numbers of stored messages, refusals (SYSTEM_BUSY, with the first remark) and other errors (with the first
+ * message). With -Dretries=0 every answer is counted, otherwise only the result of the client's own retries.
  */
 public final class FlatOutProducer {
     private static final int SYSTEM_BUSY = 2;
-    /** A send that timed out on a busy machine may have been stored: then nobody could say what was lost. */
+    /** A send that timed out on a busy machine may have been stored, and losses could not be counted. */
     private static final int SEND_TIMEOUT_MILLIS = 30_000;
     private static final byte[] BODY = "x".repeat(128).getBytes(StandardCharsets.US_ASCII);
 
@@ -67,7 +66,7 @@ public final class FlatOutProducer {
         System.exit(0);
     }
 
-    /** One topic's sends and what became of them; its fields are the report. */
+    /** The outcomes of one topic's sends. Its fields are the report. */
     public static final class Sender {
         public int stored;
         public int refused;
@@ -112,7 +111,7 @@ public final class FlatOutProducer {
             }
         }
 
-        /** What the broker answered: the client wraps it once it has used up its attempts. */
+        /** The broker's answer, which the client wraps after its last attempt. */
         private static MQBrokerException answerIn(Throwable error) {
             for (Throwable cause = error; cause != null; cause = cause.getCause()) {
                 if (cause instanceof MQBrokerException) {

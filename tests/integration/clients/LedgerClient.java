@@ -13,10 +13,10 @@ import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageExt;
 
 /**
- * Sends and consumes for ever, and says what became of each message: the lines are described in harness/ledger.py.
+ * Sends and consumes for ever, and prints the outcome of each message. See harness/ledger.py.
  *
- * <p>Arguments: name server, topic, a name for its groups. Sends are asynchronous, many at a time, and each is tried
- * once: were it tried again, a message could be stored by the first attempt and refused at the second.
+ * <p>Arguments: name server, topic, a name for its groups. Sends are asynchronous, many at a time, without
+ * retries: otherwise the first attempt could store a message and the second be refused.
  */
 public final class LedgerClient {
     private static final int EVERY_MILLIS = 10;

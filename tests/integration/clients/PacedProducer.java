@@ -12,11 +12,11 @@ import org.apache.rocketmq.client.producer.SendStatus;
 import org.apache.rocketmq.common.message.Message;
 
 /**
- * Sends to each topic at a rate of its own, whatever comes back; each topic has its producer and its connection.
+ * Sends to each topic at its own rate, whatever the answers. Each topic has a producer and a connection.
  *
  * <p>Arguments: name server, seconds, then topic, messages a second and the second of its start, for each topic. Prints
- * one line of JSON: for each topic what was due, stored and lost, how many were lost in which second, the first failure,
- * and the median and the 99th percentile of the milliseconds from when a send was due to its answer, if it was stored.
+ * one line of JSON: for each topic the due, stored and lost messages, losses by second, the first failure, and the
+ * median and the 99th percentile of the milliseconds from a stored send's due time to its answer.
  * There are no retries.
  */
 public final class PacedProducer {
@@ -46,7 +46,7 @@ public final class PacedProducer {
         System.exit(0);
     }
 
-    /** One topic's sends and what became of them; its fields are the report. */
+    /** The outcomes of one topic's sends. Its fields are the report. */
     public static final class Sender {
         public final int sent;
         public int stored;
@@ -76,7 +76,7 @@ public final class PacedProducer {
             producer.start();
         }
 
-        /** What a virtual machine does for the first time takes its time. */
+        /** The JVM's first calls are slow. */
         void warmUp() throws Exception {
             for (int i = 0; i < 20; i++) {
                 producer.send(new Message(topic, BODY), SEND_TIMEOUT_MILLIS);

@@ -17,9 +17,9 @@ import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageExt;
 
 /**
- * Makes each kind of send once, each to a topic of its own that is refused, and prints what the caller gets.
+ * Makes each kind of send once, each to its own refused topic, and prints the caller's result.
  *
- * <p>Arguments: name server, producer group, prefix of the topics; a topic's name is the prefix and the call.
+ * <p>Arguments: name server, producer group, prefix of the topics. A topic's name is the prefix and the call.
  * Prints one line of JSON: for each call how many milliseconds it took and the error's chain of causes, outermost
  * first, each with its class, its response code if it has one, and its message. No error is an empty chain.
  */
@@ -35,7 +35,7 @@ public final class RefusedCalls {
         this.prefix = prefix;
     }
 
-    /** One way of sending; completes {@code failed} with the error that a callback is given. */
+    /** One way of sending. Completes {@code failed} with the callback's error. */
     private interface Call {
         void send(String topic, CompletableFuture<Throwable> failed) throws Exception;
     }
@@ -77,7 +77,7 @@ public final class RefusedCalls {
 
     private void make(String name, Call call) throws Exception {
         String topic = prefix + name;
-        // Finding the route and connecting are no part of the call.
+        // Finding the route and connecting are not part of the call.
         producer.fetchPublishMessageQueues(topic);
         CompletableFuture<Throwable> failed = new CompletableFuture<>();
         Throwable error = null;
@@ -116,7 +116,7 @@ public final class RefusedCalls {
         return errors;
     }
 
-    /** Hands over what an asynchronous send or request ends with. */
+    /** Passes on the end of an asynchronous send or request. */
     private static final class Callback implements SendCallback, RequestCallback {
         private final CompletableFuture<Throwable> failed;
 
@@ -140,7 +140,7 @@ public final class RefusedCalls {
         }
     }
 
-    /** Would commit each transaction; it is never asked when the first half was refused. */
+    /** Would commit each transaction, but is not called if the first half is refused. */
     private static final class Committing implements TransactionListener {
         @Override
         public LocalTransactionState executeLocalTransaction(Message message, Object argument) {

@@ -16,11 +16,11 @@ import org.apache.rocketmq.remoting.protocol.header.SendMessageRequestHeader;
 import org.apache.rocketmq.remoting.protocol.header.SendMessageRequestHeaderV2;
 
 /**
- * Sees and changes limits by the requests 9002 and 9003, over one connection, as an administrator's tool does.
+ * Reads and changes limits by the requests 9002 and 9003, over one connection, like an administrator's tool.
  *
- * <p>Arguments: address, then what to do in order: {@code view}, {@code update=TOPIC=QPS}, {@code oneway=TOPIC=QPS},
- * {@code until=TOPIC=QPS} (views until one has that limit), {@code send=TOPIC}. Prints one line of JSON: for each its
- * answer's code, remark and, of a view, what its body says.
+ * <p>Arguments: address, then actions in order: {@code view}, {@code update=TOPIC=QPS}, {@code oneway=TOPIC=QPS},
+ * {@code until=TOPIC=QPS} (views until one has that limit), {@code send=TOPIC}. Prints one line of JSON: for each
+ * its answer's code, remark and, of a view, its body.
  */
 public final class RemoteLimits {
     private static final int SEND_MESSAGE_V2 = 310;
@@ -30,7 +30,7 @@ public final class RemoteLimits {
 
     private RemoteLimits() {}
 
-    /** The fields of an update, with all that such tools write. */
+    /** The fields of an update, as written by such tools. */
     public static final class UpdateHeader implements CommandCustomHeader {
         private double defaultLimitQps = -1;
         private double sendMsgBackLimitQps = -1;

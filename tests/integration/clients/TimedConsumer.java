@@ -13,10 +13,10 @@ import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.MessageExt;
 
 /**
- * Consumes a topic from its start and notes when each message comes.
+ * Consumes a topic from its start and records the time of each message.
  *
  * <p>Arguments: name server, consumer group, topic, messages to take, seconds at most. Prints one line of JSON: the
- * time of each message's first delivery in milliseconds since 1970, and how many came again.
+ * time of each message's first delivery in milliseconds since 1970, and the number of redeliveries.
  */
 public final class TimedConsumer {
     private TimedConsumer() {}

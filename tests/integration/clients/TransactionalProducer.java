@@ -10,16 +10,16 @@ import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageExt;
 
 /**
- * Sends messages in transactions of which some are committed, some rolled back, and some left open until the broker asks.
+ * Sends messages in transactions, some of them committed, some rolled back, and some left open until the broker asks.
  *
- * <p>Arguments: name server, producer group, topic, how many to commit, to roll back, and to commit when asked. Prints one
- * line of JSON.
+ * <p>Arguments: name server, producer group, topic, numbers of messages to commit, to roll back, and to
+ * commit when asked. Prints one line of JSON.
  */
 public final class TransactionalProducer {
     private TransactionalProducer() {}
 
     public static void main(String[] args) throws Exception {
-        // The client's threads would keep the program after a send that fails.
+        // The client's threads would keep the program running after a failed send.
         Thread.currentThread().setUncaughtExceptionHandler((thread, error) -> {
             error.printStackTrace();
             System.exit(1);
@@ -46,7 +46,7 @@ public final class TransactionalProducer {
         send(producer, args[2], Integer.parseInt(args[4]), LocalTransactionState.ROLLBACK_MESSAGE);
         send(producer, args[2], asked, LocalTransactionState.UNKNOW);
         boolean all = open.await(100, TimeUnit.SECONDS);
-        // The ends of transactions have no answers: what was asked last is still on its way.
+        // The ends of transactions have no answers, so the last ones may be in flight.
         TimeUnit.SECONDS.sleep(1);
         producer.shutdown();
         System.out.println(JSON.toJSONString(Map.of("asked", all)));

@@ -3,15 +3,15 @@
 // Sends to several topics at once with ali-ons, over one producer, as fast as the answers come.
 //
 // Arguments: name server, producer group, seconds, warm-up messages, topic… The warm-up goes to the last topic and is
-// counted there; the seconds begin after it. Prints one line of JSON: for each topic what was stored, what was refused
-// with SYSTEM_BUSY with the first remark, and what else went wrong with the first message of it.
+// counted there. The seconds begin after it. Prints one line of JSON: for each topic the numbers of stored messages,
+// refusals (SYSTEM_BUSY, with the first remark) and other errors (with the first message).
 
 const httpclient = require('urllib');
 const { Message, Producer } = require('ali-ons');
 
 const SYSTEM_BUSY = 2;
 const BODY = 'x'.repeat(128);
-// A send that timed out on a busy machine may have been stored: then nobody could say what was lost.
+// A send that timed out on a busy machine may have been stored, and losses could not be counted.
 const SEND_TIMEOUT_MS = 30_000;
 const silent = { debug() {}, info() {}, warn() {}, error() {}, write() {} };
 

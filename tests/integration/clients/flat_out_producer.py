@@ -8,13 +8,11 @@ from rocketmq.client import Message, Producer, SendStatus
 from rocketmq.exceptions import RocketMQException
 
 _BODY = b"x" * 128
-# A send that timed out on a busy machine may have been stored: then nobody could say what was lost.
+# A send that timed out on a busy machine may have been stored, and losses could not be counted.
 _SEND_TIMEOUT_MS = 30_000
 
 
 class Sender:
-    """One topic's sends and what became of them."""
-
     def __init__(self, producer: Producer, topic: str) -> None:
         self._producer = producer
         self._topic = topic
@@ -23,7 +21,6 @@ class Sender:
         self._failure: str | None = None
 
     def send(self) -> None:
-        """Send one message and count it."""
         message = Message(self._topic)
         message.set_body(_BODY)
         try:
@@ -37,7 +34,6 @@ class Sender:
                 self._fail(str(status))
 
     def report(self) -> dict[str, object]:
-        """Return the counts."""
         return {"stored": self._stored, "failed": self._failed, "failure": self._failure}
 
     def _fail(self, what: str) -> None:
@@ -46,7 +42,6 @@ class Sender:
 
 
 def main(namesrv: str, group: str, seconds: str, warm_up: str, *topics: str) -> None:
-    """Send until the time is over and print the report."""
     producer = Producer(group, timeout=_SEND_TIMEOUT_MS)
     producer.set_namesrv_addr(namesrv)
     producer.start()

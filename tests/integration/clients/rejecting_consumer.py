@@ -1,4 +1,4 @@
-"""Sends back everything that comes for the first time, until it is ended; with the client of PyPI's rocketmq."""
+"""Sends back every first delivery until it is stopped, with the client of PyPI's rocketmq."""
 
 import signal
 import sys
@@ -9,13 +9,12 @@ from rocketmq.ffi import _CConsumeStatus, dll
 
 
 def _consume(_consumer: object, handle: object) -> int:
-    """Return the status of one delivery; called on the client's threads."""
+    """Called on the client's threads."""
     first = RecvMessage(handle).reconsume_times == 0
     return (_CConsumeStatus.RECONSUME_LATER if first else _CConsumeStatus.CONSUME_SUCCESS).value
 
 
 def main(namesrv: str, group: str, topic: str, threads: str) -> None:
-    """Consume until a signal comes."""
     consumer = PushConsumer(group)
     consumer.set_namesrv_addr(namesrv)
     consumer.set_thread_count(int(threads))

@@ -1,9 +1,9 @@
 'use strict';
 
-// Consumes a topic with ali-ons and notes when each message comes.
+// Consumes a topic with ali-ons and records the time of each message.
 //
 // Arguments: name server, consumer group, topic, messages to take, seconds at most. Prints one line of JSON: the time
-// of each message's first delivery in milliseconds since 1970, and how many came again.
+// of each message's first delivery in milliseconds since 1970, and the number of redeliveries.
 
 const httpclient = require('urllib');
 const { Consumer } = require('ali-ons');

@@ -1,4 +1,4 @@
-"""Consumes a topic with the C++ client that PyPI's rocketmq bundles, and notes when each message comes."""
+"""Consumes a topic with the C++ client that PyPI's rocketmq bundles, and records the time of each message."""
 
 import json
 import sys
@@ -9,8 +9,6 @@ from rocketmq.client import PushConsumer, RecvMessage
 
 
 class Reader:
-    """Notes the time of each message's first delivery."""
-
     def __init__(self, wanted: int) -> None:
         self.done = threading.Event()
         self._wanted = wanted
@@ -20,7 +18,7 @@ class Reader:
         self._again = 0
 
     def consume(self, message: RecvMessage) -> None:
-        """Take one delivery; called on the client's threads."""
+        """Called on the client's threads."""
         now_ms = time.time_ns() // 1_000_000
         with self._lock:
             if message.id in self._taken:
@@ -32,13 +30,11 @@ class Reader:
                 self.done.set()
 
     def report(self) -> dict[str, object]:
-        """Return what was noted."""
         with self._lock:
             return {"times_ms": self._times_ms, "again": self._again}
 
 
 def main(namesrv: str, group: str, topic: str, messages: str, seconds: str) -> None:
-    """Consume until all is taken or the time is over, and print the report."""
     reader = Reader(int(messages))
     consumer = PushConsumer(group)
     consumer.set_namesrv_addr(namesrv)

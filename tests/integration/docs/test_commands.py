@@ -1,4 +1,4 @@
-"""Every command that a page shows, typed in the page's order against a `sluice run` with a broker behind it."""
+"""Runs every command of each page, in order, against a `sluice run` with a broker behind it."""
 
 import os
 import re
@@ -41,10 +41,10 @@ rate = 500
 [rejection_log]
 instance = "small-1"
 """
-"""The instance is that of the log that a report is made of."""
+"""The instance of the log that a report is made from."""
 _GUIDE = "docs/getting-started.md"
 _AMQP_PAGES = {"docs/confirm-after-consume.md"}
-"""Their commands are asked of a sidecar with queues; none of them needs a broker."""
+"""Pages whose commands need a sidecar with queues, but no broker."""
 
 _ADDRESS = re.compile(r"(--broker )?\b(\d+\.\d+\.\d+\.\d+:\d+)\b")
 _ADMIN = "127.0.0.1:9870"
@@ -54,7 +54,7 @@ _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 
 class Reader:
-    """Types what a page says, in a folder of its own."""
+    """Runs a page's commands in its own folder."""
 
     def __init__(self, folder: Path, sluice: Sluice, client: FrameClient, broker: str) -> None:
         self._folder = folder
@@ -71,12 +71,12 @@ class Reader:
             "HOME": str(folder),
             "STATE_DIRECTORY": str(folder / "machine"),
             "SLUICE_URL": f"http://{sluice.admin}",
-            # Packages of a guide, which its reader would install.
+            # Packages that a reader of the guide would install.
             "PYTHONPATH": str(folder),
         }
 
     def type(self, command: Command) -> None:
-        """Run one command; whatever is wrong with it fails the test."""
+        """Run one command. Any error fails the test."""
         line = self._adapted(command.line)
         if line.startswith("sluice run "):
             self._start_and_end(line)
@@ -92,7 +92,6 @@ class Reader:
         line = _ADDRESS.sub(lambda found: (found[1] or "") + self._address(found[2], broker=bool(found[1])), line)
         line = _ETAG.sub(lambda _: self._etag(), line)
         line = _CHANGE.sub(lambda _: str(ask(self._sluice, "GET", "audit")[1]["changes"][0]["id"]), line)
-        # An HTTP error is a failure as well.
         return re.sub(r"^curl ", "curl --fail-with-body ", line)
 
     def _address(self, text: str, *, broker: bool) -> str:
@@ -114,7 +113,7 @@ class Reader:
             text=True,
             timeout=_TIMEOUT_S,
             check=False,
-            # Its tests are found from the project's own root alone.
+            # The tests are only found from the project's root.
             cwd=ROOT if " -m pytest " in line else self._folder,
             env=self._env,
         )
@@ -123,7 +122,7 @@ class Reader:
         return done.stdout
 
     def _until_shown(self, line: str, shown: tuple[str, ...]) -> None:
-        # How it is with some traffic after a refusal is only so once the pause after the refusal is over.
+        # Figures with some traffic after a refusal are only right after the pause that follows the refusal.
         wanted, printed = _shape("\n".join(shown)), ""
         for _ in range(20):
             self._client.ask(*sends(5, "orders"))
@@ -167,13 +166,13 @@ class Reader:
 
 
 def _shape(text: str) -> str:
-    """Return a text without its numbers, and without the blanks behind its lines."""
+    """Return a text without numbers, and without blanks at the ends of lines."""
     return "\n".join(line.rstrip() for line in _NUMBER.sub("#", text).strip().splitlines())
 
 
 @pytest.fixture
 def reader(tmp_path: Path, broker: EmbeddedBroker) -> Iterator[Callable[[str], Reader]]:
-    """Someone who has a page before him, whatever it takes for granted, and a sidecar that has had some traffic."""
+    """A reader with everything that the page assumes, and a sidecar that has had some traffic."""
     sidecar = Sluice(tmp_path, (broker.route(),), config=_CONFIG)
     with ExitStack() as stack:
         stack.enter_context(sidecar)
@@ -192,7 +191,6 @@ def reader(tmp_path: Path, broker: EmbeddedBroker) -> Iterator[Callable[[str], R
             for name, text in files_of(_TEXTS[page]).items():
                 if not (tmp_path / name).exists():
                     (tmp_path / name).write_text(text, encoding="utf-8")
-            # What this machine has refused so far.
             write_small_log(tmp_path / "machine" / "127.0.0.1-10911" / "rejections" / "small.jsonl")
             return reader
 

@@ -1,4 +1,4 @@
-"""A raw AMQP 0.9.1 client: one connection, whatever frames a test wants, in whatever order."""
+"""A raw AMQP 0.9.1 client: one connection, and any frames in any order."""
 
 import contextlib
 import socket
@@ -23,7 +23,7 @@ _CAPABILITIES: Final = (
     "authentication_failure_close",
 )
 
-# Each argument is a name with its type: octet, short, long, Long (64 bits), short string, Long string, table, bit.
+# Names and types of arguments: octet, short, long, Long (64 bits), short string, Long string, table, bit.
 _LAYOUTS: Final = """
 connection.start 10 10 version_major:o version_minor:o server_properties:t mechanisms:S locales:S
 connection.start-ok 10 11 client_properties:t mechanism:s response:S locale:s
@@ -102,7 +102,7 @@ _BY_NAME: Final = _read_layouts()
 _BY_NUMBERS: Final = {layout.numbers: layout for layout in _BY_NAME.values()}
 _WITH_CONTENT: Final = frozenset({"basic.return", "basic.deliver", "basic.get-ok"})
 _NUMBERS: Final = {"o": ">B", "h": ">H", "l": ">I", "L": ">Q"}
-# From the highest flag of a content header down; what the tests do not set has no encoder.
+# From the highest flag of a content header down. Properties that the tests do not set have no encoder.
 _PROPERTIES: Final = (
     *(("content_type", "s"), ("content_encoding", "s"), ("headers", "t"), ("delivery_mode", "o"), ("priority", "o")),
     *(("correlation_id", "s"), ("reply_to", "s"), ("expiration", "s"), ("message_id", "s"), ("timestamp", "L")),
@@ -111,12 +111,12 @@ _PROPERTIES: Final = (
 
 
 class AmqpError(RuntimeError):
-    """The peer ended the connection, or what a test waited for did not come; the message shows what came last."""
+    """The peer ended the connection, or an awaited method did not come. Shows the last methods."""
 
 
 @dataclass(frozen=True)
 class Event:
-    """A method that the peer sent, with its content if it has one."""
+    """A method from the peer, with its content if it has one."""
 
     name: str
     channel: int
@@ -135,7 +135,7 @@ def frame(kind: int, channel: int, payload: bytes) -> bytes:
 
 
 def method(channel: int, name: str, **arguments: Any) -> bytes:
-    """Return the frame of a method; arguments that are not given are 0, empty or false."""
+    """Return the frame of a method. Omitted arguments are 0, empty or false."""
     layout = _BY_NAME[name]
     if unknown := arguments.keys() - {argument for argument, _ in layout.arguments}:
         raise TypeError(f"{name} has no {unknown}")
@@ -174,7 +174,7 @@ def publish(
     mandatory: bool = False,
     **properties: Any,
 ) -> bytes:
-    """Return the frames of a publish; the exchange is the default one, which knows queues by their names."""
+    """Return the frames of a publish, by default to the default exchange."""
     sent = method(channel, "basic.publish", exchange=exchange, routing_key=routing_key, mandatory=mandatory)
     return sent + content(channel, body, **properties)
 
@@ -190,7 +190,7 @@ def split_frames(data: bytes) -> list[bytes]:
 
 @dataclass
 class Confirmed:
-    """The publishes of a confirm channel that were answered, by their numbers, which begin with 1."""
+    """Answered publishes of a confirm channel, by number from 1."""
 
     acked: list[int] = field(default_factory=list)
     nacked: list[int] = field(default_factory=list)
@@ -205,7 +205,7 @@ class Confirmed:
         numbers = [tag]
         if event["multiple"]:
             numbers = []
-            for number in self._open:  # in the order they were sent
+            for number in self._open:  # in the order of publishing
                 if tag and number > tag:
                     break
                 numbers.append(number)
@@ -222,8 +222,6 @@ class Confirmed:
 
 
 class AmqpClient:
-    """A connection that is open on both ends."""
-
     def __init__(
         self,
         address: str,
@@ -286,12 +284,12 @@ class AmqpClient:
             with self._writing:
                 self._socket.sendall(data)
         except OSError as error:
-            # Why is said by what the peer sent last.
+            # The reader's end has the reason.
             self._reader.join(_TIMEOUT_S)
             raise AmqpError(f"cannot write: {error}; {self._last()}") from error
 
     def open_channel(self, number: int = 0, *, confirms: bool = False, prefetch: int = 0) -> int:
-        """Open a channel, another one unless its number is given, and return its number."""
+        """Return the number of a new channel, which can be given."""
         if not number:
             number = self._next_channel
             self._next_channel += 1
@@ -305,13 +303,13 @@ class AmqpClient:
         return number
 
     def publish(self, channel: int, routing_key: str | bytes, body: bytes = b"", **how: Any) -> int:
-        """Publish at once and return the number that a confirm will carry; takes what the function `publish` takes."""
+        """Publish at once and return the number for the confirm. Arguments as of the function `publish`."""
         number = self.number_publish(channel)
         self.send(publish(channel, routing_key, body, frame_max=self._frame_max, **how))
         return number
 
     def number_publish(self, channel: int) -> int:
-        """Count a publish whose frames the test sends by itself, and return the number that a confirm will carry."""
+        """Count a publish whose frames the test sends itself, and return the number for the confirm."""
         if (confirmed := self.confirmed.get(channel)) is None:
             return 0
         with self._changed:
@@ -321,7 +319,7 @@ class AmqpClient:
         return number
 
     def call(self, channel: int, name: str, **arguments: Any) -> Event:
-        """Send a method and return the answer to it, an ``-ok`` (or get-empty)."""
+        """Send a method and return its ``-ok`` (or get-empty)."""
         self.send(method(channel, name, **arguments))
         answers = (f"{name}-ok", "basic.get-empty") if name == "basic.get" else (f"{name}-ok",)
         ends = "channel.close", "connection.close"
@@ -334,7 +332,7 @@ class AmqpClient:
         return answer
 
     def expect(self, *names: str, channel: int | None = None, timeout_s: float = _TIMEOUT_S) -> Event:
-        """Take the next event of one of those names out of what came, and return it; the others stay."""
+        """Take the next event with one of these names. Others stay."""
         return self.wait_for(
             lambda event: event.name in names and channel in {None, event.channel},
             what=f"{' or '.join(names)} on channel {channel}",
@@ -342,14 +340,14 @@ class AmqpClient:
         )
 
     def take(self, name: str) -> list[Event]:
-        """Take all events of a name out of what came so far, and return them."""
+        """Take all events with a name that have arrived."""
         with self._changed:
             taken = [event for event in self._events if event.name == name]
             self._events = [event for event in self._events if event.name != name]
         return taken
 
     def wait_for(self, wanted: Callable[[Event], bool], *, what: str, timeout_s: float = _TIMEOUT_S) -> Event:
-        """Take the next event that is wanted out of what came, and return it; see `expect`."""
+        """Take the next event that fulfils a condition, see `expect`."""
         deadline = time.monotonic() + timeout_s
         looked = 0
         with self._changed:
@@ -365,14 +363,14 @@ class AmqpClient:
                     raise AmqpError(f"no {what} within {timeout_s:g} s: {self._last()}")
 
     def wait_until(self, condition: Callable[[], bool], *, what: str, timeout_s: float = _TIMEOUT_S) -> None:
-        """Wait until what has come makes a condition true; it is asked again whenever something came."""
+        """Wait until a condition is true. It is checked again at each event."""
         with self._changed:
             self._changed.wait_for(lambda: condition() or self._ended is not None, timeout_s)
             if not condition():
                 raise AmqpError(f"not {what}: {self._last()}")
 
     def wait_for_confirms(self, channel: int, *, at_most: int = 0, timeout_s: float = _TIMEOUT_S) -> Confirmed:
-        """Wait until no more than so many publishes of a channel have no answer yet; see `wait_until`."""
+        """Wait until at most this many publishes of a channel have no answer, see `wait_until`."""
         confirmed = self.confirmed[channel]
         self.wait_until(
             lambda: confirmed.outstanding <= at_most, what=f"confirmed on channel {channel}", timeout_s=timeout_s
@@ -385,7 +383,7 @@ class AmqpClient:
         return self._ended
 
     def pause(self) -> None:
-        """Read nothing from now on, so that the peer's writes come to a stop."""
+        """Stop reading, so that the peer's writes stall."""
         self._unpaused.clear()
 
     def resume(self) -> None:
@@ -469,7 +467,7 @@ class AmqpClient:
         self._over.set()
 
     def _take(self, events: list[Event]) -> None:
-        # First: whoever sees a close may open the channel again at once.
+        # Before the close is visible, because the channel may then be opened again at once.
         for event in events:
             if event.name in {"channel.close", "connection.close"}:
                 with contextlib.suppress(OSError), self._writing:
@@ -492,7 +490,7 @@ class AmqpClient:
 
 
 class EventReader:
-    """Puts what came together: frames to methods, and methods with their contents."""
+    """Joins frames to methods, and methods with their contents."""
 
     def __init__(self) -> None:
         self._data = bytearray()

@@ -1,4 +1,4 @@
-"""A raw AMQP 1.0 client: one connection, whatever frames a test wants, in whatever order."""
+"""A raw AMQP 1.0 client: one connection, and any frames in any order."""
 
 import contextlib
 import itertools
@@ -23,21 +23,18 @@ _WINDOW: Final = 1 << 30
 
 @dataclass
 class Came(Said):
-    """A frame that the peer sent."""
-
     at_s: float = 0.0
 
     def get(self, field: str, otherwise: Any = None) -> Any:
-        """Return one field."""
         return self.fields.get(field, otherwise)
 
 
 class AmqpOneError(RuntimeError):
-    """The peer ended the connection, or what a test waited for did not come."""
+    """The peer ended the connection, or an awaited frame did not come."""
 
 
 def body_of(payload: bytes) -> bytes:
-    """Return the data of a message, whatever other sections it has."""
+    """Return the data sections of a message."""
     at, found = 0, b""
     while at < len(payload):
         section, at = codec.decode(payload, at)
@@ -99,17 +96,16 @@ class AmqpOneClient:
 
     @property
     def history(self) -> list[Came]:
-        """All that the peer has sent since the SASL header, in its order."""
+        """All frames from the peer since the SASL header, in order."""
         with self._changed:
             return list(self._history)
 
     @property
     def end(self) -> str | None:
-        """How the connection ended; None while it stands."""
+        """How the connection ended. None: it is open."""
         return self._ended
 
     def send(self, *frames: bytes) -> None:
-        """Write bytes."""
         try:
             with self._writing:
                 self._socket.sendall(b"".join(frames))
@@ -118,7 +114,7 @@ class AmqpOneClient:
             raise AmqpOneError(f"cannot write: {error}; {self._last()}") from error
 
     def attach_sender(self, address: str | None, *, settled: bool = False, name: str = "", **fields: Any) -> "Sender":
-        """Attach a link that publishes; without an address it is the anonymous terminus."""
+        """Attach a link that publishes. Without an address it is the anonymous terminus."""
         handle = next(self._handles)
         target = Described(ULong(0x29), [address])
         source = Described(ULong(0x28), ["raw"])
@@ -128,7 +124,7 @@ class AmqpOneClient:
         attached = self.expect("attach", name=name)
         theirs = attached["handle"]
         with self._changed:
-            # The peer may have used its handle before, for a link that is over.
+            # The peer may have used its handle for an earlier link.
             self._waiting = [
                 each
                 for each in self._waiting
@@ -137,7 +133,6 @@ class AmqpOneClient:
         return Sender(self, handle, theirs, settled=settled)
 
     def attach_receiver(self, address: str, *, name: str = "", **fields: Any) -> "Receiver":
-        """Attach a link that consumes."""
         handle = next(self._handles)
         source, target = Described(ULong(0x28), [address]), Described(ULong(0x29), ["raw"])
         name = name or f"raw-{id(self)}-{handle}"
@@ -146,7 +141,7 @@ class AmqpOneClient:
         return Receiver(self, handle, attached["handle"], attached.get("initial_delivery_count", 0))
 
     def expect(self, *names: str, timeout_s: float = _TIMEOUT_S, **fields: Any) -> Came:
-        """Take the next frame of one of those names and with those fields out of what came; the others stay."""
+        """Take the next frame with one of these names and with these fields. Others stay."""
         return self.wait_for(
             lambda came: came.name in names and all(came.get(field) == wanted for field, wanted in fields.items()),
             what=f"{names} with {fields}",
@@ -154,7 +149,7 @@ class AmqpOneClient:
         )
 
     def wait_for(self, wanted: Callable[[Came], bool], *, what: str, timeout_s: float = _TIMEOUT_S) -> Came:
-        """Take the next frame of which something is true."""
+        """Take the next frame that fulfils a condition."""
         deadline = time.monotonic() + timeout_s
         with self._changed:
             while True:
@@ -167,7 +162,7 @@ class AmqpOneClient:
                 self._changed.wait(left_s)
 
     def session_fields(self) -> dict[str, int]:
-        """Return what a flow says of the session."""
+        """Return the session's fields of a flow."""
         with self._changed:
             return {
                 "next_incoming_id": self._incoming,
@@ -177,16 +172,15 @@ class AmqpOneClient:
             }
 
     def flow(self, **fields: Any) -> None:
-        """Send a flow; what it says of the session is added."""
+        """Send a flow, with the session's fields."""
         self.send(say(0, "flow", **self.session_fields(), **fields))
 
     def number_delivery(self) -> int:
-        """Return the next delivery-id."""
         self._next_delivery += 1
         return self._next_delivery - 1
 
     def transfer(self, payload: bytes, **fields: Any) -> None:
-        """Send one transfer frame, once the session's window lets it through."""
+        """Send one transfer frame, once the session's window allows it."""
         with self._changed:
             room = self._changed.wait_for(
                 lambda: self._next_outgoing < self._may_send_to or self._ended is not None, _TIMEOUT_S
@@ -197,7 +191,7 @@ class AmqpOneClient:
         self.send(say(0, "transfer", payload, **fields))
 
     def close(self) -> None:
-        """Close the connection in the protocol's words, if it still stands."""
+        """Close the connection properly, if it is open."""
         with contextlib.suppress(AmqpOneError):
             if self._ended is None:
                 self.send(say(0, "close"))
@@ -205,18 +199,15 @@ class AmqpOneClient:
         self.abort()
 
     def abort(self) -> None:
-        """End the connection at once."""
         self._over.set()
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
     def __enter__(self) -> Self:
-        """Return itself; leaving the block closes it."""
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        """Close it."""
         self.close()
 
     def _last(self) -> str:
@@ -285,7 +276,7 @@ class Sender:
         self._settled = settled
 
     def wait_for_credit(self, *, timeout_s: float = _TIMEOUT_S) -> int:
-        """Wait until the peer lets something through, and return how much."""
+        """Wait for credit and return it."""
         deadline = time.monotonic() + timeout_s
         while self.limit <= self.sent:
             flow = self.client.expect("flow", handle=self.theirs, timeout_s=deadline - time.monotonic())
@@ -293,10 +284,10 @@ class Sender:
         return self.limit - self.sent
 
     def send(self, payload: bytes, *, frame_bytes: int = 0, aborted: bool = False, **fields: Any) -> int:
-        """Send a message as soon as there is credit, and return its delivery-id."""
+        """Send a message once there is credit, and return its delivery-id."""
         self.wait_for_credit()
         number = self.client.number_delivery()
-        # No performative of a transfer that a test sends is longer.
+        # The maximum length of a transfer's performative in the tests.
         most = frame_bytes - 100 if frame_bytes else max(1, len(payload))
         pieces = [payload[at : at + most] for at in range(0, len(payload), most)] or [b""]
         first = {
@@ -314,7 +305,7 @@ class Sender:
         return number
 
     def outcome(self, number: int, *, timeout_s: float = _TIMEOUT_S) -> Described:
-        """Wait for the disposition that settles a delivery; one of several is looked for among all that came."""
+        """Wait for the disposition that settles a delivery, among all frames."""
         deadline = time.monotonic() + timeout_s
         while True:
             for came in self.client.history:
@@ -325,7 +316,6 @@ class Sender:
             self.client.expect("disposition", timeout_s=deadline - time.monotonic())
 
     def detach(self) -> None:
-        """Detach it and wait for the answer."""
         self.client.send(say(0, "detach", handle=self.handle, closed=True))
         self.client.expect("detach", handle=self.theirs)
 
@@ -337,7 +327,7 @@ class Receiver:
         self.client, self.handle, self.theirs, self.count = client, handle, theirs, count
 
     def flow(self, credit: int, **fields: Any) -> None:
-        """Give credit, beginning with what has come."""
+        """Give credit, counted from the messages that have arrived."""
         self.client.flow(handle=self.handle, delivery_count=self.count, link_credit=credit, **fields)
 
     def receive(self, *, accept: bool = True, timeout_s: float = _TIMEOUT_S) -> bytes:
@@ -368,7 +358,7 @@ class Receiver:
         return b"".join(payloads)
 
     def drained(self, *, timeout_s: float = _TIMEOUT_S) -> Came:
-        """Wait for the sender's flow that says that its credit is used up."""
+        """Wait for the sender's flow that reports its credit as used up."""
         return self.client.wait_for(
             lambda came: came.name == "flow" and came.get("handle") == self.theirs and not came.get("link_credit", 0),
             what="the end of a drain",
@@ -376,6 +366,5 @@ class Receiver:
         )
 
     def detach(self) -> None:
-        """Detach it and wait for the answer."""
         self.client.send(say(0, "detach", handle=self.handle, closed=True))
         self.client.expect("detach", handle=self.theirs)

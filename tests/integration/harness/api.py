@@ -1,4 +1,4 @@
-"""The HTTP API of a sluice, asked as a script would."""
+"""A client of a sluice's HTTP API."""
 
 import json
 import urllib.error
@@ -9,7 +9,7 @@ from harness.sidecar import Sluice
 
 
 def ask(sluice: Sluice, method: str, path: str, body: object = None) -> tuple[int, Any]:
-    """Ask for a path below ``/api/v1``; returns the status and the JSON."""
+    """Request a path below ``/api/v1``. Return status and JSON."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(
         f"http://{sluice.admin}/api/v1/{path}", data, {"content-type": "application/json"}, method=method
@@ -23,5 +23,5 @@ def ask(sluice: Sluice, method: str, path: str, body: object = None) -> tuple[in
 
 
 def rate(sluice: Sluice, name: str = "orders") -> Any:
-    """Return the rate in force of a topic."""
+    """Return the active rate of a topic."""
     return ask(sluice, "GET", f"limits/topic/{name}")[1]["limit"]["rate"]

@@ -1,4 +1,4 @@
-"""A real Artemis broker for AMQP 1.0, as many as a test wants: on loopback, all in memory, and there in a second."""
+"""Real Artemis brokers for AMQP 1.0: on loopback, in memory, and started within a second."""
 
 from pathlib import Path
 from typing import Final, Self
@@ -14,7 +14,7 @@ _OPTIONS: Final = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 
 
 class Artemis:
-    """A broker without users, running; a queue is made when it is first named."""
+    """A running broker without users. A queue is created when it is first used."""
 
     def __init__(self, home: Path, *, acceptor: str = "") -> None:
         home.mkdir(parents=True)
@@ -30,13 +30,11 @@ class Artemis:
             raise
 
     def close(self) -> None:
-        """End it; nothing is stored that would miss an orderly end."""
+        """Kill it, because nothing is stored."""
         self._process.kill()
 
     def __enter__(self) -> Self:
-        """Return itself; leaving the block ends it."""
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        """End it."""
         self.close()

@@ -1,4 +1,4 @@
-"""Runs the client programs in `clients/`: real, unchanged clients, each told only where name server or broker are."""
+"""Runs the client programs in `clients/`: real, unchanged clients that know only the name server or broker."""
 
 import atexit
 import functools
@@ -28,7 +28,7 @@ from harness.paths import (
 )
 from harness.process import ManagedProcess
 
-# A client that hangs is a failure; none of them takes a quarter of this on a slow machine besides its own seconds.
+# A hanging client is a failure. Beyond its own seconds, none takes a quarter of this on a slow machine.
 _GRACE_S = 180.0
 
 
@@ -36,12 +36,12 @@ class ClientFailedError(RuntimeError):
     """A client program ended with an error, hung, or printed no report."""
 
 
-# None of them runs for long: what is compiled at leisure would not be ready in time.
+# None of them runs long enough for the second compiler.
 _JAVA = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 
 
 def java(source: str, *arguments: str, home: Path, options: Sequence[str] = ()) -> list[str]:
-    """Return the command of a one-file Java client; ``home`` is where it puts its logs."""
+    """Return the command of a one-file Java client. ``home`` is for its logs."""
     file = CLIENTS / source
     return [
         program("java"),
@@ -54,38 +54,33 @@ def java(source: str, *arguments: str, home: Path, options: Sequence[str] = ()) 
 
 
 def cpp(source: str, *arguments: str) -> list[str]:
-    """Return the command of a client of PyPI's rocketmq, which bundles the C++ client."""
     required(PARTS / "python" / ".stamp", "make parts")
     return [str(PARTS / "python" / "bin" / "python"), str(CLIENTS / source), *arguments]
 
 
 def node(source: str, *arguments: str) -> list[str]:
-    """Return the command of a client of npm's ali-ons."""
     required(PARTS / "node" / ".stamp", "make parts")
     return [program("node"), str(CLIENTS / source), *arguments]
 
 
 def amqp_python(source: str, *arguments: str) -> list[str]:
-    """Return the command of an AMQP client of Python's: pika or aio-pika, as its name says."""
     required(PARTS / "python" / ".stamp", "make parts")
     return [str(PARTS / "python" / "bin" / "python"), str(AMQP_CLIENTS / source), *arguments]
 
 
 def amqp_node(source: str, *arguments: str) -> list[str]:
-    """Return the command of a client of npm's amqplib."""
     required(PARTS / "node" / ".stamp", "make parts")
     return [program("node"), str(AMQP_CLIENTS / source), *arguments]
 
 
 def amqp_java(source: str, *arguments: str) -> list[str]:
-    """Return the command of a one-file client of RabbitMQ's for Java."""
     file = AMQP_CLIENTS / source
     classes = compiled_java(file.parent, rabbitmq_classpath())
     return [program("java"), *_JAVA, "-cp", f"{classes}:{rabbitmq_classpath()}", file.stem, *arguments]
 
 
 def amqp_one_client(name: str) -> list[str]:
-    """Return the command of a client for AMQP 1.0; what it is told stands in the README beside the clients."""
+    """Return the command of a client for AMQP 1.0. The README beside the clients has its arguments."""
     if name == "rhea":
         required(PARTS / "node" / ".stamp", "make parts")
         return [program("node"), str(AMQP_ONE_CLIENTS / "rhea_client.js")]
@@ -99,7 +94,7 @@ def amqp_one_client(name: str) -> list[str]:
 
 
 def amqp_go(package: str = ".") -> list[str]:
-    """Build a client of amqp091-go, once in a run of the tests, and return its command."""
+    """Build a client of amqp091-go, once per test run, and return its command."""
     return _built_go(AMQP_CLIENTS / "go", package)
 
 
@@ -116,7 +111,7 @@ def _built_go(sources: Path, package: str = ".") -> list[str]:
 
 
 def grpc_client(language: str, source: str, *arguments: str, home: Path) -> list[str]:
-    """Return the command of a client of RocketMQ 5: ``java``, ``python`` or ``node``; ``home`` is for its logs."""
+    """Return the command of a client of RocketMQ 5: ``java``, ``python`` or ``node``. ``home`` is for its logs."""
     parts = grpc_clients()
     if language == "java":
         classpath = f"{parts / 'lib'}/*"
@@ -127,7 +122,7 @@ def grpc_client(language: str, source: str, *arguments: str, home: Path) -> list
 
 
 def start_client(command: Sequence[str], *, home: Path) -> ManagedProcess:
-    """Start a client program that runs until it is ended; it is ready when it has printed ``started``."""
+    """Start a client program and wait until it has printed ``started``."""
     home.mkdir(parents=True, exist_ok=True)
     process = ManagedProcess(Path(command[1]).name, command, log=home / "client.log", env=_environment(home), cwd=home)
     try:
@@ -139,7 +134,7 @@ def start_client(command: Sequence[str], *, home: Path) -> ManagedProcess:
 
 
 def run_client(command: Sequence[str], *, home: Path, seconds: float, env: Mapping[str, str] | None = None) -> Any:
-    """Run a client program to its end and return the report it prints as its last line."""
+    """Run a client program to its end. Return the report of its last line."""
     home.mkdir(parents=True, exist_ok=True)
     try:
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""A publisher or a consumer of durable messages that keeps a record of them, made to be killed at any instant."""
+"""A publisher or a consumer of durable messages with a record on disk, which can be killed at any time."""
 
 import contextlib
 import heapq
@@ -14,41 +14,39 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from harness.amqp import AmqpClient, AmqpError, Event, method, publish
 
-#: Fewer than those with which Sluice leaves the confirms of a channel to the broker; but now and then a burst is more.
+# Few enough that Sluice waits for consumers, except in an occasional burst.
 AT_ONCE, OUTSTANDING, PAUSE_S = 6, 12, 0.01
 BURST, BURST_EVERY = 40, 100
 PREFETCH = 200
-#: Of the messages that a consumer gets, one in so many is given back first.
+# One in this many deliveries is first returned.
 _ONE_IN = 50
 _CONNECT_PAUSE_S = 0.2
 _LOOK_S = 0.004
 
 
 class Record:
-    """Lines of a file that nobody but this process writes."""
+    """Lines of a file that only this process writes."""
 
     def __init__(self, path: str) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def write(self, ids: list[str]) -> None:
-        """Add lines; they are the kernel's when this returns."""
+        """Add lines. The kernel has them when this returns."""
         if ids:
             data = "".join(f"{each}\n" for each in ids).encode()
             assert os.write(self._file, data) == len(data)
 
 
 def read_record(path: Path) -> list[str]:
-    """Return the whole lines of a record; none if there is none."""
+    """Return the complete lines of a record."""
     return [] if not path.exists() else path.read_text(encoding="ascii").split("\n")[:-1]
 
 
 def read_id(body: bytes) -> str:
-    """Return the id in a body."""
     return body.partition(b" ")[0].decode("ascii")
 
 
 def publish_on(client: AmqpClient, record: Record, exchange: str, key: str, ids: Iterator[str]) -> None:
-    """Publish until the connection is gone."""
     channel = client.open_channel(confirms=True)
     names = [""]
     written = 0
@@ -65,7 +63,7 @@ def publish_on(client: AmqpClient, record: Record, exchange: str, key: str, ids:
         client.send(*frames)
         with contextlib.suppress(AmqpError):
             client.wait_for_confirms(channel, at_most=OUTSTANDING - AT_ONCE, timeout_s=0.2)
-        # What else it was told waits for the next time; what it was not told yet holds it up.
+        # Keep other outcomes for the next time.
         acked = client.confirmed[channel].acked
         up_to = len(acked)
         record.write([names[number] for number in acked[written:up_to]])
@@ -78,10 +76,10 @@ def publish_on(client: AmqpClient, record: Record, exchange: str, key: str, ids:
 
 
 def consume_on(client: AmqpClient, record: Record, queue: str, hold_s: float, chance: random.Random) -> None:
-    """Consume until the connection is gone: each message is acknowledged up to ``hold_s`` after it came."""
+    """Consume until the connection is gone. Each message is acknowledged up to ``hold_s`` after it came."""
     channel = client.open_channel(prefetch=PREFETCH)
     client.call(channel, "basic.consume", queue=queue)
-    # One in two acknowledges all up to a message at once.
+    # One in two acknowledges several messages at once.
     together = chance.random() < 0.5
     held: list[tuple[float, int, Event]] = []
     while client.end is None:
@@ -100,7 +98,7 @@ def consume_on(client: AmqpClient, record: Record, queue: str, hold_s: float, ch
 def acknowledge(
     client: AmqpClient, channel: int, record: Record, due: list[Event], chance: random.Random | None
 ) -> None:
-    """Record deliveries and acknowledge them, without ``chance`` all at once; else some are given back."""
+    """Record and acknowledge deliveries. With ``chance`` some are returned."""
     if chance is None:
         record.write([read_id(event.body) for event in due])
         client.send(method(channel, "basic.ack", delivery_tag=due[-1]["delivery_tag"], multiple=True))
@@ -126,7 +124,6 @@ def retry_until_timeout(address: str, work: Callable[[AmqpClient], None]) -> Non
 
 
 def main(role: str, address: str, path: str, *more: str) -> None:
-    """Run one of the two."""
     record = Record(path)
     if role == "publish":
         name, exchange, key = more

@@ -1,4 +1,4 @@
-"""Runs a `sluice` with a planted fault, to show that a test finds it: what is to wait for consumers does not."""
+"""A `sluice` with a bug, to show that a test finds it: it confirms without waiting for consumers."""
 
 import runpy
 import sys

@@ -1,4 +1,4 @@
-"""Whose TCP connections there are on this machine, by the kernel's own word."""
+"""TCP connections of this machine, from the kernel."""
 
 from pathlib import Path
 from typing import Final
@@ -7,7 +7,7 @@ _ESTABLISHED: Final = "01"
 
 
 def inodes_connected_to(port: int) -> set[str]:
-    """Return the sockets that are connected to a port, of whatever address: those of the clients, not of the server."""
+    """Return the client-side sockets of connections to a port on any address."""
     found = set()
     for table in ("tcp", "tcp6"):
         for line in Path("/proc/net", table).read_text(encoding="ascii").splitlines()[1:]:
@@ -18,13 +18,12 @@ def inodes_connected_to(port: int) -> set[str]:
 
 
 def inodes_of(pid: int) -> set[str]:
-    """Return the sockets of a process."""
     found = set()
     for descriptor in Path(f"/proc/{pid}/fd").iterdir():
         try:
             target = str(descriptor.readlink())
         except FileNotFoundError:
-            continue  # closed meanwhile
+            continue  # has been closed
         if target.startswith("socket:["):
             found.add(target.removeprefix("socket:[").removesuffix("]"))
     return found

@@ -1,4 +1,4 @@
-"""The demo with a real broker, started as the Makefile does, with a /tmp of its own; and what it leaves there."""
+"""The demo with a real broker, started with the Makefile's command and its own /tmp, and the leftovers there."""
 
 import sys
 from collections.abc import Iterator
@@ -10,19 +10,16 @@ from harness.paths import ROOT
 from harness.process import ManagedProcess
 
 QUIET = ("orders", "payments", "invoices", "shipments", "audit")
-"""What is sent to besides what is flooded."""
+"""Targets other than the flooded one."""
 TIMEOUT_S = 300.0
-"""Virtual machines, a sidecar and a load generator take a while to start on a machine that is busy."""
+"""JVMs, a sidecar and a load generator start slowly on a busy machine."""
 
 
 @dataclass
 class Demos:
     """Starts demos of one broker.
 
-    Attributes:
-        broker: ``rocketmq`` or ``rabbitmq``, which is also how messages are called there.
-        scratch: what they take for /tmp.
-        log: their rejection log.
+    ``broker`` is ``rocketmq`` or ``rabbitmq``, ``scratch`` the demos' /tmp, ``log`` their rejection log.
     """
 
     broker: str
@@ -36,7 +33,6 @@ class Demos:
         self.scratch.mkdir()
 
     def start(self, *arguments: str) -> ManagedProcess:
-        """Start one."""
         script = ROOT / "deploy" / "demo" / "demo.py"
         command = [sys.executable, str(script), self.broker, "--log", str(self.log)]
         log, env = self.folder / "demo.log", {"TMPDIR": str(self.scratch)}
@@ -45,11 +41,10 @@ class Demos:
         return demo
 
     def stop(self) -> None:
-        """Kill those that still run."""
         self._started.close()
 
     def processes(self) -> dict[int, str]:
-        """Return the command lines of processes that lie or work in their /tmp, by their number."""
+        """Return the command lines of processes in their /tmp, by pid."""
         found = {}
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
@@ -60,13 +55,12 @@ class Demos:
         return found
 
     def left(self) -> list[str]:
-        """Return the processes and the files that are left of them."""
+        """Return processes and files that are left."""
         return [*map(str, self.scratch.iterdir()), *self.processes().values()]
 
 
 @contextmanager
 def demos_of(broker: str, folder: Path) -> Iterator[Demos]:
-    """Yield what starts demos of one broker, in a folder."""
     demos = Demos(broker, folder)
     try:
         yield demos
@@ -75,7 +69,7 @@ def demos_of(broker: str, folder: Path) -> Iterator[Demos]:
 
 
 def figures(lines: list[str], name: str, limit: str = "200") -> dict[str, int]:
-    """Return the counts of a topic or queue with that limit in the account of a demo."""
+    """Return a demo's figures of the topic or queue with that limit."""
     headings = next(line.split() for line in lines if line.split()[1:2] == ["limit/s"])
     row = next(line.split() for line in lines if line.split()[:2] == [name, limit])
     return {name: int(value.replace(",", "")) for name, value in zip(headings[2:-1], row[2:-1], strict=True)}

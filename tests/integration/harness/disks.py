@@ -1,4 +1,4 @@
-"""Disks for a sidecar or a broker: one that is small, and one that is slow."""
+"""Small or slow disks for a sidecar or a broker."""
 
 import atexit
 import ctypes
@@ -14,12 +14,12 @@ from typing import Final
 from harness.paths import program
 from harness.process import ManagedProcess
 
-#: Mounts what only the command behind it sees, and becomes that command.
+# Mount a file system visible only to the command behind it, and become that command.
 _MOUNT: Final = 'mount -t tmpfs -o "size=$1" sluice "$2"; shift 2; exec "$@"'
 
 _SYNC_COUNT: Final = "syncs"
 
-# Only the spool writes with these: Python's os.pwritev is the one or the other, by how it was built.
+# Only the spool writes with these. Python's build decides which of them os.pwritev uses.
 _SLOW: Final = """
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -54,7 +54,7 @@ SLOW2(pwritev2)
 SLOW2(pwritev64v2)
 """
 
-# Whoever asks that something is on the disk. RocketMQ's commit log does so with msync, Erlang with the others.
+# RocketMQ's commit log uses msync, Erlang the others.
 _SLOW_SYNCS: Final = """
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -95,7 +95,7 @@ int msync(void *at, size_t size, int flags)
 
 
 class SmallDisk:
-    """A file system in memory of so many bytes, which one process and its children see, and which ends with them."""
+    """A file system in memory of limited size, visible to one process and its children, which ends with them."""
 
     def __init__(self, path: Path, size_bytes: int) -> None:
         path.mkdir(parents=True, exist_ok=True)
@@ -105,12 +105,12 @@ class SmallDisk:
         self.inside = [program("unshare"), "--mount", *as_root, *shell]
 
     def of(self, process: ManagedProcess) -> Path:
-        """Return where others find what a process that runs inside sees at `path`."""
+        """Return another process's view of the inner `path`."""
         return Path(f"/proc/{process.pid}/root{self.path}")
 
 
 def fill(folder: Path, *, left_bytes: int) -> Path:
-    """Fill the file system of a folder with one file, up to so many bytes, and return the file."""
+    """Fill the file system of a folder with one file, up to a size, and return the file."""
     path = folder / "in-the-way"
     use = os.statvfs(folder)
     with path.open("wb") as file:
@@ -136,12 +136,12 @@ def _library() -> Path:
 
 
 def slow_writes(each_ms: int) -> dict[str, str]:
-    """Return variables with which each write of the spool takes so many milliseconds longer."""
+    """Return variables that delay each write of the spool by these milliseconds."""
     return {"LD_PRELOAD": str(_library()), "TESTED_WRITE_MS": str(each_ms)}
 
 
 def slow_syncs(each_ms: int, folder: Path, *, seen_at: Path) -> list[str]:
-    """Return what to put in front of a command each of whose fsync, fdatasync and msync takes so much longer."""
+    """Return a prefix for a command that delays each fsync, fdatasync and msync."""
     library = seen_at / _built(folder, _SLOW_SYNCS).name
     (folder / _SYNC_COUNT).write_bytes(bytes(8))
     counted = f"TESTED_SYNC_COUNT={seen_at / _SYNC_COUNT}"
@@ -149,5 +149,5 @@ def slow_syncs(each_ms: int, folder: Path, *, seen_at: Path) -> list[str]:
 
 
 def syncs(folder: Path) -> int:
-    """Return how many times a command behind `slow_syncs` has called fsync, fdatasync or msync."""
+    """Return the number of calls of fsync, fdatasync or msync by a command behind `slow_syncs`."""
     return int.from_bytes((folder / _SYNC_COUNT).read_bytes(), sys.byteorder)

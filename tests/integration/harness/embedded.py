@@ -1,4 +1,4 @@
-"""The embedded broker on a thread of its own, for tests that are not on trio and need no real one behind a sidecar."""
+"""The embedded broker on its own thread, behind a sidecar, for tests without trio."""
 
 import queue
 import threading
@@ -15,7 +15,7 @@ _START_TIMEOUT_S: Final = 60.0
 
 
 class EmbeddedBroker:
-    """Runs while it is entered; topics are made by the first message that is sent to them."""
+    """A broker that creates topics at their first message."""
 
     def __init__(self, broker: StoringBroker | None = None) -> None:
         self._broker = broker or StoringBroker()
@@ -27,30 +27,27 @@ class EmbeddedBroker:
         self._thread = threading.Thread(target=trio.run, args=(self._run,), daemon=True)
 
     def route(self) -> Route:
-        """Return a way to it from a free port, for a sidecar."""
+        """Return a route to it from a free port, for a sidecar."""
         return Route(f"127.0.0.1:{free_port()}", self.address)
 
     def stored(self, topic: str) -> int:
-        """Return how many messages a topic has been given so far."""
         return self._loopback.broker.stored(topic)
 
     def create_topic(self, name: str) -> None:
-        """Make a topic; some clients do not send to one that does not exist."""
+        """Make a topic, for clients that do not send to a missing one."""
         self._loopback.broker.create_topic(name)
 
     def advertise(self, address: str) -> None:
-        """Name a ``host:port`` in routes from now on, such as a sidecar's."""
+        """Use another ``host:port`` in routes from now on, such as a sidecar's."""
         self._loopback.broker.advertised = address
 
     def __enter__(self) -> Self:
-        """Start it; leaving the block stops it."""
         self._thread.start()
         self._loopback = self._started.get(timeout=_START_TIMEOUT_S)
         self.address, self.namesrv = self._loopback.broker_address, self._loopback.name_server_address
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        """Stop it and wait for that."""
         self._token.run_sync_soon(self._scope.cancel)
         self._thread.join()
 

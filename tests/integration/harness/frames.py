@@ -1,4 +1,4 @@
-"""A client that is told frame by frame what to say, and what RocketMQ's clients say in the proxy's own codec."""
+"""A client that sends given frames, and the frames of RocketMQ's clients, in the proxy's own codec."""
 
 import itertools
 import socket
@@ -11,7 +11,7 @@ from proxy.protocols.rocketmq.batch_body import BatchMessage
 from proxy.protocols.rocketmq.wire.codes import FLAG_ONEWAY, RequestCode, ResponseCode
 from proxy.protocols.rocketmq.wire.command import RemotingCommand, decode, encode
 
-#: An answer may have been held; a test that waits for longer than this waits for nothing.
+# Longer than any hold.
 _TIMEOUT_S: Final = 60.0
 _SUBSCRIPTION: Final = 4
 _SUSPEND: Final = 2
@@ -22,7 +22,7 @@ _opaques = itertools.count(1)
 def send(
     topic: str, *, group: str = "producers", body: bytes = b"hello", batch: int = 0, oneway: bool = False
 ) -> RemotingCommand:
-    """Return a send to the topic's only queue as Java writes it; of ``batch`` messages if that is not 0."""
+    """Return a send to the topic's only queue, encoded like Java's. ``batch``: number of messages, 0: not a batch."""
     return RemotingCommand(
         code=RequestCode.SEND_BATCH_MESSAGE if batch else RequestCode.SEND_MESSAGE_V2,
         opaque=next(_opaques),
@@ -43,12 +43,11 @@ def send(
 
 
 def sends(count: int, topic: str, *, group: str = "producers") -> list[RemotingCommand]:
-    """Return that many small sends."""
     return [send(topic, group=group) for _ in range(count)]
 
 
 def send_back(group: str) -> RemotingCommand:
-    """Return a consumer's send-back, of a message that no broker has: it is refused there if it gets there."""
+    """Return a consumer's send-back of a message that no broker has. A broker rejects it."""
     return _request(RequestCode.CONSUMER_SEND_MSG_BACK, group=group, offset="0", delayLevel="0")
 
 
@@ -61,7 +60,7 @@ def pull(
     wait_ms: int = 0,
     code: int = RequestCode.PULL_MESSAGE,
 ) -> RemotingCommand:
-    """Return a pull from the topic's only queue; the broker may let it wait for so long until there is a message."""
+    """Return a pull from the topic's only queue. The broker may let it wait this long for a message."""
     return _request(
         code,
         consumerGroup=group,
@@ -77,19 +76,19 @@ def pull(
 
 
 def heartbeat(client: str) -> RemotingCommand:
-    """Return a heartbeat of a client with neither producers nor consumers."""
+    """Return a heartbeat of a client without producers and consumers."""
     command = _request(RequestCode.HEART_BEAT)
     command.body = b'{"clientID":"%s"}' % client.encode()
     return command
 
 
 def query_offset(group: str, topic: str) -> RemotingCommand:
-    """Return a question for how far a group has come in the topic's only queue."""
+    """Return a query of a group's offset in the topic's only queue."""
     return _request(RequestCode.QUERY_CONSUMER_OFFSET, consumerGroup=group, topic=topic, queueId="0")
 
 
 def update_offset(group: str, topic: str, offset: int) -> RemotingCommand:
-    """Return the word of a group that it has come so far."""
+    """Return an update of a group's offset."""
     return _request(
         RequestCode.UPDATE_CONSUMER_OFFSET, consumerGroup=group, topic=topic, queueId="0", commitOffset=str(offset)
     )
@@ -100,44 +99,41 @@ def _request(code: int, **fields: str) -> RemotingCommand:
 
 
 def stored(answers: Iterable[RemotingCommand]) -> int:
-    """Return how many sends were stored."""
     return sum(answer.code == ResponseCode.SUCCESS for answer in answers)
 
 
 def refused(answers: Iterable[RemotingCommand]) -> list[RemotingCommand]:
-    """Return the answers that a rate limit gave."""
+    """Return the rate limit's refusals."""
     return [answer for answer in answers if (answer.remark or "").startswith("[RateLimit]")]
 
 
 class FrameClient:
-    """One connection, blocking."""
-
     def __init__(self, address: str, *, source: str = "") -> None:
         host, _, port = address.rpartition(":")
         self._socket = socket.create_connection((host, int(port)), _TIMEOUT_S, (source, 0) if source else None)
 
     def write(self, *commands: RemotingCommand) -> None:
-        """Send commands in one go."""
+        """Send commands in one write."""
         self._socket.sendall(b"".join(map(encode, commands)))
 
     def read(self, count: int = 1) -> list[RemotingCommand]:
-        """Return that many commands of the other side, in the order in which they come."""
+        """Return this many commands of the other side, in order."""
         return [self._read() for _ in range(count)]
 
     def ask(self, *commands: RemotingCommand) -> list[RemotingCommand]:
-        """Send commands in one go and return as many answers, in the order in which they come."""
+        """Send commands in one write and return as many answers, in order."""
         self.write(*commands)
         return self.read(len(commands))
 
     def read_until_answered(self, request: RemotingCommand) -> list[RemotingCommand]:
-        """Return all that comes up to the answer to a request, that included."""
+        """Return everything up to and including the answer to a request."""
         commands = self.read()
         while commands[-1].opaque != request.opaque:
             commands += self.read()
         return commands
 
     def read_to_end(self) -> list[RemotingCommand]:
-        """Return all that comes until the other side closes the connection."""
+        """Return everything until the other side closes the connection."""
         commands = []
         try:
             while True:
@@ -146,15 +142,12 @@ class FrameClient:
             return commands
 
     def close(self) -> None:
-        """Close the connection."""
         self._socket.close()
 
     def __enter__(self) -> Self:
-        """Return itself; leaving the block closes the connection."""
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        """Close the connection."""
         self.close()
 
     def _read(self) -> RemotingCommand:
@@ -172,6 +165,6 @@ class FrameClient:
 
 
 def spend_ten(client: FrameClient, topic: str) -> None:
-    """Spend ten permits, which is all that a limit has stored, and then the fraction of one that came back."""
+    """Spend the ten stored permits, and then the fraction of one that accrued."""
     assert stored(client.ask(*sends(10, topic))) == 10
     assert stored(client.ask(send(topic))) == 1

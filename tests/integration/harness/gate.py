@@ -1,4 +1,4 @@
-"""A relay that stops reading when it is told to: a peer, or a network, that takes no more."""
+"""A relay that can stop reading, like a stalled peer or network."""
 
 import contextlib
 import socket
@@ -9,7 +9,7 @@ _CHUNK_BYTES: Final = 262_144
 
 
 class Gate:
-    """Listens on a port of its own and relays to an address, each way in a thread, until it is closed."""
+    """Listens on its own port and relays to an address, each way in a thread, until it is closed."""
 
     def __init__(self, address: str) -> None:
         host, _, port = address.rpartition(":")
@@ -22,15 +22,13 @@ class Gate:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def shut(self) -> None:
-        """Read nothing more of those who have connected; what comes the other way goes on."""
+        """Stop reading from the clients. The other direction continues."""
         self._open.clear()
 
     def open(self) -> None:
-        """Read again."""
         self._open.set()
 
     def close(self) -> None:
-        """End all of it."""
         self.open()
         self._listening.close()
         for each in self._sockets:
@@ -38,11 +36,9 @@ class Gate:
                 each.shutdown(socket.SHUT_RDWR)
 
     def __enter__(self) -> Self:
-        """Return itself; leaving the block ends it."""
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        """End it."""
         self.close()
 
     def _accept(self) -> None:

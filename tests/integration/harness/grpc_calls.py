@@ -14,12 +14,11 @@ _SERVICE: Final = "/apache.rocketmq.v2.MessagingService/"
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
-    """Return one frame."""
     return len(payload).to_bytes(3) + bytes((kind, flags)) + stream.to_bytes(4) + payload
 
 
 class Answer:
-    """What came on one stream: the messages, and the headers of the last block, which are the trailers."""
+    """The messages of one stream, and the headers of the last block, which are the trailers."""
 
     def __init__(self) -> None:
         self.body = b""
@@ -28,16 +27,14 @@ class Answer:
 
     @property
     def message(self) -> bytes:
-        """The first message; empty if none came."""
+        """The first message, or an empty one."""
         return self.body[5 : 5 + int.from_bytes(self.body[1:5])]
 
 
 class GrpcCalls:
     """One connection.
 
-    Attributes:
-        replies: what is to be written besides calls, such as windows given back.
-        goodbye: why the peer has said that it leaves, or None.
+    ``replies`` are bytes to be written in addition to calls, such as window updates. ``goodbye`` is the peer's GOAWAY.
     """
 
     def __init__(self, client_id: str = "harness") -> None:
@@ -62,7 +59,6 @@ class GrpcCalls:
         self.goodbye: str | None = None
 
     def call(self, method: str, message: bytes) -> tuple[int, bytes]:
-        """Return the stream of a new call, and its bytes."""
         stream = next(self._streams)
         self._open[stream] = Answer()
         block = self._encoder.encode([(":path", _SERVICE + method), *self._headers.items()])
@@ -70,7 +66,7 @@ class GrpcCalls:
         return stream, frame(HEADERS, END_HEADERS, stream, block) + frame(DATA, END_STREAM, stream, data)
 
     def feed(self, data: bytes) -> list[tuple[int, Answer]]:
-        """Read what has come, and return the calls that it ends."""
+        """Parse bytes and return the calls that they complete."""
         data, at, ended = self._left + data, 0, []
         while len(data) - at >= _FRAME_HEADER_BYTES:
             size = int.from_bytes(data[at : at + 3])
@@ -86,7 +82,7 @@ class GrpcCalls:
         return ended
 
     def _take(self, kind: int, flags: int, stream: int, payload: bytes) -> bool:
-        """Take a frame, and return whether it ends an open call."""
+        """Handle a frame. Return whether it ends an open call."""
         answer = self._open.get(stream)
         if kind == SETTINGS and not flags & ACK:
             self.replies += frame(SETTINGS, ACK, 0)
@@ -112,13 +108,12 @@ class GrpcCalls:
         return answer is not None and kind in {DATA, HEADERS} and bool(flags & END_STREAM)
 
     def take_replies(self) -> bytes:
-        """Hand out what is to be written, once."""
+        """Return bytes to be written, once."""
         replies, self.replies = self.replies, b""
         return replies
 
 
 def send_request(topic: str, body: bytes, message_id: str) -> bytes:
-    """Return a SendMessageRequest with one message."""
     properties = _field(3, message_id.encode()) + b"\x30\x01"
     message = _field(1, _field(2, topic.encode())) + _field(3, properties) + _field(4, body)
     return _field(1, message)

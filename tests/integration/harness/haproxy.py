@@ -1,4 +1,4 @@
-"""A real HAProxy in front of something else, as a load balancer is."""
+"""A real HAProxy as a load balancer."""
 
 import socket
 import time
@@ -38,7 +38,6 @@ class HAProxy:
 
     @property
     def pid(self) -> int:
-        """Of its process."""
         return self._process.pid
 
     def _wait_until_listening(self, host: str, port: int) -> None:
@@ -53,9 +52,7 @@ class HAProxy:
         raise self._process.failure("it does not listen")
 
     def __enter__(self) -> Self:
-        """Return itself; leaving the block ends it."""
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        """End it."""
         self._process.stop(timeout_s=_TIMEOUT_S)

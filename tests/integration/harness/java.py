@@ -1,4 +1,4 @@
-"""Compiles the Java programs of the tests, each version of a directory once."""
+"""Compiles the tests' Java programs, once per version of a directory."""
 
 import functools
 import hashlib
@@ -12,7 +12,6 @@ from harness.paths import PARTS, program, rocketmq_classpath
 
 @functools.cache
 def compiled_java(sources: Path, classpath: str = "") -> Path:
-    """Compile all programs of a directory and return the directory of the classes."""
     files = sorted(sources.glob("*.java"))
     classpath = classpath or rocketmq_classpath()
     digest = hashlib.sha256(b"\0".join([classpath.encode(), *(file.read_bytes() for file in files)])).hexdigest()

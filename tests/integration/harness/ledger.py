@@ -1,4 +1,4 @@
-"""What a client that sends and consumes for ever was told of each message, and what it got: by what it prints."""
+"""Checks the output of a client that sends and consumes for ever: outcome and delivery of each message."""
 
 import time
 from collections.abc import Callable
@@ -12,8 +12,6 @@ _STORED, _REFUSED, _UNKNOWN, _GOT = _WORDS = "stored", "refused", "unknown", "go
 
 
 class Ledger:
-    """Keeps account of one client."""
-
     def __init__(self, name: str, client: ManagedProcess) -> None:
         self.name, self.client = name, client
         self.stored: set[int] = set()
@@ -24,7 +22,6 @@ class Ledger:
         self._read = 0
 
     def look(self) -> None:
-        """Read on."""
         lines = self.client.lines
         for line in lines[self._read :]:
             word, _, rest = line.partition(" ")
@@ -36,7 +33,6 @@ class Ledger:
         self._read = len(lines)
 
     def wait_for(self, condition: Callable[[], bool], what: str) -> None:
-        """Read on until a condition is true."""
         deadline_s = time.monotonic() + _TIMEOUT_S
         while True:
             self.look()
@@ -47,7 +43,7 @@ class Ledger:
             time.sleep(_LOOK_S)
 
     def wait_for_more(self, stored: int) -> None:
-        """Wait until so many more messages were stored, and so many more came."""
+        """Wait for this many more messages stored, and delivered."""
         self.look()
         have = len(self.stored), len(self.got)
         self.wait_for(
@@ -56,7 +52,7 @@ class Ledger:
         )
 
     def check(self) -> str:
-        """Check what was said against what came, once all has come that was stored so far; says how much it was."""
+        """Check outcomes against deliveries, once everything stored so far has arrived. Return the number."""
         self.look()
         stored = set(self.stored)
         self.wait_for(lambda: stored <= self.got, f"all consumed that was stored; {len(stored - self.got)} were not")
@@ -65,7 +61,7 @@ class Ledger:
         return f"{self.name}: {len(self.stored)} stored, {len(self.refused)} refused, {len(self.unknown)} unknown"
 
     def first_stored_ms(self, since_ms: int) -> int:
-        """Wait until a message was stored since then, and return when it was told of that, in ms since 1970."""
+        """Wait until a message was stored since then. Return the time of its confirm, in ms since 1970."""
 
         def found() -> list[int]:
             return [at_ms for at_ms in self.stored_ms if at_ms >= since_ms]

@@ -1,4 +1,4 @@
-"""Publishes with many confirms outstanding and consumes, for ever: the lines it prints are described in ``ledger``."""
+"""Publishes with many unconfirmed messages and consumes, for ever. See ``ledger`` for its output."""
 
 import contextlib
 import itertools
@@ -42,7 +42,7 @@ def _publish(address: str, queue: str) -> None:
 
         try:
             for _ in range(_EACH_CONNECTION):
-                # What is written after the end of the stream is lost: a peer that has closed may read on for a while.
+                # Data written after the end of the stream is lost: a closing peer may read on for a while.
                 if client.end is not None:
                     break
                 sent.append(next(_ids))
@@ -71,7 +71,6 @@ def _consume(address: str, queue: str) -> None:
 
 
 def main(address: str, queue: str) -> None:
-    """Do both until it is ended."""
     print("started", flush=True)
 
     def consume() -> None:

@@ -1,4 +1,4 @@
-"""A broker for AMQP 1.0, whichever it is: how its queues are made, named and emptied."""
+"""Artemis or RabbitMQ 4 behind one interface: creating, naming and emptying queues."""
 
 from typing import Final
 
@@ -13,8 +13,6 @@ _QUIET_S: Final = 5.0
 
 
 class OneBroker:
-    """An Artemis or a RabbitMQ 4 that runs."""
-
     def __init__(self, broker: Artemis | RabbitMQ) -> None:
         self.broker = broker
         self.address = broker.address
@@ -22,23 +20,23 @@ class OneBroker:
 
     @property
     def clients(self) -> tuple[str, ...]:
-        """The clients that talk to it: RabbitMQ's own refuse another's."""
+        """Clients that work with it. RabbitMQ's own refuse another broker."""
         return ("proton", "rhea", "go", "rabbitmq", "java") if self._prefix else ("proton", "rhea")
 
     def queue(self, name: str) -> str:
-        """Make a queue, past any proxy, and return its address."""
+        """Make a queue, directly at the broker, and return its address."""
         if isinstance(self.broker, RabbitMQ):
             with self.broker.connect() as client:
                 client.call(client.open_channel(), "queue.declare", queue=name, durable=True)
         return self._prefix + name
 
     def take_all(self, address: str) -> list[bytes]:
-        """Take everything out of a queue, past any proxy, and return the bodies in their order."""
+        """Return the bodies of all messages in a queue, in order, directly from the broker."""
         bodies: list[bytes] = []
         with AmqpOneClient(self.address) as client:
             receiver = client.attach_receiver(address)
             empty = 0
-            # Artemis may say that a drain is over while there are messages left, or not say so.
+            # Artemis may report a drain as over while messages are left, or not at all.
             while empty < _EMPTY_DRAINS:
                 receiver.flow(_AT_ONCE, drain=True)
                 limit = (receiver.count + _AT_ONCE) & 0xFFFF_FFFF

@@ -1,4 +1,4 @@
-"""Where the project and its real parts lie, and what to say when a part is missing."""
+"""Paths of the project and its external parts, and errors for missing parts."""
 
 import shutil
 from pathlib import Path
@@ -16,7 +16,7 @@ _RABBITMQ = Path("/usr/lib/rabbitmq/bin")
 
 
 class MissingPartError(RuntimeError):
-    """A program or library that the tests run is not here; the message says how to get it."""
+    """A program or library that the tests run is missing. The message says how to get it."""
 
 
 def required(path: Path, command: str) -> Path:
@@ -27,7 +27,6 @@ def required(path: Path, command: str) -> Path:
 
 
 def program(name: str) -> str:
-    """Return the full path of a program of the system."""
     found = shutil.which(name)
     if found is None:
         raise MissingPartError(f"{name} is not on PATH: run `make setup`")
@@ -35,24 +34,22 @@ def program(name: str) -> str:
 
 
 def rocketmq_classpath() -> str:
-    """Return the class path of RocketMQ's broker, tools and Java client, and of what they use (Guava among it)."""
+    """Return the class path of RocketMQ's broker, tools and Java client, and of their dependencies (with Guava)."""
     required(PARTS / "rocketmq" / ".stamp", "make parts")
     return f"{PARTS / 'rocketmq' / 'lib'}/*"
 
 
 def rocketmq_proxy_classpath() -> str:
-    """Return the class path of RocketMQ's Proxy, its broker and its name server."""
     required(PARTS / "rocketmq-proxy" / ".stamp", "make parts")
     return f"{PARTS / 'rocketmq-proxy' / 'lib'}/*"
 
 
 def grpc_clients() -> Path:
-    """Return the folder of RocketMQ 5's clients: ``lib`` for Java, ``python`` and ``node``."""
     return required(PARTS / "grpc-clients" / ".stamp", "make parts").parent
 
 
 def rabbitmq_program(name: str, root: Path | None = None) -> str:
-    """Return the full path of one of RabbitMQ's programs: not the one on PATH, which changes the user."""
+    """Return one of RabbitMQ's programs, but not the one on PATH, which changes the user."""
     if root is None:
         return str(required(_RABBITMQ / name, "make parts` or `apt-get install rabbitmq-server"))
     required(root / (_RABBITMQ / name).relative_to("/"), "make rabbitmq4")
@@ -60,18 +57,16 @@ def rabbitmq_program(name: str, root: Path | None = None) -> str:
 
 
 def rabbitmq_classpath() -> str:
-    """Return the class path of RabbitMQ's Java client and its load generator, and of what they use (Gson among it)."""
+    """Return the class path of RabbitMQ's Java client, its load generator and their dependencies (with Gson)."""
     required(PARTS / "rabbitmq" / ".stamp", "make parts")
     return f"{PARTS / 'rabbitmq' / 'lib'}/*"
 
 
 def artemis_classpath() -> str:
-    """Return the class path of the Artemis broker."""
     required(PARTS / "artemis" / ".stamp", "make parts")
     return f"{PARTS / 'artemis' / 'lib'}/*"
 
 
 def amqp_one_classpath() -> str:
-    """Return the class path of RabbitMQ's Java client for AMQP 1.0."""
     required(PARTS / "amqp10" / ".stamp", "make parts")
     return f"{PARTS / 'amqp10' / 'lib'}/*"

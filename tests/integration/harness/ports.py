@@ -6,14 +6,14 @@ import socket
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 
-# Below Linux's ephemeral range: no outgoing connection takes one of these while nobody listens on it.
+# Below Linux's ephemeral range, so that no outgoing connection takes one of these.
 _FIRST, _LAST = 15_000, 32_000
 _STEP = 5
 _EVERY = range(_FIRST, _LAST, _STEP)
-# Runs that start at once begin in different places, and each can have all the ports, whatever place that is.
+# Concurrent runs begin in different places, and each can use all ports.
 _start = os.getpid() * 4 % len(_EVERY)
 _candidates: Iterator[int] = itertools.cycle((*_EVERY[_start:], *_EVERY[:_start]))
-# Bound and never listening: between two of their listeners the ports are nobody else's, either.
+# Bound without listening, so that no other program gets the ports between two of their listeners.
 _kept: list[ExitStack] = []
 
 
@@ -35,10 +35,10 @@ def free_port(*, offsets: Iterable[int] = (0,)) -> int:
 
 
 def _keep(keeping: ExitStack, port: int) -> None:
-    # The wildcard address: a program that listens there needs the port to be free on every other one as well.
+    # The wildcard address: a program that listens there needs the port free on every address.
     sock = keeping.enter_context(socket.socket(socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET))
     if sock.family == socket.AF_INET6:
         sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-    # Without SO_REUSEADDR this fails if anybody else has the port, listening or not; with it, listening is possible.
+    # Without SO_REUSEADDR this fails if another socket has the port. With it, listening is possible later.
     sock.bind(("", port))
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,4 +1,4 @@
-"""A child process whose output is kept, whose readiness is a line it prints, and which never outlives its owner."""
+"""A child process with recorded output, which is ready once it prints a line, and never outlives its owner."""
 
 import contextlib
 import os
@@ -11,16 +11,16 @@ from typing import IO, Self
 
 from harness.paths import program
 
-# How much of a log an error shows.
+# Lines of the log shown in an error.
 _TAIL_LINES = 40
 
 
 class ProcessFailedError(RuntimeError):
-    """A process ended or stayed silent when it should have become ready; carries the end of its log."""
+    """A process ended or printed nothing before it was ready. Shows the end of its log."""
 
 
 class ManagedProcess:
-    """One running program in a process group of its own, its output copied to a log file."""
+    """A program in its own process group, with its output copied to a log file."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class ManagedProcess:
         self._lines: list[str] = []
         self._changed = threading.Condition()
         self._closed = False
-        # Killed by the kernel when the test process dies, however it dies: no orphan keeps a port.
+        # The kernel kills it when the test process dies: no orphan keeps a port.
         self._popen = subprocess.Popen(
             [program("setpriv"), "--pdeathsig", "KILL", "--", *command],
             stdin=subprocess.DEVNULL,
@@ -55,33 +55,28 @@ class ManagedProcess:
 
     @property
     def pid(self) -> int:
-        """The process id."""
         return self._popen.pid
 
     @property
     def running(self) -> bool:
-        """Whether it has not ended yet."""
         return self._popen.poll() is None
 
     @property
     def lines(self) -> list[str]:
-        """What it has printed so far."""
         with self._changed:
             return list(self._lines)
 
     def tail(self) -> str:
-        """Return the last lines it printed, for messages."""
         return "\n".join(self.lines[-_TAIL_LINES:])
 
     def failure(self, what: str) -> ProcessFailedError:
-        """Return an error that says ``what`` went wrong and shows the end of the log."""
         state = "is running" if self.running else f"ended with {self._popen.returncode}"
         return ProcessFailedError(
             f"{self.name} (pid {self.pid}, {state}): {what}; {self.log} ends with:\n{self.tail()}"
         )
 
     def wait_for_line(self, text: str, *, timeout_s: float) -> str:
-        """Wait until a line that contains ``text`` has been printed, and return it."""
+        """Wait for a line that contains ``text``, and return it."""
 
         def found() -> str | None:
             return next((line for line in self._lines if text in line), None)
@@ -94,11 +89,10 @@ class ManagedProcess:
         return line
 
     def signal(self, number: int) -> None:
-        """Send a signal to the process itself."""
+        """Signal the process alone."""
         self._popen.send_signal(number)
 
     def wait(self, *, timeout_s: float) -> int:
-        """Wait for its end and return its exit status."""
         try:
             status = self._popen.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -107,7 +101,6 @@ class ManagedProcess:
         return status
 
     def stop(self, *, timeout_s: float = 30.0) -> int:
-        """Ask it to end, wait for that, and return its exit status."""
         if self.running:
             self.signal(signal.SIGTERM)
         try:
@@ -116,19 +109,16 @@ class ManagedProcess:
             self._clear_group()
 
     def kill(self) -> None:
-        """End it and its children at once."""
         self._clear_group()
 
     def __enter__(self) -> Self:
-        """Return itself; leaving the block stops it."""
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        """Stop it."""
         self.stop()
 
     def _clear_group(self) -> None:
-        """Kill what is left of the process group, reap the process and finish the log."""
+        """Kill the rest of the process group, reap the process and finish the log."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._popen.pid, signal.SIGKILL)
         self._popen.wait()

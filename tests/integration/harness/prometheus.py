@@ -1,4 +1,4 @@
-"""A real Prometheus that scrapes what its configuration names, and answers queries."""
+"""A real Prometheus for queries."""
 
 import json
 import math
@@ -23,8 +23,6 @@ Found = TypeVar("Found", Vector, dict[str, str])
 
 
 class Prometheus:
-    """A running Prometheus."""
-
     def __init__(self, directory: Path, config: str) -> None:
         file = directory / "prometheus.yml"
         file.write_text(config, encoding="utf-8")
@@ -44,23 +42,21 @@ class Prometheus:
             raise
 
     def query(self, promql: str, *, at_s: float | None = None) -> Any:
-        """Return the result of an instant query; of now, or of another moment in seconds since 1970."""
+        """Return the result of an instant query, now or at a time in seconds since 1970."""
         question = {"query": promql} if at_s is None else {"query": promql, "time": f"{at_s:.3f}"}
         url = f"http://{self.address}/api/v1/query?{urllib.parse.urlencode(question)}"
         with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as answer:
             return json.load(answer)["data"]["result"]
 
     def vector(self, promql: str, *, at_s: float | None = None) -> Vector:
-        """Return the values of an instant query by their labels."""
         found = self.query(promql, at_s=at_s)
         return {frozenset(each["metric"].items()): float(each["value"][1]) for each in found}
 
     def wait_for(self, promql: str, condition: Callable[[Vector], bool]) -> Vector:
-        """Ask until the answer is as wanted, and return it."""
         return self._wait_for(promql, lambda: self.vector(promql), condition)
 
     def wait_for_errors(self, condition: Callable[[dict[str, str]], bool]) -> dict[str, str]:
-        """Ask until what the last scrapes failed of is as wanted, and return it by job; empty if they did not fail."""
+        """Wait for the errors of the last scrapes, and return them by job."""
         return self._wait_for("what the scrapes failed of", self._errors, condition)
 
     def _errors(self) -> dict[str, str]:
@@ -77,17 +73,13 @@ class Prometheus:
         return found
 
     def wait_for_value(self, promql: str, value: float) -> None:
-        """Ask until the answer is one sample of that value."""
-
         def is_it(found: Vector) -> bool:
             return len(found) == 1 and math.isclose(next(iter(found.values())), value, rel_tol=1e-6)
 
         self.wait_for(promql, is_it)
 
     def __enter__(self) -> Self:
-        """Return itself; leaving the block stops it."""
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        """Stop it."""
         self.process.stop()

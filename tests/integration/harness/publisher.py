@@ -1,4 +1,4 @@
-"""Publishes numbered messages to one queue from a thread, and says what became of them."""
+"""Publishes numbered messages to one queue from a thread, and reports their outcomes."""
 
 import threading
 import time
@@ -12,19 +12,18 @@ _TIMEOUT_S: Final = 120.0
 
 
 class Numbered(NamedTuple):
-    """What is in a body: which publisher wrote it, and its number there."""
+    """A body: the publisher and its number."""
 
     epoch: int
     number: int
 
 
 def read_numbered(bodies: Iterable[bytes]) -> list[Numbered]:
-    """Return what bodies of publishers say."""
     return [Numbered(*map(int, body.split(maxsplit=2)[:2])) for body in bodies]
 
 
 class Publisher:
-    """Publishes on a channel of its own until it is stopped, has published enough, or its connection is gone."""
+    """Publishes on its own channel until it is stopped, has published enough, or its connection is gone."""
 
     def __init__(
         self,
@@ -49,30 +48,26 @@ class Publisher:
 
     @property
     def acked(self) -> list[int]:
-        """The numbers that were confirmed, in the order of the confirms."""
+        """Confirmed numbers, in the order of the confirms."""
         return [self._before + number for number in self.client.confirmed[self.channel].acked]
 
     @property
     def nacked(self) -> list[int]:
-        """The numbers that were refused."""
         return [self._before + number for number in self.client.confirmed[self.channel].nacked]
 
     def join(self, *, timeout_s: float = _TIMEOUT_S) -> None:
-        """Wait until it has written all, or can write no more."""
+        """Wait until it has written everything, or can write no more."""
         self._thread.join(timeout_s)
         assert not self._thread.is_alive(), f"{self.sent} were written after {timeout_s} s"
 
     def stop(self) -> None:
-        """Publish no more."""
         self._over.set()
         self.join()
 
     def __enter__(self) -> Self:
-        """Return itself; leaving the block stops it."""
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        """Stop it."""
         self._over.set()
 
     def _run(self) -> None:

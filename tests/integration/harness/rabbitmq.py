@@ -1,4 +1,4 @@
-"""A real RabbitMQ broker, as many as a test wants: all of it on loopback, on ports of its own, and gone at the end."""
+"""Real RabbitMQ brokers, on loopback and their own ports, removed at the end."""
 
 import contextlib
 import os
@@ -19,13 +19,12 @@ _HOST: Final = "127.0.0.1"
 _START_TIMEOUT_S: Final = 180.0
 _STOP_TIMEOUT_S: Final = 60.0
 _CTL_TIMEOUT_S: Final = 120.0
-# Erlang's own listeners are told apart from the broker's by their place behind its port.
+# Offsets of Erlang's listeners from the broker's port.
 _DISTRIBUTION, _NAMES, _CTL = 1, 2, 3
 _LOOPBACK: Final = "-kernel inet_dist_use_interface {127,0,0,1}"
-# Where a broker in a Debian of its own sees its home.
+# The home's path inside a separate Debian.
 _INSIDE: Final = Path("/mnt")
-# Runs a command in the Debian at $1, with $2 as its home. What it mounts is seen by nobody else, and goes with it; its
-# process becomes the command.
+# Run a command in the Debian at $1, with $2 as its home. Its mounts are private. Its process becomes the command.
 _CHANGE_ROOT: Final = f"""
 mount -t proc proc "$1/proc"
 mount --bind /dev "$1/dev"
@@ -37,7 +36,7 @@ exec chroot . "$@"
 
 
 class RabbitMQ:
-    """A broker of one node with the user ``guest``, running; what it stores lies below ``home``."""
+    """A running broker of one node with the user ``guest``, which stores below ``home``."""
 
     def __init__(
         self,
@@ -61,7 +60,7 @@ class RabbitMQ:
         (home / "enabled_plugins").write_text("[].\n", encoding="ascii")
         seen = _INSIDE if root else home
         self._env = {
-            "HOME": str(seen),  # where the cookie lies that the broker and rabbitmqctl share
+            "HOME": str(seen),  # for the cookie that the broker and rabbitmqctl share
             "RABBITMQ_NODENAME": f"sluice-{self.port}@localhost",
             "RABBITMQ_MNESIA_BASE": str(seen / "mnesia"),
             "RABBITMQ_LOG_BASE": str(seen / "log"),
@@ -76,13 +75,13 @@ class RabbitMQ:
             "RABBITMQ_CTL_DIST_PORT_MAX": str(self.port + _CTL),
             "RABBITMQ_CTL_ERL_ARGS": _LOOPBACK,
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": f"{_LOOPBACK} +S 2:2 +sbwt none",
-            # Its start script becomes the broker itself then, so that the one is ended with the other.
+            # With this, its start script execs the broker, so both end together.
             "RUNNING_UNDER_SYSTEMD": "true",
             "LC_ALL": "C.UTF-8",
         }
         self._server = [*(slow_syncs(sync_ms, home, seen_at=seen) if sync_ms else []), server]
         with contextlib.ExitStack() as starting:
-            # Erlang starts one by itself where there is none, which outlives it.
+            # Otherwise Erlang starts one that outlives it.
             self._names = ManagedProcess(
                 "epmd",
                 self._command(names, "-port", str(self.port + _NAMES), "-address", _HOST),
@@ -97,29 +96,26 @@ class RabbitMQ:
 
     @property
     def pid(self) -> int:
-        """The process id of the broker."""
         return self._broker.pid
 
     @property
     def syncs(self) -> int:
-        """How many times it has called fsync or fdatasync; counted with ``sync_ms`` only."""
+        """The number of its calls of fsync or fdatasync. Counted with ``sync_ms`` only."""
         return syncs(self._home)
 
     @property
     def log_lines(self) -> list[str]:
-        """What the broker has logged since it was started last."""
         return self._broker.lines
 
     def connect(self, **how: object) -> AmqpClient:
-        """Return a client that is connected to it, past any proxy; takes AmqpClient's keyword arguments."""
+        """Return a client with a direct connection. Arguments as of AmqpClient."""
         return AmqpClient(self.address, **how)  # type: ignore[arg-type]
 
     def stop(self) -> None:
-        """End the broker as an operator does; durable queues and their persistent messages are kept."""
+        """End the broker like an operator. Durable queues and persistent messages are kept."""
         self._broker.stop(timeout_s=_STOP_TIMEOUT_S)
 
     def kill(self) -> None:
-        """End the broker at once, by SIGKILL."""
         self._broker.kill()
 
     def start(self) -> None:
@@ -127,12 +123,12 @@ class RabbitMQ:
         self._broker = self._start()
 
     def messages(self, queue: str, *, vhost: str = "/") -> int:
-        """Return how many messages of a queue are ready: its own word, asked past any proxy."""
+        """Return the number of ready messages of a queue, asked directly."""
         with self.connect(vhost=vhost) as client:
             return int(client.call(client.open_channel(), "queue.declare", queue=queue, passive=True)["message_count"])
 
     def drain(self, queue: str, *, vhost: str = "/") -> list[bytes]:
-        """Take everything out of a queue, past any proxy, and return the bodies in their order."""
+        """Return the bodies of all messages in a queue, in order, consumed directly."""
         with self.connect(vhost=vhost) as client:
             channel = client.open_channel()
             wanted = client.call(channel, "queue.declare", queue=queue, passive=True)["message_count"]
@@ -140,7 +136,7 @@ class RabbitMQ:
             return [client.expect("basic.deliver", channel=channel).body for _ in range(wanted)]
 
     def ctl(self, *arguments: str) -> str:
-        """Run ``rabbitmqctl`` and return what it printed; takes some seconds."""
+        """Run ``rabbitmqctl`` and return its output. Takes some seconds."""
         done = subprocess.run(
             self._command(self._ctl_program, "--quiet", *arguments),
             stdin=subprocess.DEVNULL,
@@ -159,11 +155,11 @@ class RabbitMQ:
         return done.stdout
 
     def set_memory_alarm(self, *, on: bool) -> None:
-        """Raise the broker's memory alarm, which blocks connections that publish, or end it."""
+        """Raise or end the broker's memory alarm, which blocks publishing connections."""
         self.ctl("set_vm_memory_high_watermark", "0.000001" if on else "0.6")
 
     def connections(self) -> list[dict[str, str]]:
-        """Return the broker's connections, and of each what it says of its state and its client."""
+        """Return the broker's connections with state and client."""
         columns = "pid", "state", "channels", "peer_host", "peer_port", "host", "port", "client_properties"
         return self._table("list_connections", *columns)
 
@@ -172,16 +168,14 @@ class RabbitMQ:
         return [dict(zip(columns, row.split("\t"), strict=True)) for row in rows]
 
     def close(self) -> None:
-        """End everything; what it stored is removed."""
+        """End everything and remove its data."""
         self._stack.close()
         shutil.rmtree(self._home / "mnesia", ignore_errors=True)
 
     def __enter__(self) -> Self:
-        """Return itself; leaving the block ends it."""
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        """End it."""
         self.close()
 
     def _command(self, *command: str) -> list[str]:
@@ -203,4 +197,4 @@ class RabbitMQ:
 
 
 StartRabbitMQ = Callable[..., RabbitMQ]
-"""The fixture ``start_rabbitmq``: takes RabbitMQ's keyword arguments."""
+"""The fixture ``start_rabbitmq``. Takes RabbitMQ's keyword arguments."""

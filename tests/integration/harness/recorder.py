@@ -1,4 +1,4 @@
-"""A plain relay that keeps what went through it, byte for byte."""
+"""A relay that records all bytes."""
 
 import socket
 import threading
@@ -11,8 +11,6 @@ _READ: Final = 65_536
 
 
 class Recorder:
-    """A relay in front of one address, while it is entered."""
-
     def __init__(self, upstream: str) -> None:
         host, _, port = upstream.rpartition(":")
         self._upstream = host, int(port)
@@ -23,12 +21,10 @@ class Recorder:
         self._threads: list[threading.Thread] = []
 
     def __enter__(self) -> Self:
-        """Return itself; leaving the block ends it when all connections have ended."""
         self._start(self._accept)
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        """Wait for the connections and end it."""
         self._listener.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:
             thread.join()

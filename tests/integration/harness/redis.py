@@ -1,4 +1,4 @@
-"""A redis-server of its own, which keeps nothing."""
+"""A redis-server without persistence."""
 
 import subprocess
 from pathlib import Path
@@ -12,9 +12,9 @@ _START_TIMEOUT_S: Final = 30.0
 
 
 class RedisServer:
-    """Runs while it is entered; ``start`` starts it again on the same port after ``process.kill()``.
+    """``start`` restarts it on the same port after ``process.kill()``.
 
-    With ``watches`` it is a Sentinel of a server that is called ``main``.
+    With ``watches`` it is a Sentinel of a server called ``main``.
     """
 
     def __init__(self, directory: Path, *arguments: str, watches: int = 0) -> None:
@@ -24,11 +24,9 @@ class RedisServer:
 
     @property
     def url(self) -> str:
-        """Its URL."""
         return f"redis://127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        """Start it, and wait until it takes connections."""
         name = f"redis-{self.port}"
         command, ready = [program("redis-server")], "Ready to accept connections"
         if self._watches:
@@ -46,16 +44,13 @@ class RedisServer:
         self.process.wait_for_line(ready, timeout_s=_START_TIMEOUT_S)
 
     def command(self, *words: str, password: str = "") -> str:
-        """Send one command, and return the answer."""
         secret = ["-a", password, "--no-auth-warning"] if password else []
         command = [program("redis-cli"), "-p", str(self.port), *secret, *words]
         return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
 
     def __enter__(self) -> Self:
-        """Start it; leaving the block stops it."""
         self.start()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        """Stop it."""
         self.process.kill()

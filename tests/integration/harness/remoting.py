@@ -1,4 +1,4 @@
-"""A client of RocketMQ's brokers and name servers: asks what they hold, and fills topics."""
+"""A client of RocketMQ's brokers and name servers, which queries their contents and fills topics."""
 
 import itertools
 import json
@@ -25,20 +25,18 @@ class RemotingError(RuntimeError):
 
 
 class RemotingClient(FrameClient):
-    """One blocking connection."""
-
     def __init__(self, host: str, port: int) -> None:
         super().__init__(f"{host}:{port}")
 
     def call(self, code: int, fields: dict[str, str], body: bytes = b"") -> RemotingCommand:
-        """Send one request and return the answer, or raise RemotingError."""
+        """Return the answer to a request, or raise RemotingError."""
         (answer,) = self.ask(RemotingCommand(code=code, opaque=next(_opaques), fields=fields, body=body))
         if answer.code != ResponseCode.SUCCESS:
             raise RemotingError(answer.code, answer.remark or "")
         return answer
 
     def send(self, topic: str, messages: int) -> int:
-        """Send small messages to a topic, all in one go, and return how many of them were stored."""
+        """Send small messages to a topic in one write. Return the number of stored ones."""
         words = {"a": "harness", "b": topic, "c": "TBW102", "d": str(_QUEUES), "f": "0", "g": "1", "h": "0", "j": "0"}
         words |= {"k": "false", "m": "false"}
         sends = [
@@ -53,7 +51,7 @@ class RemotingClient(FrameClient):
         return sum(answer.code == ResponseCode.SUCCESS for answer in self.ask(*sends))
 
     def create_topic(self, topic: str, *, queues: int = _QUEUES, message_type: str = "") -> None:
-        """Make a topic on a broker, or change its number of queues; RocketMQ 5 has types, such as FIFO."""
+        """Create a topic, or change its number of queues. RocketMQ 5 has types, such as FIFO."""
         fields = {"topic": topic, "defaultTopic": "TBW102", "perm": "6", "topicFilterType": "SINGLE_TAG"}
         fields |= {"readQueueNums": str(queues), "writeQueueNums": str(queues), "topicSysFlag": "0", "order": "false"}
         if message_type:
@@ -61,12 +59,10 @@ class RemotingClient(FrameClient):
         self.call(_UPDATE_AND_CREATE_TOPIC, fields)
 
     def create_group(self, group: str, *, in_order: bool = False, most_retries: int = 16) -> None:
-        """Make a consumer group on a broker."""
         config = {"groupName": group, "consumeMessageOrderly": in_order, "retryMaxTimes": most_retries}
         self.call(_UPDATE_AND_CREATE_GROUP, {}, json.dumps(config).encode())
 
     def has_route(self, topic: str) -> bool:
-        """Return whether a name server knows a broker for the topic."""
         try:
             self.call(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topic})
         except RemotingError as error:
@@ -76,15 +72,15 @@ class RemotingClient(FrameClient):
         return True
 
     def stored_messages(self, topic: str) -> int:
-        """Return how many messages of the topic a broker holds, over all its queues."""
+        """Return the number of the topic's messages in all queues of a broker."""
         body = self.call(_GET_TOPIC_STATS, {"topic": topic}).body.decode()
-        # The keys of the offset table are objects, which no JSON parser reads; every value has both of these.
+        # The keys of the offset table are objects, which no JSON parser reads. Each value has both of these.
         ends = [int(value) for value in re.findall(r'"maxOffset":(\d+)', body)]
         starts = [int(value) for value in re.findall(r'"minOffset":(\d+)', body)]
         return sum(ends) - sum(starts)
 
     def acknowledged_messages(self, group: str, topic: str, *, queues: int = _QUEUES) -> int:
-        """Return how many messages of the topic a consumer group has acknowledged, over all the queues."""
+        """Return the number of the topic's messages that a consumer group has acknowledged, in all queues."""
         acknowledged = 0
         for queue in range(queues):
             fields = {"consumerGroup": group, "topic": topic, "queueId": str(queue)}

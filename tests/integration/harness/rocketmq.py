@@ -1,4 +1,4 @@
-"""Real RocketMQ name servers and a broker, as many as a test wants."""
+"""Real RocketMQ name servers and brokers."""
 
 import contextlib
 import time
@@ -16,17 +16,17 @@ from harness.process import ManagedProcess
 from harness.remoting import RemotingClient
 
 BROKER_HOST = "127.0.0.1"
-# Of the broker's VIP channel and of its port for replicas, from its port.
+# Offsets of the broker's VIP channel and its port for replicas, from its port.
 VIP_OFFSET, HA_OFFSET = -2, 1
 NAME_SERVER_MEMORY = ("-Xms64m", "-Xmx256m")
 BROKER_MEMORY = ("-Xms512m", "-Xmx1g", "-XX:MaxDirectMemorySize=1g")
-# What RocketMQ's own start scripts open to it.
+# As in RocketMQ's own start scripts.
 _JAVA_OPENS = (
     "--add-exports=java.base/sun.nio.ch=ALL-UNNAMED",
     "--add-opens=java.base/java.nio=ALL-UNNAMED",
     "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED",
 )
-# Quickly up on few cores.
+# For a quick start on few cores.
 _JAVA_FAST = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData")
 _BROKER_CONF = """\
 brokerClusterName=DefaultCluster
@@ -55,25 +55,25 @@ _SETTINGS = {
     "mappedFileSizeCommitLog": "16777216",
     "flushDiskType": "ASYNC_FLUSH",
     "asyncSendEnable": "true",
-    # A slow disk must not make the broker refuse with the same code as the proxy: only the proxy is under test.
+    # With a slow disk the broker must not refuse with the proxy's code: only the proxy is under test.
     "waitTimeMillsInSendQueue": "10000",
     "osPageCacheBusyTimeOutMills": "10000",
-    # What consumers send back comes again after a second, whatever level they ask for.
+    # Send-backs come again after a second, whatever their level.
     "messageDelayLevel": " ".join(["1s"] * 18),
 }
 _NO_SETTINGS: Mapping[str, str] = MappingProxyType({})
 
 
 def java(classpath: str, home: Path, *options: str) -> list[str]:
-    """Return a command line up to the name of the class that is run; it leaves files in ``home`` only."""
+    """Return a command line up to the main class. It leaves files in ``home`` only."""
     here = (f"-Duser.home={home}", f"-Djava.io.tmpdir={home}")
     return [program("java"), *_JAVA_FAST, *here, *_JAVA_OPENS, *options, "-cp", f"{home}:{classpath}"]
 
 
 class RocketMQ:
-    """One broker that runs, and the name servers that it is registered at."""
+    """A running broker and its name servers."""
 
-    # What the broker prints once it is ready.
+    # The broker prints this once it is ready.
     ready = "boot success"
 
     def __init__(
@@ -136,11 +136,10 @@ class RocketMQ:
             self._stack = starting.pop_all()
 
     def stop_broker(self) -> None:
-        """End the broker as an operator does; the name server goes on, and what is stored is kept."""
+        """End the broker like an operator. The name server continues, and messages are kept."""
         self._broker.stop(timeout_s=_STOP_TIMEOUT_S)
 
     def kill_broker(self) -> None:
-        """End the broker at once, by SIGKILL."""
         self._broker.kill()
 
     def start_broker(self) -> None:
@@ -148,12 +147,11 @@ class RocketMQ:
         self._broker = self._start_broker()
 
     def kill_name_server(self, address: str) -> None:
-        """End one of the name servers at once, if it runs."""
         if address in self._name_servers:
             self._name_servers.pop(address).kill()
 
     def create_topic(self, topic: str, **how: Any) -> str:
-        """Make a topic as ``RemotingClient`` does, wait until all name servers know it, and return its name."""
+        """Create a topic, wait until all name servers know it, and return its name."""
         with self._to_broker() as broker:
             broker.create_topic(topic, **how)
         deadline = time.monotonic() + _ROUTE_TIMEOUT_S
@@ -166,41 +164,37 @@ class RocketMQ:
         return topic
 
     def fill(self, topic: str, messages: int) -> None:
-        """Make a topic that holds so many messages, past any proxy; each has a key of its own."""
+        """Create a topic with this many messages, directly at the broker. Each has its own key."""
         self.create_topic(topic)
         with self._to_broker() as broker:
             missing = messages
             while missing:
-                # No more at once than a slow broker takes before they have waited too long.
+                # At most as many at once as a slow broker handles in time.
                 missing -= broker.send(topic, min(missing, _FILLED_AT_ONCE))
 
     def stored_messages(self, topic: str) -> int:
-        """Return how many messages of the topic the broker holds: its own word, asked past any proxy."""
+        """Return the broker's number of the topic's messages, asked directly."""
         with self._to_broker() as broker:
             return broker.stored_messages(topic)
 
     def acknowledged_messages(self, group: str, topic: str) -> int:
-        """Return how many messages of the topic a consumer group has acknowledged, by the broker's word."""
+        """Return the broker's number of the topic's messages acknowledged by a consumer group."""
         with self._to_broker() as broker:
             return broker.acknowledged_messages(group, topic)
 
     def close(self) -> None:
-        """End the broker, then the name server; what they have stored is not wanted any more."""
         self._stack.close()
 
     def __enter__(self) -> Self:
-        """Return itself; leaving the block stops both."""
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        """Stop both."""
         self.close()
 
     def _classpath(self) -> str:
         return rocketmq_classpath()
 
     def _broker_command(self, home: Path, conf: Path) -> tuple[str, ...]:
-        """Return the broker's main class, and its arguments."""
         del home
         return "broker.BrokerStartup", "-n", ";".join(self.namesrvs), "-c", str(conf)
 
@@ -236,4 +230,4 @@ def _port_of(address: str) -> int:
 
 
 StartRocketMQ = Callable[..., RocketMQ]
-"""The fixture ``start_rocketmq``: takes RocketMQ's keyword arguments."""
+"""The fixture ``start_rocketmq``. Takes RocketMQ's keyword arguments."""

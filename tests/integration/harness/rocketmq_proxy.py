@@ -9,17 +9,17 @@ from harness.ports import free_port
 from harness.rocketmq import BROKER_HOST, RocketMQ
 
 _SETTINGS = {
-    # Delayed messages of any time, and their recall.
+    # Messages with any delay, and their recall.
     "timerWheelEnable": "true",
     "recallMessageEnable": "true",
-    # Transactions are asked about after a second.
+    # Ask about transactions after a second.
     "transactionTimeOut": "1000",
     "transactionCheckInterval": "1000",
 }
 
 
 class RocketMQProxy(RocketMQ):
-    """One that runs; ``grpc`` is its address, and ``port`` that of remoting, for what the broker itself is asked."""
+    """``grpc`` is its address, and ``port`` that of the broker's remoting."""
 
     ready = "rocketmq-proxy startup successfully"
 
@@ -29,7 +29,6 @@ class RocketMQProxy(RocketMQ):
         super().__init__(home, advertised_host=BROKER_HOST, settings=settings)
 
     def create_group(self, group: str, *, in_order: bool = False, most_retries: int = 16) -> str:
-        """Make a consumer group and return its name."""
         with self._to_broker() as broker:
             broker.create_group(group, in_order=in_order, most_retries=most_retries)
         return group

@@ -1,4 +1,4 @@
-"""As much of AMQP 0.9.1 as tens of thousands of channels need, which no broker of this machine would hold."""
+"""A minimal AMQP 0.9.1 broker and clients, for tens of thousands of channels, too many for a real broker here."""
 
 import asyncio
 import signal
@@ -29,8 +29,6 @@ _CLASS_AND_METHOD: Final = {
 
 
 class _Confirming(asyncio.Protocol):
-    """One connection of the broker."""
-
     published = 0
 
     def __init__(self) -> None:
@@ -56,7 +54,7 @@ class _Confirming(asyncio.Protocol):
             if len(self._data) < at + 8 + size:
                 break
             if kind == HEADER_FRAME:
-                # Bodies are empty here, so that the message is complete.
+                # Bodies are empty, so the message is complete.
                 type(self).published += 1
                 self._numbers[channel] = number = self._numbers.get(channel, 0) + 1
                 answers.append(method(channel, "basic.ack", delivery_tag=number))
@@ -80,7 +78,7 @@ async def _serve() -> None:
 
 
 class ManyClients:
-    """Connections with confirm channels, all of them by one thread."""
+    """Connections with confirm channels, all in one thread."""
 
     def __init__(self, address: str, connections: int, channels: int) -> None:
         self._host, _, port = address.rpartition(":")
@@ -90,7 +88,6 @@ class ManyClients:
         self._open: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
 
     async def open(self) -> None:
-        """Open all of them, some at once."""
         some = asyncio.Semaphore(_OPENING_AT_ONCE)
 
         async def one() -> None:
@@ -101,7 +98,7 @@ class ManyClients:
             await asyncio.gather(*(one() for _ in range(self._wanted)))
 
     async def publish(self, queue: str) -> int:
-        """Publish once on each channel and return how many of all were acked; what else came is an error."""
+        """Publish once on each channel and return the number of acks. Other answers are errors."""
         data = b"".join(publish(channel, queue) for channel in self._channels)
         for _, writer in self._open:
             writer.write(data)
@@ -110,7 +107,7 @@ class ManyClients:
         return sum(acked)
 
     async def close(self) -> None:
-        """End them without a word."""
+        """Close the sockets without a close method."""
         for _, writer in self._open:
             writer.transport.abort()
         await asyncio.gather(*(writer.wait_closed() for _, writer in self._open), return_exceptions=True)
@@ -139,7 +136,7 @@ class ManyClients:
         return len(acked)
 
     async def _expect(self, reader: asyncio.StreamReader, wanted: Iterable[tuple[int, int]]) -> None:
-        """Read answers until all that are wanted are there; each channel answers for itself, in whatever order."""
+        """Read until all wanted answers have arrived, in any order of channels."""
         left = Counter(wanted)
         while left:
             _, came, payload = await _read(reader)

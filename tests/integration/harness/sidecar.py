@@ -1,4 +1,4 @@
-"""`sluice run` as a real process, watched through its admin address; under coverage with COVERED_SIDECARS=1."""
+"""`sluice run` as a real process, watched through its admin address, under coverage with COVERED_SIDECARS=1."""
 
 import json
 import os
@@ -25,7 +25,7 @@ _START_TIMEOUT_S = 240.0
 _STOP_TIMEOUT_S = 120.0
 _METRICS_TIMEOUT_S = 60.0
 _POLL_S = 0.05
-# Twice the time to start and several times that of a message: the unit tests go through the same lines.
+# Start takes twice the time, and messages several times: the unit tests cover the same lines.
 _COVERED = os.environ.get("COVERED_SIDECARS", "") not in {"", "0"}
 
 
@@ -37,16 +37,16 @@ class Route(NamedTuple):
 
 
 class Metrics(dict[tuple[str, frozenset[tuple[str, str]]], float]):
-    """One scrape: the value of each sample by its name and its labels."""
+    """One scrape: the samples by name and labels."""
 
     def total(self, name: str, **labels: str) -> float:
-        """Return the sum of the samples with that name that carry at least these labels; 0 when there are none."""
+        """Return the sum of the samples with that name and at least these labels, or 0."""
         wanted = labels.items()
         return sum(value for (sample, have), value in self.items() if sample == name and wanted <= have)
 
 
 def sluice_command(*arguments: str, covered: bool = True) -> list[str]:
-    """Return the command line that runs `sluice`, without coverage if its speed or memory is the question."""
+    """Return the command line of `sluice`, without coverage if its speed or memory is tested."""
     script = required(VENV_BIN / "sluice", "make setup")
     if not (covered and _COVERED):
         return [str(script), *arguments]
@@ -60,7 +60,7 @@ def sluice_command(*arguments: str, covered: bool = True) -> list[str]:
 def run_sluice(
     *arguments: str, cwd: Path, timeout_s: float = 240.0, env: Mapping[str, str] = MappingProxyType({})
 ) -> subprocess.CompletedProcess[str]:
-    """Run `sluice` to its end and return its exit status and output; ``env`` comes on top of the tests' environment."""
+    """Run `sluice` to its end and return its exit status and output. ``env`` adds to the tests' environment."""
     return subprocess.run(
         [program("setpriv"), "--pdeathsig", "KILL", "--", *sluice_command(*arguments)],
         stdin=subprocess.DEVNULL,
@@ -69,14 +69,12 @@ def run_sluice(
         timeout=timeout_s,
         check=False,
         cwd=cwd,
-        # Not the machine's, which another run of the tests may have open.
+        # Not the machine's, which another run of the tests may use.
         env={**os.environ, "STATE_DIRECTORY": str(cwd / "state"), **env},
     )
 
 
 class Sluice:
-    """A running sidecar."""
-
     def __init__(
         self,
         directory: Path,
@@ -106,7 +104,7 @@ class Sluice:
         for limit in limits:
             command += ["--limit", limit]
         if "--state-dir" not in arguments:
-            # Edits of one test are nobody else's business.
+            # So that edits do not reach other tests.
             command += ["--state-dir", str(directory / "state")]
         command = [*inside, *command, *arguments]
         self.process = ManagedProcess("sluice", command, log=directory / "sluice.log", env=env, cwd=directory)
@@ -117,7 +115,6 @@ class Sluice:
             raise
 
     def get(self, path: str) -> tuple[int, str]:
-        """Return status and body of a page of the admin address."""
         try:
             with urllib.request.urlopen(f"http://{self.admin}{path}", timeout=_METRICS_TIMEOUT_S) as answer:
                 return answer.status, answer.read().decode()
@@ -126,14 +123,13 @@ class Sluice:
                 return error.code, error.read().decode()
 
     def explain(self, **question: str) -> Any:
-        """Return what the API says would limit a request: ``kind``, ``name``, and whatever else matters."""
+        """Return the API's explanation for a request with ``kind``, ``name``, and others."""
         status, text = self.get(f"/api/v1/explain?{urllib.parse.urlencode(question)}")
         if status != 200:
             raise self.process.failure(f"/api/v1/explain answered {status}: {text}")
         return json.loads(text)
 
     def metrics(self) -> Metrics:
-        """Return what ``/metrics`` says now."""
         status, text = self.get("/metrics")
         if status != 200:
             raise self.process.failure(f"/metrics answered {status}: {text}")
@@ -146,7 +142,7 @@ class Sluice:
         )
 
     def wait_for_metrics(self, condition: Callable[[Metrics], bool]) -> Metrics:
-        """Wait until ``/metrics`` says something, and return what it says then."""
+        """Wait until a condition on ``/metrics`` is true, and return them."""
         deadline = time.monotonic() + _METRICS_TIMEOUT_S
         while not condition(metrics := self.metrics()):
             if time.monotonic() > deadline:
@@ -155,7 +151,7 @@ class Sluice:
         return metrics
 
     def descriptors(self) -> int:
-        """Return how many files it has open, without the rejection log, which is opened with its first record."""
+        """Return the number of its open files, without the rejection log, which is opened with its first record."""
         return len(self._open_files())
 
     def _open_files(self) -> list[str]:
@@ -167,8 +163,8 @@ class Sluice:
         return sorted(str(name) for name in names if not name.name.startswith("rejections-"))
 
     def wait_for_descriptors(self, before: int) -> int:
-        """Wait until it has no more files open than before it had clients, and return how many these are."""
-        # Sockets of the last questions to its admin address, and of brokers, are closed a moment after it says so.
+        """Wait until no more files are open than before it had clients, and return their number."""
+        # Sockets of recent admin requests, and of brokers, are closed a moment later.
         deadline = time.monotonic() + _METRICS_TIMEOUT_S
         while len(left := self._open_files()) > before:
             if time.monotonic() > deadline:
@@ -177,7 +173,7 @@ class Sluice:
         return len(left)
 
     def end_with_nothing_left(self, *, descriptors: int) -> None:
-        """End it once all clients are gone, and check before that nothing of them is left."""
+        """Stop it once all clients are gone, and check before that they left nothing."""
         metrics = self.wait_for_metrics(lambda metrics: metrics.total("sluice_connections") == 0)
         opened = metrics.total("sluice_connections_opened_total")
         assert metrics.total("sluice_connections_closed_total") == opened
@@ -188,15 +184,13 @@ class Sluice:
         assert "Traceback" not in "\n".join(self.process.lines)
 
     def stop(self) -> int:
-        """End it with SIGTERM, wait for that, and return its exit status."""
+        """Stop it with SIGTERM and return its exit status."""
         return self.process.stop(timeout_s=_STOP_TIMEOUT_S)
 
     def __enter__(self) -> Self:
-        """Return itself; leaving the block stops it."""
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        """Stop it."""
         self.stop()
 
     def _wait_for(self, path: str) -> None:
@@ -212,11 +206,11 @@ class Sluice:
                     return
                 last = f"{status} {body}"
             time.sleep(_POLL_S)
-        # Waited for here so that the log in the message is whole.
+        # Wait, so that the log in the message is complete.
         if not self.process.running:
             self.process.wait(timeout_s=_STOP_TIMEOUT_S)
         raise self.process.failure(f"{path} did not say yes; the last answer was {last}")
 
 
 StartSluice = Callable[..., Sluice]
-"""The fixture ``start_sluice``: takes the broker to stand in front of, or Sluice's keyword arguments."""
+"""The fixture ``start_sluice``. Takes the broker to stand in front of, or Sluice's keyword arguments."""

@@ -1,4 +1,4 @@
-"""Toxiproxy, which relays and does to what it relays what bad networks do: as many relays as a test wants."""
+"""Toxiproxy, a relay with the faults of bad networks."""
 
 import json
 import socket
@@ -18,11 +18,11 @@ _TIMEOUT_S: Final = 60.0
 _LOOK_S: Final = 0.02
 
 Direction = Literal["upstream", "downstream"]
-"""What a toxic is put on: what clients write, or what servers write."""
+"""The direction of a toxic: from clients, or from servers."""
 
 
 class Toxiproxy:
-    """A running toxiproxy; what it relays is in ``relay``."""
+    """A running toxiproxy. Its relays are in ``relay``."""
 
     def __init__(self, folder: Path) -> None:
         server = required(PARTS / "toxiproxy" / "server", "make parts")
@@ -32,7 +32,7 @@ class Toxiproxy:
         self._process = ManagedProcess("toxiproxy", command, log=folder / "toxiproxy.log")
         try:
             self._process.wait_for_line("Starting HTTP server", timeout_s=_TIMEOUT_S)
-            # It says so a moment before it listens.
+            # It prints this a moment before it listens.
             host_port = host, int(port)
             while self._process.running and _refused(host_port):
                 time.sleep(_LOOK_S)
@@ -46,7 +46,7 @@ class Toxiproxy:
 
     @contextmanager
     def toxic(self, relay: str, kind: str, direction: Direction, attributes: Mapping[str, int]) -> Iterator[None]:
-        """Spoil a relay, also its connections that are open, as long as the block lasts."""
+        """Disturb a relay, including its open connections, during the block."""
         body = {"name": "toxic", "type": kind, "stream": direction, "attributes": dict(attributes)}
         self._ask("POST", f"proxies/{relay}/toxics", body)
         try:
@@ -55,7 +55,6 @@ class Toxiproxy:
             self._ask("DELETE", f"proxies/{relay}/toxics/toxic")
 
     def close(self) -> None:
-        """End it."""
         self._process.kill()
 
     def _ask(self, method: str, path: str, body: Any = None) -> None:

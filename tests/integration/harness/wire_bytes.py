@@ -1,4 +1,4 @@
-"""Makes batch bodies and properties, and takes apart what was sent and answered: whole bodies and streams."""
+"""Makes batch bodies and properties, and parses complete streams and bodies."""
 
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -18,21 +18,20 @@ from proxy.protocols.rocketmq.wire.command import RemotingCommand, decode
 
 
 def count_records(body: bytes) -> int:
-    """Return how many records a complete body holds, as RecordCounter counts."""
+    """As RecordCounter counts."""
     counter = RecordCounter()
     counter.feed(memoryview(body))
     return counter.count
 
 
 def count_messages(body: bytes | memoryview) -> int:
-    """Return how many messages a batch body holds, as BatchReader counts."""
+    """As BatchReader counts."""
     reader = BatchReader()
     reader.resume(body)
     return reader.count
 
 
 def encode_batch(messages: Iterable[BatchMessage]) -> bytes:
-    """Return the batch body that holds these messages."""
     parts: list[bytes] = []
     for message in messages:
         properties = message.properties.encode()
@@ -49,7 +48,6 @@ def encode_batch(messages: Iterable[BatchMessage]) -> bytes:
 
 
 def encode_properties(properties: Mapping[str, str]) -> str:
-    """Return properties as they travel."""
     for text in (*properties.keys(), *properties.values()):
         if _NAME_END in text or _VALUE_END in text:
             raise LocalProtocolError("bad_properties", f"{text!r} holds a separator of the properties string")
@@ -57,7 +55,6 @@ def encode_properties(properties: Mapping[str, str]) -> str:
 
 
 def decode_all(data: bytes) -> Iterator[RemotingCommand]:
-    """Yield the commands of a whole number of frames."""
     at = 0
     while at < len(data):
         end = at + 4 + int.from_bytes(data[at : at + 4], "big")

@@ -1,4 +1,4 @@
-"""The embedded broker for clients in processes of their own."""
+"""The embedded broker for clients in separate processes."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -11,19 +11,16 @@ from admin.demo.broker import Loopback, serve_broker
 
 
 class Embedded:
-    """A running embedded broker and the clients that are to work against it."""
-
     def __init__(self, loopback: Loopback) -> None:
         self.loopback = loopback
         self.namesrv = loopback.name_server_address
 
     async def run(self, run_client: Callable[..., Any], *arguments: object, **options: object) -> Any:
-        """Run a client program on a thread, so that the broker goes on meanwhile, and return its report."""
+        """Run a client program on a thread, so that the broker continues, and return its report."""
         return await trio.to_thread.run_sync(partial(run_client, *arguments, **options))
 
 
 @pytest.fixture
 async def embedded(nursery: trio.Nursery) -> Iterator[Embedded]:
-    """An embedded broker on free ports."""
     yield Embedded(await nursery.start(serve_broker))
     nursery.cancel_scope.cancel()

@@ -1,4 +1,4 @@
-"""Real, unchanged clients work against the embedded broker."""
+"""Unchanged clients work against the embedded broker."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -17,9 +17,7 @@ _SECONDS = 2
 @pytest.mark.parametrize(
     "client", ["java", pytest.param("java with the binary header", marks=pytest.mark.long), "cpp", "node"]
 )
-async def test_everything_that_a_producer_was_told_is_stored_is_stored(
-    embedded: Any, client_home: Path, client: str
-) -> None:
+async def test_everything_confirmed_to_a_producer_is_stored(embedded: Any, client_home: Path, client: str) -> None:
     arguments = (embedded.namesrv, "producers", str(_SECONDS), "10", "orders", "invoices")
     # One of these clients does not send to a topic that does not exist.
     for topic in ("orders", "invoices"):

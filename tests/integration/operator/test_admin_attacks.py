@@ -1,7 +1,7 @@
-"""What strangers try at the admin address of a running sidecar, one test for each; meanwhile messages go through it.
+"""Attacks on the admin address of a running sidecar while messages pass.
 
-After each attack the data path must have gone on: a producer sends one message after the other the whole time, and at
-the end the broker has as many as were answered.
+A producer sends messages all the time. After each attack more must pass, and at the end the broker has all acknowledged
+ones.
 """
 
 import json
@@ -31,15 +31,13 @@ WRITE: Final = "6f0f5c4e1b0a49d6a1f77f2c5b3b9a10"
 READ: Final = "d1c7a4be30f24a0f9a5e2f6f4a1c8e77"
 TOPIC: Final = "undisturbed"
 _TIMEOUT_S: Final = 60.0
-#: Messages that must go through after an attack.
+# Messages that must pass after an attack.
 _MORE: Final = 50
 
 Headers = dict[str, str]
 
 
 class Answer(NamedTuple):
-    """What a request was answered, if it was."""
-
     status: int
     headers: Headers
     body: bytes
@@ -50,8 +48,6 @@ class Answer(NamedTuple):
 
 
 class Traffic:
-    """A producer that sends one message after the other until it is stopped."""
-
     def __init__(self, address: str) -> None:
         self.stored = 0
         self.failure: BaseException | None = None
@@ -62,7 +58,6 @@ class Traffic:
         self._thread.start()
 
     def wait_for(self, stored: int) -> None:
-        """Wait until so many messages were stored."""
         with self._changed:
             assert self._changed.wait_for(lambda: self.stored >= stored or self.failure, _TIMEOUT_S)
         assert self.failure is None
@@ -91,7 +86,7 @@ class Traffic:
 def sidecar(
     start_sluice: StartSluice, broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Sluice]:
-    """One with a write token and a read token, and with metrics that want none."""
+    """A sidecar with a write token and a read token, and with public metrics."""
     file = tmp_path_factory.mktemp("tokens") / "tokens"
     file.touch(0o600)
     file.write_text(f"alice write {WRITE}\nbob read {READ}\n", encoding="utf-8")
@@ -102,7 +97,7 @@ def sidecar(
 
 @pytest.fixture(scope="module")
 def traffic(sidecar: Sluice, broker: EmbeddedBroker) -> Iterator[Traffic]:
-    """Goes on through all tests; at the end the broker has all of it."""
+    """Runs during all tests. At the end the broker must have all its messages."""
     running = Traffic(sidecar.routes[0].listen)
     yield running
     running.stop()
@@ -118,8 +113,6 @@ def _data_path_goes_on(traffic: Traffic) -> Iterator[None]:
 
 @pytest.fixture
 def ask(sidecar: Sluice) -> Callable[..., Answer]:
-    """Asks the sidecar with a connection, and by default with the write token."""
-
     def request(
         path: str, method: str = "GET", *, token: str = WRITE, body: bytes = b"", headers: Headers | None = None
     ) -> Answer:
@@ -146,7 +139,7 @@ def connect(address: str) -> socket.socket:
 
 
 def read(connection: socket.socket) -> Answer:
-    """Read one answer to its end, where the other side closes; status 0 if there was none."""
+    """Read one answer until the connection is closed. Status 0: no answer."""
     got = bytearray()
     while chunk := connection.recv(65536):
         got += chunk
@@ -158,7 +151,7 @@ def read(connection: socket.socket) -> Answer:
 
 
 def refused(answer: Answer, status: int) -> str:
-    """Check that it is a refusal as all are, without a word of the tokens, and return what it says."""
+    """Check that it is an ordinary refusal without any part of the tokens, and return its text."""
     assert answer.status == status, answer
     assert answer.headers["content-type"] == "application/problem+json"
     assert answer.headers["x-content-type-options"] == "nosniff"
@@ -187,7 +180,7 @@ def test_without_a_token_nothing_is_told_and_nothing_changed(sidecar: Sluice, as
 @pytest.mark.parametrize(
     "token", [WRITE[:-1], WRITE + "0", WRITE.upper(), READ + WRITE, "Bearer", "' or 1=1 --", "x" * 8000]
 )
-def test_a_wrong_token_is_no_token(ask: Callable[..., Answer], token: str) -> None:
+def test_a_wrong_token_counts_as_no_token(ask: Callable[..., Answer], token: str) -> None:
     refused(ask("/api/v1/limits", token=token), 401)
 
 
@@ -246,7 +239,7 @@ def test_an_oversized_body_is_refused_while_it_comes(sidecar: Sluice, ask: Calla
     announced = ask(path, "PUT", headers={"Content-Length": "99999999999"})
     refused(announced, 413)
     with connect(sidecar.admin) as connection:
-        # The answer comes although no one reads what else there is.
+        # The answer comes although the rest is not read.
         connection.sendall(head("PUT", path, {**fields, "Transfer-Encoding": "chunked"}))
         connection.sendall((b"10000\r\n" + bytes(0x10000) + b"\r\n") * 17)
         refused(read(connection), 413)
@@ -309,7 +302,7 @@ def test_no_spelling_of_a_path_leads_past_the_token_or_to_a_file(ask: Callable[.
         answer = ask(path, method, token="")
         assert answer.status in (400, 401), answer
         assert b"rows" not in answer.body
-    # With a token there is no file at the end of it, either.
+    # Nor does a token give access to a file.
     assert b"root:" not in ask(path).body
 
 
@@ -405,7 +398,7 @@ def test_a_hangup_takes_new_tokens_and_keeps_the_old_ones_if_the_file_is_wrong(
         assert (status(WRITE), status(READ)) == (401, 200)
 
 
-def test_a_body_that_is_shorter_than_it_says_is_cut(half_said: dict[str, socket.socket]) -> None:
+def test_a_body_shorter_than_its_content_length_is_cut(half_said: dict[str, socket.socket]) -> None:
     assert "10 seconds" in refused(read(half_said["body"]), 408)
 
 

@@ -1,4 +1,4 @@
-"""Edits over HTTP of a running sidecar, and what connections that are already open find of them."""
+"""Edits over HTTP of a running sidecar, and their effect on open connections."""
 
 import http.client
 import json
@@ -32,8 +32,6 @@ def sidecar(start_sluice: StartSluice, broker: EmbeddedBroker) -> Sluice:
 
 
 class Api:
-    """One keep-alive connection to the API."""
-
     def __init__(self, address: str) -> None:
         self.connection = http.client.HTTPConnection(address, timeout=60)
 
@@ -64,7 +62,7 @@ def test_edit_applies_to_the_next_request_of_every_connection(sidecar: Sluice, a
         clients = [connections.enter_context(FrameClient(sidecar.routes[0].listen)) for _ in range(8)]
         for rate, passes in ((0, False), ("unlimited", True), (0, False)):
             assert api.ask("PUT", "limits/topic/next", {"rate": rate})[0] == 200
-            # Answered means in force: nobody waits for anything here.
+            # An answer means that the limit is active: no connection waits here.
             answers = [client.ask(send("next"))[0] for client in clients]
             assert (stored(answers), len(refused(answers))) == ((8, 0) if passes else (0, 8))
         assert api.ask("DELETE", "limits/topic/next")[0] == 200
@@ -83,7 +81,7 @@ def test_switch_applies_to_the_next_request(sidecar: Sluice, api: Api) -> None:
 
 
 def test_of_writers_with_the_same_tag_one_wins_and_nothing_is_lost(sidecar: Sluice, api: Api) -> None:
-    # Each adds one to the rate, and begins again when somebody else was faster.
+    # Each adds one to the rate, and starts again if another writer was faster.
     writers, times = 4, 10
     assert api.ask("PUT", "limits/topic/contested", {"rate": 1})[0] == 200
     stale = []
@@ -142,7 +140,7 @@ def test_events_tell_the_table_then_the_change_and_the_traffic(sidecar: Sluice, 
         rows = (row for name, data in told if name == "limits" for row in data["rows"])
         live: dict[str, Any] = {}
         while not live.get("limited"):
-            # Again for each look at it: what was refused long ago limits nobody now.
+            # Refuse again before each read, because old refusals no longer count.
             client.ask(*[send("watched") for _ in range(20)])
             live = next(rows).get("live") or {}
         assert live["last_refused_at"]
@@ -156,6 +154,6 @@ def test_streams_end_when_the_sidecar_drains(start_sluice: StartSluice, broker: 
         response = watching.connection.getresponse()
         assert next(events(response))[0] == "limits"
         assert stopping.stop() == 0
-        # Nothing was in flight, so there was no time for a farewell; it is not left hanging.
+        # Without a request in flight the sidecar may close without an answer, but must not leave the connection open.
         with suppress(http.client.IncompleteRead):
             response.read()

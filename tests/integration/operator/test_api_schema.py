@@ -1,4 +1,4 @@
-"""Schemathesis against the API of a running sidecar: whatever it asks, it gets an answer of the documented form."""
+"""Schemathesis against the API of a running sidecar: every answer has the documented form."""
 
 import json
 import re
@@ -34,7 +34,7 @@ rate = 20
 shared = true
 """
 
-# Semantics go beyond any schema: a valid rate may contradict a valid burst (400), a valid tag be stale (412).
+# Valid requests can still fail: a rate may contradict a burst (400), and a tag may be stale (412).
 _SCHEMATHESIS = """
 [checks]
 positive_data_acceptance.expected-statuses = ["2xx", "304", "400", "404", "409", "412"]
@@ -80,7 +80,7 @@ def test_every_answer_is_as_documented_and_none_is_a_fault(
         selected, total = map(int, operations.groups())
         assert selected == total - 1
         assert f"Tested: {selected}" in found.stdout, found.stdout[-2_000:]
-    # It may have closed that connection, as it may; the next one is served.
+    # The sidecar may have closed that connection. The next one is served.
     with FrameClient(route.listen) as client:
         assert client.ask(send("orders"))
     lines = sidecar.process.lines

@@ -1,4 +1,4 @@
-"""The commands that ask a running Sluice, against `sluice run` as a real process."""
+"""The commands that query a running Sluice, against a real `sluice run`."""
 
 import json
 import os
@@ -101,17 +101,17 @@ def run(sidecar: Sluice, tmp_path: Path) -> Run:
 
 @pytest.fixture(autouse=True)
 def _as_configured(sidecar: Sluice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Take all edits back afterwards; in this process, since starting one takes longer than most of these tests."""
+    """Undo all edits afterwards, in this process, because starting another takes longer than most of these tests."""
     yield
     monkeypatch.setenv("SLUICE_TOKEN", WRITE)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     for undo in (["limits", "unset", "--all"], ["switch", "reset"]):
-        assert main([*undo, "--admin", sidecar.admin]) in (0, 5)  # 5: there was nothing to take back
+        assert main([*undo, "--admin", sidecar.admin]) in (0, 5)  # 5: no edits to undo
 
 
 def test_edit_applies_to_the_next_request(run: Run, sidecar: Sluice) -> None:
     with FrameClient(sidecar.routes[0].listen) as client:
-        # Who connects and says nothing is closed.
+        # Silent connections are closed.
         assert stored(client.ask(send("stopped"))) == 1
         run("limits", "set", "topic", "stopped", "0")
         assert refused(client.ask(send("stopped")))
@@ -188,7 +188,7 @@ def test_a_file_is_applied_as_a_whole_or_not_at_all(run: Run, tmp_path: Path) ->
     assert {each["name"] for each in run("limits", "diff", "--json").json["limits"]} == {"mail", "*"}
 
 
-def test_what_is_exported_can_be_checked_and_makes_the_same_limits(run: Run, tmp_path: Path) -> None:
+def test_an_export_can_be_checked_and_makes_the_same_limits(run: Run, tmp_path: Path) -> None:
     run("limits", "set", "topic", "orders", "1000", "--fair-by", "client", "--reason", 'say "hi"\n[[limits]]')
     run("limits", "set", "topic", "warm-*", "9", "--warm-up-s", "3")
     run("limits", "set", "topic", "held", "9", "--action", "delay", "--max-delay-s", "1.5")
@@ -199,7 +199,7 @@ def test_what_is_exported_can_be_checked_and_makes_the_same_limits(run: Run, tmp
     checked = run("check", str(file))
     assert checked.exit_code == 0, checked.err
     unchanged = run("limits", "apply", str(file))
-    # The two of one name that have different hours can be in a file and not be edited.
+    # Two rules for one name with different hours are possible in a file, but cannot be edited.
     assert unchanged.exit_code == 2
     assert "a second limit for topic reports" in unchanged.err
     without = exported.out.split("[[limits]]")

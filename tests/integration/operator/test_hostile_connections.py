@@ -1,6 +1,6 @@
-"""300 hostile connections to the admin address: probes and a scrape are answered, memory and descriptors have a bound.
+"""300 hostile connections to the admin address: probes and a scrape are answered, memory and descriptors are bounded.
 
-How long the probes took is printed (``pytest -s``) and not asserted.
+The duration of the probes is printed (``pytest -s``) and not asserted.
 """
 
 import re
@@ -23,13 +23,13 @@ pytestmark = pytest.mark.integration
 
 HOSTILE: Final = 300
 MAX_ADMIN: Final = 256
-#: As patient as the probes of the chart.
+# As in the chart.
 PROBE_TIMEOUT_S: Final = 5.0
-#: One of 20 MB takes seconds on a busy machine.
+# A scrape of 20 MB takes seconds on a busy machine.
 SCRAPE_TIMEOUT_S: Final = 60.0
-#: 64 MiB of unsent answers, one scrape that is being made, and what the interpreter does not give back.
+# 64 MiB of unsent answers, one scrape in progress, and memory that the interpreter does not return.
 MAX_GROWTH_MIB: Final = 256
-#: As many as make a scrape of 20 MB.
+# Enough for a scrape of 20 MB.
 LIMITS: Final = 30_000
 HEAD: Final = "GET {path} HTTP/1.1\r\nHost: {host}\r\n\r\n"
 
@@ -58,7 +58,6 @@ def said(sidecar: Sluice, what: str) -> bytes:
 
 
 def hold(address: str, text: bytes) -> socket.socket:
-    """Open a connection that reads nothing."""
     host, _, port = address.rpartition(":")
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

@@ -1,4 +1,4 @@
-"""Reading the configuration again in a real process: by SIGHUP and over HTTP."""
+"""Reload of a real process's configuration, by SIGHUP and over HTTP."""
 
 import signal
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ def logged(sluice: Sluice, text: str) -> str:
     return sluice.process.wait_for_line(text, timeout_s=_TIMEOUT_S)
 
 
-def test_a_good_file_is_put_in_force_by_sighup_and_traffic_goes_on(sluice: Sluice, tmp_path: Path) -> None:
+def test_a_valid_file_is_applied_by_sighup_while_traffic_continues(sluice: Sluice, tmp_path: Path) -> None:
     ask(sluice, "PUT", "limits/topic/edited", {"rate": 9})
     (tmp_path / "sluice.toml").write_text(TEXT.format(rate=7) + TEXT.format(rate=1).replace("orders", "edited"))
     sluice.process.signal(signal.SIGHUP)
@@ -38,7 +38,7 @@ def test_a_good_file_is_put_in_force_by_sighup_and_traffic_goes_on(sluice: Sluic
     assert (change["action"], change["by"], change["target"]) == ("reload", "SIGHUP", "configuration")
 
 
-def test_a_bad_file_changes_nothing_and_is_told_as_check_tells_it(sluice: Sluice, tmp_path: Path) -> None:
+def test_a_bad_file_changes_nothing_and_is_reported_as_by_check(sluice: Sluice, tmp_path: Path) -> None:
     (tmp_path / "sluice.toml").write_text(TEXT.format(rate=7) + "x = 1\n")
     sluice.process.signal(signal.SIGHUP)
     what = "sluice.toml:5: limits[0].x: unknown"
@@ -56,7 +56,7 @@ def test_a_bad_file_changes_nothing_and_is_told_as_check_tells_it(sluice: Sluice
     (tmp_path / "sluice.toml").write_text(TEXT.format(rate=5))
     ask(sluice, "POST", "reload")
     assert ask(sluice, "GET", "state")[1]["failed_reload"] is None
-    # Both reloads that were asked for over HTTP are in the log, too.
+    # Both reloads over HTTP are in the log, too.
     logged(sluice, "configuration reloaded")
     lines = [line for line in sluice.process.log.read_text(encoding="utf-8").splitlines() if '"by": "local"' in line]
     assert ["reload failed" in line for line in lines] == [True, False]

@@ -1,4 +1,4 @@
-"""A real Prometheus scrapes running sidecars, and its queries give the figures of the traffic that went through."""
+"""A real Prometheus scrapes running sidecars. Its queries must return the figures of the traffic sent."""
 
 import json
 import time
@@ -56,7 +56,7 @@ scrape_configs:
 
 @pytest.fixture(scope="module")
 def sidecars(start_sluice: StartSluice) -> Iterator[tuple[Sluice, Sluice]]:
-    """Two sidecars in front of one broker: one that limits, and one with a token whose limiting is switched off."""
+    """Two sidecars in front of one broker: one that limits, and one with a token and without limiting."""
     with EmbeddedBroker() as broker:
         running = []
         for limiting in ("true", "false"):
@@ -72,7 +72,7 @@ def sidecars(start_sluice: StartSluice) -> Iterator[tuple[Sluice, Sluice]]:
 
 @pytest.fixture(scope="module")
 def prometheus(sidecars: tuple[Sluice, Sluice], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    """One that scrapes both, and has seen each before and after the traffic that the tests know of."""
+    """Scrapes both, and has samples from before and after the traffic."""
     limiting, switched_off = sidecars
     config = _PROMETHEUS.format(limiting=limiting.admin, switched_off=switched_off.admin, token=_TOKEN)
     server = Prometheus(tmp_path_factory.mktemp("prometheus"), config)
@@ -101,7 +101,7 @@ def test_requests_and_messages_are_counted_by_resource_and_verdict(prometheus: P
     prometheus.wait_for_value('sum by (verdict) (sluice_requests_total{job="limiting",verdict="refuse"})', 4)
 
 
-def test_sidecar_that_is_switched_off_says_so_and_counts_all_as_passed(prometheus: Prometheus) -> None:
+def test_a_sidecar_that_is_switched_off_reports_it_and_counts_everything_as_passed(prometheus: Prometheus) -> None:
     prometheus.wait_for_value('sluice_limiting{job="limiting"}', 1)
     prometheus.wait_for_value('sluice_limiting{job="switched-off"}', 0)
     prometheus.wait_for_value('sum(sluice_requests_total{job="switched-off",verdict="pass"})', 34)
@@ -110,30 +110,30 @@ def test_sidecar_that_is_switched_off_says_so_and_counts_all_as_passed(prometheu
 
 def test_without_its_token_nothing_is_scraped(prometheus: Prometheus) -> None:
     prometheus.wait_for_value('up{job="without-token"}', 0)
-    # A busy machine lets a scrape come too late now and then, which is another error.
+    # On a busy machine a scrape may time out, which is another error.
     errors = prometheus.wait_for_errors(lambda found: "401" in found["without-token"])
     assert prometheus.vector('sluice_requests_total{job="without-token"}') == {}
     assert "401" in errors["without-token"]
     prometheus.wait_for_errors(lambda found: found["limiting"] == found["switched-off"] == "")
 
 
-def test_rate_is_what_was_sent_over_the_time_between_scrapes(prometheus: Prometheus) -> None:
+def test_the_rate_is_the_messages_per_time_between_scrapes(prometheus: Prometheus) -> None:
     series = 'sluice_requests_total{resource="orders",verdict="pass",job="limiting"}'
     prometheus.wait_for_value(f"max_over_time({series}[{_RANGE_S}s]) - min_over_time({series}[{_RANGE_S}s])", 30)
-    # Both of the same moment, so that no scrape comes in between.
+    # At the same moment, so that no scrape comes in between.
     moment = time.time()
     (samples,) = prometheus.query(f"{series}[{_RANGE_S}s] @ {moment}")
     (rate,) = prometheus.vector(f"rate({series}[{_RANGE_S}s] @ {moment})").values()
     (first_at, first), *_, (last_at, last) = samples["values"]
     sent = float(last) - float(first)
     assert sent == 30
-    # Prometheus extrapolates to the ends of the range, at most half a scrape interval at either.
+    # Prometheus extrapolates to the ends of the range, by at most half a scrape interval each.
     assert sent / _RANGE_S <= rate <= sent / (last_at - first_at)
 
 
 def test_share_used_of_a_limit_is_right(prometheus: Prometheus) -> None:
     used = 'sluice_limit_used_ratio{kind="topic",resource="orders",dimension="messages",window="60s",job="limiting"}'
-    # 60 messages of the 600 that the rate allows in a minute, as long as that minute lasted.
+    # 60 of the 600 messages that the rate allows in a minute, for as long as that minute lasted.
     prometheus.wait_for_value(f"max_over_time({used}[{_RANGE_S}s])", 60 / 600)
 
 
@@ -141,7 +141,7 @@ def test_every_metric_comes_with_help_and_type(prometheus: Prometheus) -> None:
     prometheus.wait_for('up{job="limiting"}', lambda found: list(found.values()) == [1])
     with urllib.request.urlopen(f"http://{prometheus.address}/api/v1/targets/metadata", timeout=_TIMEOUT_S) as answer:
         metadata = json.load(answer)["data"]
-    # A counter goes by its name without the suffix there, as OpenMetrics has it.
+    # OpenMetrics names counters without the suffix.
     ours = {each["metric"]: each for each in metadata if each["metric"].startswith("sluice_")}
     assert ours["sluice_requests"]["type"] == "counter"
     assert ours["sluice_limit_used_ratio"]["type"] == "gauge"

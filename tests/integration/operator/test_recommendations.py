@@ -31,7 +31,7 @@ name = "log-*"
 rate = 20
 break_s = 0
 """
-EVIDENCE = "p99 of demand over 7 days is 430/s, limit 5/s refused 2.1 % in 14 storms."
+EVIDENCE = "p99 of demand over 7 days is 430/s, and the limit of 5/s refused 2.1 % in 14 storms."
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -105,8 +105,8 @@ def test_it_holds_for_the_next_request_is_audited_and_can_be_undone(
         assert EVIDENCE in run("audit").stdout
         again = run("limits", "apply", path)
         assert again.stdout.splitlines()[-3:] == [
-            "left out: topic orders: in force already",
-            "left out: topic log-1: in force already",
+            "left out: topic orders: active already",
+            "left out: topic log-1: active already",
             "changed 0, left out 2",
         ]
         change = re.findall(r"audit revert (\d+)", done.stdout)[0]
@@ -121,7 +121,7 @@ def test_a_limit_that_was_changed_since_is_left(run: Run, instance: str, tmp_pat
     path = written(tmp_path, raised(instance))
     left = run("limits", "apply", path)
     assert left.returncode == 0, left.stderr
-    assert "left out: topic orders: changed since: 7/s in force, made for 5/s" in left.stdout
+    assert "left out: topic orders: changed since: 7/s now, recommended for 5/s" in left.stdout
     assert run("limits", "apply", path, "--force").stdout.endswith("changed 1, left out 0\n")
     run("limits", "unset", "--all")
 

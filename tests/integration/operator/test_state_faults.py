@@ -1,4 +1,4 @@
-"""Live edits of a real process across kills, restarts and faults of its state directory; traffic goes on."""
+"""Live edits of a real process across kills, restarts and faults of its state directory, under traffic."""
 
 import subprocess
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from harness.frames import FrameClient, send, stored
 from harness.ports import free_port
 from harness.sidecar import Route, Sluice, run_sluice
 
-# The rejection log makes a folder again that is gone.
+# The rejection log would create a missing folder again.
 FILE = '[rejection_log]\ndir = "off"\n[[limits]]\nkind = "topic"\nname = "orders"\nrate = 5\n'
 KILLS = 10
 
@@ -26,7 +26,7 @@ def route(broker: EmbeddedBroker) -> Route:
 
 @pytest.fixture
 def start(tmp_path: Path, route: Route) -> Start:
-    """Starts sidecars one after another over one directory."""
+    """Starts sidecars one after another with one state directory."""
 
     def run(*arguments: str) -> Sluice:
         return Sluice(tmp_path, (route,), config=FILE, arguments=arguments, covered=False)
@@ -53,7 +53,7 @@ def test_ten_kills_while_it_is_edited_lose_no_acknowledged_edit_and_leave_no_gap
     for seed in range(KILLS + 1):
         with start() as sluice:
             found = rate(sluice, "edited")
-            # The edit under way may have been saved without an answer.
+            # The edit in progress may have been saved without an answer.
             assert found in ({acknowledged, tried} if tried else {"unlimited"})
             last = audited(sluice, 1)[0] if tried else 0
             assert audited(sluice) == list(range(last, max(last - 200, 0), -1))
@@ -61,7 +61,8 @@ def test_ten_kills_while_it_is_edited_lose_no_acknowledged_edit_and_leave_no_gap
             assert last == acknowledged
             if seed == KILLS:
                 return
-            # However busy the machine is: a number of edits, and then a part of the time that one takes.
+            # Kill after a number of edits and a fraction of one edit's duration, so that the machine's load does not
+            # matter.
             process = sluice.process
             for _ in range(5 + seed):
                 tried += 1
@@ -104,7 +105,7 @@ def test_a_damaged_file_is_quarantined_and_the_configured_limits_apply(start: St
         assert put(sluice, "orders", 8) == 200
 
 
-def test_a_second_process_on_the_same_directory_says_so_and_does_not_start(start: Start, tmp_path: Path) -> None:
+def test_a_second_process_on_the_same_directory_does_not_start(start: Start, tmp_path: Path) -> None:
     with start():
         second = run_sluice(
             *("run", "--listen", f"127.0.0.1:{free_port()}", "--broker", "127.0.0.1:1", "--admin", "off"),
@@ -115,14 +116,16 @@ def test_a_second_process_on_the_same_directory_says_so_and_does_not_start(start
     assert second.stderr.startswith(f"sluice: state directory {tmp_path / 'state'}: is in use by another process")
 
 
-def test_a_full_disk_refuses_edits_says_why_and_takes_them_again(start: Start, small_disk: Path, route: Route) -> None:
+def test_a_full_disk_refuses_edits_with_a_reason_until_there_is_room(
+    start: Start, small_disk: Path, route: Route
+) -> None:
     with start("--state-dir", str(small_disk)) as sluice:
         assert put(sluice, "orders", 7) == 200
         filler = small_disk / "filler"
         with filler.open("wb", buffering=0) as file, suppress(OSError):
             while True:
                 file.write(bytes(4096))
-        # What is left of the file's last pages is used up first.
+        # First use up the rest of the file's last pages.
         for number in range(100):
             status, problem = ask(sluice, "PUT", f"limits/topic/t{number}", {"rate": 1, "reason": "x" * 500})
             if status != 200:
@@ -164,7 +167,7 @@ def test_a_state_directory_that_becomes_read_only_refuses_edits_until_it_is_not(
             subprocess.run(["mount", "-o", "remount,bind,ro", str(state)], check=True)
             status, problem = ask(sluice, "PUT", "limits/topic/orders", {"rate": 8})
             assert (status, rate(sluice)) == (507, 7)
-            assert "the state directory does not take the edit: it may not be written" in problem["detail"]
+            assert "the edit cannot be saved: it is not writable" in problem["detail"]
             assert ask(sluice, "PUT", "switches/all?volatile=1", {"limiting": False})[0] == 200
             assert ask(sluice, "POST", "audit/2/revert", {})[0] == 200
             assert passes(route)
@@ -184,7 +187,7 @@ def test_a_state_directory_that_is_removed_refuses_edits_until_it_is_back(
         away = (tmp_path / "state").rename(tmp_path / "away")
         status, problem = ask(sluice, "PUT", "limits/topic/orders", {"rate": 8})
         assert status == 507
-        assert "it is not there any more: put it back, or restart Sluice" in problem["detail"]
+        assert "it was moved or deleted: restore it, or restart Sluice" in problem["detail"]
         assert rate(sluice) == 7
         assert passes(route)
         away.rename(tmp_path / "state")

@@ -1,9 +1,8 @@
-// What does a real broker read in these bytes? For each input one JSON line on standard output.
+// Prints a real broker's reading of bytes: for each input one JSON line on standard output.
 //
-// Input: (i32 length, length bytes)*, each the bytes of one frame as a client would send it, its own length
-// word included. Every input goes through the broker's own NettyDecoder in a channel of its own, and what comes
-// out through the very methods that its processors use to find a send's topic, a send-back's group, and the group
-// and topic of a pull or a pop.
+// Input: (i32 length, length bytes)*, each one frame as sent by a client, with its own length word. Every input goes
+// through the broker's own NettyDecoder in a separate channel, and the result through the methods that its processors
+// use to find a send's topic, a send-back's group, and the group and topic of a pull or a pop.
 //
 // Run with: java -cp "lib/*" Oracle.java
 
@@ -39,7 +38,7 @@ public class Oracle {
 
     public static void main(String[] args) throws Exception {
         PrintStream out = new PrintStream(new BufferedOutputStream(System.out, 1 << 16), false, StandardCharsets.UTF_8);
-        System.setOut(System.err); // before any library is touched: their chatter must not mix with the answers
+        System.setOut(System.err); // before any library is loaded, so that their output does not mix with the answers
         sendProcessor = new SendMessageProcessor(null);
         replyProcessor = new ReplyMessageProcessor(null);
         parseSend = AbstractSendMessageProcessor.class.getDeclaredMethod("parseRequestHeader", RemotingCommand.class);
@@ -54,7 +53,7 @@ public class Oracle {
             } catch (EOFException end) {
                 break;
             }
-            if (length < 0) { // asks for what was answered so far
+            if (length < 0) { // requests the answers so far
                 out.flush();
                 continue;
             }

@@ -1,4 +1,4 @@
-"""Asks the broker's own code what it reads in a frame, and compares that with what the codec says."""
+"""Compares the broker's own reading of a frame with the codec's."""
 
 import json
 import struct
@@ -19,17 +19,17 @@ _HERE = Path(__file__).parent
 _FLUSH = struct.pack(">i", -1)
 _KEY_OF_CODE = {10: "topic", 324: "topic", 310: "topic", 320: "topic", 325: "topic", 36: "group"}
 
-#: What the oracle says about one frame; see Oracle.java. Without a ``code`` the broker closed the connection.
+# The oracle's reading of one frame, see Oracle.java. Without a ``code`` the broker closed the connection.
 Reading = dict[str, Any]
 
 
 def frame(header: bytes, header_type: int = 0, body: bytes = b"") -> bytes:
-    """Return a frame whose lengths are right, whatever its header is."""
+    """Return a frame with correct lengths, whatever its header."""
     return struct.pack(">iI", 4 + len(header) + len(body), header_type << 24 | len(header)) + header + body
 
 
 class Oracle:
-    """A Java program with the broker's classes; a context manager."""
+    """A Java program with the broker's classes."""
 
     def __init__(self, classpath: str, home: Path) -> None:
         self._errors = (home / "oracle.log").open("wb")
@@ -56,7 +56,7 @@ class Oracle:
         self._errors.close()
 
     def read(self, frames: Sequence[bytes]) -> list[Reading]:
-        """Return what the broker reads in each frame, every one on a connection of its own."""
+        """Return the broker's reading of each frame, each on a separate connection."""
         questions, answers = self._process.stdin, self._process.stdout
         assert questions is not None
         assert answers is not None
@@ -67,7 +67,7 @@ class Oracle:
             questions.write(_FLUSH)
             questions.flush()
 
-        # From another thread, because both pipes are smaller than what goes through them.
+        # In a thread, because both pipes are smaller than the data.
         writer = threading.Thread(target=ask)
         writer.start()
         lines = [answers.readline() for _ in frames]
@@ -78,15 +78,13 @@ class Oracle:
 
 @dataclass
 class Comparison:
-    """What came out of comparing many headers."""
-
     counts: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
     unparsed: list[bytes] = field(default_factory=list)
 
 
 def compare(oracle: Oracle, headers: Iterable[tuple[bytes, int]], *, subscriptions: bool = False) -> Comparison:
-    """Compare the two readings of headers, given with their types; ``subscriptions`` are limited or not."""
+    """Compare both readings of (type, header) pairs. ``subscriptions``: whether those are limited."""
     comparison = Comparison()
     asked = list(headers)
     for (header, header_type), reading in zip(asked, oracle.read([frame(*one) for one in asked]), strict=True):
@@ -96,7 +94,7 @@ def compare(oracle: Oracle, headers: Iterable[tuple[bytes, int]], *, subscriptio
 
 
 def resource_of(reading: Reading, *, subscriptions: bool = False) -> tuple[str, str] | None:
-    """Return kind and name of the resource that the broker's reading stands for; None if it is not limitable."""
+    """Return the resource that the broker's reading stands for. None if it is not limitable."""
     if "code" not in reading or reading["response"] or "refused" in reading:
         return None
     if subscriptions and reading["code"] in CONSUMING:
@@ -129,7 +127,7 @@ def _judge(
         "flag": (answer.flag, reading["flag"]),
         "version": (answer.version, reading["version"]),
     }
-    if strict or answer.opaque:  # a header without a number gets one from the broker
+    if strict or answer.opaque:  # the broker numbers headers without an opaque
         pairs["opaque"] = (answer.opaque, reading["opaque"])
     if expected:
         pairs["resource"] = ((answer.kind, answer.name), expected)

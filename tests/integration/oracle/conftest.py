@@ -1,4 +1,4 @@
-"""The oracle: the real broker's decoder, asked what it reads."""
+"""The oracle: the real broker's decoder."""
 
 from collections.abc import Iterator
 
@@ -8,6 +8,5 @@ from oracle.asking import Oracle
 
 @pytest.fixture(scope="session")
 def oracle(java_classpath: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Oracle]:
-    """One oracle for all tests."""
     with Oracle(java_classpath, tmp_path_factory.mktemp("oracle")) as running:
         yield running

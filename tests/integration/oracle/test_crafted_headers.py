@@ -1,4 +1,4 @@
-"""Headers made by hand, one trick each, against what the real broker reads in them."""
+"""Hand-made headers with one trick each, compared with the real broker's reading."""
 
 import struct
 
@@ -10,15 +10,15 @@ from proxy.protocols.rocketmq.wire.header import UNPARSABLE, classify
 
 pytestmark = pytest.mark.integration
 
-# Names of more than eight characters are told apart by a 64-bit hash alone; these two have that of another name.
+# Names of more than eight characters are only distinguished by a 64-bit hash. These two have that of another name.
 _HASHED_AS_CODE = "\u9b6e\u6257\u6774\u94ef\u708d\u644c\u918f\u5686\u5450\u5eb1\u587e\u59a7"
 _HASHED_AS_FLAG = "\u9b6e\u6257\u6774\u94ef\u708d\u644c\u918f\u4e15\u5954\ub0d8\u5563\u557d"
-# Up to eight characters are packed into the number instead; these are the hash of "extFields".
+# Shorter names are packed into the number instead. These are the hash of "extFields".
 _PACKED_AS_EXT_FIELDS = "A\u009b-\u00c4\u00fe\u00ebXa"
 
 _EXT = '"extFields":{"a":"g","b":"T"}'
 
-# What some client might write, or some library between client and proxy: all of it has to be read.
+# A client, or a library between client and proxy, might write these: all of them must be read.
 _PLAUSIBLE_CODES = (
     "310",
     '"310"',
@@ -151,7 +151,7 @@ _PLAUSIBLE_WHOLES = (
     "{}",
 )
 
-# What only someone would write who wants to be read differently by proxy and broker.
+# Only an attacker would write these, to be read differently by proxy and broker.
 _GAMES_CODES = (
     "310L",
     '"310"L',
@@ -396,7 +396,7 @@ def test_text_that_is_not_utf8_names_no_other_resource(oracle: Oracle) -> None:
 
 
 def test_a_lone_lead_byte_hides_no_topic(oracle: Oracle) -> None:
-    # To most parsers z is one byte long; to the broker it takes the quote along, and the next name is no name.
+    # To most parsers z is one byte long. The broker lets it swallow the quote, so the next name is not a name.
     header = b"""{"code":310,"opaque":7,"extFields":{"b":"T","z":"\xc3","'b':'U'}}//":""}}"""
     (reading,) = oracle.read([frame(header)])
     assert resource_of(reading) == ("topic", "U")
@@ -491,7 +491,7 @@ def test_no_trick_in_a_binary_header_names_another_resource(oracle: Oracle) -> N
 
 def test_binary_headers_that_the_broker_reads_are_read(oracle: Oracle) -> None:
     comparison = compare(oracle, [(header, 1) for header in _BINARY])
-    # Names that are not UTF-8 or longer than any topic, and a batch whose body would begin inside the header.
+    # Names that are not UTF-8 or too long for a topic, and a batch whose body would begin inside the header.
     assert len(comparison.unparsed) == 3
 
 

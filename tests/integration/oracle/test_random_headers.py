@@ -1,4 +1,4 @@
-"""Headers made up at random, against what the real broker reads in them."""
+"""Random headers, compared with the real broker's reading."""
 
 import struct
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from oracle.tricky import Tricks, binary, changed
 pytestmark = [pytest.mark.integration, pytest.mark.long]
 
 _CAPTURES = ROOT / "tests" / "captures" / "rocketmq"
-#: From headers with hardly a trick to such where every other token is one.
+# From hardly any tricks to a trick in every other token.
 _LEVELS = (0.05, 0.1, 0.2, 0.3, 0.6, 1.0)
 _MANY = 10_000
 
@@ -51,7 +51,7 @@ def test_made_up_json_names_no_other_resource(oracle: Oracle) -> None:
     random = Random(310)
     comparison = compare(oracle, [(Tricks(random, random.choice(_LEVELS)).header(), 0) for _ in range(_MANY)])
     assert comparison.wrong == []
-    # The test is worth something only while the broker reads enough of what is made up.
+    # The test is only useful while the broker reads enough of the headers.
     assert comparison.counts["lenient, limitable"] > 250
     assert comparison.counts["strict, limitable"] > 500
 

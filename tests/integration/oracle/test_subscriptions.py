@@ -1,4 +1,4 @@
-"""Requests that consume: which group and topic the real broker reads in them."""
+"""Requests that consume: the group and topic that the real broker reads."""
 
 import struct
 from random import Random
@@ -19,7 +19,7 @@ _NUMBERS = "".join(
     )
 )
 _CODES = (11, 361, 200_050)
-# What a client might write: all of it has to be read.
+# A client might write these: all of them must be read.
 _PLAUSIBLE_FIELDS = (
     '"consumerGroup":"g","topic":"T"',
     '"topic":"T","consumerGroup":"g"',

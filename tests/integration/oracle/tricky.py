@@ -1,4 +1,4 @@
-"""Makes headers up: mostly as clients write them, with tricks mixed in, or bytes of real ones changed."""
+"""Generates headers: mostly like those of clients, with tricks mixed in, or real ones with changed bytes."""
 
 import struct
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from random import Random
 _CODES = (310, 310, 310, 10, 320, 324, 325, 36, 11, 34)
 _CONSUMING_CODES = (11, 11, 361, 200_050)
 _KEYS = ("a", "b", "m", "topic", "producerGroup", "batch", "group")
-#: What the broker insists on in a pull or a pop, besides group and topic.
+# The broker requires these in a pull or a pop, in addition to group and topic.
 _NUMBERS_OF_A_PULL = (
     *("queueId", "queueOffset", "maxMsgNums", "sysFlag", "commitOffset", "suspendTimeoutMillis", "subVersion"),
     *("invisibleTime", "pollTime", "bornTime", "initMode"),
@@ -54,15 +54,12 @@ _ODD_EXT = (
 
 
 class Tricks:
-    """Makes JSON headers."""
-
     def __init__(self, random: Random, level: float, *, consuming: bool = False) -> None:
         self._random = random
         self._level = level
         self._consuming = consuming
 
     def header(self) -> bytes:
-        """Return one header."""
         random = self._random
         names = ["code", "opaque", "flag", "extFields", "version", "language"]
         if self._plays(0.5):
@@ -183,7 +180,7 @@ _NOISE = b"\"',:{}[]\\ \0\n0123456789bmctu$-+./_"
 
 
 def changed(random: Random, header: bytes, others: Sequence[bytes]) -> bytes:
-    """Return a real header with some of its bytes changed, dropped, repeated, or replaced by another's end."""
+    """Return a real header with some bytes changed, dropped, repeated, or replaced by another's end."""
     data = bytearray(header)
     for _ in range(random.choice((1, 1, 1, 2, 3, 5))):
         at = random.randrange(len(data) + 1)
@@ -216,7 +213,7 @@ _BINARY_VALUES = (
 
 
 def binary(random: Random, *, consuming: bool = False) -> bytes:
-    """Return one binary header, now and then with a length or a key that is not as it should be."""
+    """Return a binary header, sometimes with a wrong length or key."""
 
     def string(text: bytes, length_format: str) -> bytes:
         length = len(text)

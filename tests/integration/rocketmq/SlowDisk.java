@@ -13,11 +13,11 @@ import org.apache.rocketmq.store.timer.rocksdb.TimerMessageRocksDBStore;
 import org.apache.rocketmq.store.transaction.TransMessageRocksDBStore;
 
 /**
- * A disk for the broker whose flush takes its time: a message counts as stored that many milliseconds after the real
- * store has it, as it would with SYNC_FLUSH on such a disk.
+ * A disk with slow flushes for the broker: a message counts as stored this many milliseconds after the real store has
+ * it, as with SYNC_FLUSH on such a disk.
  *
- * <p>The broker loads it by the setting messageStorePlugIn. Who waits for the flush is left as it is in the broker:
- * a send goes on without the thread that took it, a message that a consumer sends back keeps that thread waiting.
+ * <p>The broker loads it by the setting messageStorePlugIn. As in the broker, a send does not block its thread during
+ * the flush, but a send-back does.
  */
 public final class SlowDisk extends AbstractPluginMessageStore {
     private final Executor flushed =
@@ -47,7 +47,7 @@ public final class SlowDisk extends AbstractPluginMessageStore {
         return asyncPutMessages(batch).join();
     }
 
-    // What the base class of this version leaves to us.
+    // Abstract in this version's base class.
 
     @Override
     public QueryMessageResult queryMessage(

@@ -1,4 +1,4 @@
-// Half of amqplib's tests connect to port 5672 of this machine and cannot be told another: it is URL's for them, too.
+// Half of amqplib's tests connect to port 5672 of this machine without an option: this redirects them to URL.
 const net = require('node:net');
 
 const { connect } = net;

@@ -1,4 +1,4 @@
-"""The two fixtures of aiormq's tests that its source distribution lacks: where the broker is."""
+"""The two fixtures of aiormq's tests that its source distribution lacks."""
 
 import os
 from types import SimpleNamespace
@@ -9,11 +9,10 @@ from yarl import URL
 
 @pytest.fixture
 def amqp_direct_url() -> URL:
-    """What the variable AMQP_URL says."""
     return URL(os.environ["AMQP_URL"])
 
 
 @pytest.fixture
 def rabbitmq_container() -> SimpleNamespace:
-    """No TLS: the tests with it are not run, but the fixture of all addresses asks for its port."""
+    """Tests with TLS are not run, but the fixture of all addresses requires a port for it."""
     return SimpleNamespace(ports={"5671/tcp": 5671})

@@ -1,4 +1,4 @@
-"""A handler that lets everything pass, and takes its time for it: the work of a plug-in that is slow."""
+"""A slow handler that lets everything pass."""
 
 import time
 
@@ -9,7 +9,7 @@ from proxy.deciding.pipeline import Handler, HandlerPlugin, HandlerServices
 
 
 class BusyOptions(msgspec.Struct, kw_only=True):
-    """What the ``options`` of the handler's table may hold."""
+    """The ``options`` of the handler's table."""
 
     batch_ms: float = 1
 

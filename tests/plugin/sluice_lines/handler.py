@@ -1,4 +1,4 @@
-"""A handler that refuses requests for the resources it is told to deny; it fails closed."""
+"""A handler that refuses requests for the configured resources, and fails closed."""
 
 from typing import ClassVar
 
@@ -9,7 +9,7 @@ from proxy.deciding.pipeline import Fails, Handler, HandlerPlugin, HandlerServic
 
 
 class DenyNamesOptions(msgspec.Struct, kw_only=True):
-    """What the ``options`` of the handler's table may hold."""
+    """The ``options`` of the handler's table."""
 
     names: list[str]
 

@@ -1,11 +1,15 @@
 """A toy protocol: a request is a line ``TOPIC TEXT``, an answer is any line of the broker.
 
-It uses every part of the session interface once: refusals (``BUSY TOPIC WAIT``), holding (a held line stays in
-its request and goes on when it is resolved, behind lines that came later), timers (a line that begins
-with ``later`` goes on when ``later_ms`` have passed), wake-ups and pausing (while one waits, the client is
-not read), batches from the broker's side (a broker's line ``push TOPIC TEXT`` is a request too), questions to Sluice
-itself (``limits`` is answered ``LIMITS TOPIC RATE …``), a description of the client (``i-am NAME``) and closing (an
-unfinished line longer than ``longest_bytes``; the lines before it are still decided).
+It uses every part of the session interface once:
+
+- refusals: ``BUSY TOPIC WAIT``
+- holding: a held line stays in its request and is forwarded when it is resolved, behind later lines
+- timers: a line that begins with ``later`` is forwarded after ``later_ms``
+- wake-ups and pausing: while such a line waits, the client is not read
+- batches from the broker's side: a broker's line ``push TOPIC TEXT`` is a request, too
+- requests to Sluice itself: ``limits`` is answered ``LIMITS TOPIC RATE …``
+- a description of the client: ``i-am NAME``
+- closing: at an unfinished line longer than ``longest_bytes``, once the lines before it are decided
 """
 
 from collections.abc import Sequence
@@ -24,14 +28,14 @@ KIND = "line_topic"
 
 
 class LinesOptions(msgspec.Struct, kw_only=True):
-    """What the ``options`` of the listener's table may hold."""
+    """The ``options`` of the listener's table."""
 
     later_ms: int = 50
     longest_bytes: int = 1000
 
 
 class _Line(NamedTuple):
-    """The handle of a request: all that is needed of it once it is decided, however late that is."""
+    """The handle of a request: everything needed once it is decided, however late."""
 
     side: Side
     text: bytes

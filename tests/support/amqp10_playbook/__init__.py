@@ -1,1 +1,1 @@
-"""AMQP 1.0 for tests, made apart from the code under test: a codec, and two peers that hold each other to the rules."""
+"""AMQP 1.0 for tests, independent of the code under test: a codec, and two peers that check each other."""

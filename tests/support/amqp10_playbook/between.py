@@ -1,4 +1,4 @@
-"""A session of Sluice between the model peers, whose requests are decided at random."""
+"""A session of Sluice between the model peers, with random decisions about its requests."""
 
 from collections.abc import Mapping
 from random import Random
@@ -13,7 +13,7 @@ SECOND_NS = 1_000_000_000
 
 
 class Between:
-    """Holds, grants in part, and refuses, as a random says; or lets all pass."""
+    """Holds, grants in part, and refuses at random, or passes everything."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Between:
         driver.tick()
 
     def charged(self, resource: Resource) -> int:
-        """Return how many messages a limit that delays was charged with, once all links have ended."""
+        """Return the messages charged to a limit that delays, once all links have ended."""
         driver, charged = self.driver, 0
         for batch in driver.batches:
             for index, request in enumerate(batch.requests):

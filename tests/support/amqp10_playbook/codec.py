@@ -1,4 +1,4 @@
-"""AMQP 1.0's types and frames, made and read apart from the code under test."""
+"""AMQP 1.0's types and frames, independent of the code under test."""
 
 import struct
 from collections.abc import Iterator
@@ -31,26 +31,22 @@ class Long(int):
 
 
 class Symbol(str):
-    """A symbol."""
-
     __slots__ = ()
 
 
 class Array(list[Any]):
-    """An array, of symbols only."""
+    """An array of symbols."""
 
 
 @dataclass
 class Raw:
-    """A value as it is encoded, for what encode would not write so."""
+    """An encoded value, for encodings that ``encode`` would not choose."""
 
     data: bytes
 
 
 @dataclass
 class Described:
-    """A described value."""
-
     descriptor: Any
     value: Any
 
@@ -107,7 +103,7 @@ def compound(constructor: int, values: list[bytes]) -> bytes:
 
 
 def decode(data: bytes, at: int = 0) -> tuple[Any, int]:
-    """Read a value; return it and where it ends. Raises ValueError, struct.error or IndexError."""
+    """Return a value and its end. Raises ValueError, struct.error or IndexError."""
     constructor = data[at]
     if constructor == 0:
         descriptor, at = decode(data, at + 1)
@@ -183,7 +179,7 @@ def _decode(constructor: int, data: bytes, at: int) -> tuple[Any, int]:
     raise ValueError(f"no type 0x{constructor:02x}")
 
 
-#: The fields of what the peers here say, by code.
+# The fields of performatives, by code.
 FIELDS = {
     0x10: "container_id hostname max_frame_size channel_max idle_time_out outgoing_locales incoming_locales "
     "offered_capabilities desired_capabilities properties",
@@ -204,7 +200,7 @@ FIELDS = {
     0x43: "response",
     0x44: "code additional_data",
 }
-#: What RabbitMQ says of itself in its open.
+# RabbitMQ's properties in its open.
 RABBITMQ = {Symbol("product"): "RabbitMQ"}
 NAMES = {
     "open": 0x10,
@@ -237,7 +233,7 @@ _TYPES: dict[str, type] = {
 
 
 def performative(name: str, /, **fields: Any) -> bytes:
-    """Make a performative; numbers take the type that the field has."""
+    """Encode a performative. Numbers take the type of their field."""
     code = NAMES[name]
     names = FIELDS[code].split()
     values: list[Any] = []
@@ -263,7 +259,7 @@ def say(channel: int, name: str, payload: bytes = b"", /, **fields: Any) -> byte
 
 @dataclass
 class Said:
-    """A frame that was read."""
+    """A decoded frame."""
 
     channel: int
     name: str

@@ -25,7 +25,7 @@ Decide = Callable[[Request], Verdict | None]
 
 
 class Driver:
-    """One session and what it writes."""
+    """One session and its output."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class Driver:
 
     @property
     def reason(self) -> str:
-        """Why the session has closed the connection; empty while it has not."""
+        """The reason why the session has closed the connection, or an empty text."""
         return "" if self.closed is None else self.closed.reason
 
     @property
@@ -103,7 +103,7 @@ class Driver:
 
     @property
     def charged(self) -> int:
-        """Messages that were charged by credit, so far: what was granted, and what was charged or given back."""
+        """Messages charged by credit so far: granted, and charged or given back."""
         waiting = self.held.keys() | self.given_up_ids
         granted = sum(request.messages for request in self.requests if request.most and id(request) not in waiting)
         return granted + sum(charge.messages for batch in self.batches for charge in batch.charges)
@@ -113,7 +113,7 @@ class Driver:
         return sum(paid.messages for batch in self.batches for paid in batch.paid)
 
     def give(self, side: Side, data: bytes, random: Random | None = None, longest: int = 1 << 20) -> None:
-        """Give a peer's bytes, in chunks of random length if there is a random."""
+        """Give a peer's bytes, with a random in chunks of random length."""
         data, self.unread[side] = self.unread[side] + data, b""
         at = 0
         while at < len(data) and self.closed is None:
@@ -134,7 +134,7 @@ class Driver:
             self.give(side.other, b"", random, longest)
 
     def _receive(self, side: Side, chunk: bytes) -> int:
-        # What is read next goes into the same room, so that whoever keeps a slice keeps nonsense.
+        # The session must not keep slices of a buffer, which is read into again.
         room = bytearray(chunk)
         try:
             batch = self.session.receive(side, memoryview(room), self.now_ns)
@@ -170,7 +170,7 @@ class Driver:
         self.take()
 
     def tick(self) -> None:
-        """Call ``tick`` for as long as the session wants it."""
+        """Call ``tick`` as long as the session wants it."""
         first = True
         while first or self.woken:
             first = self.woken = False
@@ -190,12 +190,12 @@ class Driver:
         return self.to(BROKER)
 
     def broker(self, channel: int, name: str, payload: bytes = b"", /, **fields: Any) -> list[Said]:
-        """Have the broker say something; return what the client hears."""
+        """Let the broker send a performative. Return the client's frames."""
         self.give(BROKER, say(channel, name, payload, **fields))
         return self.to(CLIENT)
 
     def to(self, side: Side) -> list[Said]:
-        """Return what was written to a peer since the last time, without protocol headers."""
+        """Return the bytes written to a peer since the last call, without protocol headers."""
         data = bytes(self.written[side])
         while data[:4] == b"AMQP":
             data = data[8:]
@@ -211,7 +211,7 @@ class Driver:
     def open(
         self, hostname: str | None = None, user: str = "guest", broker: dict[str, Any] | None = None, **opens: Any
     ) -> "Driver":
-        """Have the connection opened, with the client's channel 1 and the broker's channel 5 for one session."""
+        """Open the connection, with the client's channel 1 and the broker's channel 5 for one session."""
         start = codec.SASL_HEADER + say(
             0, "sasl_init", mechanism="PLAIN", initial_response=b"\0" + user.encode() + b"\0pw"
         )
@@ -235,7 +235,7 @@ class Driver:
         return self.forget()
 
     def sends(self, handle: int = 0, address: str | None = "/queues/orders", **fields: Any) -> "Driver":
-        """Attach a link on which the client sends, with 3 added to the handle by the broker."""
+        """Attach a link on which the client sends. The broker adds 3 to the handle."""
         target = codec.Described(codec.ULong(0x29), [address])
         source = codec.Described(codec.ULong(0x28), ["here"])
         link = {"name": f"sender-{handle}", "source": source, "target": target}
@@ -244,7 +244,7 @@ class Driver:
         return self.forget()
 
     def takes(self, handle: int = 0, address: str = "/queues/orders", count: int = 2**32 - 5) -> "Driver":
-        """Attach a link on which the client receives, likewise."""
+        """Attach a link on which the client receives, in the same way."""
         source = codec.Described(codec.ULong(0x28), [address])
         target = codec.Described(codec.ULong(0x29), ["here"])
         link = {"name": f"receiver-{handle}", "source": source, "target": target}
@@ -253,7 +253,7 @@ class Driver:
         return self.forget()
 
     def credit(self, credit: int, count: int = 0, handle: int = 0, **fields: Any) -> list[Said]:
-        """Have the broker give credit to a link; return what the client hears."""
+        """Let the broker give credit to a link. Return the client's frames."""
         session = {"next_incoming_id": 10, "incoming_window": 400, "next_outgoing_id": 2**32 - 4}
         numbers = {"outgoing_window": 500, "handle": handle + 3, "delivery_count": count, "link_credit": credit}
         return self.broker(5, "flow", **(session | numbers | fields))

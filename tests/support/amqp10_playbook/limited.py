@@ -1,4 +1,4 @@
-"""A session between model peers, decided by real limits and counted, by Python alone or lent to the compiled part."""
+"""A session between model peers with real limits and counts, by Python alone or lent to the compiled part."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -30,9 +30,7 @@ SIDES = tuple(Side)
 class Limited(Driver):
     """One session under real limits.
 
-    Args:
-        rules: of all that is limited.
-        lent: after each chunk that the session has read it is lent, if it may be.
+    ``lent``: it is lent after each chunk that the session has read, if possible.
     """
 
     def __init__(self, rules: Sequence[Rule], *, lent: bool) -> None:
@@ -42,7 +40,7 @@ class Limited(Driver):
         self.tally = Tally(self.accounts)
         self.processing = Histogram()
         self.lends = lent
-        self.served = 0  # chunks that the compiled part has read
+        self.served = 0  # chunks read by the compiled part
         kinds = {rule.kind for rule in rules}
         super().__init__(limits=tuple(kinds), tightest=self.real.tightest(kinds))
         self.lent: Lent | None = None
@@ -97,7 +95,7 @@ class Limited(Driver):
         if chunk:
             left_bytes = super()._receive(side, chunk)
         if self.woken and not self.closed:
-            # As a connection does in its next turn.
+            # Like a connection in its next turn.
             super().tick()
         may_be_lent = self.lent is None and not (left_bytes or self.closed or any(self.kept.values()))
         if self.lends and self.judge is not None and may_be_lent:
@@ -107,7 +105,7 @@ class Limited(Driver):
         return left_bytes
 
     def _feed(self, lent: "Lent", side: Side, chunk: bytes) -> bytes:
-        """Have the compiled part read a chunk; return what it leaves to the session."""
+        """Let the compiled part read a chunk. Return the rest for the session."""
         self.served += 1
         second, clock = self.accounts.at(self.now_ns), lambda: self.now_ns
         said, stop, leaves, frames, processing, round_trips, (answers, busy) = lent.feed(
@@ -140,7 +138,7 @@ class Limited(Driver):
         self.take()
 
     def figures(self) -> dict[str, Any]:
-        """Return all that is counted, and what both peers were sent."""
+        """Return all counts, and the bytes sent to both peers."""
         self.recall()
         rows = {str(each[0]): each[1] for each in filter(None, self.accounts.each())}
         usage = {str(each): self.real.used(each, self.now_ns) for each in self.accounts.spent()}
@@ -161,10 +159,9 @@ class Limited(Driver):
 
 
 class Cutter:
-    """Cuts a peer's bytes behind flows that something else follows: asked together, links get other credit.
+    """Cuts a peer's bytes behind flows that are not the last frame: requested together, links get other credit.
 
-    Args:
-        each: cuts behind each flow.
+    ``each``: behind each flow.
     """
 
     def __init__(self, *, each: bool = False) -> None:
@@ -195,7 +192,7 @@ class Cutter:
 
 
 class BetweenLimited:
-    """As ``Between``, with real limits; now and then another of the ``rule_sets`` is in force."""
+    """As ``Between``, with real limits, and random changes between ``rule_sets``."""
 
     def __init__(self, *rule_sets: Sequence[Rule], lent: bool) -> None:
         self._rule_sets = rule_sets

@@ -1,4 +1,4 @@
-"""Two model peers of AMQP 1.0, over bytes: each holds the other to the rules, and has all it does chosen by a test."""
+"""Two model peers of AMQP 1.0, over bytes: each checks the other, and a test chooses their actions."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ STATES = {name: code for code, name in OUTCOMES.items()}
 
 
 class RuleBrokenError(AssertionError):
-    """The other peer, or what is between, did what it may not."""
+    """The other peer, or the session in between, broke a rule."""
 
 
 def check(holds: object, *what: object) -> None:
@@ -27,8 +27,6 @@ def ahead(serial: int, of: int) -> int:
 
 @dataclass
 class Message:
-    """A message to send, or that came."""
-
     payload: bytes = field(repr=False)
     settled: bool = False
     frame_bytes: int = 1 << 30
@@ -40,8 +38,6 @@ class Message:
 
 @dataclass(eq=False)
 class Link:
-    """One peer's half of a link."""
-
     name: str
     handle: int
     sends: bool
@@ -73,8 +69,6 @@ class Link:
 
 @dataclass(eq=False)
 class Session:
-    """One peer's half of a session."""
-
     channel: int
     outgoing_id: int
     window: int
@@ -96,7 +90,7 @@ class Session:
 
 
 class Peer:
-    """A client, or a broker, which answers opens, begins, attaches, detaches, ends and closes by itself."""
+    """A client or a broker. The broker answers opens, begins, attaches, detaches, ends and closes by itself."""
 
     def __init__(
         self,
@@ -123,7 +117,7 @@ class Peer:
         self._their_max_frame_bytes = 512
         self._in = b""
         self._said_close = False
-        # What is heard in turn: headers, then frames.
+        # Expected next: headers, then frames.
         self._awaits = [codec.SASL_HEADER, codec.HEADER]
 
     def say(self, channel: int, name: str, payload: bytes = b"", /, **fields: Any) -> None:
@@ -180,7 +174,7 @@ class Peer:
         )
 
     def flow(self, session: Session, link: Link | None = None, **more: Any) -> None:
-        """Say all numbers of a session, and of a link."""
+        """Send all numbers of a session, and of a link."""
         known = session.incoming_limit is not None
         numbers: dict[str, Any] = {
             "next_incoming_id": session.incoming_id if known else None,
@@ -197,13 +191,13 @@ class Peer:
         self.say(session.channel, "flow", **(numbers | more))
 
     def open_window(self, session: Session, transfers: int) -> None:
-        """Let that many more transfers come."""
+        """Allow this many more transfers."""
         assert session.incoming_limit is not None
         session.incoming_limit = (session.incoming_limit + transfers) % SERIAL
         self.flow(session)
 
     def grant(self, session: Session, link: Link, credit: int, *, drain: bool = False, echo: bool = False) -> None:
-        """As a receiver, let that many more deliveries come; also before the sender has attached."""
+        """As a receiver, allow this many more deliveries, even before the sender has attached."""
         assert not link.detached
         assert not link.sends
         link.limit = (link.limit + credit) % SERIAL
@@ -253,14 +247,14 @@ class Peer:
             link.at = link.frames = 0
 
     def answer_drain(self, session: Session, link: Link) -> None:
-        """As a sender that has nothing more, throw away what credit it has, if that is wanted; or say it is used up."""
+        """As a sender without messages, discard its credit if a drain is requested, or report it as used up."""
         if link.drains and (link.credit == 0 or not link.outbox) and not link.frames and link.is_up and session.is_up:
             link.count = link.limit
             link.drains = False
             self.flow(session, link, drain=True, available=0)
 
     def range_from(self, session: Session, first: int, most: int) -> int:
-        """Return how far a range of deliveries can go that all came whole; some may be settled already."""
+        """Return how far a range of complete deliveries can go. Some may already be settled."""
         in_flight = {link.in_flight.number for link in session.links.values() if link.in_flight}
         last = first
         for _ in range(most - 1):
@@ -273,7 +267,7 @@ class Peer:
         return last
 
     def settle(self, session: Session, first: int, last: int, outcome: str, *, settled: bool = True) -> None:
-        """As a receiver, say what became of deliveries; the sender settles them if they are not settled with it."""
+        """As a receiver, send the outcome of deliveries. The sender settles them if this does not."""
         detail = "no" if outcome == "rejected" else ""
         for number in numbers(first, last):
             message = session.to_settle.get(number)
@@ -289,7 +283,7 @@ class Peer:
         self.say(session.channel, "disposition", role=True, first=first, state=state, **more)
 
     def settle_sent(self, session: Session, first: int, last: int) -> None:
-        """As a sender, settle deliveries of which the receiver has said what became of them."""
+        """As a sender, settle deliveries whose outcome has arrived."""
         for number in numbers(first, last):
             assert session.unsettled.pop(number).outcome
         self.say(session.channel, "disposition", role=False, first=first, last=last, settled=True)
@@ -339,7 +333,7 @@ class Peer:
             self.opened or said.name in {"open", "sasl_mechanisms", "sasl_init", "sasl_outcome"}, said, "before an open"
         )
         if said.channel in self._their_sessions and self._their_sessions[said.channel].ended and said.name != "end":
-            return  # It was on its way when this peer ended the session (2.5.5).
+            return  # It was in flight when this peer ended the session (2.5.5).
         handler = getattr(self, f"_on_{said.name}")
         handler(said)
 
@@ -480,10 +474,10 @@ class Peer:
             self._on_sender(session, link, said)
 
     def _on_credit(self, session: Session, link: Link, said: Said) -> None:
-        # The receiver does not know the count before it has heard the sender's attach.
+        # The receiver does not know the count before the sender's attach.
         count = link.first if said["delivery_count"] is None else said["delivery_count"]
         credit = said["link_credit"]
-        # Who counts at the last frame, has sent one more than it has counted.
+        # A peer that counts at the last frame has sent one more than it has counted.
         check(ahead(count, link.count) <= (link.frames > 0), said, "leads what was counted:", link.count)
         limit = (count + credit) % SERIAL
         check(ahead(limit, link.limit) >= 0, said, "takes back credit up to", link.limit)
@@ -496,7 +490,7 @@ class Peer:
         link.flows.append(said)
         count, credit = said["delivery_count"], said["link_credit"]
         came = ahead(count, link.count)
-        # Who counts at the last frame has not counted what is under way.
+        # A peer that counts at the last frame has not counted the delivery in progress.
         check(came >= -(link.in_flight is not None), said, "though there came", link.count)
         check((count + credit) % SERIAL in link.limits, said, "of a limit that was never given:", sorted(link.limits))
         if came > 0:

@@ -1,4 +1,4 @@
-"""Random schedules of AMQP 1.0 connections, for ``both_ways``: conversations of ``trial``, and what is none."""
+"""Random schedules of AMQP 1.0 connections, for ``both_ways``: conversations of ``trial``, and invalid bytes."""
 
 import struct
 from functools import partial
@@ -42,17 +42,17 @@ _RULES: Final = rules_of(
 
 
 class _Conversation(Trial):
-    """What is carried by others."""
+    """Its bytes are carried by others."""
 
     def _move(self) -> bool:
         return False
 
 
 class AMQP10Talk(Talk):
-    """Two peers that hold each other to the rules, until one of them breaks one."""
+    """Two peers that check each other, until one of them breaks a rule."""
 
     KIND = "queue"
-    # Of those that wait for credit of one limit any may get it.
+    # Which of several links gets a limit's credit is not determined.
     has_others = False
 
     def __init__(self, *args: Any) -> None:
@@ -88,7 +88,7 @@ class AMQP10Talk(Talk):
             await self.say(side, data)
 
     def _talk(self, steps: int = 0) -> None:
-        """Have the peers hear what came, and do some steps."""
+        """Let the peers read, and do some steps."""
         try:
             for side, peer in self._peers.items():
                 heard = self.both.take(self.link, side)
@@ -141,7 +141,7 @@ class AMQP10Talk(Talk):
 
 
 def _same(_: Any, got: bytes, wanted: bytes) -> bool:
-    """Say whether whole frames are the same; empty ones may come behind or before Sluice's own."""
+    """Say whether complete frames are the same. Empty ones may move relative to Sluice's own."""
     one, other = map(_whole, (got, wanted))
     plain = (each.replace(codec.EMPTY, b"") for each in (one, other))
     return one.count(codec.EMPTY) == other.count(codec.EMPTY) and next(plain) == next(plain)
@@ -161,6 +161,6 @@ talk = partial(play, makes=_RULES, make=AMQP10Talk)
 
 
 def settings(random: Random) -> dict[str, Any]:
-    """Return what ``both_ways.run`` is to be given for a schedule."""
+    """Return the arguments of ``both_ways.run`` for a schedule."""
     options = AMQP10Options(), AMQP10Options(scan=random.choice(("python", "auto")))
     return {"options": options, "same": _same, **talks.settings(random)}

@@ -1,4 +1,4 @@
-"""A client and a broker that do what a random says, through a relay; all that they may ask of each other is checked."""
+"""A client and a broker with random actions, through a relay. All effects are checked."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,29 +9,25 @@ from typing import Protocol
 from . import codec
 from .peers import SERIAL, Link, Message, Peer, RuleBrokenError, Session, ahead, check
 
-#: Nobody needs half of it to come to rest.
+# Twice as many as any run needs.
 _MAX_ROUNDS = 3000
 
 
 class Relay(Protocol):
-    """What is between the peers."""
-
     def give(self, from_client: bool, data: bytes, random: Random) -> None:  # noqa: FBT001 - which of two
-        """Take what a peer has sent."""
+        """Take a peer's bytes."""
 
     def take(self, to_client: bool) -> bytes:  # noqa: FBT001 - likewise
         pass
 
     def step(self, random: Random) -> None:
-        """Do something of one's own, such as granting what waits."""
+        """Act without input, such as granting credit to waiting links."""
 
     def rest(self) -> None:
-        """Grant all that waits; called until nothing moves."""
+        """Grant everything. Called until nothing changes."""
 
 
 class Direct:
-    """Nothing between them."""
-
     def __init__(self) -> None:
         self._out = {True: b"", False: b""}
 
@@ -51,8 +47,6 @@ class Direct:
 
 @dataclass(frozen=True)
 class Addresses:
-    """Of links."""
-
     targets: tuple[str | None, ...] = ("/queues/orders", "/queues/free", None)
     to: tuple[str, ...] = ("/queues/orders", "/queues/free")
     sources: tuple[str, ...] = ("/queues/orders", "/queues/free")
@@ -67,8 +61,6 @@ ADDRESSES = Addresses()
 
 
 class Trial:
-    """One connection."""
-
     def __init__(
         self,
         seed: int,
@@ -103,7 +95,7 @@ class Trial:
         self._names = 0
 
     def run(self, steps: int = 300) -> "Trial":
-        """Do that many steps, come to rest, check all, and close."""
+        """Run this many steps, come to rest, check everything, and close."""
         self.client.start()
         for _ in range(20):
             self._move()
@@ -128,7 +120,7 @@ class Trial:
         return found
 
     def sent_to(self, queue: str) -> int:
-        """Return how many messages the client has sent to a queue that were not refused."""
+        """Return the number of messages to a queue that were not refused."""
         return sum(
             link.address == f"/queues/{queue}" or (link.address is None and f"/queues/{queue}".encode() in each.payload)
             for peer, link in self._made
@@ -280,7 +272,7 @@ class Trial:
                     peer.settle_sent(session, known[0], last)
 
     def _tell(self) -> None:
-        """Have a sender say its numbers."""
+        """Let a sender send its numbers."""
         links = self._links(sends=True)
         if links:
             peer, session, link = self.random.choice(links)
@@ -299,7 +291,7 @@ class Trial:
             peer.end(session)
 
     def _move(self) -> bool:
-        """Carry what was said, in chunks of any length; say whether there was something."""
+        """Move bytes, in chunks of any length. Return whether there were any."""
         moved = False
         for peer in self.peers:
             is_client = peer is self.client
@@ -325,7 +317,7 @@ class Trial:
         return list(pairwise(cuts))
 
     def _come_to_rest(self) -> None:
-        """Send all that can be, settle all, until nothing moves."""
+        """Send and settle everything, until nothing changes."""
         for _ in range(_MAX_ROUNDS):
             busy = self._move()
             for peer, session, link in self._links(sends=True):
@@ -352,7 +344,7 @@ class Trial:
         raise RuleBrokenError(f"no rest: {self._waiting()}")
 
     def _waiting(self) -> list[object]:
-        """Return what has not come to its end."""
+        """Return the unfinished items."""
         waits: list[object] = [link.name for _, _, link in self._links(sends=True) if link.outbox]
         if self._closes:
             return waits
@@ -370,7 +362,7 @@ class Trial:
             self._note_received(peer, link)
 
     def _note_received(self, peer: Peer, link: Link) -> None:
-        """Hold what was sent on a link against what came."""
+        """Compare sent and received messages of a link."""
         if not link.sends:
             return
         other = self.broker if peer is self.client else self.client

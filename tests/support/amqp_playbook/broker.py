@@ -1,4 +1,4 @@
-"""A broker that does what a test says, one step at a time, and loses what is transient when it is told to."""
+"""A scripted broker that acts one step at a time, and loses transient messages on request."""
 
 import struct
 from collections import deque
@@ -10,8 +10,6 @@ from .driver import BROKER, CLIENT, Driver
 
 @dataclass(eq=False, slots=True)
 class Stored:
-    """One message in a queue."""
-
     header: bytes
     body: bytes
     queue: str
@@ -36,7 +34,7 @@ def mode_of(header: bytes) -> int | None:
 
 @dataclass(eq=False, slots=True)
 class Confirm:
-    """One publish that is not confirmed yet; one that is durable once it is written."""
+    """An unconfirmed publish. A durable one is confirmed once it is written."""
 
     tag: int
     message: Stored
@@ -55,8 +53,6 @@ class Channel:
 
 
 class ModelBroker:
-    """The broker of some sessions."""
-
     def __init__(
         self, queues: tuple[str, ...] = ("orders",), bindings: dict[str, tuple[str, ...]] | None = None
     ) -> None:
@@ -69,13 +65,13 @@ class ModelBroker:
         self._closing: set[tuple[Driver, int]] = set()
 
     def serve(self, driver: Driver, *channels: int, confirms: bool = False) -> Driver:
-        """Have a driver's connection open, with some channels."""
+        """Open a driver's connection, with some channels."""
         driver.open(channels, confirms=channels if confirms else ())
         self.channels[driver] = {number: Channel(number, confirms) for number in channels}
         return driver
 
     def receive(self) -> None:
-        """Take all that was written to the broker."""
+        """Take everything written to the broker."""
         for driver in list(self.channels):
             data = bytes(driver.written[BROKER])
             del driver.written[BROKER][:]
@@ -182,7 +178,7 @@ class ModelBroker:
     def confirm(
         self, driver: Driver, number: int, count: int = 1, *, multiple: bool = False, nack: bool = False
     ) -> None:
-        """Confirm the first publishes of a channel; what is durable is on disk then."""
+        """Confirm the first publishes of a channel. Durable ones are then on disk."""
         self.receive()
         channel = self.channels[driver][number]
         confirmed, channel.unconfirmed = channel.unconfirmed[:count], channel.unconfirmed[count:]
@@ -204,7 +200,7 @@ class ModelBroker:
         self._say(driver, (frames.nack if nack else frames.ack)(number, each.tag))
 
     def deliver(self, driver: Driver, number: int, consumer: str) -> bool:
-        """Give a consumer the next message of its queue; say whether there was one."""
+        """Give a consumer the next message of its queue, if any."""
         self.receive()
         channel = self.channels[driver][number]
         queue, automatic = channel.consumers[consumer]

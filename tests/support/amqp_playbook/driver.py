@@ -32,9 +32,10 @@ Decide = Callable[[Request], Verdict | None]
 
 
 class Driver:
-    """One session and what it writes."""
+    """One session and its output."""
 
-    #: It is lent to the compiled part for each chunk, if it may be; with its publishes if they are decided ``alike``.
+    # Lend the session to the compiled part for each chunk, if possible, and its publishes, if they are decided
+    # ``alike``.
     lends = False
 
     def __init__(
@@ -68,11 +69,11 @@ class Driver:
         self.later: Callable[[Request], bool] = lambda request: request.refusal == "impossible"
         self.now_ns = 0
         self.left = dict.fromkeys(Side, b"")
-        #: What peers have sent and was not read, as the session pauses.
+        # Data that was not read, because the session pauses.
         self.unread = dict.fromkeys(Side, b"")
         self._keeps_order = keeps_order
         self._rooms = {side: bytearray() for side in Side}
-        #: To whom was written what the sockets have not taken.
+        # Peers with data that the sockets have not accepted.
         self._unwritten: set[Side] = set()
         connection = ConnectionInfo(
             *(1, "main", "default", "192.0.2.1:4000", "192.0.2.1", exempt, scopes),
@@ -134,7 +135,7 @@ class Driver:
             self.given_up.append(request)
 
     def open(self, channels: Iterable[int] = (1,), *, confirms: Iterable[int] = (), **greeting: object) -> "Driver":
-        """Have the connection and some channels opened, and forget what was written."""
+        """Open the connection and some channels, and forget the output."""
         self.give(CLIENT, frames.greeting(**greeting))  # type: ignore[arg-type]  # as greeting's
         welcome = {key: value for key, value in greeting.items() if key in {"frame_max", "heartbeat_s"}}
         self.give(BROKER, frames.welcome(**welcome))  # type: ignore[arg-type]  # likewise
@@ -161,7 +162,7 @@ class Driver:
                     self.session.written(side, self.now_ns)
 
     def give(self, side: Side, data: bytes, random: Random | None = None, longest: int = 1 << 20) -> None:
-        """Give a peer's bytes, in chunks of random length if there is a random; what the session pauses at waits."""
+        """Give a peer's bytes, with a random in chunks of random length. Data waits while the session pauses."""
         self.unread[side] += data
         self.read(side, random, longest)
         self._read_on()
@@ -182,7 +183,7 @@ class Driver:
             self.left[side] = b""
 
     def _lend(self, loan: Loan, side: Side, chunk: bytes) -> bytes:
-        """Have the compiled part read what it may of a chunk; return the rest."""
+        """Let the compiled part read its part of a chunk. Return the rest."""
         self.session._stages.now_ns = self.now_ns
         alike = self._alike or self.decide in {passes, refuse}
         loan.judge.connection = self.batches[-1].connection if alike and self.batches else None
@@ -199,8 +200,8 @@ class Driver:
         return min(longest, most)
 
     def receive(self, side: Side, chunk: bytes) -> Batch | None:
-        """Give one chunk; ``finish`` must follow if it holds requests."""
-        # What is read next goes into the same room, so that whoever keeps a slice keeps nonsense.
+        """Give one chunk. ``finish`` must follow if it holds requests."""
+        # The session must not keep slices of a buffer, which is read into again.
         room = self._rooms[side] = bytearray(chunk)
         batch = self.session.receive(side, memoryview(room), self.now_ns)
         if batch is None:
@@ -260,7 +261,7 @@ class Driver:
         return batch
 
     def _read_on(self) -> None:
-        # What one side says may let the other be read.
+        # One side's data may end the other's pause.
         while any(self.unread[side] and not self.must_wait(side) for side in Side):
             for side in Side:
                 self.read(side)

@@ -1,4 +1,4 @@
-"""Frames as clients and brokers send them, made and read apart from the code under test."""
+"""Frames of clients and brokers, independent of the code under test."""
 
 import struct
 from collections import Counter
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from random import Random
 
-#: In the order of their flags and their values.
+# In the order of their flags and their values.
 PROPERTIES = (
     "content_type",
     "content_encoding",
@@ -50,7 +50,7 @@ def long(text: str | bytes) -> bytes:
 
 
 def table(fields: Mapping[str, str | list[str] | bytes]) -> bytes:
-    """Make a field table; bytes are a value with its type in front."""
+    """Encode a field table. Bytes are a value with its type in front."""
     out = b""
     for name, value in fields.items():
         out += short(name)
@@ -100,7 +100,7 @@ def with_header(channel: int, begin: bytes, header: bytes, body: bytes, body_byt
 def durable(
     channel: int, key: str, body: bytes, exchange: str = "", *, mandatory: bool = False, **properties: bytes
 ) -> bytes:
-    """Return a publish of a durable message; the properties are those of ``header``."""
+    """Return a publish of a durable message. Properties as for ``header``."""
     begin = method(channel, 60, 40, b"\0\0" + short(exchange) + short(key) + bytes((mandatory,)))
     return with_header(channel, begin, header(len(body), **properties), body)  # type: ignore[arg-type]  # as header's
 
@@ -157,7 +157,7 @@ def declare_ok(channel: int, queue: str) -> bytes:
 
 
 def consume(channel: int, queue: str, tag: str, *, no_wait: bool = False) -> bytes:
-    # No acknowledgements, either.
+    # Without acknowledgements.
     return method(channel, 60, 20, b"\0\0" + short(queue) + short(tag) + bytes((2 | no_wait << 3,)) + table({}))
 
 
@@ -205,7 +205,7 @@ def greeting(
     user: str = "guest",
     hears_blocked: bytes = b"t\1",
 ) -> bytes:
-    """Return what a client says until its connection is open; ``hears_blocked`` is a value with its type in front."""
+    """Return a client's frames until its connection is open. ``hears_blocked``: a value with its type in front."""
     return HEADER + start_ok(user, hears_blocked) + tune_ok(2047, frame_max, heartbeat_s) + connection_open(vhost)
 
 
@@ -231,7 +231,7 @@ def connection_open(vhost: str = "/") -> bytes:
 
 
 def welcome(frame_max: int = FRAME_MAX, heartbeat_s: int = 0) -> bytes:
-    """Return what a broker says until a client's connection is open."""
+    """Return a broker's frames until a client's connection is open."""
     return start() + tune(2047, frame_max, heartbeat_s) + open_ok()
 
 
@@ -281,8 +281,6 @@ def read(data: bytes) -> Iterator[Frame]:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A method, or a method with its content."""
-
     channel: int
     method: tuple[int, int]
     arguments: bytes
@@ -291,7 +289,7 @@ class Message:
 
 
 def messages(data: bytes) -> Iterator[Message]:
-    """Put whole frames together to methods with contents; anything that cuts into a content is an error."""
+    """Join complete frames to methods with contents. A frame that interrupts a content is an error."""
     open_contents: dict[int, tuple[Frame, Frame | None, bytes]] = {}
     for each in read(data):
         begun = open_contents.pop(each.channel, None)
@@ -323,9 +321,9 @@ def messages(data: bytes) -> Iterator[Message]:
 
 
 def by_channel(data: bytes) -> dict[int, tuple[bytes, Counter[bytes]]]:
-    """Return the frames of each channel, with nacks by themselves.
+    """Return the frames of each channel, with nacks separately.
 
-    What comes of one channel may be written before what comes of another, and refusals in any order.
+    The order between channels, and of refusals, is not determined.
     """
     frames_of: dict[int, tuple[bytes, Counter[bytes]]] = {}
     at = 0
@@ -343,7 +341,7 @@ def by_channel(data: bytes) -> dict[int, tuple[bytes, Counter[bytes]]]:
 
 
 def mixed(random: Random, contents: Iterable[list[bytes]]) -> bytes:
-    """Return contents of several channels with their frames between each other."""
+    """Interleave the frames of contents of several channels."""
     lines: dict[int, list[bytes]] = {}
     for content in contents:
         lines.setdefault(content[0][2], []).extend(content)

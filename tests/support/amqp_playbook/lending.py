@@ -1,4 +1,4 @@
-"""A stand-in for what decides for a lent session: it asks as the session would."""
+"""A stand-in for a lent session's judge, with the session's decisions."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -13,18 +13,15 @@ from proxy.deciding.batch import ConnectionInfo, Refuse, Request, Verdict
 if TYPE_CHECKING:
     from .driver import Driver
 
-#: They admit nothing, so that it is asked about each publish.
+# They admit nothing, so that each publish reaches the judge.
 ASKS = RuleSet([Rule(kind, "*", 0) for kind in ("queue", "exchange", "routing_key")])
 
 
 class StandIn:
     """Stands for ``proxy.deciding.judge.Judge``.
 
-    Args:
-        driver: decides, and notes what it was asked about.
-
-    Attributes:
-        connection: whose publishes it decides; None leaves them to Python.
+    ``driver`` decides and records the questions. ``connection``: whose publishes it decides. None leaves them to
+    Python.
     """
 
     sender = ids = None
@@ -54,7 +51,7 @@ class StandIn:
         return spans
 
     def count(self, *_told: Any) -> None:
-        """Take note of nothing."""
+        """Count nothing."""
 
     def failed(self, error: Exception, _requests: int) -> None:
         raise error

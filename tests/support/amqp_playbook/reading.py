@@ -1,4 +1,4 @@
-"""The compiled reading of an AMQP 0.9.1 connection, which feeds on chunks and is judged by a stand-in."""
+"""The compiled reader of an AMQP 0.9.1 connection, fed with chunks, with a stand-in for its judge."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -16,14 +16,14 @@ CLIENT, BROKER = 0, 1
 
 
 class Run(NamedTuple):
-    """What the judge was asked about at once."""
+    """A question to the judge."""
 
     resources: tuple[Resource, ...]
     sizes: list[int]
 
 
 class Read(NamedTuple):
-    """What came of a chunk."""
+    """The result of a chunk."""
 
     to_client: bytes
     to_broker: bytes
@@ -33,18 +33,11 @@ class Read(NamedTuple):
 
 
 class Reading:
-    """A lent connection. All channels have confirms, so that its judge is asked about each publish.
+    """A lent connection whose channels all have confirms, so that each publish reaches its judge.
 
-    Args:
-        channels: of each the rest of the body that is open, and its numbers.
-        refuses: says which of a run are refused; None: none.
-        before_names: how all names begin.
-        routing_keys: publishes to an exchange are for their routing key, too.
-        frame_max: the length of the longest frame.
-        contents: deliveries are not limited.
-
-    Attributes:
-        runs: what the judge was asked about.
+    ``channels``: of each, the rest of the open body, and its numbers. ``refuses``: returns the refused publishes of a
+    run, or None. ``before_names``: prefix of all names. ``routing_keys``: publishes to an exchange also count for their
+    routing key. ``contents``: deliveries are not limited. ``runs``: the questions to the judge.
     """
 
     sender = ids = None
@@ -73,27 +66,25 @@ class Reading:
         self.lent = sluice_native.lend_amqp091(judge, self.channels, given, frame_max, *rest)
 
     def refresh(self) -> tuple[bool, bool, bool, None]:
-        """Say that the connection may stay, that all rules refuse, and that some limit bytes."""
+        """The connection may stay, all rules refuse, and some limit bytes."""
         return True, True, True, None
 
     def decide(
         self, _now_ns: int, resources: tuple[Resource, ...], _group: str, count: int, sizes: list[int]
     ) -> list[tuple[int, str | None]]:
-        """Decide a run."""
         assert len(sizes) == count
         self.runs.append(Run(resources, sizes))
         refused = [False] * count if self._refuses is None else self._refuses(self.runs[-1])
         return [(1, "refused" if each else None) for each in refused]
 
     def count(self, *_told: object) -> None:
-        """Take note of nothing."""
+        """Count nothing."""
 
     def failed(self, error: Exception, _requests: int) -> None:
-        """Nothing may fail here."""
+        """No failure is expected."""
         raise error
 
     def feed(self, chunk: bytes, side: int = CLIENT) -> Read:
-        """Have a chunk read."""
         pieces, stop, leaves, of_peers, _, _, _ = self.lent.feed(side, chunk, 0, lambda: 0, Second(0))
         to_client, to_broker = (
             b"".join(piece if isinstance(piece, bytes) else chunk[slice(*piece)] for piece in of_peer)

@@ -43,9 +43,9 @@ _RULES: Final = rules_of(
 )
 _KINDS: Final = (1, 2, 3, 8)
 _BEGIN_CONTENTS: Final = {struct.pack(">HH", 60, method) for method in (40, 50, 60, 71)}
-#: Methods behind which nothing waits.
+# Methods behind which nothing waits.
 _PASSES: Final = {struct.pack(">HH", 60, method) for method in (10, 20, 30, 40, 80, 90, 100, 110, 120)}
-#: What a broker answers to methods, on their channel.
+# A broker's answers to methods, on their channel.
 _ANSWERS: Final[dict[tuple[int, int], Callable[[int], bytes]]] = {
     (10, 40): lambda _: frames.open_ok(),
     (20, 10): lambda channel: frames.method(channel, 20, 11, frames.long("")),
@@ -65,7 +65,7 @@ _ANSWERS: Final[dict[tuple[int, int], Callable[[int], bytes]]] = {
 
 
 class AMQPTalk(Talk):
-    """Attributes: ``channels`` has those of the client that are open, and whether they have confirms."""
+    """``channels``: the client's open ones, and whether they have confirms."""
 
     KIND = "queue"
 
@@ -74,14 +74,14 @@ class AMQPTalk(Talk):
         self.channels: dict[int, bool] = {}
         self._heard = bytearray()
         self._garbled = False
-        #: What the broker has to answer; the numbers of publishes that it has to confirm, and the last, by channel.
+        # The broker's pending answers. By channel, the publishes that it must confirm, and the last one.
         self._due: list[bytes] = []
         self._unconfirmed: dict[int, list[int]] = {}
         self._published: dict[int, int] = {}
-        #: Bytes that are still to come of a publish; None before its header.
+        #: Bytes left of a publish. None before its header.
         self._contents: dict[int, int | None] = {}
         self._delivered = 0
-        #: The beginning of a frame that the client has said.
+        # The beginning of a frame that the client has sent.
         self._begun = b""
 
     async def begin(self) -> None:
@@ -112,10 +112,9 @@ class AMQPTalk(Talk):
         return said
 
     def _stop(self, said: bytes) -> int:
-        """Say how much of a piece may come in one chunk.
+        """Return how much of a piece may come in one chunk.
 
-        Where something waits, a method stops what is behind it. But if that is in the same chunk, it is decided
-        before that is known.
+        Behind a waiting publish, a method stops the rest. In the same chunk, the rest is decided before that is known.
         """
         begun, said = len(self._begun), self._begun + said
         at = len(frames.HEADER) if said.startswith(frames.HEADER) else 0
@@ -138,7 +137,7 @@ class AMQPTalk(Talk):
                 await self.say(side, self.piece(side))
 
     async def look(self) -> None:
-        # What the compiled part keeps until a header is there is not counted before.
+        # The compiled part does not count a frame that it keeps until a header is there.
         await self.both.recall()
         await super().look()
 
@@ -156,7 +155,7 @@ class AMQPTalk(Talk):
         random = self.random
         exchange, key, channel = random.choice(("", "", "", "e", "f")), random.choice(NAMES), self._channel()
         if self.flavour == "by name":
-            # Of several channels, each is decided by itself.
+            # With several channels, each is decided separately.
             key = "orders" if exchange else key
             channel = sorted(self.channels)[sum((exchange or key).encode()) % len(self.channels)]
         size = random.choice((0, 5, 300, random.randint(0, 9_000)))
@@ -178,7 +177,7 @@ class AMQPTalk(Talk):
         ]
 
     def _special(self) -> list[bytes]:
-        """Return what the session looks at."""
+        """Return frames that the session reads."""
         random, channel = self.random, self._channel()
         kind = random.randrange(12)
         if kind == 0:
@@ -265,10 +264,10 @@ class AMQPTalk(Talk):
             return make(channel, numbers[index], multiple=True)
         return make(channel, numbers.pop(random.choice((0, random.randrange(len(numbers))))))
 
-    # --- What the broker hears --------------------------------------------------------------------
+    # --- The broker's side --------------------------------------------------------------------
 
     def receive(self) -> None:
-        """Note what the broker has to answer."""
+        """Record the answers that the broker must send."""
         heard = self._heard
         heard += self.both.take(self.link, BROKER)
         if heard[:4] == b"AMQP":
@@ -311,15 +310,14 @@ class AMQPTalk(Talk):
 
 def _same(side: Any, got: bytes, wanted: bytes) -> bool:
     (one, beats), (other, wanted_beats) = (_whole(side, each) for each in (got, wanted))
-    # Whoever was not written to, since a publish waits for its header, is sent a heartbeat.
+    # A peer to which nothing was written, because a publish waits for its header, is sent a heartbeat.
     return beats >= wanted_beats and one == other
 
 
 def _whole(side: Any, data: bytes) -> tuple[dict[Any, tuple[bytes, Counter[bytes]]], int]:
-    """Return ``by_channel`` of what is whole, and how many heartbeats there are: the compiled part waits for headers.
+    """Return ``by_channel`` of the complete frames, and the number of heartbeats: the compiled part waits for headers.
 
-    Of publishes that waited those of one channel, exchange and routing key keep their order; docs/rabbitmq.md promises
-    no more, and which of several that are due at once goes first is chance.
+    Waiting publishes of one channel, exchange and routing key keep their order. docs/rabbitmq.md guarantees no more.
     """
     data = data.removeprefix(frames.HEADER)
     whole, begun, left = dict[Any, bytes](), dict[int, bytes](), dict[int, int]()
@@ -345,7 +343,7 @@ def _whole(side: Any, data: bytes) -> tuple[dict[Any, tuple[bytes, Counter[bytes
                 continue
             frame = begun.pop(channel)
             if side is BROKER:
-                # All of the method but for its bits.
+                # The method without its bits.
                 key = frame[: 6 + int.from_bytes(frame[3:7])]
         if kind != 8:
             whole[key] = whole.get(key, b"") + frame
@@ -356,11 +354,11 @@ talk = partial(play, makes=_RULES, make=AMQPTalk)
 
 
 def settings(random: Random) -> dict[str, Any]:
-    """Return what ``both_ways.run`` is to be given for a schedule."""
+    """Return the arguments of ``both_ways.run`` for a schedule."""
     return {
         "options": (AMQP091Options(), AMQP091Options(scan=random.choice(("python", "auto")))),
         "same": _same,
-        # Since when a frame is incomplete is known to within this time, as whoever reads it looks at times.
+        # The age of an incomplete frame is only known to within this time.
         "listener": {"frame_timeout_s": 1e6},
         **talks.settings(random),
     }

@@ -1,4 +1,4 @@
-"""A spool on a disk that does what a test says, and a driver that uses it."""
+"""A spool on a scripted disk, and a driver that uses it."""
 
 from spool_disk import FakeDisk
 
@@ -12,7 +12,7 @@ NS = 1_000_000_000
 
 
 class SpooledDriver(Driver):
-    """A driver whose handlers have everything put aside behind what they hold."""
+    """A driver whose handlers spool everything behind held requests."""
 
     def __init__(self, decide: Decide, *, settings: SpoolSettings | None = None, **more: object) -> None:
         self.damaged: list[Lost] = []
@@ -38,6 +38,6 @@ class SpooledDriver(Driver):
 
 
 def spooled(request: Request) -> Verdict:
-    """Hold a request, and have what comes behind it put aside."""
+    """Hold a request, and spool the rest behind it."""
     del request
     return Hold(ORDERS, "rule", Ticket(lambda: None), spools=True)

@@ -1,4 +1,4 @@
-"""Sessions that share a hub, the broker of all of them, and the time."""
+"""Sessions that share a hub, a broker, and the time."""
 
 from collections.abc import Mapping
 
@@ -18,8 +18,6 @@ QUEUE = {"queue:orders": PERSIST}
 
 
 class World:
-    """A broker, and sessions that share a hub."""
-
     def __init__(
         self,
         rules: Mapping[str, Confirming] = QUEUE,

@@ -1,4 +1,4 @@
-"""Targets of coverage-guided fuzzing: each is a module with what is tried, and what to begin with."""
+"""Targets of coverage-guided fuzzing: each is a module with a function to try, and seeds."""
 
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
@@ -8,19 +8,17 @@ from typing import Final, NamedTuple, Protocol
 from playbook.steps import opcodes
 
 Changed = Callable[[bytes, int], bytes]
-"""Changes bytes as libFuzzer does; at most so many come of it."""
+"""Changes bytes as libFuzzer does, up to a length."""
 
 
 class Mutate(Protocol):
-    """Changes an input in the words of its format."""
+    """Changes an input in the units of its format."""
 
     def __call__(self, data: bytes, max_bytes: int, changed: Changed, random: Random) -> bytes:
         """Return another input of at most ``max_bytes``."""
 
 
 class Target(NamedTuple):
-    """A target."""
-
     run: Callable[[bytes], None]
     seeds: Callable[[], Iterable[bytes]]
     mutated: Mutate | None
@@ -29,7 +27,7 @@ class Target(NamedTuple):
     changed: int
 
 
-#: By name: what is tried.
+# Tried code by name.
 TARGETS: Final[Mapping[str, str]] = {
     "rocketmq": "a RocketMQ session, in any chunks, held against a model of frames and verdicts",
     "rocketmq_compiled": "a RocketMQ session that reads by the compiled part, and one that reads by Python",
@@ -46,7 +44,7 @@ TARGETS: Final[Mapping[str, str]] = {
     "edits": "requests of the HTTP API that change limits",
     "log_lines": "lines of a rejection log",
 }
-#: The same of the Rust core, whose targets are in native/fuzz.
+# The same of the Rust core, whose targets are in native/fuzz.
 NATIVE: Final[Mapping[str, str]] = {
     "native_rocketmq": "the core's scan of RocketMQ frames, and answers",
     "native_amqp091": "the core's scan of AMQP 0.9.1 publishes, and confirms",
@@ -55,7 +53,6 @@ NATIVE: Final[Mapping[str, str]] = {
 
 
 def load(name: str) -> Target:
-    """Import a target."""
     module = import_module(f"fuzz_targets.{name}")
     return Target(
         module.run,
@@ -68,7 +65,7 @@ def load(name: str) -> Target:
 
 
 def run_counted(target: Target, data: bytes) -> None:
-    """Try an input, and hold the steps that it takes against what its length allows: none may take long."""
+    """Try an input, and check its steps against its length."""
     target.run(data)
     counted = opcodes(lambda: target.run(data))
     in_all, for_each_byte = target.steps

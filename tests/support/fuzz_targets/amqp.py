@@ -1,4 +1,4 @@
-"""Both versions of AMQP on one port: in any chunks it is as if the session of that version had been there alone."""
+"""Both versions of AMQP on one port: with any chunks, the result is that of a session of that version alone."""
 
 from collections.abc import Callable, Iterable
 from random import Random
@@ -28,7 +28,7 @@ _KNOWN: Final = (
 
 
 def seeds() -> Iterable[bytes]:
-    """Return those of both, and what is neither."""
+    """Return those of both, and invalid ones."""
     yield from amqp091.seeds()
     yield from amqp10.seeds()
     for other in (b"\x16\x03\x01\x02\x00", b"AMQP\x02\x01\x00\x00", b"PROXY TCP4 ", b"GET / HTTP/1.1\r\n\r\n", b"AMQP"):
@@ -52,7 +52,7 @@ def run(data: bytes) -> None:
     closed, written, unread = found
     for side, got in written.items():
         if version is AMQP091Session:
-            # What follows another version's header belongs to nobody.
+            # Data behind another version's header belongs to neither.
             if said.said(Side.CLIENT).startswith(b"AMQP\0\0\x09\x01"):
                 amqp091.check_passed(side.other, said, bytes(got), closed)
             continue
@@ -60,7 +60,7 @@ def run(data: bytes) -> None:
 
 
 def _on_frame(open_session: Callable[[SessionContext], Session], said: Conversation) -> tuple[Any, ...]:
-    """Have a session hear all: return it, why it closed, what each side was given, and what it did not read of each."""
+    """Play to a session. Return it, the reason for its close, and the output and unread data of each side."""
     session = open_session(
         SessionContext(
             ConnectionInfo(1, "main", "default", "192.0.2.1:4000", "192.0.2.1"),
@@ -78,7 +78,7 @@ def _on_frame(open_session: Callable[[SessionContext], Session], said: Conversat
     try:
         for side, chunk in said.chunks():
             unread[side] += chunk
-            # What one side says may be what the other waits for.
+            # One side's data may be awaited by the other.
             for speaker in (side, side.other):
                 while unread[speaker] and not session.paused(speaker):
                     room = bytearray(unread[speaker])

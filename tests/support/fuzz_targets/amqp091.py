@@ -1,4 +1,6 @@
-"""An AMQP 0.9.1 session: nothing but Close comes of any bytes, and where nothing is limited all goes on as it came."""
+"""An AMQP 0.9.1 session: any bytes cause nothing worse than Close, and without limits everything is forwarded
+unchanged.
+"""
 
 import zlib
 from collections import Counter
@@ -17,10 +19,10 @@ from proxy.deciding.batch import Hold, Request, Side, Ticket, Verdict
 from proxy.protocols.amqp091 import wire
 from proxy.protocols.base import Close
 
-#: Bits of the options: limits decide; some is held, and the time goes on; consumers confirm; it begins open; and what
-#: kinds are limited besides.
+# Bits of the options: limits decide, some requests are held while time passes, consumers confirm, it begins open, and
+# other limited kinds.
 DECIDES, _HOLDS, _CONFIRMS, OPEN, _LIMITS = 1, 2, 4, 8, 16
-#: What a session may say of its own: at all, for each request, and each time that it is asked what is due.
+# Maximum of the session's own bytes: in total, for each request, and for each tick.
 _OWN_BYTES, _ANSWER_BYTES, _TICK_BYTES = 2000, 100, 8
 _HALF_A_SECOND_NS: Final = 500_000_000
 
@@ -104,14 +106,13 @@ def mended(frame: bytes) -> bytes:
     return frame[:3] + len(payload).to_bytes(4) + payload + b"\xce"
 
 
-#: Changes an input.
 mutated: Final = partial(conversation.mutate, split=split, mended=mended, known={CLIENT: BY_CLIENT, BROKER: BY_BROKER})
 
 
 def seeds() -> Iterable[bytes]:
-    """Return conversations in which much happens, and of each frame one."""
+    """Return eventful conversations, and one of each frame."""
     greeting, welcome = frames.greeting(), frames.welcome()
-    # One in which nobody says farewell, too: nothing is given up then.
+    # Including one without a close: nothing is given up then.
     stays = (
         (CLIENT, b"".join(BY_CLIENT[4:18])),
         (BROKER, b"".join(BY_BROKER[5:15])),
@@ -146,7 +147,7 @@ def run(data: bytes) -> None:
         if cut.closed or whole.closed:
             assert cut.closed, "chunks make a difference"
             assert whole.closed, "chunks make a difference"
-            # Of a frame that is none, its beginning may have gone on.
+            # The beginning of an invalid frame may have been forwarded.
             lanes, others = by_channel(cut.to_broker), by_channel(whole.to_broker)
             for number in lanes.keys() & others.keys():
                 one, other = lanes[number], others[number]
@@ -167,7 +168,7 @@ def limits_of(said: Conversation) -> tuple[str, ...]:
 
 
 def receive(driver: Driver, said: Conversation) -> str:
-    """Have a session hear all; return why it has closed the connection."""
+    """Play to a session. Return the reason for its close."""
     try:
         for side, chunk in said.chunks():
             driver.give(side, chunk)
@@ -191,24 +192,24 @@ def _pass_all(said: Conversation) -> None:
         if said.options & OPEN or frames.HEADER.startswith(said.said(CLIENT)[: len(frames.HEADER)]):
             check_passed(side, said, written, closed)
         else:
-            # What follows another version's header belongs to nobody.
+            # Data behind another version's header belongs to neither.
             assert came.startswith(written), "not what came"
     leave(driver)
 
 
 def check_passed(side: Side, said: Conversation, written: bytes, closed: str) -> None:
-    """Hold what went on of one peer's stream against what it said."""
+    """Compare the forwarded data of one peer's stream with the stream."""
     came, heard = said.said(side), said.said(side.other)
     if closed and came.startswith(written):
-        # What is no frame, and belongs to no channel, may have begun to go on.
+        # The beginning of an invalid frame on no channel may have been forwarded.
         return
     if side is BROKER:
-        # A confirm of what nobody has published goes nowhere.
+        # A confirm of an unknown publish is dropped.
         came, written = without_confirms(came), without_confirms(written)
     else:
         came, written = answered(came), answered(written)
     if any(close in each for close in (_CONNECTION_CLOSE, _CHANNEL_CLOSE) for each in (came, heard)):
-        # What comes after that goes nowhere, or what waits.
+        # Later frames are dropped, or waiting ones.
         assert Counter(split(written)) <= Counter(split(came)) or closed, "more than came"
         return
     lanes, passed = by_channel(came), by_channel(written)
@@ -217,17 +218,17 @@ def check_passed(side: Side, said: Conversation, written: bytes, closed: str) ->
         gone = passed.get(number, b"")
         assert lane.startswith(gone), "not what came"
         waits = split(lane[len(gone) :])
-        # Behind a client's farewell nothing goes on.
+        # Nothing is forwarded behind a client's close.
         is_over = closed or _CONNECTION_CLOSE in came
         assert is_over or not waits or _begins_content(waits[0]) or len(waits) == 1, "not all that came"
 
 
 def by_channel(stream: bytes) -> dict[int, bytes]:
-    """Sort frames by channel, but for heartbeats; that of a header of the protocol, and of what is none, is -1."""
+    """Sort frames by channel, without heartbeats. -1: protocol headers and invalid frames."""
     found: dict[int, bytes] = {}
     for each in split(stream):
         if each[:1] == _HEARTBEAT:
-            # It may overtake what waits.
+            # It may overtake waiting frames.
             continue
         number = int.from_bytes(each[1:3]) if len(each) >= 7 and each[:4] != b"AMQP" else -1
         found[number] = found.get(number, b"") + each
@@ -243,7 +244,7 @@ def without_confirms(stream: bytes) -> bytes:
 
 
 def answered(stream: bytes) -> bytes:
-    """Have what begins or ends a consumer ask for its answer, as the broker may be asked for one that is not wanted."""
+    """Request the answer to methods that begin or end a consumer, as the session does."""
     return b"".join(map(_answered, split(stream)))
 
 
@@ -266,7 +267,7 @@ def _answered(frame: bytes) -> bytes:
 
 
 class Came(NamedTuple):
-    """What came of a conversation."""
+    """The result of a conversation."""
 
     closed: str
     to_broker: bytes

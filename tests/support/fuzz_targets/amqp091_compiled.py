@@ -1,4 +1,4 @@
-"""An AMQP 0.9.1 session that is lent to the compiled part, and one that reads by itself: both do the same."""
+"""An AMQP 0.9.1 session that is lent to the compiled part, and one that reads alone: both do the same."""
 
 from typing import Final
 
@@ -10,7 +10,7 @@ from limiter.compiled import COMPILED
 
 __all__ = ["mutated", "run", "seeds"]
 
-#: Behind one of the broker's, nothing else comes on that channel.
+# Behind one of the broker's, nothing else comes on that channel.
 _CHANNEL_CLOSE: Final = b"\0\x14\0\x28"
 
 if COMPILED is None:
@@ -21,7 +21,7 @@ def run(data: bytes) -> None:
     said = conversation.read(data)
     if said is not None:
         compiled, python = refuse_some(said, lends=True), refuse_some(said)
-        # Of the order of the broker's frames the compiled part knows less: what no broker says goes on to the client.
+        # The compiled part checks the order of the broker's frames less: impossible frames are forwarded.
         if "the broker sent" in python.closed or _CHANNEL_CLOSE in said.said(BROKER):
             assert compiled.to_broker.startswith(python.to_broker)
         else:

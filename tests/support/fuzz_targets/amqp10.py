@@ -1,4 +1,4 @@
-"""An AMQP 1.0 session: nothing but Close comes of any bytes, and where nothing is limited all goes on as it came."""
+"""An AMQP 1.0 session: any bytes cause nothing worse than Close, and without limits all is forwarded unchanged."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -16,13 +16,14 @@ from limiter.rules.resource import Resource
 from proxy.deciding.batch import Grant, Hold, Request, Side, Ticket, Verdict
 from proxy.protocols.base import Terms
 
-#: Bits of the options: limits decide; some is held, and the time goes on; it begins open, with links; and which terms.
+# Bits of the options: limits decide, some requests are held while time passes, it begins open with links, and the
+# terms.
 DECIDES, _HOLDS, OPEN = 1, 2, 8
 TERMS_SHIFT: Final = 4
 _HALF_A_SECOND_NS: Final = 500_000_000
-#: What a session may say of its own: at all, and for each frame and request.
+# Maximum of the session's own bytes: in total, and for each frame and request.
 _OWN_BYTES, _FRAME_BYTES, _EACH_BYTES = 4000, 8, 200
-#: Of recorded frames that are put in, none is longer.
+# Inserted recorded frames are not longer.
 _MAX_BYTES: Final = 400
 
 _REASONS: Final = {
@@ -117,12 +118,11 @@ def mended(frame: bytes) -> bytes:
     return bytes(out)
 
 
-#: Changes an input.
 mutated: Final = partial(conversation.mutate, split=split, mended=mended, known={CLIENT: BY_CLIENT, BROKER: BY_BROKER})
 
 
 def seeds() -> Iterable[bytes]:
-    """Return conversations in which much happens, recorded ones, and of each frame one."""
+    """Return eventful conversations, recorded ones, and one of each frame."""
     for terms in range(len(_TERMS)):
         for decides in (0, DECIDES, DECIDES | _HOLDS):
             options = decides | terms << TERMS_SHIFT
@@ -167,7 +167,7 @@ def opened(said: Conversation, driver: Driver) -> Driver:
 
 
 def receive(driver: Driver, said: Conversation, random: Random | None = None) -> None:
-    """Have a session hear all; a random lets the time go on, and what is held."""
+    """Play to a session. A random advances the time and resolves held requests."""
     for side, chunk in said.chunks():
         if driver.closed is not None:
             assert driver.closed.reason in _REASONS, driver.closed
@@ -195,16 +195,16 @@ def _pass_all(said: Conversation) -> None:
 
 
 def check_passed(side: Side, said: Conversation, written: bytes, closed: str, unread: bytes | bytearray) -> None:
-    """Compare what was forwarded of one peer's stream with what it said and the session has read."""
+    """Compare the forwarded data of one peer's stream with the data read by the session."""
     came = said.said(side) if closed else said.said(side).removesuffix(bytes(unread))
     if closed == "other_protocol":
-        # The client hears with what it may begin.
+        # The client is told the mandatory beginning.
         written = written.removesuffix(codec.SASL_HEADER)
     if came == written or (closed and came.startswith(written)):
         return
     *_, last = split(came) or [b""]
     if len(last) < max(8, int.from_bytes(last[:4])):
-        # Of what waits, only the frame that has no end goes on when the stream ends.
+        # Of waiting data, only an incomplete frame is forwarded at the end of the stream.
         came, written = came.removesuffix(last), written.removesuffix(last)
     lanes, passed = _by_channel(came), _by_channel(written)
     assert passed.keys() <= lanes.keys(), "not what came"
@@ -216,7 +216,7 @@ def check_passed(side: Side, said: Conversation, written: bytes, closed: str, un
 
 
 def _by_channel(stream: bytes) -> dict[int, bytes]:
-    """Sort frames by channel; that of headers, and of what is no frame, is -1."""
+    """Sort frames by channel. -1: headers and invalid frames."""
     found: dict[int, bytes] = {}
     for each in split(stream):
         number = int.from_bytes(each[6:8]) if len(each) >= 8 and each[:4] != b"AMQP" else -1

@@ -1,4 +1,4 @@
-"""An AMQP 1.0 session that is lent to the compiled part where it can be, and one that never is: both do the same."""
+"""An AMQP 1.0 session that is lent to the compiled part where possible, and one that never is: both do the same."""
 
 from collections.abc import Sequence
 from random import Random
@@ -29,26 +29,25 @@ _RULES: Final[Sequence[Sequence[Rule]]] = (
     (Rule("queue", "*", _HIGH, action="delay"), Rule("exchange", "e", 5)),
     (),
 )
-#: What depends on neither the time that a peer took nor how much of a chunk was read before it was closed.
+# Independent of a peer's timing, and of the part of a chunk that was read before the close.
 _FIGURES: Final = ("sent", "rows", "usage", "frames", "links", "in flight")
 
 
 def run(data: bytes) -> None:
-    """Try an input."""
     said = conversation.read(data)
     if said is not None:
         check(said)
 
 
 def check(said: Conversation) -> int:
-    """Hold both to each other; return how many chunks the compiled part has read."""
+    """Compare both. Return the number of chunks read by the compiled part."""
     lent, alone = _play(said, lent=True), _play(said, lent=False)
     found, expected = lent.figures(), alone.figures()
     assert lent.reason == alone.reason
     for what in () if alone.closed else _FIGURES:
         assert found[what] == expected[what], what
     for side in Side:
-        # Of the chunk that ends the connection, what comes before that may have gone on, or not.
+        # Earlier frames of the chunk that ends the connection may have been forwarded, or not.
         total, other = lent.total[side], alone.total[side]
         assert total.startswith(other) or other.startswith(total)
     for driver in (lent, alone):

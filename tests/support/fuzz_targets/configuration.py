@@ -1,4 +1,4 @@
-"""The text of a configuration file: it is put in force as it says, or an error names what is wrong with it."""
+"""The text of a configuration file: it is applied correctly, or an error names the fault."""
 
 import io
 import tempfile
@@ -18,10 +18,10 @@ from admin.run import check
 from admin.run.composition import compose
 from fuzz_targets import Changed
 
-#: A larger table of errors and rules takes more steps.
+# A larger table of errors and rules takes more steps.
 STEPS: Final = (20_000_000, 100_000)
 
-#: One plan in so many is laid out, which takes much longer than all else.
+# One plan in this many is laid out, which takes much longer than the rest.
 _LAID_OUT: Final = 8
 _SAMPLE: Final = Path(__file__).parents[3] / "deploy/sluice.toml"
 _MOMENT: Final = datetime(2026, 1, 2, 3, 4, tzinfo=UTC)
@@ -69,7 +69,6 @@ _LINES: Final = (
 
 
 def mutated(data: bytes, max_bytes: int, changed: Changed, random: Random) -> bytes:
-    """Change lines, or bytes."""
     if random.random() < 0.4:
         return changed(data, max_bytes)
     lines = data.split(b"\n")
@@ -104,7 +103,6 @@ def seeds() -> Iterable[bytes]:
 
 
 def run(data: bytes) -> None:
-    """Try an input."""
     _FILE.write_bytes(data)
     try:
         plan = compose(load(str(_FILE), {}, Flags()))

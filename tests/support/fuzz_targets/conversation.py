@@ -1,4 +1,4 @@
-"""What two peers say in turn, as bytes that libFuzzer can change; and changes that leave frames whole."""
+"""Data of two peers in turn, as bytes that libFuzzer can change, and changes that keep frames complete."""
 
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -12,7 +12,7 @@ _BEGIN: Final = struct.Struct(">BH")
 _STEP: Final = struct.Struct(">BH")
 _FROM_BROKER: Final = 0x80
 _MAX_STEP: Final = 0xFFFF
-#: Chunks of single bytes only of what is short.
+# Longer conversations are not cut into single bytes.
 _SINGLE_BYTES: Final = 400
 
 WHOLE, SINGLE = 0, 1
@@ -20,8 +20,6 @@ WHOLE, SINGLE = 0, 1
 
 
 class Step(NamedTuple):
-    """What one peer says."""
-
     side: Side
     cut: int
     data: bytes
@@ -38,8 +36,6 @@ class Step(NamedTuple):
 
 
 class Conversation(NamedTuple):
-    """What both say."""
-
     options: int
     seed: int
     steps: Sequence[Step]
@@ -57,7 +53,7 @@ class Conversation(NamedTuple):
 
 
 def read(data: bytes) -> Conversation | None:
-    """Read an input; None of one that is too short to be any."""
+    """Parse an input. None: too short."""
     if len(data) < _BEGIN.size:
         return None
     options, seed = _BEGIN.unpack_from(data)
@@ -86,9 +82,9 @@ def seed(*steps: tuple[Side, bytes], options: int = 0, cut: int = WHOLE) -> byte
 
 
 Split = Callable[[bytes], list[bytes]]
-"""Takes a stream apart into frames; what is none is the last of them."""
+"""Splits a stream into frames. The last may be invalid."""
 Mended = Callable[[bytes], bytes]
-"""Gives a frame the length that it says it has."""
+"""Gives a frame its correct length."""
 
 
 def mutate(
@@ -101,7 +97,7 @@ def mutate(
     mended: Mended,
     known: Mapping[Side, Sequence[bytes]],
 ) -> bytes:
-    """Change what is said frame by frame: leave out, repeat, move, put in known ones, change what is in one."""
+    """Change frames: leave out, repeat, move, insert known ones, change content."""
     conversation = read(data)
     if conversation is None or not conversation.steps or random.random() < 0.3:
         return changed(data, max_bytes)
@@ -128,7 +124,7 @@ def mutate(
     elif dice == 12:
         options, seed_ = random.choice((options ^ 1 << random.randrange(8), options)), random.randrange(1 << 16)
     else:
-        # Say the rest of it later.
+        # Send the rest of it later.
         steps.insert(random.randrange(at, len(steps)) + 1, Step(side, cut, b"".join(frames[place:])))
         del frames[place:]
     steps[at] = Step(side, cut, b"".join(frames))

@@ -1,6 +1,4 @@
-"""Requests of the HTTP API that read and change limits: each is answered, and whatever is wrong is the
-client's fault.
-"""
+"""Requests of the HTTP API that read and change limits: each is answered, and every error is the client's."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -73,14 +71,12 @@ _HEADS: Final = (
     "GET /defaults",
     "GET /switches",
 )
-#: Paths for which the data path is not asked.
+# Paths that do not use the data path.
 _OF_EDITS: Final = (b"/limits", b"/defaults", b"/switches", b"/audit", b"/rules", b"/diff")
 _HEADERS: Final = ('if-match: "x"', "if-match: *", "if-none-match: *", 'if-none-match: W/"a", "b"')
 
 
 class _NoDataPath:
-    """Takes the rules, and has nothing else."""
-
     async def apply(self, rule_set: object) -> None:
         del rule_set
 
@@ -142,7 +138,6 @@ def seeds() -> Iterable[bytes]:
 
 
 def run(data: bytes) -> None:
-    """Try an input."""
     asks = list(_asks(data))
     if asks:
         # Each change has a line of the log.
@@ -156,7 +151,7 @@ def _asks(data: bytes) -> Iterator[tuple[dict[str, Any], bytes]]:
         first, *headers = head.split(b"\n")
         method, _, target = first.partition(b" ")
         path, _, query = target.partition(b"?")
-        # A server refuses what is no token, and a path that is no ASCII.
+        # A server refuses invalid methods, and non-ASCII paths.
         if not method.isalpha() or not path.startswith(b"/") or not path.isascii():
             continue
         if not path.startswith(_OF_EDITS) or path.endswith(b":reset") or (method, path) == (b"GET", b"/limits"):
@@ -183,7 +178,7 @@ def _asks(data: bytes) -> Iterator[tuple[dict[str, Any], bytes]]:
 
 
 async def _answer_all(asks: list[tuple[dict[str, Any], bytes]]) -> None:
-    """Ask an API of its own."""
+    """Use a separate API."""
     data_path: Any = _NoDataPath()
     edits = EditService(_PLAN.rulebook, Store(None), clock=lambda: _NOW)
     board = LiveStats(data_path, edits, Health(data_path), Clock(utc=lambda: _NOW))
@@ -208,7 +203,7 @@ async def _answer(app: Any, scope: dict[str, Any], body: bytes) -> None:
     status = said[0]["status"]
     assert status < 500 or status == 507, (status, said[1:])
     content = b"".join(message.get("body", b"") for message in said[1:])
-    # Of paths and methods that the API does not have, the guard around it speaks in JSON.
+    # For missing paths and methods, the guard around the API answers in JSON.
     if content and content not in {b"Not Found", b"Method Not Allowed"}:
         found = json.loads(content)
         if status >= 400:

@@ -1,8 +1,8 @@
-"""Files of a rejection log, as others can write them: what is read is a record, and the rest is counted as unreadable.
+"""Files of a rejection log, as others can write them: each line is a record, or counted as unreadable.
 
-Records are put in words without control characters, and added up for the page.
+Records are turned into text without control characters, and added up for the page.
 
-The first byte of an input says what it is: lines of records, or a file of lines that is packed.
+The first byte of an input selects lines of records, or a packed file of lines.
 """
 
 import gzip
@@ -27,7 +27,7 @@ from admin.rejection_log.tail import _Reader, order, text_of
 from limiter.counting.rejections import Amount
 from limiter.rules.resource import Resource
 
-#: An hour of seconds is added up, whatever was read.
+# An hour of seconds is added up, whatever was read.
 STEPS: Final = (3_000_000, 10_000)
 _RECORDS, _PACKED = b"r", b"p"
 _MINUTE_S: Final = 1_763_942_400
@@ -75,7 +75,6 @@ def seeds() -> Iterable[bytes]:
 
 
 def run(data: bytes) -> None:
-    """Try an input."""
     what, content = data[:1], data[1:]
     if what == _PACKED:
         list(_unpacked(memoryview(content)))

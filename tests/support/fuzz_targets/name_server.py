@@ -1,4 +1,4 @@
-"""A session with RocketMQ's name server: what clients send goes on as it came, and of answers only addresses change."""
+"""A session with RocketMQ's name server: clients' data is forwarded unchanged, and only addresses change in answers."""
 
 import json
 from collections.abc import Iterable
@@ -29,7 +29,7 @@ _FRONTS: Final = (
     ListenerAddresses("rocketmq", ("0.0.0.0", 20911), (("10.0.0.5", 10911),)),
     ListenerAddresses("rocketmq", ("127.0.0.1", 20912), (("::1", 10911),)),
 )
-#: By how much an address may be longer than the one that it replaces.
+# The maximum by which a new address is longer.
 _LONGER_BYTES: Final = 64
 _BODY: Final = 0x80
 
@@ -46,7 +46,6 @@ _ANSWERS: Final = tuple(
 
 
 def mutated(data: bytes, max_bytes: int, changed: Changed, random: Random) -> bytes:
-    """Change an input."""
     if data[:1] >= bytes((_BODY,)):
         return changed(data, max_bytes)
     known = {Side.CLIENT: _ASKS, Side.BROKER: _ANSWERS}
@@ -70,7 +69,6 @@ def seeds() -> Iterable[bytes]:
 
 
 def run(data: bytes) -> None:
-    """Try an input."""
     if data[:1] >= bytes((_BODY,)):
         _rewrite(data[1:])
         return
@@ -81,7 +79,7 @@ def run(data: bytes) -> None:
     closed_at_once, *at_once = _on_frame(said.whole())
     assert closed == closed_at_once, "chunks make a difference"
     for given, whole in zip((to_client, to_broker), at_once, strict=True):
-        # The beginning of a frame goes on before the rest shows that it is none.
+        # The beginning of a frame is forwarded before it proves invalid.
         assert given.startswith(whole) if closed else given == whole, "chunks make a difference"
     asked, came = said.said(Side.CLIENT), said.said(Side.BROKER)
     assert asked.startswith(to_broker) if closed else asked == to_broker, "not what came"
@@ -108,7 +106,7 @@ def _rewrite(body: bytes) -> None:
 
 
 def _compare(before: Any, after: Any) -> None:
-    """Hold that only addresses differ, in two readings of JSON."""
+    """Check that two readings of JSON differ only in addresses."""
     if before != after:
         assert type(before) is type(after)
         if isinstance(before, dict):
@@ -125,7 +123,7 @@ def _compare(before: Any, after: Any) -> None:
 
 
 def _on_frame(said: Conversation) -> tuple[str, bytes, bytes]:
-    """Have a session hear all: return why it closed, and what the client and the broker were given."""
+    """Play to a session. Return the reason for its close, and the data for client and broker."""
     warnings: list[str] = []
     session = PROTOCOL.open_session(
         SessionContext(

@@ -1,4 +1,4 @@
-"""What the targets of the Rust core begin with; the targets themselves are in native/fuzz."""
+"""Seeds of the Rust core's targets, which are in native/fuzz."""
 
 import struct
 from collections.abc import Callable, Iterable, Mapping

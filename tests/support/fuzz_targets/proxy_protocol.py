@@ -1,4 +1,4 @@
-"""The PROXY header: whatever comes, it is read, still lacks something, or is refused; alike however much follows."""
+"""The PROXY header: any bytes are read, incomplete, or refused, independently of the data behind."""
 
 import struct
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ _V2 = b"\r\n\r\n\0\r\nQUIT\n"
 
 
 def seeds() -> Iterable[bytes]:
-    """Return headers of both versions, with all that may be in them."""
+    """Return headers of both versions, with all optional parts."""
     four, six = ("192.0.2.1", 40000), ("2001:db8::1", 65535)
     for source, destination in ((four, four), (six, six), (four, six)):
         yield make("v1", source, destination)
@@ -25,7 +25,6 @@ def seeds() -> Iterable[bytes]:
 
 
 def run(data: bytes) -> None:
-    """Try an input."""
     found = _read(data)
     if isinstance(found, Header):
         size = found.size_bytes

@@ -1,4 +1,4 @@
-"""A RocketMQ session: whatever comes in whatever chunks, it does what a model says that sees the streams as a whole."""
+"""A RocketMQ session with any bytes in any chunks behaves like a model that sees whole streams."""
 
 import struct
 from collections.abc import Iterable
@@ -18,9 +18,9 @@ from proxy.deciding.batch import Side
 
 _SHARES: Final = (0.0, 0.3, 0.6, 1.0)
 _WANTS_RESPONSES, LATE, _HOLDS = 4, 8, 16
-#: Requests that Sluice answers itself.
+# Requests that Sluice answers itself.
 _OF_SLUICE: Final = {9002, 9003}
-#: Of frames that are put in, none is longer.
+# Inserted frames are not longer.
 _MAX_BYTES: Final = 600
 
 BY_CLIENT: Final = (
@@ -48,7 +48,6 @@ BY_BROKER: Final = (
 
 
 def split(stream: bytes) -> list[bytes]:
-    """Take a stream apart."""
     found, at = [], 0
     while len(stream) - at >= 4:
         size = 4 + int.from_bytes(stream[at : at + 4])
@@ -58,26 +57,25 @@ def split(stream: bytes) -> list[bytes]:
 
 
 def mended(frame: bytes) -> bytes:
-    """Give a frame its length, and a header the one that it has if that is too long."""
+    """Give a frame its length, and shorten a header length that is too long."""
     if len(frame) < 8:
         return frame
     (word,) = struct.unpack_from(">I", frame, 4)
     header_bytes = min(word & 0xFFFFFF, len(frame) - 8)
     if frame[8:9] == b"{" and b"}" in frame:
-        # JSON goes on to a brace, so that changes of its length are seen.
+        # JSON ends at a brace, so that changes of its length have an effect.
         found = frame.rfind(b"}", 8, 8 + header_bytes + 64)
         header_bytes = found - 7 if found > 0 else header_bytes
     return struct.pack(">II", len(frame) - 4, word & 0xFF000000 | header_bytes) + frame[8:]
 
 
-#: Changes an input.
 mutated: Final = partial(
     conversation.mutate, split=split, mended=mended, known={Side.CLIENT: BY_CLIENT, Side.BROKER: BY_BROKER}
 )
 
 
 def seeds() -> Iterable[bytes]:
-    """Return the beginnings of recorded connections, and of each frame one."""
+    """Return the beginnings of recorded connections, and one of each frame."""
     for options in (0, 1, 2, 3, _WANTS_RESPONSES, 1 | LATE, 1 | _HOLDS):
         for capture in CAPTURES:
             yield conversation.seed(
@@ -102,7 +100,6 @@ def _some(stream: bytes) -> bytes:
 
 
 def run(data: bytes) -> None:
-    """Try an input."""
     said = conversation.read(data)
     if said is not None:
         if said.options & _HOLDS:
@@ -114,7 +111,7 @@ def run(data: bytes) -> None:
 
 
 def play(said: Conversation, reading: Reading) -> Trial:
-    """Have a session hear a conversation, and both peers end it."""
+    """Play a conversation to a session, and end both streams."""
     share = _SHARES[said.options & 3]
     trial = Trial(
         lambda number: Random(said.seed * 1_000_003 + number).random() < share,
@@ -127,13 +124,13 @@ def play(said: Conversation, reading: Reading) -> Trial:
 
 
 def _asks_sluice(trial: Trial) -> bool:
-    """Say whether the client has asked something of Sluice itself, of which the model knows nothing."""
+    """Say whether the client has sent a request to Sluice itself, which the model does not know."""
     seen, _ = read_stream(bytes(trial.sent[Side.CLIENT]))
     return any(frame.header is not None and frame.header.code in _OF_SLUICE for frame in seen)
 
 
 def drive(trial: Trial, said: Conversation) -> None:
-    """Give all chunks in turn; a batch is decided at once, or right before the client's next chunk."""
+    """Give all chunks in turn. A batch is decided at once, or right before the client's next chunk."""
     is_late = bool(said.options & LATE)
     for side, chunk in said.chunks():
         if side is Side.CLIENT:
@@ -147,7 +144,7 @@ def drive(trial: Trial, said: Conversation) -> None:
 
 
 def _finish(trial: Trial) -> None:
-    """Decide what waits, and go on with what was left of the client's chunk."""
+    """Decide the waiting batch, and continue with the rest of the client's chunk."""
     left = len(trial._rest)
     while trial._undecided is not None or (trial._rest and trial.closed is None):
         if trial._undecided is not None:
@@ -159,7 +156,7 @@ def _finish(trial: Trial) -> None:
 
 
 def _hold(said: Conversation) -> None:
-    """Hold some requests, and let them go on or refuse them."""
+    """Hold some requests, and resolve them."""
     words: tuple[Choice, ...] = ("pass", "refuse", "hold")
     random = Random(said.seed)
 

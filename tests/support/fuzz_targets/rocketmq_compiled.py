@@ -1,4 +1,4 @@
-"""A RocketMQ session that is lent to the compiled part where it can be, and one that never is: both do the same."""
+"""A RocketMQ session that is lent to the compiled part where possible, and one that never is: both do the same."""
 
 from collections import Counter
 from random import Random
@@ -21,16 +21,15 @@ _SHARES: Final = (0.0, 0.3, 0.6, 1.0)
 
 
 def run(data: bytes) -> None:
-    """Try an input."""
     said = conversation.read(data)
     if said is not None:
         check(said)
 
 
 def check(said: Conversation) -> int:
-    """Hold both to each other; return of how many chunks the compiled part took something."""
+    """Compare both. Return the number of chunks that the compiled part read from."""
     share = _SHARES[said.options & 3]
-    # A connection is not lent while something of it is decided.
+    # A connection is not lent while a batch is being decided.
     said = said._replace(options=said.options & ~LATE)
 
     def refuses(resource: Resource, group: str) -> bool:
@@ -67,7 +66,7 @@ def _play(said: Conversation, refuses: RefusesName, *, lends: bool) -> Trial:
 
 
 def _all_of(trial: Trial) -> object:
-    """Return what was decided, in any order, and what came of it."""
+    """Return the decided requests, in any order, and the result."""
     asked = Counter(
         (each.resources[0], each.size_bytes, each.messages, each.producer_group) for each in trial.all_requests
     )

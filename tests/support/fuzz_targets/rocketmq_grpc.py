@@ -1,4 +1,4 @@
-"""RocketMQ over gRPC: what is read of messages, and a session that passes all, or refuses and holds."""
+"""RocketMQ over gRPC: parsing of messages, and a session that passes all, or refuses and holds."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -83,7 +83,7 @@ _MORE: Final = (
 
 
 def split(stream: bytes) -> list[bytes]:
-    """Take a stream apart; the preface is a frame of its own."""
+    """Split a stream. The preface is a separate frame."""
     found, at = [], 0
     if stream.startswith(PREFACE):
         found, at = [PREFACE], len(PREFACE)
@@ -95,12 +95,10 @@ def split(stream: bytes) -> list[bytes]:
 
 
 def mended(one: bytes) -> bytes:
-    """Give a frame its length."""
     return one if one == PREFACE or len(one) < _FRAME_BYTES else (len(one) - _FRAME_BYTES).to_bytes(3) + one[3:]
 
 
 def mutated(data: bytes, max_bytes: int, changed: Changed, random: Random) -> bytes:
-    """Change an input."""
     if data[:1] >= bytes((_MESSAGE,)):
         return changed(data, max_bytes)
     known = {Side.CLIENT: (*split(_CLIENT), *_MORE), Side.BROKER: (*split(_BROKER), *_MORE)}
@@ -119,7 +117,6 @@ def seeds() -> Iterable[bytes]:
 
 
 def run(data: bytes) -> None:
-    """Try an input."""
     if data[:1] >= bytes((_MESSAGE,)):
         _read(_METHODS[(data[0] & 0x7F) % len(_METHODS)], data[1:])
         return
@@ -129,7 +126,7 @@ def run(data: bytes) -> None:
 
 
 def _read(method: str, message: bytes) -> None:
-    """Read a message as whatever it may be: only ValueError may come of it."""
+    """Parse a message as each type: only ValueError may be raised."""
     for read in (messages.read_target, messages.read_answer):
         with suppress(ValueError):
             read(method, message)
@@ -151,7 +148,7 @@ def _count(message: bytes, asked: messages.Asked) -> None:
             for at in range(0, len(message), step):
                 counter.feed(message[at : at + step])
         except ValueError:
-            # It is stricter: fields of the message are read that do not matter.
+            # It is stricter: it also parses irrelevant fields.
             return
         assert counter.count == asked.messages, "cut and whole are not counted alike"
 
@@ -219,7 +216,7 @@ class _Trial:
             out.extend(conversation.written(self._session.take(side)))
 
     def _hold_frames(self, side: Side, out: bytes, *, exactly: bool) -> None:
-        """Hold that whole frames were written, and that only a broker's were, where all passes."""
+        """Check that complete frames were written, and without limits only the broker's."""
         written = split(out)
         assert all(one == PREFACE or one == mended(one) for one in written), "not whole frames"
         if not exactly or side is Side.CLIENT:
@@ -228,7 +225,7 @@ class _Trial:
         for stream, frames in _by_stream(written).items():
             if any(one[3] == DATA and one[4] & PADDED for one in said[stream]):
                 continue
-            # What came in several frames of DATA may go on in others.
+            # DATA may be split into other frames.
             given = iter([one for one in said[stream] if one[3] != DATA])
             others = (one for one in frames if one[3] != DATA)
             assert all(any(one == other for other in given) for one in others), "not what the client sent"
@@ -240,7 +237,7 @@ def _data(frames: Sequence[bytes]) -> bytes:
 
 
 def _by_stream(frames: Sequence[bytes]) -> defaultdict[bytes, list[bytes]]:
-    """Sort frames but those that a session makes itself."""
+    """Sort frames without those that a session makes itself."""
     found: defaultdict[bytes, list[bytes]] = defaultdict(list)
     for one in frames:
         if one != PREFACE and one[3:4] not in {bytes((WINDOW_UPDATE,)), bytes((RST_STREAM,)), b"\x07"}:

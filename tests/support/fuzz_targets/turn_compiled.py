@@ -1,4 +1,4 @@
-"""Two data paths over real sockets, with the compiled turn and without it: a schedule that an input chooses."""
+"""Two data paths over real sockets, with the compiled turn and without it: an input chooses the schedule."""
 
 from collections.abc import Iterable
 from random import Random
@@ -14,36 +14,34 @@ from proxy.protocols.rocketmq import PROTOCOL
 if COMPILED is None:
     raise ImportError("the compiled part is not installed: make native")
 
-#: A schedule starts two data paths.
+# A schedule starts two data paths.
 STEPS: Final = (20_000_000, 100_000)
 CHANGED: Final = 30
 
 
 class Choices(Random):
-    """Chooses by the bytes of an input; behind its end at random, and for the same input alike."""
+    """Chooses by the bytes of an input. Behind its end, the choices are random, but the same for the same input."""
 
     def __init__(self, data: bytes) -> None:
         super().__init__(crc32(data))
         self._data, self._at = data, 0
 
     def getrandbits(self, k: int, /) -> int:
-        """Return so many bits of what comes next."""
+        """Return this many bits."""
         size = (k + 7) // 8
         taken = self._data[self._at : self._at + size]
         self._at += size
         return int.from_bytes(taken) >> (8 * size - k) if len(taken) == size else super().getrandbits(k)
 
     def random(self) -> float:
-        """Return a part of one, in steps of 1/65536."""
+        """Return a fraction of one, in steps of 1/65536."""
         return self.getrandbits(16) / 65536
 
 
 def run(data: bytes) -> None:
-    """Try an input."""
     random = Choices(data)
     serve(talk, random, PROTOCOL, **settings(random))
 
 
 def seeds() -> Iterable[bytes]:
-    """Return what to begin with."""
     return [Random(seed).randbytes(size) for seed, size in enumerate((50, 400, 400, 1500, 1500))]

@@ -1,4 +1,4 @@
-"""Makes all pictures of the README and the guides from a real run; ``make pictures``."""
+"""Makes all pictures of the README and the guides from a real run (``make pictures``)."""
 
 from pathlib import Path
 from typing import Final
@@ -6,4 +6,4 @@ from typing import Final
 FOLDER: Final = Path(__file__).resolve().parents[3] / "deploy" / "images"
 
 PICTURES: Final = ("limits-page.png", "flood.png", "report-page.png")
-"""What is made, in the order in which a run makes it."""
+"""The pictures, in the order of a run."""

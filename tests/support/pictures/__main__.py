@@ -1,4 +1,4 @@
-"""Makes the pictures; ``make pictures``. It takes five minutes, most of them for the runs and for Spark."""
+"""Makes the pictures (``make pictures``). It takes five minutes, most of them for the runs and for Spark."""
 
 import tempfile
 import time
@@ -14,13 +14,11 @@ _EXCERPT: Final = """
     nav, #culprits, .curves article + article, .curves details,
     #recommendations tbody tr:nth-child(n + 4) { display: none; }
 """
-"""Of a report that is too long for one picture: the storm, the curve of what was refused most, and what is to be done
-first."""
+"""Parts of a report: the storm, the curve of the most refused resource, and the first actions."""
 _STYLE: Final = Path(__file__).with_name("style.css")
 
 
 def main() -> None:
-    """Run, look, draw."""
     FOLDER.mkdir(exist_ok=True)
     page_picture, flood_picture, report_picture = (FOLDER / name for name in PICTURES)
     with tempfile.TemporaryDirectory(prefix="sluice-pictures-") as scratch, studio.browser() as chromium:
@@ -38,7 +36,7 @@ def main() -> None:
 
 
 def shoot_page(page: Page, address: str, began_s: float, picture: Path) -> None:
-    """Look at the limits while one topic is flooded."""
+    """Take a picture of the limits while one topic is flooded."""
     studio.wait_until(began_s + studio.CALM_S)
     page.goto(f"http://{address}/#/limits")
     studio.wait_until(began_s + studio.LOOK_AT_S)
@@ -47,7 +45,7 @@ def shoot_page(page: Page, address: str, began_s: float, picture: Path) -> None:
 
 
 def shoot_report(page: Page, report: Path, picture: Path) -> None:
-    """Look at the report: the storm, the curve of what was refused most, and the table of recommended limits."""
+    """Take a picture of the report: the storm, the curve of the most refused resource, and the recommended limits."""
     page.goto(report.as_uri())
     page.wait_for_selector("html[data-drawn=light]", state="attached")
     page.add_style_tag(content=_EXCERPT)
@@ -59,7 +57,6 @@ def shoot_report(page: Page, report: Path, picture: Path) -> None:
 
 
 def shoot(chromium: Browser, body: str, width: int, picture: Path) -> None:
-    """Make a picture of HTML that was drawn here."""
     page = studio.page_of(chromium, width, 300)
     page.set_content(f"<!doctype html><style>{_STYLE.read_text(encoding='utf-8')}</style>{body}")
     page.screenshot(path=picture, full_page=True)

@@ -1,4 +1,4 @@
-"""Charts over time as SVG: stacked areas or lines, a scale, a legend below. Small, and light only."""
+"""Small charts over time as SVG: stacked areas or lines, a scale, a legend below. Light colors only."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ _GRID: Final = "#e3e7ea"
 _SHADE: Final = "#f3ece4"
 _LEFT: Final = 52
 _CHARACTER: Final = 6.3
-"""A character of a label is so wide, on average, and has a gap before the scale."""
+"""Mean width of a label's character, and the gap before the scale."""
 _LABEL_GAP: Final = 6
 _RIGHT: Final = 16
 _TOP: Final = 8
@@ -22,8 +22,6 @@ _MAX_TICKS: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One line or area."""
-
     name: str
     colour: str
     points: Sequence[tuple[float, float]]
@@ -32,8 +30,6 @@ class Series:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """How it is drawn."""
-
     width: int
     height: int
     span_s: tuple[float, float]
@@ -64,7 +60,7 @@ class Chart:
             parts.append(f'<path d="M{self.left} {y:.1f}H{self.width - _RIGHT}" stroke="{_GRID}"/>')
             parts.append(_text(self.left - _LABEL_GAP, y + 4, self.value(tick), "end"))
         parts += self._seconds()
-        # From behind: what is drawn last is what stands lowest in a stack.
+        # From the back, so that the lowest of a stack is drawn last.
         parts += [self._one(each, points, below, top) for each, points, below in reversed(drawn)]
         parts.append("</svg>")
         return "".join(parts) + legend(series)

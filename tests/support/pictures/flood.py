@@ -1,4 +1,4 @@
-"""The flood as a picture: the same one with Sluice and without, second by second."""
+"""A picture of one flood with and without Sluice, second by second."""
 
 import json
 import math
@@ -18,7 +18,7 @@ _HEIGHT: Final = 150
 
 
 class Second(NamedTuple):
-    """What became of messages in one second, per second; and how long the answers of quiet topics took, in ms."""
+    """Outcomes per second, and the time of the answers of quiet topics, in ms."""
 
     at_s: float
     flooding: bool
@@ -31,14 +31,12 @@ class Second(NamedTuple):
 
 
 class Run(NamedTuple):
-    """One run of the demo."""
-
     limit_per_s: float
     seconds: list[Second]
 
     @property
     def flood_s(self) -> tuple[float, float]:
-        """From when to when it was flooded."""
+        """The period of the flood."""
         times = [each.at_s for each in self.seconds if each.flooding]
         return times[0], times[-1]
 
@@ -47,13 +45,13 @@ class Run(NamedTuple):
         return [(each.at_s, getattr(each, field)) for each in self.seconds]
 
     def flooded(self) -> list[Second]:
-        """Return the seconds in which the flood had come into its own: a virtual machine starts slowly."""
+        """Return the seconds of the full flood, because a JVM starts slowly."""
         first, last = self.flood_s
         return [each for each in self.seconds if first + (last - first) / 3 < each.at_s < last]
 
 
 def read(record: Path) -> Run:
-    """Read what the demo wrote with ``--record``."""
+    """Read the demo's output with ``--record``."""
     told = json.loads(record.read_text(encoding="utf-8"))
     seconds = []
     for before, now in zip(told["seconds"], told["seconds"][1:], strict=False):

@@ -1,4 +1,4 @@
-"""The real runs, and the browser that makes pictures of them."""
+"""The real runs, and the browser for pictures of them."""
 
 import re
 import subprocess
@@ -16,19 +16,19 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 CALM_S: Final = 15
 FLOOD_S: Final = 40
-#: Since the beginning: the flood is at its height.
+# From the beginning, at the height of the flood.
 LOOK_AT_S: Final = CALM_S + 30
 _CHROMIUM: Final = Path("/usr/bin/chromium")
 _START_TIMEOUT_S: Final = 300.0
 _RUN_TIMEOUT_S: Final = 600.0
-#: Pixels of a picture for each one that is laid out: fine enough, and still small.
+# Pixels of a picture per CSS pixel.
 _FINE: Final = 2
 _COLOURS: Final = 64
 
 
 @contextmanager
 def demo(folder: Path, name: str, *arguments: str) -> Iterator[tuple[ManagedProcess, Path]]:
-    """Run the demo to its end; yields it and its record when its clients send."""
+    """Run the demo to its end. Yields it and its record once its clients send."""
     record = folder / f"{name}.json"
     seconds = CALM_S + FLOOD_S + CALM_S
     command = [
@@ -44,7 +44,7 @@ def demo(folder: Path, name: str, *arguments: str) -> Iterator[tuple[ManagedProc
 
 
 def admin_of(running: ManagedProcess) -> str:
-    """Return the ``host:port`` that a demo tells to open."""
+    """Return the ``host:port`` that a demo tells the user to open."""
     found = re.search(r"open http://([\d.]+:\d+)", "\n".join(running.lines))
     if found is None:
         raise running.failure("tells no page")
@@ -52,7 +52,7 @@ def admin_of(running: ManagedProcess) -> str:
 
 
 def report(folder: Path) -> Path:
-    """Make the report of what a demo's Sluice refused; returns its page."""
+    """Make the report of a demo's refusals. Return its page."""
     command = [str(VENV_BIN / "sluice"), "report", str(folder / "log"), "--out", str(folder / "report")]
     subprocess.run(command, check=True, cwd=folder, stdout=subprocess.DEVNULL)
     return folder / "report" / "report.html"
@@ -60,7 +60,6 @@ def report(folder: Path) -> Path:
 
 @contextmanager
 def browser() -> Iterator[Browser]:
-    """Run Debian's Chromium."""
     required(_CHROMIUM, "apt-get install --no-install-recommends chromium")
     with sync_playwright() as playwright:
         running = playwright.chromium.launch(executable_path=str(_CHROMIUM), args=["--no-sandbox"])
@@ -81,12 +80,12 @@ def page_of(chromium: Browser, width: int, height: int) -> Page:
 
 
 def shrink(picture: Path) -> None:
-    """Write a picture with as many colours as it needs: flat ones need few."""
+    """Write a picture with few colors."""
     with Image.open(picture) as taken:
         few = taken.convert("RGB").quantize(_COLOURS, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
     few.save(picture, optimize=True)
 
 
 def wait_until(at_s: float) -> None:
-    """Wait for a moment of ``time.monotonic``: the run goes by the clock."""
+    """Wait for a moment of ``time.monotonic``, which the run follows."""
     time.sleep(max(0.0, at_s - time.monotonic()))

@@ -1,1 +1,1 @@
-"""What session tests are written with: frames, recorded connections, and a playbook."""
+"""Tools of session tests: frames, recorded connections, and a playbook."""

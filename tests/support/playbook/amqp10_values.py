@@ -1,4 +1,4 @@
-"""AMQP 1.0 values and frames for tests, built byte by byte and read in the plainest way."""
+"""AMQP 1.0 values and frames for tests, built byte by byte and read in the simplest way."""
 
 import struct
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ EMPTY_FRAME: Final = b"\0\0\0\x08\x02\0\0\0"
 
 
 class Described(NamedTuple):
-    """A described value (1.2), and whether the descriptor is a number of one byte."""
+    """A described value (1.2), and whether the descriptor is a one-byte number."""
 
     descriptor: object
     value: object
@@ -24,7 +24,7 @@ def uint(value: int) -> bytes:
 
 
 def wide_uint(value: int) -> bytes:
-    """Return the longest."""
+    """Return the longest encoding."""
     return struct.pack(">BI", 0x70, value)
 
 
@@ -90,11 +90,11 @@ def disposition(
 
 
 class UnreadableError(Exception):
-    """These bytes are no value."""
+    """Invalid bytes."""
 
 
 class Reader:
-    """Reads values one after the other; what is in lists and maps that are ``depth`` deep is not looked at."""
+    """Reads values one by one. Lists and maps at depth ``depth`` are skipped."""
 
     def __init__(self, data: bytes, depth: int = 9) -> None:
         self.data = data
@@ -108,7 +108,7 @@ class Reader:
         return self.data[self.at - size : self.at]
 
     def value(self) -> Any:
-        """Return the next value: None, a list, one that is described, or one with its type."""
+        """Return the next value: None, a list, a described value, or one with its type."""
         constructor = self.take(1)[0]
         if constructor == 0:
             is_small = self.data[self.at : self.at + 1] == b"\x53"
@@ -133,8 +133,6 @@ class Reader:
 
 
 class Typed(NamedTuple):
-    """A value, and what type it has."""
-
     type: str
     value: Any
 

@@ -6,7 +6,7 @@ from typing import Final
 
 METHOD, HEADER, BODY, HEARTBEAT = 1, 2, 3, 8
 END: Final = b"\xce"
-#: What a frame has around its payload.
+# A frame's bytes around its payload.
 AROUND_BYTES: Final = 8
 
 
@@ -31,7 +31,7 @@ def header(channel: int, body_bytes: int, flags: int = 0, properties: bytes = b"
 
 
 def table(*fields: tuple[bytes, bytes]) -> tuple[int, bytes]:
-    """Return flags and properties that are a table, of names and typed values."""
+    """Return flags and a table of names and typed values."""
     inside = b"".join(short(name) + value for name, value in fields)
     return 1 << 13, struct.pack(">I", len(inside)) + inside
 
@@ -51,12 +51,12 @@ def content(channel: int, exchange: bytes, routing_key: bytes, body: bytes, fram
 
 
 def confirm(channel: int, number: int, *, multiple: bool = False, method_id: int = 80) -> bytes:
-    """Return an ack, or with 120 a nack, of the broker's."""
+    """Return the broker's ack, or with 120 its nack."""
     return method(channel, 60, method_id, struct.pack(">QB", number, multiple))
 
 
 def split(stream: bytes) -> Iterator[bytes]:
-    """Return the frames of a stream of whole ones."""
+    """Return the frames of a stream of complete ones."""
     while stream:
         (size,) = struct.unpack(">I", stream[3:7])
         yield stream[: size + AROUND_BYTES]

@@ -1,4 +1,4 @@
-"""The recorded connections of real AMQP 1.0 clients and brokers, in the order in which a relay read them."""
+"""Recorded connections of real AMQP 1.0 clients and brokers, in the order in which a relay read them."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +10,6 @@ _FOLDER = Path(__file__).parents[2] / "captures" / "amqp10"
 
 @dataclass(frozen=True)
 class OneCapture:
-    """One connection."""
-
     name: str
     steps: tuple[tuple[Side, bytes], ...]
 

@@ -1,4 +1,4 @@
-"""The recorded connections of real clients and a real broker."""
+"""Recorded connections of real clients and a real broker."""
 
 import re
 from dataclasses import dataclass
@@ -40,12 +40,12 @@ def _load() -> tuple[Capture, ...]:
 CAPTURES = _load()
 
 
-#: Numbers, times and the parts of message ids.
+# Numbers, times and the parts of message ids.
 _NUMBER = re.compile(rb"[0-9]+|[0-9A-F]{8,}")
 
 
 def distinct_frames(stream: Literal["to_broker", "to_client"]) -> tuple[bytes, ...]:
-    """Return every distinct frame of one direction of all captures; the first of those that differ only in numbers."""
+    """Return every distinct frame of one direction of all captures. Frames that differ only in numbers are the same."""
     found: dict[bytes, bytes] = {}
     for capture in CAPTURES:
         for whole in frames.split(getattr(capture, stream)):

@@ -1,4 +1,4 @@
-"""The compiled reading of a RocketMQ connection, which feeds on chunks and is judged by a stand-in or by the limits."""
+"""The compiled reader of a RocketMQ connection, fed with chunks, with a stand-in or the limits as its judge."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple
@@ -23,12 +23,12 @@ except ImportError as error:
 MAX_OWED: Final = 1000
 MAX_KEYS: Final = 100
 CLIENT, BROKER = 0, 1
-#: They admit nothing, so that the judge is asked about each send.
+# They admit nothing, so that each send reaches the judge.
 ASKS: Final = RuleSet([Rule(kind, "*", 0) for kind in ("topic", "retry_group")])
 
 
 class Run(NamedTuple):
-    """What the judge was asked about at once."""
+    """A question to the judge."""
 
     kind: str
     name: str
@@ -37,17 +37,11 @@ class Run(NamedTuple):
 
 
 class Recorder:
-    """Stands for ``proxy.deciding.judge.Judge``: notes what it is asked.
+    """Stands for ``proxy.deciding.judge.Judge``, and records questions.
 
-    Args:
-        limits: it is asked about what they do not admit.
-        decide: returns which requests in a row pass (True), or are refused; None refuses all.
-        refuse: returns why.
-        ids: the ids of what was refused of late.
-
-    Attributes:
-        runs: what it was asked about.
-        counted: requests that expect an answer, of how many, and repeats, as often as something was counted.
+    ``limits``: asked first. ``decide``: returns which requests of a run pass (True) or are refused. None refuses all.
+    ``refuse``: returns the refusal. ``ids``: recently refused ones. ``runs``: the questions. ``counted``: per count,
+    requests with an answer, requests, and repeats.
     """
 
     sender: Sender | None = None
@@ -71,13 +65,12 @@ class Recorder:
         self._decide, self._refuse = decide, refuse
 
     def refresh(self) -> tuple[bool, bool, bool, Any]:
-        """Say that the connection may stay, that all rules refuse, and that some limit bytes."""
+        """The connection may stay, all rules refuse, and some limit bytes."""
         return True, True, True, self.callers
 
     def decide(
         self, _now_ns: int, resources: tuple[Resource, ...], group: str, count: int, sizes: list[int]
     ) -> list[tuple[int, object]]:
-        """Decide a run."""
         ((kind, name),) = resources
         run = Run(kind, name, group, sizes)
         assert len(sizes) == count
@@ -96,17 +89,16 @@ class Recorder:
         answers: int,
         repeats: object,
     ) -> None:
-        """Take note of what is counted."""
         del refuse
         self.counted.append((answers, amount[0], repeats))
 
     def failed(self, error: Exception, _requests: int) -> None:
-        """Nothing may fail here."""
+        """No failure is expected."""
         raise error
 
 
 class Read(NamedTuple):
-    """What came of a chunk."""
+    """The result of a chunk."""
 
     to_client: bytes
     to_broker: bytes
@@ -116,13 +108,13 @@ class Read(NamedTuple):
 
 
 class Passed(NamedTuple):
-    """A frame that nothing limits, and which numbers are owed."""
+    """An unlimited frame, and the opaques without an answer."""
 
     owed: sluice_native.Requests
     polls: Sequence[int]
 
     def agrees_with(self, header: Header) -> bool:
-        """Say whether the reading in Python leaves it alone as well."""
+        """Say whether Python's reader forwards it as well."""
         is_answer = header.flag & FLAG_RESPONSE
         expected = set() if is_answer or header.flag & FLAG_ONEWAY else {header.opaque}
         is_heard = header.code in HEARD and not is_answer
@@ -132,7 +124,7 @@ class Passed(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """What deciding needs of a plain send, or send-back."""
+    """The relevant parts of a plain send, or send-back."""
 
     kind: str
     name: str
@@ -141,7 +133,7 @@ class Reading(NamedTuple):
     """None if no answer is expected."""
 
     def agrees_with(self, header: Header) -> bool:
-        """Say whether the reading in Python is the same, and as sure."""
+        """Say whether Python reads it in the same way, without ambiguity."""
         opaque = None if header.flag & FLAG_ONEWAY else header.opaque
         same = (header.kind, header.name, header.producer_group, opaque)
         plain = not header.is_batch and not header.sys_flag & SYS_FLAGS_SPECIAL and not is_internal(header.name)
@@ -149,7 +141,7 @@ class Reading(NamedTuple):
 
 
 class Extension:
-    """The compiled part, and what it remembers of the requests of a connection."""
+    """The compiled part, with the requests of one connection."""
 
     def __init__(self, limits: Limits | None = None) -> None:
         self.limits = limits or Limits(ASKS)
@@ -158,7 +150,7 @@ class Extension:
     def requests(
         self, numbers: Iterable[int] = (), *, max_keys: int = MAX_KEYS, most: int = MAX_OWED
     ) -> sluice_native.Requests:
-        """Make what remembers the requests of another connection, with some that have no answer yet."""
+        """Make the request state of another connection, with some requests without an answer."""
         assert self.limits.resources is not None
         requests = sluice_native.Requests(self.limits.resources, max_keys, most)
         for number in numbers:
@@ -166,7 +158,7 @@ class Extension:
         return requests
 
     def recorder(self, decide: Callable[[Run], list[tuple[int, bool]]] | None = None) -> Recorder:
-        """Make a judge that is asked about all sends."""
+        """Make a judge that sees all sends."""
         return Recorder(self.limits, decide)
 
     def lend(
@@ -177,18 +169,17 @@ class Extension:
         around: Callable[[Any], tuple[bytes, bytes]] = lambda _: (b"", b""),
         max_length: int = MAX_FRAME_BYTES - 4,
     ) -> sluice_native.Lent:
-        """Return what reads a new connection; with ``owed`` unless another is given."""
+        """Return the reader of a new connection, with ``owed`` unless another is given."""
         if requests is None:
             requests = self.owed
         state: tuple[Any, ...] = ((0, False), 0, [], (None, 0), b"", False)
         return sluice_native.lend_rocketmq(judge, requests, around, max_length, 1000, *state)
 
     def read_header(self, header: bytes, header_type: int) -> Reading | Passed | None:
-        """Read one header; None if that is left to Python."""
+        """Read one header. None: it is left to Python."""
         return self.read_frame(frames.frame(header, header_type=header_type))
 
     def read_frame(self, whole: bytes) -> Reading | Passed | None:
-        """Read one frame of a client."""
         judge, owed = self.recorder(), self.requests()
         lent = self.lend(judge, owed)
         read = feed(lent, CLIENT, whole)
@@ -213,7 +204,6 @@ class Extension:
 def feed(
     lent: sluice_native.Lent, side: int, chunk: bytes | bytearray | memoryview, now_ns: int = 0, second: Any = None
 ) -> Read:
-    """Have a chunk read."""
     second = Second(0) if second is None else second
     pieces, stop, leaves, of_peers, _, _, _ = lent.feed(side, chunk, now_ns, lambda: now_ns, second)
     to_client, to_broker = (

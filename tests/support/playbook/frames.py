@@ -14,7 +14,6 @@ VERSION: Final = 513
 
 
 def frame(header: bytes, body: bytes = b"", *, header_type: int = 0) -> bytes:
-    """Return the frame of a header as it is."""
     return struct.pack(">II", 4 + len(header) + len(body), header_type << 24 | len(header)) + header + body
 
 
@@ -27,7 +26,6 @@ def json_frame(
     body: bytes = b"",
     remark: str | None = None,
 ) -> bytes:
-    """Return a command with a JSON header."""
     header: dict[str, object] = {
         "code": code,
         "language": "JAVA",
@@ -46,7 +44,6 @@ def json_frame(
 def binary_frame(
     code: int, fields: Mapping[str, str] | None = None, *, opaque: int = 1, flag: int = 0, body: bytes = b""
 ) -> bytes:
-    """Return a command with a binary header."""
     ext = b"".join(
         struct.pack(">h", len(key)) + key.encode() + struct.pack(">i", len(value.encode())) + value.encode()
         for key, value in (fields or {}).items()
@@ -69,7 +66,7 @@ def send(
     sys_flag: object = "0",
     properties: Mapping[str, str] | None = None,
 ) -> bytes:
-    """Return a send as the Java client writes it; ``filler`` makes its header longer by so many bytes."""
+    """Return a send in the Java client's encoding. ``filler`` makes its header longer."""
     spelled = "".join(f"{name}\x01{value}\x02" for name, value in (properties or {}).items())
     fields = {"a": group, "b": topic, "i": spelled + "x" * filler, "m": "true" if batch else "false"}
     if binary:
@@ -80,7 +77,6 @@ def send(
 def send_batch(
     topic: str, messages: int, opaque: int = 1, *, message: bytes = b"hello", flag: int = 0, group: str = "producers"
 ) -> bytes:
-    """Return a send of several messages."""
     body = batch_body(messages, message)
     return send(topic, opaque, code=320, batch=True, body=body, flag=flag, group=group)
 
@@ -90,17 +86,17 @@ def batch_body(messages: int, message: bytes = b"hello") -> bytes:
     return (struct.pack(">iiiii", 22 + len(message), 0, 0, 0, len(message)) + message + b"\0\0") * messages
 
 
-#: As which the broker tells a half message by, beside its sysFlag.
+# By these the broker recognizes a half message, in addition to its sysFlag.
 HALF: Final = {"TRAN_MSG": "true", "PGROUP": "producers", "UNIQ_KEY": "id"}
 
 
 def send_half(topic: str, opaque: int = 1, *, group: str = "producers", **changes: str) -> bytes:
-    """Return the send of a half message, as the Java client writes it, with other properties if they are given."""
+    """Return a send of a half message in the Java client's encoding, perhaps with other properties."""
     return send(topic, opaque, sys_flag="4", properties=HALF | changes, group=group)
 
 
 def stored(opaque: int, offset: int, *, queue_offset: int = 0, transaction: str = "id", code: int = 0) -> bytes:
-    """Return the broker's answer to the send of a message that is stored at an offset of the commit log."""
+    """Return the broker's answer to the send of a message stored at an offset of the commit log."""
     fields = {"msgId": f"7F00000200002A9F{offset:016X}", "queueId": "0", "queueOffset": str(queue_offset)}
     return json_frame(code, {**fields, "transactionId": transaction}, opaque=opaque, flag=RESPONSE)
 
@@ -108,7 +104,7 @@ def stored(opaque: int, offset: int, *, queue_offset: int = 0, transaction: str 
 def end_transaction(
     offset: int, opaque: int = 1, *, queue_offset: int = 0, group: str = "producers", what: int = 8, flag: int = ONEWAY
 ) -> bytes:
-    """Return what a producer says of how a transaction ends (37): 8 commits, 12 rolls back, 0 does not know."""
+    """Return a producer's end of a transaction (37): 8 commits, 12 rolls back, 0 is unknown."""
     fields = {
         "producerGroup": group,
         "tranStateTableOffset": str(queue_offset),
@@ -131,7 +127,7 @@ def check_transaction(
     body: bytes = b"body",
     hosts: tuple[bytes, bytes] = (bytes(8), bytes(8)),
 ) -> bytes:
-    """Return the broker's question what became of a transaction (39), with the half message as it is stored."""
+    """Return the broker's question about a transaction (39), with the half message as stored."""
     fields = {"tranStateTableOffset": str(queue_offset), "commitLogOffset": str(offset), "transactionId": transaction}
     properties = "".join(
         f"{name}\x01{value}\x02" for name, value in (HALF | {"PGROUP": group, "REAL_TOPIC": topic}).items()
@@ -157,17 +153,16 @@ def pull(
 
 
 def records(*sizes: int) -> bytes:
-    """Return the body of an answer that brings records of these lengths, at least 91 each as a broker's are."""
+    """Return the body of an answer with records of these lengths, at least 91 each."""
     return b"".join(struct.pack(">i", size) + b"r" * (size - 4) for size in sizes)
 
 
 def heartbeat(opaque: int = 1, *, body: bytes = b"{}", binary: bool = False) -> bytes:
-    """Return a request that is never limited and is answered at once."""
+    """Return an unlimited request with an immediate answer."""
     return (binary_frame if binary else json_frame)(34, opaque=opaque, body=body)
 
 
 def view_limits(opaque: int = 1, *, flag: int = 0, body: bytes = b"", binary: bool = False) -> bytes:
-    """Return a request for the limits in force."""
     return (binary_frame if binary else json_frame)(9002, opaque=opaque, flag=flag, body=body)
 
 
@@ -181,19 +176,19 @@ def update_limit(
     binary: bool = False,
     **others: str,
 ) -> bytes:
-    """Return a request to change a limit, as a Java tool writes it."""
+    """Return a request to change a limit, in a Java tool's encoding."""
     fields = {"topic": topic, "topicLimitQps": qps, **others}
     given = {name: value for name, value in fields.items() if value is not None}
     return (binary_frame if binary else json_frame)(9003, given, opaque=opaque, flag=flag, body=body)
 
 
 def unparsable(opaque: int = 1, *, body: bytes = b"") -> bytes:
-    """Return a frame whose header nobody can read."""
+    """Return a frame with an unreadable header."""
     return frame(b"this is no header, %d" % opaque, body)
 
 
 def answer(opaque: int = 1, code: int = 0, *, body: bytes = b"", filler: int = 0) -> bytes:
-    """Return a broker's answer; ``filler`` makes its header longer by so many bytes."""
+    """Return a broker's answer. ``filler`` makes its header longer."""
     return json_frame(code, {"msgId": "7F00000200002A9F" + "0" * filler}, opaque=opaque, flag=RESPONSE, body=body)
 
 
@@ -203,14 +198,14 @@ def broker_request(opaque: int = 1, code: int = 40) -> bytes:
 
 
 def cut(stream: bytes, *offsets: int) -> Iterator[bytes]:
-    """Yield the pieces of a stream that is cut at these offsets; those outside it are ignored."""
+    """Yield the pieces of a stream cut at these offsets. Those outside it are ignored."""
     edges = sorted({0, len(stream), *(offset for offset in offsets if 0 < offset < len(stream))})
     for start, stop in pairwise(edges):
         yield stream[start:stop]
 
 
 def split(stream: bytes) -> Iterator[bytes]:
-    """Yield the frames of a stream that holds only whole ones."""
+    """Yield the frames of a stream of complete ones."""
     at = 0
     while at < len(stream):
         (length,) = struct.unpack_from(">i", stream, at)
@@ -222,13 +217,11 @@ def split(stream: bytes) -> Iterator[bytes]:
 
 
 def read_body(whole: bytes) -> bytes:
-    """Return the body of one frame."""
     (word,) = struct.unpack_from(">I", whole, 4)
     return whole[8 + (word & 0xFFFFFF) :]
 
 
 def read_header(whole: bytes) -> dict[str, object]:
-    """Return the JSON header of one frame."""
     (word,) = struct.unpack_from(">I", whole, 4)
     if word >> 24:
         raise ValueError("not a JSON header")

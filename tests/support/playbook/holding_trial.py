@@ -1,4 +1,4 @@
-"""A trial in which requests are also held, and resolved at random times; see ``trial``."""
+"""A trial in which requests are also held, and resolved at random times. See ``trial``."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -17,8 +17,6 @@ Choice = Literal["pass", "refuse", "hold"]
 
 @dataclass
 class HoldingTrial(Trial):
-    """One connection on which requests may be held."""
-
     refuses: Callable[[int], bool] = lambda _: False
     chooses: Callable[[int], Choice] = lambda _: "pass"
     pending: dict[int, Request] = field(default_factory=dict)
@@ -27,7 +25,7 @@ class HoldingTrial(Trial):
     charged_messages: int = 0
 
     def play_and_resolve(self, to_broker: bytes, to_client: bytes, random: Random, longest: int) -> None:
-        """Play both directions at once, resolving what is held now and then, and all of it in the end."""
+        """Play both directions at once. Resolve held requests now and then, and the rest in the end."""
         left = {
             Side.CLIENT: random_pieces(to_broker, random, longest),
             Side.BROKER: random_pieces(to_client, random, longest),
@@ -48,7 +46,7 @@ class HoldingTrial(Trial):
             self.resolve(random)
 
     def decide(self) -> None:
-        """Give the verdicts on the batch that waits."""
+        """Give the verdicts on the waiting batch."""
         assert self._undecided is not None
         (batch, chunk), self._undecided = self._undecided, None
         first = len(self.all_requests)
@@ -76,7 +74,6 @@ class HoldingTrial(Trial):
         return None
 
     def resolve(self, random: Random) -> None:
-        """Release or refuse one of the requests that are held."""
         number = random.choice(list(self.pending))
         request = self.pending.pop(number)
         refuse = Refuse(request.resources[0], "some rule", 1) if random.random() < 0.4 else None
@@ -108,7 +105,7 @@ class HoldingTrial(Trial):
         assert self.session.in_flight() >= held.count
 
     def check_resolved(self, messages: Callable[[bytes], int]) -> None:
-        """Hold what both peers were given against the model; everything was sent whole and is resolved."""
+        """Compare the data of both peers with the model, once everything is sent and resolved."""
         data = bytes(self.sent[Side.CLIENT])
         seen, broken = read_stream(data)
         assert not broken
@@ -139,7 +136,7 @@ def _is_interleaved(whole: Sequence[bytes], one: Sequence[bytes], other: Sequenc
     """Return whether a sequence is made of two others, each in its own order."""
     if len(whole) != len(one) + len(other):
         return False
-    taken = {0}  # how many of ``one`` may have been taken
+    taken = {0}  # possible numbers taken from ``one``
     for count, item in enumerate(whole):
         taken = {at + 1 for at in taken if at < len(one) and one[at] == item} | {
             at for at in taken if count - at < len(other) and other[count - at] == item

@@ -13,14 +13,10 @@ SIDES = list(Side)
 
 @dataclass
 class Loan:
-    """Lends a session to be judged by somebody.
+    """Lends a session.
 
-    Args:
-        session: it.
-        judge: a ``proxy.deciding.judge.Judge``, or a stand-in.
-        counters: where frames are counted.
-        signals: where answers are.
-        write: takes what goes to a peer.
+    ``judge``: a ``proxy.deciding.judge.Judge``, or a stand-in. ``counters``: for frames. ``signals``: for answers.
+    ``write``: takes data for a peer.
     """
 
     session: Session
@@ -28,11 +24,11 @@ class Loan:
     counters: WireCounters
     signals: BrokerSignals
     write: Callable[[Side, bytes], None]
-    #: Chunks of which the compiled part took something.
+    # Chunks that the compiled part read from.
     taken: int = 0
 
     def read(self, side: Side, data: bytes, now_ns: int, second: Any) -> bytes:
-        """Have the compiled part read a chunk if the session is plain; return what is left to the session."""
+        """Let the compiled part read a chunk if the session is plain. Return the rest for the session."""
         lent = self.session.lend(self.judge)
         if lent is None:
             return data

@@ -1,4 +1,4 @@
-"""A playbook for sessions: an event goes in, the expected outputs are written behind it."""
+"""A playbook for sessions: an event goes in, with the expected outputs behind it."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextvars import ContextVar
@@ -27,7 +27,7 @@ from proxy.protocols.rocketmq.session import RocketMQSession
 from proxy.protocols.rocketmq.transactions import Transactions
 
 WAIT_US = 123_456
-#: The client's.
+# The client's.
 ADDRESS = "192.0.2.1"
 
 Decide = Callable[[Batch], None]
@@ -42,40 +42,36 @@ class Client:
 
 @dataclass(frozen=True)
 class Broker:
-    """The broker sent a chunk."""
-
     data: bytes
 
 
 @dataclass(frozen=True)
 class Undecided:
-    """The client sent a chunk; its batch waits for ``Decided``."""
+    """The client sent a chunk. Its batch waits for ``Decided``."""
 
     data: bytes
 
 
 @dataclass(frozen=True)
 class Decided:
-    """The handlers decided the batch that waited."""
+    """The handlers decided the waiting batch."""
 
 
 @dataclass(frozen=True)
 class End:
-    """One peer ended its stream."""
-
     side: Side
 
 
 @dataclass(frozen=True)
 class Release:
-    """A held request goes on: the one with this number among all that were held, from 0."""
+    """A held request is released, given by its number among all held ones, from 0."""
 
     number: int
 
 
 @dataclass(frozen=True)
 class GiveUp:
-    """A held request is refused: the one with this number among all that were held, from 0."""
+    """A held request is refused, given by its number among all held ones, from 0."""
 
     number: int
     rule: str = "some rule"
@@ -83,7 +79,7 @@ class GiveUp:
 
 @dataclass(frozen=True)
 class Reply:
-    """What the client asked of Sluice itself is answered: the one with this number among all, from 0."""
+    """A request to Sluice itself is answered, given by its number among all, from 0."""
 
     number: int
     reply: LimitCommandReply
@@ -91,8 +87,6 @@ class Reply:
 
 @dataclass(frozen=True)
 class ToBroker:
-    """Expects these bytes for the broker, in this order."""
-
     slices: tuple[bytes, ...]
 
     def __init__(self, *slices: bytes) -> None:
@@ -101,8 +95,6 @@ class ToBroker:
 
 @dataclass(frozen=True)
 class ToClient:
-    """Expects these bytes for the client, in this order."""
-
     slices: tuple[bytes, ...]
 
     def __init__(self, *slices: bytes) -> None:
@@ -111,8 +103,6 @@ class ToClient:
 
 @dataclass(frozen=True)
 class Closed:
-    """Expects that the session ended the connection."""
-
     reason: str
 
 
@@ -126,7 +116,6 @@ Expected = ToBroker | ToClient | Closed | Anything
 
 
 def pass_all(batch: Batch) -> None:
-    """Refuse nothing."""
     del batch
 
 
@@ -176,9 +165,9 @@ def busy(name: str, opaque: int = 1, *, kind: str = "topic") -> bytes:
 
 
 Reading = Literal["as it comes", "python"]
-"""How a session is set up: as it may be lent, and on trial first; or for Python alone, and trusted from the start."""
+"""The kind of session: it can be lent, and is on trial first, or for Python alone, and trusted from the start."""
 READ_BY: ContextVar[Reading] = ContextVar("READ_BY", default="as it comes")
-"""How it is read unless a test says so."""
+"""The default kind."""
 READINGS: tuple[Reading, ...] = ("as it comes", "python")
 
 
@@ -222,8 +211,6 @@ def open_session(
 
 
 class Playbook:
-    """One RocketMQ session under test."""
-
     def __init__(
         self,
         decide: Decide = pass_all,
@@ -250,7 +237,6 @@ class Playbook:
         self._waiting: tuple[Batch, bytearray] | None = None
 
     def __rshift__(self, event: Event) -> Self:
-        """Play an event."""
         left = [f"{side.value}: {slices}" for side, slices in self._unexpected.items() if slices]
         assert not left, f"nobody expected what went to the {' and to the '.join(left)}"
         assert self._closed is None, f"closed for {self._closed}, which nobody expected"
@@ -265,7 +251,7 @@ class Playbook:
         return self
 
     def __lshift__(self, expected: Expected) -> Self:
-        """Compare with what the last event gave."""
+        """Compare with the output of the last event."""
         if isinstance(expected, Closed):
             assert self._closed == expected.reason
             self._closed = None
@@ -279,7 +265,7 @@ class Playbook:
         return self
 
     def __bool__(self) -> bool:
-        """Return True when all that was given had been expected, so that a playbook can be asserted."""
+        """Return True when all outputs were expected, so that a playbook can be asserted."""
         return self._closed is None and not any(self._unexpected.values())
 
     def _play(self, event: Event) -> None:
@@ -330,7 +316,7 @@ class Playbook:
             self.given[side] += b"".join(taken)
 
     def _overwrite(self, event: Event) -> None:
-        """Do to the chunk what the driver's next read does."""
+        """Overwrite the chunk, like the driver's next read."""
         chunk = self._chunk if isinstance(event, Client | Broker) else None
         if isinstance(event, Decided) and self._waiting is not None:
             chunk = self._waiting[1]
@@ -340,7 +326,7 @@ class Playbook:
 
 
 def turns(session: Session, chunk: bytes) -> list[list[str]]:
-    """Play one chunk as the driver does; returns the topics that were asked about in each turn."""
+    """Play one chunk like the driver. Return the topics of the requests in each turn."""
     asked, out = [], b""
     left = len(chunk)
     while left:

@@ -1,4 +1,4 @@
-"""A fixture that lets each test of a module read the client's stream in every way there is."""
+"""A fixture that runs each test of a module with every reader of the client's stream."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from playbook.playbook import READ_BY, READINGS
 
 @pytest.fixture(autouse=True, params=READINGS, ids=lambda reading: reading.replace(" ", "_"))
 def read_by(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Read as of a client on trial in a session that may be lent, and in one for Python alone."""
+    """A client on trial in a session that can be lent, and in one for Python alone."""
     token = READ_BY.set(request.param)
     yield
     READ_BY.reset(token)

@@ -43,7 +43,7 @@ _RULES: Final = rules_of(
 
 
 class RocketMQTalk(Talk):
-    """Attributes: ``asked`` has the numbers of requests that have no answer yet; ``reuses`` them."""
+    """``asked``: the numbers of requests without an answer. ``reuses``: reuse them."""
 
     KIND = "topic"
 
@@ -65,7 +65,7 @@ class RocketMQTalk(Talk):
         return self.opaque
 
     def group(self, topic: str) -> str:
-        """Return who sends to a topic."""
+        """Return the sender to a topic."""
         if self.flavour == "by name":
             return "" if topic.startswith("%") else _GROUPS[TOPICS.index(topic) % len(_GROUPS)]
         return self.random.choice(_GROUPS)
@@ -76,9 +76,9 @@ class RocketMQTalk(Talk):
         flag = frames.ONEWAY if random.random() < 0.1 else 0
         ids = {}
         if random.random() < 0.6:
-            # Some are sent again, but not within a chunk: what counts as repeated then depends on how it is cut.
+            # Some are repeated, but not within a chunk, as counts of repeats then depend on how it is cut.
             self._ids = (self._ids + 1) % (20 * len(TOPICS))
-            # Nor are those of others, if several clients may say something at once.
+            # Nor are those of others, if several clients may send at once.
             owner = self.link if self.flavour == "all or nothing" else 0
             topic, ids = TOPICS[self._ids % len(TOPICS)], {"UNIQ_KEY": f"{owner:08X}{self._ids:024X}"}
         return frames.send(
@@ -92,7 +92,7 @@ class RocketMQTalk(Talk):
         )
 
     def unlimited(self) -> bytes:
-        """Return a frame of the client that nothing limits, unless subscriptions are limited."""
+        """Return an unlimited frame of the client, unless subscriptions are limited."""
         random = self.random
         number, topic = self.number(), random.choice(TOPICS)
         flag = frames.ONEWAY if random.random() < 0.2 else 0
@@ -111,7 +111,7 @@ class RocketMQTalk(Talk):
         return random.choice(others)()
 
     def special(self) -> bytes:
-        """Return a frame that Python looks at."""
+        """Return a frame that Python must read."""
         random = self.random
         number, topic = self.number(), random.choice(TOPICS)
         flag = frames.ONEWAY if random.random() < 0.2 else 0
@@ -133,14 +133,13 @@ class RocketMQTalk(Talk):
             ),
         )
         if self.flavour == "one by one" and random.random() < 0.3:
-            # Their own answers come before others of their chunk.
+            # Sluice's own answers come before others of their chunk.
             if random.random() < 0.3:
                 return random.choice((frames.view_limits(number, flag=flag), frames.update_limit(topic, "5", number)))
             return frames.end_transaction(random.randrange(5), number, flag=flag, what=random.choice((0, 8, 12)))
         return random.choice(others)()
 
     def answer(self) -> bytes:
-        """Return a frame of the broker."""
         random = self.random
         if self.asked and random.random() < 0.9:
             number = self.asked.pop(random.choice((0, random.randrange(len(self.asked)))))
@@ -186,7 +185,7 @@ class RocketMQTalk(Talk):
 
     async def begin(self) -> None:
         if self.random.random() < 0.85:
-            # So many headers are read one by one at first.
+            # This many headers are parsed one by one at first.
             await self.say(CLIENT, b"".join(self.beat() for _ in range(16)))
             if self.random.random() < 0.5:
                 self.receive()
@@ -194,7 +193,7 @@ class RocketMQTalk(Talk):
                 self.asked.clear()
 
     def receive(self) -> None:
-        """Note what the broker has to answer."""
+        """Record the answers that the broker must send."""
         self._heard += self.both.take(self.link, BROKER)
         at = 0
         while not self._garbled and len(self._heard) - at >= 8:
@@ -240,16 +239,15 @@ class RocketMQTalk(Talk):
 
 
 async def talk(both: Both, random: Random) -> None:
-    """Play a schedule."""
     reuses = random.random() < 0.3
-    # Of two requests with one number it depends on how streams are cut into chunks which of them is known, and Python
-    # by itself also takes some numbers for settled that are not.
+    # With reused numbers, the known request depends on how streams are cut into chunks, and Python alone also settles
+    # some numbers too early.
     both.knows_in_flight = not reuses and _scans(both)
     await play(both, random, _RULES, partial(RocketMQTalk, reuses=reuses))
 
 
 def _scans(both: Both) -> bool:
-    """Say whether the way without the turn reads by the compiled part, too."""
+    """Say whether the way without the turn also reads with the compiled part."""
     return bool(both.ways[1].path.server.listeners[0].options.scan != "python")
 
 
@@ -275,10 +273,10 @@ def played(capture: Capture, longest: int) -> Any:
 
 
 def same(side: Any, got: bytes, wanted: bytes) -> bool:
-    """Say whether a client has received the same, but for the order of own answers.
+    """Say whether a client has received the same, except for the order of own answers.
 
-    Those of one chunk may come in any order. The turn forwards the beginning of a broker's header when the rest has
-    come, so that own answers need not wait for the end of the frame.
+    Those of one chunk may come in any order. The turn forwards the beginning of a broker's header once the rest has
+    come, so its own answers need not wait for the end of the frame.
     """
     if side is BROKER:
         return False
@@ -289,7 +287,7 @@ def same(side: Any, got: bytes, wanted: bytes) -> bool:
 
 
 def _apart(data: bytes) -> tuple[bytes, Counter[bytes], bool]:
-    """Return the broker's bytes, own answers, and whether the last frame of the broker is whole."""
+    """Return the broker's bytes, own answers, and whether the last frame of the broker is complete."""
     theirs, own = bytearray(), Counter[bytes]()
     at = 0
     while len(data) - at >= 8:
@@ -304,7 +302,7 @@ def _apart(data: bytes) -> tuple[bytes, Counter[bytes], bool]:
 
 
 def settings(random: Random) -> dict[str, Any]:
-    """Return what ``both_ways.run`` is to be given for a schedule."""
+    """Return the arguments of ``both_ways.run`` for a schedule."""
     others: dict[str, Any] = {"internal_topics": random.choice(("refuse", "pass"))} if random.random() < 0.3 else {}
     return {
         "options": (RocketMQOptions(**others), RocketMQOptions(**others, scan=random.choice(("python", "auto")))),

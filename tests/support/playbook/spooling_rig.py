@@ -1,4 +1,4 @@
-"""A connection with the rate limiter and a spool on a disk in memory, driven as the driver does it."""
+"""A connection with the rate limiter and a spool on a disk in memory, driven like a real one."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -33,7 +33,7 @@ NS_PER_S = 1_000_000_000
 
 
 class Shared:
-    """What all connections share."""
+    """State shared by all connections."""
 
     def __init__(self, *rules: Rule, options: RateLimitOptions | None = None, **settings: float) -> None:
         self.now_ns = 1_000 * NS_PER_S
@@ -46,14 +46,13 @@ class Shared:
         self.open_spool(**settings)
 
     def open_spool(self, **settings: Any) -> None:
-        """Have a spool."""
         nobody: Callable[..., None] = lambda *_: None  # noqa: E731
         wanted = SpoolSettings(**({"memory_bytes": 1 << 20} | settings))
         self.disk = FakeDisk()
         self.spool = Spool(wanted, Hooks(nobody, nobody, nobody), self.disk, now_ns=self.now_ns)
 
     def settle(self) -> None:
-        """Do all that can be done at this time."""
+        """Do all work that is due."""
         while True:
             self.disk.finish_all()
             woken = [connection for connection in self.connections if connection.woken]
@@ -65,7 +64,7 @@ class Shared:
             self.limits.holding.release(self.now_ns)
 
     def pass_s(self, seconds: float) -> None:
-        """Let time pass, doing what is due when it is."""
+        """Let time pass with all due work."""
         end_ns = self.now_ns + round(seconds * NS_PER_S)
         self.settle()
         while True:
@@ -84,17 +83,15 @@ class Shared:
         self.settle()
 
     def count(self, what: Outcome, dimension: int = 0) -> int:
-        """Return how many requests, or messages (1), became that."""
+        """Return the number of requests, or messages (1), with an outcome."""
         return sum(amounts[OUTCOMES.index(what)][dimension] for _, amounts in filter(None, self.accounts.each()))
 
     def outcome(self, what: RejectionVerdict, rule: str) -> int:
-        """Return how many requests a rule did something to."""
+        """Return the number of requests with an action of a rule."""
         return self.accounts.rules.get(rule, {}).get(what, (0, 0))[0]
 
 
 class Connection:
-    """One connection."""
-
     def __init__(
         self,
         shared: Shared,
@@ -175,12 +172,10 @@ class Connection:
         self.given[side] += data
 
     def broker(self, data: bytes) -> None:
-        """Receive a chunk of the broker."""
         self.session.receive(Side.BROKER, memoryview(data), self.shared.now_ns)
         self.write()
 
     def decide(self, batch: Batch) -> None:
-        """Have the limits decide a batch."""
         shared = self.shared
         batch.add_verdicts(shared.handler.on_requests(batch, shared.now_ns))  # type: ignore[arg-type] # not awaited
         shared.tally.count(batch, shared.now_ns, self.tickets.sender)
@@ -205,7 +200,7 @@ class Connection:
         self.write()
 
     def write(self) -> None:
-        """Write what there is for either peer."""
+        """Write the output for both peers."""
         for side in Side:
             if side is Side.BROKER and self.slow:
                 continue
@@ -215,7 +210,7 @@ class Connection:
                 self.session.written(side, self.shared.now_ns)
 
     def gone(self) -> bool:
-        """End the client's stream; return whether something is kept."""
+        """End the client's stream. Return whether something is kept."""
         keeps = self.session.has_undelivered(Side.CLIENT)
         if keeps:
             self.tickets.drop(Side.CLIENT, refusable=True)
@@ -227,7 +222,7 @@ class Connection:
         return keeps
 
     def lose(self, count: int) -> None:
-        """Have so many at the head of its only line damaged on disk."""
+        """Damage this many entries at the head of its only line on disk."""
         assert self.session._lines is not None
         (line,) = self.session._lines._lines.values()
         entries = [line.queue.pop() for _ in range(count)]
@@ -237,24 +232,23 @@ class Connection:
         self.shared.settle()
 
     def close(self) -> None:
-        """End the connection."""
         self.tickets.drop()
         self.session.close()
         self.shared.connections.remove(self)
 
     @property
     def sent(self) -> list[int]:
-        """The opaques of what went to the broker, in order."""
+        """The opaques sent to the broker, in order."""
         return [_number(header["opaque"]) for header in headers(self.given[Side.BROKER])]
 
     @property
     def refused(self) -> list[int]:
-        """The opaques of what the client was told is refused, in order."""
+        """The opaques of refusals to the client, in order."""
         return [_number(header["opaque"]) for header in headers(self.given[Side.CLIENT]) if header["code"] == 2]
 
 
 def frames_of(stream: bytes) -> Iterator[bytes]:
-    """Cut a stream into its frames, of which the last may be incomplete."""
+    """Split a stream into its frames. The last may be incomplete."""
     while stream:
         end = 4 + int.from_bytes(stream[:4])
         yield stream[:end]
@@ -262,7 +256,7 @@ def frames_of(stream: bytes) -> Iterator[bytes]:
 
 
 def headers(stream: bytes) -> list[dict[str, object]]:
-    """Return the headers of a stream of whole frames."""
+    """Return the headers of a stream of complete frames."""
     return [read_header(each) for each in frames_of(stream)]
 
 

@@ -1,4 +1,4 @@
-"""How much work a piece of code does, counted and not timed, so that a count is the same on every machine."""
+"""Counts the work of code instead of its time, so that the result is the same on every machine."""
 
 import sys
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def opcodes(work: Callable[[], object]) -> int:
-    """Return how many instructions of the interpreter some work takes; a call of C code is one."""
+    """Return the number of bytecode instructions. A call of C code is one."""
     count = 0
 
     def trace(frame: FrameType, event: str, argument: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Random schedules of some connections, about which everything may happen, for ``both_ways``; whatever they speak."""
+"""Random schedules of some connections, with all sorts of events, for ``both_ways`` and any protocol."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -13,11 +13,11 @@ from limiter.rules.rule import Rule
 
 _HOSTS: Final = ("127.0.0.1", "127.0.0.2", "127.1.2.3")
 NAMES: Final = ("free", "few", "none", "slow", "seen", "fair", "bytes", "exempt", "warm", "orders")
-#: What rules a schedule has, and what is said at a time. Which of several requests for different things a limit admits
-#: depends on how streams are cut into chunks. So either a chunk has one request; or limits are of one name each, and a
-#: name has one sender; or limits admit all or nothing, which also does not depend on when a chunk is read.
+# The rules of a schedule, and how much is sent at a time. Which of several requests for different things a limit admits
+# depends on how streams are cut into chunks. So either a chunk has one request, or limits are of one name each and a
+# name has one sender, or limits admit all or nothing, which also does not depend on when a chunk is read.
 Flavour = Literal["one by one", "by name", "all or nothing"]
-#: By the flavour from which on they are left out. Some cannot be made.
+# By the flavour from which on they are left out. Some are impossible.
 Rules = Mapping[Flavour, Sequence[Callable[[], Rule]]]
 
 
@@ -37,7 +37,7 @@ def rules_of(kind: str, more: Rules) -> Rules:
             lambda: Rule(kind, "*", 1000),
             lambda: Rule(kind, "few", 2),
             lambda: Rule(kind, "few", 20),
-            # For how long something would wait is asked of the requests of one chunk, and not of those behind them.
+            # The wait depends on the requests of one chunk, without those behind.
             lambda: Rule(kind, "slow", 4, action="delay", max_delay_s=600),
             lambda: Rule(kind, "slow", 4),
             lambda: Rule(kind, "seen", 1, action="shadow"),
@@ -61,7 +61,6 @@ def rules_of(kind: str, more: Rules) -> Rules:
 
 
 def random_rules(random: Random, flavour: Flavour, makes: Rules) -> list[Rule]:
-    """Return some rules."""
     rules: dict[object, Rule] = {}
     few = random.random()
     for each, some in makes.items():
@@ -73,13 +72,13 @@ def random_rules(random: Random, flavour: Flavour, makes: Rules) -> list[Rule]:
         if each == flavour:
             break
     if flavour == "by name" and any(rule.bytes_per_s for rule in rules.values()):
-        # What is too large for one limit is refused for that, unless another stops something before it in its chunk.
+        # A request too large for one limit is refused alone, unless another stops an earlier one of its chunk.
         return [rule for rule in rules.values() if rule.kind != "client" or rule.exempt]
     return list(rules.values())
 
 
 def settings(random: Random) -> dict[str, Any]:
-    """Return what ``both_ways.run`` is to be given, whatever is spoken."""
+    """Return the arguments of ``both_ways.run`` for any protocol."""
     return {
         "budget_ns": random.choice((None, None, 1)),
         "small": random.random() < 0.3,
@@ -89,15 +88,13 @@ def settings(random: Random) -> dict[str, Any]:
 
 
 class Talk:
-    """What the peers of one connection say: bytes that are on their way.
+    """The data of one connection's peers.
 
-    Attributes:
-        KIND: of the resources that have the names.
-        unsaid: what either peer says next, of which some may be said.
+    ``KIND``: of the named resources. ``unsaid``: each peer's next data.
     """
 
     KIND = ""
-    #: Several connections share limits, and say something at the same time.
+    # Several connections share limits, and send at the same time.
     has_others = True
 
     def __init__(self, both: Both, random: Random, flavour: Flavour, link: int) -> None:
@@ -105,18 +102,18 @@ class Talk:
         self.unsaid = {CLIENT: b"", BROKER: b""}
 
     async def begin(self) -> None:
-        """Say what comes first."""
+        """Send the first data."""
 
     def compose(self, side: Any) -> None:
-        """Have a peer think of more to say."""
+        """Let a peer compose more data."""
         raise NotImplementedError
 
     def beat(self) -> bytes:
-        """Return something that a client may always say."""
+        """Return data that a client may always send."""
         raise NotImplementedError
 
     def piece(self, side: Any) -> bytes:
-        """Take a piece of what a peer has to say, of any length."""
+        """Take a piece of a peer's data, of any length."""
         said, random = self.unsaid[side], self.random
         if random.random() < 0.5:
             size = len(said)
@@ -130,18 +127,18 @@ class Talk:
             await self.both.say(self.link, side, data)
 
     async def say_but_last(self, side: Any, data: bytes) -> bytes:
-        """Say what has to come in chunks before the last one; return that."""
+        """Send data that must come in separate chunks, except the last, and return that."""
         del side
         return data
 
     async def before_edit(self) -> None:
-        """Say what has to be read under the rules in force."""
+        """Send data that must be read under the active rules."""
 
     async def look(self) -> None:
         await self.both.look()
 
     async def disturb(self, side: Any) -> None:
-        """Have something happen that is no peer's bytes."""
+        """Cause an event other than a peer's data."""
         both, random, link = self.both, self.random, self.link
         last = self.piece(side) if random.random() < 0.5 else b""
         kind = random.randrange(10)
@@ -190,7 +187,7 @@ def _alarm(way: Way, reason: str) -> None:
 
 
 async def play(both: Both, random: Random, makes: Rules, make: Callable[[Both, Random, Flavour, int], Talk]) -> None:
-    """Some connections, about which everything may happen."""
+    """Play some connections with all sorts of events."""
     flavour = random.choice(get_args(Flavour))
     talks: list[Talk] = []
 

@@ -1,4 +1,4 @@
-"""A session under random conditions, held against a model that sees the whole stream at once."""
+"""A session under random conditions, compared with a model that sees the whole stream at once."""
 
 import struct
 from collections.abc import Callable, Iterator, Sequence
@@ -26,13 +26,13 @@ Refuses = Callable[[int], bool]
 RefusesName = Callable[[Resource, str], bool]
 """Whether requests for a resource, of a producer group, are refused."""
 
-#: The longest busy answer: 255 characters of a name and of a rule's, each six in JSON, and the rest.
+# The longest busy answer: 255 characters of a name and of a rule's, each six in JSON, and the rest.
 _MAX_BUSY_BYTES = 2 * 255 * 6 + 300
 _POISON = 0xEE
 
 
 class Seen(NamedTuple):
-    """One frame of the client's stream, as far as it has come."""
+    """One frame of the client's stream, as far as it has arrived."""
 
     start: int
     stop: int
@@ -40,12 +40,12 @@ class Seen(NamedTuple):
 
     @property
     def limitable(self) -> bool:
-        """Whether handlers are asked about it."""
+        """Whether handlers decide it."""
         return self.header is not None and bool(self.header.kind)
 
 
 def read_stream(data: bytes) -> tuple[list[Seen], str]:
-    """Return the frames of a client's stream, and why it ends the connection; empty if it does not."""
+    """Return the frames of a client's stream, and the reason why it ends the connection, or an empty text."""
     seen: list[Seen] = []
     at = 0
     while len(data) - at >= 8:
@@ -70,7 +70,7 @@ def read_stream(data: bytes) -> tuple[list[Seen], str]:
 
 
 def refuse_of(resource: Resource) -> Refuse:
-    """Return why something is refused."""
+    """Return the refusal."""
     return Refuse(resource, "some rule", 123_456)
 
 
@@ -97,14 +97,12 @@ def random_pieces(data: bytes, random: Random, longest: int) -> Iterator[bytes]:
 
 @dataclass
 class Trial:
-    """One connection."""
-
     refuses: Refuses
     wants_responses: bool = False
     reading: Reading | None = None
-    #: If there is one, it says what is refused.
+    # Optional: decides refusals by name.
     refuses_name: RefusesName | None = None
-    #: Makes what lends the session.
+    # Lends the session.
     lends: Callable[["Trial"], Loan] | None = None
     limits: Limits | None = None
     sent: dict[Side, bytearray] = field(default_factory=lambda: {side: bytearray() for side in Side})
@@ -124,7 +122,7 @@ class Trial:
         self.session = session
         self.loan = None if self.lends is None else self.lends(self)
         self._undecided: tuple[Batch, memoryview] | None = None
-        #: The end of the client's last chunk, if it was not looked at.
+        # The end of the client's last chunk, if it was not read.
         self._rest = b""
         self._theirs = 0
         self._own_at: set[int] = set()
@@ -149,7 +147,7 @@ class Trial:
             self.decide()
 
     def resume(self, side: Side, left: dict[Side, Iterator[bytes]]) -> None:
-        """Go on with what the session left of a chunk, else with the next piece; a side that has none is taken out."""
+        """Continue with the rest of a chunk, otherwise with the next piece. Remove a side that has none."""
         if side is Side.CLIENT and self._rest:
             rest, self._rest = self._rest, b""
             self._feed(side, rest)
@@ -161,7 +159,7 @@ class Trial:
             self.feed(side, piece)
 
     def feed(self, side: Side, piece: bytes) -> None:
-        """Let one peer send a piece; a batch of it waits for ``decide``."""
+        """Give one peer's piece. A batch of it waits for ``decide``."""
         self.sent[side] += piece
         self._feed(side, piece)
 
@@ -185,7 +183,7 @@ class Trial:
             chunk[:] = bytes([_POISON]) * len(chunk)
 
     def decide(self) -> None:
-        """Give the verdicts on the batch that waits."""
+        """Give the verdicts on the waiting batch."""
         assert self._undecided is not None
         (batch, chunk), self._undecided = self._undecided, None
         self.forbidden |= {len(self.all_requests) + index for index in batch.verdicts}
@@ -208,7 +206,7 @@ class Trial:
         return self.refuses_name(request.resources[0], request.producer_group)
 
     def end(self) -> None:
-        """Let both peers end their streams, the client first."""
+        """End both streams, the client's first."""
         if self.closed is None:
             for side in Side:
                 self.session.end(side, 0)
@@ -218,7 +216,7 @@ class Trial:
         assert close.reason in {"bad_frame", "bad_answer", "unparsable", "tls", "proxy_protocol"}
         assert close.detail
         self.closed = self.closed or close.reason
-        # What was left for a later turn is never read.
+        # A rest for a later turn is never read.
         del self.sent[Side.CLIENT][len(self.sent[Side.CLIENT]) - len(self._rest) :]
         self._rest = b""
 
@@ -247,7 +245,7 @@ class Trial:
             assert waiting <= _MAX_BUSY_BYTES * self.counters.frames[Side.CLIENT]
 
     def check(self, *, ended: bool) -> None:
-        """Hold what was given to both peers against the model."""
+        """Compare the data of both peers with the model."""
         data = bytes(self.sent[Side.CLIENT])
         seen, broken = read_stream(data)
         if not data or data[0] in b"\x16P\r":
@@ -273,7 +271,7 @@ class Trial:
         self._check_answers([frame for frame in limitable if frame.start in refused])
 
     def _check_requests(self, limitable: Sequence[Seen]) -> None:
-        """Hold what handlers were told against the headers."""
+        """Compare the requests of handlers with the headers."""
         for frame, request in zip(limitable, self.all_requests, strict=True):
             header = frame.header
             assert header is not None
@@ -285,7 +283,7 @@ class Trial:
             assert request.messages >= 1
 
     def _check_answers(self, refused: Sequence[Seen]) -> None:
-        """Every refused request that expects an answer has one, in order; the client has all of the broker's bytes."""
+        """Every refused request with an answer has one, in order, and the client has all of the broker's bytes."""
         expected = [
             frame.header.opaque for frame in refused if frame.header is not None and not frame.header.flag & FLAG_ONEWAY
         ]

@@ -1,7 +1,6 @@
-"""The reference pages in ``docs/reference``, made from the code that they describe.
+"""Generates the reference pages in ``docs/reference`` from the code.
 
-``make reference`` writes them, and a test compares them with what the code says now. A developer's tool: nothing that
-is installed imports it.
+``make reference`` writes them, and a test compares them with the code. It is a developer's tool, not installed.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,6 +17,6 @@ PAGES: Final[Mapping[str, Callable[[], str]]] = {
     "cli.md": cli.page,
     "log.md": log.page,
 }
-"""The pages by their file's name, each with what writes it."""
+"""The pages by file name, with their generators."""
 
 __all__ = ["FOLDER", "PAGES", "protocol_words"]

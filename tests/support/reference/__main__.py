@@ -1,4 +1,4 @@
-"""Writes the reference pages, and what the command line says of protocols; ``make reference``."""
+"""Writes the reference pages, and the command line's texts about protocols (``make reference``)."""
 
 import os
 import sys
@@ -7,7 +7,7 @@ from reference import FOLDER, PAGES, protocol_words
 
 if protocol_words.FILE.read_text(encoding="utf-8") != (module := protocol_words.module()):
     protocol_words.FILE.write_text(module, encoding="utf-8")
-    # The pages are made of a command line that has read the old one.
+    # The pages need a command line with the new texts.
     os.execv(sys.executable, [sys.executable, "-m", "reference"])
 FOLDER.mkdir(parents=True, exist_ok=True)
 for name, page in PAGES.items():

@@ -21,8 +21,7 @@ that changes something needs a token of the role `write`. Every request may also
 
 @cache
 def openapi() -> dict[str, Any]:
-    """Return the document."""
-    # Nothing is asked of what is behind the routes.
+    # The routes' data is not used.
     nobody: Any = None
     stats = LiveStats(nobody, nobody, Health(nobody))
     return document(application(Services(nobody, nobody, stats)))
@@ -96,5 +95,4 @@ def _parts() -> Iterator[str]:
 
 
 def page() -> str:
-    """Return the page."""
     return markdown.page("HTTP API", "the OpenAPI document", *_parts())

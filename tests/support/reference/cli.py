@@ -1,4 +1,4 @@
-"""The page of the command line: what ``--help`` of every command prints."""
+"""The page of the command line: the ``--help`` of every command."""
 
 import io
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ What `--help` prints of each command. `sluice completion` makes the shell comple
 
 
 def commands(of: App = app, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Yield the words of every command, groups included."""
+    """Yield the words of every command, including groups."""
     yield path
     for name in of:
         if not name.startswith("-"):
@@ -24,13 +24,11 @@ def commands(of: App = app, path: tuple[str, ...] = ()) -> Iterator[tuple[str, .
 
 
 def help_of(path: tuple[str, ...]) -> str:
-    """Return what a command says of itself."""
     text = io.StringIO()
     app.help_print(list(path), console=Console(file=text, width=_COLUMNS, color_system=None, force_terminal=False))
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines()).strip("\n")
 
 
 def page() -> str:
-    """Return the page."""
     parts = (f"## {' '.join(('sluice', *path))}\n\n```text\n{help_of(path)}\n```" for path in commands())
     return markdown.page("Commands", "the command line", _INTRODUCTION, *parts)

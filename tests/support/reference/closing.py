@@ -1,4 +1,4 @@
-"""Why connections end: the words of the metric and of the log, and what each means."""
+"""Reasons of ended connections, in the metric and in the log, with their meanings."""
 
 from typing import Final
 
@@ -44,4 +44,3 @@ CLOSING_REASONS: Final = {
     "unreadable_message": "the client sent a settled message that cannot be read (AMQP 1.0)",
     "window_overdrawn": "a peer sent more than its window allowed, or did not read its answers (RocketMQ 5)",
 }
-"""In alphabetical order."""

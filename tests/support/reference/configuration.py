@@ -1,5 +1,4 @@
-"""The page of every key of the configuration, from ``admin.config.settings`` and the options of Sluice's own
-plug-ins."""
+"""The page of the configuration's keys, from ``admin.config.settings`` and the options of Sluice's own plug-ins."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from ipaddress import IPv4Network, IPv6Network
@@ -47,7 +46,7 @@ that need a restart."""
 
 
 def _kinds(protocol: Protocol) -> str:
-    """Write what each kind of a protocol is, what holds for it by itself, and which scopes there are besides."""
+    """Write each kind of a protocol, its default limit, and the scopes."""
     kinds = table(
         ("kind", "what it is", "default limit", "above it"),
         (
@@ -73,18 +72,18 @@ def _above(kind: Kind) -> str:
 
 
 def _waits(protocol: Protocol) -> Iterable[str]:
-    """Return what cannot be refused, each sentence once."""
+    """Return the requests that cannot be refused, each sentence once."""
     return dict.fromkeys(kind.waits for kind in protocol.kinds if kind.waits)
 
 
 def _keys(model: Any, place: tuple[str, ...] | None = None) -> str:
-    """Write the keys of one table; ``place`` is its own in the file if it has variables."""
+    """Write the keys of one table. ``place`` is its path in the file if it has variables."""
     names: dict[tuple[object, ...], list[str]] = {}
     for name, at in environment_names().items():
         names.setdefault(tuple(at), []).append(name)
     meanings = {name: text for each in reversed(model.__mro__) for name, text in attributes(each.__doc__).items()}
     rows = []
-    # What must be there comes first.
+    # Mandatory keys come first.
     for name, key in sorted(keys(model).items(), key=lambda each: each[1].default is not NODEFAULT):
         if is_table(key.plain):
             continue
@@ -109,7 +108,7 @@ _READ: Final[Mapping[Any, str]] = {
 
 
 def _allowed(key: Key) -> str:
-    """Say what may be written; TOML has no null."""
+    """Describe the allowed values. TOML has no null."""
     if "table" in key.extra or (key.item is not None and (is_table(key.item.plain) or "table" in key.item.extra)):
         return "tables by kind" if get_origin(key.plain) is dict else "tables"
     if key.plain in _READ:
@@ -137,7 +136,6 @@ _annotated: Final[Any] = Annotated
 
 
 def _parts() -> Iterator[str]:
-    """Yield the parts of the page."""
     yield _INTRODUCTION
     yield _RELOADED
     yield "## At the top"
@@ -170,5 +168,4 @@ def _parts() -> Iterator[str]:
 
 
 def page() -> str:
-    """Return the page."""
     return markdown.page("Configuration", "admin/config/settings.py", *_parts())

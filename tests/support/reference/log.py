@@ -1,4 +1,4 @@
-"""The page of the rejection log's records and of a report's tables, from the code that defines both."""
+"""The page of the rejection log's records and of a report's tables, from their code."""
 
 import ast
 import inspect
@@ -36,7 +36,7 @@ def _documented(source: Any) -> dict[str, str]:
 
 
 def _meanings(record: type[msgspec.Struct]) -> dict[str, str]:
-    """Return what the docstrings of a record and of what it is made of say of its fields."""
+    """Return the descriptions of a record's fields, and those of its parts."""
     found: dict[str, str] = {}
     for each in reversed(record.__mro__):
         if issubclass(each, msgspec.Struct) and each is not msgspec.Struct:
@@ -54,8 +54,8 @@ def _record(record: type[msgspec.Struct], left_out: set[str]) -> str:
             continue
         shown = _AMOUNT if each.type is Amount else markdown.shape(properties[each.name]).replace(_ANY_COUNT, "")
         default = "required" if each.required else value(msgspec.to_builtins(_default_of(each)))
-        # In one docstring a field may lean on another's text.
-        what = f"what was {each.name}" if each.name in get_args(Outcome) else meanings[each.name]
+        # In one docstring, a field's text refers to another.
+        what = f"{each.name} requests" if each.name in get_args(Outcome) else meanings[each.name]
         rows.append((code(each.name), shown, default, markdown.null(what).rstrip(".")))
     return table(("field", "value", "default", "meaning"), rows)
 
@@ -65,7 +65,6 @@ def _default_of(each: msgspec.structs.FieldInfo) -> object:
 
 
 def _column(column: str) -> tuple[str, str]:
-    """Return the cells of a column."""
     name, _, type_ = column.strip().partition(" ")
     return code(name), code(type_)
 
@@ -100,6 +99,5 @@ def _parts() -> Iterator[str]:
 
 
 def page() -> str:
-    """Return the page."""
     source = "admin/rejection_log/records.py and admin/analytics/tables.py"
     return markdown.page("Rejection log", source, *_parts())

@@ -1,4 +1,4 @@
-"""Markdown of a few shapes: a page, a table, a cell; and JSON schemas and docstrings in words."""
+"""Markdown of a few shapes: a page, a table, a cell, and JSON schemas and docstrings in words."""
 
 import inspect
 import json
@@ -16,13 +16,12 @@ _BOUNDS: Final = {
 
 
 def page(title: str, source: str, *parts: str) -> str:
-    """Put a page together; ``source`` says which code it is made from."""
+    """Assemble a page. ``source`` names the code that it is generated from."""
     note = f"<!-- Made from {source} by `make reference`: change the code, not this page. -->"
     return "\n\n".join((f"# {title}", note, *(part.strip("\n") for part in parts))) + "\n"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Write a table."""
     lines = (_row(head), _row(["---"] * len(head)), *map(_row, rows))
     return "\n".join(lines)
 
@@ -32,38 +31,37 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def code(text: object) -> str:
-    """Write code within a line."""
     return f"`{text}`"
 
 
 def value(given: object) -> str:
-    """Write a value as TOML and JSON both have it."""
+    """Write a value in a form valid in TOML and JSON."""
     return code(json.dumps(given, ensure_ascii=False))
 
 
 def one_line(text: str) -> str:
-    """Take a docstring's line breaks and its reStructuredText out."""
+    """Remove a docstring's line breaks and reStructuredText."""
     return re.sub(r"\s+", " ", text).replace("``", "`").strip()
 
 
 def null(text: str) -> str:
-    """Say of JSON what a docstring says of Python."""
+    """Use JSON's words for Python's."""
     return re.sub(r"\bNone\b", "`null`", text)
 
 
 def attributes(docstring: str | None) -> dict[str, str]:
-    """Return what a docstring's section of attributes says of each."""
+    """Return the texts of a docstring's section of attributes."""
     _, _, section = inspect.cleandoc(docstring or "").partition("Attributes:\n")
     return {name: one_line(what) for name, what in _ATTRIBUTE.findall(section)}
 
 
 def head(docstring: str | None) -> str:
-    """Return what a docstring says before its sections."""
+    """Return a docstring before its sections."""
     return one_line((docstring or "").partition("Attributes:\n")[0])
 
 
 def shape(schema: Mapping[str, Any]) -> str:
-    """Say in words what a JSON schema allows."""
+    """Describe the values that a JSON schema allows."""
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
         return f"[{name}](#{name.lower()})"

@@ -1,4 +1,4 @@
-"""The page of every metric, from the families that a scrape is made of."""
+"""The page of every metric, from the families of a scrape."""
 
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -27,8 +27,8 @@ of their own may have others."""
 
 
 def described() -> Iterator[Family]:
-    """Yield every metric that a sidecar can show."""
-    # Of a reloader only this is read.
+    """Yield every metric of a sidecar."""
+    # Only this is read of a reloader.
     reloader: Any = SimpleNamespace(failed=None)
     # And of a plan.
     plan: Any = SimpleNamespace(expiries=list)
@@ -41,7 +41,6 @@ def described() -> Iterator[Family]:
 
 
 def page() -> str:
-    """Return the page."""
     rows = [(code(each.name), each.type, ", ".join(map(code, each.labels)), each.help) for each in described()]
     parts = [
         f"## {title}\n\n{table(('metric', 'type', 'labels', 'meaning'), some)}"

@@ -1,4 +1,4 @@
-"""Writes ``admin/cli/protocol_words.py``, so that no command line waits for protocols to be loaded."""
+"""Writes ``admin/cli/protocol_words.py``, so that the command line need not load protocols."""
 
 from pathlib import Path
 from typing import Final
@@ -27,7 +27,6 @@ RATES = {rates}
 
 
 def module() -> str:
-    """Return the module."""
     kinds = kinds_of(own_protocols())
     scopes = [kind.name for kind in scope_kinds_of(own_protocols())]
     spelt = ", ".join(f"{kind.spelling} for a {kind.name}" for kind in kinds if kind.spelling)

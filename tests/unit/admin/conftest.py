@@ -1,4 +1,4 @@
-"""A data path made by hand, and settings files: what the admin floor's tests stand on."""
+"""A fake data path, and settings files, for the tests of admin."""
 
 import math
 from collections import Counter
@@ -100,13 +100,10 @@ SNAPSHOT = Snapshot(
 
 
 class FakeDataPath(DataPath):
-    """Answers with what the test put into it, and remembers what was asked of it.
+    """Answers as scripted, and records calls.
 
-    Attributes:
-        ask: takes what ``limit_commands`` is to yield.
-        traffic: what is handed to the next who takes the traffic.
-        unfinished: likewise, of the second under way, if it is asked for.
-        traffic_taken: whether it was asked for, for each time that the traffic was taken.
+    ``ask`` gets the result of ``limit_commands``. ``traffic`` is returned once, and ``unfinished``, the current second,
+    if it is requested. ``traffic_taken`` records those requests.
     """
 
     def __init__(self) -> None:
@@ -143,7 +140,7 @@ class FakeDataPath(DataPath):
         return self.cleared
 
     async def snapshot(self, *, whole: bool = True) -> Snapshot:
-        # Whoever asks for it may take it apart.
+        # Callers may modify it.
         now = self.snapshot_now
         copied = {name: dict(getattr(now, name)) if whole else {} for name in ("resources", "rules", "usage", "limits")}
         return msgspec.structs.replace(now, **copied)
@@ -291,13 +288,13 @@ EXPLANATION = Explanation(
 
 @pytest.fixture
 def explanation() -> Explanation:
-    """An answer with something of everything."""
+    """An answer with every part."""
     return EXPLANATION
 
 
 @pytest.fixture
 async def served(data_path: FakeDataPath, nursery: trio.Nursery) -> Endpoint:
-    """An admin address that is really bound, before a data path made by hand."""
+    """A real admin address with a fake data path."""
     sock = server.bind(Endpoint("127.0.0.1", 0))
     endpoint = server.bound_endpoint(sock)
     await nursery.start(server.run, server.application(data_path, Health(data_path)), sock)
@@ -306,7 +303,7 @@ async def served(data_path: FakeDataPath, nursery: trio.Nursery) -> Endpoint:
 
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
-    """Write a settings file; its name in messages is ``sluice.toml``."""
+    """Write a settings file, called ``sluice.toml`` in messages."""
     monkeypatch.chdir(tmp_path)
 
     def write_text(text: str) -> str:

@@ -1,4 +1,4 @@
-"""The Kubernetes manifests of the report are valid, and say what the rest of the project says."""
+"""The report's Kubernetes manifests are valid and agree with the rest of the project."""
 
 import subprocess
 import sys

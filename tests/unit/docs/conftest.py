@@ -1,4 +1,4 @@
-"""Packages made of a guide's code blocks, installed for the length of a test."""
+"""Packages of a guide's code blocks, installed during a test."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -13,7 +13,7 @@ Install = Callable[[str], Path]
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
-    """Write a guide's files into the folder that the test then runs in, and install the package that they are."""
+    """Write a guide's files into the test's folder, and install them as a package."""
     modules = set(sys.modules)
 
     def write(guide: str) -> Path:

@@ -1,4 +1,4 @@
-"""What the documentation says must be so; and what is not so must be found."""
+"""The documentation's claims are true, and the check finds false ones."""
 
 import pytest
 from claims import CHECKS, PAGES, ROOT, wrong_files

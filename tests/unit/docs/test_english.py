@@ -1,4 +1,6 @@
-"""The check of prose: what it finds, where it looks, and when it fails."""
+"""The check of prose: patterns, places, and exit codes."""
+
+from pathlib import Path
 
 import english
 import pytest
@@ -47,18 +49,20 @@ def test_only_prose_is_read_and_places_are_lines() -> None:
 
 
 def test_a_package_above_its_bound_fails_with_its_places(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    rate, finds = look_at(["limiter"])
-    monkeypatch.setattr(english, "BOUNDS", {"limiter": rate})
+    monkeypatch.setattr(english, "ROOT", tmp_path)
+    (tmp_path / "code.py").write_text('"""Nobody waits."""\n', encoding="utf-8")
+    rate, finds = look_at(["code.py"])
+    monkeypatch.setattr(english, "BOUNDS", {"code.py": rate})
     assert (main([]), capsys.readouterr().out) == (0, "")
-    monkeypatch.setattr(english, "BOUNDS", {"limiter": rate - 0.1})
+    monkeypatch.setattr(english, "BOUNDS", {"code.py": rate - 0.1})
     assert main([]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == len(finds) + 1
     assert lines[0].startswith(f"{finds[0].path}:{finds[0].line}: ")
 
 
-def test_bounds_name_what_there_is() -> None:
+def test_bounds_name_existing_paths() -> None:
     assert all((ROOT / place).exists() for place in BOUNDS)
     assert len(PATTERNS) == 7

@@ -1,4 +1,4 @@
-"""The configuration that pages show must be right: somebody is going to copy it."""
+"""The configuration on each page is valid, because users copy it."""
 
 import re
 import tomllib
@@ -49,11 +49,11 @@ def test_limits_of_the_command_line_can_be_used_as_they_are() -> None:
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_routes_of_the_page_are_as_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+def test_the_pages_routes_are_as_described(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     monkeypatch.chdir(tmp_path)
     page = (DOCS / "rocketmq-routes.md").read_text(encoding="utf-8")
     first, second = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
-    # The second one is another way to write the last listener of the first.
+    # The second one is another spelling of the first one's last listener.
     text = (
         first
         if number == 0

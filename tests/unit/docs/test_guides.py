@@ -1,4 +1,4 @@
-"""What the guides show must run: the code, its tests, the configuration, the command, and all of it in a data path."""
+"""The guides' examples run: code, tests, configuration, command, and all of it in a data path."""
 
 import importlib
 import re
@@ -47,7 +47,7 @@ def test_the_command_of_a_guide_finds_the_package(
 
 @pytest.fixture
 async def start(nursery: trio.Nursery, mock_clock: MockClock) -> AsyncIterator[Start]:
-    """Start what ``sluice.toml`` says, on free ports, with a client and the broker's end of its connection."""
+    """Start the guide's ``sluice.toml`` on free ports, with a client and the broker's end of its connection."""
     scope = trio.CancelScope()
 
     async def begin() -> tuple[trio.SocketStream, trio.SocketStream]:
@@ -55,7 +55,7 @@ async def start(nursery: trio.Nursery, mock_clock: MockClock) -> AsyncIterator[S
         config = compose(load("sluice.toml", {}, Flags())).data_path_config()
         (listener,) = config.listeners
         listener = replace(listener, listen=("127.0.0.1", 0), broker=broker.socket.getsockname())
-        # The clock stands still, so that nothing is late.
+        # The clock does not move, so that nothing is late.
         path = LocalDataPath(replace(config, listeners=(listener,)), lambda: round(mock_clock.current_time() * 1e9))
 
         async def run(task_status: trio.TaskStatus[None]) -> None:
@@ -64,7 +64,7 @@ async def start(nursery: trio.Nursery, mock_clock: MockClock) -> AsyncIterator[S
 
         await nursery.start(run)
         client = await trio.open_tcp_stream(*path.server.bound(listener.name))
-        # The first one only asked whether the broker is there.
+        # The first one only probes the broker.
         await (await broker.accept()).aclose()
         async with broker:
             return client, await broker.accept()

@@ -1,4 +1,4 @@
-"""What ``make`` does with parts that several trees share by a link."""
+"""``make`` with parts that several trees share by a link."""
 
 import subprocess
 from pathlib import Path

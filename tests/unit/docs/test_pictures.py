@@ -1,4 +1,4 @@
-"""Pictures of the docs are those that ``make pictures`` makes, and small enough for a page."""
+"""The docs' pictures are those of ``make pictures``, and small enough for a page."""
 
 import re
 from pathlib import Path
@@ -25,7 +25,7 @@ def test_a_picture_that_is_shown_is_made_by_the_script(page: Path, place: tuple[
     assert file.exists(), "run: make pictures"
 
 
-def test_there_are_no_pictures_besides() -> None:
+def test_there_are_no_other_pictures() -> None:
     assert {file.name for file in FOLDER.iterdir()} == set(PICTURES)
 
 

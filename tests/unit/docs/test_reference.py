@@ -1,4 +1,4 @@
-"""The reference pages must say what the code says."""
+"""The reference pages agree with the code."""
 
 import pytest
 from reference import FOLDER, PAGES, protocol_words
@@ -9,17 +9,17 @@ from admin.config.sources import environment_names
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_a_page_says_what_the_code_says(name: str) -> None:
+def test_a_page_agrees_with_the_code(name: str) -> None:
     path = FOLDER / name
     written = path.read_text(encoding="utf-8") if path.exists() else ""
     assert written == PAGES[name](), f"docs/reference/{name} is not what the code says; run: make reference"
 
 
-def test_the_command_line_says_of_protocols_what_they_say() -> None:
+def test_the_command_lines_texts_about_protocols_are_theirs() -> None:
     assert protocol_words.FILE.read_text(encoding="utf-8") == protocol_words.module(), "run: make reference"
 
 
-def test_there_is_no_page_that_nobody_makes() -> None:
+def test_every_page_is_generated() -> None:
     assert {path.name for path in FOLDER.iterdir()} == set(PAGES)
 
 

@@ -1,5 +1,5 @@
-"""Switches and edits while requests arrive: nobody below the limit is refused by them, and nobody gets past
-the bound.
+"""Switches and edits during requests: they never cause a refusal below the limit, and never let more pass than the
+bound.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from limiter.rules.rule_set import RuleSet
 
 NS_PER_S = 1_000_000_000
 TOPICS = ("orders", "mail", "other")
-#: Of each pattern the topics that it is for, the most specific pattern last.
+# The topics of each pattern, the most specific pattern last.
 PATTERNS = {"*": TOPICS, "m*": ("mail",), "orders": ("orders",)}
 ASKER = Caller("10.0.0.1", "", "main")
 UNIT: dict[Dimension, int] = {"messages": 0, "bytes": 1}
@@ -34,7 +34,7 @@ times_ns = st.sampled_from([0, 1, NS_PER_S // 50, NS_PER_S // 3, NS_PER_S, 3 * N
 
 
 class Imagined:
-    """A bucket that has always been there, and was asked for everything that ever arrived."""
+    """A bucket that has always existed, and was charged for everything that ever arrived."""
 
     def __init__(self, rate: Fraction, max_debt: Fraction, arrived: Sequence[tuple[int, int]]) -> None:
         self.rate, self.max_debt = rate, max_debt
@@ -46,14 +46,14 @@ class Imagined:
     def arrives(self, now_ns: int, cost: int) -> None:
         self.stored = min(self.rate, self.stored + self.rate * (now_ns - self.at_ns) / NS_PER_S)
         self.at_ns = now_ns
-        # The limiter rounds down: to the micro-permit, and at each edit.
+        # The limiter rounds down to the micro-permit, and at each edit.
         self.never_over = self.never_over and self.stored > Fraction(1, 1000)
         self.stored -= cost
         self.never_over = self.never_over and self.stored >= -self.max_debt
 
 
 class Stretch:
-    """What was admitted while a limit was in force without a gap."""
+    """The admitted permits while a limit was active without a gap."""
 
     def __init__(self) -> None:
         self.rates: list[tuple[int, Fraction]] = []
@@ -111,7 +111,7 @@ class EditsMachine(RuleBasedStateMachine):
         self.note()
 
     def note(self) -> None:
-        """Take note of the limits in force from now on."""
+        """Record the limits from now on."""
         for topic in TOPICS:
             for dimension in DIMENSIONS:
                 key, limit = (topic, dimension), self.limit(topic, dimension)
@@ -148,7 +148,7 @@ class EditsMachine(RuleBasedStateMachine):
 
     @rule(pattern=st.sampled_from(list(PATTERNS)))
     def what_held_before_holds_again(self, pattern: str) -> None:
-        """An edit's time runs out, or it is reverted."""
+        """An edit expires, or is reverted."""
         if pattern in self.before:
             rule_before = self.before.pop(pattern)
             if rule_before is None:
@@ -191,7 +191,7 @@ class EditsMachine(RuleBasedStateMachine):
 
     @rule(topic=st.sampled_from(TOPICS), requests=costs)
     def arrive_if_below_the_limit(self, topic: str, requests: list[tuple[int, int]]) -> None:
-        """Most of what is drawn is over it, and one who has been over it is not looked at any more."""
+        """Most drawn requests exceed it. A name that was once over the limit is ignored."""
         arrived = [*self.arrived[topic], *((self.now_ns, cost) for cost in requests)]
         for dimension, unit in UNIT.items():
             lowest = self.imagined[topic, dimension]
@@ -225,7 +225,7 @@ class EditsMachine(RuleBasedStateMachine):
         self.arrive_if_below_the_limit(topic, requests)
 
     def ask(self, topic: str, requests: list[tuple[int, int]]) -> list[bool]:
-        """Ask for all at once, as the handler does."""
+        """Ask for all at once, like the handler."""
         outcomes: list[bool] = []
         while len(outcomes) < len(requests):
             left = requests[len(outcomes) :]

@@ -1,4 +1,4 @@
-"""Edits that flip one field of a limit to and fro, and restarts between them, while many callers flood one topic."""
+"""Edits that flip one field of a limit, and restarts between them, while many callers flood one topic."""
 
 import math
 from dataclasses import dataclass, replace
@@ -20,10 +20,10 @@ ORDERS = Resource("topic", "orders")
 RATE = 10
 LARGEST = 3
 CALLERS = [Caller(f"10.0.0.{n}", f"group-{n % 3}", "orders") for n in range(5)]
-KEYS = 5 + 3 + 1  # addresses, groups, and those that are not told apart
+KEYS = 5 + 3 + 1  # addresses, groups, and those beyond the bound
 PLAIN = Rule("topic", "*", RATE, break_s=0)
 
-#: What an edit may write, field by field; the first is what holds at first.
+# Possible values by field, the initial one first.
 FLIPS: dict[str, tuple[Any, ...]] = {
     "fair_by": (None, "client", "producer_group"),
     "warm_up_s": (0.0, 2.0),
@@ -43,14 +43,12 @@ LARGEST_BURST = RATE * max(FLIPS["burst_s"])
 
 @dataclass
 class Flip:
-    """An edit of one field."""
-
     field: str
     to: Any
 
 
 class Restart:
-    """Another process takes over; this one still decides while it does."""
+    """Another process takes over. Meanwhile this one still decides."""
 
 
 FLIP = st.one_of([st.builds(Flip, st.just(field), st.sampled_from(values)) for field, values in FLIPS.items()])
@@ -59,7 +57,7 @@ TIMES = st.sampled_from([0, 0, 0, MS, 30 * MS, 400 * MS])
 
 def flipped(rule: Rule, flip: Flip) -> Rule:
     changes = {flip.field: flip.to}
-    # Fields that cannot be together.
+    # Incompatible fields.
     if flip.field == "fair_by" and flip.to:
         changes["warm_up_s"] = 0.0
     if flip.field == "warm_up_s" and flip.to:
@@ -72,7 +70,7 @@ def flipped(rule: Rule, flip: Flip) -> Rule:
 
 
 def flood(limits: Limits, now_ns: int, cost: int) -> int:
-    """Have everybody ask, for as long as anything passes; return what did."""
+    """Let every caller ask, as long as anything passes. Return the sum."""
     spent = 0
     for caller in CALLERS:
         while limits.decide(now_ns, (ORDERS,), caller, [cost], lambda: [1]).admitted:
@@ -95,7 +93,7 @@ def test_flips_of_any_field_pass_one_burst_and_no_more(kind: str, steps: list[tu
     limits = Limits(RuleSet((rule,)))
     now_ns = spent = 0
     fields = {step.field for _, step, _ in steps if isinstance(step, Flip)}
-    # What one round of edits passes, many rounds do not pass again.
+    # Many rounds of edits never admit more than the first.
     for pause_ns, step, most in steps * 8:
         now_ns += pause_ns
         # Where requests are counted, a larger one costs no more.
@@ -105,7 +103,7 @@ def test_flips_of_any_field_pass_one_burst_and_no_more(kind: str, steps: list[tu
             rule = flipped(rule, step)
             limits.swap(RuleSet((rule,)), now_ns)
         elif "shared" not in fields:
-            # Of a limit that is not in force while it stops, a process saves nothing.
+            # A process does not save a limit that is inactive when it stops.
             limits, passed = restarted(limits, now_ns, cost)
             now_ns += TAKES_NS
             spent += passed

@@ -1,16 +1,14 @@
-"""The compiled part."""
-
 import pytest
 from playbook.extension import Extension
 
 
 @pytest.fixture
 def extension() -> Extension:
-    """An extension that has read nothing yet."""
+    """An extension without any cached headers."""
     return Extension()
 
 
 @pytest.fixture(scope="session")
 def seasoned() -> Extension:
-    """One that remembers what all tests gave it to read."""
+    """One that has read the headers of all tests."""
     return Extension()

@@ -1,4 +1,4 @@
-"""Which frames of AMQP 1.0 the compiled part takes, and that a session by itself does the same with them."""
+"""The frames of AMQP 1.0 that the compiled part reads, and that a session alone treats them in the same way."""
 
 import struct
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ def ready(*, lent: bool, queue: str = "free") -> Limited:
 
 
 def check(chunk: bytes, taken_bytes: int, queue: str = "free") -> None:
-    """Say how much of a client's chunk the compiled part takes. Whoever reads it does the same."""
+    """Return how much of a client's chunk the compiled part reads. The result is the same with either reader."""
     driver = ready(lent=True, queue=queue)
     assert driver.lent is not None
     assert driver.lent.feed(SIDES.index(CLIENT), chunk, 0, lambda: 0, driver.accounts.at(0))[1] == taken_bytes
@@ -127,7 +127,7 @@ def test_the_session_reads_messages_that_may_be_copied() -> None:
         check(amqp.transfer(1, 0, 1, payload), 0)
 
 
-def test_the_session_reads_what_is_larger_than_a_limit_of_bytes() -> None:
+def test_the_session_reads_messages_larger_than_a_limit_of_bytes() -> None:
     small, large = (amqp.transfer(1, 0, 1, amqp.described(0x75, amqp.binary(bytes(size)))) for size in (9, 20_000))
     check(small, len(small), "small")
     check(large, 0, "small")
@@ -159,7 +159,7 @@ def _transfer(random: Random, delivery_id: int) -> bytes:
 
 
 def _flow(random: Random, channel: int, handle: int, delivery_count: int) -> bytes:
-    """Return a flow that is plain, and what else it may say."""
+    """Return a plain flow with optional fields."""
     drain, echo = (random.choice([amqp.NULL, amqp.boolean(False), amqp.boolean(True)]) for _ in range(2))
     numbers = [10, 10_000, NUMBERS - 4, 10_000, handle, delivery_count, random.choice([0, 5, 300]), 7]
     fields = [*(_uint(random, number) for number in numbers), drain, echo, amqp.NULL]
@@ -176,14 +176,16 @@ def _decoded(stream: bytes) -> list[object]:
         reader = amqp.Reader(body)
         value = reader.value() if body else None
         while value and value.value[-1] is None:
-            del value.value[-1]  # as if it was left out
+            del value.value[-1]  # as if it was omitted
         frames.append((doff, kind, channel, value, body[reader.at :]))
         at += size
     return frames
 
 
 def _numbered(seed: int, *, lent: bool) -> tuple[dict[str, Any], int]:
-    """Return what comes of random frames once deliveries were swallowed, and how many chunks the compiled part read."""
+    """Return the results of random frames after swallowed deliveries, and the number of chunks read by the compiled
+    part.
+    """
     random = Random(seed)
     driver = Limited(RULES, lent=lent)
     driver.open().sends(address="/queues/refused").sends(1, "/queues/free")

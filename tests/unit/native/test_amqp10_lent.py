@@ -1,4 +1,4 @@
-"""AMQP 1.0 connections that are lent: what peers are sent, and what is counted, is what Python alone does."""
+"""Lent AMQP 1.0 connections send and count the same as Python alone."""
 
 import os
 import socket
@@ -43,7 +43,7 @@ def busy(detail: str) -> bool:
 
 
 def converse(seed: int, *, lent: bool) -> tuple[dict[str, Any], int]:
-    """Return what came of a random conversation, and how many chunks the compiled part has read."""
+    """Return the results of a random conversation, and the number of chunks read by the compiled part."""
     between = BetweenLimited(*((RULES,) if seed % 2 else (RULES, SCOPED, ())), lent=lent)
     Trial(seed, between, addresses=Addresses.of(*NAMES), refused=busy, closes=seed % 3 == 0).run(400)
     return between.driver.figures(), between.driver.served
@@ -62,7 +62,7 @@ def test_random_conversations_are_the_same(block: int) -> None:
 
 
 def opened(*, lent: bool, queue: str = "plenty", rules: tuple[Rule, ...] = RULES) -> Limited:
-    """Return a connection with a link of plenty of credit, after its first transfer and disposition."""
+    """Return a connection with a link with much credit, after its first transfer and disposition."""
     driver = Limited(rules, lent=lent)
     driver.open()
     driver.sends(address=f"/queues/{queue}")
@@ -74,7 +74,7 @@ def opened(*, lent: bool, queue: str = "plenty", rules: tuple[Rule, ...] = RULES
 
 
 def exchange(driver: Limited, first: int, count: int = 1) -> None:
-    """Send some transfers and have each settled; most links get more credit at times."""
+    """Send some transfers and settle each. Most links get more credit at times."""
     transfers = [transfer(number) for number in range(first, first + count)]
     driver.now_ns += 1_000_000
     driver.give(CLIENT, b"".join(transfers))
@@ -95,7 +95,7 @@ def test_a_transfer_and_its_disposition_need_no_session(queue: str) -> None:
     total = {side: len(data) for side, data in driver.total.items()}
     calls = counted(driver)
     exchange(driver, 301, count=32)
-    # What is decided takes no credit from other links of the client.
+    # Decided messages take no credit from other links of the client.
     expected = {"Link.admitted": 1, "Unpaid.note_prepaid": 1, "Unpaid.take": 1} if queue == "high" else {}
     assert calls == expected
     assert all(len(data) > total[side] for side, data in driver.total.items())
@@ -105,7 +105,7 @@ def test_a_transfer_and_its_disposition_need_no_session(queue: str) -> None:
 @pytest.mark.parametrize("queue", ["free", "plenty"])
 def test_a_flow_whose_credit_is_in_store_needs_no_session(queue: str) -> None:
     driver = opened(lent=True, queue=queue)
-    # What was granted is used before the receiver gives more.
+    # Granted credit is used before the receiver gives more.
     for first in range(300, 6000, 50):
         exchange(driver, first, count=50)
     calls, told = counted(driver), len(driver.total[Side.CLIENT])
@@ -130,7 +130,7 @@ def test_a_link_that_waits_for_credit_costs_the_others_of_its_connection_nothing
     assert driver.lent is not None
 
 
-def test_a_read_is_bounded_in_what_the_session_answers() -> None:
+def test_a_read_has_bounded_answers_of_the_session() -> None:
     driver = opened(lent=True)
     lent, failures = driver.lent, list[Exception]()
     assert lent is not None
@@ -151,7 +151,7 @@ def test_a_read_is_bounded_in_what_the_session_answers() -> None:
 
 
 def counted(driver: Limited) -> Counter[str]:
-    """Return the calls of sessions while the compiled part reads, counted from now on."""
+    """Count the calls of sessions while the compiled part reads."""
     calls, feed = Counter[str](), driver._feed
     driver._feed = lambda *args: profiled(calls, feed, *args)  # type: ignore[method-assign]
     return calls
@@ -201,8 +201,8 @@ def test_following_frames_are_equal(then: Any, queue: str) -> None:
     assert figures[1] == figures[0]
 
 
-def test_only_what_a_limit_admits_is_decided_there() -> None:
-    """What a chunk has beyond the limit makes the connection leave before anything of it is charged."""
+def test_only_admitted_deliveries_are_decided_there() -> None:
+    """If a chunk exceeds the limit, the connection leaves before any of it is charged."""
     figures = []
     for lent in (False, True):
         driver = opened(lent=lent, queue="refused", rules=(Rule("queue", "refused", 100, burst_s=1),))

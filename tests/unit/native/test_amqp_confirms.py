@@ -1,4 +1,4 @@
-"""The broker's confirms become those of the client's own numbers."""
+"""The broker's confirms are translated to the client's numbers."""
 
 from copy import deepcopy
 from random import Random
@@ -21,7 +21,7 @@ DELIVERY = b"".join(
 
 
 def forwarded(*numbers: int, contents: bool = True, frame_max: int = 131_072) -> Reading:
-    """Return one on whose channel 1 these publishes went on."""
+    """Return channels with these publishes forwarded on channel 1."""
     confirms = Confirms()
     for number in numbers:
         confirms.sent(number)
@@ -30,7 +30,7 @@ def forwarded(*numbers: int, contents: bool = True, frame_max: int = 131_072) ->
 
 
 def said(reading: Reading, chunk: bytes) -> bytes:
-    """Return what the client gets of a chunk."""
+    """Return the client's bytes of a chunk."""
     read = reading.feed(chunk, BROKER)
     assert (read.stop, read.frames, read.leaves) == (len(chunk), (0, len(list(frames.split(chunk)))), False)
     return read.to_client
@@ -44,7 +44,7 @@ def test_confirms_pass_as_they_are_while_both_count_alike() -> None:
     assert reading.give_back()[1] == {1: (5, 5, None, 5, set(), {})}
 
 
-def test_one_is_said_of_each_once_they_differ() -> None:
+def test_one_is_shown_of_each_once_they_differ() -> None:
     reading = forwarded(1, 2, 4, 5, 7)
     assert said(reading, frames.confirm(1, 4)) == frames.confirm(1, 5)
     chunk = frames.confirm(1, 5, multiple=True)

@@ -1,4 +1,4 @@
-"""The publishes of a chunk: which are plain, whom they are charged to, and how they are numbered."""
+"""The publishes of a chunk: plain ones, their keys, and their numbers."""
 
 import pytest
 from amqp_playbook.reading import BROKER, Reading, Run

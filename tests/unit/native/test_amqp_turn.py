@@ -1,4 +1,4 @@
-"""What the compiled part serves of an AMQP 0.9.1 connection comes to what the session makes of the same bytes."""
+"""The compiled part serves an AMQP 0.9.1 connection as the session does with the same bytes."""
 
 import socket
 from collections.abc import Callable, Iterator, Sequence
@@ -52,7 +52,7 @@ Step = Callable[["Served"], None]
 
 
 class Served(Driver):
-    """A session with a limiter of its own, lent whenever it may be if it ``lends``."""
+    """A session with its own limiter, lent whenever possible if it ``lends``."""
 
     def __init__(self, rules: Sequence[Rule], exempt: bool = False, *, lends: bool = True) -> None:  # noqa: FBT001, FBT002 - a case
         self.made_of = rules, exempt
@@ -72,7 +72,7 @@ class Served(Driver):
         self.number: int | None = None
         self.served_bytes = 0
         self.closed = ""
-        #: What happened: steps, and bytes of a side in the parts in which they were read.
+        # The history: steps, and bytes of a side in the parts in which they were read.
         self.past: list[Step | tuple[Side, bytes]] = []
         self.turn = sluice_native.Turn(lambda: self.now_ns, self.accounts.moment, self._failed)
         self.sockets = {side: socket.socketpair() for side in Side}
@@ -113,7 +113,7 @@ class Served(Driver):
         self.take()
 
     def do(self, step: Step) -> None:
-        """Do something that is no peer's bytes."""
+        """Apply a step other than a peer's bytes."""
         self.past.append(step)
         step(self)
 
@@ -130,7 +130,7 @@ class Served(Driver):
             self._lent()
 
     def _lent(self, side: Side = Side.CLIENT, data: bytes = b"") -> bool:
-        """Lend it, if that is possible, with bytes of a peer that nobody has read."""
+        """Lend it, if possible, with unread bytes of a peer."""
         if self.number is None and not any(self.unread.values()) and not any(map(self.must_wait, Side)):
             self.judge.connection, self.judge.sender = self.info, self.sender
             lent = self.session.lend(self.judge)
@@ -157,7 +157,7 @@ class Served(Driver):
             self.recall()
 
     def recall(self) -> None:
-        """Take it back, and have the session read what was read and not taken."""
+        """Take it back, and let the session read the unhandled bytes."""
         if self.number is None:
             return
         requests, refused, *_ = self.turn.take_counts(self.number)
@@ -176,7 +176,7 @@ class Served(Driver):
             self._lent()
 
     def _come_later(self, side: Side, data: bytes) -> None:
-        """Take note that the last bytes of a side count as read now, by the session."""
+        """Record that the session reads the last bytes of a side only now."""
         left = len(data)
         for index in reversed(range(len(self.past))):
             step = self.past[index]
@@ -187,7 +187,7 @@ class Served(Driver):
         self.past.append((side, data))
 
     def again(self) -> "Served":
-        """Return a session that has read the same by itself."""
+        """Return a session that has read the same alone."""
         other = Served(*self.made_of, lends=False)
         try:
             for step in self.past:
@@ -200,9 +200,9 @@ class Served(Driver):
         return other
 
     def comes_to(self) -> dict[str, object]:
-        """Return what was written, and all that can be seen of the session, of limits and of accounts."""
+        """Return the written bytes, and the visible state of the session, of limits and of accounts."""
         session, timed = self.session, self.session._timed
-        # Which names are shown depends on who has read what.
+        # The visible names depend on the reader.
         described = replace(session.describe(0), resources=(), more_resources=0)
         return {
             "closed": self.closed,
@@ -267,7 +267,7 @@ def publish(body: int, key: str = "b", channel: int = 1) -> bytes:
 
 @pytest.fixture
 def served() -> Iterator[Served]:
-    """A connection that was lent behind its first publish; what is for queue a is refused."""
+    """A connection that was lent behind its first publish. Publishes to queue a are refused."""
     rules = Rule("queue", "a", 0), Rule("queue", "*", 1e6)
     with patch.object(session_module, "_FEW_READS", 0), closing(Served(rules)) as served:
         served.give(CLIENT, publish(3))
@@ -304,7 +304,7 @@ def test_the_rest_of_a_refused_publish_is_for_the_session(served: Served) -> Non
     assert [frame.tag for frame in frames.read(bytes(served.written[CLIENT]))] == [3, 2, 4]
 
 
-def test_a_refusal_waits_for_the_end_of_what_the_broker_says(served: Served) -> None:
+def test_a_refusal_waits_for_the_end_of_the_brokers_frame(served: Served) -> None:
     delivery = b"".join(frames.deliver(2, 1, bytes(500)))
     served.give(BROKER, delivery[:300])
     served.give(CLIENT, publish(9, "a"))
@@ -344,14 +344,14 @@ def test_a_publish_spends_of_its_exchange_and_its_routing_key_or_of_neither() ->
 
 
 @pytest.mark.parametrize("rate", [1e6, 0])
-def test_a_read_is_bounded_in_what_it_decides(rate: float) -> None:
+def test_a_read_has_bounded_decisions(rate: float) -> None:
     with patch.object(session_module, "_FEW_READS", 0), closing(Served([Rule("queue", "*", rate)])) as served:
-        # Who publishes is known from the first one on.
+        # Clients that publish are known from their first publish on.
         served.give(CLIENT, publish(3))
         assert served.number is not None
         served.sockets[CLIENT][1].sendall(b"".join(publish(0, str(number % 1000)) for number in range(4500)))
         is_idle, events, read, *_ = served.turn.serve(1)
-        # Of others it is somebody else's turn; the rest of the chunk is read after that.
+        # Another connection has its turn. The rest of the chunk is read later.
         assert (is_idle, events) == (False, [])
         assert 0 < read[0] < 9000
         rest = served.turn.serve(NS_PER_S)[2]
@@ -380,7 +380,7 @@ def test_compiled_and_python_agree(rules: list[Rule], exempt: bool, seed: int) -
 
 @patch.object(session_module, "_FEW_READS", 0)
 def check(rules: list[Rule], random: Random, *, exempt: bool = False) -> int:
-    """Have something random happen; return how many bytes the compiled part served."""
+    """Apply random events. Return the number of bytes served by the compiled part."""
     with closing(Served(rules, exempt)) as served:
         try:
             happen(served, random)
@@ -405,7 +405,7 @@ def happen(served: Served, random: Random) -> None:
         if data:
             served.give(side, data)
         if served.session._publishes.waiting or served.session._answers.waiting:
-            # Nothing here decides what waits.
+            # Waiting publishes are not resolved here.
             break
         happens = random.random()
         if happens < 0.1:

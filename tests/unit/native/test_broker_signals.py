@@ -1,4 +1,4 @@
-"""The compiled part counts what brokers answer, by the scope of a listener, as sessions do."""
+"""The compiled part counts brokers' answers by the scope of a listener, as sessions do."""
 
 import pytest
 import sluice_native
@@ -9,7 +9,7 @@ from limiter.counting.row import Second
 
 
 def feed(lent: sluice_native.Lent, side: int, data: bytes) -> tuple[int, int]:
-    """Have a chunk read; return answers and busy ones."""
+    """Read a chunk. Return the numbers of answers and busy ones."""
     *_, answers = lent.feed(side, data, 0, lambda: 0, Second(0))
     return answers
 
@@ -23,7 +23,7 @@ def answer(opaque: int, code: int) -> bytes:
 def test_only_busy_codes_say_that_a_broker_is_busy(extension: Extension, code: int, busy: int) -> None:
     owed = extension.requests(range(200))
     lent = extension.lend(extension.recorder(), owed)
-    # The first is read afresh, the others by its shape, between answers of success.
+    # The first is parsed, the others match its template, between successful answers.
     for opaque in range(100, 200, 2):
         assert feed(lent, BROKER, answer(opaque, code) + answer(opaque + 1, 0)) == (2, busy)
     assert (owed.sends, lent.unanswered()) == (100, 100)

@@ -47,8 +47,8 @@ from proxy.protocols.rocketmq import PROTOCOL as ROCKETMQ
 PYTHON, COMPILED, SYSTEM, C = KINDS = ("Python calls", "compiled calls", "system calls", "C calls")
 
 # fmt: off
-#: As measured with CPython 3.11. Whoever raises a bound says why in the same commit. The last column says whether the
-#: compiled part serves the connection at the end.
+# As measured with CPython 3.11. A commit that raises a bound gives the reason. The last column says whether the
+# compiled part serves the connection at the end.
 CONVERSATIONS = {
     #                                                                                         Python compiled system
     "RocketMQ: 1 frame, its answer":                (lambda rig: answered(rig, 1, "orders"),      82,    2,  12, True),
@@ -67,12 +67,12 @@ CONVERSATIONS = {
     "AMQP 1.0: 32 transfers that may be refused":   (lambda rig: disposed(rig, 32, "critical"),   85,    2,  12, True),
     "AMQP 1.0: 32 transfers and more credit":       (lambda rig: disposed(rig, 32, "orders", 170), 225,  6,  13, True),
 }
-#: Rules of some conversations, by a word of their names.
+# Rules of some conversations, by a word of their names.
 MORE_RULES = {
     "delayed": Rule("topic", "delayed", 1e9, action="delay"), "subscription": Rule("subscription", "*", 1e9),
     "fleet": Rule("topic", "orders", 1e9, fleet=True),
 }
-#: By method of a socket and of an epoll.
+# By method of a socket and of an epoll.
 SYSTEM_CALLS = {
     "register": "epoll_ctl", "modify": "epoll_ctl", "unregister": "epoll_ctl", "poll": "epoll_wait",
     "_accept": "accept4", "connect_ex": "connect", "setblocking": "ioctl", "getsockopt": "getsockopt",
@@ -83,19 +83,19 @@ SYSTEM_CALLS = {
 # fmt: on
 
 PROTOCOLS = {"RocketMQ": ROCKETMQ, "AMQP 0.9.1": AMQP091, "AMQP 1.0": AMQP10}
-#: Connections are on trial at first, each topic is new once, and receive windows grow. A run is longer than the 10 ms
-#: between two timed answers. All runs together are shorter than any timer of the data path.
+# Connections are on trial at first, each topic is new once, and receive windows grow. A run is longer than the 10 ms
+# between two timed answers. All runs together are shorter than any timer of the data path.
 WARM_RUNS, MAX_RUNS, RUN_S, STEP_S = 20, 30, 0.011, 0.001
-#: Of the sockets that receive what a data path writes at once.
+# Receive buffers that hold everything a data path writes.
 ROOM_BYTES = 4 << 20
-#: Calls from these files do not count.
+# Calls from these files do not count.
 OWN = {__file__, MockClock.jump.__code__.co_filename}
 
 
 def new_socket() -> socket.socket:
     sock = socket.socket()
     sock.setblocking(False)
-    # What is sent is there at once.
+    # Data is sent at once.
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return sock
 
@@ -181,12 +181,12 @@ class Rig:
         await self.wait()
         with suppress(BlockingIOError):
             while True:
-                # The first one only asks whether the broker is there.
+                # The first one only probes the broker.
                 self.broker = self.sockets.enter_context(self.back.accept()[0])
         self.broker.setblocking(False)
 
     async def says(self, peer: socket.socket, data: bytes) -> tuple[bytes, bytes]:
-        """Return the bytes that the client and the broker receive then."""
+        """Return the bytes that the client and the broker then receive."""
         if data:
             assert peer.send(data) == len(data)
         else:
@@ -199,7 +199,7 @@ class Rig:
         assert await self.says(self.broker, answered) == (answered, b"")
 
     def sends(self, frames: int, topic: str) -> tuple[bytes, bytes]:
-        """Return frames of 0.5 KiB as Java clients write them, and their answers. A ``{}`` becomes 1000 numbers."""
+        """Return frames of 0.5 KiB in Java's encoding, and their answers. A ``{}`` becomes 1000 numbers."""
         ids = {opaque: {"UNIQ_KEY": f"{opaque:032X}"} for opaque in islice(self.numbers, frames)}
         sent = [rocketmq.send(topic.format(each % 1000), each, body=bytes(240), properties=ids[each]) for each in ids]
         return b"".join(sent), b"".join(map(rocketmq.answer, ids))
@@ -289,7 +289,7 @@ async def disposed(rig: Rig, transfers: int, queue: str, credit: int = 0) -> Asy
 def rig(monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
     monkeypatch.setattr(turn, "ROUND_NS", 1 << 60)
     monkeypatch.setattr(reactor, "perf_counter_ns", lambda: 0)
-    # The order in which trio runs tasks is random, and pytest-trio has it drawn in another way.
+    # The order in which trio runs tasks is random, and pytest-trio seeds it differently.
     monkeypatch.setattr(trio._core._run, "_r", SimpleNamespace(random=lambda: 1.0))
     monkeypatch.setattr(trio._core._run, "_ALLOW_DETERMINISTIC_SCHEDULING", False)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.INFO))

@@ -1,4 +1,4 @@
-"""What is decided and counted by compiled code is what Python decides and counts, and of both nothing twice."""
+"""The compiled part decides and counts the same as Python, and together they do so once."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -31,7 +31,7 @@ from proxy.deciding.pipeline import HandlerServices, Pipeline
 from proxy.deciding.rate_limit import RateLimit, RateLimitOptions
 
 ADDRESSES = ("192.0.2.1", "192.0.2.2")
-#: Rules of all sorts, few enough that they meet.
+# Rules of all sorts, few enough to overlap.
 RULES = (
     Rule("topic", "*", 3),
     Rule("topic", "*", 2, burst_s=2.0, break_s=0),
@@ -58,7 +58,7 @@ RULES = (
 )
 
 
-#: Producer groups that compiled code remembers of one client.
+# Producer groups of one client that the compiled part caches.
 MAX_GROUPS = 64
 ADMITTED = OUTCOMES.index("admitted")
 
@@ -69,11 +69,11 @@ def rule_set_of(chosen: Sequence[Rule], version: int, *, enabled: bool = True) -
 
 
 Send = tuple[str, str, int]
-"""A topic, a producer group, and how long the body is."""
+"""Topic, producer group, and length of the body."""
 
 
 class Way:
-    """One way to decide and count, with limits and accounts of its own."""
+    """One way to decide and count, with its own limits and accounts."""
 
     def __init__(self, rule_set: RuleSet, max_live: int = 1000, accounts: Accounts | None = None) -> None:
         self.accounts = accounts or Accounts()
@@ -82,17 +82,16 @@ class Way:
         self.handler = RateLimit(RateLimitOptions(), HandlerServices(self.limits, lambda: 0))
 
     def take(self, batch: Batch, now_ns: int) -> list[object]:
-        """Decide and count a batch; return what becomes of each request."""
+        """Decide and count a batch. Return the outcome of each request."""
         batch.add_verdicts(self.handler.on_requests(batch, now_ns))
         self.tally.count(batch, now_ns, self.accounts.sender(batch.connection.address))
         return [_said(batch.verdicts.get(index)) for index in range(len(batch.requests))]
 
     def states(self, now_ns: int) -> dict[object, LimiterState]:
-        """Return its limiters."""
         return {(state.resource, state.rule): state for state in states_of(self.limits, now_ns)}
 
     def everything(self, now_ns: int) -> dict[str, Any]:
-        """Return all else that can be seen of it."""
+        """Return the rest of the visible state."""
         limits = self.limits
         return {
             "counts": dict(filter(None, self.accounts.each())),
@@ -102,7 +101,7 @@ class Way:
 
 
 class Compiled(Way):
-    """A way in which compiled code decides and counts what it can, and Python the rest of a chunk."""
+    """The compiled part decides and counts as much as it can, and Python the rest of a chunk."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -114,7 +113,7 @@ class Compiled(Way):
     def send(
         self, sends: Sequence[Send], info: ConnectionInfo, now_ns: int, requests: sluice_native.Requests | None = None
     ) -> tuple[list[object], int]:
-        """Have the beginning of what a client sends decided; return what becomes of each, and of how many that is."""
+        """Decide the beginning of a client's requests. Return the outcomes and their number."""
         refuses: list[Refuse] = []
 
         def around(refuse: Refuse) -> tuple[bytes, bytes]:
@@ -124,7 +123,7 @@ class Compiled(Way):
         sender = self.accounts.sender(info.address)
         judge = Judge(self.pipeline, self.handler, self.tally, self.resources, info, sender)
         judge.stays = lambda: True
-        # Opaques are compared, and none may be owed twice.
+        # Opaques are compared, and must not repeat.
         lent = self.extension.lend(judge, self.extension.requests() if requests is None else requests, around=around)
         whole = [_frame(number, each) for number, each in enumerate(sends)]
         read = feed(lent, CLIENT, b"".join(whole), now_ns, self.accounts.at(now_ns))
@@ -139,14 +138,14 @@ class Compiled(Way):
         return said, count
 
     def ask(self, topics: str, now_s: float = 0, *, info: ConnectionInfo | None = None, requests: Any = None) -> str:
-        """Send to topics of one letter each; return those that are admitted."""
+        """Send to topics of one letter each. Return the admitted ones."""
         sends: list[Send] = [(topic, "producers", 0) for topic in topics]
         said, count = self.send(sends, info or info_of(ADDRESSES[0]), round(now_s * NS_PER_S), requests)
         assert count == len(topics)
         return "".join(topic for topic, verdict in zip(topics, said, strict=True) if verdict is None)
 
     def admitted(self) -> dict[str, int]:
-        """Return how many requests were admitted, by the names that are shown."""
+        """Return the admitted requests by visible name."""
         shown = filter(None, self.accounts.each())
         return {resource.name: amounts[ADMITTED][0] for resource, amounts in shown if amounts[ADMITTED][0]}
 
@@ -157,12 +156,11 @@ def _frame(number: int, send: Send) -> bytes:
 
 
 def info_of(address: str) -> ConnectionInfo:
-    """Return what is known of a client."""
     return ConnectionInfo(1, "main", "main", f"{address}:1", address)
 
 
 def requests_of(sends: Sequence[Send]) -> list[Request]:
-    """Return what a client sends, as Python reads it."""
+    """Return a client's requests, as Python reads them."""
     return [
         Request((topic(name),), 1, len(_frame(number, (name, group, size))), group, "answered", None, None)
         for number, (name, group, size) in enumerate(sends)
@@ -170,7 +168,6 @@ def requests_of(sends: Sequence[Send]) -> list[Request]:
 
 
 def batch_of(requests: Sequence[Request], address: str) -> Batch:
-    """Return a batch of some requests."""
     return Batch(info_of(address), Side.CLIENT, requests)
 
 
@@ -195,7 +192,6 @@ steps = st.tuples(
 
 @pytest.fixture(autouse=True, scope="module")
 def quiet() -> Iterator[None]:
-    """Write no log."""
     with patch("proxy.deciding.rate_limit._log"):
         yield
 
@@ -212,7 +208,7 @@ def test_both_ways_agree(rules: list[Rule], max_live: int, walk: list[Any]) -> N
                 way.limits.swap(rule_set_of(swap[0], version, enabled=swap[1] or len(swap[0]) > 3), now_ns)
         said, count = compiled.send(some, info_of(address), now_ns)
         requests = requests_of(some)
-        # Python decides what compiled code leaves to it as another chunk.
+        # Python decides the rest as another chunk.
         parts = [part for part in (requests[:count], requests[count:]) if part]
         if count < len(some):
             said += compiled.take(batch_of(parts[-1], address), now_ns)
@@ -226,7 +222,7 @@ def test_both_ways_agree(rules: list[Rule], max_live: int, walk: list[Any]) -> N
     states, others = compiled.states(now_ns), python.states(now_ns)
     assert all(states[name] == others[name] for name in states.keys() & others.keys())
     for name in states.keys() ^ others.keys():
-        # Of those that nobody could tell from new ones any may be evicted.
+        # Any limiter that is equivalent to a new one may be evicted.
         state = states.get(name) or others[name]
         assert not state.open
         assert state.stored_permits >= state.rate_per_s
@@ -246,7 +242,7 @@ def test_limiter_begun_under_rules_that_are_gone_makes_room_when_it_is_full_unde
     assert way.ask("a" * 5) == "a" * 5
     way.limits.swap(slow(0.1), 0)
     way.limits.swap(slow(0.2), 4 * NS_PER_S)
-    # Under the rule that it was begun under it would be full.
+    # Under its first rule it would be full.
     assert way.ask("b", 5) == "b"
     assert {state.resource.name: state.stored_permits for state in states_of(way.limits, 5 * NS_PER_S)} == {
         "a": pytest.approx(5.6),
@@ -279,7 +275,7 @@ def test_name_that_is_forgotten_while_a_connection_knows_it_has_one_limiter(
 
 @pytest.fixture
 def few_rows(monkeypatch: pytest.MonkeyPatch) -> Accounts:
-    """Accounts with a label for one name and a row for another; all others share one."""
+    """Accounts with a label for one name and a row for another. All others share one."""
     monkeypatch.setattr(accounts_module, "_MIN_ROWS", 1)
     return Accounts(1, 1, 1)
 
@@ -294,11 +290,11 @@ def test_name_with_a_rule_of_its_own_is_counted_by_itself_whatever_the_others_sh
 def test_name_that_shares_a_row_or_has_no_label_gets_its_own_within_ten_seconds(
     few_rows: Accounts, shares: str
 ) -> None:
-    # The limiter of one is begun in compiled code, that of the other is not.
+    # One's limiter is created by the compiled part, the other's is not.
     way = Compiled(RuleSet([Rule("topic", "*", 100), Rule("topic", "p*", 100)]), 1000, few_rows)
     for at_s, topics in ((0, "ab"), (595, "b"), (600, "b"), (604, "b")):
         assert way.ask(topics + shares, at_s) == topics + shares
-    # From 600 s on there is room, since ``a`` was silent for so long; it was last asked for at 595 s.
+    # From 600 s on there is room, because ``a`` was silent. Its last request was at 595 s.
     assert way.admitted() == {OTHER: 9}
     assert way.limits.used(topic(shares), 605 * NS_PER_S) == {}
     assert way.ask("b" + shares, 605) == "b" + shares
@@ -320,7 +316,7 @@ def test_exempt_names_are_not_limited_by_scopes_though_their_kind_is_switched_of
 
 
 def test_limits_of_scopes_are_those_of_the_connection() -> None:
-    """Two users behind one address, and one who works in two virtual hosts."""
+    """Two users behind one address, and one in two virtual hosts."""
     way = Compiled(RuleSet((Rule("user", "*", 3, max_debt_s=0), Rule("vhost", "/", 4, max_debt_s=0))))
     admitted = []
     for names in (("user alice", "vhost /"), ("user bob", "vhost /"), ("user bob", "vhost test"), ()):

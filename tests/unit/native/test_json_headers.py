@@ -1,4 +1,4 @@
-"""Everyday JSON headers are plain. That plain headers have one reading only is in test_soundness.py."""
+"""Common JSON headers are plain. test_soundness.py checks that plain headers have only one reading."""
 
 import json
 

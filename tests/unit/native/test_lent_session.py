@@ -1,4 +1,4 @@
-"""A RocketMQ session that is lent where it can be does what one does that never is."""
+"""A RocketMQ session that is lent where possible behaves like one that never is."""
 
 from collections.abc import Callable, Sequence
 from random import Random

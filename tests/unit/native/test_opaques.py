@@ -1,4 +1,4 @@
-"""The set of what is owed, and the frames of a broker that settle it."""
+"""The set of requests without an answer, and the frames of a broker that settle them."""
 
 import struct
 from random import Random
@@ -39,7 +39,7 @@ def test_it_is_a_set_with_a_bound(most: int, steps: list[tuple[bool, int]]) -> N
 
 
 def _settle(extension: Extension, stream: bytes, numbers: list[int]) -> tuple[list[int], Read]:
-    """Read a broker's stream; returns which numbers that settled, and what came of it."""
+    """Read a broker's stream. Return the settled numbers and the result."""
     owed = extension.requests(numbers)
     read = feed(extension.lend(extension.recorder(), owed), BROKER, stream)
     assert (read.to_client, read.to_broker) == (stream[: read.stop], b"")
@@ -96,7 +96,7 @@ def test_the_body_of_the_last_answer_may_be_still_to_come(extension: Extension) 
 
 
 def _answers(stream: bytes) -> list[tuple[bytes, int]]:
-    """Return the frames of a stream that are answers, and what they answer."""
+    """Return the answers in a stream, and their opaques."""
     found = []
     for whole in frames.split(stream):
         word = int.from_bytes(whole[4:8], "big")
@@ -115,7 +115,7 @@ def test_all_answers_of_a_real_broker_are_stepped_over(extension: Extension, cap
 
 
 def _check(extension: Extension, header: bytes) -> bool:
-    """Hold one header to the reading in Python; returns whether it was read."""
+    """Compare one header with Python's reading. Return whether it was read."""
     answer = read_answer(header)
     numbers = [0, 1, 2, 3, 5, 7, 8] + ([] if answer is None else [answer.opaque])
     owed = [number for number in dict.fromkeys(numbers) if -(2**31) <= number < 2**31]

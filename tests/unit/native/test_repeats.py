@@ -1,4 +1,4 @@
-"""What comes again is the same to compiled code and to Python: the table, the ids in headers, and all the counts."""
+"""The compiled part recognizes the same repeats as Python: the table, the ids in headers, and all counts."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _header(frame: bytes) -> tuple[bytes, int]:
 
 
 def _same_ids(sends: list[bytes]) -> Counter[bytes]:
-    """Have compiled code read ids of plain frames, and hold them to what Python reads; return these."""
+    """Compare the compiled part's ids of plain frames with Python's, and return them."""
     extension, ids = Extension(), sluice_native.RefusedIds()
     judge = Recorder(extension.limits, ids=ids)
     assert feed(extension.lend(judge), CLIENT, b"".join(sends)).frames == (len(sends), 0)
@@ -83,11 +83,11 @@ def test_both_read_the_same_ids(given_: list[tuple[dict[str, str], bool, int]]) 
 
 def test_both_read_the_ids_that_real_clients_give() -> None:
     ids = _same_ids(list(filter(_is_plain, distinct_frames("to_broker"))))
-    # Java and C++, and Java's send-backs, which have the ids of what was sent; Node gives none.
+    # Java and C++, and Java's send-backs, which have the ids of the original messages. Node gives none.
     assert {len(each) for each in ids} == {32, 56}
 
 
-def test_a_client_that_gives_each_attempt_another_id_has_none_as_far_as_anybody_knows() -> None:
+def test_a_client_with_another_id_for_each_attempt_counts_as_without_ids() -> None:
     for lends, language in product((False, True), (b'"JAVA"', b'"CPP" ')):
         shared = Shared(Rule("topic", "*", 0))
         shared.accounts.take(shared.now_ns, unfinished=False)
@@ -107,7 +107,6 @@ sends = st.tuples(
 
 @pytest.fixture(autouse=True, scope="module")
 def quiet() -> Iterator[None]:
-    """Write no log."""
     with patch("proxy.deciding.rate_limit._log"):
         yield
 

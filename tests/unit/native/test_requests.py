@@ -1,4 +1,4 @@
-"""A client's frames: which are taken and how they are decided together, what of them passes, and what is owed."""
+"""A client's frames: plain ones, their runs, the forwarded bytes, and requests without an answer."""
 
 import itertools
 import struct
@@ -16,7 +16,7 @@ def _prefix(length: int, header_bytes: int, header_type: int = 0) -> bytes:
 
 @pytest.fixture
 def passing(extension: Extension) -> Recorder:
-    """A judge that lets all pass."""
+    """A judge that admits everything."""
     return extension.recorder(lambda run: [(len(run.sizes), True)])
 
 
@@ -147,7 +147,7 @@ def test_more_than_fits_is_not_owed(extension: Extension, passing: Recorder) -> 
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=8))
-def test_set_of_the_owed_says_whether_two_have_one_number(sends: list[tuple[int, bool]]) -> None:
+def test_the_set_of_unanswered_requests_knows_duplicate_numbers(sends: list[tuple[int, bool]]) -> None:
     extension = Extension()
     lent = extension.lend(extension.recorder(lambda run: [(len(run.sizes), True)]))
     feed(lent, CLIENT, b"".join(frames.send("a", opaque, flag=2 * oneway) for opaque, oneway in sends))
@@ -160,7 +160,7 @@ def test_set_of_the_owed_says_whether_two_have_one_number(sends: list[tuple[int,
     st.lists(st.tuples(st.integers(0, 30), st.booleans(), st.booleans()), min_size=1, max_size=8),
     st.lists(st.integers(0, 2000), max_size=4),
 )
-def test_all_but_the_refused_pass_however_they_are_cut(sends: list[tuple[int, bool, bool]], cuts: list[int]) -> None:
+def test_all_but_refused_requests_pass_in_any_chunks(sends: list[tuple[int, bool, bool]], cuts: list[int]) -> None:
     chunks = [
         frames.send("orders", number, body=bytes(size), flag=2 * oneway)
         for number, (size, oneway, _) in enumerate(sends)

@@ -1,4 +1,4 @@
-"""Whatever the extension takes for plain, the careful readings in Python read the same, beyond doubt."""
+"""Python's careful parsers read each plain header in the same way."""
 
 from collections.abc import Callable
 from random import Random
@@ -42,7 +42,7 @@ _RECORDED = [
 
 @pytest.fixture(scope="module")
 def check(seasoned: Extension) -> Check:
-    """Reads a header in both ways, and says whether it is that of a plain send."""
+    """Read a header in both ways. Return whether it is a plain send."""
 
     def read(header: bytes, header_type: int) -> bool:
         in_python = classify(header, header_type)
@@ -91,7 +91,7 @@ _SPECIAL = b"\"\\$'/:,{}[] \t\n\0\x1f\x20\x7f\x80\xc3\xa9\xff0123456789-+.eEtfnu
 
 @given(st.integers(0, 2**32))
 def test_headers_as_long_as_one_read_before_are_read_as_in_python(check: Check, seed: int) -> None:
-    """Only bytes are replaced, so that the header before is what they are held to."""
+    """Bytes are replaced, not added, so that the previous header is their template."""
     random = Random(seed)
     header, header_type = random.choice(_RECORDED)
     assert check(header, header_type)

@@ -1,4 +1,4 @@
-"""A fault of the compiled turn ends the connection that it served, and no other."""
+"""A fault of the compiled turn ends only the connection that it served."""
 
 from contextlib import ExitStack, suppress
 from types import SimpleNamespace
@@ -17,7 +17,7 @@ from limiter.rules.rule import Rule
 from limiter.rules.rule_set import RuleSet
 from proxy.protocols.rocketmq import PROTOCOL, compiled
 
-#: More than a turn keeps: it panics.
+# More than a turn keeps: it panics.
 TOO_MUCH = bytes(100_000)
 
 
@@ -28,7 +28,7 @@ async def says(way: Way, link: int, data: bytes) -> None:
 
 
 async def connects(way: Way, link: int) -> None:
-    """Have a client connect, and say enough to be lent."""
+    """Connect a client, and send enough to be lent."""
     way.open(("127.0.0.1", 0))
     await wait_all_tasks_blocked()
     way.accept()
@@ -83,7 +83,7 @@ async def test_refusals_that_wait_for_the_rest_of_an_answer_are_bounded(
             taken += len(refused) - left
             await wait_all_tasks_blocked()
         assert len(link.received[CLIENT]) < 3000
-        # What was read is answered once there is a gap.
+        # The requests are answered once there is a gap.
         link.peers[BROKER].send(answer[2000:])
         for _ in range(1000):
             await wait_all_tasks_blocked()

@@ -1,7 +1,7 @@
-"""What the tests of the data path's driver share: batches, a manual clock, and a data path between real sockets.
+"""Fixtures of the data path's tests: batches, a manual clock, and a data path between real sockets.
 
-Time is the mock clock's, and only ``jump`` moves it; the sockets are real, on loopback. A test therefore waits for
-bytes, for an end of stream, or with ``until`` for something that happens without either.
+Only ``jump`` moves the mock clock. The sockets are real, on loopback, so a test waits for bytes, for an end of stream,
+or with ``until`` for other events.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ from proxy.stats.snapshot import Snapshot
 HOST = "127.0.0.1"
 KIND = "line_topic"
 PATIENCE = 20_000
-"""Turns of the loop that ``until`` waits for something that ought to happen at once."""
+"""Turns of the loop that ``until`` waits for an immediate event."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let a test that uses ``mock_clock`` through a fixture run on that clock, as one that asks for it itself does."""
+    """Let a test that uses ``mock_clock`` through a fixture run on that clock."""
     here = Path(__file__).parent
     for item in items:
         if isinstance(item, pytest.Function) and iscoroutinefunction(item.obj) and item.path.is_relative_to(here):
@@ -61,7 +61,7 @@ def _run_on_mock_clock(item: pytest.Function, test: Any, *, clock: Any, instrume
 
 
 async def until(predicate: Callable[[], object]) -> None:
-    """Give the other tasks their turns until something holds; time stands still meanwhile."""
+    """Run the other tasks until a condition is true, without a change of time."""
     for _ in range(PATIENCE):
         if predicate():
             return
@@ -70,13 +70,13 @@ async def until(predicate: Callable[[], object]) -> None:
 
 
 async def settle() -> None:
-    """Give the other tasks their turns until none has anything to do."""
+    """Run the other tasks until all are idle."""
     for _ in range(5):
         await wait_all_tasks_blocked()
 
 
 class Peer:
-    """One end of a TCP connection in a test's hand."""
+    """One end of a TCP connection."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -84,7 +84,7 @@ class Peer:
         self._read = bytearray()
 
     def send_now(self, data: bytes | memoryview) -> int:
-        """Send what the kernel takes at once; returns how many bytes."""
+        """Send as much as the kernel accepts. Return the number of bytes."""
         try:
             return self.sock.send(data)
         except BlockingIOError:
@@ -99,7 +99,7 @@ class Peer:
             rest = rest[sent:]
 
     async def send_until_stalled(self, data: bytes) -> int:
-        """Send ``data`` over and over until nobody takes any more; returns how many bytes were taken."""
+        """Send ``data`` over and over until the kernel accepts no more. Return the number of bytes."""
         total = 0
         for _ in range(1000):
             sent = -1
@@ -137,7 +137,7 @@ class Peer:
         return await self.receive(self._read.index(b"\n") + 1)
 
     async def receive_to_end(self) -> bytes:
-        """Read to the end of the stream; a reset instead of an end is a ConnectionResetError."""
+        """Read to the end of the stream. Raises ConnectionResetError at a reset."""
         while chunk := await self._receive_some():
             self._read += chunk
         data = bytes(self._read)
@@ -145,7 +145,6 @@ class Peer:
         return data
 
     def pending(self) -> bytes:
-        """Return what has arrived, without waiting."""
         with suppress(BlockingIOError):
             while chunk := self.sock.recv(1 << 20):
                 self._read += chunk
@@ -160,9 +159,9 @@ class Peer:
 
 
 class ScriptedBroker:
-    """A listening socket; what its connections do is the test's business.
+    """A listening socket whose connections the test controls.
 
-    Its address must be reserved: nobody else may have it while it is stopped.
+    Its address must be reserved while it is stopped.
     """
 
     def __init__(self, peers: list[Peer], address: tuple[str, int]) -> None:
@@ -179,9 +178,9 @@ class ScriptedBroker:
         return sock
 
     async def accept(self, *, ended: bool = False) -> Peer:
-        """Return the next connection that is not over already, as those are that only ask whether it listens.
+        """Return the next connection that has not ended, as probes of the listener have.
 
-        With ``ended`` it may be.
+        With ``ended`` it may have.
         """
         while True:
             try:
@@ -205,8 +204,6 @@ class ScriptedBroker:
 
 @dataclass
 class Rig:
-    """A data path between clients and a scripted broker."""
-
     path: LocalDataPath
     broker: ScriptedBroker
     peers: list[Peer]
@@ -219,7 +216,7 @@ class Rig:
 
     @property
     def closed(self) -> Mapping[str, int]:
-        """How many connections have ended, by reason."""
+        """The number of ended connections by reason."""
         reasons: Counter[str] = Counter()
         for (_, reason), count in self.path.server.counters.closed.items():
             reasons[reason] += count
@@ -230,7 +227,7 @@ class Rig:
         return list(self.path.server.each_connection())
 
     async def client(self, *, receive_buffer: int = 0, source: str = "") -> Peer:
-        """Connect a client, from a certain address of this machine if need be."""
+        """Connect a client, from a given address of this machine if necessary."""
         sock = socket.socket(socket.AF_INET6 if ":" in self.address[0] else socket.AF_INET)
         if receive_buffer:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
@@ -244,13 +241,13 @@ class Rig:
         return peer
 
     def client_in_backlog(self) -> Peer:
-        """Connect a client, which nobody has accepted yet."""
+        """Connect a client that is not accepted yet."""
         peer = Peer(socket.create_connection(self.address))
         self.peers.append(peer)
         return peer
 
     async def connect(self, *, receive_buffer: int = 0, source: str = "") -> tuple[Peer, Peer]:
-        """Connect a client; returns it and the broker's end of its connection once there is a session between."""
+        """Connect a client. Return it and the broker's end, once there is a session."""
         client = await self.client(receive_buffer=receive_buffer, source=source)
         broker = await self.broker.accept()
         name = format_address(client.sock.getsockname())
@@ -261,20 +258,18 @@ class Rig:
         return client, broker
 
     async def until(self, predicate: Callable[[], object]) -> None:
-        """Wait until something holds that ought to come about at once."""
         await until(predicate)
 
     async def settle(self) -> None:
-        """Wait until nothing is under way."""
         await settle()
 
     async def until_closed(self, reason: str, count: int = 1) -> None:
-        """Wait until so many connections have ended for that reason, and none for another."""
+        """Wait until this many connections have ended, all for that reason."""
         await until(lambda: sum(self.closed.values()) >= count)
         assert self.closed == {reason: count}
 
     async def passes(self, client: Peer, broker: Peer, request: bytes) -> bool:
-        """Send one request, and say whether it reached the broker or was refused."""
+        """Send one request. Return whether it reached the broker."""
         await client.send(request + b"\n")
         await until(lambda: client.pending() or broker.pending())
         if broker.pending():
@@ -287,7 +282,7 @@ class Rig:
         return await self.path.snapshot()
 
     async def requests(self, name: str) -> dict[str, int]:
-        """Return what became of a topic's requests so far, by verdict, without the zeros."""
+        """Return the outcomes of a topic's requests so far by verdict, without zeros."""
         counts = (await self.path.snapshot()).resources.get((KIND, name))
         return {verdict: count for verdict, count in counts.requests.items() if count} if counts else {}
 
@@ -298,7 +293,7 @@ MakeBatch = Callable[..., Batch]
 
 @pytest.fixture
 def lines() -> Protocol:
-    """The protocol of the external plug-in package, as an installation finds it."""
+    """The protocol of the external plug-in package."""
     for entry in entry_points(group="sluice.protocols", name="lines"):
         protocol: Protocol = entry.load()
         return protocol
@@ -307,7 +302,7 @@ def lines() -> Protocol:
 
 @pytest.fixture
 def now_ns(mock_clock: MockClock) -> Callable[[], int]:
-    """The data path's clock; callable from any thread, as a real one is."""
+    """The data path's clock, callable from any thread."""
     return lambda: round(mock_clock.current_time() * 1e9)
 
 
@@ -341,10 +336,10 @@ async def start_rig(  # noqa: PLR0917 - fixtures
     now_ns: Callable[[], int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> AsyncIterator[StartRig]:
-    """Start data paths: by default one listener, speaking lines, with the rate limiter.
+    """Start data paths, by default with one listener with the protocol of lines and the rate limiter.
 
-    Topic ``a`` admits two requests a second, ``zero`` none, ``free`` everything. When the broker ends a connection the
-    client hears of it at once.
+    Topic ``a`` admits two requests a second, ``zero`` none, ``free`` all. At the broker's end of a connection, the
+    client's is ended at once.
     """
     monkeypatch.setattr(broker_watch, "SETTLE_S", 0.0)
     scopes: list[trio.CancelScope] = []
@@ -385,7 +380,6 @@ async def start_rig(  # noqa: PLR0917 - fixtures
 
 @pytest.fixture
 async def rig(start_rig: StartRig) -> Rig:
-    """A data path as ``start_rig`` makes it by default."""
     return await start_rig()
 
 

@@ -1,4 +1,4 @@
-"""RocketMQ requests that a rule delays, from socket to socket, with the rate limiter."""
+"""RocketMQ requests delayed by a rule, from socket to socket, with the rate limiter."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def frame(peer: Peer) -> bytes:
 
 
 async def send_delayed(client: Peer, broker: Peer, *opaques: int) -> None:
-    """Send to ``orders``, which admits the first; the others are held when this returns."""
+    """Send to ``orders``, which admits the first and holds the others."""
     marker = frames.send("free", 99)
     await client.send(b"".join(frames.send("orders", opaque) for opaque in opaques) + marker)
     assert await frame(broker) == frames.send("orders", opaques[0])
@@ -46,7 +46,7 @@ def refused(whole: bytes) -> tuple[int, int, str]:
 
 
 def held(rig: Rig) -> tuple[int, int]:
-    """Return the requests and bytes that the limits and the sessions hold, which must agree."""
+    """Return the held requests and bytes by the limits and by the sessions, which must agree."""
     now = rig.path._limits.held
     sessions = [connection.session for connection in rig.connections]
     assert sum(session._requests.held.count for session in sessions) == now.requests  # type: ignore[attr-defined] # its own
@@ -87,24 +87,24 @@ async def test_a_delayed_send_is_refused_at_its_deadline(rig: Rig, mock_clock: M
     assert broker.pending() == b""
     assert held(rig) == (0, 0)
     (connection,) = rig.connections
-    assert connection.session.in_flight() == 2  # the one that was admitted, and the marker
+    assert connection.session.in_flight() == 2  # the admitted one, and the marker
 
 
-async def test_a_client_that_leaves_takes_what_is_held_along(rig: Rig, mock_clock: MockClock) -> None:
+async def test_held_requests_end_with_their_client(rig: Rig, mock_clock: MockClock) -> None:
     client, broker = await rig.connect()
     await send_delayed(client, broker, 1, 2, 3)
     client.end()
     assert await broker.receive_to_end() == b""
     assert held(rig) == (0, 0)
     assert (await rig.snapshot()).resources["topic", "orders"].requests["drop"] == 2
-    # Nothing was spent for them: the next one need not wait for theirs.
+    # They spent nothing: the next one need not wait for theirs.
     mock_clock.jump(1.0)
     other, its_broker = await rig.connect()
     await other.send(frames.send("orders", 7))
     assert await frame(its_broker) == frames.send("orders", 7)
 
 
-async def test_a_drain_resolves_what_is_held(rig: Rig, mock_clock: MockClock, nursery: trio.Nursery) -> None:
+async def test_a_drain_resolves_held_requests(rig: Rig, mock_clock: MockClock, nursery: trio.Nursery) -> None:
     client, broker = await rig.connect()
     await send_delayed(client, broker, 1, 2)
     await broker.send(frames.answer(1) + frames.answer(99))

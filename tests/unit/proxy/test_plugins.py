@@ -1,4 +1,4 @@
-"""The external plug-in package of the tests, used the way an installation uses any."""
+"""The tests' external plug-in package, used like an installed one."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class TestOptions:
 async def test_external_handler_and_rate_limiter_decide_together(
     start_rig: StartRig, deny_names: HandlerPlugin
 ) -> None:
-    """The external one stands first, so that what it refuses is not charged."""
+    """The external one comes first, so its refusals are not charged."""
     handlers = [
         HandlerConfig(deny_names, deny_names.options(names=["secret"])),
         HandlerConfig(RATE_LIMIT, RateLimitOptions()),
@@ -88,7 +88,7 @@ async def test_external_handler_and_rate_limiter_decide_together(
     assert [await client.receive_line() for _ in range(2)] == [b"BUSY secret 0\n"] * 2
     assert (await client.receive_line()).startswith(b"BUSY a ")
     (limit,) = (await rig.path.explain(Question("line_topic", "secret"))).limits
-    # What the first handler refused has asked nothing of the second.
+    # The second handler never saw requests refused by the first.
     assert limit.state is None
 
 

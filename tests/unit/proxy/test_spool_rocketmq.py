@@ -1,4 +1,4 @@
-"""RocketMQ requests that are put aside in the spool, from socket to socket, with the rate limiter."""
+"""Spooled RocketMQ requests, from socket to socket, with the rate limiter."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def orders(*opaques: int, flag: int = 0) -> bytes:
 
 
 async def pass_s(mock_clock: MockClock, seconds: float) -> None:
-    """Let time pass in steps in which no more than one request is let go."""
+    """Let time pass in steps that release at most one request each."""
     for _ in range(round(seconds * 20)):
         await wait_all_tasks_blocked()
         mock_clock.jump(0.05)
@@ -77,11 +77,11 @@ async def test_age_of_the_oldest_spooled_message_is_that_of_the_message_in_front
     for _ in range(4):
         ages.append((await rig.snapshot()).oldest_waiting.get(("topic", "orders")))
         await pass_s(mock_clock, 1)
-    # After two seconds what came in the second one is in front.
+    # After two seconds, the requests of the second one are in front.
     assert ages == [pytest.approx(age, abs=0.2) for age in (1.0, 1.0, 2.0, None)]
 
 
-async def test_oneways_go_on_when_their_client_has_gone(start: Any, mock_clock: MockClock) -> None:
+async def test_oneways_are_forwarded_after_their_client_has_gone(start: Any, mock_clock: MockClock) -> None:
     rig = await start()
     client, broker = await rig.connect()
     await client.send(orders(*range(20), flag=frames.ONEWAY) + orders(21, 22))
@@ -132,7 +132,7 @@ async def test_leftover_oneways_are_sent_by_the_next_process(start: Any, mock_cl
     spool = again.path._spooling.spool
     assert spool is not None
     while spool.queues()[0].head() is None:
-        # It is being read in another thread, which takes real time.
+        # Another thread reads it, which takes real time.
         await trio.to_thread.run_sync(lambda: None)
     await pass_s(mock_clock, 5)
     expected = [mark_replayed(orders(opaque, flag=frames.ONEWAY)) for opaque in range(sent + 1, 31)]

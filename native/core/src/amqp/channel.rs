@@ -5,12 +5,11 @@ use std::collections::HashMap;
 use super::confirms::{Confirms, Numbers};
 use crate::keys::Keys;
 
-/// State of a channel's content between two frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Stage {
     #[default]
     Idle,
-    /// The method frame was read: its key, its size, and its index in the pieces of the chunk.
+    /// The method frame was read. `piece`: index in the pieces of the chunk.
     Method { key: usize, bytes: usize, piece: u32 },
     /// The header was read: its publish, if it began in this chunk, and the bytes left of the body.
     Body { publish: Option<u32>, rest: u64 },
@@ -20,13 +19,12 @@ pub enum Stage {
 pub struct Channel {
     pub number: u16,
     pub stage: Stage,
-    /// Number of the last publish, on a channel with confirms.
+    /// Number of the last publish.
     pub published: u64,
     /// Both at the last possible end of the scan, if they have changed since.
     pub saved: Option<(Stage, u64)>,
     /// The last scan that changed both, and their values before it.
     pub began: (u64, Stage, u64),
-    /// Its scan, key and index.
     pub run: (u64, usize, u32),
     pub confirms: Option<Confirms>,
 }
@@ -37,7 +35,6 @@ pub struct Scan {
     pub(super) keys: Keys,
     pub(super) routing_keys: bool,
     pub(super) number: u64,
-    /// By key and channel.
     pub(super) runs: HashMap<(usize, u16), u32>,
     /// Indexes of channels changed since the last possible end of the scan, and since its start.
     pub(super) changed: Vec<usize>,
@@ -54,7 +51,6 @@ pub struct Channels {
 }
 
 impl Channels {
-    /// `before_names`: prefix of all names.
     pub fn new(before_names: String) -> Self {
         Self { scan: Scan { before_names, ..Scan::default() }, ..Self::default() }
     }
@@ -70,7 +66,7 @@ impl Channels {
         self.all.get_mut(place)
     }
 
-    /// Add a channel. `rest`: bytes left of its open body. `numbers`: if it has confirms.
+    /// `rest`: bytes left of its open body. `numbers`: if it has confirms.
     pub fn add(&mut self, number: u16, rest: u64, numbers: Option<&Numbers>) {
         let Ok(place) = u16::try_from(self.all.len() + 1) else { return };
         if self.places.len() <= usize::from(number) {
@@ -88,7 +84,6 @@ impl Channels {
         self.all.push(channel);
     }
 
-    /// Keeps the keys.
     pub fn clear(&mut self) {
         self.places.clear();
         self.all.clear();
@@ -110,7 +105,6 @@ impl Channels {
         self.all.iter().filter_map(numbers).collect()
     }
 
-    /// Record a publish that is now forwarded to the broker.
     #[inline]
     pub fn forward(&mut self, number: u16, publish: u64) {
         if let Some(confirms) = self.get(number).and_then(|channel| channel.confirms.as_mut()) {

@@ -3,7 +3,6 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::mem;
 
-/// Capacity that a set keeps when it is empty.
 const KEPT: usize = 1024;
 
 /// As in Python's `Confirms`: the client's last number. The broker's last. The last one up to which both are equal,
@@ -15,7 +14,6 @@ pub type Numbers = (u64, u64, Option<u64>, u64, HashSet<u64>, HashMap<u64, u64>)
 pub struct Confirms {
     /// The client's numbers, indexed by the broker's number after `before`. 0: confirmed.
     waiting: VecDeque<u64>,
-    /// Number of publishes before the first waiting one.
     before: u64,
     count: usize,
     /// Up to this number both are equal. None: they always were.
@@ -30,7 +28,6 @@ impl Confirms {
         Self { waiting, before: first_open.saturating_sub(1), count, alike: *alike }
     }
 
-    /// `published`: the client's last.
     pub fn numbers(&self, published: u64) -> Numbers {
         let waiting = || (self.before + 1..).zip(self.waiting.iter().copied());
         let ahead = waiting().filter(|(_, publish)| *publish == 0).map(|(tag, _)| tag).collect();
@@ -43,7 +40,7 @@ impl Confirms {
         self.count
     }
 
-    /// Publishes forwarded to the broker, which is its number of the last one.
+    /// The broker's number of the last publish.
     pub fn sent(&self) -> u64 {
         self.before + self.waiting.len() as u64
     }
@@ -58,7 +55,6 @@ impl Confirms {
         self.count += 1;
     }
 
-    /// Index in `waiting`.
     fn at(&self, number: u64) -> Option<usize> {
         let at = usize::try_from(number.checked_sub(self.before)?.checked_sub(1)?).ok()?;
         (at < self.waiting.len()).then_some(at)
@@ -71,7 +67,6 @@ impl Confirms {
     /// Whether a confirm can be forwarded unchanged.
     #[inline]
     pub(super) fn is_right(&self, number: u64, multiple: bool) -> bool {
-        // Up to this number, all of the client's publishes were forwarded.
         (1..=self.alike.unwrap_or(self.sent())).contains(&number)
             && (multiple || self.at(number).is_some_and(|at| self.waiting[at] != 0))
     }

@@ -6,9 +6,7 @@ pub const BODY: u8 = 3;
 pub const HEARTBEAT: u8 = 8;
 pub const END: u8 = 0xce;
 const BEFORE_BYTES: usize = 7;
-/// Longer methods and headers are not plain.
 pub const MAX_PLAIN_BYTES: usize = 4096;
-/// Bytes of a frame without its payload.
 pub const AROUND_BYTES: usize = 8;
 
 const fn basic(method: u32) -> u32 {
@@ -21,19 +19,18 @@ pub const ACK: u32 = basic(80);
 pub const REJECT: u32 = basic(90);
 pub const NACK: u32 = basic(120);
 
-/// Perhaps incomplete.
 pub struct Frame<'a> {
     pub kind: u8,
     pub channel: u16,
     pub start: usize,
-    /// After its last byte, perhaps beyond the chunk.
+    /// May be beyond the chunk.
     pub stop: usize,
-    /// None if it is incomplete.
+    /// None: incomplete.
     pub payload: Option<&'a [u8]>,
 }
 
 impl<'a> Frame<'a> {
-    /// The frame at `start`. None if it is too short, or its end octet is wrong.
+    /// None if it is too short, or its end octet is wrong.
     #[inline]
     pub fn at(chunk: &'a [u8], start: usize) -> Option<Self> {
         let rest = chunk.get(start..)?;
@@ -49,14 +46,13 @@ impl<'a> Frame<'a> {
         Some(Self { kind, channel, start, stop, payload })
     }
 
-    /// Whether a frame is incomplete and can still be plain.
+    /// Whether an incomplete frame can still be plain.
     pub fn is_to_come(chunk: &[u8], start: usize, frame_max: usize) -> bool {
         let rest = chunk.get(start..).unwrap_or_default();
         let Some([kind, _, _, size @ ..]) = rest.first_chunk::<BEFORE_BYTES>() else { return true };
         let bytes = AROUND_BYTES + u32::from_be_bytes(*size) as usize;
         let awaited = match *kind {
             METHOD | HEADER => bytes <= AROUND_BYTES + MAX_PLAIN_BYTES && rest.len() < bytes,
-            // One more byte decides.
             BODY | HEARTBEAT => rest.len() < AROUND_BYTES,
             _ => false,
         };
@@ -68,7 +64,6 @@ impl<'a> Frame<'a> {
     }
 }
 
-/// Class and method, and the arguments.
 #[inline]
 pub fn method(payload: &[u8]) -> Option<(u32, &[u8])> {
     let (number, arguments) = payload.split_first_chunk::<4>()?;
@@ -81,7 +76,7 @@ pub fn short_string(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     rest.split_at_checked(usize::from(*length))
 }
 
-/// Write a confirm of one number as a frame, without bits set.
+/// Write a confirm of one number.
 pub fn confirm(channel: u16, method: u32, number: u64, out: &mut Vec<u8>) {
     let mut frame = [0; 21];
     frame[0] = METHOD;

@@ -1,7 +1,7 @@
 //! AMQP 0.9.1: publishes of plain channels, and the broker's confirms.
 //!
-//! A publish is *plain* if its channel was added, its names are unambiguous, and its header requests no copies. It is a
-//! method frame, a header frame and body frames. Frames of other channels may interleave.
+//! A publish is *plain* if its channel was added, its names are unambiguous, and its header requests no copies. Frames
+//! of other channels may interleave with its frames.
 
 mod channel;
 mod confirms;

@@ -4,34 +4,30 @@ use super::channel::{Channel, Channels, Stage};
 use super::frame::{self, Frame, AROUND_BYTES, MAX_PLAIN_BYTES};
 
 const CLASS_BASIC: u16 = 60;
-/// Class, weight, body size, and property flags.
 const HEADER_BYTES: usize = 14;
 /// Flag bits: another word of flags follows, and headers table.
 const CONTINUED: u16 = 1;
 const TABLE: u16 = 1 << 13;
 const MANDATORY: u8 = 1;
-/// Maximum frames read ahead while a channel waits for a header.
+/// Frames read ahead while a channel waits for a header.
 const MAX_AHEAD: usize = 64;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Publish {
     pub run: u32,
-    /// On its channel, from 1. 0 on a channel without confirms.
+    /// On its channel, from 1. 0: no confirms.
     pub number: u64,
     /// Size of all frames, assuming maximum length for those that have not arrived.
     pub size: u64,
 }
 
-/// Consecutive frames of one publish.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
     pub publish: u32,
     pub start: u32,
-    /// May be beyond the chunk.
     pub stop: u32,
 }
 
-/// The publishes of one key on one channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
     pub key: usize,
@@ -47,7 +43,6 @@ pub struct Run {
 pub struct NewKey {
     pub is_queue: bool,
     pub name: String,
-    /// For a publish to an exchange.
     pub routing_key: Option<String>,
 }
 
@@ -56,7 +51,6 @@ pub struct Taken {
     pub stop: usize,
     pub frames: usize,
     pub publishes: Vec<Publish>,
-    /// In wire order.
     pub pieces: Vec<Piece>,
     pub runs: Vec<Run>,
     /// Incomplete contents that began here.
@@ -71,15 +65,14 @@ pub struct Taken {
 pub struct Bounds {
     pub frame_max: usize,
     pub max_body: u64,
-    /// With more keys at the start of a scan, the cache is cleared.
+    /// With more, a scan clears the cache.
     pub max_keys: usize,
     pub max_runs: usize,
     pub max_publishes: usize,
-    /// Publishes to an exchange also count for their routing key.
     pub routing_keys: bool,
 }
 
-/// Progress at the last possible end of the scan.
+/// The last possible end of the scan.
 struct End {
     stop: usize,
     frames: usize,
@@ -300,7 +293,6 @@ fn extend(pieces: &mut Vec<Piece>, publish: u32, start: usize, stop: u32) -> Opt
     Some(())
 }
 
-/// None if the header is not plain.
 #[inline]
 fn body_size(payload: &[u8]) -> Option<u64> {
     let (fixed, properties) = payload.split_first_chunk::<HEADER_BYTES>()?;
@@ -319,7 +311,7 @@ fn may_copy(properties: &[u8]) -> bool {
     properties.windows(3).any(|three| three == b"\x02CC") || properties.windows(4).any(|four| four == b"\x03BCC")
 }
 
-/// Write a name as in rules. None if it is ambiguous.
+/// Write a name as in rules. None: ambiguous.
 fn spell(name: &[u8], out: &mut String) -> Option<()> {
     for byte in name {
         match byte {

@@ -1,5 +1,4 @@
-//! Reads the broker's stream of a plain connection, and interleaved frames of the client. Bodies are forwarded as they
-//! arrive.
+//! Reads the broker's stream of a plain connection, and interleaved frames of the client, without waiting for bodies.
 
 use std::collections::HashMap;
 
@@ -8,22 +7,20 @@ use super::frame::{self, Frame, AROUND_BYTES, END};
 use crate::out::{Out, CLIENT};
 
 const CLASS_BASIC: &[u8] = &[0, 60];
-/// A delivery tag and bits.
 const SETTLING_BYTES: usize = 9;
 const MULTIPLE: u8 = 1;
 /// Header field of a message that Python must restore.
 const MARK: &[u8] = b"\x10x-sluice-confirm";
-/// The high byte of the property flags, and its bit for the headers table.
 const FLAGS_AT: usize = 12;
 const TABLE: u8 = 1 << 5;
 
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Read {
-    /// Beyond the chunk if that ends within a body.
+    /// May be within a body beyond the chunk.
     pub stop: usize,
     /// A body counts once it begins.
     pub frames: usize,
-    /// The channel of the frame that ends beyond the chunk.
+    /// Of the frame that ends beyond the chunk.
     pub cut: Option<u16>,
     /// Publishes that the broker has confirmed or refused.
     pub answers: u64,
@@ -33,12 +30,12 @@ pub struct Read {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cut {
     pub channel: u16,
-    /// Includes the end octet.
+    /// With the end octet.
     pub left: usize,
 }
 
 impl Cut {
-    /// Returns the bytes of a chunk that belong to it, and the rest if it continues. None if its end octet is wrong.
+    /// Returns its bytes in a chunk, and the rest. None if its end octet is wrong.
     pub fn resume(self, chunk: &[u8]) -> Option<(usize, Option<Self>)> {
         match chunk.get(self.left.checked_sub(1)?) {
             Some(&END) => Some((self.left, None)),
@@ -49,7 +46,7 @@ impl Cut {
 }
 
 impl Channels {
-    /// Whether a client's frame may interleave with publishes: a heartbeat, or an ack, nack or reject of its consumers.
+    /// Whether a client's frame may interleave with publishes.
     pub(super) fn passes(&self, frame: &Frame) -> bool {
         match (frame.kind, frame.payload) {
             (frame::HEARTBEAT, Some([])) => frame.channel == 0,
@@ -61,8 +58,7 @@ impl Channels {
         }
     }
 
-    /// Read the broker's heartbeats and confirms, and with `contents` its deliveries and returns. `frame_max`: maximum
-    /// size of a body frame.
+    /// Read the broker's heartbeats and confirms, and with `contents` its deliveries and returns.
     pub fn relay(
         &mut self,
         deliveries: &mut Deliveries,
@@ -73,7 +69,7 @@ impl Channels {
         out: &mut Out,
     ) -> Read {
         let mut read = Read { stop: position, ..Read::default() };
-        // The chunk is not forwarded yet from here on.
+        // From here on, the chunk is not forwarded yet.
         let mut from = position;
         while let Some(frame) = Frame::at(chunk, read.stop) {
             let known = match (frame.kind, frame.payload) {
@@ -133,7 +129,7 @@ impl Channels {
     }
 }
 
-/// Bytes left of the broker's open contents, by channel.
+/// Bytes left of open contents, by channel.
 #[derive(Debug, Default)]
 pub struct Deliveries(HashMap<u16, u64>);
 
@@ -174,8 +170,8 @@ impl Deliveries {
     }
 }
 
-/// Whether a frame can still be plain once more of it, or of the header after it, has arrived: of a publish, and with
-/// `contents` of a delivery.
+/// Whether an incomplete frame, or the header after it, can still be plain: of a publish, and with `contents` of a
+/// delivery.
 pub fn awaits_more(chunk: &[u8], position: usize, contents: bool, frame_max: usize) -> bool {
     let begun = Frame::at(chunk, position).and_then(|frame| Some((frame.stop, frame::method(frame.payload?)?.0)));
     match begun {

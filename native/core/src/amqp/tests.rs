@@ -1,5 +1,4 @@
-//! Robustness against arbitrary bytes. The results of scans and confirms are tested from Python, against a slow
-//! implementation.
+//! Robustness against arbitrary bytes. Results are tested from Python.
 
 use super::{awaits_more, Bounds, Channels, Cut, Deliveries, Numbers};
 use crate::out::{Out, Piece, CLIENT};

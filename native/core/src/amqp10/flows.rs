@@ -7,25 +7,20 @@ const FIELDS: usize = 11;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flow {
     pub channel: u16,
-    /// Start and end of its frame.
     pub start: usize,
     pub stop: usize,
-    /// Frames of its scan.
     pub before: usize,
-    /// Up to link-credit.
     pub numbers: [Option<u32>; 7],
     pub drain: bool,
 }
 
 impl Flow {
-    /// Without properties.
     #[inline]
     pub(super) fn of(frame: &Frame, start: usize, before: usize, mut fields: Fields) -> Result<Self, NotPlain> {
         let mut numbers = [None; 7];
         for number in &mut numbers {
             *number = fields.uint()?;
         }
-        // The windows and next-outgoing-id are mandatory.
         if numbers[1..4].contains(&None) {
             return Err(NotPlain);
         }
@@ -47,9 +42,7 @@ impl Flow {
     }
 }
 
-/// Rewrite a flow's frame with other encodings of some fields, by number. Omits nulls at the end.
-///
-/// None if it is not a plain flow, or a field does not exist.
+/// Replace encoded fields of a flow's frame, by number. None if one does not exist.
 pub fn reflow(frame: &[u8], changes: &[(usize, &[u8])]) -> Option<Vec<u8>> {
     let whole = Frame::at(frame, 0)?;
     let (code, mut fields, payload) = frame::performative(whole.body).ok()?;

@@ -38,11 +38,9 @@ const STRING_32: u8 = 0xb1;
 
 const MESSAGE_ANNOTATIONS: u8 = 0x72;
 
-/// The frame is left to Python.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NotPlain;
 
-/// Without an extended header.
 pub struct Frame<'a> {
     pub channel: u16,
     pub stop: usize,
@@ -52,7 +50,7 @@ pub struct Frame<'a> {
 }
 
 impl<'a> Frame<'a> {
-    /// The frame at `start`. None if it is incomplete, or not a plain AMQP frame.
+    /// None if it is incomplete, or not a plain AMQP frame.
     #[inline]
     pub fn at(chunk: &'a [u8], start: usize) -> Option<Self> {
         let rest = chunk.get(start..)?;
@@ -73,7 +71,7 @@ pub fn size_of_begun(bytes: &[u8]) -> Option<usize> {
     (head[4] == PLAIN_DOFF && head[5] == AMQP && size > bytes.len()).then_some(size)
 }
 
-/// The code of a performative, its fields, and the payload.
+/// Returns code, fields and payload.
 #[inline]
 pub fn performative(body: &[u8]) -> Result<(u8, Fields<'_>, &[u8]), NotPlain> {
     let [DESCRIBED, SMALL_ULONG, code, list @ ..] = body else { return Err(NotPlain) };
@@ -87,7 +85,7 @@ fn word(bytes: &[u8]) -> Option<(u32, &[u8])> {
     Some((u32::from_be_bytes(*number), behind))
 }
 
-/// Unread ones. Omitted fields at the end of a list are null.
+/// Unread fields. Those omitted at the end of a list are null.
 #[derive(Clone, Copy)]
 pub struct Fields<'a> {
     rest: &'a [u8],
@@ -195,7 +193,6 @@ impl<'a> Fields<'a> {
         (self.next()? == NULL).then_some(()).ok_or(NotPlain)
     }
 
-    /// Such as the state of a delivery.
     #[inline]
     pub fn skip_described(&mut self) -> Result<(), NotPlain> {
         match self.next()? {
@@ -209,7 +206,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// The next field as encoded, if it is not described. None at the end.
+    /// The next field as encoded. None at the end.
     #[inline]
     pub fn raw(&mut self) -> Result<Option<&'a [u8]>, NotPlain> {
         if self.left == 0 {
@@ -231,7 +228,7 @@ impl<'a> Fields<'a> {
         Ok(before.get(..before.len() - self.rest.len()))
     }
 
-    /// Bytes left, which gives the position of the next field.
+    /// Bytes left.
     #[inline]
     pub fn len(&self) -> usize {
         self.rest.len()
@@ -243,7 +240,6 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// Shortest form.
 pub fn write_uint(number: u32, out: &mut Vec<u8>) {
     match u8::try_from(number) {
         Ok(0) => out.push(UINT_0),
@@ -255,7 +251,6 @@ pub fn write_uint(number: u32, out: &mut Vec<u8>) {
     }
 }
 
-/// Replaces the bytes in `gone`.
 pub fn write_changed(frame: &[u8], gone: Range<usize>, instead: &[u8], out: &mut Vec<u8>) -> Result<(), NotPlain> {
     let changed = |size: usize| (size + instead.len()).checked_sub(gone.len());
     let resized = |size: u32| changed(size as usize).and_then(|size| u32::try_from(size).ok()).ok_or(NotPlain);
@@ -281,7 +276,6 @@ pub fn write_changed(frame: &[u8], gone: Range<usize>, instead: &[u8], out: &mut
     Ok(())
 }
 
-/// A performative in its shortest form, without a payload.
 pub fn write_frame(channel: u16, code: u8, fields: &[&[u8]], out: &mut Vec<u8>) -> Result<(), NotPlain> {
     let size: usize = fields.iter().map(|field| field.len()).sum();
     let count = u8::try_from(fields.len()).map_err(|_| NotPlain)?;
@@ -305,8 +299,7 @@ pub fn write_frame(channel: u16, code: u8, fields: &[&[u8]], out: &mut Vec<u8>) 
     Ok(())
 }
 
-/// Whether the annotations of a message may contain a key. Also true if its sections are incomplete or unusually
-/// encoded.
+/// Whether the annotations of a message may contain a key. True if its sections cannot be read.
 pub fn may_annotate(payload: &[u8], key: &[u8]) -> bool {
     let mut rest = payload;
     while !rest.is_empty() {

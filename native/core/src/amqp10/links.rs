@@ -7,23 +7,21 @@ use super::frame::{self, may_annotate, Fields, Frame, NotPlain};
 
 /// A message with this annotation is copied to other queues.
 const COPIES_KEY: &[u8] = b"x-cc";
-/// Half of all serial numbers: the maximum distance of two of them (RFC 1982).
+/// The maximum distance of two serial numbers (RFC 1982).
 pub const HALF: u32 = 1 << 31;
-/// A flow needs more space.
 const RUNS_OF_FLOW: usize = 3;
 
 /// Which transfers of a link are plain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Terms {
-    /// None: unlimited.
     pub max_bytes: Option<usize>,
-    /// Annotations can copy its messages. Only messages without the key are plain.
+    /// Messages with `COPIES_KEY` are not plain.
     pub copies: bool,
-    /// Each message is decided. Settled ones cannot be refused.
+    /// Each message is decided. Settled ones cannot be refused, so they are not plain.
     pub decides: bool,
 }
 
-/// Consecutive deliveries: the first and the last.
+/// The first and the last of consecutive deliveries.
 pub type Ids = (u32, u32);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,7 +29,6 @@ pub struct Moved {
     pub channel: u16,
     pub handle: u32,
     pub deliveries: u32,
-    /// Of all frames, and of the last one.
     pub bytes: u64,
     pub last_bytes: u64,
 }
@@ -39,12 +36,10 @@ pub struct Moved {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Begun {
     pub channel: u16,
-    /// All are consecutive.
     pub ids: Ids,
     pub unsettled: Vec<Ids>,
 }
 
-/// Deliveries in dispositions of their receiver or sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Disposed {
     pub channel: u16,
@@ -56,7 +51,6 @@ pub struct Disposed {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unknown {
     Session(u16),
-    /// By channel and handle.
     Link(u16, u32),
 }
 
@@ -64,30 +58,28 @@ pub enum Unknown {
 pub struct Taken {
     pub stop: usize,
     pub frames: usize,
-    /// By link, in order of first appearance.
+    /// In order of first appearance.
     pub moved: Vec<Moved>,
     /// The transfers must be decided, and belong to one link.
     pub decides: bool,
-    /// By session, in order of first appearance.
     pub begun: Vec<Begun>,
     pub disposed: Vec<Disposed>,
-    /// In order. After the first, only flows and empty frames follow.
+    /// After the first, only flows and empty frames follow.
     pub flows: Vec<Flow>,
-    /// The next frame belongs to this. The scan can continue once it is known.
+    /// Owner of the next frame. The scan can continue once it is known.
     pub unknown: Option<Unknown>,
     /// Links, sessions and ranges of deliveries.
     runs: usize,
 }
 
 impl Taken {
-    /// Start of a flow, and the number of frames before it. The end if there is no such flow.
+    /// Start of a flow, or the end, and the number of frames before it.
     #[must_use]
     pub fn until(&self, flow: usize) -> (usize, usize) {
         self.flows.get(flow).map_or((self.stop, self.frames), |flow| (flow.start, flow.before))
     }
 }
 
-/// Index in the result of a scan.
 #[derive(Clone, Copy, Debug, Default)]
 struct At {
     scan: u64,
@@ -107,10 +99,8 @@ struct Session {
     disposed: [[At; 2]; 2],
 }
 
-/// The stream of one peer.
 #[derive(Debug, Default)]
 pub struct Links {
-    /// By channel and handle.
     marked: BTreeMap<(u16, u32), Link>,
     sessions: BTreeMap<u16, Session>,
     pub max_frame_bytes: usize,
@@ -142,7 +132,6 @@ impl Links {
     /// Transfers of a link whose messages are decided are separate from those of other links.
     pub fn take(&mut self, chunk: &[u8], taken: &mut Taken, max_runs: usize) {
         taken.unknown = None;
-        // A transfer may add a link, a session and a range.
         while taken.runs + 3 <= max_runs {
             let Some(frame) = Frame::at(chunk, taken.stop) else { break };
             if frame.size > self.max_frame_bytes {
@@ -268,7 +257,6 @@ impl Links {
         }
         let at = &mut session.disposed[usize::from(is_receiver)][usize::from(is_settled)];
         let before = if at.scan == self.scan { taken.disposed.get_mut(at.place) } else { None };
-        // The joined range is also less than half of all numbers.
         match before.map(|before| &mut before.ids) {
             Some((begin, end)) if end.wrapping_add(1) == first && last.wrapping_sub(*begin) < HALF => *end = last,
             _ => {

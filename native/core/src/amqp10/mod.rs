@@ -1,7 +1,6 @@
 //! AMQP 1.0: the transfers of plain links, dispositions, and flows.
 //!
-//! A link is *plain* if the session said so: its transfers are forwarded and counted. All other frames are left to
-//! Python.
+//! A link is *plain* if the session said so: its transfers are forwarded and counted.
 
 mod flows;
 mod frame;

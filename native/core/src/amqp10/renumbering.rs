@@ -13,9 +13,9 @@ pub struct Difference {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Numbers {
     pub channel: u16,
-    /// Subtracted from the ids of deliveries that the frames' sender sends.
+    /// Subtracted from ids of deliveries that the frames' sender sends.
     pub sent: Difference,
-    /// Added to the ids of deliveries that it receives.
+    /// Added to ids of deliveries that it receives.
     pub received: Difference,
 }
 
@@ -37,8 +37,8 @@ impl Numbers {
     }
 }
 
-/// Write the frames from `position` to `stop`: transfers and dispositions of the given sessions, in ascending order of
-/// channels, with other numbers, and all frames of other sessions unchanged.
+/// Write transfers and dispositions of the given sessions, in ascending order of channels, with other numbers, and all
+/// frames of other sessions unchanged.
 ///
 /// Returns the offset of the first frame that was not written, because it has another type, older numbers, or would
 /// exceed `max_bytes`.
@@ -105,7 +105,6 @@ fn write(
         _ => return Err(NotPlain),
     };
     if instead.is_empty() {
-        // A further transfer of the same delivery.
         out.extend_from_slice(whole);
         return Ok(());
     }

@@ -1,17 +1,14 @@
-//! Tracks settled deliveries of a session, from a given time on.
+//! Tracks settled deliveries of a session, from a given start on.
 
 use super::links::Ids;
 
-/// With more ranges, Python takes over.
 const MAX_RANGES: usize = 1024;
 
 #[derive(Debug, Default)]
 pub struct Settling {
-    /// The first id since the start, if known.
+    /// The first id since the start. The other figures are relative to it.
     first: Option<u32>,
-    /// After the last delivery, relative to `first`.
     next: i64,
-    /// Ascending ranges with gaps, relative to `first`.
     unsettled: Vec<(i64, i64)>,
     /// Settlements of earlier deliveries: by their receiver, and by their sender.
     before: [Vec<Ids>; 2],
@@ -60,8 +57,8 @@ impl Settling {
         self.next = self.number(last) + 1;
     }
 
-    /// Settle a range of less than half of all numbers. Returns how many were not settled, and how many may be from
-    /// before the start.
+    /// Settle less than half of all numbers. Returns how many were not settled, and how many may be of earlier
+    /// deliveries.
     pub fn settle(&mut self, (first, last): Ids, by_receiver: bool) -> (u64, u64) {
         if self.first.is_none() {
             return (0, 0);
@@ -83,8 +80,7 @@ impl Settling {
         (settled, before)
     }
 
-    /// Record a settlement of earlier deliveries. The reader ignores those since the start. False if it was recorded
-    /// before.
+    /// The reader ignores those since the start. False if it was recorded before.
     fn settle_before(&mut self, ids: Ids, by_receiver: bool) -> bool {
         let before = &mut self.before[usize::from(!by_receiver)];
         match before.last_mut() {
@@ -95,8 +91,8 @@ impl Settling {
         true
     }
 
-    /// Returns settlements of earlier deliveries, unsettled ones since the start, and the last delivery. None if there
-    /// was no change. A new start begins.
+    /// Returns settlements of earlier deliveries, unsettled ones, and the last delivery. None without a change.
+    /// A new start begins.
     pub fn take(&mut self) -> Option<([Vec<Ids>; 2], Vec<Ids>, Option<u32>)> {
         if self.next == 0 && self.before.iter().all(Vec::is_empty) {
             return None;

@@ -1,4 +1,4 @@
-//! Robustness against arbitrary bytes. The results of scans are tested from Python, against a slow implementation.
+//! Robustness against arbitrary bytes. Results are tested from Python.
 
 use super::flows::reflow;
 use super::frame::may_annotate;

@@ -1,6 +1,6 @@
-//! New connections: connect, send one request, read its answer, part; so many at once, as fast as it goes.
+//! New connections: connect, send one request, read its answer, close. This many at once, as fast as possible.
 //!
-//! A connection counts when its answer is in, so what accepts quickly and connects to the broker late gains nothing.
+//! A connection counts once answered, so a peer gains nothing by connecting to the broker late.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -14,7 +14,6 @@ use crate::poller::{Interest, Poller, Ready};
 use crate::scanner::{SYSTEM_BUSY, Scanner};
 
 const READ_BYTES: usize = 64 << 10;
-/// How long a connection may wait for its answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 struct Slot {
@@ -104,7 +103,7 @@ impl Connecting {
         Ok(())
     }
 
-    /// Wait for the last answers and begin no more; says how many never came.
+    /// Wait for the last answers without new connections. Returns the number of missing ones.
     fn end(&mut self) -> Result<usize, String> {
         let until = Instant::now() + PATIENCE;
         let mut ready = Vec::new();
@@ -129,7 +128,7 @@ impl Connecting {
         Ok(())
     }
 
-    /// Read what there is; says whether the answer is complete.
+    /// Returns whether the answer is complete.
     fn read(&mut self, token: usize) -> Result<bool, String> {
         let Some(slot) = &mut self.slots[token] else {
             return Ok(false);

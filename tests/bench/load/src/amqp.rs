@@ -1,4 +1,4 @@
-//! AMQP 0.9.1, as far as the bench speaks it: publishes, how a connection begins on either side, confirms, and consuming.
+//! AMQP 0.9.1 of the bench: publishes, both sides' start of a connection, confirms, and consuming.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -7,9 +7,7 @@ use std::time::Duration;
 use crate::frames::topic_name;
 
 const HEADER: &[u8; 8] = b"AMQP\0\0\x09\x01";
-/// Type, channel and length in front of a frame's payload.
 const PREFIX_BYTES: usize = 7;
-/// The agreed length of a frame, all included.
 const FRAME_MAX: usize = 131_072;
 const CHANNEL_MAX: u16 = 2047;
 const FRAME_END: u8 = 0xce;
@@ -17,7 +15,6 @@ const METHOD: u8 = 1;
 const CONTENT: u8 = 2;
 const BODY: u8 = 3;
 const HEARTBEAT: u8 = 8;
-/// The one channel of each connection.
 const CHANNEL: u16 = 1;
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -39,7 +36,7 @@ const fn method(class: u16, number: u16) -> u32 {
     (class as u32) << 16 | number as u32
 }
 
-/// What the publishes of one run look like: each is a method, a content header and one body, all as long as the first.
+/// The publishes of one run: each is a method, a content header and one body, all of the same lengths.
 pub struct Publishes {
     body_bytes: usize,
     pub queues: u32,
@@ -57,12 +54,11 @@ impl Publishes {
         Ok(Self { body_bytes, queues })
     }
 
-    /// Bytes of one publish, its three frames included.
     pub fn size(&self) -> usize {
         self.publish(0).len()
     }
 
-    /// Publishes one after another, the queues in turn, at least `bytes` long and a whole number of rounds.
+    /// Publishes to the queues in turn, at least `bytes` long and a whole number of rounds.
     pub fn block(&self, bytes: usize) -> Vec<u8> {
         let count = bytes.div_ceil(self.size()).next_multiple_of(self.queues as usize);
         (0..self.queues)
@@ -117,7 +113,7 @@ fn push_long_string(out: &mut Vec<u8>, bytes: &[u8]) {
     out.extend(bytes);
 }
 
-/// A table with nothing in it but who says so.
+/// A table with the product alone.
 fn push_properties(out: &mut Vec<u8>, product: &str) {
     let mut table = Vec::new();
     push_short_string(&mut table, "product");
@@ -134,7 +130,7 @@ pub fn push_ack(out: &mut Vec<u8>, tag: u64, multiple: bool) {
     push_method(out, CHANNEL, ACK, &arguments);
 }
 
-/// A client's part of the beginning, on a new connection that still blocks: no heartbeats, one channel.
+/// A client's start of a connection in blocking mode: no heartbeats, one channel.
 pub fn sign_in(stream: &mut TcpStream, confirms: bool) -> io::Result<()> {
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.write_all(HEADER)?;
@@ -186,7 +182,7 @@ fn expect(stream: &mut TcpStream, method: u32) -> io::Result<()> {
     }
 }
 
-/// How long a frame is whose first seven bytes are there.
+/// The length of a frame from its first seven bytes.
 fn frame_bytes(start: &[u8]) -> Result<usize, &'static str> {
     let length = u32::from_be_bytes(*start[3..].first_chunk().expect("the caller looked"));
     let bytes = PREFIX_BYTES + length as usize + 1;
@@ -196,20 +192,19 @@ fn frame_bytes(start: &[u8]) -> Result<usize, &'static str> {
     Ok(bytes)
 }
 
-/// Method and arguments of a whole frame; None if it is none.
+/// Method and arguments of a complete frame. None: not a method.
 fn method_of(frame: &[u8]) -> Option<(u32, &[u8])> {
     let payload = &frame[PREFIX_BYTES..frame.len() - 1];
     let (method, arguments) = payload.split_first_chunk()?;
     (frame[0] == METHOD && frame.ends_with(&[FRAME_END])).then_some((u32::from_be_bytes(*method), arguments))
 }
 
-/// A broker's part of a connection until the first publish is there, of which all others have the length.
+/// A broker's side until the first publish, which has the length of all others.
 #[derive(Default)]
 pub struct Beginning {
-    /// Of the frame that is not whole yet.
+    /// Of the incomplete frame.
     bytes: Vec<u8>,
     greeted: bool,
-    /// What came of the first publish.
     publish_bytes: u64,
     body_left: u64,
     pub confirms: bool,
@@ -228,7 +223,7 @@ impl Beginning {
         Ok(whole - self.bytes.len())
     }
 
-    /// Take no more than was wanted, and append the answer; returns a publish's length once the first one is there.
+    /// Take at most `wanted` bytes, and append the answer. Returns the length of the first publish once it is complete.
     pub fn take(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<Option<u64>, &'static str> {
         self.bytes.extend(bytes);
         if !self.greeted {
@@ -262,7 +257,7 @@ impl Beginning {
         Ok(None)
     }
 
-    /// Whether nothing has come yet, or nothing but whole frames and no publish.
+    /// Whether there is no incomplete frame, and no publish yet.
     pub fn at_boundary(&self) -> bool {
         self.bytes.is_empty() && self.publish_bytes == 0
     }
@@ -299,17 +294,16 @@ impl Beginning {
     }
 }
 
-/// What a client hears of its publishes, each once and in their order.
+/// A client's confirms, each once and in order.
 #[derive(Default)]
 pub struct Confirms {
-    /// Of the frame that is not whole yet.
+    /// Of the incomplete frame.
     bytes: Vec<u8>,
-    /// The last publish that was answered.
     answered: u64,
 }
 
 impl Confirms {
-    /// Call `on_answer` with how many publishes were answered, and whether they were refused.
+    /// Call `on_answer` with the number of answered publishes, and whether they were refused.
     pub fn scan(&mut self, mut chunk: &[u8], mut on_answer: impl FnMut(u64, bool)) -> Result<(), &'static str> {
         while !chunk.is_empty() {
             if self.bytes.is_empty() && chunk.len() >= PREFIX_BYTES {

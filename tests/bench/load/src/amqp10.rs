@@ -1,4 +1,4 @@
-//! AMQP 1.0, as far as the bench speaks it: frames and their fields, how a connection begins, and both ends of a session.
+//! AMQP 1.0 of the bench: frames and their fields, the start of a connection, and both ends of a session.
 //!
 //! Section numbers are those of the OASIS specification, part 2.
 
@@ -8,11 +8,9 @@ use std::time::Duration;
 
 const SASL_HEADER: &[u8; 8] = b"AMQP\x03\x01\0\0";
 const HEADER: &[u8; 8] = b"AMQP\0\x01\0\0";
-/// Length, offset of the body, type and channel in front of a frame's body.
 const PREFIX_BYTES: usize = 8;
-/// The agreed length of a frame, all included.
 const FRAME_MAX: usize = 131_072;
-/// Window of a session that is not to hold anything up.
+/// A session window without effect.
 const WIDE: u32 = 1 << 30;
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -35,7 +33,7 @@ const OUTCOME: u8 = 0x44;
 const AMQP_FRAME: u8 = 0;
 const SASL_FRAME: u8 = 1;
 
-/// A list's fields, encoded one after another.
+/// A list's encoded fields.
 #[derive(Default)]
 struct Fields {
     bytes: Vec<u8>,
@@ -57,7 +55,7 @@ impl Fields {
         self.raw(&[if value { 0x41 } else { 0x42 }])
     }
 
-    /// Four bytes whatever the value is, so that frames of a kind have one length.
+    /// Always four bytes, so that frames of a kind have one length.
     fn uint(self, value: u32) -> Self {
         self.raw(&[&[0x70][..], &value.to_be_bytes()].concat())
     }
@@ -85,7 +83,6 @@ impl Fields {
         self.raw(&[&[0xa0, length][..], bytes].concat())
     }
 
-    /// The list with its descriptor.
     fn described(&self, code: u8) -> Vec<u8> {
         let mut out = vec![0, 0x53, code];
         if self.count == 0 {
@@ -113,14 +110,14 @@ fn push(out: &mut Vec<u8>, code: u8, fields: &Fields) {
     push_frame(out, AMQP_FRAME, 0, &[&fields.described(code)]);
 }
 
-/// What a frame says: its performative's code and fields.
+/// A performative's code and fields.
 struct Performative<'a> {
     code: u8,
     fields: &'a [u8],
 }
 
 impl<'a> Performative<'a> {
-    /// Of a whole frame; None if it is empty.
+    /// None: an empty frame.
     fn of(frame: &'a [u8]) -> Result<Option<Self>, &'static str> {
         let body = frame
             .get(usize::from(frame[4]) * 4..)
@@ -144,7 +141,7 @@ impl<'a> Performative<'a> {
         Ok(Some(Self { code, fields }))
     }
 
-    /// The encoded field of a number; null where it is left out.
+    /// The encoded field of a number, null if it is omitted.
     fn raw(&self, number: usize) -> &'a [u8] {
         let mut rest = self.fields;
         for _ in 0..number {
@@ -173,7 +170,6 @@ impl<'a> Performative<'a> {
     }
 }
 
-/// Split the first value off.
 fn value(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let (&constructor, rest) = bytes.split_first()?;
     if constructor == 0 {
@@ -194,7 +190,7 @@ fn value(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     bytes.split_at_checked(1 + length)
 }
 
-/// How long a frame is whose first four bytes are there.
+/// The length of a frame from its first four bytes.
 fn frame_bytes(start: &[u8]) -> Result<usize, &'static str> {
     let bytes = u32::from_be_bytes(*start.first_chunk().expect("the caller looked")) as usize;
     if (PREFIX_BYTES..=FRAME_MAX).contains(&bytes) {
@@ -204,10 +200,9 @@ fn frame_bytes(start: &[u8]) -> Result<usize, &'static str> {
     }
 }
 
-/// Cuts a stream into whole frames.
 #[derive(Default)]
 struct Cutter {
-    /// Of the frame that is not whole yet.
+    /// Of the incomplete frame.
     rest: Vec<u8>,
 }
 
@@ -237,7 +232,6 @@ impl Cutter {
     }
 }
 
-/// A link that a client attaches.
 #[derive(Clone, Debug)]
 pub struct Link {
     pub address: String,
@@ -246,32 +240,31 @@ pub struct Link {
 
 struct ClientLink {
     attached: bool,
-    /// All of a transfer: its delivery-id and delivery-tag are set in each.
+    /// A complete transfer. Delivery-id and delivery-tag are set in each.
     transfer: Vec<u8>,
-    /// Where the delivery-id's bytes and the tag's begin.
     id_at: usize,
     tag_at: usize,
     /// Deliveries sent or received so far, 2.6.7's delivery-count from 0.
     count: u32,
-    /// delivery-count and link-credit added, as the receiver said last.
+    /// delivery-count and link-credit added, from the receiver's last flow.
     limit: u32,
 }
 
-/// A client's connection with one session: what it may send, and what it hears.
+/// A client's connection with one session.
 pub struct Client {
     cutter: Cutter,
     links: Vec<ClientLink>,
     next_outgoing_id: u32,
-    /// Below this the session's transfers must stay, 2.5.6.
+    /// The end of the session's window, 2.5.6.
     window_end: u32,
-    /// Deliveries that were answered, and those of them that were not accepted.
+    /// Answered deliveries, and those of them that were not accepted.
     pub answered: u64,
     pub refused: u64,
     turn: usize,
 }
 
 impl Client {
-    /// Begin on a new connection that still blocks; the links are attached once `ready`.
+    /// Start a connection in blocking mode. The links are attached once `ready`.
     pub fn sign_in(stream: &mut TcpStream, links: &[Link], body_bytes: usize) -> io::Result<Self> {
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.write_all(SASL_HEADER)?;
@@ -357,23 +350,19 @@ impl Client {
         });
     }
 
-    /// Whether all links are attached.
     pub fn ready(&self) -> bool {
         self.links.iter().all(|link| link.attached)
     }
 
-    /// Bytes of a transfer.
     pub fn transfer_bytes(&self) -> usize {
         self.links[0].transfer.len()
     }
 
-    /// Transfers sent so far, on all links.
     pub fn sent(&self) -> u64 {
         u64::from(self.next_outgoing_id)
     }
 
-    /// Append transfers of the links in turn, until so many bytes are there; `may` says whether a link
-    /// may send one after so many.
+    /// Append transfers of the links in turn, up to a number of bytes. `may` says whether a link may send one more.
     pub fn produce(&mut self, out: &mut Vec<u8>, bytes: usize, may: impl Fn(usize, u64) -> bool) {
         let mut idle = 0;
         while out.len() < bytes && idle < self.links.len() {
@@ -397,7 +386,6 @@ impl Client {
         }
     }
 
-    /// Take what came.
     pub fn take(&mut self, chunk: &[u8]) -> Result<(), String> {
         let mut cutter = std::mem::take(&mut self.cutter);
         let taken = cutter.cut(chunk, |frame| match Performative::of(frame)? {
@@ -420,7 +408,7 @@ impl Client {
                     let count = said.uint(5).unwrap_or(0);
                     let credit = said.uint(6).unwrap_or(0);
                     let link = self.link(handle)?;
-                    // What is in flight may be beyond a limit that was lowered.
+                    // Deliveries in flight may exceed a lowered limit.
                     let limit = count.wrapping_add(credit);
                     link.limit = if limit.wrapping_sub(link.count) > WIDE {
                         link.count
@@ -458,7 +446,7 @@ fn to_u32(number: usize) -> u32 {
     u32::try_from(number).expect("it is small")
 }
 
-/// A transfer of one frame with a durable message; where its delivery-id and its tag are.
+/// A transfer of one frame with a durable message, and the positions of its delivery-id and its tag.
 fn transfer(handle: u8, settled: bool, body_bytes: usize) -> (Vec<u8>, usize, usize) {
     let fields = Fields::default()
         .handle(handle)
@@ -518,7 +506,7 @@ fn expect(stream: &mut TcpStream, code: u8) -> io::Result<Vec<u8>> {
     }
 }
 
-/// How a broker grants: credit of a link and window of a session, both said anew once half is used.
+/// A broker's grants: credit of a link and window of a session, renewed once half is used.
 #[derive(Clone, Copy, Debug)]
 pub struct Granting {
     pub credit: u32,
@@ -530,10 +518,10 @@ struct BrokerLink {
     left: u32,
 }
 
-/// A broker's part of a connection with one session, on which clients send.
+/// A broker's connection with one session, on which clients send.
 pub struct Broker {
     granting: Granting,
-    /// Of a header or frame that is not whole yet.
+    /// Of the incomplete header or frame.
     cutter: Cutter,
     header: Vec<u8>,
     in_frames: bool,
@@ -541,11 +529,11 @@ pub struct Broker {
     links: Vec<BrokerLink>,
     next_incoming_id: u32,
     window_left: u32,
-    /// First and last of the deliveries that were not answered yet.
+    /// First and last of the unanswered deliveries.
     unsettled: Option<(u32, u32)>,
 }
 
-/// What came of transfers, and what was answered.
+/// The numbers of transfers and answers.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Came {
     pub transfers: u64,
@@ -571,7 +559,7 @@ impl Broker {
         self.header.is_empty() && self.cutter.rest.is_empty()
     }
 
-    /// Take what came, and append the answers.
+    /// Take data, and append the answers.
     pub fn take(&mut self, mut chunk: &[u8], out: &mut Vec<u8>) -> Result<Came, &'static str> {
         let mut came = Came::default();
         while !chunk.is_empty() {
@@ -616,7 +604,7 @@ impl Broker {
         Ok(())
     }
 
-    /// Take the one SASL frame that a client says; what is behind it is for others.
+    /// Take the client's only SASL frame. Returns the data behind it.
     fn let_in<'a>(&mut self, chunk: &'a [u8], out: &mut Vec<u8>) -> Result<&'a [u8], &'static str> {
         let rest = &mut self.cutter.rest;
         let wanted = if rest.len() < PREFIX_BYTES {
@@ -656,7 +644,7 @@ impl Broker {
                 }
             }
             OPEN => {
-                // So that addresses are read as its are.
+                // With its name, so that addresses are read as its are.
                 let mut open = Fields::default()
                     .string("sink")
                     .null()
@@ -715,7 +703,7 @@ impl Broker {
         }
     }
 
-    /// Grant what is half used.
+    /// Renew grants that are half used.
     fn grant(&mut self, out: &mut Vec<u8>) {
         let Granting { credit, window } = self.granting;
         let mut said = false;

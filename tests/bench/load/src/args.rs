@@ -1,4 +1,4 @@
-//! Command line: `--key value` pairs and bare `--flags`, taken out one by one so that what is left over is an error.
+//! Command line: `--key value` pairs and bare `--flags`, taken out one by one, so that the rest is an error.
 
 use std::collections::HashMap;
 use std::fmt::Display;
@@ -38,7 +38,6 @@ impl Args {
         Ok(Self(given))
     }
 
-    /// Take a value that may be missing.
     pub fn optional<T: FromStr<Err: Display>>(&mut self, key: &str) -> Result<Option<T>, String> {
         self.0
             .remove(key)
@@ -46,7 +45,6 @@ impl Args {
             .transpose()
     }
 
-    /// Take a value that must be there.
     pub fn required<T: FromStr<Err: Display>>(&mut self, key: &str) -> Result<T, String> {
         self.optional(key)?.ok_or_else(|| format!("--{key} is missing"))
     }
@@ -55,13 +53,12 @@ impl Args {
         self.0.remove(key).is_some()
     }
 
-    /// Take a length of time given in seconds.
+    /// In seconds.
     pub fn seconds(&mut self, key: &str, default: f64) -> Result<Duration, String> {
         let seconds = self.optional(key)?.unwrap_or(default);
         Duration::try_from_secs_f64(seconds).map_err(|error| format!("--{key} {seconds}: {error}"))
     }
 
-    /// Take the protocol.
     pub fn protocol(&mut self) -> Result<Protocol, String> {
         match self.optional::<String>("protocol")?.as_deref() {
             None | Some("rocketmq") => Ok(Protocol::RocketMq),
@@ -71,7 +68,6 @@ impl Args {
         }
     }
 
-    /// Take the options that say what the frames look like.
     pub fn shape(&mut self) -> Result<Shape, String> {
         let header = match self.optional::<String>("header")?.as_deref() {
             None | Some("json") => Header::Json,
@@ -85,7 +81,7 @@ impl Args {
         )
     }
 
-    /// Fail if an option was given that nobody took.
+    /// Fail if an option is left.
     pub fn finish(self) -> Result<(), String> {
         match self.0.keys().min() {
             None => Ok(()),

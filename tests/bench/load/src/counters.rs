@@ -1,4 +1,4 @@
-//! What the sink counts, and the side channel on which it is asked: one byte in, one line of numbers out.
+//! The sink's counters, and their side channel: one byte in, one line of numbers out.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rustix::net::sockopt::set_socket_send_buffer_size;
 
-/// Left to itself the kernel queues 4 MiB for each connection, which a slow proxy then works off for a long time.
+/// The kernel's default of 4 MiB per connection takes a slow proxy a long time.
 const SEND_BUFFER_BYTES: usize = 256 << 10;
 
 /// Totals since the sink started.
@@ -17,11 +17,10 @@ pub struct Counters {
     pub frames: u64,
     pub bytes: u64,
     pub answered: u64,
-    /// Connections that there ever were.
+    /// Connections so far.
     pub accepted: u64,
-    /// Connections that are open now.
     pub connections: u64,
-    /// Connections that broke the framing or ended inside a frame.
+    /// Connections with invalid framing, or that ended inside a frame.
     pub broken: u64,
 }
 
@@ -51,7 +50,6 @@ impl Counters {
     }
 }
 
-/// A connection to the sink's side channel.
 pub struct Control {
     lines: BufReader<TcpStream>,
 }
@@ -78,7 +76,7 @@ impl Control {
     }
 }
 
-/// Connect with Nagle's algorithm off and a bounded send buffer.
+/// Connect without Nagle's algorithm and with a bounded send buffer.
 pub fn connect(address: SocketAddr) -> Result<TcpStream, String> {
     TcpStream::connect_timeout(&address, Duration::from_secs(5))
         .and_then(|stream| {

@@ -2,15 +2,14 @@
 
 use std::fs;
 
-/// Linux tells /proc times in hundredths of a second on every architecture it runs on today.
+/// Linux reports /proc times in hundredths of a second on every current architecture.
 const US_PER_TICK: u64 = 10_000;
 
-/// What a process has had of the processor so far.
 #[derive(Clone, Copy)]
 pub struct CpuTime {
     /// User plus system time of all its threads, in steps of 10 ms.
     pub used_us: u64,
-    /// How long its main thread was ready to run while something else ran on its core.
+    /// Time in which its main thread was ready while another had its core.
     pub waited_us: u64,
 }
 
@@ -25,7 +24,7 @@ impl CpuTime {
     }
 }
 
-/// Memory that the process has in RAM, by what the kernel counts when asked, not by its estimate.
+/// Memory of the process in RAM, by the kernel's exact count, not its estimate.
 pub fn resident_bytes(pid: u32) -> Result<u64, String> {
     let rollup = read(pid, "smaps_rollup")?;
     rss_kib(&rollup)
@@ -48,7 +47,7 @@ fn wait_ns(schedstat: &str) -> Option<u64> {
     schedstat.split_whitespace().nth(1)?.parse().ok()
 }
 
-/// utime + stime, fields 14 and 15; the command in field 2 may itself contain blanks and brackets.
+/// utime + stime, fields 14 and 15. The command in field 2 may contain blanks and brackets.
 fn ticks(stat: &str) -> Option<u64> {
     let (_, after_command) = stat.rsplit_once(')')?;
     let mut fields = after_command.split_whitespace().skip(11);

@@ -1,12 +1,12 @@
-//! Throughput: N connections send prebuilt frames; the sink says what arrived.
+//! Throughput: N connections send prebuilt frames, and the sink counts the arrived ones.
 //!
-//! With AMQP 0.9.1 a publish is what is a frame elsewhere: it has three. AMQP 1.0 is in `transfers`.
+//! With AMQP 0.9.1 a publish of three frames counts as one. AMQP 1.0 is in `transfers`.
 //!
-//! Without `--window` each connection writes as fast as it is taken. With it, each has at most so many requests
-//! without an answer, as producers do: the sink answers, and what comes back counts too.
+//! Without `--window` each connection writes as fast as possible. With it, each has at most this many requests without
+//! an answer, like a producer: the sink answers, and the answers are traffic, too.
 //!
-//! The window of time between two readings of the sink's counters is what counts. Afterwards the writers stop between
-//! two frames and every frame sent must show up at the sink or as a busy answer; what does not is `lost`.
+//! The time between two readings of the sink's counters is measured. Afterwards the writers stop between two frames,
+//! and each frame must appear at the sink or as a busy answer. Others are `lost`.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -23,30 +23,29 @@ use crate::poller::{Interest, Poller, Ready};
 use crate::scanner::{SYSTEM_BUSY, Scanner};
 use crate::transfers;
 
-/// Small enough to stay in a core's second cache, large enough for few system calls.
+/// Small enough for a core's L2 cache, large enough for few system calls.
 pub const BLOCK_BYTES: usize = 256 << 10;
 const MAX_BLOCK_BYTES: usize = 1 << 30;
 pub const DRAIN: Duration = Duration::from_secs(60);
-/// How long the warm-up may last until each topic was sent and each connection served.
+/// Maximum of the warm-up, in which each topic was sent and each connection served.
 pub const ALL_WARM: Duration = Duration::from_secs(300);
-/// Frames that come through before it counts, as many as connections times this.
+/// Frames of the warm-up, per connection.
 pub const FRAMES_EACH_TO_WARM_UP: u64 = 2;
-/// Connections made before what stands between has to have passed them on: fewer than any backlog.
+/// Connections that the peer need not have forwarded yet: fewer than any backlog.
 pub const CONNECT_AHEAD: u64 = 256;
-/// Beyond so many connections each has a smaller send buffer, so that the kernel's memory for sockets suffices.
+/// With more connections each has a smaller send buffer, so that the kernel's memory for sockets suffices.
 const MANY_CONNECTIONS: usize = 256;
 const SMALL_SEND_BUFFER_BYTES: usize = 32 << 10;
-/// From the last connection until memory is looked at.
+/// From the last connection to the measurement of memory.
 const SETTLE: Duration = Duration::from_millis(500);
 
-/// What comes back on a connection.
 enum Answers {
     RocketMq(Scanner),
     Amqp(Confirms),
 }
 
 impl Answers {
-    /// Call `on_answer` with how many were answered, and whether they were refused.
+    /// Call `on_answer` with the number of answers, and whether they are refusals.
     fn scan(&mut self, chunk: &[u8], mut on_answer: impl FnMut(u64, bool)) -> Result<(), &'static str> {
         match self {
             Self::RocketMq(scanner) => scanner.scan(chunk, |head| {
@@ -57,7 +56,6 @@ impl Answers {
     }
 }
 
-/// What is sent.
 enum Units {
     Frames(Shape),
     Publishes(Publishes),
@@ -99,7 +97,7 @@ impl Units {
 
 struct Client {
     stream: TcpStream,
-    /// Where in the block the next write starts.
+    /// Of the next write, in the block.
     position: usize,
     sent_bytes: u64,
     answered: u64,
@@ -107,7 +105,7 @@ struct Client {
     interest: Interest,
 }
 
-/// What the load itself saw.
+/// The load's own counts.
 #[derive(Clone, Copy, Default)]
 pub struct Seen {
     pub sent_bytes: u64,
@@ -115,7 +113,7 @@ pub struct Seen {
     pub busy: u64,
 }
 
-/// Everything read at one end of the window.
+/// All figures at one end of the measured time.
 pub struct Reading {
     pub sink: Counters,
     pub seen: Seen,
@@ -126,7 +124,7 @@ pub struct Flood {
     poller: Poller,
     block: Vec<u8>,
     frame_size: usize,
-    /// Requests of a connection that may be without an answer; None: as many as are taken.
+    /// Maximum requests of a connection without an answer. None: unlimited.
     window: Option<u64>,
     amqp: bool,
     clients: Vec<Client>,
@@ -188,7 +186,7 @@ pub fn run(mut args: Args) -> Result<(), String> {
     Ok(())
 }
 
-/// The figures of the window: rates at the sink, refusals, CPU of the process measured.
+/// Rates at the sink, refusals, and CPU of the measured process.
 #[allow(clippy::cast_precision_loss)] // counts of seconds-long windows are far below 2^52
 pub fn figures(from: &Reading, to: &Reading) -> String {
     let seconds = (to.sink.at_ns - from.sink.at_ns) as f64 / 1e9;
@@ -232,7 +230,7 @@ impl Flood {
         })
     }
 
-    /// Connect all, no faster than they are passed on to the sink, which has accepted so many `before`.
+    /// Connect all, no faster than the sink accepts them. It had accepted `before` others.
     pub fn connect(
         &mut self,
         target: SocketAddr,
@@ -279,7 +277,7 @@ impl Flood {
         Ok(())
     }
 
-    /// Send for a time, and until so much was sent that no topic is new, and every connection has had its turn.
+    /// Send for a time, and until no topic is new and every connection was served.
     pub fn warm_up(
         &mut self,
         time: Duration,
@@ -318,7 +316,7 @@ impl Flood {
         Ok(())
     }
 
-    /// Stop, and say what became of all that was sent.
+    /// Stop, and report the outcome of all frames.
     pub fn account(&mut self, control: &mut Control, before: Counters) -> Result<String, String> {
         let after = self.drain(control, before)?;
         let sent = self.seen.sent_bytes / self.frame_size as u64;
@@ -334,7 +332,7 @@ impl Flood {
         ))
     }
 
-    /// Stop between two frames and wait until all frames are accounted for and the connections are gone.
+    /// Stop between two frames and wait until all frames are accounted for and the connections are closed.
     fn drain(&mut self, control: &mut Control, before: Counters) -> Result<Counters, String> {
         let until = Instant::now() + DRAIN;
         loop {
@@ -357,7 +355,7 @@ impl Flood {
         }
     }
 
-    /// Serve what is ready once; says whether some connection still stands inside a frame.
+    /// Serve ready sockets once. Returns whether a connection is still inside a frame.
     pub fn turn(&mut self, stopping: bool) -> Result<bool, String> {
         let mut ready = std::mem::take(&mut self.ready);
         self.poller
@@ -393,7 +391,7 @@ impl Flood {
                     client.position = (client.position + written) % self.block.len();
                     client.sent_bytes += written as u64;
                     self.seen.sent_bytes += written as u64;
-                    // Without a window one write takes all there is; the others have their turn.
+                    // Without a window one write sends everything, and the others have their turn.
                     if self.window.is_none() {
                         break Interest::Both;
                     }
@@ -431,7 +429,7 @@ impl Flood {
 }
 
 impl Client {
-    /// How many bytes may be sent now: those of the window, or what is left of a frame when stopping.
+    /// Bytes that may be sent now: of the window, or the rest of a frame when stopping.
     fn room(&self, frame_size: usize, window: Option<u64>, stopping: bool) -> usize {
         if stopping {
             return self.position.next_multiple_of(frame_size) - self.position;

@@ -1,8 +1,8 @@
 //! `RocketMQ` frames to send: requests and answers.
 //!
-//! A request looks like a Java client's `SEND_MESSAGE_V2`, its properties padded until the JSON header has 400 bytes;
-//! where the frame is too small for that, it keeps only the fields that a proxy reads. The binary header carries the
-//! same fields unpadded. Opaques are ten digits, so that they can be changed in place.
+//! A request looks like a Java client's `SEND_MESSAGE_V2`, with its properties padded until the JSON header has 400
+//! bytes. A small frame keeps only the fields that a proxy reads. The binary header has the same fields without
+//! padding. Opaques have ten digits, so that they can be changed in place.
 
 use std::ops::Range;
 
@@ -21,7 +21,7 @@ pub enum Header {
     Binary,
 }
 
-/// What the frames of one run look like; every frame has the same size.
+/// The frames of one run, all of the same size.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Shape {
     pub size: usize,
@@ -42,7 +42,6 @@ impl Shape {
         Ok(shape)
     }
 
-    /// One whole frame.
     pub fn request(&self, topic: u32, opaque: u32) -> Vec<u8> {
         let mut header = self.header_bytes(topic, opaque, true);
         if PREFIX_BYTES + header.len() > self.size {
@@ -54,7 +53,7 @@ impl Shape {
         frame
     }
 
-    /// Frames one after another, the topics in turn, at least `bytes` long and a whole number of rounds.
+    /// Frames with the topics in turn, at least `bytes` long and a whole number of rounds.
     pub fn block(&self, bytes: usize) -> Vec<u8> {
         let topics = self.topics as usize;
         let frames = bytes.div_ceil(self.size).next_multiple_of(topics);
@@ -66,7 +65,7 @@ impl Shape {
             .collect()
     }
 
-    /// Where in a frame the opaque stands.
+    /// The opaque's position in a frame.
     pub fn opaque_place(&self) -> Range<usize> {
         let (low, high) = (self.request(0, FIRST_OPAQUE), self.request(0, 2_111_111_111));
         let first = low.iter().zip(&high).position(|(a, b)| a != b).expect("differ");
@@ -78,7 +77,6 @@ impl Shape {
                 }
     }
 
-    /// The bytes that stand at the opaque's place.
     pub fn opaque_bytes(&self, opaque: u32) -> Vec<u8> {
         match self.header {
             Header::Json => opaque.to_string().into_bytes(),
@@ -95,7 +93,7 @@ impl Shape {
     }
 }
 
-/// Give a frame's message an id of its own, as clients do, by the ten digits of its opaque.
+/// Give a frame's message a unique id, like clients, by the ten digits of its opaque.
 fn with_own_id(mut frame: Vec<u8>, opaque: u32) -> Vec<u8> {
     let last = b"FFD3A00000";
     if let Some(at) = frame.windows(last.len()).position(|seen| seen == last) {
@@ -108,7 +106,7 @@ pub fn topic_name(topic: u32) -> String {
     format!("bench{topic:06}")
 }
 
-/// Whether the quiet client's topic is named there.
+/// Whether it names the quiet client's topic.
 pub fn is_quiet(header: &[u8]) -> bool {
     let name = topic_name(QUIET_TOPIC);
     header.windows(name.len()).any(|seen| seen == name.as_bytes())
@@ -120,7 +118,7 @@ fn prefix(size: usize, header_type: u8, header_len: usize) -> [u8; PREFIX_BYTES]
     (u64::from(length) << 32 | u64::from(word)).to_be_bytes()
 }
 
-/// The fields of a V2 send in a Java client's order; only the topic (`b`) and the queue (`e`) if not `full`.
+/// The fields of a V2 send in a Java client's order. Only the topic (`b`) and the queue (`e`) if not `full`.
 fn fields<'a>(topic: &'a str, properties: &'a str, full: bool) -> Vec<(&'static str, &'a str)> {
     let all = [
         ("a", "bench-producer"),

@@ -1,7 +1,7 @@
 //! Latency histogram: log-linear buckets, each at most 1/128 wide, from 0 ns to the end of `u64`.
 //!
-//! Recording is one increment. A quantile is the upper edge of its bucket, so it is never understated and
-//! overstated by less than 0.8 %.
+//! Recording is one increment. A quantile is the upper edge of its bucket, so it is too high by up to 0.8 %, never too
+//! low.
 
 const SUB_BITS: u32 = 7;
 const BUCKETS: usize = (65 - SUB_BITS as usize) << SUB_BITS;
@@ -35,7 +35,7 @@ impl Histogram {
         self.max
     }
 
-    /// The value that `per_mille`/1000 of all records do not exceed; 0 if there are none.
+    /// The value that `per_mille`/1000 of all records do not exceed. 0: no records.
     pub fn quantile(&self, per_mille: u64) -> u64 {
         let rank = (self.total * per_mille).div_ceil(1000).max(1);
         let mut seen = 0;
@@ -49,7 +49,7 @@ impl Histogram {
     }
 }
 
-/// Values below 2 × 128 have a bucket of their own; each doubling above is cut into 128.
+/// Values below 2 × 128 have separate buckets. Each doubling above is divided into 128.
 fn index(value: u64) -> usize {
     let shift = (value | 1).ilog2().saturating_sub(SUB_BITS);
     let within = usize::try_from(value >> shift).expect("at most 255");

@@ -1,8 +1,8 @@
 //! Load generator and sink of the Sluice benchmark.
 //!
-//! `load sink` plays the broker; `load flood` measures throughput, `load rtt` round trips, `load accept` new
-//! connections and `load quiet` one client beside a flood, through whatever stands between the two. Each prints one JSON
-//! object; `run.py` starts and pins them. `load soak` is `soak.py`'s. Linux only.
+//! `load sink` is the broker. `load flood` measures throughput, `load rtt` round trips, `load accept` new connections
+//! and `load quiet` one client beside a flood, through the measured peer. Each prints one JSON object. `run.py` starts
+//! and pins them. `load soak` is for `soak.py`. Linux only.
 
 mod accept;
 mod amqp;

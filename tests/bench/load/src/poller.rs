@@ -44,7 +44,7 @@ impl Poller {
         Ok(epoll::modify(&self.epoll, source, data(token), flags(interest))?)
     }
 
-    /// Fill `ready` with what is ready, after `timeout` at the latest.
+    /// Wait up to `timeout` and fill `ready`.
     pub fn wait(&mut self, ready: &mut Vec<Ready>, timeout: Duration) -> io::Result<()> {
         let timeout = Timespec::try_from(timeout).map_err(io::Error::other)?;
         self.events.clear();

@@ -1,8 +1,7 @@
-//! The quiet client: one request at a time, by itself first, and then beside a flood through the same peer.
+//! The quiet client: one request at a time, first alone, then beside a flood through the same peer.
 //!
-//! The flood is of other topics, on connections of its own that write as fast as they are taken; the sink swallows it
-//! (`load sink --swallow`). It runs at the lowest
-//! priority, so that a quiet client that shares its core does not wait for it there, only in what is measured.
+//! The flood has other topics, on separate connections that write as fast as possible. The sink discards it (`load sink
+//! --swallow`). It runs at the lowest priority, so that a quiet client on its core does not wait for it there.
 
 use std::net::SocketAddr;
 use std::thread;
@@ -46,7 +45,7 @@ pub fn run(mut args: Args) -> Result<(), String> {
     }
     let (beside, sent) = quietly.join().expect("it does not panic")?;
     let window = figures(&from, &flood.reading(&mut control, pid)?);
-    // What is accounted for is the flood's; the quiet client's was answered.
+    // Only the flood is accounted for. The quiet client's requests were answered.
     before.frames += sent - sent_alone;
     before.answered += sent - sent_alone;
     let account = flood.account(&mut control, before)?;

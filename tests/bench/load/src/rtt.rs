@@ -1,8 +1,8 @@
 //! Round trips: request out, answer back, one histogram.
 //!
-//! With `--rate` the loop is open: request k is due at start + k / rate whatever became of the others, and its latency
-//! counts from that moment, so a stall is paid by every request it delays (no coordinated omission). With
-//! `--one-at-a-time` the next request leaves when the answer is in: the path's latency without any queue.
+//! With `--rate` the loop is open: request k is due at start + k / rate, and its latency counts from that moment, so a
+//! stall counts for every request that it delays (no coordinated omission). With `--one-at-a-time` the next request is
+//! sent after the answer: the path's latency without any queue.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -17,10 +17,9 @@ use crate::histogram::Histogram;
 use crate::poller::{Interest, Poller, Ready};
 use crate::scanner::{SYSTEM_BUSY, Scanner};
 
-/// How long answers may still come in after the last request.
+/// Time for answers after the last request.
 const GRACE: Duration = Duration::from_secs(5);
 const READ_BYTES: usize = 64 << 10;
-/// Requests sent before answers are looked at again.
 const REQUESTS_PER_TURN: u32 = 256;
 
 struct Client {
@@ -30,7 +29,6 @@ struct Client {
     interest: Interest,
 }
 
-/// When each request is due.
 #[derive(Clone, Copy)]
 struct Schedule {
     start: Instant,
@@ -45,7 +43,7 @@ impl Schedule {
 
 pub struct Tally {
     latency: Histogram,
-    /// How late the generator itself was: due until handed to the socket.
+    /// The generator's own delay: from due to the socket.
     late: Histogram,
     pub busy: u64,
     unanswered: u64,
@@ -65,7 +63,7 @@ impl Tally {
         self.latency.total()
     }
 
-    /// The latency that so many of 1 000 requests do not exceed, in microseconds.
+    /// A quantile per mille, in microseconds.
     pub fn us(&self, per_mille: u64) -> f64 {
         micros(self.latency.quantile(per_mille))
     }
@@ -112,7 +110,7 @@ pub fn run(mut args: Args) -> Result<(), String> {
     Ok(())
 }
 
-/// One connection whose next request leaves when the answer is in.
+/// One connection with one request at a time.
 pub struct OneAtATime {
     target: SocketAddr,
     stream: TcpStream,
@@ -142,7 +140,7 @@ impl OneAtATime {
         })
     }
 
-    /// How many requests there were so far; each was answered.
+    /// The number of requests, all of them answered.
     pub fn sent(&self) -> u64 {
         u64::from(self.next - FIRST_OPAQUE)
     }
@@ -151,7 +149,7 @@ impl OneAtATime {
         let mut tally = Tally::new();
         let start = Instant::now();
         let until = start + warmup + seconds;
-        // On a machine that is very busy the first may be the only one.
+        // On a very busy machine the first may be the only one.
         while Instant::now() < until || tally.latency.total() == 0 {
             let (sent, latency, code) = self.round_trip()?;
             if sent - start >= warmup {
@@ -162,7 +160,7 @@ impl OneAtATime {
         Ok(tally)
     }
 
-    /// Send one request and wait for its answer; says when, how long that took, and the answer's code.
+    /// Send one request and wait for its answer. Returns the time, the duration, and the answer's code.
     fn round_trip(&mut self) -> Result<(Instant, Duration, i64), String> {
         let target = self.target;
         let broke = |error: std::io::Error| format!("the connection to {target} broke: {error}");
@@ -255,7 +253,7 @@ impl OpenLoop {
                 self.clients[token].unsent.extend_from_slice(frame);
                 next += 1;
             }
-            // Once for each connection: a generator that is behind catches up with fewer system calls.
+            // Once per connection: a late generator catches up with fewer system calls.
             for request in first..next {
                 let token = request as usize % self.clients.len();
                 if !self.clients[token].unsent.is_empty() {
@@ -279,7 +277,7 @@ impl OpenLoop {
         Ok(tally)
     }
 
-    /// Take the answers of one connection; says how many.
+    /// Take the answers of one connection. Returns their number.
     fn serve(
         &mut self,
         event: Ready,

@@ -1,4 +1,4 @@
-//! Cutting a stream of `RocketMQ` frames, and what of a header the bench needs to know.
+//! Splits a stream of `RocketMQ` frames, and reads the relevant fields of a header.
 
 use crate::frames::{MAX_FRAME_BYTES, PREFIX_BYTES};
 
@@ -15,7 +15,7 @@ pub struct Head<'a> {
 }
 
 impl Head<'_> {
-    /// The opaque of a request that wants an answer.
+    /// The opaque of a request with an answer.
     pub fn opaque_to_answer(&self) -> Option<u32> {
         let (flag, opaque) = if self.header_type == 0 {
             (
@@ -31,7 +31,7 @@ impl Head<'_> {
 
     /// Code and opaque of an answer (always JSON).
     pub fn answer(&self) -> Option<(i64, u32)> {
-        // Brokers and Sluice put the code first: found without walking over the rest.
+        // Brokers and Sluice put the code first.
         let code = match self.header.strip_prefix(b"{\"code\":") {
             Some(behind) => leading_int(behind)?,
             None => json_int(self.header, b"\"code\":")?,
@@ -41,7 +41,7 @@ impl Head<'_> {
     }
 }
 
-/// The number behind a key. Searched from the end, where Java puts what is asked for most.
+/// The number of a key, searched from the end, where Java puts the most needed ones.
 fn json_int(header: &[u8], key: &[u8]) -> Option<i64> {
     let at = header.windows(key.len()).rposition(|seen| seen == key)?;
     leading_int(&header[at + key.len()..])
@@ -56,7 +56,7 @@ fn leading_int(bytes: &[u8]) -> Option<i64> {
     std::str::from_utf8(&digits[..end]).ok()?.parse().ok()
 }
 
-/// Cuts one direction of a connection into frames; keeps no more than an incomplete head.
+/// Splits one direction of a connection into frames, and keeps only an incomplete head.
 #[derive(Default)]
 pub struct Scanner {
     body_left: usize,
@@ -64,7 +64,7 @@ pub struct Scanner {
 }
 
 impl Scanner {
-    /// Call `on_frame` for each head that is complete after this chunk.
+    /// Call `on_frame` for each complete head.
     pub fn scan(&mut self, mut chunk: &[u8], mut on_frame: impl FnMut(Head)) -> Result<(), &'static str> {
         loop {
             let body = self.body_left.min(chunk.len());
@@ -97,13 +97,13 @@ impl Scanner {
         }
     }
 
-    /// Whether the stream stands between two frames.
+    /// Whether the stream is between two frames.
     pub fn at_boundary(&self) -> bool {
         self.body_left == 0 && self.head.is_empty()
     }
 }
 
-/// How long the head is and, once its first eight bytes are there, the whole frame.
+/// The length of the head and, once its first eight bytes are there, of the whole frame.
 pub fn measure(start: &[u8]) -> Result<(usize, Option<usize>), &'static str> {
     let (Some(length), Some(word)) = (be_u32(start, 0), be_u32(start, 4)) else {
         return Ok((PREFIX_BYTES, None));

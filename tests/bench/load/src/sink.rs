@@ -1,12 +1,11 @@
-//! The broker's part: accepts connections, counts frames and bytes, and answers each request or swallows it.
+//! The broker: accepts connections, counts frames and bytes, and answers each request or discards it.
 //!
-//! Swallowing has the kernel throw the bytes away unread: the first frame of a connection says how long all of its
-//! frames are, and frames are bytes divided by that. So a sink that shares its core with the generator stays well ahead
-//! of the relay between them. Only the quiet client's connection is answered all the same.
+//! The kernel discards the bytes unread: the first frame of a connection has the length of all its frames, so frames
+//! are bytes divided by that. So a sink on the generator's core is much faster than the relay between them. Only the
+//! quiet client's connection is answered.
 //!
-//! With AMQP 0.9.1 it lets clients in, and the first publish says how long all are. On a channel with confirms each read
-//! is answered with one ack for all that it completed. With AMQP 1.0 it grants credit, and accepts all transfers of a read
-//! at once.
+//! With AMQP 0.9.1 the first publish has the length of all. On a channel with confirms each read is answered with one
+//! ack for all its publishes. With AMQP 1.0 it grants credit, and accepts all transfers of a read at once.
 
 use std::collections::HashMap;
 use std::io::{self, ErrorKind, Read, Write};
@@ -24,17 +23,17 @@ use crate::poller::{Interest, Poller, Ready};
 use crate::scanner::Scanner;
 
 const READ_BYTES: usize = 256 << 10;
-/// Left to itself the kernel queues megabytes for a connection, which then are no longer in any cache.
+/// The kernel's default of megabytes per connection exceeds any cache.
 const RECEIVE_BUFFER_BYTES: usize = 256 << 10;
-/// A connection with more unsent answers than this is not read until they are gone.
+/// A connection with more unsent answers is not read until they are gone.
 const MAX_UNSENT_BYTES: usize = 1 << 20;
-/// Of the first frame of a connection that is looked at: its header.
+/// The header of a connection's first frame.
 const FIRST_LOOK_BYTES: usize = 512;
 const BACKLOG: i32 = 4096;
 const DATA_LISTENER: usize = 0;
 const CONTROL_LISTENER: usize = 1;
 const FIRST_CONNECTION: usize = 2;
-/// What `RabbitMQ` 4.0 grants if nobody tells it otherwise.
+/// Defaults of `RabbitMQ` 4.0.
 const RABBITMQ: Granting = Granting {
     credit: 170,
     window: 400,
@@ -55,11 +54,11 @@ struct Connection {
     interest: Interest,
 }
 
-/// A stream of frames that are all as long as the first.
+/// A stream of frames with the length of the first.
 #[derive(Default)]
 struct EvenFrames {
     bytes: u64,
-    /// Known once the first four bytes are there.
+    /// Known from the first four bytes on.
     frame_len: Option<u64>,
     length_word: Vec<u8>,
 }
@@ -126,7 +125,7 @@ fn serve(mut sink: Sink, listen: SocketAddr, control: SocketAddr, time: Duration
 fn listener(address: SocketAddr) -> io::Result<TcpListener> {
     let listener =
         TcpListener::bind(address).map_err(|error| io::Error::new(error.kind(), format!("{address}: {error}")))?;
-    // The standard library's backlog is too short for those who connect as fast as they can.
+    // The standard library's backlog is too short for fast clients.
     rustix::net::listen(&listener, BACKLOG)?;
     listener.set_nonblocking(true)?;
     Ok(listener)
@@ -167,7 +166,7 @@ impl Sink {
         }
     }
 
-    /// Answer one question of the side channel with the counters as they stand.
+    /// Answer one request of the side channel with the counters.
     fn tell(&mut self, token: usize) {
         let stream = self.control.get_mut(&token).expect("the caller looked it up");
         self.counters.at_ns = u64::try_from(self.started.elapsed().as_nanos()).expect("584 years");
@@ -211,7 +210,7 @@ impl Sink {
 }
 
 impl Connection {
-    /// Read one chunk, count it and answer it; any error but `WouldBlock` means that the connection is over.
+    /// Read one chunk, count it and answer it. After any error but `WouldBlock` the connection is over.
     fn read(&mut self, buffer: &mut [u8], counters: &mut Counters) -> io::Result<()> {
         if matches!(&self.work, Work::Swallow(frames) if frames.bytes == 0) {
             let (_, seen) = recv(&self.stream, &mut buffer[..FIRST_LOOK_BYTES], RecvFlags::PEEK)?;
@@ -284,7 +283,7 @@ impl Connection {
         }
     }
 
-    /// Answer the publishes that were completed last, all at once as `RabbitMQ` does.
+    /// Answer all complete publishes at once, as `RabbitMQ` does.
     fn confirm(&mut self, completed: u64) -> io::Result<()> {
         if completed > 0
             && let Work::Confirm(frames) = &self.work
@@ -294,7 +293,6 @@ impl Connection {
         self.flush()
     }
 
-    /// Send what can be sent of the answers.
     fn flush(&mut self) -> io::Result<()> {
         if !self.unsent.is_empty() {
             let written = self.stream.write(&self.unsent)?;
@@ -323,7 +321,7 @@ impl Connection {
     }
 }
 
-/// A read of nothing is the end of the stream.
+/// An empty read is the end of the stream.
 fn some(read: usize) -> io::Result<usize> {
     if read == 0 {
         return Err(ErrorKind::UnexpectedEof.into());
@@ -332,12 +330,11 @@ fn some(read: usize) -> io::Result<usize> {
 }
 
 impl EvenFrames {
-    /// How many bytes of the first length word are still to come.
+    /// Missing bytes of the first length word.
     fn length_word_left(&self) -> usize {
         4 - self.length_word.len()
     }
 
-    /// Take bytes of the first length word.
     fn begin(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.length_word.extend(bytes);
         if let Ok(word) = self.length_word.as_slice().try_into() {
@@ -350,7 +347,7 @@ impl EvenFrames {
         Ok(())
     }
 
-    /// A stream of which one frame has come, whole.
+    /// A stream after one complete frame.
     fn after_one(frame_len: u64) -> Self {
         Self {
             bytes: frame_len,
@@ -359,12 +356,12 @@ impl EvenFrames {
         }
     }
 
-    /// How many frames are complete.
+    /// The number of complete frames.
     fn whole(&self) -> u64 {
         self.frame_len.map_or(0, |len| self.bytes / len)
     }
 
-    /// Count bytes; says how many frames they completed.
+    /// Count bytes. Returns the number of frames that they complete.
     fn count(&mut self, bytes: u64) -> u64 {
         let before = self.whole();
         self.bytes += bytes;

@@ -1,9 +1,9 @@
-//! A soak by count: so many frames, over so many connections, with so many distinct names, as fast as it goes.
+//! A soak by count: this many frames, connections and distinct names, as fast as possible.
 //!
-//! A few connections last and carry most of the frames, with a window of requests without an answer each. Beside them
-//! short ones connect, send some requests at once, read their answers and part. Both get on at the same pace, and so do
-//! new names, so that every stretch of the run is like every other. Progress is a line of JSON each thousandth part. With
-//! `--seconds` it ends after that time, with all that was begun answered, however much is left.
+//! A few lasting connections carry most of the frames, with a window of requests each. Beside them short ones connect,
+//! send some requests at once, read their answers and close. Both, and new names, progress at the same pace, so that
+//! the load is uniform over the run. Progress is a line of JSON for each thousandth part. With `--seconds` it ends
+//! after that time, once all requests are answered, however much is left.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -15,23 +15,22 @@ use crate::poller::{Interest, Poller, Ready};
 use crate::scanner::{SYSTEM_BUSY, Scanner};
 
 const READ_BYTES: usize = 256 << 10;
-/// The names that come again and again; behind them all are new.
+/// The recurring names. All behind them are new.
 const KNOWN_NAMES: u64 = 1000;
 /// Names have eight digits, so that they can be changed in place.
 const FIRST_NAME: u64 = 10_000_000;
 const MAX_NAMES: u64 = 90_000_000 - KNOWN_NAMES;
-/// By how much of the whole one kind of connection may be ahead of the other.
+/// Maximum lead of one kind of connection over the other, as a fraction of the whole.
 const AHEAD: f64 = 0.002;
 const LINES: u64 = 1000;
-/// How long nothing at all may come back.
+/// Maximum time without any answer.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// How much there is to do.
 struct Plan {
     target: SocketAddr,
     frames: u64,
     names: u64,
-    /// Connections that are short, and the frames of each.
+    /// Short connections, and the frames of each.
     connections: u64,
     each: u64,
     window: u64,
@@ -46,7 +45,7 @@ struct Slot {
     lasts: bool,
 }
 
-/// Makes one frame after another, each with a name and an opaque of its own.
+/// Makes frames, each with its own name and opaque.
 struct Frames {
     frame: Vec<u8>,
     name_at: usize,
@@ -64,7 +63,7 @@ struct Soak {
     slots: Vec<Option<Slot>>,
     lasting: usize,
     lasting_begun: usize,
-    /// Which of them is first to fill its window.
+    /// Which of them fills its window first.
     turn: usize,
     buffer: Vec<u8>,
     begun: u64,
@@ -145,7 +144,7 @@ impl Frames {
     }
 
     fn push(&mut self, out: &mut Vec<u8>) {
-        // In the run's course a frame with a new name comes as often at its beginning as at its end.
+        // New names are distributed evenly over the run.
         let due = u128::from(self.made + 1) * u128::from(self.names) / u128::from(self.total);
         let name = if u128::from(self.named) < due {
             self.named += 1;
@@ -154,7 +153,7 @@ impl Frames {
             self.made % KNOWN_NAMES
         };
         put_digits(&mut self.frame[self.name_at..self.name_at + 8], FIRST_NAME + name);
-        // Ten digits, as the first has.
+        // Ten digits, like the first.
         let opaque = u64::from(FIRST_OPAQUE) + self.made % 1_000_000_000;
         put_digits(&mut self.frame[self.opaque_at..self.opaque_at + 10], opaque);
         self.made += 1;
@@ -209,7 +208,7 @@ impl Soak {
         )
     }
 
-    /// Begin short connections, and fill the windows of those that last, as long as neither is ahead of the other.
+    /// Begin short connections, and fill the windows of lasting ones, as long as neither is ahead of the other.
     #[allow(clippy::cast_precision_loss)] // shares of the whole
     fn start_what_is_due(&mut self) -> Result<(), String> {
         let lasting_frames = self.plan.frames - self.plan.connections * self.plan.each;
@@ -233,9 +232,9 @@ impl Soak {
             }
             let waiting = self.slots[token].as_ref().map_or(0, |slot| slot.waiting);
             let room = (self.plan.window - waiting).min(lasting_frames - self.by_lasting);
-            // Half a window at a time, as pipelining clients write; the last ones as they are.
+            // Half a window at a time, like pipelining clients. The last ones as they are.
             if room > 0 && (room >= self.plan.window / 2 || lasting_frames - self.by_lasting <= self.plan.window) {
-                // Not before: who connects and says nothing is soon sent away.
+                // Not before, because silent connections are closed soon.
                 if self.slots[token].is_none() {
                     self.connect(token, true)?;
                     self.lasting_begun += 1;

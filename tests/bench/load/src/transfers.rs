@@ -1,6 +1,6 @@
 //! Throughput of AMQP 1.0: N connections, a session each, send transfers on their links as fast as credit allows.
 //!
-//! Every transfer must show up at the sink or be refused, and every one that is not settled must be answered.
+//! Every transfer must appear at the sink or be refused, and every unsettled one must be answered.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -14,7 +14,7 @@ use crate::flood::{ALL_WARM, BLOCK_BYTES, CONNECT_AHEAD, DRAIN, FRAMES_EACH_TO_W
 use crate::frames::topic_name;
 use crate::poller::{Interest, Poller};
 
-/// What is made ready for a connection at a time.
+/// Data prepared for a connection at a time.
 const AHEAD_BYTES: usize = 128 << 10;
 
 struct Sender {
@@ -23,7 +23,7 @@ struct Sender {
     unsent: Vec<u8>,
     written: usize,
     interest: Interest,
-    /// All that credit allows was written.
+    /// Everything that credit allows was written.
     idle: bool,
 }
 
@@ -150,7 +150,7 @@ impl Transfers {
         }
     }
 
-    /// Serve what is ready once.
+    /// Serve ready sockets once.
     fn turn(&mut self, stopping: bool) -> Result<(), String> {
         let mut ready = Vec::new();
         self.poller
@@ -172,7 +172,7 @@ impl Transfers {
         Ok(())
     }
 
-    /// Stop, and say what became of all that was sent.
+    /// Stop, and report the outcome of all transfers.
     fn account(&mut self, control: &mut Control, before: Counters) -> Result<String, String> {
         let until = Instant::now() + DRAIN;
         let (after, sent, seen) = loop {
@@ -201,7 +201,7 @@ impl Transfers {
 }
 
 impl Sender {
-    /// Read if there is something, then write what credit allows; returns how many bytes went.
+    /// Read if possible, then write as much as credit allows. Returns the number of bytes written.
     fn serve(&mut self, readable: bool, buffer: &mut [u8], stopping: bool) -> Result<u64, String> {
         if readable {
             match self.stream.read(buffer) {

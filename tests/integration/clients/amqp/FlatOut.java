@@ -16,12 +16,12 @@ import java.util.concurrent.TimeUnit;
 import javax.net.ssl.SSLContext;
 
 /**
- * Publishes to several queues in turn over one channel, with many publishes waiting for their confirms.
+ * Publishes to several queues in turn over one channel, with many unconfirmed publishes.
  *
  * <p>Arguments: host, port, seconds, queue… The body of a message is its number, for each queue from 0. Prints one line
- * of JSON: for each queue the numbers that were acked, those that were nacked, and what else went wrong. With
- * DELIVERY_MODE=2 in the environment messages are persistent; AT_ONCE is how many publishes to all queues wait at a time;
- * with TLS=1 it speaks TLS, by the machine's trust store and key store, and verifies the host's name.
+ * of JSON: for each queue the acked and nacked numbers, and other errors. With DELIVERY_MODE=2 in the
+ * environment messages are persistent. AT_ONCE is the number of unconfirmed publishes to all queues. With TLS=1 it uses
+ * TLS, with the machine's trust store and key store, and verifies the host's name.
  */
 public final class FlatOut {
     private static final int AT_ONCE = Integer.parseInt(System.getenv().getOrDefault("AT_ONCE", "500"));
@@ -90,7 +90,7 @@ public final class FlatOut {
     /** A publish without an answer yet. */
     private record Sent(String queue, int number) {}
 
-    /** What became of one queue's publishes; its fields are the report. */
+    /** The outcomes of one queue's publishes. Its fields are the report. */
     private static final class Counts {
         final List<Integer> acked = new ArrayList<>();
         final List<Integer> nacked = new ArrayList<>();

@@ -11,13 +11,12 @@ import java.util.concurrent.ConcurrentSkipListMap;
 import java.util.concurrent.TimeUnit;
 
 /**
- * Publishes persistent messages to each queue at a rate of its own, whatever comes back, over one connection; each queue
- * has a channel with confirms.
+ * Publishes persistent messages to each queue at its own rate, whatever the answers, over one connection with a confirm
+ * channel for each queue.
  *
  * <p>Arguments: host, port, seconds, then queue, messages a second and the second of its start, for each queue. Prints
- * one line of JSON: for each queue what was due, stored (acked) and lost (nacked, or not answered in time), how many were
- * nacked in which second, and the median and the 99th percentile of the milliseconds from when a publish was due to its
- * confirm, if it was acked.
+ * one line of JSON: for each queue the due, stored (acked) and lost (nacked or unanswered) messages, nacks by second,
+ * and the median and the 99th percentile of the milliseconds from an acked publish's due time to its confirm.
  */
 public final class Paced {
     private static final long PATIENCE_NANOS = TimeUnit.SECONDS.toNanos(10);
@@ -54,7 +53,7 @@ public final class Paced {
         System.exit(0);
     }
 
-    /** One queue's publishes and what became of them; its fields are the report. */
+    /** The outcomes of one queue's publishes. Its fields are the report. */
     private static final class Sender {
         final int sent;
         int stored;
@@ -67,7 +66,7 @@ public final class Paced {
         private final transient int perSecond;
         private final transient int startSecond;
         private final transient long[] tookNanos;
-        /** What waits for its confirm: when it was due, by its number. */
+        /** Due times of unconfirmed publishes, by number. */
         private final transient ConcurrentNavigableMap<Long, Long> open = new ConcurrentSkipListMap<>();
         private transient long start;
 
@@ -83,7 +82,7 @@ public final class Paced {
             channel.confirmSelect();
         }
 
-        /** What a virtual machine does for the first time takes its time. */
+        /** The JVM's first calls are slow. */
         void warmUp() throws Exception {
             for (int i = 0; i < 20; i++) {
                 publish();

@@ -20,10 +20,10 @@ import org.springframework.amqp.rabbit.listener.SimpleMessageListenerContainer;
 import org.springframework.amqp.rabbit.listener.adapter.MessageListenerAdapter;
 
 /**
- * Publishes and consumes with Spring AMQP, in each way that its users are told of a refusal.
+ * Publishes and consumes with Spring AMQP, in each way that reports a refusal.
  *
- * <p>Arguments: host, port, a queue, a queue that refuses. Prints one line of JSON: what was confirmed of both, in what
- * words, and what a listener got, which fails at each message once.
+ * <p>Arguments: host, port, a queue, a queue that refuses. Prints one line of JSON: the confirms of both with their
+ * texts, and the deliveries of a listener that fails once per message.
  */
 public final class SpringClient {
     private static final int COUNT = 30;
@@ -56,7 +56,7 @@ public final class SpringClient {
         System.exit(0);
     }
 
-    /** Publish, and return how each confirm came: whether it is an ack, and the reason in it. */
+    /** Publish. Return of each confirm whether it is an ack, and its reason. */
     private static Map<String, Integer> correlated(RabbitTemplate template, String queue) throws Exception {
         List<CorrelationData> sent = new ArrayList<>();
         for (int number = 0; number < COUNT; number++) {
@@ -71,7 +71,7 @@ public final class SpringClient {
         return told;
     }
 
-    /** Publish and wait on the same channel; return what waitForConfirms says, and what waitForConfirmsOrDie throws. */
+    /** Publish and wait on the same channel. Return the results of waitForConfirms and waitForConfirmsOrDie. */
     private static List<String> simple(RabbitTemplate template, String queue) {
         boolean confirmed = Boolean.TRUE.equals(template.invoke(operations -> {
             operations.convertAndSend("", queue, "simple");
@@ -90,7 +90,7 @@ public final class SpringClient {
         return List.of(String.valueOf(confirmed), thrown);
     }
 
-    /** Consume all, each message at the second attempt; return how many there were. */
+    /** Consume all, each message at the second attempt. Return their number. */
     private static int listened(CachingConnectionFactory factory, String queue) throws InterruptedException {
         Set<String> failed = ConcurrentHashMap.newKeySet();
         CountDownLatch left = new CountDownLatch(COUNT + 2);
@@ -111,7 +111,7 @@ public final class SpringClient {
         return all ? failed.size() : -1;
     }
 
-    /** Have a listener answer calls, by RabbitMQ's direct replies. */
+    /** Let a listener answer calls, by RabbitMQ's direct replies. */
     private static List<Object> called(CachingConnectionFactory factory, RabbitTemplate template, String queue) {
         SimpleMessageListenerContainer container = new SimpleMessageListenerContainer(factory);
         container.setQueueNames(queue);
@@ -125,7 +125,6 @@ public final class SpringClient {
         return answers;
     }
 
-    /** What answers. */
     public static final class Upper {
         /** Return the text in upper case. */
         public String answer(String text) {

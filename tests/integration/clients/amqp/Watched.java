@@ -9,11 +9,11 @@ import java.util.LinkedHashMap;
 import java.util.Map;
 
 /**
- * Shows what the Java client tells its user, until the connection is gone.
+ * Prints the Java client's reports to its user, until the connection is gone.
  *
- * <p>Arguments: host, port, a queue, a queue that refuses. It publishes to the second one, and then to a queue that
- * does not exist, as mandatory; says {@code started}; and then publishes to the first one every 50 ms. Prints a line of
- * JSON for everything that it is told: what it was about, the listener or the exception's class, its text.
+ * <p>Arguments: host, port, a queue, a queue that refuses. It publishes to the second one, then to a missing queue, as
+ * mandatory, prints {@code started}, and then publishes to the first one every 50 ms. Prints a line of JSON for each
+ * report: its subject, the listener or the exception's class, its text.
  */
 public final class Watched {
     private Watched() {}
@@ -45,7 +45,7 @@ public final class Watched {
             Thread.sleep(100); // the listener comes first or never
             say("lost", error.getClass().getSimpleName(), error.getMessage());
         }
-        // Its threads may go on for a while.
+        // Its threads may run for a while.
         System.exit(0);
     }
 

@@ -1,6 +1,4 @@
-"""Publishes to several queues at once with aio-pika over one channel, with many publishes waiting for their
-confirms.
-"""
+"""Publishes to several queues at once with aio-pika over one channel, with many unconfirmed publishes."""
 
 import asyncio
 import itertools

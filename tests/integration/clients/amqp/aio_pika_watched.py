@@ -1,4 +1,4 @@
-"""Shows what aio-pika tells its user, until the connection is gone."""
+"""Prints aio-pika's reports to its user, until the connection is gone."""
 
 import asyncio
 import json

@@ -26,7 +26,7 @@ def total(numbers: list[int]) -> int:
 
 @app.task(bind=True, max_retries=3, default_retry_delay=0.1)
 def fails_at_first(self: Task) -> int:
-    """Fail until it is tried for the fourth time; return how often it was tried again."""
+    """Fail three times, then return the number of retries."""
     if self.request.retries < 3:
         raise self.retry()
     return self.request.retries
@@ -43,7 +43,7 @@ def _say_so(**_: Any) -> None:
 
 
 def calls(results: str) -> dict[str, Any]:
-    if not results.startswith("rpc:"):  # which has no chords
+    if not results.startswith("rpc:"):  # it has no chords
         return {"chord": chord(add.s(n, n) for n in range(10))(total.s()).get(timeout=_TIMEOUT_S)}
     sums = [add.delay(n, n) for n in range(60)]
     tried = [fails_at_first.delay() for _ in range(3)]
@@ -57,7 +57,7 @@ def calls(results: str) -> dict[str, Any]:
 
 
 def confirmed(count: str, retry: str) -> list[str]:
-    """Give tasks that the broker has to confirm; return the error of each, which is empty if there was none."""
+    """Send tasks with broker confirms. Return each error, empty if there was none."""
     app.conf.broker_transport_options = {"confirm_publish": True}
     told = []
     for number in range(int(count)):

@@ -1,10 +1,10 @@
 'use strict';
 
-// Publishes to several queues in turn with amqplib over one confirm channel, with many publishes waiting for their confirms.
+// Publishes to several queues in turn with amqplib over one confirm channel, with many unconfirmed publishes.
 //
 // Arguments: host, port, seconds, queue… The body of a message is its number, for each queue from 0. Prints one line of
-// JSON: for each queue the numbers that were acked, those that were nacked, and what else went wrong. With DELIVERY_MODE=2 in
-// the environment messages are persistent; AT_ONCE is how many publishes to all queues wait at a time.
+// JSON: for each queue the acked and nacked numbers, and other errors. With DELIVERY_MODE=2 in the environment messages
+// are persistent. AT_ONCE is the number of unconfirmed publishes to all queues.
 
 const amqp = require('amqplib');
 
@@ -29,7 +29,7 @@ async function main([host, port, seconds, ...queues]) {
         wake();
       });
     }
-    // Without a turn of the event loop nothing is read.
+    // Nothing is read without a turn of the event loop.
     if (waiting >= AT_ONCE) await new Promise(resolve => { wake = resolve; });
     else if (number % 20 === 0) await new Promise(setImmediate);
   }

@@ -1,4 +1,4 @@
-"""Publishes with confirms and consumes with pika for ever: the lines it prints are described in harness/ledger.py."""
+"""Publishes with confirms and consumes with pika for ever. See harness/ledger.py for its output."""
 
 import itertools
 import sys
@@ -21,7 +21,6 @@ def say(what: str, number: int) -> None:
 
 
 def connect(host: str, port: int, queue: str) -> pika.adapters.blocking_connection.BlockingChannel:
-    """Open a channel, and declare the queue."""
     parameters = pika.ConnectionParameters(host, port, heartbeat=_HEARTBEAT_S)
     channel = pika.BlockingConnection(parameters).channel()
     channel.queue_declare(queue, durable=True)

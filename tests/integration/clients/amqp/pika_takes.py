@@ -1,4 +1,4 @@
-"""Takes messages from a queue with pika and does one thing or another with them, until it is killed."""
+"""Takes messages from a queue with pika and handles them in one of several ways, until it is killed."""
 
 import json
 import os
@@ -9,8 +9,6 @@ import pika
 
 
 class Taker:
-    """One consumer."""
-
     def __init__(self, channel: pika.adapters.blocking_connection.BlockingChannel, what: str) -> None:
         self._channel, self._what = channel, what
         self._seen: set[bytes] = set()
@@ -70,7 +68,7 @@ def main(host: str, port: str, queue: str, prefetch: str, what: str) -> None:
     while True:
         connection.process_data_events(time_limit=None)
         if not channel.is_open or not channel.consumer_tags:
-            # What it was given goes back with the channel.
+            # Its messages return with the channel.
             connection.sleep(3600)
 
 

@@ -1,4 +1,4 @@
-"""Shows what pika's blocking connection tells its user, until the connection is gone."""
+"""Prints the reports of pika's blocking connection to its user, until the connection is gone."""
 
 import json
 import sys

@@ -1,10 +1,10 @@
 'use strict';
 
-// Shows what amqplib tells its user, until the connection is gone.
+// Prints amqplib's reports to its user, until the connection is gone.
 //
-// Arguments: host, port, a queue, a queue that refuses. It publishes to the second one, and then to a queue that does not
-// exist, as mandatory; says `started`; and then publishes to the first one every 50 ms. Prints a line of JSON for
-// everything that it is told: what it was about, the event or the error's name, its text.
+// Arguments: host, port, a queue, a queue that refuses. It publishes to the second one, then to a missing queue, as
+// mandatory, prints `started`, and then publishes to the first one every 50 ms. Prints a line of JSON for each report:
+// its subject, the event or the error's name, its text.
 
 const amqp = require('amqplib');
 

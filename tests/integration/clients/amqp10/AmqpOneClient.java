@@ -17,7 +17,7 @@ import java.util.concurrent.TimeUnit;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 
-/** Publishes and consumes with RabbitMQ's own client of AMQP 1.0, as the README says; it knows no settled links and no drain. */
+/** Publishes and consumes with RabbitMQ's client of AMQP 1.0, see the README. Without settled links and drain. */
 public final class AmqpOneClient {
     private static final int WAIT_FOR_ANSWERS_S = 30;
 
@@ -98,7 +98,7 @@ public final class AmqpOneClient {
         private void publish(Connection connection) throws Exception {
             int atOnce = number("outstanding", 50);
             Semaphore free = new Semaphore(atOnce);
-            // Without credit the client waits; its own bound is for what nobody limits.
+            // Without credit the client waits. Its own bound is for unlimited links.
             var builder = connection.publisherBuilder().publishTimeout(Duration.ofSeconds(WAIT_FOR_ANSWERS_S));
             Publisher publisher = (publish.isEmpty() ? builder : queue(builder)).build();
             long endNanos = number("seconds", 1 << 20) * 1_000_000_000L;

@@ -1,4 +1,4 @@
-"""Publishes and consumes with python-qpid-proton, as the README says."""
+"""Publishes and consumes with python-qpid-proton. See the README."""
 
 import hashlib
 import json
@@ -22,8 +22,6 @@ def count_now(counts: list[int], since_s: float) -> None:
 
 
 class Publishing:
-    """One link that publishes."""
-
     def __init__(self, ask: dict[str, Any]) -> None:
         self.ask = ask
         self.report = {"sent": 0, "accepted": [], "rejected": [], "released": [], "reasons": [], "error": ""}
@@ -32,7 +30,7 @@ class Publishing:
 
     def open(self, container: Any, connection: Any) -> None:
         options = AtMostOnce() if self.ask.get("settled") else AtLeastOnce()
-        # By itself it names links after their addresses.
+        # Its default link names are addresses.
         name = str(uuid.uuid4())
         self.link = container.create_sender(connection, self.ask["publish"] or None, name=name, options=options)
 
@@ -63,8 +61,6 @@ class Publishing:
 
 
 class Consuming:
-    """One link that consumes."""
-
     def __init__(self, ask: dict[str, Any]) -> None:
         self.ask = ask
         self.report = {"received": [], "numbers": [], "error": ""}
@@ -96,8 +92,6 @@ class Consuming:
 
 
 class Client(MessagingHandler):
-    """The connection."""
-
     def __init__(self, host: str, port: str, ask: dict[str, Any]) -> None:
         super().__init__(prefetch=0, auto_accept=False)
         self.address, self.ask = f"amqp://{host}:{port}", ask
@@ -128,7 +122,7 @@ class Client(MessagingHandler):
                 self.schedule(event.container, _PACE_S, link, "due")
 
     def schedule(self, container: Any, seconds: float, link: Any, what: str) -> None:
-        """Have something done to a link later, unless all is over then."""
+        """Run something on a link later, unless the client has ended."""
         if self.connection is not None:
             self.timers = self.timers[-100:]
             self.timers.append(container.schedule(seconds, Timer(self, link, what)))
@@ -147,7 +141,7 @@ class Client(MessagingHandler):
         self.resume(event.link.context)
 
     def on_link_flow(self, event: Any) -> None:
-        """Go on; proton says that a drain is over by the credit that is left."""
+        """Proton reports the end of a drain by the credit left."""
         self.resume(event.link.context)
 
     def on_sendable(self, event: Any) -> None:
@@ -201,7 +195,7 @@ class Client(MessagingHandler):
 
 
 class Timer:
-    """Ends a link when its time is over, and what waits for answers some time later."""
+    """Ends a link at its time, and a client that waits for answers some time later."""
 
     def __init__(self, client: "Client", link: Any, what: str) -> None:
         self.client, self.link, self.what = client, link, what

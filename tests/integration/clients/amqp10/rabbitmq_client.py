@@ -1,4 +1,4 @@
-"""Publishes and consumes with rabbitmq-amqp-python-client, as the README says."""
+"""Publishes and consumes with rabbitmq-amqp-python-client. See the README."""
 
 import hashlib
 import json
@@ -19,8 +19,6 @@ def count_now(counts: list[int], since_s: float) -> None:
 
 
 class Publishing:
-    """One link that publishes."""
-
     def __init__(self, ask: dict[str, Any], connection: Any, since_s: float) -> None:
         self.ask, self.since_s = ask, since_s
         self.report = {"sent": 0, "accepted": [], "rejected": [], "released": [], "reasons": [], "error": ""}
@@ -71,7 +69,7 @@ class Publishing:
 
 
 class Consuming(AMQPMessagingHandler):
-    """One link that consumes; the client gives its credit itself."""
+    """The client gives credit itself."""
 
     def __init__(self, ask: dict[str, Any], connection: Any, since_s: float) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
 'use strict';
 
-// Publishes and consumes with rhea, as the README says.
+// Publishes and consumes with rhea, see the README.
 
 const crypto = require('node:crypto');
 const fs = require('node:fs');
@@ -38,7 +38,7 @@ class Publishing {
     }
   }
 
-  // Whatever has no credit yet would be in the way of the session's other links.
+  // A message without credit would block the session's other links.
   goOn() {
     const { report, ask: asked } = this;
     while (!this.over && report.sent < (asked.count ?? Infinity) && this.unanswered.size < (asked.outstanding ?? 50)

@@ -18,11 +18,11 @@ import org.apache.rocketmq.client.apis.message.MessageView;
 import org.apache.rocketmq.client.apis.producer.Producer;
 
 /**
- * Consumes a topic from its start and notes when each message comes.
+ * Consumes a topic from its start and records the time of each message.
  *
- * <p>Arguments: endpoints, plain or tls, push or simple, group, topic, messages to take, seconds at most, failures of
- * each message (push only), and seconds of silence: after these it sends the messages itself. Prints one line of JSON:
- * the time of each delivery in milliseconds since 1970, and the errors that a simple consumer saw.
+ * <p>Arguments: endpoints, plain or tls, push or simple, group, topic, messages to take, maximum seconds, failures of
+ * each message (push only), and seconds of silence, after which it sends the messages itself. Prints one line of JSON:
+ * the time of each delivery in milliseconds since 1970, and a simple consumer's errors.
  */
 public final class GrpcConsume {
     private GrpcConsume() {}

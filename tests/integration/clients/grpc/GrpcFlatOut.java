@@ -15,7 +15,7 @@ import org.apache.rocketmq.client.apis.producer.ProducerBuilder;
  * Sends to several topics at once over one producer, and so over one connection, as fast as the answers come.
  *
  * <p>Arguments: endpoints, plain or tls, attempts of each call (0: the client's default), seconds, topic…
- * Prints one line of JSON: for each topic what was stored, refused (with the first exception) and failed otherwise.
+ * Prints one line of JSON: for each topic the stored, refused (with the first exception) and failed messages.
  */
 public final class GrpcFlatOut {
     private static final byte[] BODY = "x".repeat(128).getBytes(StandardCharsets.US_ASCII);
@@ -63,7 +63,7 @@ public final class GrpcFlatOut {
         System.exit(0);
     }
 
-    /** One topic's sends and what became of them. */
+    /** The outcomes of one topic's sends. */
     private static final class Sender {
         private final Producer producer;
         private final Message message;

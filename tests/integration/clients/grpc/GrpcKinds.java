@@ -23,10 +23,10 @@ import org.apache.rocketmq.client.apis.producer.Transaction;
 import org.apache.rocketmq.client.apis.producer.TransactionResolution;
 
 /**
- * Sends and consumes messages of each kind, and prints what was seen: the same each time, through Sluice or not.
+ * Sends and consumes messages of each kind, and prints the results: the same each time, through Sluice or not.
  *
  * <p>Arguments: endpoints, plain or tls, prefix of topics and groups. Topics are PREFIX-normal, -fifo, -delay and
- * -transaction, of these types; groups are PREFIX-… as below, of which -fifo and -dead consume in order, and -dead
+ * -transaction, of these types. Groups are PREFIX-… as below, of which -fifo and -dead consume in order, and -dead
  * with one retry.
  */
 public final class GrpcKinds {
@@ -53,7 +53,7 @@ public final class GrpcKinds {
         Producer producer = provider.newProducerBuilder()
             .setClientConfiguration(configuration)
             .setTopics(topic("normal"), topic("fifo"), topic("delay"), topic("transaction"))
-            // The broker may ask about the others, too, as it notes their ends late.
+            // The broker may ask about the others, too, as it processes their ends late.
             .setTransactionChecker(view -> body(view).equals("rolled back") ? TransactionResolution.ROLLBACK
                 : TransactionResolution.COMMIT)
             .build();
@@ -97,7 +97,7 @@ public final class GrpcKinds {
             producer.recallMessage(topic("delay"), recalled.getRecallHandle());
             producer.send(message("delay", "delayed").setDeliveryTimestamp(in(2)).build());
             consumed.await();
-            // What was recalled would come by now.
+            // A recalled message would have come by now.
             Thread.sleep(4_000);
         }
         report.put("delay", Json.texts(consumed.bodies));
@@ -129,7 +129,7 @@ public final class GrpcKinds {
             producer.send(message("fifo", "behind").setMessageGroup("dead").build());
             consumed.awaitBody("behind");
         }
-        // The group has the topic from its start.
+        // From the topic's start.
         consumed.bodies.removeIf(body -> body.startsWith("fifo-"));
         report.put("dead", Json.texts(consumed.bodies));
     }
@@ -193,7 +193,7 @@ public final class GrpcKinds {
         return System.currentTimeMillis() + TimeUnit.SECONDS.toMillis(seconds);
     }
 
-    /** What a push consumer was given. */
+    /** A push consumer's deliveries. */
     private static final class Consumed {
         final List<String> bodies = Collections.synchronizedList(new ArrayList<>());
         final List<String> repeated = Collections.synchronizedList(new ArrayList<>());

@@ -1,6 +1,6 @@
 """Sends to several topics at once with RocketMQ 5's Python client, as fast as the answers come.
 
-Arguments and report are those of GrpcFlatOut.java. This client never repeats a send that was refused as too many.
+Arguments and report are those of GrpcFlatOut.java. This client never retries a refused send.
 """
 
 import json
@@ -16,15 +16,12 @@ _BODY = b"x" * 128
 
 
 class Sender(threading.Thread):
-    """One topic's sends and what became of them."""
-
     def __init__(self, producer: Producer, topic: str, end: float) -> None:
         super().__init__()
         self._producer, self._topic, self._end = producer, topic, end
         self.counts = {"stored": 0, "refused": 0, "failed": 0, "refusal": "", "failure": ""}
 
     def run(self) -> None:
-        """Send until the time is over."""
         counts = self.counts
         while time.monotonic() < self._end:
             message = Message()
@@ -41,7 +38,6 @@ class Sender(threading.Thread):
 
 
 def main(endpoints: str, tls: str, attempts: str, seconds: str, *topics: str) -> None:
-    """Send until the time is over and print the report."""
     del attempts
     configuration = ClientConfiguration(endpoints, Credentials(), request_timeout=30)
     producer = Producer(configuration, topics, tls_enable=tls == "tls")

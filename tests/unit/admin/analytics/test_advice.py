@@ -1,4 +1,4 @@
-"""The advice that a careful engineer would give beside each log. It was written down before the report saw the log."""
+"""Logs and the advice that a careful engineer would give for them, written before the report saw the logs."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -47,7 +47,7 @@ def log(limit: Any, days: float = 7, *, how: dict[str, Any] | None = None, **cal
 
 
 class Case(NamedTuple):
-    """A log and the right advice; ``says`` and ``never`` are words of the evidence and the details."""
+    """A log and the right advice. ``says`` and ``never`` are words of the evidence and the details."""
 
     log: Callable[[], Recorded]
     action: str
@@ -65,12 +65,12 @@ EDITED = [(0, limited(150.0)), (2 * DAY_S - 6 * HOUR_S, limited(300.0))]
 CASES = {
     "a limit below the demand": Case(
         lambda: log(limited(100.0), web=at_night(100, 0, 50), job=at_night(150, 6 * HOUR_S)), "raise", 240,
-        says=["p99 of demand over 7 d is 200/s, limit 100/s refused"]),
+        says=["p99 of demand over 7 d is 200/s, and the limit of 100/s refused"]),
     "a limit far above the demand": Case(
-        lambda: log(limited(1000.0), web=steady(100)), "lower", 120, "lower", says=["limit 1,000/s refused nothing"]),
+        lambda: log(limited(1000.0), web=steady(100)), "lower", 120, "lower", says=["of 1,000/s refused nothing"]),
     "a day is the least to lower by": Case(
         lambda: log(limited(1000.0), 0.9, web=steady(100, 0.9)), "keep", 1000, confidence="low",
-        says=["21 h 36 min under this limit is too short to lower it"]),
+        says=["21 h 36 min under this limit is not long enough to lower it"]),
     "the limit of a pattern": Case(
         lambda: log(replace(limited(1000.0), rule="topic:*"), web=steady(100)), "keep", 1000,
         says=["the limit belongs to a pattern"]),
@@ -85,11 +85,11 @@ CASES = {
     # 84 000 of 36 million messages, in 0.035 % of the time: the limit does its job.
     "a flood of 30 s every night, with nobody else": Case(
         lambda: log(limited(200.0), web=steady(60), night=at_night(3000, 30)), "raise", 3100, "raise", "medium",
-        says=["Client night sent 98% of the refused messages", "in <0.1% of the recorded time", "call its owner"]),
+        says=["Client night sent 98% of the refused messages", "in <0.1% of the recorded time", "ask its owner"]),
     "a flood of 30 s every night, with others": Case(
         lambda: log(limited(200.0), a=steady(20), b=steady(20), c=steady(20), night=at_night(3000, 30)),
         "share", 200, "", "medium",
-        says=["Client night has 98.1% of the refused messages: with", "no other would have had any"]),
+        says=["Client night has 98.1% of the refused messages: with", "none of the messages of any other"]),
     "a flood of 30 s in one night": Case(
         lambda: log(limited(190.0), web=steady(150), night=at_night(3000, 30, nights=[3])), "keep", 190, "", "medium",
         says=["Client night sent 95.3% of the refused messages", "which is what the limit is for"]),
@@ -100,10 +100,10 @@ CASES = {
         "raise", 180, says=["Client night has 75% of the refused messages"]),
     "fair shares, and a flood that lasts all week": Case(
         lambda: log(limited(100.0, fair_by="client"), a=steady(30), b=steady(30), flood=steady(300)), "raise", 440,
-        "raise", says=["Client flood has 83.7% of the refused messages with fair shares: call its owner"]),
+        "raise", says=["Client flood has 83.7% of the refused messages with fair shares: ask its owner"]),
     "a flood that lasts all week, with others": Case(
         lambda: log(limited(200.0), a=steady(12), b=steady(12), c=steady(12), d=steady(12), flood=steady(500)), "share",
-        200, says=["no other would have had", "Admitting all of it takes 660/s"]),
+        200, says=["of the messages of any other", "Admitting all demand would take 660/s"]),
     "a runaway for 20 hours": Case(
         lambda: log(limited(200.0), web=steady(60), loop=between(2000, 4 * DAY_S, 4 * DAY_S + 20 * HOUR_S)),
         "keep", 200, confidence="medium", says=["Client loop sent 97", "which is what the limit is for"]),
@@ -122,7 +122,7 @@ CASES = {
     "two minutes of fair shares": Case(
         lambda: log(limited(200.0, fair_by="client"), 120 / DAY_S, a=steady(40, 120 / DAY_S),
             night=between(9000, 30, 120, 120 / DAY_S)), "keep", 200, confidence="low",
-        says=["Client night has 99", "with fair shares: call its owner"]),
+        says=["Client night has 99", "with fair shares: ask its owner"]),
     "an hour that ends in a flood": Case(
         lambda: log(limited(200.0), 1 / 24, a=steady(100, 1 / 24), b=between(900, 3000, 3600, 1 / 24)), "keep", 200,
         confidence="low"),
@@ -133,28 +133,28 @@ CASES = {
         lambda: log(limited(100.0), 14, web=between(80, 9 * DAY_S + 18 * HOUR_S, 14 * DAY_S, 14)), "keep", 100),
     "growth": Case(
         lambda: log(limited(200.0), 14, web=growing(100, 0.04)), "raise", 260, never=["shrinks"],
-        says=["the daily demand grows by", "a week's growth is added"]),
+        says=["Daily demand grows by", "a week's growth is added"]),
     "a limit that was raised in a storm": Case(
         lambda: log(EDITED, 2, a=steady(40, 2), b=steady(40, 2), c=between(170, 41 * HOUR_S, 43 * HOUR_S, 2)),
         "keep", 300, confidence="low",
-        says=["limit 300/s since 2025-11-25 18:00 refused nothing", "The limit of 150/s in force before refused 2.8%"]),
+        says=["limit of 300/s since 2025-11-25 18:00 refused nothing", "The previous limit of 150/s refused 2.8%"]),
     "a client's own limit": Case(
         lambda: log(limited(None), a=steady(50), b=at_night(90, HOUR_S), how=BY_CLIENT),
-        "keep", None, says=["but rule client:10.0.0.9 refused 982,800 messages of it: check that limit"]),
-    "a broker that was short": Case(
+        "keep", None, says=["but rule client:10.0.0.9 refused 982,800 messages: check that limit"]),
+    "a broker at capacity": Case(
         lambda: log(limited(160.0), a=steady(50), b=at_night(90, HOUR_S), how=BY_BROKER),
         "keep", 160,
-        says=["the broker was short: rule adaptive listener:* refused 982,800 messages of it; a higher"],
+        says=["the broker was at capacity: rule adaptive listener:* refused 982,800 messages; a higher"],
         never=["check that limit"]),
     "a client's own limit besides a topic's": Case(
         lambda: log(limited(160.0), a=steady(50), b=at_night(90, HOUR_S), how=BY_CLIENT),
-        "keep", 160, says=["limit 160/s; rule client:10.0.0.9 refused 982,800 messages of it: check that limit"]),
+        "keep", 160, says=["and the limit is 160/s; rule client:10.0.0.9 refused 982,800 messages: check that limit"]),
     "a shadow limit": Case(
         lambda: log(limited(100.0, action="shadow"), web=at_night(100, 0, 50), job=at_night(150, 6 * HOUR_S)),
-        "raise", 240, says=["limit 100/s would have refused"]),
+        "raise", 240, says=["limit of 100/s would have refused"]),
     "a limit edited after another rule refused": Case(
         lambda: log(EDITED, 2, a=steady(50, 2), b=at_night(90, HOUR_S, days=2), how=BY_CLIENT), "keep", 300,
-        confidence="low", says=["refused 280,800 messages of it: check that limit"], never=["100%", "in force before"]),
+        confidence="low", says=["refused 280,800 messages: check that limit"], never=["100%", "previous limit"]),
     "records that are lost": Case(
         lambda: log(limited(1000.0), web=steady(100)), "lower", 120, "lower", "medium",
         says=["7 records of the log were lost"], known={"lost_records": 7}),
@@ -179,7 +179,7 @@ def test_a_limit_is_raised_to_the_demand_without_the_retries_that_are_assumed() 
     found = replace(recorded, languages={"JAVA": 1.0}, attempts={"JAVA": 3}).advice().recommendation
     assert (found.action, found.recommended_rate_per_s, found.retries) == ("raise", 200, "assumed")
     assert "(377/s with retries, assumed)" in found.evidence
-    # Other rates refuse what the replay of the present and of the recommended limit says.
+    # Other rates refuse as much as the replays of the current and the recommended limit.
     shares, test = {each.rate_per_s: each.refused_share for each in found.what_if}, found.backtest
     assert test.current is not None
     assert test.recommended is not None
@@ -225,13 +225,13 @@ def test_long_names_and_control_characters_do_not_break_the_evidence() -> None:
         assert len(found.evidence) <= MAX_EVIDENCE + MAX_NAME
 
 
-def test_what_other_rates_would_have_refused() -> None:
+def test_refusals_of_other_rates() -> None:
     tries = (Try("topic", "orders", 150.0), Try("topic", "other", 7.0), Try("group", "orders", 9.0))
     found = CASES["a limit below the demand"].log().advice(Options(tries=tries)).recommendation
     shares = {each.rate_per_s: each.refused_share for each in found.what_if}
     assert list(shares) == [100, 150, 240, 270, 300, 360, 480, 720]
     assert shares[100] > shares[150] > shares[240] == 0
-    # A limit that stays and refused nothing needs none.
+    # A limit that should stay and refused nothing needs no advice.
     assert CASES["a limit about right"].log().advice().recommendation.what_if == ()
 
 
@@ -242,7 +242,7 @@ def test_a_limit_that_had_no_demand() -> None:
     assert unused(("a", "topic", "orders"), limited(5.0), Known(8 * DAY_S, 1)).confidence == "low"
 
 
-# Promises against the real limiter: what the advice says would be refused, and what is refused once it is applied.
+# Predictions against the real limiter: the refused share under the advice, and once it is applied.
 
 SECONDS = 150
 POINT = 0.01
@@ -277,13 +277,13 @@ def test_a_storm_whose_minutes_are_lost_does_not_hide_the_others() -> None:
 
 
 def lost_by(of: Recorded, name: str, at: Seconds, but: float) -> float:
-    """Return what a caller lost beyond a promise; one message is no share."""
+    """Return a caller's losses beyond the prediction. One message is ignored."""
     refused, admitted = (int(its[name][at].sum()) for its in (of.refused, of.admitted))
     return max(0.0, refused - 1 - but * (refused + admitted)) / max(1, refused + admitted)
 
 
 @pytest.mark.parametrize("name", DEMANDS)
-def test_fair_shares_keep_what_is_promised_to_the_others(name: str) -> None:
+def test_fair_shares_keep_the_others_guarantee(name: str) -> None:
     rate, callers, expected = DEMANDS[name]
     arrivals = arriving(callers, SECONDS, seed=1)
     now = met(limited(rate), arrivals, SECONDS)
@@ -291,7 +291,7 @@ def test_fair_shares_keep_what_is_promised_to_the_others(name: str) -> None:
     assert (found.action == "share") is (expected == "share")
     if found.action == "share":
         assert (found.fair_by, found.recommended_rate_per_s) == ("client", rate)
-        # More callers than a limit tells apart by default need more shares.
+        # More callers than a limit distinguishes by default need more shares.
         assert found.max_fair_keys == (101 if name == "many tiny callers" else None)
         then = met(limited(rate, fair_by="client"), arrivals, SECONDS)
         said, said_now = found.backtest.others, found.backtest.others_current
@@ -305,7 +305,7 @@ def test_fair_shares_keep_what_is_promised_to_the_others(name: str) -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_a_raised_limit_refuses_what_is_promised(seed: int) -> None:
+def test_a_raised_limit_refuses_as_predicted(seed: int) -> None:
     rng = np.random.default_rng(seed)
     means = rng.uniform(5, 30, 6)
     calm = arriving({f"c{at}": mean * 0.4 for at, mean in enumerate(means)}, 900, seed)

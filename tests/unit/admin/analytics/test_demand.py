@@ -60,7 +60,7 @@ def test_the_busiest_minutes_are_kept_and_of_equal_ones_the_last(monkeypatch: py
 
 
 def days(*per_s: int, first_s: int = 0, last_s: int | None = None) -> Recorded:
-    """Return days of steady demand, from a second on until another one."""
+    """Return days of steady demand within a period."""
     web = np.repeat(np.array(per_s), DAY_S)
     web[:first_s] = 0
     web[len(web) if last_s is None else last_s :] = 0
@@ -73,7 +73,7 @@ def days(*per_s: int, first_s: int = 0, last_s: int | None = None) -> Recorded:
         (days(100, 110, 120, 130, 140), 7 * 10 / 120),
         (days(100, 100, 100, 100), 0.0),
         (days(100, 110, 120), 0.0),
-        # Every day must have demand, and whole days count only.
+        # Every day must have demand, and only whole days count.
         (days(0, 0, 0, 80, 80, 80, 80), 0.0),
         (days(80, 80, 80, 80, 0, 0), 0.0),
         (days(80, 80, 80, 80, 80, first_s=18 * 3600), 0.0),
@@ -88,12 +88,12 @@ def test_each_limit_answers_for_its_own_time() -> None:
     limits = [(0, limited(100.0)), (600, limited(200.0)), (1200, limited(150.0)), (1800, limited(200.0))]
     found, _ = flowing(limits, {"web": np.full(2400, 210)}, 2400).demand()
     assert (found.limit.rate_per_s, found.limit_since_s, found.limit_s) == (200.0, START_S + 1800, 600)
-    # Both times of 200/s count, and the others apart.
+    # Both times of 200/s count, and the others separately.
     assert (found.now_messages, found.now_refused_messages) == (1200 * 210, 1200 * 10)
     assert found.before == {100.0: (600 * 210, 600 * 110), 150.0: (600 * 210, 600 * 60)}
 
 
-def test_what_a_shadow_limit_would_have_refused_counts_as_refused(busy: Recorded) -> None:
+def test_shadow_refusals_count_as_refused(busy: Recorded) -> None:
     shadow, found = replace(busy, limits=[(0, limited(300.0, action="shadow"))]).demand()[0], busy.demand()[0]
     assert replace(shadow, limit=found.limit) == found
 

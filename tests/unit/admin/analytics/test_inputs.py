@@ -26,13 +26,13 @@ def test_folders_and_files_are_found_once_each_and_hidden_ones_are_left_out(tmp_
         _write(tmp_path / name)
     logs = [str(plain), str(tmp_path), str(tmp_path / "a*.jsonl"), "s3a://logs/fleet", str(named)]
     found = find(logs)
-    # A file that is named may be called anything.
+    # A named file may have any name.
     assert _paths(found) == (str(plain), str(named), str(deep))
     assert found.size_bytes == 6 + deep.stat().st_size
     assert found.skipped == ()
 
 
-def test_a_path_is_what_spark_calls_it(tmp_path: Path) -> None:
+def test_a_path_is_named_as_by_spark(tmp_path: Path) -> None:
     file = _write(tmp_path / "logs" / "a.jsonl")
     (tmp_path / "other").mkdir()
     assert _paths(find([f"/{tmp_path}/logs"])) == _paths(find([f"{tmp_path}/other/../logs"])) == (str(file),)
@@ -68,7 +68,7 @@ def test_addresses_are_shown_without_secrets() -> None:
     assert Found(logs, ()).shown == ["s3a://logs/fleet", "s3a://logs/fleet", "s3a://logs/a@b", "/logs/a?b@c"]
 
 
-def test_nothing_to_read_says_so(tmp_path: Path) -> None:
+def test_nothing_to_read_is_reported(tmp_path: Path) -> None:
     with pytest.raises(StartError, match="contains no rejection log files"):
         find([str(tmp_path)])
     with pytest.raises(StartError, match="missing: no such file or folder"):
@@ -98,7 +98,7 @@ _DAY_S = 86_400
 def test_of_a_period_files_of_other_days_are_left_out(tmp_path: Path, name: str, is_read: bool) -> None:  # noqa: FBT001 - expected
     _write(tmp_path / "2026-11-01" / "logs" / "other.jsonl")
     file = _write(tmp_path / "2026-11-01" / "logs" / name)
-    # What was named says nothing of when its records are of.
+    # Named folders say nothing about the time of their records.
     found = find([str(tmp_path / "2026-11-01" / "logs")], _NOV_21_S, _NOV_21_S + _DAY_S)
     assert (str(file) in _paths(found)) is is_read
     assert found.outside == (not is_read)
@@ -106,7 +106,7 @@ def test_of_a_period_files_of_other_days_are_left_out(tmp_path: Path, name: str,
 
 
 def test_files_that_were_last_written_before_the_period_are_left_out(tmp_path: Path) -> None:
-    # An hour is left for clocks that differ.
+    # An hour is allowed for clocks that differ.
     for name, at_s in (
         ("old.jsonl", _NOV_21_S - 3601),
         ("clocks.jsonl", _NOV_21_S - 3599),
@@ -116,7 +116,7 @@ def test_files_that_were_last_written_before_the_period_are_left_out(tmp_path: P
     found = find([str(tmp_path)], _NOV_21_S, None)
     assert [Path(path).name for path in _paths(found)] == ["clocks.jsonl", "new.jsonl"]
     assert found.outside == 1
-    # What comes later may be of any time before.
+    # Later files may contain earlier records.
     assert len(_paths(find([str(tmp_path)], None, _NOV_21_S - 10 * _DAY_S))) == 3
 
 
@@ -124,7 +124,7 @@ def test_files_that_have_gone_are_named(tmp_path: Path) -> None:
     file = _write(tmp_path / "a.jsonl")
     found = find([str(tmp_path)])
     file.unlink()
-    assert found.vanished() == [SkippedInput(str(file), "vanished while it was read")]
+    assert found.vanished() == [SkippedInput(str(file), "was deleted while being read")]
     assert found.spark_paths(packed=False) == []
 
 
@@ -142,16 +142,16 @@ def test_spark_lists_addresses(log: str, address: str) -> None:
     reader.load.return_value.selectExpr.return_value.collect.return_value = [row]
     found = find([log, log], session=session)
     assert found.files == (File("/logs/a%20b c.jsonl", 10, _NOV_21_S),)
-    # Without a slash a bucket would be the folder of the user in it.
+    # Without the slash, it would be a folder named after the bucket.
     reader.load.assert_called_with(address)
-    with pytest.raises(StartError, match="1 file of the log, none in the period, judging by their dates"):
+    with pytest.raises(StartError, match="1 log file, all outside the period, judging by their dates"):
         find([log, log], since_s=_NOV_21_S + _DAY_S, session=session)
 
 
 @pytest.mark.parametrize(
     ("offsets_s", "ahead_s"),
     [
-        # The last record of each of four files, ten minutes apart, after the time of the file.
+        # The last record of each of four files, ten minutes apart, after the file's time.
         ([10_800] * 4, 10_800),
         ([-10_800] * 4, -10_800),
         ([-60, -90, -60, -70], None),
@@ -168,7 +168,7 @@ def test_clocks_that_differ_from_those_of_files_are_named(
     for at, offset_s in enumerate(offsets_s):
         file = _write(tmp_path / f"a{at}.jsonl", b'{"at_s":1}\n{"instance":"a","at_s":%d}\n' % (_NOV_21_S + 600 * at))
         os.utime(file, (0, _NOV_21_S + 600 * at - offset_s))
-    # Pods that came and went, and what is no record.
+    # Pods that came and went, and a file without records.
     for at in range(3):
         file = _write(tmp_path / f"b{at}.jsonl", b'{"instance":"b-%d","at_s":%d}' % (at, _NOV_21_S + at * 9000))
         os.utime(file, (0, _NOV_21_S + at * 9000 + 20))

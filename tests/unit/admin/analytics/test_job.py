@@ -1,4 +1,4 @@
-"""What is checked and removed before Spark is started."""
+"""Checks and clean-up before Spark is started."""
 
 import os
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The output directory, and which hours ``--once`` makes again. ``tests/spark`` runs it with Spark."""
+"""The output directory, and the hours that ``--once`` computes again. ``tests/spark`` runs it with Spark."""
 
 import os
 from collections import defaultdict
@@ -56,10 +56,8 @@ OPTIONS = Options(attempts={"JAVA": 3})
 class Job:
     """Replaces the tables of a report.
 
-    Attributes:
-        asked: the files and the hours after noon of each time that tables were made.
-        hours: beginnings of the hours of each file, in seconds since 1970.
-        fails: raised when tables are made.
+    ``asked``: for each computation, the files and the hours after noon. ``hours``: the beginnings of the hours of each
+    file, in seconds since 1970. ``fails``: the error to raise.
     """
 
     out: Path
@@ -69,7 +67,6 @@ class Job:
     fails: Exception | None = None
 
     def put(self, name: str, *hours: int, size: int = 3) -> None:
-        """Write a file with records of these hours after noon."""
         (self.logs / name).write_bytes(b"." * size)
         os.utime(self.logs / name, (NOON_S, NOON_S))
         self.hours[str(self.logs / name)] = {NOON_S + HOUR_S * hour for hour in hours}
@@ -89,14 +86,14 @@ class Job:
         return defaultdict(set, {file.path: self.hours[file.path] for file in found.files})
 
     def run(self, options: Options = OPTIONS, *names: str) -> dict[str, Any]:
-        """Run once over these files, or all, and return what was read."""
+        """Run once over these files, or all. Return the results."""
         tools: Any = SimpleNamespace(step=lambda _: None)
         files = tuple(str(file) for file in self.logs.iterdir() if file.name in names or not names)
         return Seen.read(self.out, options).take(tools, find(files), options)[1]
 
 
 def _bad(file: Path) -> dict[str, Any]:
-    return {"file": str(file), "reason": "schema version 2", "lines": 2, "example": ""}
+    return {"file": str(file), "reason": "unsupported schema version 2", "lines": 2, "example": ""}
 
 
 @pytest.fixture
@@ -120,7 +117,7 @@ def test_hours_of_new_and_changed_files_are_made_from_all_their_files(job: Job) 
     job.run()
     job.put("e", 5)
     job.run()
-    # Its earlier hours are made again, too.
+    # Its earlier hours are computed again, too.
     job.put("a", 7, size=4)
     job.run()
     os.utime(job.logs / "b", (NOON_S + 1, NOON_S + 1))
@@ -149,7 +146,7 @@ def test_a_killed_first_run_is_repeated_and_one_that_found_nothing_leaves_nothin
     job.fails = KeyError("killed")
     with pytest.raises(KeyError):
         job.run()
-    # By then some tables may be there.
+    # By then some tables may exist.
     (job.out / "minutes").mkdir(parents=True)
     job.fails = None
     assert job.run()["files"] == 2
@@ -165,7 +162,7 @@ def test_a_report_that_was_made_in_another_way_is_not_continued(job: Job) -> Non
     # Options of the advice may change.
     job.run(Options(attempts={"JAVA": 3}, headroom=0.5))
     for options in (Options(attempts={"JAVA": 1}), Options(storm_gap_s=60, attempts={"JAVA": 3})):
-        with pytest.raises(StartError, match="was made by another version, --storm-gap or --attempts; remove"):
+        with pytest.raises(StartError, match="by another version, or with another --storm-gap or --attempts; remove"):
             job.run(options)
     note = job.out / "_files.json"
     note.write_bytes(note.read_bytes()[:-9])
@@ -188,12 +185,12 @@ def test_a_late_file_for_an_hour_of_lost_files_is_reported(job: Job) -> None:
     for name in ("old", "a"):
         (job.logs / name).unlink()
     job.put("c", 2)
-    # Nothing of their hours is made again, and what was made of them is there.
+    # None of their hours is computed again, and the earlier results are there.
     assert job.run()["set_aside"] == []
     job.put("late", 1)
     told = job.run()
     assert [(Path(each["file"]).name, each["lines"]) for each in told["set_aside"]] == [("a", 0)]
-    assert "is gone" in told["set_aside"][0]["reason"]
+    assert "was deleted" in told["set_aside"][0]["reason"]
     assert told["skipped_files"] == 1
     assert job.run()["set_aside"] == told["set_aside"]
 

@@ -23,7 +23,7 @@ def _section(page: str, name: str) -> str:
 
 
 def _text(markup: str) -> str:
-    """Return what people read, with single blanks."""
+    """Return the visible text, with single blanks."""
     text = html.unescape(re.sub(r"<[^>]+>", " ", markup.replace("<wbr>", "")))
     return re.sub(r"\s+(?=[:,.])", "", re.sub(r"\s+", " ", text))
 
@@ -66,14 +66,14 @@ def test_five_questions_are_answered_first() -> None:
     )
     assert answers["What to change?"].startswith("Raise orders on orders-eu-1: 300/s → 450/s refused 14.1% → 2.1%")
     assert (
-        "would refuse 310,000 messages. In the same replay, the present limits refuse 2,096,541. With fair shares"
+        "would refuse 310,000 messages, and the present limits 2,096,541. With fair shares"
         in answers["What would change?"]
     )
     assert "sluice limits apply sluice-report/recommendations.json --dry-run" in answers["What would change?"]
     assert "17 records lost" in answers["What is unknown?"]
 
 
-def test_empty_report_says_so() -> None:
+def test_an_empty_report_is_explained() -> None:
     page = render(made.empty())
     assert "These logs contain no records." in page
     assert _answers(page) == {
@@ -121,7 +121,7 @@ def test_callers_are_judged_by_their_refusals_of_all_resources() -> None:
     assert "10.0.0.8" not in said
 
 
-def test_a_chart_counts_what_the_limit_counts() -> None:
+def test_a_chart_has_the_unit_of_the_limit() -> None:
     curve = made.curve("orders", 50.0)
     assert "Messages per second, averaged over 1 min." in render(made.results(curves=[curve]))
     curve["points"] = [each | {"count": "requests"} for each in curve["points"]]
@@ -132,10 +132,10 @@ def test_a_chart_counts_what_the_limit_counts() -> None:
 
 def test_other_rates_are_on_demand() -> None:
     details = re.findall(r"<details>.*?</details>", _section(render(made.results()), "recommendations"), re.DOTALL)
-    assert "Rate Refused If nobody retries 300/s now 20% 30% 400/s 10% 15% 450/s recommended 6.7%" in _text(details[0])
+    assert "Rate Refused With retries 300/s now 20% 30% 400/s 10% 15% 450/s recommended 6.7%" in _text(details[0])
 
 
-def test_where_the_rest_is_and_what_to_type() -> None:
+def test_the_rest_and_the_commands_are_named() -> None:
     page = render(made.results(out="my report", tables="s3a://bucket/report", instance_count=9))
     assert "The first 5 of 212 recommendations. All are in" in page
     assert "All are in <code>s3a://bucket/report/coverage</code>" in page
@@ -152,17 +152,17 @@ def test_names_are_broken_between_their_parts_only() -> None:
         assert html.unescape(re.sub(r"<[^<>]+>", "", broken(name))) == printable(name)
 
 
-def test_shadow_limits_stand_apart_from_refusals() -> None:
+def test_shadow_limits_are_separate_from_refusals() -> None:
     point = made.point(0, 100.0, 0.0, 150.0, None) | {"shadowed_per_s": 30.0}
     curve = made.curve("orders", None) | {"points": [point], "shadowed": 1_800}
     page = render(made.results(curves=[curve]))
     (drawn,) = _figures(page)["curves"]
     assert (drawn["plain"][0], drawn["admitted"][0], drawn["asked"][0]) == (70, 100, 100)
-    assert 'data-label="Would have been" class="number"><div>1,800<' in page
-    assert page.count('<line stroke="var(--would)"') == page.count('<span class="muted">in shadow</span>') == 1
+    assert 'data-label="Would refuse" class="number"><div>1,800<' in page
+    assert page.count('<line stroke="var(--would)"') == page.count('<span class="muted">in shadow mode</span>') == 1
 
 
-def test_offers_stand_apart_and_limits_without_refusals_are_folded() -> None:
+def test_offers_are_separate_and_limits_without_refusals_are_folded() -> None:
     section = _section(render(made.results()), "recommendations")
     first, offered = section.split("Offered: could be lower", 1)
     assert "alert" not in first
@@ -174,7 +174,7 @@ def test_offers_stand_apart_and_limits_without_refusals_are_folded() -> None:
 
 def test_recommendation_has_its_replay_and_its_details_on_demand() -> None:
     section = _section(render(made.results()), "recommendations")
-    assert "14.1% → 2.1% (4% if nobody retries)" in section
+    assert "14.1% → 2.1% (4% with retries)" in section
     assert "logged: 14%" in section
     assert "high with assumed retries" in _text(section)
     assert "others 3% → at most 0% each" in section

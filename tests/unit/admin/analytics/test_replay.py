@@ -1,4 +1,4 @@
-"""The replay against real limiters that get the same demand request by request."""
+"""The replay against real limiters with the same demand, request by request."""
 
 import random
 from collections import deque
@@ -18,14 +18,12 @@ from limiter.rules.rule import NS_PER_S, Rule
 
 SECONDS = 480
 WITHIN = 0.015
-"""Of the messages: the log does not say when in a second they came."""
+"""Tolerance as a share of the messages, because the log does not record times within a second."""
 NOTHING = 0.0005
-"""Where no more than this is refused, 0 may be said."""
+"""Up to this share, 0 is right, too."""
 
 
 class Second(NamedTuple):
-    """The demand of one second."""
-
     at_s: int
     requests: int
     messages: int
@@ -33,11 +31,11 @@ class Second(NamedTuple):
 
 
 Arrival = tuple[int, int, int]
-"""When, how many messages, how many bytes."""
+"""Time, messages and bytes of requests."""
 
 
 class Sidecar:
-    """Real limiters, and a line of requests that wait."""
+    """Real limiters, and a line of waiting requests."""
 
     def __init__(self, limit: Limit) -> None:
         resource = Resource("topic", "orders")
@@ -112,13 +110,13 @@ def replayed(limit: Limit, seconds: Sequence[Second]) -> float:
 
 
 def drawn(number: int) -> tuple[Limit, list[Second], list[Arrival]]:
-    """Draw a limit and a demand about it, by second and request by request."""
+    """Draw a limit and a demand about it, by second and by request."""
     rng = random.Random(number)
     rate = rng.choice((25, 40, 100))
     batch = rng.choice((1, 1, 1, 8)) if rate > 25 else 1
     size = rng.choice((100, 1000))
     action = rng.choice(("reject", "reject", "delay"))
-    # Smaller buckets depend on when in a second their few requests come.
+    # Smaller buckets depend on the times within a second.
     burst_s = rng.choice((0.5, 1.0, 1.0, 1.0, 5.0))
     limit = Limit(
         "topic:orders",
@@ -151,7 +149,7 @@ def drawn(number: int) -> tuple[Limit, list[Second], list[Arrival]]:
 
 
 @pytest.mark.parametrize("number", range(40))
-def test_refuses_what_real_limiters_refuse(number: int) -> None:
+def test_refuses_the_same_as_real_limiters(number: int) -> None:
     limit, seconds, arrivals = drawn(number)
     total = sum(each.messages for each in seconds)
     for times in (1.0, 1.4):
@@ -181,7 +179,7 @@ def steady(per_s: int, seconds: int = 60, first_s: int = 0) -> list[Second]:
         (Limit(rate_per_s=100, action="delay", max_delay_s=5.0), [Second(0, 1000, 1000)], 300),
         # Time without requests fills the bucket.
         (Limit(rate_per_s=10, burst_s=5.0), [Second(0, 50, 50), Second(100, 50, 50)], 0),
-        # No rule has these rates: the nearest are replayed.
+        # No rule has these rates, so the nearest are replayed.
         (Limit(rate_per_s=1e-12), steady(10), 599),
         (Limit(rate_per_s=1e15), steady(10), 0),
         (Limit(rate_per_s=10.0, burst_s=0.0), [Second(0, 9000, 9000)], 8990),
@@ -209,7 +207,7 @@ def test_the_log_and_the_replay_are_compared_while_the_limit_was_the_same() -> N
     )
     assert (backtest.logged_messages, backtest.now_messages) == (11_000, 60 * 300)
     assert backtest.error() == pytest.approx(both - first - 11_000, abs=1)
-    # The busiest minutes may all be of earlier limits.
+    # The busiest minutes may all be under earlier limits.
     none = Backtest(minutes_of(seconds, under=(0, 1)), NOW, under=2)
     assert (none.logged_messages, none.now_messages, none.error()) == (0, 0, 0)
 

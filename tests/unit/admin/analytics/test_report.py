@@ -1,4 +1,4 @@
-"""Results and days that need no Spark."""
+"""Results and days, without Spark."""
 
 from datetime import date
 from typing import Any
@@ -33,7 +33,7 @@ def test_both_weeks_are_of_whole_hours_and_as_long_as_each_other(more_s: int) ->
 
 
 def run(name: str, first: int, last: int, seconds: int | None = None) -> dict[str, Any]:
-    """Return what is known of a run that recorded whole minutes, of the first hour."""
+    """Return the description of a run that recorded whole minutes of the first hour."""
     minutes = last - first
     return {
         "run": name, "hour_s": 0, "first_s": 60 * first, "last_s": 60 * last, "minutes": minutes,
@@ -48,15 +48,15 @@ def run(name: str, first: int, last: int, seconds: int | None = None) -> dict[st
     ("runs", "minutes", "observed_s", "why"),
     [
         ([run("a", 0, 30), run("b", 30, 60)], 60, 3600, ""),
-        # A minute in which one was killed and the next one began, and a take-over that took long.
+        # A minute with a kill and the next start, and a slow take-over.
         ([run("a", 0, 30, 1780), run("b", 29, 60, 1840)], 60, 3600, ""),
         ([run("a", 0, 35), run("b", 25, 60)], 60, 3600, ""),
-        ([run("a", 0, 60), run("b", 20, 40)], 60, 3600, "Two processes wrote as x"),
-        ([run("a", 0, 40), run("b", 0, 1), run("c", 29, 60)], 60, 3600, "Two processes wrote as x"),
+        ([run("a", 0, 60), run("b", 20, 40)], 60, 3600, "Two processes recorded as x"),
+        ([run("a", 0, 40), run("b", 0, 1), run("c", 29, 60)], 60, 3600, "Two processes recorded as x"),
         # One was suspended while the other ran.
         ([run("a", 0, 60) | {"minutes": 20, "seconds": 1200}, run("b", 10, 50)], 60, 3600, ""),
         ([run("a", 0, 60, 3600 + 601)], 60, 3600, "The clock of x"),
-        # No heartbeat of it arrived.
+        # None of its heartbeats arrived.
         ([run("a", 0, 60), run("b", 0, 0)], 60, 3600, ""),
     ],
 )

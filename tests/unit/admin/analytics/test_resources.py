@@ -1,4 +1,4 @@
-"""The grouped step by itself: rows of one resource, in batches as they come."""
+"""The grouped step alone: rows of one resource, in batches."""
 
 from dataclasses import asdict
 from typing import Any
@@ -21,7 +21,6 @@ def advised(*batches: pa.RecordBatch, sidecars: Any = SIDECARS) -> list[dict[str
 
 
 def with_first(minutes: pa.RecordBatch, *rows: dict[str, Any]) -> pa.RecordBatch:
-    """Put rows before minutes that have no minute themselves."""
     first = pa.Table.from_pylist(list(rows))
     return pa.concat_tables([first, pa.table(minutes)], promote_options="permissive").combine_chunks().to_batches()[0]
 

@@ -12,7 +12,7 @@ JAVA = {"JAVA": (300, 300)}
 
 
 def left(seconds: list[tuple[int, int]], languages: dict[str, tuple[int, int]], **fields: Any) -> Any:
-    """Return what is left of a minute, given as messages admitted and refused in each second."""
+    """Return the remaining fraction of a minute, given as messages admitted and refused in each second."""
     total = sum(refused for _, refused in languages.values())
     its = {"refused_requests": total, "identified": 0, "busy_answers": total, "dropped_requests": 0} | fields
     by_second = dict(zip(("admitted", "refused"), zip(*seconds, strict=True), strict=True))
@@ -35,18 +35,18 @@ def left(seconds: list[tuple[int, int]], languages: dict[str, tuple[int, int]], 
         ([(150, 150)], JAVA, {}, 1 / 1.75),
         # Clients of other languages do not retry.
         ([(0, 300)], {"GO": (300, 300)}, {}, 1),
-        # Each language has its part of what was refused, whatever it had admitted.
+        # Each language has its part of the refusals, whatever was admitted.
         ([(0, 400)], {"JAVA": (200, 150), "GO": (1000, 50)}, {}, (300 / 3 + 100) / 400),
         # One-way requests are refused without an answer, and not sent again.
         ([(0, 300)], JAVA, {"busy_answers": 150}, 0.5 + 0.5 / 3),
         ([(0, 300)], JAVA, {"busy_answers": 0}, 1),
-        # Repeats that were counted.
+        # Counted repeats.
         ([(150, 100)], {"JAVA": (250, 100)}, {"repeated": [60], "identified": 95}, 190 / 250),
-        # With ids and no repeats nobody retried, whatever the language does by default.
+        # Ids without repeats show that no client retried, whatever the language's default.
         ([(100, 50)], {"JAVA": (150, 50)}, {"identified": 50}, 1),
-        # A third has ids and was counted, the others are assumed to have retried for their part.
+        # A third has ids and was counted, the others are assumed to have retried.
         ([(0, 300)], JAVA, {"repeated": [50], "identified": 100}, 1 - 50 / 300 - 2 / 3 * 2 / 3),
-        # What was admitted was wanted.
+        # Admitted messages were wanted.
         ([(290, 10)], {"JAVA": (300, 10)}, {"repeated": [9]}, 290 / 300),
     ],
 )

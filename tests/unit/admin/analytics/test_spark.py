@@ -108,8 +108,8 @@ def test_a_local_java_is_given_only_jars_that_it_needs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("said", "words"),
     [
-        ("java.lang.OutOfMemoryError: Java heap space", "out of memory: give it more memory, e.g. --driver-memory"),
-        ("error occurred: Could not reserve enough space for object heap", "Java cannot get the memory"),
+        ("java.lang.OutOfMemoryError: Java heap space", "out of memory; give it more, e.g. --driver-memory"),
+        ("error occurred: Could not reserve enough space for object heap", "--driver-memory is too low"),
         ("Caused by: java.io.IOException: No space left on device", "no space left in --out"),
         ("[PATH_NOT_FOUND] Path does not exist: file:/logs/a.jsonl. SQLSTATE", "/logs/a.jsonl: not found"),
         ("java.io.FileNotFoundException: File file:/logs/b.jsonl does not exist", "/logs/b.jsonl: not found"),
@@ -117,7 +117,7 @@ def test_a_local_java_is_given_only_jars_that_it_needs(tmp_path: Path) -> None:
         ("java.nio.file.AccessDeniedException: s3a://bucket/out: getFileStatus", "s3a://bucket/out: permission denied"),
         ("Mkdirs failed to create file:/out/x (exists=false)", "/out/x: permission denied"),
         ("ClassNotFoundException: Class org.apache.hadoop.fs.s3a.S3AFileSystem not found", "--conf spark.jars"),
-        ('UnsupportedFileSystemException: No FileSystem for scheme "gs"', "no reader for gs here"),
+        ('UnsupportedFileSystemException: No FileSystem for scheme "gs"', "Spark has no reader for gs"),
         ("All masters are unresponsive! Giving up.", "unknown --master, or it does not answer"),
         ("py4j.protocol.Py4JNetworkError: Answer from Java side is empty", "Java process ended unexpectedly"),
         ("Traceback\npyspark.errors.AnalysisException: [SOME] A new one.\n\tat java", "Spark failed: A new one"),

@@ -19,7 +19,7 @@ def _printed(results: dict[str, Any]) -> str:
     return stream.getvalue()
 
 
-def test_it_begins_with_the_result_and_what_is_unknown() -> None:
+def test_it_begins_with_the_result_and_gaps() -> None:
     lines = _printed(made.results()).splitlines()
     assert lines[0].startswith(
         "From 2026-11-21 12:00:00 to 18:00:00 UTC (6 h), 2 sidecars refused 2,188,979 of 13,393,530"
@@ -28,16 +28,16 @@ def test_it_begins_with_the_result_and_what_is_unknown() -> None:
     assert "Unknown" not in _printed(made.empty())
 
 
-def test_it_ends_with_what_to_do_next() -> None:
+def test_it_ends_with_the_next_steps() -> None:
     printed = _printed(made.results())
     assert printed.rstrip().endswith("sluice limits apply sluice-report/recommendations.json --lower --dry-run")
-    assert "make the changes:  sluice limits apply sluice-report/recommendations.json\n" in printed
+    assert "apply the changes: sluice limits apply sluice-report/recommendations.json\n" in printed
     assert "sluice limits apply" not in _printed(made.results(recommendations=[]))
     assert "apply 'my report/recommendations.json'" in _printed(made.results(out="my report"))
 
 
 def test_storms_are_one_row_each_also_at_several_sidecars_or_in_shadow() -> None:
-    assert re.search(r"^  payments in shadow on orders-eu-1 ", _printed(made.results()), re.MULTILINE)
+    assert re.search(r"^  payments in shadow mode on orders-eu-1 ", _printed(made.results()), re.MULTILINE)
     printed = _printed(made.results(storms=made.flood("orders", 1_000, "a", "b", "c"), instance_count=3))
     assert re.search(
         r"^  orders at 3 sidecars +2026-11-21 12:00:00 to 12:01:20 UTC \(1 min 20 s\) +3,000 ", printed, re.MULTILINE
@@ -47,9 +47,7 @@ def test_storms_are_one_row_each_also_at_several_sidecars_or_in_shadow() -> None
 def test_recommendations_are_those_of_the_page() -> None:
     parts = {each.splitlines()[0]: each for each in _printed(made.results()).split("\n\n")}
     recommended = parts["Recommended limits"]
-    assert re.search(
-        r"Raise 300/s → 450/s +14.1% → 2.1% \(4% if nobody retries\) .* high with assumed retries", recommended
-    )
+    assert re.search(r"Raise 300/s → 450/s +14.1% → 2.1% \(4% with retries\) .* high with assumed retries", recommended)
     assert re.search(r"Share fairly 500/s, shared by client +others 3% → at most 0% each", recommended)
     assert "Lower" not in recommended
     assert "2,000/s → 90/s" in parts["Offered, not applied by default"]
@@ -62,7 +60,7 @@ def test_rates_that_were_tried_are_listed() -> None:
         {**named, "instance": "", "name": "none"},
     ]
     printed = _printed(made.results(tried=tried))
-    assert re.search(r"orders +a +450/s +10% \(20% if nobody retries\)", printed)
+    assert re.search(r"orders +a +450/s +10% \(20% with retries\)", printed)
     assert re.search(r"none +450/s +no demand under this name", printed)
 
 
@@ -72,7 +70,7 @@ def test_names_cannot_control_the_terminal() -> None:
     assert HOSTILE.replace("\u202e", "\\u202e") in printed
 
 
-def test_callers_are_named_by_what_their_protocol_has() -> None:
+def test_callers_are_named_by_their_protocols_scopes() -> None:
     assert re.search(r"^  client +producer group +resource ", _printed(made.results()), re.MULTILINE)
     printed = _printed(made.of_queues())
     assert re.search(r"^  resource .* clients +users +refused by$", printed, re.MULTILINE)
@@ -95,8 +93,8 @@ def test_clocks_that_seem_to_be_off_are_named() -> None:
     clocks = [{"instance": name, "ahead_s": ahead_s} for name, ahead_s in {"b": 7200, "d": -3600}.items()]
     assert list(unknowns(made.empty() | {"clocks": clocks, "recorded_twice": ["The clock of a was set back"]})) == [
         "The clock of a was set back.",
-        "The records of b are 2 h later than the times of their files: its clock may be off.",
-        "The records of d are 1 h earlier than the times of their files: its clock may be off.",
+        "The records of b are 2 h later than the times of their files: its clock may be wrong.",
+        "The records of d are 1 h earlier than the times of their files: its clock may be wrong.",
     ]
 
 
@@ -118,8 +116,8 @@ def test_killed_sidecars_and_assumed_retries_are_named() -> None:
     killed = [("x", NOON_S), ("x", NOON_S + 60)]
     said = list(unknowns(made.empty() | {"killed": killed, "recommendations": assumed, "instance_count": 1}))
     assert said[0].startswith("Killed: x at about 2026-11-21 12:00:00 UTC and x at about 2026-11-21 12:01:00 UTC. Each")
-    assert [each.partition("assumed, not known, for ")[2] for each in said[1:]] == [
-        "a and b: JAVA 3 times, others once. To set it: --attempts JAVA=1."
+    assert [each.partition("is assumed for ")[2] for each in said[1:]] == [
+        "a and b: JAVA 3, others 1. To set it: --attempts JAVA=1."
     ]
 
 
@@ -131,9 +129,8 @@ def test_equal_shares_are_written_once() -> None:
     assert words.replayed(shared) == "80% as before, others 50% → at most 10% each"
     assert words.replayed(made.advice("t", "keep", 5.0, **same)) == "80%"
     assert module.effect(made.empty() | {"recommendations": [shared]}) == (
-        "Replayed over this log, 1 changed limit would refuse 8 messages. In the same replay, the present limits refuse"
-        " 8. With fair shares, at least 4 of the 5 messages refused in storms to callers other than the largest would"
-        " be admitted."
+        "In a replay of this log, 1 changed limit would refuse 8 messages, and the present limits 8. With fair shares,"
+        " at least 4 of the 5 messages refused in storms to callers other than the largest would be admitted."
     )
 
 
@@ -150,7 +147,7 @@ def test_storms_of_one_flood_are_merged() -> None:
     ]  # fmt: skip
     assert flood["client_count"] == 3
     assert module.located(flood, 2) == "orders at 2 sidecars"
-    # Refusals come before what only would have been refused.
+    # Refusals come before those of shadow rules.
     assert module.located(other, 2) == "x on a"
     assert module.located(other, 1) == "x"
 

@@ -18,7 +18,7 @@ PAIR = ["--listen", "127.0.0.1:0", "--broker", "127.0.0.1:1"]
 
 @pytest.fixture(autouse=True)
 def _own_state_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Not that of the machine, which another run of the tests may have open."""
+    """Not the machine's, which another run of the tests may use."""
     monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path / "state"))
 
 
@@ -29,7 +29,7 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def complaint(capsys: pytest.CaptureFixture[str], *tokens: str, exit_code: int = 2) -> str:
-    """Run a command that cannot succeed; return its one line without the program's name."""
+    """Run a command that must fail. Return its one line without the program's name."""
     assert main(tokens) == exit_code
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -62,7 +62,7 @@ def test_a_wrong_command_line_is_one_line_and_exit_code_2(
     assert complaint(capsys, *command.split()) == line
 
 
-def test_check_without_a_file_says_which_one_to_name(
+def test_check_without_a_file_names_the_usual_one(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, write: Write
 ) -> None:
     for command in (["check"], ["check", ""]):
@@ -73,7 +73,7 @@ def test_check_without_a_file_says_which_one_to_name(
     assert complaint(capsys, "check") == "sluice.toml:1: grace_s = -1: must be at least 0"
 
 
-def test_a_broken_file_names_file_line_key_value_and_what_is_allowed(
+def test_a_broken_file_names_file_line_key_value_and_allowed_values(
     capsys: pytest.CaptureFixture[str], write: Write
 ) -> None:
     file = write("[bounds]\nmax_connections = 'many'\n")
@@ -91,9 +91,9 @@ def test_an_occupied_port_is_named(capsys: pytest.CaptureFixture[str], tmp_path:
         )
         assert complaint(capsys, *listening, exit_code=1) == f"listener: {reason}"
         assert complaint(capsys, "run", *PAIR, "--admin", address, exit_code=1) == f"admin: {reason}"
-        # Nobody was there to hand it over.
+        # There was no process to take over from.
         told = complaint(capsys, *listening, "--take-over", "--state-dir", str(tmp_path), exit_code=1)
-        nobody = f"take_over found no process in {tmp_path}, so give the --state-dir of the one that runs"
+        nobody = f"take_over found no process in {tmp_path}; set the --state-dir of the running process"
         assert told == f"listener: cannot listen on {address}: it is in use; {nobody}; {reason.rpartition('; ')[2]}"
 
 
@@ -141,7 +141,7 @@ def test_client_commands_say_how_the_sidecar_is_found(capsys: pytest.CaptureFixt
     assert "SLUICE_ADMIN" not in text
 
 
-def test_check_says_what_the_environment_replaces(
+def test_check_names_values_replaced_by_the_environment(
     capsys: pytest.CaptureFixture[str], write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLUICE_ADMIN", "127.0.0.1:7")
@@ -196,20 +196,22 @@ def test_a_token_file_that_others_can_read_gets_a_warning(
     assert line.startswith(f"sluice: no answer from http://{address}")
 
 
-def test_saying_what_there_is_to_say_takes_no_data_path() -> None:
-    """Nobody who mistypes a flag, or asks for help, ought to wait for imports."""
+def test_help_and_errors_load_no_data_path() -> None:
+    """Wrong flags and help must not wait for imports."""
     slow = {"trio", "h11", "httpx2", "rich.table", "proxy.protocols"}
     code = f"import sys, admin.cli; print({slow} & {{*sys.modules}})"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert shown.stdout == "set()\n"
 
 
-def test_check_says_what_a_file_without_listeners_lacks(capsys: pytest.CaptureFixture[str], write: Write) -> None:
+def test_check_names_the_missing_keys_of_a_file_without_listeners(
+    capsys: pytest.CaptureFixture[str], write: Write
+) -> None:
     assert main(["check", write("limiting = false\n")]) == 0
     captured = capsys.readouterr()
     assert "warning" not in captured.out
     assert captured.err.splitlines() == [
-        "sluice: warning: no listener: `sluice run` refuses it without --listen and --broker",
+        "sluice: warning: no listener: `sluice run` needs --listen and --broker",
         "sluice: warning: limiting = false: everything passes",
     ]
 
@@ -236,7 +238,7 @@ def test_the_console_script_ends_with_the_exit_code_and_no_traceback(command: st
         assert done.stderr.count("\n") == 1
 
 
-def test_a_reader_that_goes_away_is_no_error(write: Write) -> None:
+def test_a_reader_that_disconnects_is_not_an_error(write: Write) -> None:
     file = write(LISTENER)
     reader, writer = os.pipe()
     os.close(reader)
@@ -256,7 +258,7 @@ def test_a_full_device_is_one_line(write: Write, command: list[str]) -> None:
     )
 
 
-def test_complaints_that_nobody_reads_are_no_error(write: Write) -> None:
+def test_unread_complaints_are_not_an_error(write: Write) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run([SLUICE, "check", write("x = 1")], stderr=writer, stdout=subprocess.PIPE, check=False)
@@ -273,7 +275,7 @@ def test_complaints_that_nobody_reads_are_no_error(write: Write) -> None:
         (["run", "--admin", "http://127.0.0.1:1"], "`sluice state --admin URL`"),
     ],
 )
-def test_an_option_at_the_wrong_place_is_told_where_it_goes(
+def test_an_option_at_the_wrong_place_is_reported_with_the_right_one(
     capsys: pytest.CaptureFixture[str], words: list[str], example: str
 ) -> None:
     assert main(words) == 2

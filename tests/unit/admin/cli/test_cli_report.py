@@ -47,7 +47,7 @@ def test_times_that_no_log_is_of_are_refused(text: str) -> None:
 
 @pytest.fixture
 def specs(monkeypatch: pytest.MonkeyPatch) -> list[job.ReportSpec]:
-    """Reports that were asked for; none is made."""
+    """The requested reports. None is made."""
     found: list[job.ReportSpec] = []
     monkeypatch.setattr(spark, "check_requirements", lambda *, java: None)
     monkeypatch.setattr(job, "report_logs", found.append)
@@ -70,7 +70,7 @@ def test_rates_that_are_asked_about_and_attempts_that_are_known_better(specs: li
     one, other = (spec.options for spec in specs)
     assert one.tries == (Try("topic", "orders", 150.0), Try("queue", "a=b:c", 2.5))
     assert other.tries == ()
-    # What the protocols say stays for all other languages.
+    # The protocols' values apply to all other languages.
     assert other.attempts["JAVA"] > 1
     assert one.attempts == {**other.attempts, "JAVA": 1, "GO": 7}
 
@@ -130,12 +130,12 @@ def test_without_logs_those_of_this_machine_are_taken(tmp_path: Path) -> None:
     ]
 
 
-def test_without_any_logs_it_says_where_it_looked(tmp_path: Path) -> None:
+def test_without_any_logs_the_searched_path_is_named(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=rf"no rejection log below {tmp_path}"):
         default_logs({"STATE_DIRECTORY": str(tmp_path)})
 
 
-def test_tail_says_which_folder_of_this_machine_it_reads(
+def test_tail_names_the_folder_it_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "a-1" / "rejections"

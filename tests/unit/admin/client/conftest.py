@@ -1,4 +1,4 @@
-"""What the client's tests ask: the real API in this very process, or one made by hand for what it never says."""
+"""APIs for the client's tests: the real one in this process, or a scripted one."""
 
 import json
 import os
@@ -24,14 +24,10 @@ PROBLEM = "application/problem+json"
 
 
 class FakeApi:
-    """Answers what the test put into it, and remembers what was asked.
+    """Answers as scripted, and records requests.
 
-    Attributes:
-        address: ``host:port``.
-        answers: by ``METHOD /path`` (without ``/api/v1``, as on the wire): status and JSON, or a function of the
-            request that returns them.
-        asked: the requests: method, path, query, headers (lower case), JSON.
-        etag: sent with every answer, if not empty.
+    ``answers``: by ``METHOD /path`` (without ``/api/v1``), status and JSON, or a function of the request that returns
+    them. ``asked``: the requests, with header names in lower case. ``etag``: sent with every answer, if not empty.
     """
 
     def __init__(self) -> None:
@@ -79,7 +75,7 @@ class FakeApi:
         self._thread.start()
 
     def writes(self) -> list[Any]:
-        """What was asked besides reading."""
+        """The requests other than reads."""
         return [each for each in self.asked if each.method != "GET"]
 
     def close(self) -> None:
@@ -89,7 +85,7 @@ class FakeApi:
 
 
 class Server(ThreadingHTTPServer):
-    """Says nothing of a client that has left: that might be said in the middle of the next test's output."""
+    """Does not log a client's disconnection, which could appear in the next test's output."""
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         if not isinstance(sys.exception(), ConnectionError):
@@ -97,8 +93,6 @@ class Server(ThreadingHTTPServer):
 
 
 class Asked:
-    """One request."""
-
     def __init__(self, method: str, path: str, query: dict[str, str], headers: dict[str, str], body: Any) -> None:
         self.method, self.path, self.query, self.headers, self.body = method, path, query, headers, body
 
@@ -109,7 +103,6 @@ def problem(status: int, detail: str, *errors: dict[str, Any]) -> tuple[int, Any
 
 @pytest.fixture(name="problem")
 def _problem() -> Callable[..., tuple[int, Any]]:
-    """Makes a problem to answer: status, detail, errors."""
     return problem
 
 
@@ -122,14 +115,13 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture
 def api() -> Iterator[FakeApi]:
-    """A sidecar's API that says what the test wants."""
     fake = FakeApi()
     yield fake
     fake.close()
 
 
 class Ran:
-    """What a command printed, and how it ended."""
+    """A command's output and exit."""
 
     def __init__(self, exit_code: int, out: str, err: str) -> None:
         self.exit_code, self.out, self.err = exit_code, out, err
@@ -137,7 +129,7 @@ class Ran:
 
 @pytest.fixture
 def sluice(api: FakeApi, capsys: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
-    """Runs a command against the API made by hand."""
+    """Runs a command against the scripted API."""
 
     def run(*tokens: str) -> Ran:
         exit_code = main([*tokens, "--admin", api.address])
@@ -151,7 +143,6 @@ def sluice(api: FakeApi, capsys: pytest.CaptureFixture[str]) -> Callable[..., Ra
 def asked(
     served: Served, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., Any]]:
-    """Runs a command against the real API."""
     transport = httpx2.ASGITransport(as_author(mount(served.app), "ada"))
 
     async def answer(request: httpx2.Request) -> httpx2.Response:
@@ -168,7 +159,7 @@ def asked(
         captured = capsys.readouterr()
         return Ran(exit_code, captured.out, captured.err)
 
-    # What the sidecar logs is no part of what a command prints.
+    # The sidecar's log is not part of a command's output.
     with structlog.testing.capture_logs():
         yield run
 
@@ -188,7 +179,7 @@ def change(target: str = "limits/topic/orders", **fields: Any) -> dict[str, Any]
 
 @pytest.fixture(name="change")
 def _change() -> Callable[..., dict[str, Any]]:
-    """Makes a change as the API has it."""
+    """Makes a change in the API's form."""
     return change
 
 
@@ -216,5 +207,5 @@ def entry(name: str = "orders", **fields: Any) -> dict[str, Any]:
 
 @pytest.fixture(name="entry")
 def _entry() -> Callable[..., dict[str, Any]]:
-    """Makes a limit as the API has it."""
+    """Makes a limit in the API's form."""
     return entry

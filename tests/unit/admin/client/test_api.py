@@ -41,7 +41,7 @@ def test_a_field_is_called_as_on_the_command_line(
     assert failure(api.url).lines == (f"{called}: must be more" if called else "must be more",)
 
 
-def test_a_missing_token_says_where_it_can_come_from(api: Any, problem: Callable[..., Any]) -> None:
+def test_a_missing_token_names_its_sources(api: Any, problem: Callable[..., Any]) -> None:
     api.answers["GET /state"] = problem(401, "a token is needed.")
     assert failure(api.url).lines == (
         f"{api.url}: a token is needed; give a token with --token-file, SLUICE_TOKEN or a profile",
@@ -61,13 +61,13 @@ def test_server_that_is_not_sluice_is_named(api: Any, answer: tuple[int, bytes])
     assert failure(api.url).lines[0].startswith(f"{api.url}: unexpected answer (status {answer[0]}); give the admin")
 
 
-def test_an_answer_of_another_kind_says_so(api: Any) -> None:
+def test_an_answer_of_another_kind_is_an_error(api: Any) -> None:
     api.answers["GET /state"] = (200, ["x"])
     with Api(Target(api.url)) as client, pytest.raises(ApiError, match=r"unexpected answer \(wrong type\)"):
         client.get("state").read(dict[str, int])
 
 
-def test_connection_refused_says_what_to_do(reserve: Callable[..., int]) -> None:
+def test_a_refused_connection_is_reported_with_a_remedy(reserve: Callable[..., int]) -> None:
     address = f"127.0.0.1:{reserve()}"
     (line,) = failure(f"http://{address}").lines
     assert line == (
@@ -116,7 +116,7 @@ def test_a_name_of_any_characters_is_one_part_of_a_path(api: Any, name: str, exp
 
 
 @pytest.mark.parametrize("name", ["", "\udcff"])
-def test_a_name_that_is_none_is_not_asked_for(api: Any, name: str) -> None:
+def test_an_invalid_name_is_not_requested(api: Any, name: str) -> None:
     with Api(Target(api.url)) as client, pytest.raises(SettingsError):
         client.get("limits", "topic", name)
     assert api.asked == []
@@ -141,7 +141,7 @@ def test_pages_are_read_until_all_is_there(api: Any) -> None:
             assert client.rows("limits", most=most)["rows"] == list(range(count))
 
 
-def test_a_certificate_nobody_vouches_for_names_the_flag(tmp_path: Any) -> None:
+def test_an_untrusted_certificate_names_the_flag(tmp_path: Any) -> None:
     target = Target("https://127.0.0.1:1", None, str(tmp_path / "ca.pem"))
     (tmp_path / "ca.pem").write_text("no certificate", encoding="utf-8")
     with pytest.raises(SettingsError, match=r"ca\.pem: not a PEM file of certificates; give one with --ca-file"):
@@ -153,7 +153,7 @@ def test_server_without_tls_is_named(api: Any) -> None:
     assert line == f"no TLS at https://{api.address}: use http://{api.address}"
 
 
-def test_what_speaks_something_else_may_want_encryption() -> None:
+def test_another_protocol_may_be_encryption() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def hang_up() -> None:
@@ -164,5 +164,5 @@ def test_what_speaks_something_else_may_want_encryption() -> None:
         url = f"http://127.0.0.1:{server.getsockname()[1]}"
         (line,) = failure(url).lines
         thread.join()
-    # It hangs up before or after it has read the request.
+    # The connection ends before or after the request is read.
     assert line.startswith((f"{url} does not speak HTTP (", f"no answer from {url} ("))

@@ -35,7 +35,7 @@ burst_s = 2
 [spool]
 target_s = 3
 """
-EVIDENCE = "p99 of demand over 7 days is 430/s, limit 300/s refused 2.1% in 14 storms."
+EVIDENCE = "p99 of demand over 7 days is 430/s, and the limit of 300/s refused 2.1% in 14 storms."
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def file(tmp_path: Path) -> Callable[..., str]:
 
 
 def answering(change: Make, unchanged: set[str]) -> Callable[[Any], Any]:
-    """Answers a batch: some limits are as they are wanted already."""
+    """Answers a batch: some limits are already as requested."""
 
     def answer(request: Any) -> Any:
         changes = []
@@ -62,7 +62,7 @@ def answering(change: Make, unchanged: set[str]) -> Callable[[Any], Any]:
 
 
 class TestFile:
-    def test_sends_what_differs_at_once_and_leaves_the_rest(
+    def test_sends_differences_at_once_and_leaves_the_rest(
         self, api: Any, sluice: Sluice, change: Make, file: Callable[..., str]
     ) -> None:
         api.answers["GET /limits"] = NOTHING_EDITED
@@ -126,7 +126,7 @@ class TestFile:
             ),
         ],
     )
-    def test_that_is_wrong_asks_nobody(
+    def test_that_is_wrong_sends_no_request(
         self, api: Any, sluice: Sluice, file: Callable[..., str], text: str, said: str
     ) -> None:
         path = file(text)
@@ -261,10 +261,10 @@ class TestRecommendations:
         assert ran.out.splitlines()[-8:] == [
             "left out: 9 limits: no change is recommended",
             "left out: topic flood: no change is recommended: It may be a flood.",
-            "left out: topic a\\nchanged 9\\x1b[2J: never used: unset it if nobody needs it",
-            "left out: topic tab\\there: its name has control characters, which no limit's name has",
+            "left out: topic a\\nchanged 9\\x1b[2J: never used: unset it if it is not needed",
+            "left out: topic tab\\there: its name has control characters, which names of limits must not have",
             "left out: topic nothing: no rate is recommended",
-            "left out: topic zero: 0 refuses everything: if that is meant, set it with `sluice limits set`",
+            "left out: topic zero: 0 refuses everything: if that is intended, set it with `sluice limits set`",
             "left out: 30 limits: for broker-b",
             "changed 1, left out 44",
         ]
@@ -291,12 +291,12 @@ class TestRecommendations:
     @pytest.mark.parametrize(
         ("now", "said"),
         [
-            ({"rate": 400.0}, "changed since: 400/s in force, made for 300/s; --force applies it anyway"),
-            ({"action": "off"}, "changed since: unlimited in force, made for 300/s; --force applies it anyway"),
-            ({"bytes_per_s": 5.0}, "changed since: 300/s + 5 bytes/s in force, made for 300/s; --force applies it"),
+            ({"rate": 400.0}, "changed since: 400/s now, recommended for 300/s; --force applies it anyway"),
+            ({"action": "off"}, "changed since: unlimited now, recommended for 300/s; --force applies it anyway"),
+            ({"bytes_per_s": 5.0}, "changed since: 300/s + 5 bytes/s now, recommended for 300/s; --force applies it"),
             ({"count": "requests"}, "changed since: it counts requests now; --force applies it anyway"),
-            ({"rate": 560.0}, "in force already"),
-            ({"between": "22:00-06:00"}, "its limit holds at some hours only: change it in the configuration"),
+            ({"rate": 560.0}, "active already"),
+            ({"between": "22:00-06:00"}, "its limit applies only at certain hours: change it in the configuration"),
             ({"rate": None, "exempt": True}, "exempt: it is never limited"),
         ],
     )
@@ -375,7 +375,7 @@ class TestRecommendations:
             ('{"version": 1, "recommendations": [{"rate_per_s": "5"}]}', "at `$.recommendations[0]"),
         ],
     )
-    def test_that_are_wrong_ask_nobody(
+    def test_that_are_wrong_send_no_request(
         self, api: Any, sluice: Sluice, recommend: Recommend, text: str | bytes, said: str
     ) -> None:
         path = recommend(text=text)

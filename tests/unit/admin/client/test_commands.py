@@ -1,4 +1,4 @@
-"""The commands against the real API, as it answers in this very process."""
+"""The commands against the real API in this process."""
 
 import json
 import tomllib
@@ -20,7 +20,7 @@ def words(text: str) -> list[str]:
     return [" ".join(line.split()) for line in text.splitlines()]
 
 
-async def test_limits_are_listed_with_what_they_do(asked: Asked) -> None:
+async def test_limits_are_listed_with_their_effect(asked: Asked) -> None:
     lines = words((await asked("limits", "list", "--kind", "topic", "--sort", "name", "--limit", "2")).out)
     assert lines[0].startswith("kind resource limit")
     assert [line.split()[0] for line in lines[1:3]] == ["topic", "topic"]
@@ -94,7 +94,7 @@ async def test_all_are_unset_at_once(asked: Asked) -> None:
     assert words(ran.out)[-1] == "undid 2 edits: change 3 to 4 by ada"
 
 
-async def test_buckets_begin_anew(asked: Asked) -> None:
+async def test_buckets_start_full(asked: Asked) -> None:
     ran = await asked("limits", "reset", "topic", "orders", "--reason", "stuck")
     assert ran.exit_code == 0, ran.err
     assert (words(ran.out)[0], words(ran.out)[-1]) == ("topic orders: reset", "change 1 by ada")
@@ -183,7 +183,7 @@ async def test_connections_are_listed_and_closed(asked: Asked, served: Any) -> N
     assert (await asked("connections", "close", "3")).exit_code == 5
 
 
-async def test_the_state_is_told(asked: Asked, served: Any) -> None:
+async def test_the_state_is_reported(asked: Asked, served: Any) -> None:
     served.warnings.append("doubtful")
     lines = words((await asked("state")).out)
     assert [line.split()[0] for line in lines] == [

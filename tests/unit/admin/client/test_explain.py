@@ -101,7 +101,7 @@ def ask_file(file: str, question: Question) -> Explanation:
 
 
 class TestAskingAFile:
-    def test_says_what_it_would_do_without_a_live_state(self, write: Write) -> None:
+    def test_describes_its_effect_without_a_live_state(self, write: Write) -> None:
         explanation = ask_file(write(FILE), Question("topic", "orders", "10.1.2.3"))
         assert [(limit.kind, limit.name, limit.limit.unit, limit.rule.name) for limit in explanation.limits] == [
             ("topic", "orders", "messages", "topic:orders"),

@@ -16,7 +16,7 @@ def body(answer: msgspec.Struct) -> Any:
 
 
 class TestFlow:
-    def test_says_first_what_the_bottleneck_is(self, api: Any, sluice: Sluice) -> None:
+    def test_shows_the_bottleneck_first(self, api: Any, sluice: Sluice) -> None:
         api.answers["GET /flow"] = (200, body(FLOW))
         lines = [" ".join(line.split()) for line in sluice("flow", "--limit", "5").out.splitlines()]
         assert api.asked[0].query == {"limit": "5"}
@@ -53,7 +53,7 @@ class TestSpool:
             "topic orders 50000 7.15 MiB 469 KiB 800 200 49000 5000 500 1",
         ]
 
-    def test_that_is_not_there_is_said(self, api: Any, sluice: Sluice) -> None:
+    def test_that_is_missing_is_reported(self, api: Any, sluice: Sluice) -> None:
         api.answers["GET /spool"] = (200, body(sentences.spool(Spool())))
         assert sluice("spool").out == "There is no spool; messages that wait are held in memory.\n"
 
@@ -66,14 +66,14 @@ class TestPurge:
         assert ran.out == "queue:t/a b: 3 refused, 1 dropped; change 7\n"
         assert api.asked[0].query == {"reason": "too old"}
 
-    def test_of_nothing_says_so(self, api: Any, sluice: Sluice) -> None:
+    def test_of_nothing_is_explained(self, api: Any, sluice: Sluice) -> None:
         api.answers["DELETE /spool/topic/a"] = (
             200,
             {"kind": "topic", "name": "a", "refused": 0, "dropped": 0, "change": 7},
         )
         assert sluice("spool", "purge", "topic:a", "--yes").out == "No messages of topic:a were spooled; change 7\n"
 
-    def test_wants_a_yes_where_nobody_can_be_asked(self, api: Any, sluice: Sluice) -> None:
+    def test_requires_yes_without_a_terminal(self, api: Any, sluice: Sluice) -> None:
         ran = sluice("spool", "purge", "topic:a")
         assert (ran.exit_code, api.asked) == (2, [])
         assert ran.err == "sluice: purging topic:a cannot be undone: confirm with --yes\n"
@@ -100,7 +100,7 @@ class TestPurge:
         assert (ran.exit_code == 0) is bool(asked)
 
     @pytest.mark.parametrize("resource", ["orders", "topic:", ":orders"])
-    def test_of_what_is_no_resource_is_refused(self, api: Any, sluice: Sluice, resource: str) -> None:
+    def test_of_an_invalid_resource_is_refused(self, api: Any, sluice: Sluice, resource: str) -> None:
         ran = sluice("spool", "purge", resource, "--yes")
         assert (ran.exit_code, api.asked) == (2, [])
         assert "must be KIND:NAME" in ran.err

@@ -47,7 +47,7 @@ class TestList:
             "2 of 340; --limit N or --all shows more",
         ]
 
-    def test_shows_what_shadow_rules_would_refuse_and_which_rule_refuses(self, api: Any, sluice: Sluice) -> None:
+    def test_shows_shadow_refusals_and_the_refusing_rule(self, api: Any, sluice: Sluice) -> None:
         live = {"passed_per_s": 9.0, "refused_per_s": 0.0, "shadowed_per_s": 4.0, "would_refuse": True}
         shadow = row("dark", live=live, limit={"rate": 5, "action": "shadow"})
         by = {"passed_per_s": 1, "refused_per_s": 2, "limited": True, "refused_by": "total:topic:log-*"}
@@ -61,7 +61,7 @@ class TestList:
             "total topic:log-* 500/s 2 topic:topic:log-*",
         ]
 
-    def test_asks_for_what_is_wanted(self, api: Any, sluice: Sluice) -> None:
+    def test_requests_the_wanted_data(self, api: Any, sluice: Sluice) -> None:
         api.answers["GET /limits"] = (200, {"rows": [], "total": 0})
         wanted = ["--kind", "topic", "--search", "or", "--filter", "near", "--sort", "used", "--desc", "--limit", "7"]
         ran = sluice("limits", "list", *wanted)
@@ -175,7 +175,7 @@ class TestSet:
             (("topic", "orders", "--reason", "x"), "topic orders 500"),
         ],
     )
-    def test_says_what_is_missing_and_changes_nothing(
+    def test_names_the_missing_part_and_changes_nothing(
         self, api: Any, sluice: Sluice, given: tuple[str, ...], command: str
     ) -> None:
         rows = [] if given[0] == "unknown" else [row("orders", kind="queue")]
@@ -207,14 +207,14 @@ class TestSet:
         assert (line in ran.out.splitlines()) is bool(meant)
         assert ("no traffic" in ran.out) is bool(meant)
 
-    def test_puts_the_whole_limit_if_told_so(self, api: Any, sluice: Sluice, change: Make) -> None:
+    def test_puts_the_whole_limit_on_request(self, api: Any, sluice: Sluice, change: Make) -> None:
         api.answers["PUT /limits/topic/orders"] = (200, change())
         assert sluice("limits", "set", "topic", "orders", "5", "--replace").exit_code == 0
         assert api.asked[0].body == {"rate": 5.0}
         ran = sluice("limits", "set", "topic", "orders", "5", "--replace", "--without", "bytes_per_s")
         assert (ran.exit_code, ran.err.split(":")[1]) == (2, " --without and --replace")
 
-    def test_takes_fields_and_the_end_away(self, api: Any, sluice: Sluice, change: Make) -> None:
+    def test_removes_fields_and_the_end(self, api: Any, sluice: Sluice, change: Make) -> None:
         api.answers["PATCH /limits/topic/orders"] = (200, change())
         sluice("limits", "set", "topic", "orders", "--without", "bytes_per_s, fair_by", "--ttl", "never")
         assert api.asked[0].body == {"bytes_per_s": None, "fair_by": None, "ttl_s": None}
@@ -223,7 +223,7 @@ class TestSet:
         ("given", "without", "field"),
         [(["100"], "rate", "rate"), (["--burst-s", "0"], "fair_by, burst_s", "burst_s")],
     )
-    def test_refuses_a_field_that_is_given_and_taken_away(
+    def test_refuses_a_field_that_is_set_and_removed(
         self, api: Any, sluice: Sluice, given: list[str], without: str, field: str
     ) -> None:
         ran = sluice("limits", "set", "topic", "orders", *given, "--without", without)
@@ -237,7 +237,7 @@ class TestSet:
             ("2100-01-01T00:00:00.000Z", "   until "),
         ],
     )
-    def test_says_what_becomes_of_the_time_at_which_the_edit_ends(
+    def test_shows_the_edits_new_end(
         self, api: Any, sluice: Sluice, change: Make, expires_at: str | None, said: str
     ) -> None:
         before = {"change_id": 3, "at": "2026-01-01T00:00:00.000Z", "by": "ada", "address": "", "reason": ""}
@@ -257,7 +257,7 @@ class TestSet:
         ("topic", "NAME is missing; did you mean: sluice limits {} topic NAME"),
     ],
 )
-def test_a_missing_kind_or_name_is_said_with_the_whole_command(
+def test_a_missing_kind_or_name_is_reported_with_the_whole_command(
     api: Any, sluice: Sluice, command: str, given: str, said: str
 ) -> None:
     page = {"rows": [row("orders", kind="queue")], "total": 1, "kinds": ["topic", "queue", "exchange"]}
@@ -291,6 +291,6 @@ class TestUnset:
             (["topic", "a", "--all"], "KIND and --all: give only one of them"),
         ],
     )
-    def test_of_what_is_not_named_is_refused(self, sluice: Sluice, tokens: list[str], line: str) -> None:
+    def test_of_an_unnamed_resource_is_refused(self, sluice: Sluice, tokens: list[str], line: str) -> None:
         ran = sluice("limits", "unset", *tokens)
         assert (ran.exit_code, ran.err) == (2, f"sluice: {line}\n")

@@ -19,7 +19,7 @@ KEYS = ("changed", "needs_restart", "hidden", "warnings")
 
 
 class TestReload:
-    def test_of_what_is_wrong_says_each_fault(self, api: Any, sluice: Sluice, problem: Any) -> None:
+    def test_of_an_invalid_file_lists_each_fault(self, api: Any, sluice: Sluice, problem: Any) -> None:
         faults = [{"field": "", "detail": "sluice.toml:3: rate = -1: must be"}]
         api.answers["POST /reload"] = problem(409, "the configuration is wrong; nothing was changed", *faults)
         ran = sluice("reload")
@@ -99,7 +99,7 @@ class TestConnections:
         assert " 5, 1 waiting   1 min 1 s" in sluice("connections").out
 
 
-def test_state_says_what_an_operator_looks_for(api: Any, sluice: Sluice) -> None:
+def test_the_state_has_an_operators_figures(api: Any, sluice: Sluice) -> None:
     listener = {"name": "main", "listen": "127.0.0.2:1", "broker": "127.0.0.1:1", "connections": 4, "reachable": False}
     now = {
         "version": "0.1.0",

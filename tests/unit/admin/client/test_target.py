@@ -35,7 +35,7 @@ def refused(given: Given, environ: dict[str, str] | None = None) -> str:
 
 
 class TestAddress:
-    def test_is_the_usual_one_unless_said_otherwise(self) -> None:
+    def test_is_the_usual_one_by_default(self) -> None:
         assert find_target(Given(), {}) == Target("http://127.0.0.1:9870")
         assert find_target(Given(), ENVIRONMENT).url == "http://10.0.0.1:1"
         assert find_target(Given("10.0.0.2:2"), ENVIRONMENT).url == "http://10.0.0.2:2"
@@ -63,7 +63,7 @@ class TestAddress:
             ("http://", "--admin http://: must be an address"),
         ],
     )
-    def test_that_is_none_names_where_it_came_from(self, text: str, said: str) -> None:
+    def test_that_is_invalid_names_its_source(self, text: str, said: str) -> None:
         assert refused(Given(text)).startswith(said)
 
     def test_of_the_environment_is_named_when_it_is_wrong_without_a_password(self) -> None:
@@ -110,13 +110,13 @@ class TestToken:
             ("schlüssel", "contains characters that a token cannot have; "),
         ],
     )
-    def test_that_is_none_is_not_repeated(self, tmp_path: Path, text: str, said: str) -> None:
+    def test_that_is_invalid_is_not_repeated(self, tmp_path: Path, text: str, said: str) -> None:
         file = secret(tmp_path / "token", text)
         line = refused(Given(token_file=file))
         assert line.startswith(f"--token-file {file}: {said}")
         assert not text or text not in line
 
-    def test_file_that_cannot_be_read_says_why(self, tmp_path: Path) -> None:
+    def test_an_unreadable_file_is_reported_with_the_reason(self, tmp_path: Path) -> None:
         assert refused(Given(token_file="/nowhere")).startswith("--token-file /nowhere: cannot be read: no such file")
         binary = tmp_path / "binary"
         binary.write_bytes(b"\xff\xfe")
@@ -129,7 +129,7 @@ class TestBesideASidecar:
         assert find_target(Given(), {"SLUICE_ADMIN_LISTEN": "[::]:7"}).url == "http://[::1]:7"
 
     @pytest.mark.parametrize("name", ["SLUICE_URL", "SLUICE_TOKEN"])
-    def test_they_are_left_alone_once_the_environment_says_something_to_commands(self, name: str) -> None:
+    def test_they_are_unchanged_once_the_environment_is_set_for_commands(self, name: str) -> None:
         target = find_target(Given(), BESIDE | {name: "10.0.0.1:1"})
         assert target.token != "token-of-the-sidecar"
         assert target.url in {"http://10.0.0.1:1", "http://127.0.0.1:9870"}
@@ -185,6 +185,6 @@ class TestProfile:
         file = profiles(text)
         assert refused(Given(profile="prod")).startswith(said.format(file=file))
 
-    def test_without_a_file_says_where_it_would_be(self) -> None:
+    def test_without_a_file_its_path_is_named(self) -> None:
         line = refused(Given(profile="prod"))
         assert line == f"--profile prod: {profiles_file()} does not exist; create it with a table [prod]"

@@ -17,7 +17,7 @@ def test_a_time_is_read_with_its_unit(text: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "0", "-5s", "5y", "m", "5 m", "1h 30m", "nan"])
-def test_what_is_no_time_names_the_flag(text: str) -> None:
+def test_an_invalid_duration_names_the_flag(text: str) -> None:
     with pytest.raises(SettingsError, match=r"^--ttl .*: must be a duration like 90s"):
         read_seconds(text, "--ttl")
 
@@ -31,7 +31,7 @@ def test_a_rate_is_read_as_on_the_command_line_of_run(text: str, rate: object) -
     assert read_rate(text) == rate
 
 
-def test_a_change_says_who_made_it_and_how_it_is_undone() -> None:
+def test_a_change_names_its_author_and_its_undo() -> None:
     assert list(change_lines(make(old={"rate": 1}, new={"rate": 2}, durable=False))) == [
         "topic a: 1/s → 2/s",
         "   change 17 by ada, until the restart only; `sluice audit revert 17` undoes it",
@@ -40,7 +40,7 @@ def test_a_change_says_who_made_it_and_how_it_is_undone() -> None:
     assert list(change_lines(dry_run, dry_run=True)) == ["would change: topic a: 1/s → 2/s"]
 
 
-def test_an_end_says_how_long_it_is_until_then() -> None:
+def test_an_end_states_the_time_until_then() -> None:
     now = datetime.now(UTC)
     assert until((now + timedelta(days=90, minutes=1)).isoformat()).endswith(" (in 90 d)")
     assert until((now - timedelta(hours=1)).isoformat()).endswith(" (in 0 s)")

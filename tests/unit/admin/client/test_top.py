@@ -67,7 +67,7 @@ class TestScreen:
         assert text.index("orders") < text.index("mail")
         assert "would" not in text
 
-    def test_shows_what_would_be_refused_where_there_is_any(self) -> None:
+    def test_shows_shadow_refusals_if_any(self) -> None:
         live = {"passed_per_s": 9.0, "refused_per_s": 0.0, "shadowed_per_s": 4.0, "would_refuse": True}
         rows = page(row("dark", live=live, limit={"rate": 5, "action": "shadow"}))
         text = " ".join(seen(View(), rows=rows).split())
@@ -97,11 +97,11 @@ class TestScreen:
             ),
         ],
     )
-    def test_shouts_what_an_operator_must_not_miss(self, state: dict[str, Any], banner: str) -> None:
+    def test_highlights_urgent_states(self, state: dict[str, Any], banner: str) -> None:
         assert banner not in seen(View())
         assert banner in seen(View(), STATE | state)
 
-    def test_says_which_rows_are_shown_and_that_there_is_no_news(self) -> None:
+    def test_shows_the_selected_rows_and_the_missing_updates(self) -> None:
         view = View(search="or", filter="near", kind="topic", backwards=True)
         text = seen(view, rows=page(row("a"), total=100, offset=30), lost="nobody answers")
         assert '31 to 31 of 100, by refused (reversed), near, topic, with "or"' in " ".join(text.split())
@@ -167,8 +167,6 @@ class TestOnce:
 
 
 class Terminal:
-    """A terminal with `sluice top` on it."""
-
     def __init__(self, address: str) -> None:
         self._ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 120, 0, 0))
@@ -186,7 +184,6 @@ class Terminal:
         )
 
     def wait_for(self, text: bytes) -> None:
-        """Read until something is shown."""
         start = len(self.output)
         while text not in self.output[start:]:
             ready, _, _ = select.select([self._ours], [], [], 30)
@@ -197,7 +194,6 @@ class Terminal:
         os.write(self._ours, text)
 
     def end(self) -> int:
-        """Read to the end and return how it ended."""
         while self.process.poll() is None:
             if select.select([self._ours], [], [], 0.1)[0]:
                 self.output += os.read(self._ours, 65536)
@@ -256,7 +252,7 @@ class TestTerminal:
         assert terminal.end() == 128 + number
         assert terminal.is_as_it_was
 
-    def test_a_sidecar_that_goes_away_is_said_and_asked_again(self, api: Any, terminal: Terminal, problem: Any) -> None:
+    def test_a_lost_sidecar_is_reported_and_polled_again(self, api: Any, terminal: Terminal, problem: Any) -> None:
         before = api.answers["GET /state"]
         api.answers["GET /state"] = problem(503, "busy")
         terminal.wait_for(b"Connection lost: ")
@@ -267,7 +263,9 @@ class TestTerminal:
         assert terminal.end() == 0
         assert terminal.is_as_it_was
 
-    def test_being_refused_leaves_the_terminal_and_says_why(self, api: Any, terminal: Terminal, problem: Any) -> None:
+    def test_a_refusal_restores_the_terminal_and_prints_the_reason(
+        self, api: Any, terminal: Terminal, problem: Any
+    ) -> None:
         api.answers["GET /limits"] = problem(401, "the token is wrong")
         assert terminal.end() == 4
         assert terminal.is_as_it_was

@@ -1,4 +1,4 @@
-"""Columns name fields that rows have, and what tables can be sorted by."""
+"""Columns name existing fields, and fields that tables can be sorted by."""
 
 from collections.abc import Mapping
 from types import UnionType

@@ -47,7 +47,7 @@ def test_on_a_terminal_a_long_cell_is_folded() -> None:
     assert "[red]" in text
 
 
-def test_on_a_terminal_what_is_too_wide_is_written_row_by_row_and_breaks_no_word() -> None:
+def test_on_a_terminal_wide_tables_are_written_row_by_row_without_breaking_words() -> None:
     text = drawn(Rows(("rule", "limit", "from"), [("topic:orders", "500/s.", "deploy/sluice.toml:70")]), terminal=True)
     assert [line.rstrip() for line in text.splitlines()] == [
         "topic:orders",
@@ -56,7 +56,7 @@ def test_on_a_terminal_what_is_too_wide_is_written_row_by_row_and_breaks_no_word
     ]
 
 
-def test_on_a_terminal_more_than_anybody_reads_scrolls_by() -> None:
+def test_on_a_terminal_long_output_scrolls() -> None:
     text = drawn(Rows((), [("x" * 100,)] * 501), terminal=True)
     assert text.count("x") == 501 * 100
 

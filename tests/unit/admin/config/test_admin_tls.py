@@ -14,7 +14,7 @@ ORIGINS = Origins(None, {}, {})
 
 @pytest.fixture
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory with ``admin.pem`` and ``admin.key``, and those of another."""
+    """A directory with ``admin.pem`` and ``admin.key``, and another pair."""
     monkeypatch.chdir(tmp_path)
     authority = trustme.CA()
     for name in ("admin", "other"):
@@ -47,14 +47,14 @@ def test_a_certificate_and_its_key_make_a_context_of_modern_tls(files: Path) -> 
         ("admin.pem", "other.key", 'admin.tls_key_file = "other.key": is not the key of admin.pem; '),
     ],
 )
-def test_faulty_files_are_named_with_what_to_do(
+def test_faulty_files_are_reported_with_a_remedy(
     files: Path, certificate: str | None, key: str | None, told: str
 ) -> None:
     del files
     assert problem(certificate, key).startswith(told)
 
 
-def test_a_reload_takes_what_is_in_the_files_now_and_keeps_what_was_if_that_is_wrong(files: Path) -> None:
+def test_a_reload_applies_the_files_and_keeps_the_old_state_if_they_are_invalid(files: Path) -> None:
     del files
     certificate = Certificate("admin.pem", "admin.key", ORIGINS)
     context = certificate.context

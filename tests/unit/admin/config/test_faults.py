@@ -65,12 +65,12 @@ def test_all_faults_are_found_at_once_each_with_its_place() -> None:
         ({"size": 1, "inner": {"names": ["x"] * 3}}, "inner.names: must have at most 2 values, and has 3"),
     ],
 )
-def test_a_fault_says_what_is_allowed(value: object, told: str) -> None:
+def test_a_fault_names_allowed_values(value: object, told: str) -> None:
     (fault,) = faults(value)
     assert fault.startswith(told)
 
 
-def test_thousands_of_unknown_keys_are_told_in_part() -> None:
+def test_thousands_of_unknown_keys_are_listed_in_part() -> None:
     assert len(faults({f"size{number}": 1 for number in range(5000)})) < 50
 
 
@@ -89,7 +89,7 @@ def test_flags_and_variables_are_written_as_on_a_command_line(name: str, value: 
     assert given(name, value) == text
 
 
-def test_values_are_cut_to_what_fits_a_line() -> None:
+def test_values_are_cut_to_fit_a_line() -> None:
     assert len(show("x" * 1000)) == 60
     assert show(16**5000) == "int"
 

@@ -43,7 +43,7 @@ def test_folders_are_in_the_state_directory_unless_configured_otherwise(tmp_path
     assert folders.spool(SpoolSettings(dir="/x"), None) == Folder(Path("/x"), given=True)
     assert folders.spool(SpoolSettings(dir="off"), tmp_path) == Folder(None, given=True)
     nowhere = folders.spool(SpoolSettings(), None)
-    assert nowhere == Folder(None, why="there is no state directory; give spool.dir")
+    assert nowhere == Folder(None, why="there is no state directory; set spool.dir")
     assert folders.make_spool(nowhere) == nowhere
 
 
@@ -63,14 +63,14 @@ def test_a_configured_folder_that_cannot_be_is_an_error_that_names_it(tmp_path: 
 
 
 @BOTH
-def test_a_folder_that_may_not_be_written_says_what_to_do(
+def test_an_unwritable_folder_is_reported_with_a_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Make
 ) -> None:
     monkeypatch.setattr(os, "access", lambda *_: False)
-    with pytest.raises(StartError, match=r"\.dir /.*: it may not be written; make it writable for this user"):
+    with pytest.raises(StartError, match=r"\.dir /.*: it is not writable; make it writable for this user"):
         make(Folder(tmp_path, given=True))
     default = make(Folder(tmp_path))
-    assert (default.path, default.why.partition(";")[0]) == (None, f"{tmp_path}: it may not be written")
+    assert (default.path, default.why.partition(";")[0]) == (None, f"{tmp_path}: it is not writable")
 
 
 def test_a_full_disk_lets_a_sidecar_start_and_only_the_log_is_tried_again(

@@ -88,9 +88,9 @@ def test_settings_without_effect_or_unsafe_are_named_with_their_line(write: Writ
         'scope = "vip"\nmax_connections_per_client = 5\n',
         'scope = "vip"\n[[limits]]\nkind = "listener"\nname = "v*"\nrate = 5\n',
         ADAPTIVE + "fair_by = 'topic'\nfloor = 5\nceiling = 50\naction = 'reject'\n" + TOPIC + "weight = 2\n",
-        # Ports of one host are one broker's.
+        # Ports of one host belong to one broker.
         LISTENER.replace(":1", ":3").replace("1:2", "1:4") + ADAPTIVE,
-        # Rules that take turns.
+        # Rules that alternate.
         TOPIC + 'between = "06:00-22:00"\n' + TOPIC + 'between = "22:00-06:00"\n',
         TOPIC + 'between = "06:00-22:00"\n' + TOPIC,
         TOPIC + 'between = "06:00-22:00"\ndays = ["sun"]\n' + TOPIC + 'between = "06:00-22:00"\n',

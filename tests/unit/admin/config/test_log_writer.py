@@ -8,7 +8,7 @@ from admin.config.logs import LogWriter
 
 
 class Gated(io.StringIO):
-    """A stream whose reader has stopped reading until ``gate`` is set."""
+    """A stream that stops reading until ``gate`` is set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class Broken(io.StringIO):
         raise BrokenPipeError
 
 
-def test_a_reader_that_does_not_read_holds_up_nobody_and_what_does_not_fit_is_counted(
+def test_a_stalled_reader_delays_no_other_and_dropped_lines_are_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(logs, "_QUEUED_LINES", 10)

@@ -26,7 +26,7 @@ class Model(Struct):
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An installed distribution whose handler is written by the test."""
+    """An installed distribution with the test's handler."""
     info = tmp_path / "someone_else-1.2.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: someone-else\nVersion: 1.2\n")
@@ -48,7 +48,7 @@ def test_a_name_that_is_not_installed_suggests_one_that_is() -> None:
     ]
 
 
-def test_somebody_elses_handler_is_found(package: Path) -> None:
+def test_an_external_handler_is_found(package: Path) -> None:
     (package / "someone_else.py").write_text(
         "from proxy.deciding.pipeline import HandlerPlugin\nPLUGIN = HandlerPlugin('theirs', int, lambda o, s: None)\n"
     )
@@ -68,7 +68,7 @@ def test_somebody_elses_handler_is_found(package: Path) -> None:
         ),
     ],
 )
-def test_a_plug_in_that_is_none_names_its_package_and_the_reason(package: Path, module: str, problem: str) -> None:
+def test_an_invalid_plug_in_names_its_package_and_the_reason(package: Path, module: str, problem: str) -> None:
     (package / "someone_else.py").write_text(module)
     where = "handler \"theirs\" (entry point 'someone_else:PLUGIN' of someone-else 1.2)"
     assert lines("theirs") == [f"{where}: {problem}"]

@@ -35,7 +35,7 @@ def test_rule_round_trips_through_text(named: tuple[str, str], limit: dict[str, 
 
 
 @pytest.mark.parametrize("fields", [{}, {"days": ["mon"]}])
-def test_a_time_zone_that_is_none_is_refused_with_hours_or_without(fields: dict[str, object]) -> None:
+def test_an_invalid_time_zone_is_refused_with_and_without_hours(fields: dict[str, object]) -> None:
     with pytest.raises(FieldError) as caught:
         READER.read("topic", "a", {"rate": 1, "time_zone": "Mars", **fields}, "edit")
     ((field, what),) = caught.value.problems
@@ -43,7 +43,7 @@ def test_a_time_zone_that_is_none_is_refused_with_hours_or_without(fields: dict[
     assert "Mars" in what
 
 
-def test_a_kind_that_is_none_names_those_that_there_are() -> None:
+def test_an_unknown_kind_names_the_known_ones() -> None:
     with pytest.raises(FieldError) as caught:
         READER.read("shelf", "a", {"rate": 1}, "edit")
     ((field, what),) = caught.value.problems

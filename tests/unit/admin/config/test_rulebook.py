@@ -44,7 +44,7 @@ def rate(planned: Plan, kind: str, name: str) -> tuple[float | None, str]:
     return found.rate_per_s, found.source
 
 
-# --- whose rules hold
+# --- precedence
 
 
 def test_without_any_limit_the_protocols_own_hold() -> None:
@@ -61,7 +61,7 @@ def test_replies_and_the_clusters_own_are_exempt_unless_a_rule_has_that_very_nam
     assert not rule(plan(flags=limits("topic:*_REPLY_TOPIC=1/s")), "topic", "x_REPLY_TOPIC").exempt
 
 
-def test_exempt_stands_in_place_of_a_rate(write: Write) -> None:
+def test_exempt_replaces_a_rate(write: Write) -> None:
     assert rule(plan(TOPIC + "exempt = true", write=write), "topic", "a").exempt
     assert lines(TOPIC + "rate = 5\nexempt = true", write=write) == [
         "sluice.toml:5: limits[0].exempt: rule topic:a: exempt with a limit; allowed: exempt or a limit, not both"
@@ -76,7 +76,7 @@ def test_a_flags_rule_wins_over_the_environments_and_that_over_the_files(write: 
     assert rate(planned, "topic", "c") == (3, "--limit")
 
 
-def test_defaults_of_the_file_stand_in_for_the_built_in_ones(write: Write) -> None:
+def test_defaults_of_the_file_replace_built_in_ones(write: Write) -> None:
     planned = plan("[defaults.topic]\nrate = 7\nburst_s = 3\nbreak_s = 0\n", write=write)
     found = rule(planned, "topic", "orders")
     assert (found.rate_per_s, found.burst_s, found.break_s, found.source) == (7, 3, 0, "sluice.toml:1")
@@ -107,12 +107,12 @@ def test_spooled_requests_may_wait_an_hour_where_clients_do(write: Write) -> Non
     assert longest("topic", 'action = "delay"\nspool = true') == 2
     assert longest("topic", 'action = "delay"\nspool = true\nmax_delay_s = 9') == 9
     assert longest("topic", 'action = "delay"\nspool = false') == 2
-    # Neither is ever put aside.
+    # Neither is ever spooled.
     assert longest("topic", "spool = true") == 2
     assert longest("subscription", "spool = true") == 10
 
 
-def test_a_scope_that_no_protocol_in_use_has_is_refused_and_said_to_be() -> None:
+def test_a_scope_of_no_used_protocol_is_refused_with_a_reason() -> None:
     there_are = f"allowed here: {KINDS}"
     assert lines(flags=limits("user:alice=1/s", "vhost:/=1/s")) == [
         f"--limit 'user:alice=1/s': kind 'user' is unknown; rocketmq knows no user; {there_are}",
@@ -122,7 +122,7 @@ def test_a_scope_that_no_protocol_in_use_has_is_refused_and_said_to_be() -> None
         plan().rulebook.reader.target("user", "alice")
 
 
-def test_a_protocol_says_which_scopes_there_are() -> None:
+def test_a_protocol_defines_the_scopes() -> None:
     protocol = plugins.protocol("rocketmq", (), load(None, {}, PAIR).origins)
     logged_in = dataclasses.replace(
         protocol, name="other", kinds=(Kind("queue", ""),), default_rules=(), scopes=("user", "vhost")
@@ -132,7 +132,7 @@ def test_a_protocol_says_which_scopes_there_are() -> None:
     assert [rule.name for rule in rules] == ["user:alice", "vhost:/", "queue:a", "client:*"]
     assert [*RuleReader((logged_in,), ()).kinds] == ["queue", "client", "certificate", "user", "vhost", "listener"]
     assert [*RuleReader((protocol, logged_in), ()).kinds][-6:] == list(SCOPES)
-    # With two protocols, each kind has the scopes of its own.
+    # With two protocols, each kind has its own scopes.
     reader = RuleReader((protocol, logged_in), ())
     assert reader.read("queue", "a", {"rate": 1, "fair_by": "user"}, "an edit").fair_by == "user"
     for kind, word in (("topic", "user"), ("queue", "producer_group")):
@@ -178,7 +178,7 @@ def test_without_an_action_each_connection_gets_the_default_of_its_protocol(
     reader = RuleReader([plugins.protocol(name, (), origins) for name in names], ())
     found = reader.read(kind, "*", {"rate": 1}, "an edit")
     assert found.shown_action == action
-    # An edit of another field leaves it as it is.
+    # An edit of another field leaves it unchanged.
     again = reader.read(kind, "*", patched(fields_of(found), {"rate": 2}), "an edit")
     assert again.shown_action == action
     assert reader.read(kind, "*", {"rate": 1, "action": "shadow"}, "an edit").shown_action == "shadow"
@@ -186,18 +186,18 @@ def test_without_an_action_each_connection_gets_the_default_of_its_protocol(
 
 def test_a_break_without_an_action_is_refused_where_senders_wait_for_credit() -> None:
     reader = RuleReader([plugins.protocol("amqp", (), load(None, {}, PAIR).origins)], ())
-    with pytest.raises(FieldError, match=r"no action, which makes AMQP 1\.0 wait for credit"):
+    with pytest.raises(FieldError, match=r"no action \(AMQP 1\.0 then waits for credit\)"):
         reader.read("queue", "*", {"rate": 1, "break_s": 1}, "an edit")
     assert reader.read("queue", "*", {"rate": 1, "break_s": 1, "action": "reject"}, "an edit").break_s == 1
 
 
 @pytest.mark.parametrize("name", ["amqp", "amqp091"])
-def test_consumers_confirm_what_is_sent_with_a_rule_that_needs_no_rate(name: str) -> None:
+def test_consumers_confirm_under_a_rule_without_a_rate(name: str) -> None:
     reader = RuleReader([plugins.protocol(name, (), load(None, {}, PAIR).origins)], ())
     says = {"confirm": "after_consume", "confirm_queues": 3, "fallback": "nack", "confirm_within_s": 1}
     found = reader.read("exchange", "*", says, "an edit")
     assert (found.confirms_after_consume, found.rate_per_s, found.confirm_queues) == (True, None, 3)
-    # Under amqp each connection gets the default of its own version, so no action is written.
+    # Under amqp each connection gets the default of its version, so no action is written.
     action = {} if name == "amqp" else {"action": "reject"}
     assert written(fields_of(found)) == {"rate": "unlimited", **action, **says, "max_delay_s": 2.0}
     with pytest.raises(
@@ -226,7 +226,7 @@ def test_consumers_confirm_what_is_sent_with_a_rule_that_needs_no_rate(name: str
         (["amqp091"], "total", "not to scopes and totals"),
     ],
 )
-def test_consumers_confirm_only_what_a_protocol_has_them_confirm(names: list[str], kind: str, why: str) -> None:
+def test_consumers_confirm_only_where_the_protocol_supports_it(names: list[str], kind: str, why: str) -> None:
     reader = RuleReader([plugins.protocol(name, (), load(None, {}, PAIR).origins) for name in names], ())
     with pytest.raises(FieldError, match=why) as error:
         reader.read(kind, "queue:*" if kind == "total" else "*", {"rate": 1, "confirm": "after_consume"}, "an edit")
@@ -235,7 +235,7 @@ def test_consumers_confirm_only_what_a_protocol_has_them_confirm(names: list[str
         assert reader.read("queue", "*", {"confirm": "after_consume"}, "an edit").confirms_after_consume
 
 
-# --- what is wrong
+# --- errors
 
 
 @pytest.mark.parametrize(
@@ -317,7 +317,7 @@ def test_faulty_rules_of_all_sources_are_named_at_once(write: Write) -> None:
         ),
     ],
 )
-def test_a_rule_that_cannot_be_names_line_key_value_and_what_is_allowed(write: Write, text: str, line: str) -> None:
+def test_an_impossible_rule_names_line_key_value_and_allowed_values(write: Write, text: str, line: str) -> None:
     assert lines(text, write=write) == [f"sluice.toml:{line}"]
 
 

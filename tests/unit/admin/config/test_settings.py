@@ -55,7 +55,7 @@ def test_every_key_has_a_description_where_it_is_defined() -> None:
 
 
 def _with_commented_keys(text: str) -> Any:
-    """Read a sample in which keys that are better left out are comments, without a blank behind the #."""
+    """Read a sample together with its commented keys, which have no blank behind the #."""
     return tomllib.loads(re.sub(r"(?m)^#(?=[a-z_]+ = |\[fleet\])", "", text))
 
 

@@ -30,7 +30,7 @@ def test_flags_win_over_the_environment_and_that_over_the_file(write: Write) -> 
     assert settings.admin.listen == Endpoint("127.0.0.1", 9870)
 
 
-def test_pairs_of_flags_and_variables_stand_in_for_the_files_listeners(write: Write) -> None:
+def test_pairs_of_flags_and_variables_replace_the_files_listeners(write: Write) -> None:
     file = write('[[listeners]]\nlisten = "a:1"\nbroker = "b:1"\n')
     given = Flags(listen=["c:2", "c:3"])
     listeners = load(file, {"SLUICE_BROKER": "d:2\nd:3", "SLUICE_PROTOCOL": "other"}, given).settings.listeners
@@ -78,7 +78,7 @@ def test_two_variables_of_one_key_are_refused() -> None:
     ]
 
 
-def test_a_url_is_no_address_to_listen_on() -> None:
+def test_a_url_is_not_an_address_to_listen_on() -> None:
     (line,) = lines(None, {"SLUICE_ADMIN": "https://10.0.0.5:9870"})
     assert 'must be "host:port", not a URL' in line
     assert line.endswith("`sluice state --admin URL`")
@@ -154,7 +154,7 @@ HANDLER = '[[handlers]]\nname = "rate_limit"\n'
         ("a = " + "[" * 3000, " nested too deeply"),
     ],
 )
-def test_a_fault_in_the_file_names_line_key_value_and_what_is_allowed(write: Write, text: str, line: str) -> None:
+def test_a_fault_in_the_file_names_line_key_value_and_allowed_values(write: Write, text: str, line: str) -> None:
     (told,) = lines(write(text))
     assert told.startswith(f"sluice.toml:{line}")
 
@@ -168,7 +168,7 @@ def test_another_format_is_called_by_its_name(write: Write, text: str, language:
     assert line.endswith(f"; this looks like {language}; deploy/sluice.toml is a sample")
 
 
-def test_faults_of_one_kind_are_told_together(write: Write) -> None:
+def test_faults_of_one_kind_are_reported_together(write: Write) -> None:
     file = write("limiting = 3\n[bounds]\nmax_connections = 0\n[log]\nx = 1\n")
     assert [line.split(" ")[0] for line in lines(file)] == ["sluice.toml:1:", "sluice.toml:3:", "sluice.toml:5:"]
     assert lines(file, {"SLUICE_LOGLEVEL": "info"}) == [
@@ -201,7 +201,7 @@ def test_a_fault_of_a_flag_names_the_flag() -> None:
     assert lines(flags=Flags(protocol="x")) == ["--protocol x: needs --listen and --broker"]
 
 
-def test_addresses_that_are_no_pairs_are_refused() -> None:
+def test_addresses_without_a_port_are_refused() -> None:
     pairs = "give them in pairs, one broker for each listen address"
     given = Flags(listen=["a:1", "a:2"], broker=["b:1"])
     assert lines(flags=given) == [f"--listen has 2 values and --broker 1: {pairs}"]

@@ -1,4 +1,4 @@
-"""TLS of listeners from files: what is refused and why, what a reload takes over, and when certificates end."""
+"""TLS of listeners from files: errors, reloads, and the expiry of certificates."""
 
 import ssl
 from contextlib import suppress
@@ -30,7 +30,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 @pytest.fixture(autouse=True)
 def files(certificates: Certificates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The present directory, with all of these files in it."""
+    """The current directory, with all of these files."""
     for file in certificates.folder.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     (tmp_path / "empty").touch()
@@ -115,7 +115,7 @@ NO_EFFECT = 'has no effect without tls = "accept" or "require"'
         (BROKER | {"tls": "pass"}, 'listeners[0].broker_tls = true: contradicts tls = "pass"'),
     ],
 )
-def test_faulty_keys_and_files_are_named_with_what_to_do(given: dict[str, Any], told: str) -> None:
+def test_faulty_keys_and_files_are_reported_with_a_remedy(given: dict[str, Any], told: str) -> None:
     assert told in faults(**given)[0]
 
 
@@ -138,7 +138,7 @@ def test_protocols_are_offered_to_both_peers_where_there_are_any() -> None:
 
 
 def agreed(ours: ssl.SSLContext, peer: ssl.SSLContext, *, server_side: bool) -> str | None:
-    """Shake hands in memory and return the protocol that both agreed on."""
+    """Shake hands in memory. Return the agreed protocol."""
     one, other = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = [
         ours.wrap_bio(one, other, server_side=server_side, server_hostname=None if server_side else HOST),
@@ -150,7 +150,7 @@ def agreed(ours: ssl.SSLContext, peer: ssl.SSLContext, *, server_side: bool) -> 
     return ends[0].selected_alpn_protocol()
 
 
-def test_reload_takes_what_is_in_the_files_now_once_all_are_read() -> None:
+def test_reload_takes_the_files_current_contents_once_all_are_read() -> None:
     made = tls(**CLIENTS, **BROKER, tls_client_ca_file="ca.pem")
     assert made.clients is not None
     assert made.broker is not None
@@ -176,7 +176,7 @@ def test_certificates_end_with_the_first_of_their_chain(certificates: Certificat
     (chain,) = expiry("main", "client", "chain.pem")
     assert chain.ends == other.ends
     assert certificates.folder
-    # An authority that ends after 2049 is written in another way, as trustme's is.
+    # Dates after 2049 have another encoding, as in trustme's.
     (authority,) = expiry("main", "client", "ca.pem")
     assert authority.ends.year >= 2038
 

@@ -1,4 +1,4 @@
-"""The embedded broker: what it answers to producers, and bytes that are not requests."""
+"""The embedded broker: answers to producers, and invalid bytes."""
 
 import json
 from collections.abc import AsyncIterator, Mapping
@@ -27,8 +27,6 @@ V2 = {"b": "orders", "e": "1", "i": "UNIQ_KEY\x01t\x02", "m": "false"}
 
 
 class Client:
-    """A connection without a socket."""
-
     def __init__(self) -> None:
         self.broker = Broker()
         self.broker.advertised = "127.0.0.1:10911"
@@ -121,7 +119,6 @@ def test_recorded_producers_are_answered_in_pieces_of_any_size(data: st.DataObje
 
 @pytest.fixture
 async def loopback(nursery: trio.Nursery) -> AsyncIterator[Loopback]:
-    """A running broker on free ports."""
     yield await nursery.start(serve_broker)
     nursery.cancel_scope.cancel()
 
@@ -131,7 +128,7 @@ async def _connect(address: str) -> trio.SocketStream:
     return await trio.open_tcp_stream(host, int(port))
 
 
-async def test_both_servers_answer_until_something_else_is_said(loopback: Loopback) -> None:
+async def test_both_servers_answer_until_changed(loopback: Loopback) -> None:
     for address in (loopback.broker_address, loopback.name_server_address):
         async with await _connect(address) as stream:
             send = encode(RemotingCommand(code=RequestCode.SEND_MESSAGE_V2, opaque=7, fields=V2))

@@ -89,7 +89,7 @@ async def test_ctrl_c_ends_it_with_the_account(
     assert "sent/passed/refused per second: runaway " in text
 
 
-async def test_a_taken_port_is_replaced_by_a_free_one_and_told(
+async def test_a_used_port_is_replaced_by_a_free_one_with_a_message(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:

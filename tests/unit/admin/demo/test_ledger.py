@@ -83,7 +83,7 @@ def test_rates_are_those_of_the_last_seconds() -> None:
     assert made.rates("orders") == (0, 0, 0)
 
 
-def test_after_an_edit_or_a_switch_nothing_is_held_against_the_limits() -> None:
+def test_after_an_edit_or_a_switch_nothing_is_compared_with_the_limits() -> None:
     made = ledger(Counts(sent=20_000, passed=20_000), Counts(sent=10, passed=5, refused=5))
     made.edited = True
     checks = check(made, {"runaway": 20_000, "orders": 5}, LIMIT_PER_S, 1.0)

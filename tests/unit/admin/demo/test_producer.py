@@ -19,12 +19,12 @@ Answer = Callable[[RemotingCommand], bytes]
 
 @pytest.fixture
 async def broker(nursery: trio.Nursery) -> Callable[[Answer], Awaitable[Endpoint]]:
-    """A broker that answers each request as the test says, in pieces of a few bytes."""
+    """A broker with scripted answers, in pieces of a few bytes."""
 
     async def start(answer: Answer) -> Endpoint:
         async def serve(stream: trio.SocketStream) -> None:
             data = bytearray()
-            # A client that has all its answers leaves, whatever more is said to it.
+            # A client with all its answers leaves, even if more arrives.
             with suppress(trio.BrokenResourceError):
                 async for chunk in stream:
                     data += chunk
@@ -46,7 +46,7 @@ def reply(request: RemotingCommand, code: int, remark: str = "") -> bytes:
 
 
 async def run(endpoint: Endpoint, until: int) -> tuple[Producer, Counts]:
-    """Send until so many have been sent, then stop and wait for the answers."""
+    """Send this many, then stop and wait for the answers."""
     counts = Counts()
     producer = Producer(LOAD, counts)
     async with trio.open_nursery() as nursery:
@@ -57,7 +57,7 @@ async def run(endpoint: Endpoint, until: int) -> tuple[Producer, Counts]:
     return producer, counts
 
 
-async def test_answers_are_counted_by_what_they_say(broker: Callable[[Answer], Awaitable[Endpoint]]) -> None:
+async def test_answers_are_counted_by_their_code(broker: Callable[[Answer], Awaitable[Endpoint]]) -> None:
     def answer(request: RemotingCommand) -> bytes:
         match request.opaque % 4:
             case 0:
@@ -83,7 +83,7 @@ async def test_a_second_answer_is_never_a_success(broker: Callable[[Answer], Awa
     assert counts.stray > 0
 
 
-async def test_requests_are_what_a_broker_takes(broker: Callable[[Answer], Awaitable[Endpoint]]) -> None:
+async def test_requests_are_valid_for_a_broker(broker: Callable[[Answer], Awaitable[Endpoint]]) -> None:
     seen: list[RemotingCommand] = []
 
     def answer(request: RemotingCommand) -> bytes:
@@ -95,7 +95,7 @@ async def test_requests_are_what_a_broker_takes(broker: Callable[[Answer], Await
     assert [request.opaque for request in seen] == list(range(1, len(seen) + 1))
 
 
-async def test_a_connection_that_ends_is_said(nursery: trio.Nursery) -> None:
+async def test_a_connection_that_ends_is_reported(nursery: trio.Nursery) -> None:
     (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
 
     async def hang_up(stream: trio.SocketStream) -> None:
@@ -106,7 +106,7 @@ async def test_a_connection_that_ends_is_said(nursery: trio.Nursery) -> None:
     assert producer.lost == "the connection was closed"
 
 
-async def test_a_connection_that_is_refused_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_refused_connection_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("admin.demo.producer._CONNECT_FOR_S", 0)
     producer, counts = await run(Endpoint("127.0.0.1", 1), 10**9)
     assert producer.lost is not None

@@ -1,4 +1,4 @@
-"""An edit service with a clock of its own, over real files or none."""
+"""An edit service with its own clock, with or without real files."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -18,8 +18,6 @@ from limiter.rules.rule_set import RuleSet
 
 
 class WallClock:
-    """Stands still until it is told otherwise."""
-
     def __init__(self) -> None:
         self.now = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
@@ -31,11 +29,7 @@ class WallClock:
 
 
 class Applied:
-    """A data path that only takes rules.
-
-    Attributes:
-        fails: it raises instead.
-    """
+    """A data path that only takes rules, or raises ``fails``."""
 
     def __init__(self) -> None:
         self.rule_sets: list[RuleSet] = []
@@ -65,7 +59,7 @@ def applied() -> Applied:
 
 @pytest.fixture
 def make_rulebook(tmp_path: Path) -> MakeRulebook:
-    """Makes the rules of a file's text and of flags."""
+    """Make the rules of a file's text and of flags."""
 
     def make(text: str = "", *limits: str) -> Rulebook:
         file = tmp_path / "sluice.toml"
@@ -78,7 +72,7 @@ def make_rulebook(tmp_path: Path) -> MakeRulebook:
 
 @pytest.fixture
 def open_edits(make_rulebook: MakeRulebook, clock: WallClock, applied: Any) -> OpenEdits:
-    """Runs an edit service; ``directory`` is where it saves edits, if it does."""
+    """Run an edit service. ``directory``: for saving edits."""
 
     @asynccontextmanager
     async def run(

@@ -1,4 +1,4 @@
-"""What is exported makes the same limits when it is read again."""
+"""An export makes the same limits when it is read again."""
 
 import re
 import tomllib
@@ -60,7 +60,7 @@ def test_a_file_of_limits_makes_the_same_limits_when_it_is_read_again(
     assert written(plan_of(exported(plan)).rule_set) == written(plan.rule_set)
 
 
-def test_edits_alone_say_who_made_them_and_what_a_file_cannot_say(plan_of: Callable[[str], Plan]) -> None:
+def test_only_edits_have_an_author_and_fields_that_a_file_cannot_have(plan_of: Callable[[str], Plan]) -> None:
     plan = plan_of('[[limits]]\nkind = "topic"\nname = "mail"\nrate = 1\n')
     active = {
         "limits/topic/orders": replace(EDIT, reason='two\nlines "\x1b', limit={"rate": 1000}),

@@ -53,7 +53,7 @@ def rates(*members: EditService, name: str = "orders") -> list[float | None]:
 
 
 async def told(edits: EditService) -> list[tuple[str, str, str, Any]]:
-    """Return the audit trail in its order: author, member, action and rate."""
+    """Return the audit trail in order: author, member, action and rate."""
     return [
         (each.by, each.member, each.action, (each.new or {}).get("rate"))
         for each in reversed(await edits.audit(limit=1000))
@@ -64,7 +64,7 @@ RUNNING: dict[EditService, Log] = {}
 
 
 async def settled(log: Log) -> None:
-    """Wait until all members have done all that is in the log."""
+    """Wait until all members have applied the whole log."""
     with trio.fail_after(60):
         while True:
             await wait_all_tasks_blocked()
@@ -90,7 +90,7 @@ def logged() -> Iterator[list[Any]]:
 
 @pytest.fixture
 def join(log: Log, make_rulebook: Any, clock: Any) -> Join:
-    """Runs a member; the first argument is its name."""
+    """Run a member with this name."""
 
     @asynccontextmanager
     async def run(
@@ -162,7 +162,7 @@ async def test_undoing_a_change_for_the_fleet_is_for_the_fleet(join: Join, log: 
         assert rates(a, b) == [9, 9]
 
 
-async def test_the_later_of_two_edits_wins_everywhere_and_the_audit_says_so(
+async def test_the_later_of_two_edits_wins_everywhere_and_in_the_audit_trail(
     join: Join, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with join("a") as a, join("b") as b, join("c") as c:
@@ -209,7 +209,7 @@ async def test_without_redis_nothing_is_changed_and_the_error_names_the_remedy(j
         ):
             await a.change([put(9)], ALICE, fleet=True)
         log.fault = FleetError("it has not answered", sent=True)
-        with pytest.raises(FleetEditError, match="it is not known whether the edit was made"):
+        with pytest.raises(FleetEditError, match="it is unknown whether the edit was made"):
             await a.change([put(9)], ALICE, fleet=True)
         assert (rates(a), await a.audit()) == ([5], ())
         assert (await a.change([put(9)], ALICE, fleet=True, dry_run=True))[0].id == 0
@@ -217,7 +217,7 @@ async def test_without_redis_nothing_is_changed_and_the_error_names_the_remedy(j
         assert rates(a) == [8]
 
 
-async def test_what_does_not_go_for_a_fleet_is_refused(join: Join, open_edits: Any) -> None:
+async def test_settings_impossible_for_a_fleet_are_refused(join: Join, open_edits: Any) -> None:
     async with open_edits() as alone:
         with pytest.raises(InvalidError, match=r"not in a fleet.*leave out fleet=1 \(--fleet\)"):
             await alone.change([put(9)], ALICE, fleet=True)
@@ -245,7 +245,7 @@ async def test_a_member_that_starts_without_redis_has_the_last_known(join: Join,
         assert [each[:2] for each in await told(c)] == [("alice", "a")]
 
 
-async def test_a_member_that_was_away_does_what_it_missed_once(join: Join, tmp_path: Path, log: Log) -> None:
+async def test_a_member_that_was_unreachable_applies_missed_edits_once(join: Join, tmp_path: Path, log: Log) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     async with join("a", tmp_path / "a") as a:
@@ -258,7 +258,7 @@ async def test_a_member_that_was_away_does_what_it_missed_once(join: Join, tmp_p
         async with join("b", tmp_path / "b") as b:
             assert rates(a, b) == [11, 11]
             assert rates(b, name="mine") == [3]
-            # Only what is in force in the end.
+            # Only the final result.
             assert await told(b) == [("alice", "a", "set", 9), ("bob", "", "set", 3), ("alice", "a", "set", 11)]
         async with join("b", tmp_path / "b") as b:
             assert len(await told(b)) == 3
@@ -285,7 +285,7 @@ async def test_edits_for_the_fleet_expire_at_each_member(join: Join, clock: Any,
         await a.change([put(9, ttl_s=60)], ALICE, fleet=True)
         await settled(log)
         clock.advance(61)
-        # Whoever makes an edit looks at the clock.
+        # Each edit reads the clock.
         await b.change([put(1, "x")], BOB, fleet=True)
         await settled(log)
         assert rates(a, b) == [5, 5]
@@ -294,7 +294,7 @@ async def test_edits_for_the_fleet_expire_at_each_member(join: Join, clock: Any,
             assert [each[3] for each in await told(c)] == [1]
 
 
-async def test_what_redis_has_lost_it_gets_again_from_the_members(join: Join, log: Log, tmp_path: Path) -> None:
+async def test_members_restore_lost_data_of_redis(join: Join, log: Log, tmp_path: Path) -> None:
     async with join("a") as a, join("b", tmp_path) as b:
         await a.change([put(9), put(8, "x")], ALICE, fleet=True)
         await settled(log)
@@ -306,11 +306,11 @@ async def test_what_redis_has_lost_it_gets_again_from_the_members(join: Join, lo
             assert rates(a, b, c) == [10, 10, 10]
             assert rates(a, b, c, name="x") == [8, 8, 8]
             assert ("alice", "a", "set", 8) in await told(c)
-        # Nothing was done twice.
+        # Nothing was applied twice.
         assert len(await told(a)) == len(await told(b)) == 3
 
 
-async def test_of_a_log_that_goes_on_otherwise_all_follow_the_log(join: Join, log: Log) -> None:
+async def test_of_a_diverging_log_all_follow_the_log(join: Join, log: Log) -> None:
     async with join("a") as a, join("b") as b:
         await a.change([put(9)], ALICE, fleet=True)
         await settled(log)
@@ -331,7 +331,7 @@ async def test_of_a_log_that_goes_on_otherwise_all_follow_the_log(join: Join, lo
         assert rates(a, b, name="x") == rates(a, b, name="y")
 
 
-async def test_an_undone_edit_does_not_come_back_however_long_a_member_was_away(
+async def test_an_undone_edit_does_not_come_back_from_a_long_unreachable_member(
     join: Join, log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fleet_log, "KEPT", 3)
@@ -426,7 +426,7 @@ async def test_many_edits_from_random_members_end_the_same_at_all(join: Join, lo
         except InvalidError:
             raise
         except Exception as error:  # noqa: BLE001 - undone by another member meanwhile
-            assert "is not edited" in str(error)  # noqa: PT017
+            assert "has no edit" in str(error)  # noqa: PT017
 
     async with join("a") as a, join("b") as b, join("c") as c:
         members = (a, b, c)
@@ -445,7 +445,7 @@ async def test_many_edits_from_random_members_end_the_same_at_all(join: Join, lo
         assert sorted(each[0] for each in trails[0]) == sorted(each.by for each in made)
 
 
-async def test_what_could_not_be_given_to_redis_again_is_given_later(
+async def test_permits_that_redis_did_not_take_back_are_returned_later(
     join: Join, log: Log, mock_clock: MockClock
 ) -> None:
     async with join("a") as a:

@@ -70,7 +70,7 @@ def patch(name: str = "orders", kind: str = "topic", *, limit: dict[str, Any], *
 RICH = FILE + 'bytes_per_s = 1000\nfair_by = "client"\nbusy_code = 215\n'
 
 
-async def test_a_patch_changes_what_it_names_and_keeps_the_rest(open_edits: OpenEdits) -> None:
+async def test_a_patch_changes_its_fields_and_keeps_the_rest(open_edits: OpenEdits) -> None:
     async with open_edits(RICH) as edits:
         await edits.change([patch(limit={"rate": 900})], ALICE)
         limit = edits.limit("topic", "orders").limit
@@ -93,7 +93,7 @@ async def test_a_patch_changes_what_it_names_and_keeps_the_rest(open_edits: Open
         ("total", "subscription:g@*", "delay", 10),
     ],
 )
-async def test_a_patch_of_what_no_rule_matches_is_what_a_put_of_the_same_is(
+async def test_a_patch_without_a_matching_rule_equals_a_put(
     open_edits: OpenEdits, kind: str, name: str, action: str, max_delay_s: float
 ) -> None:
     async with open_edits(FILE) as edits:
@@ -121,9 +121,7 @@ async def test_a_patch_that_switches_the_spool_gives_the_longest_delay_its_defau
         assert await after(spool=None, max_delay_s=5) == (None, 5)
 
 
-async def test_a_patch_ends_when_the_edit_before_it_would_have_unless_it_says_otherwise(
-    open_edits: OpenEdits, clock: Any
-) -> None:
+async def test_a_patch_keeps_the_end_of_the_edit_unless_it_has_one(open_edits: OpenEdits, clock: Any) -> None:
     async with open_edits(FILE) as edits:
         (first,) = await edits.change([put(ttl_s=60)], ALICE)
         clock.advance(20)
@@ -140,11 +138,11 @@ WIDE = '[[limits]]\nkind = "topic"\nname = "ord*"\nrate = 50\n[defaults.topic]\n
 
 
 def sides(change: Change) -> list[tuple[Any, str]]:
-    """Return the rate in force before a change and since, each with the rule that it is inherited from."""
+    """Return the rates before a change and since, each with the rule it is inherited from."""
     return [((change.old or {}).get("rate"), change.old_rule), ((change.new or {}).get("rate"), change.new_rule)]
 
 
-async def test_a_change_says_what_was_in_force_and_whose_limit_that_was(open_edits: OpenEdits) -> None:
+async def test_a_change_names_the_earlier_limit_and_its_rule(open_edits: OpenEdits) -> None:
     ord_, rest, own = (50, "topic:ord*"), (70, "topic:*"), (9, "")
     async with open_edits(WIDE) as edits:
         changes = await edits.change([put(), put("other"), put("*"), put("topic:a*", kind="total")], ALICE)
@@ -153,7 +151,7 @@ async def test_a_change_says_what_was_in_force_and_whose_limit_that_was(open_edi
         (again,) = await edits.change([put(rate=1)], ALICE)
         assert sides(again) == [own, (1, "")]
         unset = UnsetLimit(kind="topic", name="orders")
-        # Edits of one batch count for what is in force after it.
+        # Edits of one batch refer to the state after it.
         together = await edits.change([unset, put("orde*", 8)], ALICE, dry_run=True)
         assert [sides(each) for each in together] == [[(1, ""), (8, "topic:orde*")], [ord_, (8, "")]]
         (done,) = await edits.change([unset], ALICE)
@@ -240,7 +238,7 @@ async def test_a_wrong_edit_names_its_field_and_undoes_those_with_it(
         assert (edits.etag, rate(edits, "good")) == (etag, None)
 
 
-async def test_a_dry_run_says_the_same_and_changes_nothing(open_edits: OpenEdits, applied: Any) -> None:
+async def test_a_dry_run_prints_the_same_and_changes_nothing(open_edits: OpenEdits, applied: Any) -> None:
     async with open_edits(FILE) as edits:
         etag = edits.etag
         (change,) = await edits.change([put()], ALICE, dry_run=True)
@@ -248,10 +246,10 @@ async def test_a_dry_run_says_the_same_and_changes_nothing(open_edits: OpenEdits
         assert (edits.etag, rate(edits), applied.rule_sets, await edits.audit()) == (etag, 5, [], ())
 
 
-# --- who was first
+# --- conflicts
 
 
-async def test_of_two_writers_with_the_same_etag_one_is_told_whose_change_came_first(open_edits: OpenEdits) -> None:
+async def test_of_two_writers_with_the_same_etag_the_second_gets_the_firsts_change(open_edits: OpenEdits) -> None:
     async with open_edits(FILE) as edits:
         etag = edits.limit("topic", "orders").etag
         await edits.change([put(rate=1, if_match=etag)], ALICE)
@@ -270,11 +268,11 @@ async def test_if_match_star_wants_an_edit_and_if_none_match_wants_none(open_edi
             await edits.change([put(if_match="*")], ALICE)
         await edits.change([put(if_none_match=True)], ALICE)
         await edits.change([put(if_match="*")], ALICE)
-        with pytest.raises(PreconditionError, match="edited already"):
+        with pytest.raises(PreconditionError, match="already has an edit"):
             await edits.change([put(if_none_match=True)], ALICE)
 
 
-# --- for a while
+# --- edits with an end
 
 
 async def test_an_edit_that_expires_reverts_to_the_configuration_whatever_it_replaced(
@@ -332,7 +330,7 @@ async def test_reverting_a_changed_limit_is_a_conflict_unless_forced(open_edits:
         await edits.change([put(rate=7)], ALICE)
         await edits.change([put(rate=8)], ALICE)
         await edits.change([put("other", 1)], ALICE)
-        with pytest.raises(ConflictError, match="change 2 changed limits/topic/orders since"):
+        with pytest.raises(ConflictError, match="change 2 has changed limits/topic/orders since"):
             await edits.revert(1, BOB)
         dry = await edits.revert(1, BOB, force=True, dry_run=True)
         assert (dry.id, rate(edits)) == (0, 8)
@@ -347,19 +345,17 @@ async def test_only_edits_can_be_reverted(open_edits: OpenEdits, clock: Any, aut
         await edits.change([put(ttl_s=1)], ALICE)
         clock.advance(2)
         await edits.change([put("x", 1)], ALICE)
-        with pytest.raises(MissingError, match="nothing of change 2"):
+        with pytest.raises(MissingError, match="change 2 cannot be undone"):
             await edits.revert(2, ALICE)
 
 
 # --- the disk
 
 
-AWAY = "it is not there any more: put it back, or restart Sluice"
+AWAY = "it was moved or deleted: restore it, or restart Sluice"
 
 
 class Disk:
-    """Breaks and mends the state directory."""
-
     def __init__(self, directory: Path) -> None:
         self._directory, self._away = directory, directory.with_name("away")
 
@@ -384,7 +380,7 @@ async def test_a_broken_disk_refuses_edits_but_not_volatile_ones_and_works_again
         disk.breaks()
         with structlog.testing.capture_logs() as logged:
             for _ in range(3):
-                with pytest.raises(StoreError, match=r"it is not there any more.*volatile=1"):
+                with pytest.raises(StoreError, match=r"it was moved or deleted.*volatile=1"):
                     await edits.change([put(rate=8)], ALICE)
             with pytest.raises(InvalidError):
                 await edits.change([put(rate=-8)], ALICE)
@@ -401,7 +397,7 @@ async def test_a_broken_disk_refuses_edits_but_not_volatile_ones_and_works_again
         assert (rate(edits), rate(edits, "x")) == (7, 1)
 
 
-async def test_an_edit_that_the_configuration_has_no_place_for_stands_and_does_nothing(
+async def test_an_edit_unknown_to_the_configuration_is_kept_without_effect(
     open_edits: OpenEdits, state_dir: Path
 ) -> None:
     async with open_edits(directory=state_dir) as edits:
@@ -419,10 +415,10 @@ async def test_an_edit_that_the_configuration_has_no_place_for_stands_and_does_n
         assert rate(edits, "default", "listener") == 5
 
 
-# --- what goes wrong
+# --- errors
 
 
-async def test_a_configuration_is_put_in_force_on_a_broken_disk_and_told_of_later(
+async def test_a_configuration_is_applied_on_a_broken_disk_and_reported_later(
     open_edits: OpenEdits, make_rulebook: Callable[..., Rulebook], state_dir: Path, disk: Disk
 ) -> None:
     held: list[bool] = []
@@ -468,9 +464,7 @@ def lines(logged: list[Any], *keys: str) -> list[tuple[Any, ...]]:
     return [tuple(line.get(key) for key in ("event", *keys)) for line in logged]
 
 
-async def test_every_change_is_a_line_of_the_log_with_who_what_before_and_after(
-    open_edits: OpenEdits, clock: Any
-) -> None:
+async def test_every_change_is_logged_with_author_object_before_and_after(open_edits: OpenEdits, clock: Any) -> None:
     async with open_edits(FILE) as edits:
         with structlog.testing.capture_logs() as logged:
             (change,) = await edits.change([put(reason="launch", limit={"burst_s": 2}, ttl_s=60)], ALICE)
@@ -486,7 +480,7 @@ async def test_every_change_is_a_line_of_the_log_with_who_what_before_and_after(
         ("switch changed", "unset", "switch all", "off", "on", None, "bob", None, None),
         (
             *("edit expired", "expire", "topic orders", "9/s", "5/s", "burst_s 2 -> 3", "sluice", None),
-            f"the time of change {change.id} is over",
+            f"change {change.id} has expired",
         ),
         ("limit changed", "set", "topic other", "none", "9/s", None, "bob", None, None),
         ("switch changed", "revert of 3", "switch all", "on", "off", None, "alice", "10.0.0.1:5", "oops"),

@@ -1,4 +1,4 @@
-"""Random edits, ends, reverts, restarts and reloads against a model that keeps all of it in a few dictionaries."""
+"""Random edits, ends, reverts, restarts and reloads, compared with a model in a few dictionaries."""
 
 import tempfile
 from collections.abc import Awaitable, Callable, Iterable
@@ -24,7 +24,7 @@ from limiter.rules.rule_set import RuleSet
 _AUTHOR = Author("test")
 _PAIR = {"listen": ["127.0.0.1:1"], "broker": ["127.0.0.1:2"]}
 NAMES = ("a", "ab", "a*", "*", "[a]")
-#: What is asked for, as each name stands for one of them.
+# The requested spelling of names.
 SPELLED = {"[a]": "a"}
 BOOKS: list[Rulebook] = [
     compose(load(None, {}, Flags(**_PAIR, limits=limits))).rulebook
@@ -33,8 +33,6 @@ BOOKS: list[Rulebook] = [
 
 
 class _DataPath:
-    """Takes rules, and does nothing with them."""
-
     async def apply(self, _: RuleSet) -> None:
         await trio.lowlevel.checkpoint()
 
@@ -43,7 +41,7 @@ _DATA_PATH: Any = _DataPath()
 
 
 class Held(NamedTuple):
-    """What stands for one name."""
+    """The state of one name."""
 
     value: Any
     ends: datetime | None
@@ -70,7 +68,7 @@ class Edits(RuleBasedStateMachine):
         self._folder.cleanup()
 
     def do(self, what: Callable[[], Awaitable[Any]]) -> Any:
-        """Run the edits for one thing."""
+        """Run the edits for one name."""
 
         async def run() -> Any:
             result: Any = None
@@ -190,7 +188,7 @@ class Edits(RuleBasedStateMachine):
 
 
 def _patterns(rules: Iterable[Any]) -> list[Any]:
-    """Return those whose order decides."""
+    """Return the patterns whose order matters."""
     return [rule for rule in rules if rule.exact_name is None]
 
 

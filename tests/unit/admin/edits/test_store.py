@@ -205,7 +205,7 @@ def test_only_the_first_edit_waits_for_a_program_that_has_the_file_locked_and_a_
 def test_a_file_that_may_not_be_written_any_more_is_an_error_until_it_may(state_dir: Path) -> None:
     store = Store(state_dir)
     store._db.execute("PRAGMA query_only = ON")
-    with pytest.raises(OSError, match="it may not be written"):
+    with pytest.raises(OSError, match="it is not writable"):
         commit(store, 1)
     store._db.execute("PRAGMA query_only = OFF")
     commit(store, 1)
@@ -228,7 +228,7 @@ def test_a_directory_that_others_can_write_is_told(state_dir: Path, mode: int, s
     assert store.exposed is None if said is None else re.match(said, store.exposed or "")
 
 
-# --- opening a place
+# --- opening
 
 
 @pytest.mark.parametrize("name", [NAME, "lock"])

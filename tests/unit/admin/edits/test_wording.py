@@ -40,7 +40,7 @@ def test_a_limit_is_written_in_short(limit: dict[str, Any] | None, text: str) ->
         (None, {"rate": 500, "burst_s": 1}, "none → 500/s"),
         ({"rate": 500, "burst_s": 1}, None, "500/s → none"),
         ({"limiting": True}, {"limiting": False}, "on → off"),
-        # What has its default, and matters beside another field only, has not changed with that.
+        # A field with its default, and relevant only with another field, has not changed with that.
         (
             {"rate": 5, "fair_by": "client", "max_fair_keys": 32},
             {"rate": 5, "fair_by": None, "max_fair_keys": 32},
@@ -65,11 +65,11 @@ def test_a_limit_is_written_in_short(limit: dict[str, Any] | None, text: str) ->
         ({"rate": 0.0001}, {"rate": 2.00005}, "0.0001/s → 2.00005/s"),
     ],
 )
-def test_a_change_says_what_differs(old: Any, new: Any, text: str) -> None:
+def test_a_change_lists_the_differences(old: Any, new: Any, text: str) -> None:
     assert wording.difference(make(old=old, new=new)) == text
 
 
-def test_a_change_says_whose_limit_a_name_inherits() -> None:
+def test_a_change_names_the_inherited_rule() -> None:
     inherited, own = {"rate": 500, "burst_s": 9}, {"rate": 7, "burst_s": 3}
     change = make(old=inherited, old_rule="topic:a-*", new=own)
     assert wording.difference(change) == "500/s (by a-*) → 7/s"

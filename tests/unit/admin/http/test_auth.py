@@ -29,7 +29,7 @@ def lines(**settings: object) -> list[str]:
 
 @pytest.fixture
 def tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The path of a token file, which messages call ``tokens``."""
+    """The path of a token file, called ``tokens`` in messages."""
     monkeypatch.chdir(tmp_path)
     file = Path("tokens")
     file.touch(0o600)
@@ -129,7 +129,7 @@ def test_an_address_that_others_reach_needs_a_token_or_a_word(host: str) -> None
         " (or SLUICE_ADMIN_TOKEN), listen on 127.0.0.1, or set admin.allow_anyone = true"
     )
     (warning,) = read(listen=endpoint, token=SECRET).warnings
-    assert warning.startswith(f"admin {endpoint}: tokens cross the network in the clear; ")
+    assert warning.startswith(f"admin {endpoint}: tokens cross the network unencrypted; ")
     assert read(listen=endpoint, allow_anyone=True).warnings == (
         f"admin {endpoint}: anyone who reaches it can change limits (admin.allow_anyone = true)",
     )
@@ -145,7 +145,7 @@ def test_a_faulty_token_in_the_environment_is_not_shown(text: str) -> None:
     assert text[:8] not in told.removeprefix("SLUICE_ADMIN_TOKEN: ").replace("short", "") or text == "short"
 
 
-def test_no_token_is_in_what_is_written_of_settings_and_plan() -> None:
+def test_no_token_is_in_the_text_of_settings_and_plan() -> None:
     plan = compose(load(None, {"SLUICE_ADMIN_TOKEN": SECRET}, Flags()))
     digest = hashlib.sha256(SECRET.encode())
     for text in (repr(plan), str(plan.settings), repr(plan.access), str(Keyring(plan.access))):
@@ -154,7 +154,7 @@ def test_no_token_is_in_what_is_written_of_settings_and_plan() -> None:
         assert str(digest.digest()) not in text
 
 
-def test_a_keyring_says_what_changed_by_names_only() -> None:
+def test_a_keyring_reports_changes_by_names_only() -> None:
     keyring = Keyring(read(token=SECRET, read_token=OTHER))
     assert keyring.replace(read(token=SECRET, read_token=OTHER)) == []
     changed = keyring.replace(read(token=OTHER))

@@ -29,7 +29,7 @@ BEARER = {"authorization": f"Bearer {WRITE}"}
 
 
 class Answer(NamedTuple):
-    """What came back, and what got through."""
+    """An answer, and the requests that got through."""
 
     status: int
     headers: dict[str, str]
@@ -46,7 +46,7 @@ Feed = Callable[[], Awaitable[Message]]
 
 
 def scope_of(method: str, target: str, headers: Iterable[tuple[str, str]]) -> Scope:
-    """Make what the server makes of a request."""
+    """Make the server's scope of a request."""
     raw, _, query = target.encode().partition(b"?")
     return {
         "type": "http",
@@ -65,7 +65,7 @@ def scope_of(method: str, target: str, headers: Iterable[tuple[str, str]]) -> Sc
 
 
 def fed(*chunks: bytes, ends: bool = True) -> Feed:
-    """Feed a body; afterwards nothing comes any more."""
+    """Feed a body. Nothing comes afterwards."""
     messages: list[Message] = [{"type": "http.request", "body": chunk, "more_body": True} for chunk in chunks]
     if ends:
         messages.append({"type": "http.request", "body": b"", "more_body": False})
@@ -80,8 +80,6 @@ def fed(*chunks: bytes, ends: bool = True) -> Feed:
 
 
 class Asking:
-    """Asks a guard."""
-
     def __init__(self, access: Access = ACCESS, hosts: Sequence[str] = ()) -> None:
         self.refusals = Refusals()
         self.keyring = Keyring(access)
@@ -386,7 +384,7 @@ _TRICKS = [
 
 @st.composite
 def spellings(draw: st.DrawFn) -> str:
-    """Draw a path of the API or a probe with tricks put in anywhere, and some characters percent-encoded."""
+    """Draw a path of the API or a probe with tricks, and some percent-encoded characters."""
     target = draw(st.sampled_from(_ENDPOINTS))
     for _ in range(draw(st.integers(0, 4))):
         at = draw(st.integers(0, len(target)))
@@ -413,7 +411,7 @@ async def test_no_spelling_of_a_path_gets_to_the_api_or_the_metrics_without_a_to
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"api"})
 
-    # Not even there: who gets through to it fails, and that is no refusal.
+    # A request that gets through fails, which is not a refusal.
     data_path: Any = None
     app = server.application(
         data_path, Health(data_path), keyring=Keyring(ACCESS), settings=ADMIN, api=api, refusals=Refusals()

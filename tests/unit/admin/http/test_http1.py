@@ -18,12 +18,12 @@ from admin.http.http1 import HEAD_TIMEOUT_S, KEEP_ALIVE_S, MAX_HEAD_BYTES, WRITE
 GET = b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n"
 MOST = 4
 LARGE_BYTES = 32 * 1024 * 1024
-#: How long the kernel of a busy machine may take to hand over what was sent to another socket of this process.
+# Time for the kernel of a busy machine to deliver data to another socket of this process.
 DELIVERY_S = 0.005
 
 
 async def hello(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer at once, but ``/wait`` and ``/stream`` only when the client has left, and ``/large`` with much."""
+    """Answer at once, but ``/wait`` and ``/stream`` only when the client has left, and ``/large`` with a large body."""
     while (message := await receive()).get("more_body"):
         pass
     if message["type"] == "http.disconnect":
@@ -41,7 +41,7 @@ async def hello(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 class Server:
-    """Connections on an address of their own."""
+    """Connections on a separate address."""
 
     def __init__(self, nursery: trio.Nursery, tls: ssl.SSLContext | None = None) -> None:
         self._nursery = nursery
@@ -80,7 +80,7 @@ class Server:
 
 @pytest.fixture
 def autojump_clock() -> MockClock:
-    """One that jumps only after a moment of silence: what was sent over a socket may still be on its way."""
+    """A clock that jumps only after a moment of silence, because data may be in flight."""
     return MockClock(autojump_threshold=4 * DELIVERY_S)
 
 
@@ -93,7 +93,7 @@ async def server(nursery: trio.Nursery) -> AsyncIterator[Server]:
 
 
 async def rest(stream: trio.abc.ReceiveStream) -> bytes:
-    """Return all that comes until the other side ends it; a reset ends it, too."""
+    """Return everything until the other side ends or resets the connection."""
     got = bytearray()
     with suppress(trio.BrokenResourceError):
         async for chunk in stream:
@@ -102,7 +102,7 @@ async def rest(stream: trio.abc.ReceiveStream) -> bytes:
 
 
 async def answer(stream: trio.SocketStream) -> bytes:
-    """Return one answer that has the path of its request as its body."""
+    """Return one answer whose body is the path of its request."""
     got = b""
     while b"\r\n\r\n/" not in got:
         chunk = await stream.receive_some(65536)
@@ -207,7 +207,7 @@ async def test_non_http_request_is_refused_as_a_problem(server: Server, said: by
 
 @pytest.fixture
 def contexts() -> Callable[[], tuple[ssl.SSLContext, ssl.SSLContext]]:
-    """Makes a server's context and that of a client who trusts it."""
+    """Return a server's context, and that of a client that trusts it."""
 
     def make() -> tuple[ssl.SSLContext, ssl.SSLContext]:
         authority = trustme.CA()
@@ -266,7 +266,7 @@ async def test_a_new_connection_is_answered_whatever_the_others_do(server: Serve
 
 
 async def test_answers_that_are_not_read_have_a_bound_in_bytes(server: Server) -> None:
-    # They end with the answer: in real time, an idle connection would be kept for a minute.
+    # They end with the answer. Otherwise an idle connection would be kept for a minute of real time.
     asked = LARGE.replace(b"\r\nhost", b"\r\nconnection: close\r\nhost")
     stuck = [await server.connect(asked) for _ in range(MOST - 1)]
     assert server.counted == {"evicted": 1}
@@ -274,7 +274,7 @@ async def test_answers_that_are_not_read_have_a_bound_in_bytes(server: Server) -
     assert len(await rest(stuck[-1])) > LARGE_BYTES
 
 
-async def test_a_body_that_is_longer_than_it_says_is_the_next_request_and_none(server: Server) -> None:
+async def test_bytes_beyond_the_content_length_are_an_invalid_next_request(server: Server) -> None:
     said = b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\n\r\n{}smuggled\r\n\r\n"
     got = await rest(await server.connect(said))
     assert re.findall(rb"HTTP/1.1 \d+", got) == [b"HTTP/1.1 200", b"HTTP/1.1 400"]

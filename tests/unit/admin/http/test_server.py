@@ -11,8 +11,6 @@ from proxy.net.sockets import Inherited
 
 
 class Served:
-    """Asks an admin address that is really bound."""
-
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
 

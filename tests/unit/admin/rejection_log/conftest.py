@@ -1,4 +1,4 @@
-"""What a log folder holds."""
+"""Readers of a log folder."""
 
 from pathlib import Path
 from typing import Any
@@ -8,8 +8,6 @@ import pytest
 
 
 class Found:
-    """What the files of a folder hold."""
-
     def __init__(self, path: Path) -> None:
         self.path = path
 
@@ -17,7 +15,7 @@ class Found:
         return sorted(each.name for each in self.path.iterdir()) if self.path.exists() else []
 
     def records(self, *types: str) -> list[dict[str, Any]]:
-        """Return the records; no line is half a one, and no record there twice."""
+        """Return the records. All lines are complete, and no record is there twice."""
         lines = [line for name in self.names() for line in (self.path / name).read_bytes().splitlines(keepends=True)]
         assert all(line.endswith(b"\n") for line in lines)
         records = [msgspec.json.decode(line) for line in lines]

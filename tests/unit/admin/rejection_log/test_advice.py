@@ -1,4 +1,4 @@
-"""What a report recommends for one resource, and whether it goes with the limit in force."""
+"""A report's recommendation for one resource, and whether it fits the active limit."""
 
 import os
 from datetime import UTC, datetime
@@ -43,7 +43,7 @@ IN_FORCE = LimitEntry(
 
 
 class File:
-    """A ``recommendations.json``, written as a report writes it."""
+    """A ``recommendations.json`` in a report's form."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -119,22 +119,22 @@ async def test_a_limit_that_is_off_holds_again(file: File) -> None:
 @pytest.mark.parametrize(
     ("advised", "limit", "why"),
     [
-        ({}, {"rate": 400.0}, "changed since: 400/s in force, made for 500/s"),
+        ({}, {"rate": 400.0}, "changed since: 400/s now, recommended for 500/s"),
         ({}, {"count": "requests"}, "changed since: it counts requests now"),
-        ({}, {"rate": 650.0}, "in force already"),
+        ({}, {"rate": 650.0}, "active already"),
         ({}, {"exempt": True}, "exempt: it is never limited"),
-        ({}, {"between": "02:00-03:00"}, "its limit holds at some hours only: change it in the configuration"),
+        ({}, {"between": "02:00-03:00"}, "its limit applies only at certain hours: change it in the configuration"),
         ({"action": "keep"}, {}, "no change is recommended"),
-        ({"action": "unused"}, {}, "never used: unset it if nobody needs it"),
+        ({"action": "unused"}, {}, "never used: unset it if it is not needed"),
         ({"recommended_rate_per_s": None}, {}, "no rate is recommended"),
         (
             {"recommended_rate_per_s": 0.0},
             {},
-            "0 refuses everything: if that is meant, set it with `sluice limits set`",
+            "0 refuses everything: if that is intended, set it with `sluice limits set`",
         ),
     ],
 )
-async def test_recommendation_for_another_limit_says_why_and_offers_no_edit(
+async def test_a_recommendation_for_another_limit_is_explained_and_offers_no_edit(
     file: File, advised: dict[str, Any], limit: dict[str, Any], why: str
 ) -> None:
     file.write(msgspec.structs.replace(ADVISED, **advised))
@@ -143,13 +143,13 @@ async def test_recommendation_for_another_limit_says_why_and_offers_no_edit(
     assert found.recommendation is not None
 
 
-async def test_a_report_that_has_nothing_of_it_or_is_of_others_says_so(file: File) -> None:
+async def test_a_report_without_it_or_of_others_is_named(file: File) -> None:
     file.write(msgspec.structs.replace(ADVISED, name="other"))
     found = await file.about()
     assert (found.recommendation, found.problem, found.made_at) == (None, None, "2026-01-02T03:00:00Z")
     file.write(ADVISED, instances=("a", "b", "c", "d"))
     found = await file.about(Resource("topic", "none"))
-    assert found.problem == f"{file.path}: made for a, b, c and 1 more, not for broker-a"
+    assert found.problem == f"{file.path}: was made for a, b, c and 1 more, not for broker-a"
 
 
 async def test_invalid_report_is_a_problem_with_a_remedy(file: File, tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ async def test_invalid_report_is_a_problem_with_a_remedy(file: File, tmp_path: P
         return text.removeprefix(f"{file.path}: ")
 
     assert await problem() == (
-        f"there is no report yet: {file.path} is not there; `sluice report --out {tmp_path}` makes it"
+        f"there is no report yet: {file.path} does not exist; create it with `sluice report --out {tmp_path}`"
     )
     file.path.write_text("[1]\n")
     assert await problem() == "is not a recommendations.json of `sluice report`; run `sluice report` again"
@@ -167,39 +167,39 @@ async def test_invalid_report_is_a_problem_with_a_remedy(file: File, tmp_path: P
     file.write(ADVISED, period=Period(from_s=0, until_s=10**12))
     assert await problem() == "is not a recommendations.json of `sluice report`; run `sluice report` again"
     file.write(ADVISED, version=2)
-    assert await problem() == "version: found 2, and this is version 1; run `sluice report` again"
+    assert await problem() == "has version 2, expected 1; run `sluice report` again"
     file.write()
     file.path.write_bytes(file.path.read_bytes() + b'{"kind":"topic","name":"orders"}\n')
     assert await problem() == "is not a recommendations.json of `sluice report`; run `sluice report` again"
     file.path.unlink()
     file.path.mkdir()
-    assert await problem() == "is a folder; name the recommendations.json in it"
+    assert await problem() == "is a folder; give the path of its recommendations.json"
     file.path.rmdir()
     os.mkfifo(file.path)
     assert await problem() == "is not a regular file"
 
 
-async def test_a_disk_that_does_not_answer_is_told_of(
+async def test_a_disk_that_does_not_answer_is_reported(
     file: File, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:
     async def hangs(*_: Any, **__: Any) -> None:
         await trio.sleep_forever()
 
     monkeypatch.setattr(trio.to_thread, "run_sync", hangs)
-    assert (await file.about()).problem == f"{file.path}: the disk has not answered for 15 s"
+    assert (await file.about()).problem == f"{file.path}: the disk has not responded for 15 s"
 
 
-async def test_where_none_is_looked_for_the_answer_says_why() -> None:
+async def test_without_a_search_the_answer_has_the_reason() -> None:
     assert (await AdviceReader().about(ORDERS, IN_FORCE)).problem == (
-        'no report is looked at: report.recommendations = "off"'
+        'recommendations are off: report.recommendations = "off"'
     )
     path, why = usual(ReportSettings(), None)
     assert (await AdviceReader(path, why=why).about(ORDERS, IN_FORCE)).problem == (
-        "no report is looked at: there is no state directory; give report.recommendations"
+        "there is no state directory, so there is no default report; set report.recommendations"
     )
 
 
-def test_it_is_looked_for_where_it_is_said_to_be_or_in_the_state_directory(
+def test_it_is_searched_at_the_configured_path_or_in_the_state_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""When records are made, and from what."""
+"""The contents and times of records."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ LIMIT_FIELDS -= {"kind", "name"}
 
 
 class Made:
-    """A composer and all that it made."""
+    """A composer and its records."""
 
     def __init__(self, snapshot: Any) -> None:
         self.figures = Figures()
@@ -76,7 +76,7 @@ def test_refusals_are_written_at_once_and_traffic_every_ten_seconds_by_a_heartbe
     assert made.figures.other_runs == 4
 
 
-def test_traffic_belongs_to_its_minute_and_what_comes_late_too(made: Made) -> None:
+def test_traffic_belongs_to_its_minute_even_if_late(made: Made) -> None:
     made.add(now_s=MINUTE + 55)
     seconds = taken(MINUTE + 59), taken(MINUTE + 60)
     found = made.add(*seconds, now_s=MINUTE + 61)
@@ -122,7 +122,7 @@ def test_a_clock_that_is_set_loses_nothing(made: Made) -> None:
     assert made.figures.clock_steps == 2
 
 
-def test_rules_are_written_at_the_start_and_with_each_new_day_except_built_in_ones_that_are_no_default(
+def test_rules_are_written_at_the_start_and_each_day_except_built_in_ones_that_are_not_defaults(
     made: Made,
 ) -> None:
     made.rules = RuleSet(
@@ -226,7 +226,7 @@ def test_defaults_are_not_written(made: Made) -> None:
         ({"target": "configuration", "action": "reload"}, ("", "", None, None)),
     ],
 )
-def test_a_change_is_told_with_the_rates_before_and_after(
+def test_a_change_is_shown_with_the_rates_before_and_after(
     made: Made, fields: dict[str, Any], expected: tuple[object, ...]
 ) -> None:
     at = "2026-11-21T12:00:00.500Z"
@@ -239,7 +239,7 @@ def test_a_change_is_told_with_the_rates_before_and_after(
     assert (record.change_id, record.by, record.reason, record.at_s) == (7, "alice", "more", 1_795_262_400)
 
 
-def test_names_that_utf_8_cannot_hold_are_written_all_the_same(made: Made) -> None:
+def test_names_invalid_in_utf_8_are_written_anyway(made: Made) -> None:
     (record,) = made.add(TrafficSecond(MINUTE, (), (rejection_of("a\udcffb\n"),), 0), now_s=MINUTE)
     assert record.name == "a?b\n"
 
@@ -255,7 +255,7 @@ def columns(fields: dict[str, Any]) -> list[tuple[int, ...]]:
     return [fields.get(name, ()) for name in COLUMNS]
 
 
-def test_seconds_add_up_and_each_is_told_apart_in_whatever_order_they_come() -> None:
+def test_seconds_add_up_and_stay_distinct_in_any_order() -> None:
     minute = Minute(MINUTE, 10)
     minute.add(MINUTE + 59, second_of(admitted=5, repeated=1))
     minute.add(MINUTE + 3, second_of(admitted=2, refused=1, identified=1))

@@ -1,4 +1,4 @@
-"""The log on the disk: rotation, bounds, and disks that do not take what is written."""
+"""The log on disk: rotation, bounds, and unwritable disks."""
 
 import errno
 import os
@@ -129,7 +129,7 @@ def test_files_that_cannot_be_deleted_do_not_keep_others_and_the_bound_holds(
     assert files.error == f"{found.path}: old files cannot be deleted"
 
 
-def test_a_full_disk_costs_what_it_does_not_take_and_no_reader_sees_half_a_line(
+def test_a_full_disk_loses_records_but_readers_see_whole_lines(
     make: Make, found: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files, real, room = make(), os.write, [10]
@@ -151,11 +151,11 @@ def test_a_full_disk_costs_what_it_does_not_take_and_no_reader_sees_half_a_line(
     assert numbers(found) == [1, 4]
     assert found.names() == [NAME.format(1)]
     assert (files.figures.lost, files.error) == ({"no_space": 2}, None)
-    what = "cannot write the rejection log; traffic continues, and lost records are counted"
+    what = "rejection log not written, traffic continues"
     assert [(entry["event"], entry["reason"]) for entry in logged] == [
         (what, f"{found.path}: there is no space left on the disk")
     ]
-    assert [(entry["event"], entry["records_lost"]) for entry in resumed] == [("rejection log works again", 2)]
+    assert [(entry["event"], entry["records_lost"]) for entry in resumed] == [("rejection log written again", 2)]
 
 
 def test_half_a_line_that_cannot_be_cut_off_ends_its_file(

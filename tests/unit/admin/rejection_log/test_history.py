@@ -1,4 +1,4 @@
-"""The last hour of a resource, read from files as they are, also while they are written."""
+"""The last hour of a resource, read from files, also while they are written."""
 
 import json
 import os
@@ -21,13 +21,12 @@ from limiter.rules.resource import Resource
 from proxy.common.clock import write_time
 
 ORDERS = Resource("topic", "orders")
-#: A whole minute.
 NOW_S = 1_767_322_980
 RUN = "0a1b2c3d4e5f"
 
 
 class Log:
-    """A folder in which a run writes."""
+    """A folder that a run writes to."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -58,7 +57,6 @@ class Log:
         return record
 
     def minute(self, at_s: int, passed: int = 0, refused: int = 0, **fields: Any) -> list[Any]:
-        """A minute with so much in its first second."""
         columns = {"second": (0,), "second_admitted": (passed,), "second_refused": (refused,)}
         return [self.traffic(at_s, **columns, **fields), self.alive(at_s)]
 
@@ -72,13 +70,13 @@ def known(history: ResourceHistory) -> list[int]:
     return [index for index, passed in enumerate(history.passed) if passed is not None]
 
 
-def test_a_heartbeat_that_ends_before_the_time_asked_for_says_nothing(log: Log) -> None:
+def test_a_heartbeat_before_the_requested_time_is_ignored(log: Log) -> None:
     log.write(1, log.alive(NOW_S - 100, seconds=10), log.alive(NOW_S - 30, seconds=10))
     history = read(log.path, ORDERS, 60, NOW_S)
     assert known(history) == list(range(30, 40))
 
 
-def test_seconds_are_told_one_by_one_and_of_a_longer_time_in_steps(log: Log) -> None:
+def test_seconds_are_listed_one_by_one_and_longer_times_in_steps(log: Log) -> None:
     log.write(1, *log.minute(NOW_S - 120, 300, 60, rate_per_s=100.0), *log.minute(NOW_S - 60, 8))
     history = read(log.path, ORDERS, 120, NOW_S)
     assert (history.begin_at[11:19], history.step_s) == (write_time_s(NOW_S - 120), 1)
@@ -100,7 +98,7 @@ def test_dropped_and_refused_are_counted_separately(log: Log) -> None:
     log.write(1, log.traffic(NOW_S - 60, **second, refused=Amount(47, 47, 0), dropped=Amount(30, 30, 0)))
     log.write(2, log.alive(NOW_S - 60), *log.minute(NOW_S - 120, 1, 20))
     history = read(log.path, ORDERS, 120, NOW_S)
-    # By second the log has only their sum.
+    # The log has only their sum by second.
     assert [(history.refused[at], history.dropped[at]) for at in (0, 60, 65, 69)] == [(20, 0), (0, 30), (40, 0), (7, 0)]
 
 
@@ -204,7 +202,7 @@ def test_any_name_is_found_as_it_is_written(log: Log, name: str) -> None:
     assert read(log.path, Resource("topic", name), 60, NOW_S).messages_refused == 1
 
 
-def test_limits_that_are_off_or_of_requests_are_told_as_such(log: Log) -> None:
+def test_limits_that_are_off_or_of_requests_are_reported_as_such(log: Log) -> None:
     log.write(
         1,
         log.traffic(NOW_S - 120, rate_per_s=5.0, action="off"),
@@ -214,7 +212,7 @@ def test_limits_that_are_off_or_of_requests_are_told_as_such(log: Log) -> None:
     assert (history.limit[0], history.limit[60], history.limit_count) == (None, 6.0, "requests")
 
 
-def test_of_too_large_a_log_the_latest_is_read_and_the_answer_says_so(log: Log) -> None:
+def test_of_too_large_a_log_the_latest_part_is_read_and_marked(log: Log) -> None:
     lines = [record for n in range(10, 0, -1) for record in log.minute(NOW_S - 60 * n, 60 - n)]
     path = log.write(1, *lines)
     whole = read(log.path, ORDERS, 600, NOW_S)
@@ -222,7 +220,7 @@ def test_of_too_large_a_log_the_latest_is_read_and_the_answer_says_so(log: Log) 
     half = read(log.path, ORDERS, 600, NOW_S, path.stat().st_size // 2)
     assert half.cut
     assert half.bytes_read <= path.stat().st_size // 2
-    # The minute that the first line read is of may have begun before it.
+    # The minute of the first line read may have begun before it.
     assert known(half) == list(range(360, 600))
     assert half.passed[540] == 59.0
     nothing = read(log.path, ORDERS, 600, NOW_S, 0)
@@ -265,12 +263,12 @@ def test_lines_that_cannot_be_read_or_are_of_another_version_are_left_out(log: L
     assert (history.passed[0], history.clients, history.problem) == (5.0, (), None)
 
 
-def test_resources_counted_together_are_told(log: Log) -> None:
+def test_resources_counted_together_are_reported(log: Log) -> None:
     log.write(1, log.alive(NOW_S - 60, other=3))
     assert read(log.path, ORDERS, 60, NOW_S).others_together
 
 
-async def test_without_a_log_the_answer_says_why() -> None:
+async def test_without_a_log_the_answer_has_the_reason() -> None:
     history = await HistoryReader().of(ORDERS, 60)
     assert history.problem == "the rejection log is off, so there is no history"
     assert history.passed == (None,) * 60
@@ -283,7 +281,7 @@ async def test_a_folder_that_is_gone_is_a_problem_and_no_fault(tmp_path: Path) -
     assert history.problem.startswith(f"{tmp_path / 'gone'}: ")
 
 
-async def test_a_disk_that_does_not_answer_is_told_of(
+async def test_a_disk_that_does_not_answer_is_reported(
     log: Log, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:
     async def hangs(*_: Any, **__: Any) -> None:
@@ -291,4 +289,4 @@ async def test_a_disk_that_does_not_answer_is_told_of(
 
     monkeypatch.setattr(trio.to_thread, "run_sync", hangs)
     history = await HistoryReader(log.path).of(ORDERS, 60)
-    assert history.problem == f"{log.path}: the disk has not answered for 15 s"
+    assert history.problem == f"{log.path}: the disk has not responded for 15 s"

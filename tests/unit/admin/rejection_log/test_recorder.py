@@ -21,7 +21,7 @@ BOUNDS = Bounds(10_000_000, 1e9, 100_000_000)
 
 
 class Live:
-    """The limits in force, as far as a recorder asks."""
+    """The active limits, for a recorder."""
 
     def __init__(self) -> None:
         self.rule_set = RuleSet((Rule("topic", "orders", 5), Rule("topic", "*", 9)))
@@ -41,8 +41,6 @@ def change_of(number: int) -> Change:
 
 
 class Wall:
-    """A clock that is set by the test and does not move by itself."""
-
     def __init__(self) -> None:
         self.now_s = float(MINUTE)
 
@@ -75,7 +73,7 @@ def recorder(make: Callable[..., Recorder]) -> Recorder:
 
 @pytest.fixture
 def step(recorder: Recorder, wall: Wall, data_path: Any) -> Callable[..., Awaitable[None]]:
-    """Lets a second pass, at whose end the data path hands out some seconds."""
+    """Let a second pass. At its end, the data path returns some seconds."""
 
     async def one_second(*seconds: TrafficSecond) -> None:
         wall.now_s += 1
@@ -157,7 +155,7 @@ async def test_a_fault_costs_the_records_of_one_step_and_is_logged_once(
         await step(taken(MINUTE + 10))
         await step(taken(MINUTE + 20))
     assert [entry["error"] for entry in logged] == ["ZeroDivisionError('division by zero')"]
-    said = f"rejection log: {2 * lost} records could not be composed; see the log for the reason"
+    said = f"{2 * lost} records of the rejection log could not be composed; see the log for the reason"
     assert recorder.warnings() == [said]
     data_path.traffic.clear()
     await step(taken(MINUTE + 3))
@@ -193,7 +191,7 @@ async def test_a_disk_that_hangs_delays_the_end_for_a_while_only(
     answer.set()
     assert [(entry["event"], entry["waited_s"]) for entry in logged] == [
         (
-            "the last records of the rejection log were not written: the disk does not respond",
+            "last records of the rejection log not written, disk does not respond",
             pytest.approx(waited_s, abs=0.1),
         )
     ]
@@ -217,7 +215,7 @@ async def test_how_long_a_disk_hangs_is_a_metric_and_then_an_error(
     assert recorder.error is None
     assert "sluice_rejection_log_disk_wait_seconds 9.5\n" in metrics(recorder)
     monkeypatch.setattr(LogFiles, "waits_s", 11.0)
-    assert recorder.error == f"{recorder.files.directory}: the disk has not answered for 11 s"
+    assert recorder.error == f"{recorder.files.directory}: the disk has not responded for 11 s"
     assert "sluice_rejection_log_up 0.0\n" in metrics(recorder)
 
 
@@ -241,7 +239,7 @@ async def test_wakes_after_each_second(
 
 
 def metrics(recorder: Recorder | None) -> str:
-    # As the admin address does: all are taken first, and written later.
+    # Like the admin address, take everything first and write later.
     return "".join(text for family in [*families(recorder)] for text in family.lines)
 
 
@@ -251,7 +249,7 @@ async def test_errors_are_logged_and_counted(recorder: Recorder) -> None:
     assert recorder.warnings() == []
     assert "sluice_rejection_log_up 1.0\n" in metrics(recorder)
     recorder.files.error = "x"
-    assert recorder.warnings() == ["rejection log is not written: x"]
+    assert recorder.warnings() == ["the rejection log is not written: x"]
     shown = metrics(recorder)
     assert "sluice_rejection_log_up 0.0\n" in shown
     assert "sluice_rejection_log_disk_wait_seconds 0.0\n" in shown

@@ -51,7 +51,7 @@ def test_a_time_that_no_calendar_has_is_a_line_that_cannot_be_read(
     assert tail([tmp_path]) == 0
     shown = capsys.readouterr()
     assert len(shown.out.splitlines()) == 1
-    assert shown.err == "sluice: unreadable lines, or lines of another version: 2\n"
+    assert shown.err == "sluice: lines that are unreadable or of another version: 2\n"
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
@@ -68,7 +68,7 @@ def test_a_line_without_an_end_is_not_held_in_memory(
     assert capsys.readouterr().out == ""
 
 
-def test_a_path_that_cannot_be_one_is_said_in_words(tmp_path: Path) -> None:
+def test_an_impossible_path_is_reported_in_words(tmp_path: Path) -> None:
     with pytest.raises(StartError, match="file name too long"):
         tail([tmp_path / ("x" * 300)])
 
@@ -85,7 +85,7 @@ def test_the_last_records_are_shown_in_order_over_packed_files_and_half_lines(
     with gzip.open(tmp_path / (NAME.format(1) + ".gz"), "wb") as packed:
         packed.write(b"".join(each[:3]))
     (tmp_path / "sub" / NAME.format(2)).write_bytes(b"".join(each[3:6]))
-    # Half a line is one that is being written.
+    # An incomplete line is being written.
     (tmp_path / NAME.format(3)).write_bytes(b"".join(each[6:]) + b'{"type":')
     (tmp_path / ".hidden.jsonl").write_bytes(b"[]\n")
     assert tail([tmp_path], 8) == 0
@@ -140,7 +140,7 @@ def test_unreadable_lines_are_counted(tmp_path: Path, capsys: pytest.CaptureFixt
     shown = capsys.readouterr()
     assert clients(shown.out) == ["c0"]
     unread, count = shown.err.splitlines()
-    assert count == "sluice: unreadable lines, or lines of another version: 5"
+    assert count == "sluice: lines that are unreadable or of another version: 5"
     assert unread.startswith(f"sluice: {tmp_path}/cut.jsonl.gz: ")
 
 
@@ -175,7 +175,7 @@ def test_a_line_has_the_fields_that_are_not_as_by_default_and_no_lists_by_second
     assert text_of(traffic) == '2023-11-14 22:13:20 traffic      topic "a b\\u001b[2J" instance=a refused=[1,2,3]'
 
 
-def test_following_goes_on_across_rotation_cuts_and_new_files(
+def test_following_continues_across_rotation_cuts_and_new_files(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     each = lines(8)
@@ -191,7 +191,7 @@ def test_following_goes_on_across_rotation_cuts_and_new_files(
         second.write_bytes(each[3] + each[4][:9])
 
     def cut() -> None:
-        # What the disk did not take is cut off again.
+        # Incomplete writes are cut off again.
         second.write_bytes(each[3])
 
     def pack() -> None:
@@ -213,14 +213,14 @@ def test_following_goes_on_across_rotation_cuts_and_new_files(
     assert clients(capsys.readouterr().out) == ["c0", "c1", "c2", "c3", "c5"]
 
 
-def test_an_empty_folder_is_said(tmp_path: Path) -> None:
+def test_an_empty_folder_is_reported(tmp_path: Path) -> None:
     with pytest.raises(StartError, match="contains no rejection log files"):
         tail([tmp_path])
 
 
 @pytest.mark.parametrize(
-    ("rule", "end"), [("adaptive listener:*", "(the broker was short)"), ("topic:a", "wait_max_us=7")]
+    ("rule", "end"), [("adaptive listener:*", "(the broker was at capacity)"), ("topic:a", "wait_max_us=7")]
 )
-def test_a_refusal_by_an_adaptive_limit_says_why(rule: str, end: str) -> None:
+def test_a_refusal_by_an_adaptive_limit_has_a_reason(rule: str, end: str) -> None:
     line = written(rejection_of(rule=rule))[0]
     assert text_of(msgspec.json.decode(line, type=AnyRecord)).endswith(end)

@@ -77,33 +77,31 @@ def test_an_unknown_protocol_names_where_it_was_given() -> None:
 def test_listeners_of_one_name_are_refused(write: Write) -> None:
     text = "".join(f'[[listeners]]\nname = "x"\nlisten = "a:{port}"\nbroker = "b:1"\n' for port in (1, 2))
     assert lines(text, Flags(), write) == [
-        'sluice.toml:6: listeners[1].name = "x": used by another listener too; choose another'
+        'sluice.toml:6: listeners[1].name = "x": already the name of another listener; choose another'
     ]
 
 
-def test_a_handler_that_stands_twice_or_is_unknown_is_refused(write: Write) -> None:
+def test_a_duplicate_or_unknown_handler_is_refused(write: Write) -> None:
     text = '[[handlers]]\nname = "rate_limit"\n' * 2 + '[[handlers]]\nname = "rate_limmit"\n'
     assert lines(text, write=write) == [
-        'sluice.toml:4: handlers[1].name = "rate_limit": stands in the pipeline twice; remove one',
+        'sluice.toml:4: handlers[1].name = "rate_limit": listed twice; remove one',
         'sluice.toml:6: handlers[2].name = "rate_limmit": handler unknown; did you mean "rate_limit"?',
     ]
 
 
 def test_a_pipeline_without_the_rate_limiter_is_warned_about(write: Write) -> None:
-    assert plan("handlers = []\n", write=write).warnings() == [
-        'handlers: no "rate_limit" among them: nothing is limited'
-    ]
+    assert plan("handlers = []\n", write=write).warnings() == ['handlers: no "rate_limit" listed: nothing is limited']
 
 
 def pairs(*each: tuple[str, str]) -> Flags:
     return Flags(listen=[listen for listen, _ in each], broker=[broker for _, broker in each])
 
 
-def test_a_backup_that_is_sluice_itself_or_stands_there_twice_is_refused(write: Write) -> None:
+def test_a_backup_that_is_sluice_itself_or_listed_twice_is_refused(write: Write) -> None:
     text = _LISTENER + 'backup_brokers = ["127.0.0.1:9", "127.0.0.1:1", "127.0.0.1:2"]\n'
     itself, twice = lines(text, Flags(), write)
     assert itself.startswith('sluice.toml:4: listeners[0].backup_brokers[1] = "127.0.0.1:1": is where Sluice itself')
-    assert twice == 'sluice.toml:4: listeners[0].backup_brokers[2] = "127.0.0.1:2": stands there twice; remove one'
+    assert twice == 'sluice.toml:4: listeners[0].backup_brokers[2] = "127.0.0.1:2": listed twice; remove one'
 
 
 @pytest.mark.parametrize(
@@ -118,7 +116,7 @@ def test_a_listener_that_is_its_own_broker_is_refused(listen: str, broker: str) 
     (line,) = lines(flags=pairs((listen, broker)))
     assert line == (
         f"--broker {broker}: is where Sluice itself listens (--listen {listen}), so it would connect to itself"
-        " without end; name the broker's own address"
+        " in a loop; name the broker's own address"
     )
 
 
@@ -187,7 +185,7 @@ def made(tmp_path: Path) -> Certificates:
     return certificates
 
 
-def test_listeners_get_their_tls_and_the_protocol_hears_nothing_of_it(write: Write, made: Certificates) -> None:
+def test_listeners_get_their_tls_hidden_from_the_protocol(write: Write, made: Certificates) -> None:
     more = ("broker_tls = true", f'broker_tls_ca_file = "{made.path("ca.pem")}"')
     planned = plan(with_tls(made, *more), Flags(), write)
     (listener,) = planned.data_path_config().listeners
@@ -201,9 +199,7 @@ def test_listeners_get_their_tls_and_the_protocol_hears_nothing_of_it(write: Wri
 
 def test_a_broker_that_is_not_verified_is_warned_of(write: Write) -> None:
     (warning,) = plan(f"{_LISTENER}broker_tls = true\nbroker_tls_verify = false\n", Flags(), write).warnings()
-    assert warning.startswith(
-        "listener 127.0.0.1:1: broker_tls_verify = false: whoever is between Sluice and the broker"
-    )
+    assert warning.startswith("listener 127.0.0.1:1: broker_tls_verify = false: anyone between Sluice and the broker")
 
 
 @pytest.mark.parametrize(("protocol", "warned"), [("rocketmq", False), ("amqp", True), ("amqp091", True)])
@@ -233,7 +229,7 @@ def test_the_data_path_gets_the_fleet(write: Write, tmp_path: Path) -> None:
     assert (config.password, config.password_file, config.tls) == ("", str(tmp_path / "password"), None)
     assert rule_of(planned).fleet
     assert planned.warnings() == [
-        "fleet: its password crosses the network in the clear; use TLS, as by rediss:// in fleet.url"
+        "fleet: its password crosses the network unencrypted; use TLS (rediss:// in fleet.url)"
     ]
     assert plan().data_path_config().fleet is None
 
@@ -284,7 +280,7 @@ def test_one_password_is_enough(write: Write, tmp_path: Path) -> None:
     (tmp_path / "password").write_text("hush", encoding="utf-8")
     text = _FLEET + f'password_file = "{tmp_path / "password"}"\n'
     (told,) = lines(text, write=write, SLUICE_FLEET_PASSWORD="hush-2")
-    assert told.endswith("goes without fleet.password (SLUICE_FLEET_PASSWORD); give one of them")
+    assert told.endswith("cannot be combined with fleet.password (SLUICE_FLEET_PASSWORD); remove one")
 
 
 def test_a_fleet_without_a_limit_is_warned_of(write: Write) -> None:

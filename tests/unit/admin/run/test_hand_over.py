@@ -1,4 +1,4 @@
-"""What two processes say to each other as one takes the other's place, both of them here."""
+"""The messages between the processes of a take-over, both of them here."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SPENT = [Spent("messages", "topic", "orders", "topic:orders", False, 7)]
 
 
 class Handing:
-    """A data path with one listener, that only hands over."""
+    """A data path with one listener that only hands over."""
 
     def __init__(self) -> None:
         self.listening = socket.create_server(("127.0.0.1", 0))
@@ -59,7 +59,7 @@ class Handing:
 
 
 class Old:
-    """The process that runs, as far as it is needed."""
+    """The old process, as far as necessary."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True)
@@ -124,7 +124,7 @@ async def test_successor_that_leaves_early_changes_nothing(old: Old, taken: bool
         await predecessor.take()
     with structlog.testing.capture_logs() as logged:
         close(predecessor)
-        # Edits waited for that, and are made again.
+        # Edits waited for that, and are repeated.
         await old.edit()
     assert [line["log_level"] for line in logged if "take-over" in line["event"]] == ["warning"]
     assert old.data_path.calls == (["hand over 3", "go on"] if taken else [])
@@ -133,7 +133,7 @@ async def test_successor_that_leaves_early_changes_nothing(old: Old, taken: bool
     close(again)
 
 
-async def test_limits_that_cannot_be_written_are_a_warning_and_the_process_goes_on(
+async def test_unwritable_limits_are_a_warning_and_the_process_continues(
     old: Old, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(_: SavedLimits) -> bytes:
@@ -157,7 +157,7 @@ async def test_no_edit_is_made_once_the_other_may_have_read_them(old: Old, nurse
     assert predecessor is not None
     nursery.start_soon(old.edit)
     await wait_all_tasks_blocked()
-    # A commit would be under way on a thread.
+    # As with a commit in progress on a thread.
     assert old.edits.lock.statistics().tasks_waiting == 1
     assert old.store.active == {}
     close(predecessor)
@@ -182,7 +182,7 @@ async def test_hanging_hand_over_times_out_after_a_minute(old: Old, autojump_clo
         await predecessor.take()
     assert trio.current_time() < 3600
     close(predecessor)
-    # It finds that the other has gone once it hangs no more.
+    # It notices the other's end only later.
     await trio.sleep(3600)
     again = await hand_over.reach(old.directory)
     assert again is not None
@@ -203,7 +203,7 @@ async def test_malformed_message_is_an_explained_error(tmp_path: Path, said: byt
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(trio.to_thread.run_sync, answer)
-            with pytest.raises(StartError, match="take_over: the process that runs did not hand over"):
+            with pytest.raises(StartError, match="take_over: the running process did not hand over"):
                 await hand_over.reach(tmp_path)
 
 
@@ -216,4 +216,4 @@ async def test_a_directory_that_takes_no_socket_is_a_warning(old: Old, nursery: 
     (old.directory / hand_over.NAME).mkdir()
     with structlog.testing.capture_logs() as logged:
         await nursery.start(HandOver(old.store, None, old.data_path, old.edits, 3.0, old.handed_over).run)
-    assert [line["event"] for line in logged] == ["cannot accept a take-over by another process"]
+    assert [line["event"] for line in logged] == ["take-over not available"]

@@ -39,7 +39,7 @@ async def test_an_update_changes_the_rate_keeps_the_rest_and_is_recorded(nursery
     assert "listener main" in change.reason
 
 
-async def test_a_wrong_update_is_answered_with_what_is_wrong(nursery: trio.Nursery, data_path: Any) -> None:
+async def test_a_wrong_update_is_answered_with_the_fault(nursery: trio.Nursery, data_path: Any) -> None:
     live = edits()
     await nursery.start(live.run, data_path)
     for command, what in (
@@ -53,7 +53,7 @@ async def test_a_wrong_update_is_answered_with_what_is_wrong(nursery: trio.Nurse
     assert await live.audit() == ()
 
 
-async def test_a_fault_is_answered_and_commands_go_on(nursery: trio.Nursery, data_path: Any) -> None:
+async def test_a_fault_is_answered_and_commands_continue(nursery: trio.Nursery, data_path: Any) -> None:
     live = edits("topic:*=5/s")
     broken = True
 

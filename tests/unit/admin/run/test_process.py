@@ -9,13 +9,12 @@ from admin.run import process
 from admin.run.process import share_descriptors
 
 IN_USE = 15
-#: With one listener.
 OTHERS = IN_USE + 16 + 3
 
 
 @pytest.fixture
 def limits(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """The process's limits, oldest first; what is set is appended."""
+    """The process's limits, oldest first. Changes are appended."""
     history = [(1024, 4096)]
     monkeypatch.setattr(resource, "getrlimit", lambda _: history[-1])
     monkeypatch.setattr(resource, "setrlimit", lambda _, pair: history.append(pair))
@@ -30,7 +29,7 @@ def test_sufficient_descriptor_limit_is_unchanged(limits: list[tuple[int, int]])
     assert limits == [(1024, 4096)]
 
 
-def test_the_soft_limit_is_raised_to_what_the_connections_need(limits: list[tuple[int, int]]) -> None:
+def test_the_soft_limit_is_raised_for_the_connections(limits: list[tuple[int, int]]) -> None:
     assert share_descriptors(1000, 1).clients >= 1000
     assert limits[-1] == (2000 + MAX_CONNECTIONS + OTHERS, 4096)
 
@@ -47,7 +46,7 @@ def test_where_the_hard_limit_is_low_all_that_there_is_room_for_fits_into_it(
     assert hard - 1 <= OTHERS + 2 * shared.clients + shared.admin <= hard
 
 
-def test_too_few_for_anybody_are_told_with_how_many_it_takes(limits: list[tuple[int, int]]) -> None:
+def test_too_few_for_any_share_are_reported_with_the_minimum(limits: list[tuple[int, int]]) -> None:
     limits[:] = [(OTHERS + 5, OTHERS + 5)]
     with pytest.raises(
         StartError, match=rf"^open files: the system allows {OTHERS + 5}, .* needs {OTHERS + 6} .*LimitN"

@@ -24,7 +24,7 @@ LIMIT = '[[limits]]\nkind = "topic"\nname = "a"\nrate = {rate}\n'
 
 @pytest.fixture
 def make(tmp_path: Path) -> Make:
-    """Makes a reloader of a file, which a test then writes anew."""
+    """Make a reloader of a file, which a test then rewrites."""
 
     def reloader(text: str) -> reload.Reloader:
         file = tmp_path / "sluice.toml"
@@ -98,7 +98,7 @@ token_file = "{tokens}"
 
 
 class Polls:
-    """Stands in for the watch's sleep: each look is made when a test asks for it."""
+    """Replaces the watch's sleep: each poll happens when a test requests it."""
 
     def __init__(self) -> None:
         self._give, self._take = trio.open_memory_channel[None](0)
@@ -110,7 +110,7 @@ class Polls:
         await self._take.receive()
 
     async def __call__(self, count: int = 1) -> None:
-        """Have it look so many times, and wait until it has done what it does then."""
+        """Let it poll this many times, and wait for the consequences."""
         for _ in range(count):
             await self._asleep.wait()
             self._asleep = trio.Event()
@@ -132,7 +132,6 @@ async def file(tmp_path: Path) -> trio.Path:
 
 @pytest.fixture
 def authors() -> list[str]:
-    """Who has asked for a reload so far."""
     return []
 
 
@@ -156,8 +155,6 @@ Start = Callable[..., Awaitable[None]]
 
 @pytest.fixture
 def start(nursery: trio.Nursery, edits: EditService, looks: Polls) -> Start:
-    """Starts to watch files."""
-
     async def begin(*files: Path | trio.Path) -> None:
         await nursery.start(partial(reload.reload_on_change, map(str, files), edits, sleep=looks.sleep))
 

@@ -30,13 +30,13 @@ def limit(kind: str, name: str, *more: str) -> str:
     return "\n".join([f'[[limits]]\nkind = "{kind}"\nname = "{name}"', *more, ""])
 
 
-def test_each_protocol_is_said_to_be_read_by_something(write: Write) -> None:
+def test_each_protocol_reports_its_reader(write: Write) -> None:
     second = '[[listeners]]\nlisten = "127.0.0.1:3"\nbroker = "127.0.0.1:4"\nname = "other"\nprotocol = "amqp10"\n'
     told = section("Other settings", write(LISTENER + second))
     assert [line.split()[0] for line in told if " read by " in line] == ["rocketmq", "amqp10"]
 
 
-def test_everything_that_a_rule_says_is_shown(write: Write) -> None:
+def test_all_fields_of_a_rule_are_shown(write: Write) -> None:
     text = LISTENER + "".join(
         [
             limit("topic", "orders", "rate = 500", "bytes_per_s = 1048576", "bytes_burst_s = 0.5", "busy_code = 215"),
@@ -113,7 +113,7 @@ def test_consumer_confirms_are_shown_with_their_promise(write: Write) -> None:
 
 
 def queues(name: str, place: object, origins: object) -> Protocol:
-    """Return a protocol without limits of its own, not all of whose requests can be refused."""
+    """Return a protocol without default limits, some of whose requests cannot be refused."""
     del name, place, origins
     kinds = (
         Kind("queue", "", waits="what expects no answer waits"),
@@ -142,7 +142,7 @@ def test_unrefusable_requests_are_shown_as_waiting(write: Write, monkeypatch: py
 
 
 def credit(name: str, place: object, origins: object) -> Protocol:
-    """Return a protocol whose clients wait for credit; of name ``held``, one with the same kinds that holds."""
+    """Return a protocol whose clients wait for credit. Under the name ``held`` it has the same kinds and holds."""
     del place, origins
     by_credit = name != "held"
     kinds = (
@@ -165,7 +165,7 @@ def test_credit_waits_are_not_shown_as_held(write: Write, monkeypatch: pytest.Mo
     assert above("queue", 'action = "shadow"') == "count only"
 
 
-def test_without_any_limit_it_is_said_that_all_passes(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_any_limit_it_is_shown_that_all_passes(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     passes = "no limits are configured, and the protocol has no defaults: everything passes"
     assert passes not in compose(load(write(LISTENER), {}, Flags())).lint
     monkeypatch.setattr(plugins, "protocol", queues)
@@ -198,7 +198,7 @@ def test_file_locations_are_shown(write: Write) -> None:
     assert shown["spool"] == "/srv/127.0.0.1-1/spool"
     assert shown["[alarms]"] == "memory_high_watermark = 0.6, disk_free_bytes = 1073741824"
     assert rows('[spool]\ndir = "off"\n' + LISTENER)["spool"] == "off"
-    assert rows('state_dir = "off"\n' + LISTENER)["spool"] == "off (there is no state directory; give spool.dir)"
+    assert rows('state_dir = "off"\n' + LISTENER)["spool"] == "off (there is no state directory; set spool.dir)"
 
 
 def test_no_secret_is_shown(write: Write) -> None:

@@ -1,4 +1,4 @@
-"""What is said to a service manager, and what it passes, with sockets of the test's own."""
+"""Messages to a service manager, and the sockets it passes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from admin.run.service_manager import Manager
 
 @pytest.fixture
 def notified(tmp_path: Path) -> Iterator[socket.socket]:
-    """A manager's socket, in the place of systemd's."""
+    """A manager's socket instead of systemd's."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
         sock.bind(str(tmp_path / "notify"))
         sock.setblocking(False)
@@ -28,7 +28,6 @@ def notified(tmp_path: Path) -> Iterator[socket.socket]:
 
 
 def said(sock: socket.socket) -> list[list[str]]:
-    """Return the messages that came."""
     messages = []
     while True:
         try:
@@ -66,7 +65,7 @@ def test_no_manager_is_fine_and_a_gone_manager_is_a_warning(tmp_path: Path) -> N
 
 
 class Turning:
-    """A data path that turns, or hangs."""
+    """A data path that is responsive, or hangs."""
 
     def __init__(self) -> None:
         self.hangs = False
@@ -95,7 +94,7 @@ async def test_watchdog_is_notified_while_the_data_path_runs(
     assert said(notified) == []
 
 
-async def test_a_watchdog_that_cannot_be_told_is_a_line_a_minute(
+async def test_a_watchdog_that_cannot_be_notified_is_logged_once_a_minute(
     tmp_path: Path, nursery: trio.Nursery, mock_clock: MockClock
 ) -> None:
     environ = {"NOTIFY_SOCKET": str(tmp_path / "nobody"), "WATCHDOG_USEC": "30000000"}
@@ -157,7 +156,7 @@ except StartError as error:
     [("4</dev/null", "Socket operation on non-socket"), ("4<&-", "Bad file descriptor")],
     ids=["file", "closed"],
 )
-def test_passed_descriptor_that_is_no_socket_is_named(fourth: str, why: str) -> None:
+def test_a_passed_descriptor_other_than_a_socket_is_named(fourth: str, why: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as first:
         shell = f'exec "$0" -c "$1" 3<&"$2" {fourth}'
         done = subprocess.run(

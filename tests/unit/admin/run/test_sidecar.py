@@ -57,7 +57,7 @@ async def test_a_spool_is_opened_and_one_that_another_has_is_an_error(nursery: t
     assert caught.group_contains(StartError, match=r"^spool\.dir: the spool folder .*spool is in use by another")
 
 
-async def test_without_a_state_directory_there_is_no_spool_and_a_limit_that_wants_one_is_warned_about(
+async def test_without_a_state_directory_there_is_no_spool_and_a_warning_for_limits_that_need_one(
     nursery: trio.Nursery, write: Callable[[str], str]
 ) -> None:
     limit = '[[limits]]\nkind = "topic"\nname = "a"\nrate = 5\naction = "delay"\nmax_delay_s = 1\nspool = true\n'
@@ -66,9 +66,9 @@ async def test_without_a_state_directory_there_is_no_spool_and_a_limit_that_want
     assert await running.data_path.spool() is None
     with structlog.testing.capture_logs() as logged:
         await running.announce()
-    why = "there is no state directory; give spool.dir"
+    why = "there is no state directory; set spool.dir"
     warned = [line["event"] for line in logged if line["log_level"] == "warning"]
-    assert f"topic:a: spool = true, but there is no spool ({why}): what waits is in memory" in warned
+    assert f"topic:a: spool = true, but there is no spool ({why}): requests wait in memory" in warned
     (up,) = (line for line in logged if line["event"] == "sluice is up")
     assert up["compiled_part"] == VERSION
     assert (up["state_dir"], up["spool"], up["limits"], up["live_edits"]) == ("off", f"off ({why})", 2, 0)
@@ -86,7 +86,7 @@ async def test_a_pipeline_that_cannot_be_is_an_error_of_the_settings(
 
 
 def raising(number: signal.Signals) -> Callable[..., Awaitable[None]]:
-    """Make something that gets the process a signal."""
+    """Return a function that sends the process a signal."""
 
     async def announce(*_: object) -> None:
         signal.raise_signal(number)
@@ -109,7 +109,7 @@ async def test_a_second_signal_ends_the_wait_for_a_disk_that_does_not_answer(
     answer = threading.Event()
 
     def hang(_: LogFiles) -> None:
-        # The log is being written: all that is left to be done.
+        # The log is being written, as the last step.
         signal.raise_signal(number)
         answer.wait()
 
@@ -122,7 +122,7 @@ async def test_a_second_signal_ends_the_wait_for_a_disk_that_does_not_answer(
     answer.set()
     events = [entry["event"] for entry in logged]
     assert "stopped immediately" in events
-    assert events[-1] == "the last records of the rejection log were not written: the disk does not respond"
+    assert events[-1] == "last records of the rejection log not written, disk does not respond"
 
 
 class Sluice:
@@ -134,7 +134,7 @@ class Sluice:
         self._rest = b""
 
     async def event(self, name: str) -> dict[str, Any]:
-        """Read the log up to the event of that name."""
+        """Read the log up to an event."""
         while True:
             line, newline, rest = self._rest.partition(b"\n")
             if newline:
@@ -152,7 +152,7 @@ class Sluice:
 
 @pytest.fixture
 async def silent_broker(nursery: trio.Nursery) -> str:
-    """A broker that takes everything and answers nothing."""
+    """A broker that reads everything and answers nothing."""
 
     async def swallow(stream: trio.SocketStream) -> None:
         async for _ in stream:
@@ -165,7 +165,6 @@ async def silent_broker(nursery: trio.Nursery) -> str:
 
 @pytest.fixture
 async def start() -> AsyncIterator[Callable[[str], Awaitable[Sluice]]]:
-    """Start ``sluice run`` in front of a broker's address."""
     started: list[Sluice] = []
     environ = {name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")}
 
@@ -177,7 +176,7 @@ async def start() -> AsyncIterator[Callable[[str], Awaitable[Sluice]]]:
         started.append(Sluice(process))
         return started[-1]
 
-    # A test run below nohup would hand on that hang-ups are ignored.
+    # A test run under nohup would pass on the ignored SIGHUP.
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield start_sluice
     signal.signal(signal.SIGHUP, before)
@@ -196,7 +195,7 @@ async def sluice(start: Callable[[str], Awaitable[Sluice]], silent_broker: str) 
 
 
 async def test_sighup_works_under_nohup(start: Callable[[str], Awaitable[Sluice]], silent_broker: str) -> None:
-    # As nohup does it; the fixture puts it back.
+    # Like nohup. The fixture restores it.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     sluice = await start(silent_broker)
     await sluice.event("sluice is up")

@@ -11,7 +11,7 @@ from admin.run.supervisor import Supervisor
 
 
 class Task:
-    """Fails so many times, each time it is begun, then runs."""
+    """Fails this many times, then runs."""
 
     def __init__(self, failures: int, *, before_start: bool = False) -> None:
         self.failures, self.before_start = failures, before_start

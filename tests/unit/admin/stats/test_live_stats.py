@@ -1,4 +1,4 @@
-"""The board over a data path made by hand."""
+"""Live statistics of a fake data path."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -42,7 +42,7 @@ rate = 500
 
 
 class Time:
-    """Both clocks, which go on when they are told to."""
+    """Both clocks, which the test advances."""
 
     def __init__(self) -> None:
         self.ns = 1000 * NS_PER_S
@@ -69,7 +69,7 @@ def state(
 
 
 class World:
-    """Live statistics of a data path made by hand, with a clock that stands still."""
+    """Live statistics of a fake data path, with a stopped clock."""
 
     def __init__(self, data_path: Any, desk: EditService) -> None:
         self.data_path, self.desk, self.time = data_path, desk, Time()
@@ -166,7 +166,7 @@ async def test_all_traffic_together_has_a_history_and_rates(world: World) -> Non
     world.data_path.snapshot_now = msgspec.structs.replace(world.data_path.snapshot_now, resources=resources)
     await world.sample([], after_s=5)
     messages, _ = world.board.total.counted()
-    # What a shadow rule would have refused has passed.
+    # Messages over a shadow rule passed.
     assert (messages.passed, messages.refused, messages.shadowed) == (246, 48, 74)
     assert (world.board.rates().messages_per_s.passed, world.board.rates().messages_per_s.shadowed) == (4, 2)
     assert world.board.total.all_history(world.board.steps).passed == (4,)
@@ -196,7 +196,7 @@ def total(refused: int, rule: str = "total:topic:*", **how: Any) -> ResourceStat
     return state("topic:*", kind="total", counts=None, rule=rule, rule_counts=rule_counts, **how)
 
 
-async def test_a_total_tells_what_its_rule_did(world: World) -> None:
+async def test_a_total_reports_its_rules_actions(world: World) -> None:
     await world.sample([total(7), state("a", 1)])
     live = (await world.one("topic:*")).live
     assert (live.messages_per_s, live.requests_per_s, live.passed_per_s, live.refused_per_s) == (None, None, None, 0)
@@ -233,7 +233,7 @@ async def test_age_of_the_oldest_waiting_message_is_that_at_the_sample(world: Wo
     assert (await world.one("a")).live.oldest_wait_s is None
 
 
-async def test_counts_of_a_history_are_those_of_the_counters_however_late_it_is_read(world: World) -> None:
+async def test_a_historys_counts_are_those_of_the_counters_even_if_read_late(world: World) -> None:
     await world.board.sample()
     ends, counted = [0, 0, 0], {}
     for second, late_s in enumerate((0.0, 0.37, 0.0, 1.9, 0.21) * 8):

@@ -32,7 +32,7 @@ async def samples(data_path: Any, accept: str = "") -> dict[tuple[str, tuple[tup
     }
 
 
-#: Something of each part of the snapshot in ``conftest``.
+# One metric of each part of the snapshot in ``conftest``.
 LINES = """\
 sluice_requests_total{kind="topic",resource="orders",verdict="pass"} 10.0
 sluice_requests_total{kind="topic",resource="orders",verdict="shadow"} 4.0
@@ -93,7 +93,7 @@ async def test_every_part_of_the_snapshot_is_there(
     pieces, _ = await scrape(data_path, accept)
     text = b"".join(pieces).decode()
     assert set(LINES.splitlines()) - set(text.splitlines()) == set()
-    # Outcomes that are rare are there once they occurred.
+    # Rare outcomes appear once they occurred.
     assert 'resource="orders",verdict="exempt"' not in text
 
 
@@ -133,9 +133,7 @@ async def test_the_build_and_the_process_are_there_too(data_path: Any) -> None:
         ("Größe 订单", "Größe 订单"),
     ],
 )
-async def test_a_name_gives_no_terminal_orders_and_is_told_from_all_others(
-    data_path: Any, name: str, value: str
-) -> None:
+async def test_a_name_contains_no_terminal_sequences_and_stays_distinct(data_path: Any, name: str, value: str) -> None:
     counts = data_path.snapshot_now.resources["topic", "orders"]
     data_path.snapshot_now = msgspec.structs.replace(data_path.snapshot_now, resources={("topic", name): counts})
     for accept in ("", OPENMETRICS):

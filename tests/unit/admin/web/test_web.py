@@ -54,7 +54,7 @@ def test_every_file_that_another_one_names_is_there() -> None:
             assert part.split('"')[0] in names
 
 
-def test_the_form_has_all_fields_of_a_limit_besides_its_rate(client: TestClient) -> None:
+def test_the_form_has_all_fields_of_a_limit_in_addition_to_its_rate(client: TestClient) -> None:
     text = client.get("/web/fields.js").text
     fields = json.loads(text.split("export const FIELDS = ")[1].split(";\n")[0])
     assert {each["key"] for each in fields} == keys(Limit).keys() - {"rate"}

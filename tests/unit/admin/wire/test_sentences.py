@@ -1,4 +1,4 @@
-"""What ``explain``, ``flow`` and ``spool`` say in words."""
+"""The sentences of ``explain``, ``flow`` and ``spool``."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ def details(explanation: Explanation, word: str) -> list[str]:
 
 
 class TestExplained:
-    def test_says_which_limits_apply_why_and_in_which_state(self, explanation: Explanation) -> None:
+    def test_names_applied_limits_with_reason_and_state(self, explanation: Explanation) -> None:
         whole = explained(explanation)
         assert whole.text == "topic orders, client 10.1.2.3, producer group g, listener scope default"
         assert whole.sentences == ()
@@ -60,7 +60,7 @@ class TestExplained:
             "listener default: listener:default = 5/s (sluice.toml:25): not now: 18:00-20:00 UTC"
         ]
 
-    def test_says_first_what_holds_for_all_of_it(self, explanation: Explanation) -> None:
+    def test_shows_the_common_fields_first(self, explanation: Explanation) -> None:
         assert explained(explanation, limits=(), unapplied=()).sentences == ("No rule matches, so nothing limits it.",)
         assert explained(explanation, limits=()).sentences == ("Nothing limits it.",)
         assert explained(explanation, limiting=False, exempt_on=("main", "vip")).sentences == (
@@ -142,11 +142,11 @@ class TestAdaptive:
         asked = replace(explanation, limits=(limit,), question=question)
         return sentences.explained(asked, live=True, adaptive=[replace(ADAPTIVE, **changes)]).limits[0]
 
-    def test_says_what_the_broker_takes_and_what_the_name_may_use_of_it(self, explanation: Explanation) -> None:
+    def test_shows_the_brokers_limit_and_the_names_share(self, explanation: Explanation) -> None:
         said = self.said(explanation, Question("topic", "orders"))
         assert said.text == "adaptive, at least 100/s"
         assert [(each.name, each.text) for each in said.details[2:]] == [
-            ("above", "while the broker is short, names that take more than their share are refused"),
+            ("above", "while the broker is overloaded, names above their share are refused"),
             ("now", f"{self.NOW}; orders may use 612/s of it, asks for 4000/s"),
         ]
 
@@ -190,7 +190,7 @@ class TestFleet:
         said = self.said(explanation, FLEET)
         assert said.text == "500 messages per second, burst 1 s, for all members of the fleet together"
         assert [each.text for each in said.details if each.name == "fleet"] == [
-            "500/s for 4 members; this one holds 312/s"
+            "500/s for 4 members; this member's share is 312/s"
         ]
 
     def test_a_limit_without_demand_here_has_no_part(self, explanation: Explanation) -> None:
@@ -200,19 +200,19 @@ class TestFleet:
     @pytest.mark.parametrize(
         ("when_away", "limit", "all_of_it"),
         [
-            ("last", "this one holds 312/s", "each limit uses its last share"),
-            ("equal", "this one holds 125/s", "each limit uses an equal share"),
+            ("last", "this member's share is 312/s", "each limit uses its last share"),
+            ("equal", "this member's share is 125/s", "each limit uses an equal share"),
             ("unlimited", "this member admits everything", "the fleet's limits admit everything"),
-            ("refuse", "this one holds 0/s", "the fleet's limits refuse everything"),
+            ("refuse", "this member's share is 0/s", "the fleet's limits refuse everything"),
         ],
     )
-    def test_says_what_happens_without_redis(self, when_away: str, limit: str, all_of_it: str) -> None:
+    def test_explains_the_effect_of_a_missing_redis(self, when_away: str, limit: str, all_of_it: str) -> None:
         away = replace(FLEET, when_away=when_away, away_s=12.0, error="connection refused")
         said = sentences.of_fleet(away)
         assert said.text == f"Redis has been unusable for 12.0 s (connection refused); {all_of_it}"
         assert said.limits[0].text == f"500/s for 4 members; Redis does not answer, and {limit}"
 
-    def test_says_that_redis_has_not_answered_yet(self) -> None:
+    def test_shows_that_redis_has_not_answered_yet(self) -> None:
         said = sentences.of_fleet(replace(FLEET, size=1, last_contact_s_ago=None))
         assert said.text == "1 member; Redis has not answered yet"
 
@@ -234,7 +234,7 @@ class TestConfirms:
         assert found is not None
         return found
 
-    def test_promise_and_state_are_said(self) -> None:
+    def test_prediction_and_state_are_shown(self) -> None:
         said = self.confirm()
         assert said.text == "Confirmed by its consumers, as queue:orders (sluice.toml:3) says:"
         assert [(each.name, each.text) for each in said.details] == [
@@ -253,7 +253,7 @@ class TestConfirms:
     @pytest.mark.parametrize(
         ("reason", "why"), [("behind", "its consumers do not keep up"), ("something_new", "something_new")]
     )
-    def test_why_the_broker_does_it_is_said(self, reason: str, why: str) -> None:
+    def test_the_brokers_reason_is_shown(self, reason: str, why: str) -> None:
         now = ConfirmState("queue", "orders", "broker", reason, 0, 0, 16, 0, 0, 0, 0)
         assert [each.text for each in self.confirm(now=now).details[1:]] == [f"by broker: {why}; none waiting", "none"]
 
@@ -265,12 +265,12 @@ class TestConfirms:
 
 
 class TestFlow:
-    def test_without_a_bottleneck_says_so(self) -> None:
+    def test_without_a_bottleneck_that_is_shown(self) -> None:
         assert sentences.flow(Flow()).sentences == ("No connections are waiting.",)
         calm = sentences.flow(replace(FLOW, findings=()))
         assert calm.sentences == ("No bottleneck: connections waited only briefly.",)
 
-    def test_says_how_often_an_alarm_has_stood(self) -> None:
+    def test_shows_the_number_of_alarms(self) -> None:
         calm = replace(FLOW.alarms[0], total=2, stood_s=3.0)
         assert sentences.flow(Flow(alarms=(calm,))).alarms[0].status.endswith("; raised 2 times, 3.0 s")
         unknown = replace(calm, bytes_limit=None, total=0)
@@ -278,7 +278,7 @@ class TestFlow:
 
 
 class TestSpool:
-    def test_says_what_is_wrong_with_it(self) -> None:
+    def test_names_its_fault(self) -> None:
         assert SPOOL.holds is not None
         said = sentences.spool(
             replace(SPOOL, holds=replace(SPOOL.holds, alarm="the disk is full", stopped=True, lost_total=2))
@@ -288,6 +288,6 @@ class TestSpool:
         assert said.details[-1].text == "2 lost on disk"
 
     @pytest.mark.parametrize(("error", "why"), [(None, ""), ("it is not writable", ": it is not writable")])
-    def test_without_one_says_so(self, error: str | None, why: str) -> None:
+    def test_without_one_that_is_shown(self, error: str | None, why: str) -> None:
         said = sentences.spool(Spool(FolderState(error=error)))
         assert said.sentences == (f"There is no spool{why}; messages that wait are held in memory.",)

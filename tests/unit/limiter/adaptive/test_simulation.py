@@ -1,4 +1,4 @@
-"""The controller and the shares against simulated brokers; see ``adaptive_broker`` in ``tests/support``."""
+"""The controller and the shares with simulated brokers. See ``adaptive_broker`` in ``tests/support``."""
 
 from statistics import fmean
 
@@ -59,7 +59,7 @@ def test_a_flood_behind_another_sidecar_costs_nothing_after_two_seconds() -> Non
     result = run(Model([flood, *QUIET, *(Topic(f"quiet1{number}", 40, sidecar=1) for number in range(5))]))
     assert quiet_lost(result, 0, 8) == quiet_lost(result, 10) == 0
     assert result.goodput(10) >= 950
-    # The sidecar that has quiet topics alone refuses nothing even at first.
+    # The sidecar with only quiet topics refuses nothing even at first.
     assert not any(second.here[f"quiet1{number}"] for second in result.seconds for number in range(5))
 
 
@@ -111,13 +111,13 @@ def test_a_latency_that_drifts_for_long_is_followed() -> None:
     assert result.goodput(60) >= 850
 
 
-def test_messages_that_are_never_answered_lock_nobody_out() -> None:
+def test_messages_without_an_answer_block_no_other() -> None:
     result = run(Model([FLOOD, *QUIET], lost=0.01, seconds=40))
     assert quiet_lost(result, 2) == 0
     assert result.goodput(3) >= 850
 
 
-def test_a_broker_that_always_says_busy_leaves_the_floor_shared_fairly() -> None:
+def test_a_broker_that_is_always_busy_leaves_the_floor_shared_fairly() -> None:
     result = run(Model([FLOOD, *QUIET], lies=True, floor_per_s=100))
     controller = result.controllers[0]
     assert controller.limit_per_s == 100
@@ -163,7 +163,7 @@ def test_random_brokers() -> None:
 def test_random_brokers_that_change() -> None:
     models = [broader_model(seed) for seed in range(3000, 3050)]
     results = [run(model) for model in models]
-    # Less than half of these keep both bounds; none may lose most of the broker or of a quiet topic's messages.
+    # Less than half of these keep both bounds. None may lose most of the broker, or of a quiet topic's messages.
     assert sum(judged(result, model) for result, model in zip(results, models, strict=True)) >= 16
     for result, model in zip(results, models, strict=True):
         assert result.goodput() >= 0.5 * capacity_of(model)

@@ -32,7 +32,7 @@ class Offering:
         self.now_ns = 0
 
     def run(self, seconds: float, limit_per_s: float | None) -> dict[str, tuple[int, int]]:
-        """Return how many messages of each name pass and how many are refused."""
+        """Return the numbers of passed and refused messages of each name."""
         results = dict.fromkeys(self.per_s, (0, 0))
         ends_ns = self.now_ns + round(seconds * NS_PER_S)
         while self.now_ns < ends_ns:
@@ -76,7 +76,7 @@ def test_the_compiled_fast_path_counts_by_the_balance_alone() -> None:
     assert share.admits(3 * STEP_NS, 10**9, 10**9 + 1)
 
 
-def test_a_flood_gets_what_the_others_leave() -> None:
+def test_a_flood_gets_the_permits_left_by_others() -> None:
     offering = Offering(begun(), flood=3_000, orders=100, mail=50)
     offering.run(1, None)
     offering.run(2, 1_000)

@@ -1,4 +1,4 @@
-"""What holds for every kind of limiter, and for each share of a fair one."""
+"""Properties of every kind of limiter, and of each share of a fair one."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_batch_is_its_single_calls_and_check_changes_nothing(
             if batch.alone:
                 assert [each.alone for each in singles[batch.admitted :]] == [1] * batch.alone
             single.last_wait_us = batched.last_wait_us
-            # Behind one that stops all, one that costs too much is told of that and not of itself.
+            # Behind a request that stops the rest, an expensive one gets that one's answer.
             if batch.alone or not stopped_alone:
                 assert remembered(batched, gate, now_ns) == remembered(single, one, now_ns)
             if not batch.alone:
@@ -183,7 +183,7 @@ def test_a_limiter_asked_by_itself_takes_the_same_steps(
 def test_never_admits_more_than_integral_and_burst_and_the_largest_cost_less_one(
     rate: float, burst_s: float, more: dict[str, Any], calls: list[tuple[int, str, list[int]]]
 ) -> None:
-    """Integral and burst are rounded up to a whole permit: the last fraction may be borrowed against."""
+    """Integral and burst are rounded up to a whole permit, because the last fraction may be borrowed against."""
     limiter = limiter_by(rate, more, burst_s=burst_s)
     now_ns = latest_ns = spent = largest = 0
     for pause_ns, _, costs in calls:
@@ -202,7 +202,7 @@ def test_never_admits_more_than_integral_and_burst_and_the_largest_cost_less_one
     calls=st.lists(st.tuples(st.integers(0, S), KEYS, COSTS), max_size=8),
     pause_ns=st.integers(0, 3 * S),
 )
-def test_stated_wait_is_long_enough_and_hardly_longer_if_nobody_else_asks(
+def test_the_stated_wait_is_long_enough_and_hardly_longer_without_others(
     rate: float, more: dict[str, Any], calls: list[tuple[int, str, list[int]]], pause_ns: int
 ) -> None:
     limiter = limiter_by(rate, more)
@@ -213,11 +213,11 @@ def test_stated_wait_is_long_enough_and_hardly_longer_if_nobody_else_asks(
     now_ns += pause_ns
     gate = limiter.share("a", now_ns)
     if "fair_by" in more and gate.open_us(now_ns):
-        return  # as long as was true when it opened: another key may have come since
+        return  # true when it opened. Another key may have come since
     wait_us = acquire(gate, now_ns, [1]).wait_us
     if wait_us:
         assert gate.check(now_ns + wait_us * 1000, [1]).admitted == 1
-        # Every balance is known to a micro-permit, and the pool grows at some share's rate at least.
+        # Every balance is known to a micro-permit, and the pool grows at least at some share's rate.
         slack_ns = 1000 + 12 * S // gate.rate_upermits_per_s
         assert gate.check(now_ns + wait_us * 1000 - slack_ns, [1]).admitted == 0
 

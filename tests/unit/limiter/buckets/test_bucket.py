@@ -101,7 +101,7 @@ def test_lowered_rate_scales_stored_permits_down() -> None:
     assert it.stored_upermits == 50 * M
 
 
-def test_raised_limit_leaves_what_a_bucket_of_that_size_would_hold() -> None:
+def test_a_raised_limit_leaves_the_permits_of_a_bucket_of_that_size() -> None:
     it = bucket(100)
     it.spend(30)
     it.set_rate(0, 1000 * M, 1000 * M)
@@ -133,7 +133,7 @@ def test_time_short_of_a_micro_permit_is_not_paid_at_the_new_rate() -> None:
     assert it.refill(NS_PER_S) == 10**15 // NS_PER_S
 
 
-def test_debt_stays_whatever_the_rate_but_for_what_a_larger_burst_would_have_held() -> None:
+def test_debt_stays_whatever_the_rate_except_for_a_larger_bursts_permits() -> None:
     it = bucket(100)
     it.spend(1100)
     it.set_rate(0, M, M)
@@ -145,7 +145,7 @@ def test_debt_stays_whatever_the_rate_but_for_what_a_larger_burst_would_have_hel
     assert it.stored_upermits == -100 * M
 
 
-def test_from_0_it_has_refilled_meanwhile_at_the_rate_that_comes() -> None:
+def test_after_rate_0_it_has_refilled_at_the_new_rate() -> None:
     it = bucket(100, empty=True)
     it.set_rate(0, 0, 0)
     assert it.refill(NS_PER_S) == 0
@@ -160,7 +160,7 @@ def test_from_0_it_has_refilled_meanwhile_at_the_rate_that_comes() -> None:
     steps_ns=st.lists(st.integers(-NS_PER_S, NS_PER_S), min_size=20, max_size=20),
 )
 def test_no_cycle_of_rates_mints_permits(rates: list[int], steps_ns: list[int]) -> None:
-    """1000 -> 1 -> 1000 and the like: what is missing is missing until the integral of the rate has brought it back."""
+    """Such as 1000 -> 1 -> 1000: missing permits are missing until the integral of the rate has replaced them."""
     it = bucket(1000)
     it.spend(3000)
     now_ns = latest_ns = zero_ns = 0

@@ -38,7 +38,7 @@ def most_at_once(limiter: Limiter, now_ns: int) -> int:
     ),
     steps=st.lists(
         st.tuples(
-            # Whole micro-permits: of others, how often it is refilled decides about the last.
+            # Whole micro-permits. Otherwise the last one depends on the number of refills.
             st.sampled_from([0, 1000, NS_PER_S // 8, NS_PER_S, 9 * NS_PER_S]),
             st.sampled_from("ab"),
             st.lists(st.integers(0, 60), min_size=1, max_size=4),
@@ -46,9 +46,7 @@ def most_at_once(limiter: Limiter, now_ns: int) -> int:
         max_size=12,
     ),
 )
-def test_what_admits_says_yes_to_is_spent_as_check_and_commit_do(
-    rule: Rule, steps: list[tuple[int, str, list[int]]]
-) -> None:
+def test_admits_and_spend_equal_check_and_commit(rule: Rule, steps: list[tuple[int, str, list[int]]]) -> None:
     quick, exact = new_limiter(ORDERS, rule, 0), new_limiter(ORDERS, rule, 0)
     now_ns = 0
     for pause_ns, key, costs in steps:
@@ -79,7 +77,7 @@ def test_successor_stores_no_more_and_owes_no_less(old: Rule, new: Rule, kind: t
         assert after.stored_upermits <= max(balance, 0)
         assert after.stored_upermits <= balance or balance > 0
         assert (after.stored_upermits < 0) == (balance < 0)
-        # A key that a fair limiter does not know yet gets its first request on credit.
+        # A new key of a fair limiter gets its first request on credit.
         assert most_at_once(after, 0) <= could + (kind is FairLimiter)
 
 
@@ -98,7 +96,7 @@ def test_reset_limiter_is_full_closed_and_without_debt(old: Rule, new: Rule) -> 
 
 @pytest.mark.parametrize(("other", "most"), [(WARM, 90), (FAIR, 90 + 150)], ids=["warm-up", "fair"])
 def test_lowering_and_raising_repeatedly_mints_nothing(other: Rule, most: int) -> None:
-    """A key that is new to a fair limiter gets one on credit each time, which is owed for."""
+    """A new key of a fair limiter gets one on credit each time, as a debt."""
     limiter = new_limiter(ORDERS, PLAIN, 0)
     admitted = 0
     for at in range(300):

@@ -55,12 +55,11 @@ def fair(
 
 
 def ask(limiter: FairLimiter, key: str, now_ns: int, costs: Sequence[int]) -> int:
-    """Return the permits admitted."""
     return sum(costs[: acquire(limiter.share(key, now_ns), now_ns, costs).admitted])
 
 
 def everything(limiter: FairLimiter) -> object:
-    """Return all that a fair limiter remembers."""
+    """Return the whole state of a fair limiter."""
     total = limiter.stored_upermits, limiter.at_ns, limiter.last_refused_ns, limiter.last_wait_us
     shares = [
         (share.key, share.stored_upermits, share.at_ns, share.seen_ns, share.open_next_free_ns)
@@ -70,7 +69,7 @@ def everything(limiter: FairLimiter) -> object:
 
 
 Offer = tuple[Sequence[int], int]
-"""What a key asks for again and again: the costs, and the nanoseconds from one time to the next."""
+"""A key's repeated request: the costs, and the nanoseconds between two."""
 
 
 def offer(rate_per_s: int, costs: Sequence[int]) -> Offer:
@@ -78,7 +77,7 @@ def offer(rate_per_s: int, costs: Sequence[int]) -> Offer:
 
 
 def run(limiter: FairLimiter, offers: dict[str, Offer], duration_s: int) -> dict[str, tuple[int, int]]:
-    """Let keys ask evenly; return the permits asked for and admitted by key."""
+    """Let keys ask evenly. Return the permits asked for and admitted by key."""
     asked = dict.fromkeys(offers, 0)
     admitted = dict.fromkeys(offers, 0)
     next_ns = {key: at * 7 * MS for at, key in enumerate(offers)}
@@ -95,7 +94,7 @@ def total_admitted(done: dict[str, tuple[int, int]]) -> int:
     return sum(admitted for _, admitted in done.values())
 
 
-# --- what it is for
+# --- purpose
 
 
 @pytest.mark.no_cover
@@ -107,7 +106,7 @@ def test_small_keys_lose_nothing_beside_two_floods_which_share_the_rest(break_s:
 
     for key in ("s1", "s2"):
         assert done[key][0] == done[key][1]
-    # All that the small ones leave is used; each flood gets its own share at least.
+    # Everything that the small ones leave is used. Each flood gets at least its own share.
     assert total_admitted(done) == pytest.approx(400 * 60, abs=400 + 5)
     for key in ("f1", "f2"):
         assert done[key][1] >= 100 * 59
@@ -151,7 +150,7 @@ def test_keys_that_come_and_go_leave_the_long_run_total_at_the_limit(break_s: fl
     assert admitted == pytest.approx(100 * 120, abs=100 + 6 * 2)
 
 
-# --- what a share is
+# --- shares
 
 
 def test_share_is_the_same_while_its_key_is_active() -> None:
@@ -164,7 +163,7 @@ def test_share_is_the_same_while_its_key_is_active() -> None:
 
 
 def test_share_closes_when_the_total_is_full() -> None:
-    """The other key keeps half of the limit in reserve, so what accrues in a whole break could not be stored."""
+    """The other key keeps half of the limit in reserve, so the refill of a whole break could not be stored."""
     limiter = fair(100)
     limiter.share("quiet", 0)
     limiter.share("flood", 0)
@@ -222,13 +221,13 @@ def test_wait_behind_others_is_when_they_have_been_admitted(
     wait_us = share.wait_us_behind(now_ns, ahead)
     assert (share.wait_us_behind(now_ns, 0) == 0) == (share.check(now_ns, [1]).admitted == 1)
 
-    # What is ahead is let through one by one, as soon as it may.
+    # Requests ahead are admitted one by one, as soon as possible.
     at_ns = now_ns
     for _ in range(ahead):
         at_ns += share.check(at_ns, [1]).wait_us * 1000
         assert acquire(share, at_ns, [1]).admitted == 1
     at_ns += share.check(at_ns, [1]).wait_us * 1000
-    # Nobody waits for longer than was said, nor much less: two balances may each be overdrawn by one.
+    # The wait is never longer than stated, nor much shorter: two balances may each be overdrawn by one.
     assert at_ns <= now_ns + wait_us * 1000 + 1000 * (ahead + 2)
     assert at_ns >= now_ns + wait_us * 1000 - 3 * 3 * NS_PER_S // rate_per_s
 
@@ -261,7 +260,7 @@ def test_total_never_exceeds_the_bound_and_permits_are_neither_made_nor_lost(
     back_ns: int,
     calls: list[tuple[int, str, list[int]]],
 ) -> None:
-    """Integral of the rate + capacity + (n + 1) * largest cost; also while keys come, go, and clocks run backwards."""
+    """Integral of the rate + capacity + (n + 1) * largest cost, while keys come, go, and clocks run backwards."""
     limiter = fair(rate_per_s, burst_s=burst_s, break_s=break_s, max_fair_keys=most)
     now_ns = latest_ns = spent = largest = 0
     for at, (step_ns, key, costs) in enumerate(calls):
@@ -318,7 +317,7 @@ def test_share_admits_whatever_a_bucket_of_its_own_would(
                 assert at < admission.admitted
 
 
-# --- rules that change
+# --- changed rules
 
 
 def test_reconfigure_divides_the_new_limit() -> None:
@@ -354,7 +353,7 @@ def test_inherited_debt_is_paid_before_it_is_forgotten() -> None:
     assert limiter.stored_upermits == -300 * UPERMITS_PER_PERMIT
     assert [share.key for share in limiter.shares] == [OTHER_KEY]
     assert limiter.pool_upermits(0) == 0
-    # All of the limit pays it first.
+    # The whole limit pays it first.
     assert ask(limiter, "a", 2999 * MS, [1]) == 0
     admitted = sum(ask(limiter, "a", tick * MS, [1]) for tick in range(3000, 6000))
     assert admitted == pytest.approx(300, abs=3)
@@ -375,7 +374,7 @@ def test_debt_of_a_share_that_is_made_up_for_by_others_is_not_forgiven_by_idlene
     assert idle_at_ns >= paid_ns > ACTIVE_NS
 
 
-# --- what operators see
+# --- state
 
 
 def test_state_shows_the_shares_and_changes_nothing() -> None:
@@ -394,15 +393,15 @@ def test_state_shows_the_shares_and_changes_nothing() -> None:
     assert everything(limiter) == before
 
 
-# --- too large for what may be owed
+# --- too large for the debt
 
 
-def test_a_share_may_owe_its_part_and_what_it_cannot_the_pool_may() -> None:
+def test_a_share_may_owe_its_part_and_the_pool_the_rest() -> None:
     limiter = fair(100, max_debt_s=10)
     a, b = limiter.share("a", 0), limiter.share("b", 0)
     now_ns = NS_PER_S
 
-    # Both shares are full, so there is nothing in the pool.
+    # Both shares are full, so the pool is empty.
     assert acquire(a, now_ns, [551, 550, 1]) == Admission(0, US_PER_S, 1)
     assert not a.is_open(now_ns)
     assert acquire(a, now_ns, [550]).admitted == 1

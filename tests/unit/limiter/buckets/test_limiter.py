@@ -32,7 +32,7 @@ def limiter(
 
 
 def everything(it: Limiter) -> tuple[object, ...]:
-    """Return all that a limiter remembers."""
+    """Return the whole state of a limiter."""
     return (
         it.stored_upermits,
         it.at_ns,
@@ -75,7 +75,7 @@ RATES = st.sampled_from([0, 0.001, 0.5, 1, 7, 33.333333, 100, 100_000])
 
 
 def decide_together(limiters: Sequence[Limiter], now_ns: int, costs: Sequence[int]) -> int:
-    """Admit what all limiters admit, as the module's docstring says."""
+    """Admit the requests that all limiters admit, as in the module's docstring."""
     admissions = [it.check(now_ns, costs) for it in limiters]
     admitted = min(admission.admitted for admission in admissions)
     for it, admission in zip(limiters, admissions, strict=True):
@@ -117,7 +117,7 @@ def test_the_bound_is_reached() -> None:
     assert math.ceil(2.5) + 40 - 1 == 1 + 1 + 40
 
 
-# --- too large for what may be owed
+# --- too large for the debt
 
 
 def test_request_that_would_owe_more_than_allowed_is_refused_alone_until_enough_is_stored() -> None:
@@ -154,7 +154,7 @@ def test_request_behind_others_is_admitted_after_its_stated_wait(
 
     assert it.check(now_ns, [1]).admitted == 1
     assert now_ns <= told_ns + 1000 * (1 + len(ahead))
-    # Costs of nothing are let through as early as the rest.
+    # Requests without cost pass as early as the rest.
     slack_ns = (2 + len(ahead)) * (1000 + 2 * NS_PER_S // it.rate_upermits_per_s)
     assert now_ns >= told_ns - slack_ns
 
@@ -170,10 +170,10 @@ def test_charge_keeps_an_open_breaker_open_for_as_long_as_it_owes() -> None:
     assert it.check(0, [1]) == Admission(0, 1_500_000)
 
 
-# --- rates that change, 0 and unlimited
+# --- changed rates, 0 and unlimited
 
 
-def test_from_0_it_has_refilled_meanwhile_and_is_closed() -> None:
+def test_after_rate_0_it_has_refilled_and_is_closed() -> None:
     it = limiter(100)
     it.acquire(0, [1] * 101)
     it.reconfigure(0, rule(0))
@@ -183,7 +183,7 @@ def test_from_0_it_has_refilled_meanwhile_and_is_closed() -> None:
     assert it.acquire(NS_PER_S // 2, [1] * 51).admitted == 50
 
 
-def test_to_0_and_back_in_an_instant_gives_no_second_burst_and_takes_none_away() -> None:
+def test_to_0_and_back_in_an_instant_gives_no_second_burst_and_removes_none() -> None:
     full, spent = limiter(100), limiter(100)
     spent.acquire(0, [1] * 99)
     for it in (full, spent):
@@ -215,10 +215,10 @@ def test_inherits_the_lower_balance() -> None:
     assert fresh.stored_upermits == -25 * UPERMITS_PER_PERMIT
 
 
-# --- idle, and what operators see
+# --- idle, and state
 
 
-def test_state_shows_what_operators_ask_for_and_changes_nothing() -> None:
+def test_the_state_has_an_operators_figures_and_changes_nothing() -> None:
     it = limiter(100)
     it.acquire(5, [1] * 101)
     before = everything(it)

@@ -1,4 +1,4 @@
-"""What a limiter admits over minutes, against the limit and against a straightforward reference."""
+"""Admitted requests over minutes, compared with the limit and with a simple reference."""
 
 import random
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ OVERLOADS = [1.1, 2, 10, 1000]
 
 
 class Reference:
-    """Guava's SmoothBursty behind the breaker, in float seconds, as both are described."""
+    """Guava's SmoothBursty behind the breaker, in float seconds."""
 
     def __init__(self, rate_per_s: float, *, burst_s: float = 1.0, break_s: float = 1.0, zero_admits: bool) -> None:
         self.stable_interval_s = 1 / rate_per_s
@@ -58,7 +58,7 @@ def limiter(rate_per_s: float, *, burst_s: float = 1.0, break_s: float = 1.0) ->
 
 
 def arrivals(seed: int, bursts_per_s: float, skip_to_ns: list[int]) -> Iterator[int]:
-    """Yield the times, in nanoseconds, of a Poisson process that goes on from wherever it was skipped to."""
+    """Yield the times, in nanoseconds, of a Poisson process that continues from wherever it was skipped to."""
     draw = random.Random(seed)
     at_ns = 0
     while True:
@@ -67,7 +67,7 @@ def arrivals(seed: int, bursts_per_s: float, skip_to_ns: list[int]) -> Iterator[
 
 
 def at_once(it: Limiter, burst: int) -> list[int]:
-    """Return the costs of a burst, without most of those that are refused because they exceed the capacity."""
+    """Return the costs of a burst, without most of those that exceed the capacity."""
     return [1] * min(burst, it.capacity_upermits // UPERMITS_PER_PERMIT + 2)
 
 
@@ -104,10 +104,10 @@ def mean_under_even_bursts(it: Limiter, offered_per_s: float, burst: int, durati
 @pytest.mark.parametrize("overload", OVERLOADS)
 @pytest.mark.parametrize("rate_per_s", RATES_PER_S)
 def test_mean_is_the_limit_under_saturation(rate_per_s: int, overload: float) -> None:
-    """Saturation: more is offered than the limit, and what was refused waits as stated and comes again."""
+    """More is offered than the limit, and refused requests wait as stated and come again."""
     it = limiter(rate_per_s)
     offered_per_s = rate_per_s * overload
-    # Arrivals within two milliseconds come together; a backlog of more than a burst changes nothing.
+    # Arrivals within two milliseconds come together. A backlog of more than a burst has no effect.
     tick_ns = max(round(NS_PER_S / offered_per_s), NS_PER_S // 500)
     most = [1] * (rate_per_s + 2)
     backlog = 0.0
@@ -123,7 +123,7 @@ def test_mean_is_the_limit_under_saturation(rate_per_s: int, overload: float) ->
         ready_ns = now_ns + admission.wait_us * 1000
         now_ns = next_tick_ns if waiting == admission.admitted else ready_ns
         if now_ns > next_tick_ns:
-            # What arrives while the breaker is open waits with the rest.
+            # Arrivals during the break wait with the rest.
             ticks = -(-(now_ns - next_tick_ns) // tick_ns)
             backlog += ticks * offered_per_s * tick_ns / NS_PER_S
             next_tick_ns += ticks * tick_ns
@@ -137,7 +137,7 @@ FROM_100_PER_S = [rate for rate in RATES_PER_S if rate >= 100]
 @pytest.mark.parametrize("overload", OVERLOADS)
 @pytest.mark.parametrize("rate_per_s", FROM_100_PER_S)
 def test_poisson_arrivals_get_99_percent_of_the_limit(rate_per_s: int, overload: float) -> None:
-    # Single requests; at the highest rates groups, half a millisecond apart.
+    # Single requests. At the highest rates groups, half a millisecond apart.
     group = max(1, round(rate_per_s * overload / 2_000))
     mean_per_s = mean_under_poisson_bursts(limiter(rate_per_s), rate_per_s * overload, group, duration_s(rate_per_s))
 
@@ -147,7 +147,7 @@ def test_poisson_arrivals_get_99_percent_of_the_limit(rate_per_s: int, overload:
 @pytest.mark.parametrize("overload", OVERLOADS)
 @pytest.mark.parametrize("rate_per_s", FROM_100_PER_S)
 def test_bursty_arrivals_get_99_percent_of_the_limit(rate_per_s: int, overload: float) -> None:
-    """Bursts of five requests, or of 5 ms' worth of what is offered if that is more."""
+    """Bursts of five requests, or of 5 ms of the offered rate if that is more."""
     burst = max(5, round(rate_per_s * overload * 0.005))
     mean_per_s = mean_under_even_bursts(limiter(rate_per_s), rate_per_s * overload, burst, duration_s(rate_per_s))
 
@@ -157,7 +157,7 @@ def test_bursty_arrivals_get_99_percent_of_the_limit(rate_per_s: int, overload: 
 @pytest.mark.parametrize("overload", [overload for overload in OVERLOADS if overload >= 2])
 @pytest.mark.parametrize("rate_per_s", FROM_100_PER_S)
 def test_break_shorter_than_the_burst_makes_up_for_gaps_between_bursts(rate_per_s: int, overload: float) -> None:
-    """With bursts 50 ms apart a break as long as the burst leaves a full bucket idle; a shorter one does not."""
+    """With bursts 50 ms apart, a break as long as the burst leaves a full bucket idle, unlike a shorter one."""
     burst = round(rate_per_s * overload * 0.05)
     long, short = (
         mean_under_poisson_bursts(
@@ -172,7 +172,7 @@ def test_break_shorter_than_the_burst_makes_up_for_gaps_between_bursts(rate_per_
 def share_of_synchronous_clients(
     burst_s: float, break_s: float, *, waits_s: float = 0.0, stops_s: float = 0.0
 ) -> float:
-    """Return what 16 clients are admitted in the long run, as a share of their limit."""
+    """Return the fraction of their limit that 16 clients get in the long run."""
     rate_per_s, seconds, round_trip_ns = 100, 200, NS_PER_S // 1000
     it = limiter(rate_per_s, burst_s=burst_s, break_s=break_s)
     waits_ns, stops_ns, every_ns = (round(time_s * NS_PER_S) for time_s in (waits_s, stops_s, 3.6))
@@ -184,7 +184,7 @@ def share_of_synchronous_clients(
         admitted += admission.admitted
         next_ns = now_ns + round_trip_ns
         if not admission.admitted:
-            # A client that does not wait tries again all the time: only the first try that may pass matters.
+            # A client without waits tries again all the time: only the first try that may pass matters.
             next_ns += waits_ns or admission.wait_us * 1000 // round_trip_ns * round_trip_ns
         if stops_ns and next_ns % every_ns < stops_ns:
             next_ns += stops_ns - next_ns % every_ns
@@ -204,8 +204,8 @@ _OF_RULES = ((1.0, 1.0), (1.0, 0.5), (1.0, 0.0), (2.0, 1.0), (4.0, 1.0))
 
 
 @pytest.mark.parametrize("clients", _OF_CLIENTS)
-def test_clients_that_pause_get_what_the_documentation_says(clients: str) -> None:
-    """A full bucket stores nothing more, so what pauses outlast is lost: a longer burst outlasts longer pauses."""
+def test_clients_that_pause_get_the_documented_rates(clients: str) -> None:
+    """A full bucket stores nothing more, so a pause longer than the burst loses permits."""
     behaviour, expected = _OF_CLIENTS[clients]
     shares = [share_of_synchronous_clients(burst_s, break_s, **behaviour) for burst_s, break_s in _OF_RULES]
 
@@ -215,10 +215,10 @@ def test_clients_that_pause_get_what_the_documentation_says(clients: str) -> Non
 @pytest.mark.parametrize("burst", [1, 3, 10])
 @pytest.mark.parametrize("overload", OVERLOADS)
 @pytest.mark.parametrize("rate_per_s", [1, 7, 100])
-def test_admits_what_the_reference_admits(rate_per_s: int, overload: float, burst: int) -> None:
-    """Singly, and in bursts whose gaps leave a full bucket idle, which is where low rates lose."""
+def test_admits_the_same_as_the_reference(rate_per_s: int, overload: float, burst: int) -> None:
+    """Single requests, and bursts whose gaps leave a full bucket idle, where low rates lose."""
     it = limiter(rate_per_s)
-    # A balance is exactly zero only when requests come at the very same time.
+    # A balance is exactly zero only when requests come at the same time.
     reference = Reference(rate_per_s, zero_admits=burst == 1)
     costs = [1] * burst
     skip_to_ns = [0]

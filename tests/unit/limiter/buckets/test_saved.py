@@ -1,4 +1,4 @@
-"""What one process keeps of a limiter is what another one goes on with: nobody is forgiven, nobody is charged twice."""
+"""A limiter's saved state is continued by another process: no debt is forgotten or charged twice."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ def asked(limiter: Limiter, now_ns: int, costs: list[int], key: str) -> tuple[in
 
 @pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize("spent", [[1] * 3, [1] * 30, [7, 5]])
-def test_a_limiter_goes_on_where_another_processs_ended(name: str, spent: list[int]) -> None:
+def test_a_limiter_continues_that_of_another_process(name: str, spent: list[int]) -> None:
     rule = RULES[name]
     goes_on = new_limiter(TOPIC, rule, START_NS)
     asked(goes_on, START_NS, spent, "a")

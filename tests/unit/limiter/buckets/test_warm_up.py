@@ -28,7 +28,7 @@ def warming(rate_per_s: float, *, warm_up_s: float = 10, burst_s: float = 1.0, e
 
 
 class Guava:
-    """Guava's SmoothWarmingUp in seconds, without rounding; written from its formulas."""
+    """Guava's SmoothWarmingUp in seconds, without rounding, from its formulas."""
 
     def __init__(self, rate_per_s: Fraction, warm_up_s: Fraction) -> None:
         self.stable_s = 1 / rate_per_s
@@ -41,7 +41,7 @@ class Guava:
         self.next_free_s = Fraction(0)
 
     def reserve(self, now_s: Fraction, permits: int) -> None:
-        """Admit a request at a time at which nothing is owed."""
+        """Admit a request at a time without debt."""
         assert now_s >= self.next_free_s
         self.stored = min(self.max_permits, self.stored + (now_s - self.next_free_s) / self.cool_down_s)
         from_stored = min(Fraction(permits), self.stored)
@@ -63,7 +63,7 @@ class Guava:
 
 
 def admitted_in(it: Limiter, from_s: float, to_s: float, step_ns: int = MS) -> int:
-    """Return what is admitted while single requests come all the time."""
+    """Return the permits admitted while single requests come all the time."""
     times_ns = range(round(from_s * NS_PER_S), round(to_s * NS_PER_S), step_ns)
     return sum(it.acquire(now_ns, [1] * 3).admitted for now_ns in times_ns)
 
@@ -79,7 +79,7 @@ def admitted_in(it: Limiter, from_s: float, to_s: float, step_ns: int = MS) -> i
     ),
 )
 def test_with_almost_no_burst_it_is_guavas(rate: str, warm_up_s: int, requests: list[tuple[int, int]]) -> None:
-    """Each request comes some milliseconds after the one before is paid for, and is admitted."""
+    """Each request comes some milliseconds after the previous one is paid for, and is admitted."""
     it = warming(float(rate), warm_up_s=warm_up_s, burst_s=1e-5 if float(rate) < 10 else ALMOST_NO_BURST_S)
     guava = Guava(Fraction(rate), Fraction(warm_up_s))
     # Each step may round by a few micro-permits, which cost up to three times their time.
@@ -88,7 +88,7 @@ def test_with_almost_no_burst_it_is_guavas(rate: str, warm_up_s: int, requests: 
     for gap_ms, cost in requests:
         now_ns += it.wait_us_behind(now_ns, 0) * 1000 + gap_ms * MS
         assert it.acquire(now_ns, [cost]) == Admission(1, 0)
-        # What was rounded up while waiting is no idleness of Guava's.
+        # Rounding up while waiting is not idleness in Guava.
         guava.reserve(max(guava.next_free_s, Fraction(now_ns, NS_PER_S)), cost)
         slack_us += 2 + (2 * it.capacity_upermits + 10) / float(rate)
         wait_us = it.wait_us_behind(now_ns, 0)
@@ -109,7 +109,7 @@ def test_rate_rises_from_a_third_to_the_full_one_within_the_warm_up(rate_per_s: 
     # The interval falls with every permit, so within the first second the rate has risen by some 7 %.
     assert first == pytest.approx(rate_per_s / 3 * 1.07, rel=0.05, abs=1)
     assert all(later >= earlier - 1 for earlier, later in pairwise(seconds))
-    # Half of what W seconds at the full rate would be: that is Guava's threshold.
+    # Half of W seconds at the full rate: Guava's threshold.
     assert first + sum(seconds[:9]) == pytest.approx(rate_per_s * 10 / 2, rel=0.02)
     assert all(admitted == pytest.approx(rate_per_s, abs=1) for admitted in seconds[10:])
 
@@ -143,7 +143,7 @@ def test_wait_behind_others_counts_their_price() -> None:
     assert it.wait_us_behind(0, 600) == 10 * US_PER_S + 1
 
 
-# --- rules that change
+# --- changed rules
 
 
 def test_reconfigured_it_is_as_cold_in_proportion_as_it_was() -> None:

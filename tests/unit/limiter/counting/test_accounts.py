@@ -1,4 +1,4 @@
-"""Tests for the accounts, told things as the data path tells them, on clocks in the test's hand."""
+"""The accounts with the data path's calls, on manual clocks."""
 
 from __future__ import annotations
 
@@ -38,8 +38,6 @@ def topic(name: str) -> Resource:
 
 
 class Told:
-    """Accounts and their clocks."""
-
     def __init__(self, *bounds: int, offset_s: float = 0.0, taking: bool = True) -> None:
         self.now_ns = 5 * S
         self.wall_ns = BEGAN_S * S + round(offset_s * S)
@@ -91,7 +89,7 @@ class Told:
         return second
 
     def shown(self, since_ns: int = 0) -> dict[str, dict[Outcome, int]]:
-        """Return the requests that are shown by name, without zeros."""
+        """Return the requests by visible name, without zeros."""
         found = [each for each in self.accounts.each(since_ns) if each is not None]
         assert len({resource for resource, _ in found}) == len(found)
         return {
@@ -268,7 +266,7 @@ class TestNames:
             told.count(*busy, f"new{turn}")
         assert "silent" not in told.shown()
 
-    def test_nothing_counts_twice_though_a_name_is_retired_meanwhile(self) -> None:
+    def test_nothing_counts_twice_when_a_name_is_retired(self) -> None:
         told = Told(2)
         told.count("a", "b")
         each = told.accounts.each()
@@ -279,14 +277,14 @@ class TestNames:
 
 
 class TestPinned:
-    def test_names_stand_outside_the_bound_and_are_shown_before_their_first_request(self) -> None:
+    def test_names_are_outside_the_bound_and_shown_before_their_first_request(self) -> None:
         told = Told(1)
         told.accounts.pin([topic("vip"), topic("second")])
         assert told.shown() == {"vip": {}, "second": {}}
         told.count("a", "b", "vip")
         assert told.shown().keys() == {"vip", "second", "a", OTHER}
 
-    def test_pinning_keeps_what_was_shown_and_frees_the_place(self) -> None:
+    def test_pinning_keeps_visible_counts_and_frees_the_place(self) -> None:
         told = Told(1)
         told.count("a", "b")
         row = told.accounts.row(topic("b"), 0)
@@ -329,7 +327,7 @@ class TestPinned:
 
 
 class TestStopsAndRules:
-    def test_what_each_rule_did_is_counted_once_for_requests_with_several_resources(self) -> None:
+    def test_each_rules_actions_count_once_for_requests_with_several_resources(self) -> None:
         told = Told(2)
         for verdict in get_args(RejectionVerdict):
             told.judge("a", "b", verdict=verdict, rule="one", amount=(1, 4, 100))

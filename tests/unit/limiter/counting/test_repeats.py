@@ -1,4 +1,4 @@
-"""What comes again is known for half a minute to a minute, of so many at most; written in Python and compiled."""
+"""Repeats are recognized for half a minute to a minute, up to a bound, in Python and in the compiled part."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def kind(request: pytest.FixtureRequest) -> type[RefusedIds]:
 
 
 def refuse(ids: RefusedIds, *numbers: int, now_ns: int = 0, key: int = ORDERS) -> list[tuple[bool, bool]]:
-    """Refuse messages; say of each whether it comes again, and whether a repeat of it will be seen."""
+    """Refuse messages. Return for each whether it is a repeat, and whether its repeat will be recognized."""
     return [ids.see(key, b"id%d" % number, now_ns, True) for number in numbers]
 
 
 def passes(ids: RefusedIds, *numbers: int, now_ns: int = 0, key: int = ORDERS) -> list[bool]:
-    """Let messages pass; say of each whether it comes again."""
+    """Let messages pass. Return for each whether it is a repeat."""
     found = [ids.see(key, b"id%d" % number, now_ns, False) for number in numbers]
     assert not any(seen for _, seen in found)
     return [known for known, _ in found]
@@ -46,7 +46,7 @@ def test_no_more_are_kept_than_there_may_be_and_the_latest_are_known(kind: type[
 def test_early_evictions_are_reported(kind: type[RefusedIds]) -> None:
     ids = kind(8)
     assert all(seen for _, seen in refuse(ids, *range(8)))
-    # For the sake of these the first four are forgotten; the next four find them gone, and so on.
+    # These replace the first four, then the next four find those missing, and so on.
     assert [seen for _, seen in refuse(ids, *range(8, 20), now_ns=SOON_NS - 1)] == [False] * 4 + [False] * 8
-    # What comes again is known all the same, and takes nobody's place.
+    # Repeats are still recognized, without replacing others.
     assert refuse(ids, 19, now_ns=SOON_NS - 1) == [(True, True)]

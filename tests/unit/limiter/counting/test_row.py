@@ -1,4 +1,4 @@
-"""Tests for the counters of one resource: against a model that keeps all it was told."""
+"""The counters of one resource, compared with a model that keeps everything."""
 
 import operator
 from typing import Any
@@ -14,7 +14,7 @@ NOTHING = [(0, 0, 0)] * N_OUTCOMES
 
 
 class Sender:
-    """Equal to every other, and yet another one."""
+    """Equal to every other, but not identical."""
 
     def __eq__(self, other: object) -> bool:
         return True
@@ -51,7 +51,7 @@ def one(outcome: int, *figures: int) -> list[tuple[int, ...]]:
 
 
 @given(steps)
-def test_entry_returns_what_was_recorded(steps: list[tuple[Any, ...]]) -> None:
+def test_entry_returns_the_recorded_counts(steps: list[tuple[Any, ...]]) -> None:
     row, second = Row(ORDERS), Second(100)
     told: list[tuple[Any, ...]] = []
     before: list[Any] = []
@@ -96,7 +96,7 @@ def test_entry_returns_what_was_recorded(steps: list[tuple[Any, ...]]) -> None:
             ]
 
 
-def test_an_entry_stays_what_it_was_when_another_second_has_begun() -> None:
+def test_an_entry_stays_unchanged_once_another_second_has_begun() -> None:
     row, first = Row(ORDERS), Second(1)
     row.add(first, 1, SENDERS[0], REFUSED, 2, 3, 4, 1)
     row.add(Second(2), 2, SENDERS[1], REFUSED, 5, 6, 7, 1)

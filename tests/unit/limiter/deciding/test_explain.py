@@ -22,7 +22,7 @@ def explain(limits: Limits, caller: Caller = ASKER, now_ns: int = 0) -> tuple[Ap
     return limits.explain(now_ns, [ORDERS], caller)
 
 
-def test_says_that_nothing_is_asked_for_what_is_exempt() -> None:
+def test_shows_that_exempt_requests_have_no_limit() -> None:
     rules = (
         Rule("topic", "orders.*", None, exempt=True),
         Rule("topic", "*", 9, shared=True),
@@ -30,14 +30,14 @@ def test_says_that_nothing_is_asked_for_what_is_exempt() -> None:
         Rule(LISTENER, "*", 9, action="off"),
     )
     assert [(one.rule.name, one.limits, one.why) for one in explain(limits_by(*rules))] == [
-        ("topic:orders.*", False, "pattern with 7 literal characters; exempt from every limit"),
+        ("topic:orders.*", False, "pattern with 7 literal characters; exempt from all limits"),
         (
             "total:topic:*",
             False,
-            "total of all together: the default of every topic; does not apply to exempt requests",
+            "total: the default for kind topic; does not apply to exempt requests",
         ),
-        ("client:*", False, "the default of every client; does not apply to exempt requests"),
-        ("listener:*", False, "the default of every listener; action off"),
+        ("client:*", False, "the default for kind client; does not apply to exempt requests"),
+        ("listener:*", False, "the default for kind listener; action off"),
     ]
 
 
@@ -80,7 +80,7 @@ class TestNotLimited:
         night = limits_by(*rules, moment=datetime(2024, 1, 1, 3, tzinfo=UTC))
         assert self.why(night) == [
             f"pattern with 7 literal characters; not now: {hours}",
-            f"total of all together: the default of every topic; not now: {hours}",
+            f"total: the default for kind topic; not now: {hours}",
         ]
         assert [one.rule.rate_per_s for one in explain(night) if one.limits] == [7]
         day = limits_by(*rules, moment=datetime(2024, 1, 1, 12, tzinfo=UTC))

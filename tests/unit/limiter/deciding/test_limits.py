@@ -125,7 +125,7 @@ class TestFair:
         assert state is not None
         assert {share.key for share in state.shares} == {"f", "s"}
 
-    def test_shares_are_kept_apart_by_client_also_for_what_consumes(self) -> None:
+    def test_shares_are_separate_by_client_also_for_consuming(self) -> None:
         limits = limits_by(topic("*", 10, fair_by="client", break_s=0))
         flood, small = (
             Caller(client, "", "main", consumes=True, by_answer=True) for client in ("10.0.0.1", "10.0.0.2")
@@ -148,7 +148,7 @@ class TestCharges:
 
 
 class TestEdits:
-    """A rule set that differs in some names' own rules leaves everything else as it is."""
+    """A rule set with other own rules for some names leaves everything else unchanged."""
 
     def test_edits_apply_to_the_next_request_in_every_plan(self) -> None:
         limits = limits_by(topic("*", None), topic("orders", 5), Rule(CLIENT, "10.1.2.3", 100))
@@ -207,7 +207,7 @@ class TestUsages:
             (CLIENT, "messages"): (0.08, 0.028, pytest.approx(28 / 6000)),
         }
 
-    def test_go_on_under_another_rule_and_end_without_one(self) -> None:
+    def test_continue_under_another_rule_and_end_without_one(self) -> None:
         limits = limits_by(topic("*", 10))
         decide(limits, [1] * 10)
         limits.swap(limits.rule_set.replace(rules=[topic("*", 20)]), 1)
@@ -260,7 +260,7 @@ class Asks(Held):
 
 
 class TestDefaultActionOfEachProtocol:
-    """A rule that says no action, where some connections are limited by credit and others are not."""
+    """A rule without an action, where some connections are limited by credit and others are not."""
 
     LIMIT = topic("orders", 10, credit_waits=True)
     ASKS_CREDIT = ASKER._replace(asks="delaying", refusable=False)

@@ -1,4 +1,4 @@
-"""Stacked limits against a model that knows only rules and sums."""
+"""Several limits together, compared with a model of rules and sums."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Request:
 
 
 class Model:
-    """Which rules apply is found anew for each request, by walking over all of them."""
+    """Searches all rules again for each request."""
 
     def __init__(self, rules: list[Rule]) -> None:
         self.rules = rules
@@ -104,7 +104,7 @@ class Model:
                 yield Resource(TOTAL, f"{rule.kind}:*"), rule
 
     def costs(self, request: Request) -> Iterator[tuple[Bucket, Rule, int]]:
-        """Yield what a request costs where; a bucket that stands above two of its resources costs twice."""
+        """Yield a request's costs by bucket. A bucket above two of its resources is charged twice."""
         caller = request.caller
         names = [("client", caller.client), ("producer_group", caller.producer_group), *caller.scopes]
         names.append(("listener", caller.listener))
@@ -120,7 +120,7 @@ class Model:
                         continue
                     cost = request.messages if rule.count == "messages" else 1
                     cost = cost if dimension == "messages" else request.size_bytes
-                    # What cannot be refused costs no more than the limit ever admits at once.
+                    # A request that cannot be refused never costs more than the limit admits at once.
                     cost = cost if caller.refusable else min(cost, part.max_permits)
                     yield (dimension, bucket), rule, cost
 
@@ -136,8 +136,6 @@ class Model:
 
 
 class Waiting(Held):
-    """A held request of the test."""
-
     __slots__ = ("outcomes", "request")
 
     def __init__(
@@ -170,7 +168,7 @@ class Run:
         self.largest: dict[Bucket, int] = defaultdict(int)
 
     def balances(self, now_ns: int) -> dict[Bucket, int]:
-        """Return what is stored in each bucket that lives, in micro-permits."""
+        """Return the stored micro-permits of each live bucket."""
         return {
             (dimension, limiter.resource): limiter.settled(now_ns)[0]
             for dimension in DIMENSIONS
@@ -188,7 +186,7 @@ class Run:
         return part.max_permits
 
     def step(self, now_ns: int, requests: list[Request], most: int = 0) -> None:
-        """Let what is due go, then ask for requests; compare what both spent."""
+        """Release due requests, then ask for new ones. Compare the permits spent."""
         before = self.balances(now_ns)
         resolved = len(self.outcomes)
         self.limits.holding.release(now_ns)
@@ -203,7 +201,7 @@ class Run:
                     costs[bucket] += cost
             for bucket, cost in costs.items():
                 if not request.caller.refusable:
-                    # Nor does what it costs in all, where a bucket stands above two of its resources.
+                    # Nor is its total cost, with a bucket above two of its resources.
                     cost = min(cost, self.most(bucket))  # noqa: PLW2901 - as it is charged
                 expected[bucket] += cost
                 self.model.spent[bucket].append((now_ns, cost))
@@ -252,7 +250,7 @@ class Run:
         return [each] * granted.messages
 
     def held_for_ever(self) -> bool:
-        """Say whether all that is held waits for a limit of nothing at all."""
+        """Say whether everything held waits for a limit of 0."""
         return all(not held.caller.refusable and not held.rule.rate_upermits_per_s for held in self.held)
 
     def forget(self) -> None:
@@ -281,7 +279,7 @@ class Run:
 
 
 @given(rules=RULE_SETS, steps=STEPS)
-def test_every_bucket_spends_what_was_admitted_and_is_never_over_its_bound(
+def test_every_bucket_spends_the_admitted_costs_within_its_bound(
     rules: list[Rule], steps: list[tuple[int, tuple[Resource, ...], Caller, list[tuple[int, int]], int]]
 ) -> None:
     run = Run(rules)

@@ -1,4 +1,4 @@
-"""All limits of a process, as another one goes on with them: together both give each limit once."""
+"""All limits of a process, continued by another one: together both give each limit once."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def finish(steps: Generator[None, None, SavedLimits]) -> SavedLimits:
 
 
 class Waiting(Held):
-    """A request that waits, and remembers what became of it."""
+    """A waiting request that records its outcome."""
 
     __slots__ = ("outcome",)
 
@@ -68,7 +68,7 @@ def hold(limits: Limits, now_ns: int, **how: bool | int) -> Waiting:
     return held
 
 
-def test_only_limits_that_are_not_as_good_as_new_are_kept_and_go_on() -> None:
+def test_only_limits_that_differ_from_new_ones_are_saved_and_continued() -> None:
     rules = (Rule("topic", "*", 10), Rule("topic", "orders", 5, bytes_per_s=2000))
     before = limits_by(*rules)
     quiet = Resource("topic", "quiet")
@@ -135,7 +135,7 @@ def test_held_requests_are_reserved_in_the_successor_until_settled() -> None:
     assert [each.upermits for each in saved.reserved] == [5_000_000]
     after.restore(saved, S)
     assert balance(after, S) == -5
-    # One of them goes away, the others pass as their permits come.
+    # One of them leaves, the others pass as their permits come.
     before.holding.drop(held[4])
     now_ns = S
     while (due_ns := before.holding.next_due_ns()) is not None:
@@ -160,7 +160,7 @@ def test_reservations_expire_and_mint_nothing(upermits: int) -> None:
     assert ask(limits, 1, S + (MAX_DEBT_S + 60) * S) == 1
 
 
-def test_reservations_are_bounded_by_what_can_still_be_spent() -> None:
+def test_reservations_are_bounded_by_the_remaining_permits() -> None:
     rule = Rule("topic", "orders", 10, action="delay", max_delay_s=60)
     before = limits_by(rule)
     ask(before, 11, S)
@@ -215,7 +215,7 @@ def test_repeated_take_overs_admit_no_more_than_one_process(steps: list[tuple[st
         if what == "ask":
             total += ask(current, count, now_ns)
         elif what == "straggle" and before is not None:
-            # A request that the one before had begun to read; it is settled when that one ends.
+            # A request whose reading began before. It is settled when the old process ends.
             admitted = ask(before[0], count, now_ns)
             total, unsettled = total + admitted, unsettled + admitted
         elif before is not None:
@@ -225,9 +225,9 @@ def test_repeated_take_overs_admit_no_more_than_one_process(steps: list[tuple[st
             saved = save(current, now_ns, now_ns)
             before, current = (current, saved), limits_by(rule)
             current.restore(saved, now_ns)
-            # A micro-permit for each part of what was spent.
+            # A micro-permit for each part spent.
             rounded += 3 / UPERMITS_PER_PERMIT
-        # The rate since the beginning, one burst, and the rounding up that ``bucket`` has. What was admitted beyond
-        # that by the one that ends is owed by the other, once it knows.
+        # The rate since the beginning, one burst, and the rounding up of ``bucket``. Permits that the old process
+        # admitted beyond that are a debt of the new one, once it knows.
         owed = max(0.0, -(balance(current, now_ns) or 0.0))
         assert total - unsettled - owed <= 10 * (now_ns - S) / S + 10 + 1 + rounded

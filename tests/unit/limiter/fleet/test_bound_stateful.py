@@ -1,4 +1,4 @@
-"""Whatever happens to members, messages, clocks and Redis: the sum admitted stays within the bound."""
+"""Whatever happens to members, messages, clocks and Redis, the admitted sum stays within the bound."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Fleets(RuleBasedStateMachine):
         self.processes: list[Process] = []
         self.began = 0
         self.level, self.level_ns = 0.0, self.now_ns
-        # The largest capacity so far, and beyond it what the documentation says.
+        # The largest capacity so far, and the documented exceptions.
         self.capacity = self.allowed = self.rate
         for _ in range(4):
             self.begins()
@@ -57,7 +57,7 @@ class Fleets(RuleBasedStateMachine):
         alive = self.redis.hashes.get("sluice:{f}:members", {})
         for one in self.processes:
             is_dead = one.member.answered_ns is not None and one.name not in alive
-            # Another may have its advance at once, and a bucket makes up for that with its next call.
+            # Another may have its advance at once, for which the bucket pays with its next call.
             self.allowed += one.limiter.lease.advance if is_dead and not one.is_thought_dead else 0
             one.is_thought_dead = is_dead
         self.check()
@@ -90,9 +90,9 @@ class Fleets(RuleBasedStateMachine):
         self.check()
 
     def check(self) -> None:
-        """Add to what was admitted what can be at any moment: the permits in Redis, those of members, and advances.
+        """Add the permits that could be admitted at this moment: in Redis, of members, and advances.
 
-        In Redis there are less than none while the bucket pays for those who died.
+        In Redis they are negative while the bucket pays for dead members.
         """
         store = self.redis.hashes.get("sluice:{f}:b:messages:topic:orders", {}).get("", [0.0, 0.0])[1]
         leases = [one.limiter.lease for one in self.processes]
@@ -120,7 +120,7 @@ class Fleets(RuleBasedStateMachine):
 
     @rule()
     def all_are_idle(self) -> None:
-        """All buckets and advances are whole again, so that nothing is left of the bound in the next rush."""
+        """All buckets and advances are whole again, so the next rush can reach the bound."""
         self.time_passes(200, 20, frozenset(), 12)
 
     @rule(seconds=st.sampled_from([0.2, 1]))
@@ -135,7 +135,7 @@ class Fleets(RuleBasedStateMachine):
 
     @rule(index=indices, silent_s=st.sampled_from([0.2, 1, 2.5]))
     def stands_still_with_what_it_holds(self, index: int, silent_s: float) -> None:
-        """For less time than would make others take it for dead; then it spends that before anything else."""
+        """Shorter than the time after which it counts as dead. Then it spends first."""
         one = self.one(index)
         for _ in range(5):
             self.requests(one)
@@ -148,7 +148,7 @@ class Fleets(RuleBasedStateMachine):
 
     @rule(index=indices, later=st.integers(1, 20))
     def a_call_is_late(self, index: int, later: int) -> None:
-        """After others of its member, which has become busy since."""
+        """After later calls of its member."""
         one = self.one(index)
         self.all_are_idle()
         self.level += one.limiter.acquire(self.now_ns, (1,)).admitted
@@ -161,7 +161,7 @@ class Fleets(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 9))
     def some_die_in_a_rush(self, count: int) -> None:
-        """Those with an advance first; others come in their place, as soon as they count as dead."""
+        """Those with an advance first. Others replace them once they count as dead."""
         while len(self.processes) < 10:
             self.begins()
         self.all_are_idle()
@@ -270,8 +270,8 @@ TestFleetsWithoutEdits.settings = TestFleetsOfASmallLimit.settings = TestFleets.
     ("what", "arguments"),
     [("stands_still_with_what_it_holds", (3, 1)), ("a_call_is_late", (0, 2)), ("some_die_in_a_rush", (2,))],
 )
-def test_what_each_guard_of_the_bound_is_for(what: str, arguments: tuple[int, ...]) -> None:
-    """The clip by what is held, the numbers of calls, the charge for who has died: without it, the test fails."""
+def test_each_guard_of_the_bound_is_necessary(what: str, arguments: tuple[int, ...]) -> None:
+    """The clip by held permits, the numbers of calls, and the charge for dead members: without each, the test fails."""
     fleets = FleetsOfASmallLimit()
     for _ in range(4):
         fleets.begins()

@@ -50,7 +50,7 @@ def test_the_first_messages_of_a_name_pass_on_the_advance_and_wake_the_member() 
     assert limiter.last_refused_ns == 500 * MS
 
 
-def test_what_passes_on_the_advance_is_no_refusal() -> None:
+def test_passing_on_the_advance_is_not_a_refusal() -> None:
     limiter = joined(Member("f", "a"), FleetRedis())
     assert limiter.stored_upermits == 0
     assert admitted(limiter, 500 * MS, 5) == 5
@@ -142,7 +142,7 @@ def test_a_bucket_pays_for_the_advance_of_a_member_that_died() -> None:
     assert bucket[""][1] <= before - advance + 20 + 1
 
 
-def test_credit_is_afforded_by_what_is_held_and_the_advance() -> None:
+def test_credit_is_afforded_by_held_permits_and_the_advance() -> None:
     member, redis = Member("f", "a"), FleetRedis()
     limiter = joined(member, redis)
     advance = limiter.lease.advance

@@ -1,4 +1,4 @@
-"""Whole fleets on clocks that stand still between steps: who gets how much."""
+"""The shares of whole fleets, on clocks that only move between steps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def simulated(rate: float, members: int, burst_s: float = 1) -> Simulation:
 
 
 def moving(total: float, every_s: float, shares: Sequence[float]) -> Traffic:
-    """Turn the shares of the members by one every so many seconds."""
+    """Rotate the shares of the members by one after each such period in seconds."""
 
     def traffic(at_s: float) -> Sequence[float]:
         turn = int(at_s // every_s) % len(shares)
@@ -48,7 +48,7 @@ def test_a_skew_that_moves_gets_the_limit(total: float) -> None:
 
 @pytest.mark.parametrize(("members", "every_s"), [(3, 0.5), (3, 3), (20, 3)])
 @pytest.mark.parametrize("skewed", [1.0, 0.9, 0.4])
-def test_nobody_is_refused_at_80_percent_of_the_limit(members: int, every_s: float, skewed: float) -> None:
+def test_nothing_is_refused_at_80_percent_of_the_limit(members: int, every_s: float, skewed: float) -> None:
     fleet = simulated(500, members)
     others = [(1 - skewed) / (members - 1)] * (members - 1)
     fleet.run(6 if members == 3 else 3, moving(400, every_s, (skewed, *others)))

@@ -1,4 +1,4 @@
-"""What is exempt is asked of no limit; all else of plans is seen in what the limits decide."""
+"""Exempt requests are subject to no limit. Other properties of plans are tested through the limits' decisions."""
 
 from __future__ import annotations
 

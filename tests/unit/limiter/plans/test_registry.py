@@ -35,13 +35,13 @@ def live(registry: Registry, name: str, now_ns: int) -> Limiter:
 
 
 def admitted(registry: Registry, name: str, now_ns: int, count: int) -> int:
-    """Ask for ``count`` permits one by one; what is not limited is admitted."""
+    """Ask for ``count`` permits one by one. Without a limit all are admitted."""
     limiter = registry.get(topic(name), now_ns)
     return count if limiter is None else limiter.acquire(now_ns, [1] * count).admitted
 
 
 def pinned_in(registry: Registry) -> int:
-    """Return how many limiters stand outside the bound, as the registry counts."""
+    """Return the registry's number of limiters outside the bound."""
     return registry.live - registry.limiters.unpinned
 
 
@@ -79,7 +79,7 @@ def test_limiter_that_is_not_full_or_not_closed_is_never_evicted() -> None:
     assert live(registry, "debtor", 1050 * MS).stored_upermits < 0
 
 
-def test_resources_with_a_rule_of_their_own_stand_outside_the_bound() -> None:
+def test_resources_with_their_own_rule_are_outside_the_bound() -> None:
     registry = Registry(rule_set("topic:*=100/s", "topic:a=10/s", "topic:b=10/s"), max_live=1)
     for now_ns in (0, NS_PER_S):
         for name in ("a", "b", f"made-up-{now_ns}"):
@@ -91,7 +91,7 @@ def test_resources_with_a_rule_of_their_own_stand_outside_the_bound() -> None:
     assert live(registry, "a", 10 * NS_PER_S) is pinned
 
 
-def test_eviction_looks_at_more_than_the_first_limiter() -> None:
+def test_eviction_checks_more_than_the_first_limiter() -> None:
     registry = Registry(rule_set("topic:*=100/s"), max_live=300)
     for at in range(300):
         admitted(registry, f"t-{at}", 0, 1 if at == 0 else 100)
@@ -144,7 +144,7 @@ def test_no_overflow_is_a_way_around_a_patterns_own_limit() -> None:
     assert admitted(registry, "slow-1", 0, 10) == 1
 
 
-def test_name_that_leaves_the_overflow_takes_along_what_is_missing_there() -> None:
+def test_a_name_that_leaves_the_overflow_inherits_its_deficit() -> None:
     registry = Registry(rule_set("topic:*=100/s"), max_live=1)
     admitted(registry, "busy", 0, 1)
     assert admitted(registry, "a", 0, 80) == 80
@@ -153,7 +153,7 @@ def test_name_that_leaves_the_overflow_takes_along_what_is_missing_there() -> No
     assert registry.overflowed_total == 1
 
 
-# --- rule sets that change
+# --- changed rule sets
 
 
 def test_swap_takes_effect_at_once_and_carries_stored_permits_over() -> None:
@@ -173,7 +173,7 @@ def test_untouched_limiter_pays_its_debt_at_the_rates_that_were_in_force() -> No
     state = registry.state(topic("a"), 4 * NS_PER_S)
 
     assert state is not None
-    # A second at rate 0 counts at the rate that follows it.
+    # A second at rate 0 counts at the rate that follows.
     assert state.stored_permits == -300 + 100 + 10 + 50 + 50
 
 
@@ -268,7 +268,7 @@ def test_overflow_limiters_follow_a_swap() -> None:
     assert admitted(registry, "b", 0, 100) == 50
 
 
-# --- what operators see
+# --- state
 
 
 def test_states_show_live_limiters_then_overflow() -> None:
@@ -325,9 +325,9 @@ def test_rule_with_hours_holds_from_swap_to_swap() -> None:
 
     registry.swap(at_noon, NS_PER_S)
     assert live(registry, "a", NS_PER_S).rule.rate_per_s == 100
-    # Of the 60 that were missing, ten are back.
+    # Of the 60 missing, ten are back.
     assert live(registry, "a", NS_PER_S).stored_upermits == 50 * UPERMITS_PER_PERMIT
-    # Nobody asked for this one at night.
+    # This one was not used at night.
     assert admitted(registry, "b", NS_PER_S, 200) == 100
 
 
@@ -368,7 +368,7 @@ ACTIONS = st.one_of(ASKS, ASKS, ASKS, RULE_SETS)
 
 
 class Account:
-    """What one name may have been admitted: the integral of its rate, the largest burst, the largest cost less one."""
+    """The maximum for one name: the integral of its rate, the largest burst, the largest cost less one."""
 
     def __init__(self, rule: Rule | None) -> None:
         self.rule = rule
@@ -383,7 +383,7 @@ class Account:
 
     def change(self, rule: Rule | None, *, overflowed: bool = False) -> None:
         if rule is None or self.rule is None:
-            # The integral of no limit is endless; what follows begins anew.
+            # Without a limit the integral is infinite, so start again.
             self.__init__(rule)  # type: ignore[misc]  # starting over is the point
             return
         self.rule = rule
@@ -392,7 +392,7 @@ class Account:
             self.earned += rule.rate_upermits_per_s * self.at_0_ns
             self.at_0_ns = 0
         if overflowed:
-            # Who shared a limiter for want of room may be given one of its own by a swap.
+            # A swap may give a limiter to a name that shared one for lack of room.
             self.earned += rule.capacity_upermits * NS_PER_S
 
     def spend(self, costs: Sequence[int]) -> None:
@@ -446,7 +446,7 @@ FREE_EDITS = st.one_of(
     ),
     st.sampled_from(["all", "kind"]),
 )
-"""Put a rule, shared or not, or drop it if there is no rate; or switch limiting off or on."""
+"""Put a rule, shared or not, or drop it if there is no rate, or switch limiting off or on."""
 
 
 @given(
@@ -460,7 +460,7 @@ FREE_EDITS = st.one_of(
 def test_edits_without_end_admit_no_more_than_the_bound(
     steps: list[tuple[int, Ask | tuple[str, str, bool] | str]],
 ) -> None:
-    """What is in force changes all the time, one rule after the other; totals are asked as what they are."""
+    """The rules change all the time, one after the other."""
     rules = rule_set("topic:*=10/s", "topic:own=30/s")
     registry = Registry(rules)
     totals = [Resource("total", f"topic:{pattern}") for pattern in ("a*", "*")]
@@ -515,11 +515,11 @@ def test_eviction_changes_no_decision(max_live: int, steps: list[tuple[int, Ask]
     steps=st.lists(st.tuples(st.integers(0, 3000), ACTIONS), min_size=10, max_size=40),
 )
 def test_missed_swaps_are_applied_exactly(first: RuleSet, steps: list[tuple[int, Ask | RuleSet]]) -> None:
-    """A limiter that nobody looked at between swaps decides like one that was brought up to date after each."""
+    """A limiter without requests between swaps decides like one that was updated after each."""
     lazy, eager = Registry(first), Registry(first)
     swaps = now_ns = 0
     for step_ms, action in steps:
-        # Whole milliseconds make whole micro-permits, so that rounding is the same however often it happens.
+        # Whole milliseconds make whole micro-permits, so rounding does not depend on the number of refills.
         now_ns += step_ms * MS
         if isinstance(action, RuleSet):
             swaps += 1
@@ -551,7 +551,7 @@ EDITS = st.tuples(
     )
 )
 def test_edits_of_other_limits_change_nothing(steps: list[tuple[int, Ask | tuple[str, str]]]) -> None:
-    """However many swaps a limiter sleeps through: its rule never changed, so it decides as if there had been none."""
+    """However many swaps a limiter misses, it decides as without them, because its rule never changed."""
     rules = rule_set("topic:*=10/s", "topic:quiet-*=20/s", "topic:quiet-own=30/s", "topic:a=5/s")
     edited, never = Registry(rules), Registry(rules)
     now_ns = 0

@@ -65,7 +65,7 @@ def test_name_that_could_be_several_limits_is_refused_in_the_text_form_alone(nam
     with pytest.raises(RuleError) as error:
         parse_limit(f"topic:{name}=4/s")
 
-    assert "can only be written in the file" in error.value.what
+    assert "write the limit in the configuration file" in error.value.what
     assert repr(name) in error.value.what
     if name.isprintable():
         assert Rule("topic", name, 4).exact_name == name

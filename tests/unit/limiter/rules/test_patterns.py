@@ -130,7 +130,7 @@ def test_longest_prefix_wins_and_no_ipv4_network_has_an_ipv6_address(name: str, 
 
 _ADDRESSES = st.one_of(
     st.integers(0, 2**32 - 1).map(IPv4Address),
-    # Few bits of an IPv6 address differ, so that prefixes are met.
+    # Few bits of an IPv6 address differ, so that prefixes match.
     st.integers(0, 255).map(lambda low: IPv6Address((0x20010DB8 << 96) | low << 88)),
     st.integers(0, 2**32 - 1).map(IPv6Address),
 )

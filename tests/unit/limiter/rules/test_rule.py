@@ -62,7 +62,7 @@ def test_faults_of_the_bytes_name_their_own_attributes(values: Any, what: str, a
         ({"action": "delay", "break_s": 0}, 0),
     ],
 )
-def test_break_that_is_not_written_is_there_where_it_does_no_harm(values: dict[str, Any], break_s: float) -> None:
+def test_the_default_break_applies_only_where_it_is_harmless(values: dict[str, Any], break_s: float) -> None:
     rule = Rule(**({"kind": "topic", "pattern": "*", "rate_per_s": 100} | values))
 
     assert rule.break_in_force_s == break_s
@@ -77,12 +77,12 @@ def test_break_longer_than_the_burst_is_refused_unless_allowed() -> None:
 
 
 @pytest.mark.parametrize(("values", "why"), [({"action": "delay"}, 'action "delay"'), ({"warm_up_s": 1}, "warm_up_s")])
-def test_break_where_there_is_no_breaker_is_refused(values: dict[str, Any], why: str) -> None:
+def test_a_break_without_a_breaker_is_refused(values: dict[str, Any], why: str) -> None:
     with pytest.raises(RuleError, match=f"break_s 1 with {why}, which has no breaker"):
         Rule("topic", "orders", 100, break_s=1, **values)
 
 
-# --- values that cannot be
+# --- invalid values
 
 
 @pytest.mark.parametrize(("rate_per_s", "burst_s"), [(1e-7, 1.0), (0.001, 0.0001), (100, 0)])
@@ -92,7 +92,7 @@ def test_rate_that_could_never_store_anything_is_refused(rate_per_s: float, burs
 
 
 @pytest.mark.parametrize("kind", ["", "Topic", "a b", "topic:", "1st", "total"])
-def test_kind_that_is_no_word_is_refused(kind: str) -> None:
+def test_an_invalid_kind_is_refused(kind: str) -> None:
     with pytest.raises(RuleError, match="rule kind"):
         Rule(kind, "orders", 1)
 
@@ -157,7 +157,7 @@ def test_exempt_contradicts_a_limit_and_is_for_resources(values: dict[str, Any],
     assert caught.value.attribute == "exempt"
 
 
-# --- what tells rules apart
+# --- keys
 
 
 @pytest.mark.parametrize("values", [{"kind": "queue", "shared": True}, {"kind": "client"}])
@@ -171,7 +171,7 @@ def test_consumers_confirm_for_each_resource_only(values: dict[str, Any]) -> Non
 ADAPTIVE: dict[str, Any] = {"kind": "listener", "pattern": "*", "rate_per_s": None, "adaptive": True}
 
 
-def test_an_adaptive_rule_limits_without_a_rate_and_its_name_says_what_it_is() -> None:
+def test_an_adaptive_rule_limits_without_a_rate_and_is_named_so() -> None:
     rule = Rule(**ADAPTIVE, ceiling_per_s=5_000_000, fair_by="topic")
     assert (rule.limits, rule.part("messages"), rule.part("bytes"), rule.break_ns) == (True, rule, None, 0)
     assert rule.name == "adaptive listener:*"
@@ -212,7 +212,7 @@ def test_a_ceiling_below_the_floor_is_called_so() -> None:
         Rule(**ADAPTIVE, ceiling_per_s=100, floor_per_s=500)
 
 
-def test_shares_by_what_messages_go_to_are_for_adaptive_rules() -> None:
+def test_shares_by_destination_are_for_adaptive_rules() -> None:
     with pytest.raises(RuleError, match="fair_by 'topic' without adaptive") as error:
         Rule("listener", "*", 5, fair_by="topic")
     assert error.value.allowed == "a limit for each name instead, or adaptive = true"

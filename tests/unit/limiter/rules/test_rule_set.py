@@ -31,7 +31,7 @@ def at(clock: str) -> datetime:
     return datetime.fromisoformat(f"2026-06-01 {clock}").replace(tzinfo=UTC)
 
 
-# --- which rule wins
+# --- precedence
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def at(clock: str) -> datetime:
 def test_exact_name_wins_over_pattern_over_default(name: str, expected: str) -> None:
     rules = RuleSet(limits("topic:*=1/s", "topic:orders-*=2/s", "topic:orders-eu-*=3/s", "topic:orders=4/s"))
 
-    # Asked twice: found, and remembered.
+    # Twice: found, and cached.
     assert [rules.match(topic(name)).name for _ in range(2)] == [expected] * 2
 
 
@@ -59,7 +59,7 @@ def test_global_switch_turns_every_limit_off() -> None:
     assert rules.scopes == frozenset()
 
 
-# --- matches that are remembered
+# --- cached matches
 
 
 @given(st.lists(st.text(alphabet="ab", max_size=3), max_size=40))
@@ -178,7 +178,7 @@ EDITS = st.lists(
 
 
 def rebuilt(first: tuple[Rule, ...], edits: list[tuple[list[Rule], list[Rule]]]) -> RuleSet:
-    """The plain way: those put in stand first, the last before all others; what was there at first keeps its place."""
+    """The simple way: added rules come first, the last before all others, and original ones keep their place."""
     written = {rule.key: rule for rule in first}
     base, front = dict(written), dict[object, Rule]()
     for put, drop in edits:
@@ -197,7 +197,7 @@ def rebuilt(first: tuple[Rule, ...], edits: list[tuple[list[Rule], list[Rule]]])
 
 
 @given(first=st.lists(RULES, max_size=8, unique_by=lambda rule: rule.key), edits=EDITS, put_back=st.integers(0, 7))
-def test_edits_make_what_all_the_rules_together_make(
+def test_edits_equal_a_rule_set_of_all_rules(
     first: list[Rule], edits: list[tuple[list[Rule], list[Rule]]], put_back: int
 ) -> None:
     if first:

@@ -9,7 +9,7 @@ from limiter.rules.errors import RuleError
 from limiter.rules.schedule import DAYS, Hours, read_hours
 
 MINUTE = timedelta(minutes=1)
-#: Zones and days on which their clocks jump: by an hour, by half an hour, over midnight, over a whole day.
+# Zones and days with clock changes: by an hour, by half an hour, over midnight, over a whole day.
 JUMPS = (
     ("Europe/Berlin", datetime(2026, 3, 29, tzinfo=UTC)),
     ("Europe/Berlin", datetime(2026, 10, 25, tzinfo=UTC)),
@@ -30,7 +30,7 @@ def utc(text: str) -> datetime:
 
 
 def shown(hours: Hours, at: datetime) -> bool:
-    """Say whether the clocks show a time within the hours, by the definition and nothing else."""
+    """Say whether the clocks show a time within the hours, by definition."""
     local = at.astimezone(ZoneInfo(hours.time_zone))
     minute = local.hour * 60 + local.minute
     days = {DAYS[day] for day in hours.days}
@@ -163,6 +163,6 @@ def test_unknown_day_is_refused_with_the_allowed_ones(day: str) -> None:
 @pytest.mark.parametrize(
     "zone", ["", "Berlin", "Europe/", "Europe", "../Europe/Berlin", "/etc/localtime", "a\0b", "CEST+2"]
 )
-def test_time_zone_that_is_none_is_refused(zone: str) -> None:
+def test_an_invalid_time_zone_is_refused(zone: str) -> None:
     with pytest.raises(RuleError, match='allowed: a name like "Europe/Berlin", or "UTC"'):
         read_hours(None, (), zone)

@@ -26,7 +26,7 @@ def test_expected_costs_expire_after_a_second() -> None:
     assert expected.remembered_until_ns(A) is None
 
 
-def test_lines_are_told_apart_within_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_are_distinguished_within_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delays, "_MAX_LINES", 2)
     expected = ExpectedCosts()
     for name in "abac":

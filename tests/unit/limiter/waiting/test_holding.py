@@ -24,7 +24,7 @@ ASKER = Caller("10.0.0.1", "g", "main")
 
 
 class Waiting(Held):
-    """A held request of the test, which writes down what became of it."""
+    """A held request that records its outcome."""
 
     __slots__ = ("name", "room")
 
@@ -40,7 +40,7 @@ class Waiting(Held):
 
 
 class Room:
-    """Limits with a clock of the test's, and all that becomes of what they hold."""
+    """Limits with a manual clock, and the outcomes of held requests."""
 
     def __init__(self, *rules: Rule, max_live: int = DEFAULT_MAX_LIVE) -> None:
         self.limits = Limits(RuleSet(rules), max_live)
@@ -50,7 +50,7 @@ class Room:
         self.waiting: dict[str, Waiting] = {}
 
     def ask(self, name: str, resource: Resource = T, **more: Any) -> str:
-        """Ask for one request as the handler does; returns what becomes of it at once."""
+        """Ask for one request like the handler. Return its immediate outcome."""
         held = Waiting(self, name, resource, **more)
         leader = self.holding.previous_of_key(held.connection, held.order_key)
         if leader is not None:
@@ -69,7 +69,7 @@ class Room:
         return "hold"
 
     def until(self, now_ns: int) -> None:
-        """Let time go by, doing what is due when it is due."""
+        """Let time pass with all due work."""
         while (due_ns := self.holding.next_due_ns()) is not None and due_ns <= now_ns:
             self.now_ns = max(self.now_ns, due_ns)
             self.holding.release(self.now_ns)
@@ -97,7 +97,6 @@ def delay(rate_per_s: float = 10, *, max_delay_s: float = 2, kind: str = "topic"
 
 
 def filled(room: Room, count: int, **more: Any) -> list[str]:
-    """Ask for so many requests at once."""
     return [room.ask(str(number), **more) for number in range(count)]
 
 
@@ -261,7 +260,7 @@ class TestOrderKeys:
 
 
 class TestShared:
-    """Names that share what decides share its line: a line for each would be asked in vain for every permit."""
+    """Names with one limiter share its line: separate lines would be checked in vain for every permit."""
 
     @pytest.mark.parametrize("share", ["fair share", "overflow limiter"])
     def test_is_asked_once_for_each_permit(self, share: str) -> None:
@@ -291,7 +290,7 @@ class TestShared:
 
 
 class TestConsuming:
-    """Requests that cost nothing until their answer is there."""
+    """Requests that cost nothing until their answer arrives."""
 
     CONSUMER = ASKER._replace(consumes=True, by_answer=True)
 
@@ -312,7 +311,7 @@ class TestConsuming:
         self.answer(room, 10)
         for name in "abcdef":
             assert self.pull(room, name) == "hold"
-        room.now_ns = 360 * MS  # 25 are stored; each answer is expected to cost 10
+        room.now_ns = 360 * MS  # 25 are stored, and each answer is expected to cost 10
         room.until(360 * MS)
         assert room.passed == ["a", "b", "c"]
 

@@ -27,7 +27,7 @@ class TestAddress:
         assert client_address(host) == address
 
     @pytest.mark.parametrize("host", ["", "localhost", "10.1", "10.0.0.0/8"])
-    def test_that_is_none_is_an_error(self, host: str) -> None:
+    def test_that_is_invalid_is_an_error(self, host: str) -> None:
         with pytest.raises(ValueError, match="does not appear to be"):
             client_address(host)
 

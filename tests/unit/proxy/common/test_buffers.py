@@ -78,7 +78,7 @@ def _losable(client: str = "10.0.0.1") -> Gathering:
     return Gathering(client, lambda: None)
 
 
-def test_room_is_taken_for_what_has_come() -> None:
+def test_room_is_taken_for_arrived_data() -> None:
     room, one = GatherRoom(4096 * KIB), Gathering("10.0.0.1")
     assert room.fits(one, 4096 * KIB, 0)
     for size_bytes, expected in (
@@ -116,7 +116,7 @@ def test_small_frames_need_no_room() -> None:
     assert full.fits(Gathering("10.0.0.1"), SMALL_FRAME_BYTES, 0)
 
 
-def test_oldest_lose_their_room_to_those_who_find_none() -> None:
+def test_the_oldest_lose_their_room_to_new_ones() -> None:
     room = GatherRoom(4096 * KIB)
     lost: list[int] = []
     for number in range(4):

@@ -20,7 +20,7 @@ def test_each_key_has_a_line_of_its_own() -> None:
     assert rate.take(("main", "reset"), 0.5) is None
 
 
-def test_one_line_may_stand_for_many() -> None:
+def test_one_line_may_represent_many() -> None:
     rate = LogRate()
     assert rate.take("a", 0.0, 5) == 0
     assert rate.take("a", 0.5, 3) is None

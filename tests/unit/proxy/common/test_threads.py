@@ -11,7 +11,7 @@ from proxy.common import threads
 from proxy.common.threads import from_loop, in_pieces, on_thread
 
 
-async def test_a_thread_goes_through_what_the_event_loop_yields() -> None:
+async def test_a_thread_runs_a_generator_of_the_event_loop() -> None:
     loop = threading.current_thread()
     yielders: set[threading.Thread] = set()
 

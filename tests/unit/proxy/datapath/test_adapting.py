@@ -1,4 +1,4 @@
-"""How a data path moves adaptive limits, with a controller that says what the test wants."""
+"""How a data path applies adaptive limits, with a controller that the test scripts."""
 
 from __future__ import annotations
 
@@ -24,30 +24,26 @@ SEEN = BrokerSeen(7, 1, (1_000_000,), 3, blocked=False)
 
 
 class Controls:
-    """A controller; the test sets what the next one says."""
-
     limit: float | None = None
     made: ClassVar[list[Controls]] = []
     fails = False
 
     def __init__(self, floor_per_s: float, ceiling_per_s: float | None, now_ns: int) -> None:
         self.bounds = floor_per_s, ceiling_per_s
-        self.steps: list[tuple[BrokerSeen, int, bool]] = []
+        self.steps: list[tuple[BrokerSeen, bool]] = []
         self.limit_per_s: float | None = None
         self.reason, self.latency_ns, self.usual_latency_ns = "", None, 12_000_000
         self.made.append(self)
 
-    def step(self, now_ns: int, seen: BrokerSeen, passed: int, is_holding: bool) -> float | None:  # noqa: FBT001
+    def step(self, now_ns: int, seen: BrokerSeen, is_holding: bool) -> float | None:  # noqa: FBT001
         if self.fails:
             raise RuntimeError("a fault")
-        self.steps.append((seen, passed, is_holding))
+        self.steps.append((seen, is_holding))
         self.limit_per_s, self.reason = self.limit, "the broker is busy"
         return self.limit
 
 
 class Path:
-    """The limits of a data path with two listeners, and what moves them."""
-
     def __init__(self, *rules: Rule) -> None:
         self.limits = Limits(RuleSet(rules))
         self.taken = 0
@@ -92,16 +88,16 @@ async def test_without_an_adaptive_rule_nothing_is_taken(autojump_clock: MockClo
     assert (path.taken, path.adapting.states()) == (11, ())
 
 
-async def test_each_step_has_what_was_seen_since_the_last(
+async def test_each_step_has_the_signals_since_the_last(
     autojump_clock: MockClock, nursery: trio.Nursery, controls: type[Controls]
 ) -> None:
     path = Path(rule(floor_per_s=20, ceiling_per_s=900), rule("b"))
     nursery.start_soon(path.adapting.run)
     await trio.sleep(0.25)
-    # What came before the first step is of no known time; and what brokers show is asked for once.
+    # Messages before the first step have no known time, and the broker's signals are read once.
     assert [made.steps for made in controls.made] == [
-        [(SEEN, 0, False)] * 2,
-        [(BrokerSeen(0, 0, (), 0, blocked=False), 0, False)] * 2,
+        [(SEEN, False)] * 2,
+        [(BrokerSeen(0, 0, (), 0, blocked=False), False)] * 2,
     ]
     assert (path.taken, controls.made[0].bounds) == (3, (20, 900))
 
@@ -179,7 +175,7 @@ async def test_other_bounds_take_another_controller(
     assert len(path.adapting.states()[0].history) == 1
 
 
-async def test_a_data_path_says_which_listeners_have_an_adaptive_limit(
+async def test_a_data_path_reports_listeners_with_an_adaptive_limit(
     mock_clock: MockClock, start_rig: StartRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(adapting, "Controller", Controller)

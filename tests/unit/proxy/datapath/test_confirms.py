@@ -1,4 +1,4 @@
-"""How messages are confirmed of which rules say that their consumers do that, as the data path shows it."""
+"""The data path's figures of messages confirmed by consumers."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class TestDataPath:
 
         confirms = await rig.path.confirms()
         assert [(each.name, each.pending) for each in confirms] == [("a", 21), ("q0", 16), ("q1", 16), ("q2", 16)]
-        # Where the broker confirms all the same comes first, then what has most messages that wait.
+        # Queues that the broker confirms come first, then the most pending messages.
         flow = await rig.path.flow(3)
         assert ([each.name for each in flow.confirms], flow.more_confirms) == (["a", "q0", "q1"], 1)
         assert asked[:2] == [(hub, now_ns()) for hub in hubs]

@@ -50,7 +50,6 @@ def next_rules(rig: Rig, *limits: str, enabled: bool = True) -> RuleSet:
 
 
 async def until_held(rig: Rig, requests: int) -> None:
-    """Wait until so many requests are held."""
     for _ in range(1000):
         if (await rig.snapshot()).held.requests == requests:
             return
@@ -99,7 +98,7 @@ class TestSnapshot:
         assert snapshot.lanes == (LaneState("rate_limit", 0, 10_000, 0),)
         assert snapshot.limiters == Limiters()
 
-    async def test_shows_what_became_of_traffic(self, rig: Rig) -> None:
+    async def test_shows_the_outcomes_of_traffic(self, rig: Rig) -> None:
         client, broker = await rig.connect()
         await client.send(b"a 1\na 2\na 3\nfree 1\nzero 1\n")
         await broker.receive(15)
@@ -126,7 +125,7 @@ class TestSnapshot:
         assert resources[KIND, "_other"].requests["pass"] == 47
         assert resources[KIND, "vip"].requests["pass"] == 1
 
-    async def test_shows_what_is_held(self, start_rig: StartRig, mock_clock: MockClock) -> None:
+    async def test_shows_held_requests(self, start_rig: StartRig, mock_clock: MockClock) -> None:
         rig = await start_rig(rules=[Rule(KIND, "slow", 1, action="delay")])
         client, broker = await rig.connect()
         await client.send(b"slow 1\nslow 2\n")
@@ -165,7 +164,7 @@ class TestSnapshot:
 
 
 class TestConnections:
-    async def test_are_listed_with_what_they_did(self, rig: Rig, mock_clock: MockClock) -> None:
+    async def test_are_listed_with_their_actions(self, rig: Rig, mock_clock: MockClock) -> None:
         mock_clock.jump(3)
         client, broker = await rig.connect()
         await client.send(b"free 1\nfree 2\n")
@@ -236,7 +235,7 @@ class TestApply:
         await rig.path.apply(next_rules(rig, "line_topic:free=0/s"))
         assert not await rig.passes(client, broker, b"free x")
 
-    async def test_reset_makes_the_buckets_full_and_says_what_was_cleared(self, rig: Rig) -> None:
+    async def test_a_reset_fills_the_buckets_and_lists_the_cleared_state(self, rig: Rig) -> None:
         client, broker = await rig.connect()
         for passes in (True, True, False):
             assert await rig.passes(client, broker, b"a 1") is passes
@@ -261,12 +260,12 @@ class TestApply:
             await rig.path.apply(RuleSet(version=version))
         assert (await rig.snapshot()).rule_set_version == 1
 
-    async def test_names_of_new_exact_rules_are_told_apart_from_then_on(
+    async def test_names_of_new_exact_rules_are_distinguished_from_then_on(
         self, start_rig: StartRig, mock_clock: MockClock
     ) -> None:
         rig = await start_rig("line_topic:zero=0/s", max_resource_labels=0)
         await rig.path.apply(next_rules(rig, "line_topic:zero=0/s", "line_topic:new=5/s"))
-        # The clock moves on, so that what was edited is seen.
+        # Advance the clock, so that the edit is visible.
         mock_clock.jump(1)
         client, broker = await rig.connect()
         assert await rig.passes(client, broker, b"new 1")
@@ -281,7 +280,7 @@ MONDAY = datetime(2026, 1, 5, tzinfo=UTC)
 
 
 class WallClock:
-    """The time of day, which goes with the mock clock and may jump besides."""
+    """A wall clock that follows the mock clock and can also jump."""
 
     def __init__(self, mock_clock: MockClock, hour: float) -> None:
         self._mock_clock = mock_clock
@@ -293,7 +292,7 @@ class WallClock:
 
 @pytest.fixture
 def eight(mock_clock: MockClock) -> WallClock:
-    """A wall clock that shows eight in the morning when the test begins."""
+    """A wall clock at eight in the morning."""
     return WallClock(mock_clock, 8)
 
 
@@ -302,7 +301,7 @@ def by_day(name: str = "a", rate_per_s: float = 0) -> Rule:
 
 
 async def pass_time(mock_clock: MockClock, seconds: float) -> None:
-    """Let time pass, and everybody notice."""
+    """Let time pass, with all timers."""
     mock_clock.jump(seconds)
     await wait_all_tasks_blocked()
 
@@ -328,7 +327,6 @@ class TestHours:
         await pass_time(mock_clock, 1)
         assert not await rig.passes(client, broker, b"a 3")
         await pass_time(mock_clock, 9 * 3600)
-        # It refills meanwhile.
         await pass_time(mock_clock, 1)
         assert await rig.passes(client, broker, b"a 4")
         rule = f"{KIND}:a=0/s (09:00-18:00 UTC)"
@@ -362,7 +360,7 @@ class TestHours:
         await pass_time(mock_clock, 0.05)
         assert f"{KIND}:new=0/s" in in_force(rig)
 
-    async def test_clock_is_looked_at_no_oftener_than_needed(
+    async def test_the_clock_is_read_no_more_often_than_needed(
         self, start_rig: StartRig, mock_clock: MockClock, eight: WallClock
     ) -> None:
         looks = 0
@@ -392,7 +390,7 @@ class TestHours:
         assert in_force(rig) == set()
         await pass_time(mock_clock, 3600)
         assert in_force(rig) == {f"{KIND}:free=0/s", f"{KIND}:other=0/s"}
-        # What was replaced by then is not what the next version is made from.
+        # The next version is not made from an outdated one.
         await rig.path.apply(rig.path._rule_set.replace(enabled=False))
         await pass_time(mock_clock, 12 * 3600)
         snapshot = await rig.snapshot()
@@ -400,7 +398,7 @@ class TestHours:
 
 
 class TestDrain:
-    async def test_handlers_are_told_when_it_ends_with_time_left_to_answer(
+    async def test_handlers_get_the_end_with_time_left_to_answer(
         self, start_rig: StartRig, mock_clock: MockClock
     ) -> None:
         told: list[int] = []
@@ -425,7 +423,7 @@ class TestDrain:
         rig = await start_rig(rules=[Rule(KIND, "slow", 0.1, burst_s=10, action="delay", max_delay_s=60)])
         client, broker = await rig.connect()
         assert await rig.passes(client, broker, b"slow 1")
-        # On the first bit of a permit one more passes, and leaves a debt of ten seconds.
+        # On the first fraction of a permit one more passes, and leaves a debt of ten seconds.
         mock_clock.jump(0.1)
         assert await rig.passes(client, broker, b"slow 2")
         await broker.send(b"ok\nok\n")
@@ -480,7 +478,7 @@ class TestResources:
             assert len((await rig.snapshot()).usage) == 1000
         assert turns >= 999
 
-    async def test_resources_are_told_with_counts_use_and_state(
+    async def test_resources_are_reported_with_counts_use_and_state(
         self, start_rig: StartRig, mock_clock: MockClock
     ) -> None:
         rig = await start_rig("line_topic:*=2/s", "client:*=100/s", "line_topic:free=unlimited")
@@ -504,7 +502,7 @@ class TestResources:
         used = [each.usage["messages"].last_10s for each in await resources(rig) if each.name == "a"]
         assert used == [0.1]
 
-    async def test_a_refusal_by_another_rule_is_told_of_the_resource(self, start_rig: StartRig) -> None:
+    async def test_a_refusal_by_another_rule_is_shown_at_the_resource(self, start_rig: StartRig) -> None:
         rig = await start_rig("line_topic:*=1000/s", "client:127.0.0.1=2/s")
         client, broker = await rig.connect()
         await client.send(b"a 1\na 2\na 3\n")
@@ -535,7 +533,7 @@ class TestResources:
 
 
 class TestProbe:
-    async def test_says_which_brokers_accept(
+    async def test_names_accepting_brokers(
         self, start_rig: StartRig, lines: Protocol, broker: ScriptedBroker, reserved_address: tuple[str, int]
     ) -> None:
         rig = await start_rig(
@@ -574,7 +572,7 @@ class TestProbe:
 
 
 def logged_in(protocol: Protocol, user: str, product: str = "") -> Protocol:
-    """Return a protocol whose clients have logged in as a user, and say what they are, before they say anything."""
+    """Return a protocol whose clients are logged in and identified from the start."""
 
     def open_session(context: SessionContext) -> Session:
         session = protocol.open_session(context)
@@ -640,7 +638,7 @@ class TestTakeTraffic:
         )
         assert await rig.path.take_traffic(unfinished=True) == ()
 
-    async def test_tells_as_which_user_and_product_and_goes_by_its_limits(
+    async def test_reports_user_and_product_and_applies_their_limits(
         self, start_rig: StartRig, lines: Protocol
     ) -> None:
         rig = await start_rig("user:alice=1/s", protocol=logged_in(lines, "alice", "pika 1.4.4"))

@@ -86,7 +86,7 @@ class TestLimits:
         assert explanation.question == Question("topic", "orders", "10.1.2.3", "g", "one")
         assert explanation.unapplied == ()
 
-    def test_say_what_they_are_made_of(self, listeners: tuple[ListenerConfig, ...]) -> None:
+    def test_show_their_composition(self, listeners: tuple[ListenerConfig, ...]) -> None:
         messages, size, *_, client, _, listener = ask(ALL, listeners).limits
         assert (messages.rule.name, messages.rule.source) == ("topic:orders", "file:1")
         assert (messages.limit.rate_per_s, size.limit.rate_per_s) == (500, 1024)
@@ -96,7 +96,7 @@ class TestLimits:
         assert listener.limit.fair_by == "client"
         assert all(limit.why for limit in ask(ALL, listeners).limits)
 
-    def test_of_who_consumes_are_not_those_of_who_sends(self, listeners: tuple[ListenerConfig, ...]) -> None:
+    def test_of_consumers_are_not_those_of_senders(self, listeners: tuple[ListenerConfig, ...]) -> None:
         question = Question("subscription", "g@orders", "10.1.2.3", "g", "main")
         explanation = ask(question, listeners)
         assert names(explanation) == ["subscription g@orders messages"]
@@ -123,9 +123,7 @@ class TestLimits:
             ("9999-12-31T23:59:59-14:00", "is out of range"),
         ],
     )
-    def test_of_a_moment_that_is_none_are_an_error(
-        self, listeners: tuple[ListenerConfig, ...], at: str, said: str
-    ) -> None:
+    def test_of_an_invalid_moment_are_an_error(self, listeners: tuple[ListenerConfig, ...], at: str, said: str) -> None:
         with pytest.raises(QuestionError) as caught:
             ask(Question("topic", "day", at=at), listeners)
         assert caught.value.parameter == "at"
@@ -165,7 +163,7 @@ class TestLimits:
         question = Question("subscription", "g@orders", user="alice")
         assert ask(question, listeners, limits, scopes=("user",)).ignored == ("user",)
 
-    def test_of_a_kind_say_what_cannot_be_refused(self, listeners: tuple[ListenerConfig, ...]) -> None:
+    def test_of_a_kind_name_requests_that_cannot_be_refused(self, listeners: tuple[ListenerConfig, ...]) -> None:
         questions = Question("topic", "a"), Question("subscription", "g@a"), Question("client", "10.1.2.3")
         explanations = [ask(question, listeners) for question in questions]
         assert [(each.refuses, each.waits) for each in explanations] == [
@@ -264,7 +262,7 @@ class TestListeners:
             ("", "", ()),
         ],
     )
-    def test_tell_who_is_exempt(
+    def test_name_exempt_clients(
         self, listeners: tuple[ListenerConfig, ...], client: str, listener: str, exempt_on: tuple[str, ...]
     ) -> None:
         question = Question("topic", "orders", client=client, listener=listener)
@@ -297,7 +295,7 @@ class TestSenselessQuestions:
             ),
         ],
     )
-    def test_name_what_is_wrong(
+    def test_name_the_fault(
         self, listeners: tuple[ListenerConfig, ...], question: Question, parameter: str, detail: str
     ) -> None:
         with pytest.raises(QuestionError) as caught:
@@ -306,8 +304,6 @@ class TestSenselessQuestions:
 
 
 class TestConfirm:
-    """What confirms messages, where a rule says that their consumers do."""
-
     RULES = (
         Rule("queue", "orders", 5, confirm="after_consume", confirm_within_s=2.0, fallback="nack", source="file:1"),
         Rule("queue", "kept", None, action="off", confirm="after_consume"),
@@ -326,7 +322,7 @@ class TestConfirm:
         able = replace(listeners[0].protocol, name="able", kinds=self.KINDS)
         unable = replace(able, name="unable", kinds=tuple(replace(each, after_consume=False) for each in self.KINDS))
         main, vip, other = listeners
-        # What the first listener's protocol cannot do, another one's may.
+        # The first listener's protocol cannot do this, the other one can.
         listeners = (replace(other, protocol=unable), replace(main, protocol=able), replace(vip, protocol=able))
         limits = Limits(RuleSet(self.RULES, enabled=enabled))
         confirms = {
@@ -335,16 +331,14 @@ class TestConfirm:
         asked = Question(kind, name, **question)
         return explain(asked, limits, listeners, (unable, able), 0, confirms=confirms).confirm
 
-    def test_rule_and_state_are_told(self, listeners: tuple[ListenerConfig, ...]) -> None:
+    def test_rule_and_state_are_shown(self, listeners: tuple[ListenerConfig, ...]) -> None:
         found = self.ask(listeners, "queue", "orders")
         assert found is not None
         assert (found.rule.name, found.rule.source) == ("queue:orders", "file:1")
         assert (found.below_bytes, found.within_s, found.queues, found.fallback) == (4096, 2.0, 1, "nack")
         assert (found.left_alone, found.now and found.now.reason) == ("", "behind")
 
-    def test_of_an_exchange_the_rule_says_how_many_queues_there_are(
-        self, listeners: tuple[ListenerConfig, ...]
-    ) -> None:
+    def test_of_an_exchange_the_rule_has_the_number_of_queues(self, listeners: tuple[ListenerConfig, ...]) -> None:
         three, others = self.ask(listeners, "exchange", "three"), self.ask(listeners, "exchange", "events")
         assert three is not None
         assert (three.queues, three.left_alone, three.now) == (3, "", None)

@@ -1,4 +1,4 @@
-"""How a member's calls reach Redis, with a Redis that answers what the test says; the real one is in integration."""
+"""How a member's calls reach Redis, with a scripted Redis. The real one is in the integration tests."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def now_ns() -> int:
 
 
 class Redis:
-    """Answers as the script's twin does; ``fault`` comes in place of what the next commands would answer."""
+    """Answers like the script. ``fault`` replaces the answers to the next commands."""
 
     def __init__(self) -> None:
         self.bucket = FleetRedis()
@@ -73,7 +73,7 @@ class Redis:
         return self.commands.append(("eval", keys, args))
 
     async def edits(self, args: list[Any]) -> int:
-        """Add to the log of edits as ``edits.lua`` does, without removing."""
+        """Append to the log of edits like ``edits.lua``, without removing."""
         await self.exchange()
         if args[0] != self.bucket.edits_version:
             return 0
@@ -370,7 +370,7 @@ async def test_edits_go_over_the_same_connection_and_their_version_comes_with_th
 
 
 @pytest.mark.parametrize("hangs", [True, False])
-async def test_what_redis_does_not_take_is_an_error_with_the_remedy(
+async def test_a_write_refused_by_redis_is_an_error_with_a_remedy(
     redis: Redis,
     autojump_clock: MockClock,
     hangs: bool,  # noqa: FBT001

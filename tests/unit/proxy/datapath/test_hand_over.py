@@ -1,4 +1,4 @@
-"""Two data paths, one of which takes the other's place: sockets, limits and the spool go over."""
+"""Take-over between two data paths: sockets, limits and the spool."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ NAME = QueueName("main", "line_topic", "a").encoded()
 
 
 async def take_over(old: Rig, start_rig: StartRig, grace_s: float = 5.0) -> Rig:
-    """Start a data path that takes the other's place."""
     sockets = [socket.socket(fileno=os.dup(descriptor)) for descriptor in old.path.descriptors()]
     how = {"inherited": Inherited(sockets), "take_over": partial(old.path.hand_over, grace_s)}
     return await start_rig(listen_at=old.address, run_with=how)
@@ -51,7 +50,7 @@ async def test_in_flight_requests_are_answered_by_the_process_that_forwarded_the
     new = await take_over(rig, start_rig)
     nursery.start_soon(rig.path.drain, 5)
     await wait_all_tasks_blocked()
-    # What is sent from now on it does not read.
+    # It does not read later data.
     await client.send(b"free 2\n")
     await wait_all_tasks_blocked()
     await broker.send(b"answer 1\n")
@@ -60,7 +59,7 @@ async def test_in_flight_requests_are_answered_by_the_process_that_forwarded_the
     assert await new.passes(again, of_new, b"free 2")
 
 
-async def test_a_limit_goes_on_where_it_was(rig: Rig, start_rig: StartRig) -> None:
+async def test_a_limit_keeps_its_state(rig: Rig, start_rig: StartRig) -> None:
     client, broker = await rig.connect()
     assert [await rig.passes(client, broker, b"a") for _ in range(3)] == [True, True, False]
     new = await take_over(rig, start_rig)
@@ -81,7 +80,7 @@ async def test_failed_hand_over_resumes_serving(rig: Rig) -> None:
     assert not (await rig.snapshot()).draining
 
 
-async def test_the_spool_is_the_others_and_one_own_again_if_there_is_no_other(
+async def test_the_spool_belongs_to_the_successor_or_again_to_this_one_without_it(
     start_rig: StartRig, tmp_path: Path
 ) -> None:
     config = SpoolConfig(tmp_path / "spool")
@@ -91,7 +90,7 @@ async def test_the_spool_is_the_others_and_one_own_again_if_there_is_no_other(
     assert spool is not None
     queue = spool.queue(NAME, lambda _: None)
     queue.append([bytes(100)], 1, 0)
-    # What waits there is the other one's, so connections end as they do at the end of a drain.
+    # Waiting connections are the other's, so these end as in a drain.
     await rig.path.hand_over(5)
     assert await client.receive_to_end() == b""
     assert rig.closed == {"handed_over": 1}

@@ -1,4 +1,4 @@
-"""What operators see of back pressure, of a data path that runs."""
+"""Back pressure of a running data path, as operators see it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def free(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
-    """What is free on the spool's disk; the last entry counts."""
+    """Free space on the spool's disk. The last entry counts."""
     figures: list[int | None] = [100 * GIB]
     monkeypatch.setattr(machine, "free_bytes", lambda _: figures[-1])
     return figures
@@ -47,7 +47,7 @@ def free(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
 
 @pytest.fixture
 def resident(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """What Sluice uses of 1 GiB; the last entry counts."""
+    """Sluice's memory, of 1 GiB. The last entry counts."""
     figures = [GIB // 10]
     monkeypatch.setattr(machine, "resident_bytes", lambda: figures[-1])
     monkeypatch.setattr(machine, "memory_limit", lambda: machine.MemoryLimit(GIB, "test"))
@@ -56,12 +56,10 @@ def resident(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.fixture
 def sessions(lines: Protocol) -> Iterator[tuple[Protocol, list[Any]]]:
-    """The protocol of lines, with sessions that hear alarms and have a line that is put aside."""
+    """The protocol of lines, with sessions that react to alarms and spool."""
     made: list[Any] = []
 
     class Spooling:
-        """What a test has a session do besides."""
-
         def __init__(self, context: SessionContext) -> None:
             self.context = context
             self.alarms: list[str] = []
@@ -101,10 +99,9 @@ def sessions(lines: Protocol) -> Iterator[tuple[Protocol, list[Any]]]:
 
 
 async def seconds_until(clock: MockClock, predicate: Callable[[], object]) -> None:
-    """Let seconds pass until something holds.
+    """Let seconds pass until a condition is true.
 
-    A thread takes time of its own, for which the clock stands still: clients that say nothing are ended after some
-    seconds of it.
+    A thread takes real time without a step of the clock, and silent clients are ended after some seconds.
     """
     threads = trio.to_thread.current_default_thread_limiter()
     for _ in range(1000):
@@ -119,7 +116,7 @@ async def seconds_until(clock: MockClock, predicate: Callable[[], object]) -> No
 
 
 def metrics(snapshot: Snapshot) -> dict[str, dict[tuple[str, ...], float]]:
-    """Return all samples by metric and the values of its labels."""
+    """Return all samples by metric and label values."""
     found: dict[str, dict[tuple[str, ...], float]] = {}
     for metric, samples in measured(snapshot):
         if metric.name.startswith(("sluice_alarm", "sluice_spool", "sluice_stages", "sluice_bott", "sluice_conn")):
@@ -128,7 +125,7 @@ def metrics(snapshot: Snapshot) -> dict[str, dict[tuple[str, ...], float]]:
 
 
 class TestAlarms:
-    async def test_sessions_are_told_of_alarms_new_ones_at_once(
+    async def test_sessions_are_notified_of_alarms_new_ones_at_once(
         self,
         start_rig: StartRig,
         sessions: tuple[Protocol, list[Any]],
@@ -140,7 +137,7 @@ class TestAlarms:
         rig = await start_rig(protocol=protocol, spool=SpoolConfig(folder))
         await rig.connect()
         free.append(GIB // 2)
-        # Nobody is concerned while nothing is in the spool.
+        # The alarm does not matter while the spool is empty.
         await seconds_until(mock_clock, lambda: (alarm := rig.path._alarm_watch.disk) and alarm.free_bytes)
         assert made[0].alarms == []
         made[0].put(1)
@@ -165,7 +162,7 @@ class TestAlarms:
         lines = [(entry["log_level"], " ".join(entry["event"].split()[:3])) for entry in log]
         assert lines == [("warning", "memory alarm: Sluice"), ("info", "memory alarm cleared")]
 
-    async def test_memory_is_looked_at_without_a_spool(
+    async def test_memory_is_checked_without_a_spool(
         self, start_rig: StartRig, sessions: tuple[Protocol, list[Any]], resident: list[int], mock_clock: MockClock
     ) -> None:
         protocol, made = sessions
@@ -176,7 +173,7 @@ class TestAlarms:
         alarms = (await rig.path.snapshot(whole=False)).alarms
         assert [(each.scarce, each.stands) for each in alarms] == [("memory", True)]
 
-    async def test_clients_that_are_exempt_go_on(
+    async def test_exempt_clients_continue(
         self, start_rig: StartRig, sessions: tuple[Protocol, list[Any]], resident: list[int], mock_clock: MockClock
     ) -> None:
         protocol, made = sessions
@@ -266,7 +263,7 @@ class TestFlow:
             ("disk",): 0,
         }
 
-    async def test_loop_without_time_to_spare_for_a_fifth_of_the_time_is_named_though_nobody_is_in_flow(
+    async def test_a_loop_that_is_busy_a_fifth_of_the_time_is_named_without_flow_control(
         self, start_rig: StartRig, mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         busy_ns, all_ns, is_busy = 0, 0, True
@@ -293,7 +290,7 @@ class TestFlow:
         is_busy = False
         assert await causes_after(120) == []
 
-    async def test_connection_that_often_waits_for_a_moment_is_no_bottleneck(
+    async def test_a_connection_with_frequent_short_waits_is_not_a_bottleneck(
         self, rig: Rig, mock_clock: MockClock
     ) -> None:
         await rig.connect()
@@ -342,7 +339,7 @@ class TestFlow:
         stage.send(resource, 2, 0)
         await client.send(b"free 1\n")
         await rig.settle()
-        # What had been waited for already is found not to be read.
+        # Waiting data was not read either.
         assert broker.pending() == b""
         resource.ack(stage, 2, 0)
         assert await broker.receive_line() == b"free 1\n"
@@ -395,7 +392,7 @@ class TestSpool:
         assert (spool.queues, spool.in_total, spool.out_total, spool.dropped_total) == (0, 3, 2, 1)
         assert (spool.expired_total, spool.too_old_total) == (1, 1)
 
-    async def test_purge_refuses_what_sessions_hold_and_drops_what_nobody_replays(
+    async def test_a_purge_refuses_the_sessions_messages_and_drops_unreplayed_ones(
         self, start_rig: StartRig, sessions: tuple[Protocol, list[Any]], folder: Path
     ) -> None:
         protocol, made = sessions

@@ -1,4 +1,4 @@
-"""The spool as a data path has it: opened before anybody connects, ticked while it is used, and closed in order."""
+"""The spool in a data path: opened before the first connection, ticked while it is used, and closed in order."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class TestOpening:
         await rig.connect()
         assert rig.connections[0].info.spools
 
-    async def test_without_one_nobody_has_any(self, rig: Rig) -> None:
+    async def test_without_one_there_are_none(self, rig: Rig) -> None:
         await rig.connect()
         assert not rig.connections[0].info.spools
 
@@ -209,7 +209,7 @@ class TestDisk:
         assert [entry["event"] for entry in log] == ["spool disk failed", "spool disk recovered"]
         await spooling.close()
 
-    async def test_store_is_sent_what_is_written_and_acks_it(self, folder: Path) -> None:
+    async def test_the_store_gets_and_acks_written_messages(self, folder: Path) -> None:
         spooling = await open_in(folder, settings=SpoolSettings(memory_bytes=1 << 20))
         spool, resource = opened(spooling), Stage("resource", "line_topic:a")
         queue = spool.queue(NAME, lambda _: None, stage=resource)

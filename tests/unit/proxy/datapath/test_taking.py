@@ -1,4 +1,4 @@
-"""Tests for taking the traffic of a data path second by second, on manual clocks."""
+"""Taking the traffic of a data path second by second, on manual clocks."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ BEGAN_S: Final = round(BEGAN.timestamp())
 
 
 class Told:
-    """A data path and its clocks."""
-
     def __init__(self, max_resources: int = 100) -> None:
         self.now_ns = 0
         self.wall = BEGAN
@@ -35,7 +33,7 @@ class Told:
             accounts.count(self.now_ns, resources, accounts.sender("192.0.2.1"), "admitted", (1, 1, 1))
 
 
-async def test_seconds_are_the_walls_in_whatever_time_zone_it_is_told() -> None:
+async def test_seconds_are_those_of_the_wall_clock_in_any_time_zone() -> None:
     told = Told()
     told.wall = BEGAN.astimezone(timezone(timedelta(hours=5, minutes=45)))
     assert await told.path.take_traffic() == ()

@@ -37,7 +37,7 @@ def test_each_side_is_the_others_other() -> None:
 
 
 class Tickets:
-    """Makes holds and remembers which tickets were dropped."""
+    """Makes tickets and records dropped ones."""
 
     def __init__(self) -> None:
         self.dropped: list[str] = []
@@ -74,7 +74,7 @@ class TestGroups:
             request.order_key = order_key
         assert [group.indexes for group in batch.groups] == [[0, 2], [1, 4], [3]]
 
-    def test_requests_of_an_order_key_that_spans_groups_stand_alone(self, batch_of: MakeBatch) -> None:
+    def test_requests_of_an_order_key_across_groups_are_separate(self, batch_of: MakeBatch) -> None:
         batch = batch_of("a", "b", "a", "c", "c")
         for request, order_key in zip(batch.requests, (7, 7, 7, 8, 8), strict=True):
             request.order_key = order_key
@@ -105,7 +105,7 @@ class TestGroups:
         assert found == {index: (request.resources, index + 1) for index, request in enumerate(batch.requests)}
 
 
-def test_cost_in_bytes_is_the_size_but_for_what_is_charged_by_its_answer(batch_of: MakeBatch) -> None:
+def test_cost_in_bytes_is_the_size_unless_charged_by_the_answer(batch_of: MakeBatch) -> None:
     batch = batch_of("a", "a", "a")
     batch.requests[1].by_answer = True
     batch.requests[2].size_bytes = 7
@@ -126,7 +126,7 @@ class TestVerdicts:
 
     def test_further_kinds_of_verdicts_are_taken(self, batch_of: MakeBatch) -> None:
         class Grant(Verdict, frozen=True):
-            """Not one of today's."""
+            """An unknown verdict."""
 
         batch = batch_of("a")
         batch.add_verdicts({0: Grant()})
@@ -165,7 +165,7 @@ class TestVerdicts:
 
 
 class TestPrecedence:
-    """Refuse over Hold over Shadow; the first of equals."""
+    """Refuse before Hold before Shadow. Of equal ones the first."""
 
     def test_refusal_takes_the_place_of_a_hold_whose_ticket_is_dropped(self, batch_of: MakeBatch) -> None:
         tickets, batch = Tickets(), batch_of("a")
@@ -198,14 +198,14 @@ class TestPrecedence:
         assert batch.verdicts == {0: hold, 1: refuse("no"), 2: shadow}
         assert tickets.dropped == []
 
-    def test_refusing_all_drops_what_is_held_and_keeps_the_first_refusals(self, batch_of: MakeBatch) -> None:
+    def test_refusing_all_drops_holds_and_keeps_the_first_refusals(self, batch_of: MakeBatch) -> None:
         tickets, batch = Tickets(), batch_of("a", "a", "a")
         batch.add_verdicts({0: tickets.hold("slow"), 1: refuse("first")})
         batch.add_verdicts(dict.fromkeys(range(3), refuse("closed")))
         assert batch.verdicts == {0: refuse("closed"), 1: refuse("first"), 2: refuse("closed")}
         assert tickets.dropped == ["slow"]
 
-    def test_verdicts_that_come_to_nothing_drop_their_tickets(self) -> None:
+    def test_unused_verdicts_drop_their_tickets(self) -> None:
         tickets = Tickets()
         drop_tickets({0: tickets.hold("a"), 1: refuse("no"), 3: tickets.hold("b")})
         assert tickets.dropped == ["a", "b"]

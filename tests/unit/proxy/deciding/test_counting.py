@@ -1,4 +1,4 @@
-"""Tests for what the tally tells the accounts of decided batches."""
+"""The tally's reports to the accounts about decided batches."""
 
 from __future__ import annotations
 
@@ -32,8 +32,6 @@ INFO: Final = ConnectionInfo(1, "main", "main", "192.0.2.1:40000", "192.0.2.1")
 
 
 class Told:
-    """A tally, and what its accounts hand out."""
-
     def __init__(self) -> None:
         self.accounts = Accounts()
         self.tally = Tally(self.accounts)
@@ -50,7 +48,7 @@ class Told:
         exempt: bool = False,
         **verdicts: Verdict,
     ) -> Batch:
-        """Count a batch; verdicts are named by the index of their request, as ``at1``."""
+        """Count a batch. Verdicts are named by the index of their request, as ``at1``."""
         batch = Batch(msgspec.structs.replace(INFO, exempt=exempt), Side.CLIENT, requests, charges, ids=ids)
         batch.add_verdicts({int(name.removeprefix("at")): verdict for name, verdict in verdicts.items()})
         if bypassed:
@@ -59,7 +57,7 @@ class Told:
         return batch
 
     def over(self) -> TrafficSecond:
-        """Return what was counted since the last one."""
+        """Return the counts since the last call."""
         (span,) = self.accounts.take(0, unfinished=True)
         *_, second = self.accounts.steps_of([span])
         assert second is not None
@@ -128,11 +126,11 @@ def test_spooled_request_counts_as_held_once_decided(told: Told) -> None:
     batch.add_verdicts({1: hold(), 2: LATER})
     told.tally.count(batch, 0, told.sender)
     told.tally.resolved(requests[1], None, 0, told.sender)
-    # The second one was held by its ticket; the third one comes again.
+    # The second one was held by its ticket. The third one is repeated.
     assert told.outcomes() == {"a": {"admitted": Amount(3, 3, 300), "held": Amount(2, 2, 200)}}
 
 
-def test_runs_of_verdicts_are_told_apart(told: Told) -> None:
+def test_runs_of_verdicts_are_distinguished(told: Told) -> None:
     once, again = refuse("one", 5), refuse("two", 9)
     requests = [request("a", messages=1 << at, size_bytes=10**at) for at in range(6)]
     told.count(*requests, at0=once, at1=once, at3=again, at4=shadow())
@@ -195,7 +193,7 @@ def test_held_request_counts_as_held_and_by_its_outcome(told: Told) -> None:
     assert told.accounts.rules == {"slow": {"hold": (5, 31)}, "full": {"refuse": (2, 6)}, "dark": {"shadow": (1, 8)}}
 
 
-def test_forwarded_request_costs_what_was_charged(told: Told) -> None:
+def test_a_forwarded_request_costs_its_charge(told: Told) -> None:
     batch = told.count(request("a", messages=3), at0=hold())
     told.over()
     told.tally.passed_on(batch.requests[0], 1, told.sender)
@@ -204,7 +202,7 @@ def test_forwarded_request_costs_what_was_charged(told: Told) -> None:
     assert told.outcomes() == {"a": {"admitted": Amount(1, 3, 100)}}
 
 
-def test_returned_request_is_no_longer_held_and_not_counted(told: Told) -> None:
+def test_a_returned_request_is_not_held_and_not_counted(told: Told) -> None:
     batch = told.count(request("a", returns=True), at0=hold())
     told.over()
     told.tally.dropped(batch.requests[0], 1, told.sender)
@@ -214,7 +212,7 @@ def test_returned_request_is_no_longer_held_and_not_counted(told: Told) -> None:
 
 
 class Ids:
-    """Whose handles are their messages' ids."""
+    """Handles are the messages' ids."""
 
     chunk = memoryview(b"")
 
@@ -227,7 +225,7 @@ IDS: Final = Ids()
 
 
 def repeats(told: Told) -> dict[str, tuple[Amount, int]]:
-    """Return by resource what came again, and of how much it would be seen if it did."""
+    """Return by resource the repeats, and the requests whose repeats would be recognized."""
     return {each.resource.name: (each.repeated, each.identified) for each in told.over().resources}
 
 
@@ -237,7 +235,7 @@ def test_repeated_request_is_counted_whatever_its_outcome(told: Told) -> None:
     assert repeats(told) == {"a": (Amount(), 2)}
     told.count(first, other, none, ids=IDS, at0=refuse())
     assert repeats(told) == {"a": (Amount(2, 2, 200), 1)}
-    # The other one has passed; the next time it is another attempt of nobody.
+    # The other one has passed, so its next attempt is not a repeat.
     told.count(first, other, ids=IDS)
     told.count(first, other, ids=IDS)
     assert repeats(told) == {"a": (Amount(1, 1, 100), 0)}

@@ -1,4 +1,4 @@
-"""Tests for requests for credit: how many permits links are granted, when, and in which order."""
+"""Requests for credit: amount, time and order of grants."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def delay(name: str, rate_per_s: float | None, **more: Any) -> Rule:
 
 @dataclass
 class Link:
-    """One that asks for credit again and again, and uses all of it at once."""
+    """A link that requests credit again and again, and uses all of it at once."""
 
     name: str
     resources: tuple[Resource, ...] = (A,)
@@ -73,8 +73,6 @@ class Link:
 
 
 class World:
-    """The handler with its limits, a tally, and a clock that only the test moves."""
-
     def __init__(self, *rules: Rule) -> None:
         self.accounts = Accounts()
         self.limits = Limits(RuleSet(rules), 1000, self.accounts)
@@ -99,7 +97,7 @@ class World:
         self.decide(charges=(Charge((A,), messages, size_bytes, counts=False, **more),))
 
     def ask(self, link: Link, *, again: bool = True) -> None:
-        """Have a link ask until it must wait, or once."""
+        """Let a link request credit until it must wait, or once."""
         while link.open is None:
             request = link.request()
             verdict = self.decide(request, who=link.info).verdicts.get(0)
@@ -136,7 +134,7 @@ class World:
         link.open = None
 
     def until(self, now_ns: int, *, late_ns: int = 0) -> None:
-        """Let time go by, doing what is due when it is due, or a little later."""
+        """Let time pass with all due work, on time or slightly late."""
         while (due_ns := self.holding.next_due_ns()) is not None and due_ns + late_ns <= now_ns:
             self.now_ns = max(self.now_ns, due_ns + late_ns)
             self.holding.release(self.now_ns)
@@ -148,7 +146,7 @@ class World:
         return state.stored_permits
 
     def outcomes(self, resource: Resource = A) -> dict[Outcome, Amount]:
-        """Return what became of requests for a resource since the last time."""
+        """Return the outcomes of requests for a resource since the last call."""
         seconds = [
             second
             for span in self.accounts.take(self.now_ns, unfinished=True)
@@ -179,7 +177,7 @@ class TestGranting:
         assert verdict_of(world, Link("x", window=10)) is None
         assert world.stored() == 0
 
-    def test_nothing_limits_what_has_no_rule_or_is_not_asked_for_the_rule(self) -> None:
+    def test_requests_without_a_rule_or_outside_the_rule_are_unlimited(self) -> None:
         world = World(Rule(KIND, "a", 1))
         assert verdict_of(world, Link("x")) is None
         assert verdict_of(world, Link("x", (B,))) is None
@@ -191,7 +189,7 @@ class TestGranting:
         assert verdict_of(world, Link("x", size_bytes=300)) == Grant(4)
         assert world.stored(dimension="bytes") == -200
 
-    def test_messages_larger_than_the_limit_ever_admits_cost_what_it_does(self) -> None:
+    def test_messages_larger_than_the_maximum_cost_the_maximum(self) -> None:
         world = World(delay("a", None, bytes_per_s=1000, max_debt_s=0))
         assert verdict_of(world, Link("x", size_bytes=1_000_000)) == Grant(1)
         assert world.stored(dimension="bytes") == -1
@@ -340,7 +338,7 @@ def _check_bound(grants: list[tuple[int, int]], rate: float) -> None:
 
 
 class TestCounting:
-    def test_one_that_waits_is_held_once_with_what_it_is_granted(self) -> None:
+    def test_a_waiting_one_is_held_once_with_its_grant(self) -> None:
         world = World(delay("a", 1000))
         world.charge(1000)
         world.outcomes()
@@ -420,7 +418,7 @@ class TestBatch:
 
 
 def said(world: World, resource: Resource, **how: Any) -> Terms:
-    """What rules say to messages, but for how much the tightest limit lets through."""
+    """Return the terms without the allowance of the tightest limit."""
     return world.limits.terms((resource,), caller_of(info(), **how))._replace(advance=None)
 
 
@@ -436,7 +434,7 @@ class TestTerms:
             (["off"], Terms()),
         ],
     )
-    def test_rules_say_what_they_do(self, actions: list[Action], terms: Terms) -> None:
+    def test_rules_show_their_effect(self, actions: list[Action], terms: Terms) -> None:
         names = ["a", "*"]
         world = World(
             *(
@@ -463,7 +461,7 @@ class TestTerms:
         assert found is not None
         assert (found.most > 0) is bool(others)
 
-    def test_consumers_confirm_where_a_rule_says_so_whatever_limits_there_are(self) -> None:
+    def test_consumers_confirm_under_such_a_rule_whatever_the_limits(self) -> None:
         confirming = Confirming(100, 2_500_000_000, 2, persists=False)
         says: dict[str, Any] = {
             "confirm": "after_consume",

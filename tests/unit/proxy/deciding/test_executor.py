@@ -28,7 +28,7 @@ StartExecutor = Callable[..., Awaitable[Executor]]
 
 @pytest.fixture
 async def start(nursery: trio.Nursery, now_ns: Callable[[], int]) -> StartExecutor:
-    """Start executors: one lane with room for ten unless told otherwise, a deadline of 20 ms."""
+    """Start executors, by default with one lane with room for ten, and a deadline of 20 ms."""
 
     async def run(decide: Any, *, lanes: int = 1, capacity: int = 10, lane: str = "task") -> Executor:
         executor = Executor(
@@ -42,14 +42,11 @@ async def start(nursery: trio.Nursery, now_ns: Callable[[], int]) -> StartExecut
 
 
 async def outcome_of(executor: Executor, batch: Batch) -> Verdicts | Bypass:
-    """Have a batch decided."""
     outcome = executor.submit(batch)
     return await outcome.lane.outcome_of(outcome) if isinstance(outcome, executor_module.Submission) else outcome
 
 
 class Submission:
-    """A batch on its way, and in the end its outcome."""
-
     def __init__(self, nursery: trio.Nursery, executor: Executor, batch: Batch) -> None:
         self.outcome: Verdicts | Bypass | None = None
         self.scope = trio.CancelScope()
@@ -63,7 +60,9 @@ class Submission:
 
 
 class Gate:
-    """A handler that waits at a gate, by awaiting or on its thread, and remembers whom it began with and decided."""
+    """A handler that waits at a gate, by awaiting or on its thread, and records the connections it began with and
+    decided.
+    """
 
     def __init__(self) -> None:
         self.open = trio.Event()
@@ -73,7 +72,7 @@ class Gate:
 
     async def awaiting(self, batch: Batch, now_ns: int) -> Verdicts:
         self.began.append(batch.connection.id)
-        # Without a yield once it is open: on a busy loop each would cost those in the queue a turn.
+        # Without a yield once it is open: on a busy loop it would cost each queued one a turn.
         if not self.open.is_set():
             await self.open.wait()
         self.decided.append(batch.connection.id)
@@ -102,12 +101,12 @@ def jump_to(clock: MockClock, time_s: float) -> None:
 
 
 async def until(predicate: Callable[[], object]) -> None:
-    """Give the other tasks and threads their turns until something holds; the mock clock stands still meanwhile."""
+    """Run other tasks and threads until a condition is true, without a step of the mock clock."""
     client_timeout_s = time.monotonic() + 60
     while time.monotonic() < client_timeout_s:
         if predicate():
             return
-        # A hop to a thread, so that the loop idles and does not keep the interpreter's lock from the others.
+        # A hop to a thread lets the loop idle, and releases the interpreter's lock.
         await trio.to_thread.run_sync(int)
     pytest.fail("did not come about within a minute")
 
@@ -142,7 +141,7 @@ class TestHealthyLane:
         assert threads != [threading.current_thread()]
 
     @pytest.mark.parametrize("lane", ["task", "thread"])
-    async def test_handler_is_told_the_time_of_its_turn(
+    async def test_a_handler_gets_the_time_of_its_turn(
         self, start: StartExecutor, batch_of: MakeBatch, mock_clock: MockClock, lane: str
     ) -> None:
         times: list[int] = []
@@ -178,14 +177,14 @@ class TestHealthyLane:
         for connection_id in (2, 4, 6, 3):
             Submission(nursery, executor, batch_of("a", connection_id=connection_id))
         await wait_all_tasks_blocked()
-        # The lane of the even ones holds one in the handler and two in the queue.
+        # The lane of even connections has one in the handler and two in the queue.
         assert [lane.stats().depth for lane in executor.lanes] == [2, 0]
         gate.release()
 
 
 @pytest.mark.parametrize("kind", ["awaiting", "computing"])
 class TestBlockedLane:
-    """The handler waits, on the loop or on its thread; the way out is the same."""
+    """The handler waits, on the loop or on its thread, with the same result."""
 
     @pytest.fixture
     async def executor(self, start: StartExecutor, gate: Gate, kind: str) -> Executor:
@@ -250,7 +249,7 @@ class TestBlockedLane:
         self, executor: Executor, batch_of: MakeBatch, nursery: trio.Nursery, mock_clock: MockClock, gate: Gate
     ) -> None:
         await self.make_late(executor, batch_of, nursery, mock_clock, gate)
-        # The probe: it bypassed already, and is decided when the lane comes round to it.
+        # The probe has been bypassed, and is decided when the lane reaches it.
         assert await outcome_of(executor, batch_of("a", connection_id=3)) == LATE
         mock_clock.jump(3600)
         gate.release()
@@ -258,7 +257,7 @@ class TestBlockedLane:
         await until(lambda: not late_lanes(executor))
         assert await outcome_of(executor, batch_of("a", connection_id=4)) == REFUSED
 
-    async def test_late_verdicts_are_thrown_away(
+    async def test_late_verdicts_are_dropped(
         self, executor: Executor, batch_of: MakeBatch, nursery: trio.Nursery, mock_clock: MockClock, gate: Gate
     ) -> None:
         late = await self.make_late(executor, batch_of, nursery, mock_clock, gate)
@@ -335,7 +334,7 @@ class TestSlowLane:
             before_s = mock_clock.current_time()
             assert await outcome_of(executor, batch_of("a")) == LATE
             assert mock_clock.current_time() == before_s
-            # The probe is on its way all the time, and always comes back too late.
+            # The probe is always in progress, and always too late.
             mock_clock.jump(0.01)
             await wait_all_tasks_blocked()
         assert late_lanes(executor) == 1
@@ -374,7 +373,7 @@ class TestRaisingHandler:
         assert not late_lanes(executor)
 
     @pytest.mark.parametrize("nonsense", [None, [0], True, "refuse"])
-    async def test_answer_that_is_no_mapping_counts_as_an_error_at_once(
+    async def test_an_answer_other_than_a_mapping_counts_as_an_error_at_once(
         self, start: StartExecutor, batch_of: MakeBatch, lane: str, nonsense: object
     ) -> None:
         executor = await start(lambda batch, now_ns: nonsense, lane=lane)
@@ -406,10 +405,10 @@ async def test_awaitable_on_a_thread_lane_is_an_error(
     assert not recwarn.list
 
 
-async def test_the_tickets_of_a_verdict_are_dropped_just_when_nobody_takes_it(
+async def test_a_verdicts_tickets_are_dropped_exactly_when_it_is_unused(
     start: StartExecutor, batch_of: MakeBatch, nursery: trio.Nursery, mock_clock: MockClock
 ) -> None:
-    # Answers that come about when the deadline is noticed; trio shuffles who goes first in a turn.
+    # The answers arrive as the deadline is noticed. Trio randomizes the order within a turn.
     resource = Resource("line_topic", "a")
     outcomes: set[str] = set()
     for turns in list(range(8)) * 10:
@@ -433,7 +432,7 @@ async def test_the_tickets_of_a_verdict_are_dropped_just_when_nobody_takes_it(
 
 
 class TestBusyLoop:
-    """A loop that comes round too late, because 64 connections compute longer than the deadline each turn."""
+    """A late loop, because 64 connections compute longer than the deadline each turn."""
 
     CONNECTIONS = 64
     ROUNDS = 30
@@ -445,11 +444,11 @@ class TestBusyLoop:
 
         async def connection(connection_id: int) -> None:
             for _ in range(rounds):
-                # What a session's decoding does: time passes and nobody else runs.
+                # Like decoding in a session: time passes without other tasks.
                 clock.jump(0.025)
                 outcomes.append(await outcome_of(executor, batch_of("a", connection_id=connection_id)))
                 clock.jump(0.025)
-                # What a socket does that is always readable.
+                # Like a socket that is always readable.
                 await trio.lowlevel.checkpoint()
 
         async def flood() -> None:
@@ -477,7 +476,7 @@ class TestBusyLoop:
     async def test_does_not_make_a_handler_late_that_yields_once(
         self, start: StartExecutor, batch_of: MakeBatch, mock_clock: MockClock
     ) -> None:
-        """A connection alone on its lane; behind others it would wait a turn for each of them."""
+        """A connection alone on its lane. Behind others it would wait a turn for each."""
 
         async def decide(batch: Batch, now_ns: int) -> Verdicts:
             await trio.lowlevel.checkpoint()

@@ -28,8 +28,6 @@ def refuse(rule: str) -> Refuse:
 
 
 class Scripted(Handler):
-    """Decides as it is told."""
-
     def __init__(self, decide: Decide) -> None:
         self.decide = decide
 
@@ -73,7 +71,7 @@ def services(now_ns: Callable[[], int]) -> HandlerServices:
 
 class Deciding(Pipeline):
     async def decide(self, batch: Batch) -> None:
-        """Send one batch through all handlers; afterwards ``batch.verdicts`` is complete."""
+        """Send one batch through all handlers, which completes ``batch.verdicts``."""
         rest = self.decide_now(batch)
         if rest is not None:
             await rest
@@ -145,7 +143,7 @@ class TestDeciding:
         assert batch.verdicts == {1: refuse("x")}
         assert batch.bypassed == {}
 
-    async def test_inline_handler_is_told_the_time(
+    async def test_an_inline_handler_gets_the_time(
         self, start: Start, batch_of: MakeBatch, mock_clock: MockClock
     ) -> None:
         times: list[int] = []
@@ -178,7 +176,7 @@ class TestDeciding:
 
 
 class Odd(Mapping[int, Any]):
-    """A mapping that fails only when it is looked into."""
+    """A mapping that fails on access."""
 
     def __getitem__(self, key: int) -> Any:
         raise ValueError(key)
@@ -223,7 +221,7 @@ class TestBypass:
         assert pipeline.bypassed() == {("faulty", "error"): 2}
 
     @pytest.mark.parametrize("fault", ["raises", "none", "wrong index"])
-    async def test_handler_that_fails_closed_refuses_what_has_no_verdict(
+    async def test_a_fail_closed_handler_refuses_requests_without_a_verdict(
         self, start: Start, batch_of: MakeBatch, lane: str, fault: str
     ) -> None:
         batch = batch_of("a", "a")
@@ -321,7 +319,7 @@ class TestResponses:
         start(config("first", first), config("second", second)).observe(connection, [ANSWER])
         assert first.seen == second.seen == [ANSWER]
 
-    async def test_handler_that_fails_on_them_costs_nobody_an_answer(
+    async def test_a_handler_that_fails_on_them_loses_no_answer(
         self, start: Start, connection: ConnectionInfo, mock_clock: MockClock, log: list[Any]
     ) -> None:
         healthy = Observer()
@@ -336,8 +334,6 @@ class TestResponses:
 
 
 class Running(Scripted):
-    """Has a task of its own."""
-
     def __init__(self, run: Callable[[], Awaitable[None]]) -> None:
         super().__init__(lambda batch, now_ns: NO_VERDICTS)
         self._run = run
@@ -402,7 +398,7 @@ class TestDrain:
 
 
 class TestTickets:
-    """A ticket whose verdict comes to nothing is dropped, so that nobody is waited for."""
+    """A ticket whose verdict is not used is dropped, so that no request is waited for."""
 
     @staticmethod
     def holding(dropped: list[bool]) -> Callable[[Batch, int], Verdicts]:

@@ -45,8 +45,6 @@ NS_PER_S = 1_000_000_000
 
 @dataclass
 class Limiting:
-    """The handler with its limits, so that tests can look at both."""
-
     limits: Limits
     handler: Any
 
@@ -86,7 +84,7 @@ def test_requests_over_the_limit_are_refused(batch_of: MakeBatch) -> None:
 
 
 class TestTooLarge:
-    def test_batch_that_can_never_be_admitted_locks_nobody_out(self, batch_of: MakeBatch) -> None:
+    def test_a_batch_that_can_never_be_admitted_blocks_no_other(self, batch_of: MakeBatch) -> None:
         limiting = Limiting.by(rule("a", 50))
         verdicts = limiting.decide(batch_of("a", "a", "a", "a", costs=[1, 10_000, 190_000, 1]))
         refuse = Refuse(Resource(KIND, "a"), "line_topic:a", 1_000_000, most=550)
@@ -94,7 +92,7 @@ class TestTooLarge:
         assert limiting.stored("a") == 48
         assert not limiting.state("a").open
 
-    def test_one_that_is_too_large_for_now_is_told_when_it_is_not(self, batch_of: MakeBatch) -> None:
+    def test_the_refusal_of_one_too_large_for_now_states_the_wait(self, batch_of: MakeBatch) -> None:
         limiting = Limiting.by(rule("a", 50))
         limiting.decide(batch_of(*["a"] * 30))
         verdicts = limiting.decide(batch_of("a", "a", costs=[530, 1]))
@@ -129,7 +127,7 @@ STEPS = st.lists(
 def test_batch_is_decided_as_its_single_requests_are(
     batch_of: MakeBatch, break_s: float, steps: list[tuple[list[tuple[str, int]], int]]
 ) -> None:
-    """For resources that stand in one set only; sets that overlap share permits in the order of the groups."""
+    """For resources in one set only. Overlapping sets share permits in the order of the groups."""
     resources: dict[str, str | tuple[str, ...]] = {"a": "a", "b": "b", "pair": ("c", "d")}
     rules = [rule(name, rate, break_s=break_s) for name, rate in {"a": 3, "b": 7, "c": 5, "d": 4}.items()]
     together, singly = Limiting.by(*rules), Limiting.by(*rules)
@@ -200,7 +198,7 @@ class TestScopes:
 
 
 class TestShadow:
-    def test_is_the_verdict_of_what_would_be_refused(self) -> None:
+    def test_is_the_verdict_of_requests_over_a_shadow_limit(self) -> None:
         limiting = Limiting.by(Rule(KIND, "a", 2, action="shadow"))
         verdicts = limiting.decide(batch_by(request(), request("free"), request(), request()))
         assert verdicts == {3: Shadow(Resource(KIND, "a"), "line_topic:a")}
@@ -340,8 +338,6 @@ def test_options_are_not_negative(name: str) -> None:
 
 @dataclass
 class Timed:
-    """The handler with its task, on the mock clock."""
-
     limiting: Limiting
     now_ns: Callable[[], int]
     clock: MockClock
@@ -408,7 +404,7 @@ class TestTask:
 
 
 class TestLog:
-    def test_says_once_a_second_for_each_rule_who_is_over_it(self, log: list[Any]) -> None:
+    def test_logs_the_client_over_each_rule_once_a_second(self, log: list[Any]) -> None:
         limits = Limits(RuleSet((Rule(KIND, "a", 0), Rule("client", "*", 3))))
         now = [0]
         handler = PLUGIN.build(RateLimitOptions(), HandlerServices(limits, lambda: now[0]))
@@ -429,7 +425,7 @@ class TestLog:
 
 
 def test_ten_thousand_held_cost_less_than_a_kibibyte_each_with_their_tickets(batch_of: MakeBatch) -> None:
-    """Besides the copies of their bytes, which the sessions own."""
+    """Without the copies of their bytes, which the sessions own."""
     limiting = Limiting.by(delay(1000, "a", 60), options=RateLimitOptions(max_held_per_connection=1000))
     limiting.decide(batch_by(*(request() for _ in range(1000)), number=99))
     batches = [batch_by(*(request() for _ in range(1000)), number=number) for number in range(10)]

@@ -87,7 +87,7 @@ def test_without_a_limit_there_is_no_memory_alarm() -> None:
     assert not alarm.stands
 
 
-def test_log_line_and_banner_say_the_figures_and_what_will_end_it() -> None:
+def test_log_line_and_banner_have_the_figures_and_the_remedy() -> None:
     alarm = MemoryAlarm()
     raised = alarm.update(5 * S, round(1.3 * GIB), 0, 2 * GIB)
     text = "Sluice uses 1.30 GiB of 2.00 GiB (watermark: 60%); publishers are blocked until usage falls to 1.14 GiB"
@@ -109,7 +109,7 @@ def test_unreadable_memory_usage_ends_the_alarm() -> None:
     assert ended.text == "memory alarm cleared after 1.0 s: memory usage or its limit cannot be read"
 
 
-def test_publishers_are_told_what_is_scarce() -> None:
+def test_publishers_are_told_the_scarce_resource() -> None:
     memory, disk = MemoryAlarm(), DiskAlarm()
     alarms: list[Alarm] = [memory, disk]
     assert reason(alarms) == ""
@@ -149,7 +149,7 @@ def test_sizes_read_well(size_bytes: float, text: str) -> None:
     assert size_text(size_bytes) == text
 
 
-def test_a_full_disk_is_no_alarm_while_nothing_is_in_the_spool() -> None:
+def test_a_full_disk_raises_no_alarm_while_the_spool_is_empty() -> None:
     alarm = DiskAlarm(100)
     assert alarm.update(0, 5, is_used=False) is None
     assert alarm.update(S, 5) is not None

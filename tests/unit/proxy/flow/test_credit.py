@@ -14,7 +14,7 @@ def pair(initial: int = 10, more_after: int = 4) -> tuple[Stage, Stage]:
 
 
 class Left(NamedTuple):
-    """What a pair comes to; None of ``until_grant`` is not looked at."""
+    """The state of a pair. ``until_grant`` None: not compared."""
 
     credit: int
     overdraft: int = 0
@@ -57,7 +57,7 @@ def test_closing_stage_returns_the_credit_of_its_senders() -> None:
 
 
 class Name(str):
-    """One of which can be told whether anything still has it."""
+    """A name whose references can be counted."""
 
     __slots__ = ("__weakref__",)
 

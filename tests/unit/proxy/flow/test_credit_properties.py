@@ -1,4 +1,4 @@
-"""Stages against processes that do the same message by message, and whether all gets through at last."""
+"""Stages compared to processes that do the same message by message, and progress to the end."""
 
 from __future__ import annotations
 
@@ -16,10 +16,7 @@ from proxy.flow.diagnosis import Survey
 
 
 class Plan(NamedTuple):
-    """Attributes:
-    gives: of each stage; the first ones have no senders.
-    pairs: who sends to whom.
-    """
+    """Attributes of stages. ``gives``: the first ones have no senders. ``pairs``: sender and receiver."""
 
     gives: list[Credit]
     pairs: list[tuple[int, int]]
@@ -40,7 +37,7 @@ def plans(draw: st.DrawFn) -> Plan:
     return Plan(gives, sorted(pairs))
 
 
-#: Drawn as a seed: each of its numbers as a draw would make most cases too large.
+# A seed, because drawing each number would make most cases too large.
 randoms = st.integers(0, 2**32).map(Random)
 steps = st.lists(
     st.tuples(
@@ -153,7 +150,7 @@ class Network:
             assert self.told[pid] == self.ended[pid]
 
     def compare_diagnosis(self, stage: Stage) -> None:
-        """Whoever is out of credit waits for somebody who is not."""
+        """A stage without credit waits for one with credit."""
         survey = Survey(self.now_ns)
         survey.add(stage)
         bottlenecks = [name for finding in survey.findings() for name in finding.at]
@@ -169,7 +166,7 @@ class Network:
         assert follower.out_of_credit or not deferred
 
     def finish(self) -> None:
-        """All stalls end and all that is under way is dealt with, in any order."""
+        """End all stalls and handle everything in progress, in any order."""
         for pair in sorted(self.stalled):
             self.stall(pair, on=False)
             self.compare()
@@ -184,7 +181,7 @@ class Network:
 
 
 @given(plans(), steps, randoms)
-def test_stages_do_what_processes_do_message_by_message(
+def test_stages_equal_processes_message_by_message(
     plan: Plan, steps: list[tuple[str, int, int]], random: Random
 ) -> None:
     network = Network(plan, random)
@@ -194,7 +191,7 @@ def test_stages_do_what_processes_do_message_by_message(
 
 
 class Work:
-    """Messages on their way through stages that do what the docstring of ``credit`` tells them to."""
+    """Messages on their way through stages that follow the docstring of ``credit``."""
 
     def __init__(self, plan: Plan, random: Random, count: int) -> None:
         self.random = random
@@ -204,7 +201,7 @@ class Work:
             self.followers[self.stages[sender]].append(self.stages[follower])
         have_senders = {self.stages[follower] for _, follower in plan.pairs}
         self.left = {stage: count for stage in self.stages if stage not in have_senders and self.followers[stage]}
-        #: What has come to each stage, and what it has taken and not acked.
+        # Messages that reached each stage, and taken ones that are not acked.
         self.queues: dict[Stage, list[tuple[Stage, int]]] = {stage: [] for stage in self.stages}
         self.kept: dict[Stage, list[tuple[Stage, int]]] = {stage: [] for stage in self.stages}
         self.stalled: set[tuple[Stage, Stage]] = set()
@@ -228,7 +225,7 @@ class Work:
             *((stage, self.read) for stage, left in self.left.items() if left and not stage.out_of_credit),
             *((stage, self.hand_on) for stage, queue in self.queues.items() if queue),
             *((stage, self.ack) for stage, kept in self.kept.items() if kept),
-            # Nobody begins one once all is done, so that it comes to an end.
+            # No stall begins once everything is handled, so that the run ends.
             *((stage, self.stall) for stage, left in self.left.items() if left),
             *((sender, self.resume) for sender, _ in self.stalled),
         ]
@@ -304,5 +301,7 @@ def _names(pair: tuple[Stage, Stage]) -> tuple[str, str]:
     st.integers(0, 60),
     st.lists(st.integers(1, 100), max_size=3, unique=True).map(sorted),
 )
-def test_everything_gets_through_and_then_nobody_waits(plan: Plan, random: Random, count: int, ends: list[int]) -> None:
+def test_everything_gets_through_and_nothing_waits_in_the_end(
+    plan: Plan, random: Random, count: int, ends: list[int]
+) -> None:
     Work(plan, random, count).run(iter(ends[: len(plan.gives) - 1]))

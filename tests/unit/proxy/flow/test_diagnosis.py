@@ -50,7 +50,7 @@ def test_no_finding_without_waiting_stages() -> None:
 
 
 class Path:
-    """A connection with a channel and what comes after it, each with credit for two messages."""
+    """A connection with a channel and its next stage, each with credit for two messages."""
 
     def __init__(self, number: int = 1, writer: Stage | None = None) -> None:
         self.connection = Stage("connection", f"10.0.0.{number}")
@@ -60,7 +60,7 @@ class Path:
         self.store = Stage("store", "", SMALL)
 
     def fill(self, *stages: Stage, now_ns: int = 0) -> None:
-        """Let each send what it has credit for to the next."""
+        """Let each stage use its credit."""
         for sender, follower in pairwise(stages):
             sender.send(follower, sender.credit(follower), now_ns)
 
@@ -110,7 +110,7 @@ def test_channel_that_a_limit_makes_wait_names_the_resource() -> None:
     assert diagnose([path.connection], S)[0].at == ("channel 10.0.0.1/1",)
 
 
-def test_finding_says_who_waits_for_what_and_what_to_do() -> None:
+def test_a_finding_names_the_wait_and_the_remedy() -> None:
     path = Path()
     path.fill(path.connection, path.channel, path.resource, path.writer)
     (finding,) = diagnose([path.connection], 0)

@@ -17,7 +17,7 @@ UNLIMITED_V1 = "9223372036854771712"
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A machine with 8 GiB of memory, and without control groups."""
+    """A machine with 8 GiB of memory, without control groups."""
     write(tmp_path, {"proc/meminfo": "MemTotal:        8388608 kB\nMemFree:         1000 kB\n"})
     return tmp_path
 
@@ -35,7 +35,7 @@ def groups(root: Path, cgroup: str, mount: str, limits: Mapping[str, str]) -> No
 
 
 def limit_of(root: Path) -> tuple[int, str] | None:
-    """Return the limit in MiB, and which file says so."""
+    """Return the limit in MiB, and the file it is from."""
     limit = memory_limit(root)
     return None if limit is None else (limit.limit_bytes // MIB, str(Path(limit.source).relative_to(root)))
 
@@ -82,7 +82,7 @@ def test_lowest_limit_on_the_way_up_counts(
         ("/a b", "/", "a b/"),
     ],
 )
-def test_group_is_found_below_what_is_mounted(root: Path, group: str, mount_root: str, folder: str) -> None:
+def test_the_group_is_found_below_the_mount(root: Path, group: str, mount_root: str, folder: str) -> None:
     limits = {f"memory/{folder}memory.limit_in_bytes": str(256 * MIB)}
     write(root, {"sys/fs/cgroup/cpu/docker/1f/memory.limit_in_bytes": "1"})
     mounts = f"{V1_CPU.format(root=mount_root)}\n{V1.format(root=mount_root)}"
@@ -95,7 +95,7 @@ def test_group_without_a_limit_has_the_machines(root: Path) -> None:
     assert limit_of(root) == (8192, "proc/meminfo")
 
 
-def test_both_versions_at_once_are_both_looked_at(root: Path) -> None:
+def test_both_versions_at_once_are_both_checked(root: Path) -> None:
     mounts = V1.format(root="/") + "\n" + V2.format(root="/").replace("/sys/fs/cgroup", "/sys/fs/cgroup/unified")
     limits = {"memory/a/memory.limit_in_bytes": str(64 * MIB), "unified/b/cgroup.procs": "1"}
     groups(root, "4:memory:/a\n0::/b", mounts, limits)
@@ -119,7 +119,7 @@ def test_invalid_limits_are_ignored(root: Path, name: str, text: str) -> None:
     assert limit_of(root) == expected.get(name, (8192, "proc/meminfo"))
 
 
-def test_limit_is_unknown_where_nothing_says_so(tmp_path: Path) -> None:
+def test_the_limit_is_unknown_without_a_source(tmp_path: Path) -> None:
     assert memory_limit(tmp_path) is None
     assert resident_bytes(tmp_path) is None
 
@@ -133,7 +133,7 @@ def test_thread_is_busy_while_it_runs_and_while_it_is_to_run(tmp_path: Path) -> 
 
 
 def test_memory_alarm_ends_in_a_process_that_gives_nothing_back() -> None:
-    # In a process of its own: what other tests have left free would be used first.
+    # In a separate process, because memory freed by other tests would be reused first.
     outcome = subprocess.run([sys.executable, "-c", FILL_AND_DRAIN], check=True, capture_output=True, text=True)
     first, drained, second = outcome.stdout.split()
     assert drained == "False"
@@ -167,7 +167,7 @@ print(fill())
 """
 
 
-def test_free_space_is_what_this_process_may_still_write(tmp_path: Path) -> None:
+def test_free_space_is_the_amount_this_process_may_write(tmp_path: Path) -> None:
     free = free_bytes(tmp_path)
     assert free is not None
     usage = shutil.disk_usage(tmp_path)

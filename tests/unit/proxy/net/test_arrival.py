@@ -1,4 +1,4 @@
-"""Clients behind a load balancer: who they are is what its PROXY header says, and of nobody else it is believed."""
+"""Clients behind a load balancer: their PROXY header identifies them, and only the load balancer's is believed."""
 
 from __future__ import annotations
 
@@ -29,8 +29,6 @@ StartBehind = Callable[..., Awaitable["Rig"]]
 
 @pytest.fixture
 def start_behind(start_rig: StartRig, lines: Protocol, broker: ScriptedBroker) -> StartBehind:
-    """Start a data path that takes PROXY headers from 127.0.0.1."""
-
     async def start(max_connections: int = 100, **settings: Any) -> Rig:
         config = ListenerConfig(
             *("main", lines, lines.options(), (HOST, 0), broker.address),
@@ -60,19 +58,19 @@ async def connect(rig: Rig, first: bytes) -> tuple[Peer, Peer]:
 
 
 async def gone(client: Peer) -> None:
-    """Wait until it was closed; what it had sent may have been left unread."""
+    """Wait until it is closed, perhaps with unread data."""
     with suppress(ConnectionResetError):
         assert await client.receive_to_end() == b""
 
 
 @pytest.mark.parametrize("version", ["v1", "v2"])
 @pytest.mark.parametrize("address", [CLIENT, "2001:db8::7"])
-async def test_client_is_who_the_header_says(behind: Rig, version: Version, address: str) -> None:
+async def test_the_client_is_that_of_the_header(behind: Rig, version: Version, address: str) -> None:
     client, broker = await connect(behind, header(address, version) + b"zero 1\nfree 1\n")
     (connection,) = behind.connections
     assert connection.info.address == address
     assert connection.info.peer in {f"{address}:40000", f"[{address}]:40000"}
-    # The header is nobody's but ours; what followed it in the same segment is the protocol's.
+    # The header is Sluice's. The data after it in the same segment is the protocol's.
     assert await broker.receive_line() == b"free 1\n"
     assert await client.receive_line() == b"BUSY zero 1000000\n"
 
@@ -95,7 +93,7 @@ async def test_connection_of_the_load_balancer_itself_is_its_own(behind: Rig, fi
     assert behind.connections[0].info.local == HOST
 
 
-async def test_header_of_somebody_else_is_the_protocols(behind: Rig) -> None:
+async def test_a_header_from_elsewhere_belongs_to_the_protocol(behind: Rig) -> None:
     client = await behind.client(source=ANOTHER)
     await client.send(header(version="v1"))
     broker = await behind.broker.accept()
@@ -129,7 +127,7 @@ async def test_bad_header_ends_the_connection_with_advice(
     assert behind.path.server.open_connections("main") == 0
 
 
-async def test_check_of_a_load_balancer_is_no_fault_and_costs_no_connect(behind: Rig, log: list[Any]) -> None:
+async def test_a_load_balancers_check_is_not_a_fault_and_costs_no_connect(behind: Rig, log: list[Any]) -> None:
     (await behind.client()).end()
     await behind.until_closed("client_closed")
     assert {entry["log_level"] for entry in log} == {"debug"}
@@ -146,7 +144,7 @@ async def test_header_that_does_not_come_ends_the_connection(
     assert await client.receive_to_end() == b""
     assert rig.closed == {"handshake_timeout": 1}
     assert log[0]["detail"] == "no complete PROXY header within 3 s"
-    # Of whoever has arrived in time nothing is waited for any more.
+    # No timer remains for connections that arrived in time.
     await connect(rig, header())
     mock_clock.jump(100)
     await wait_all_tasks_blocked()
@@ -188,7 +186,7 @@ async def test_exempt_is_the_true_client(start_behind: StartBehind) -> None:
 
 
 class TestSending:
-    """The broker is told who the client is before it gets anything else."""
+    """The broker gets the client's address before anything else."""
 
     @pytest.fixture
     def start_sending(self, start_rig: StartRig, lines: Protocol, broker: ScriptedBroker) -> StartBehind:
@@ -223,7 +221,9 @@ class TestSending:
         assert await broker.receive_line() == b"free 1\n"
 
     @pytest.mark.parametrize("version", ["v1", "v2"])
-    async def test_address_is_what_a_load_balancer_said(self, start_sending: StartBehind, version: Version) -> None:
+    async def test_the_address_is_that_of_the_load_balancers_header(
+        self, start_sending: StartBehind, version: Version
+    ) -> None:
         rig = await start_sending(version)
         await self.told(await rig.broker.accept())
         client = await rig.client(source=ANOTHER)

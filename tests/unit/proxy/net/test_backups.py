@@ -1,4 +1,4 @@
-"""A listener with backups behind it: clients are connected to the first broker that answers."""
+"""A listener with backups: clients are connected to the first broker that answers."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def active(rig: Rig) -> tuple[str, int]:
 
 
 async def connect(rig: Rig, to: ScriptedBroker) -> tuple[Peer, Peer]:
-    """Connect a client, which is to come out at one of the brokers."""
+    """Connect a client, and check which broker it reaches."""
     client = await rig.client()
     await client.send(b"free 1\n")
     broker = await to.accept()
@@ -65,7 +65,7 @@ async def test_backup_takes_the_clients_that_a_broker_refuses(
     backed: Rig, broker: ScriptedBroker, backup: ScriptedBroker, log: list[Any]
 ) -> None:
     broker.stop()
-    # Not even the first of them notices.
+    # Without any failed client.
     await connect(backed, backup)
     await backed.until(lambda: active(backed) == backup.address)
     await connect(backed, backup)
@@ -80,14 +80,14 @@ async def test_backup_takes_the_clients_that_a_broker_refuses(
     assert {each.broker for each in await backed.path.connections()} == {"{}:{}".format(*backup.address)}
 
 
-async def test_clients_of_a_broker_that_ends_come_to_a_backup(
+async def test_clients_of_a_broker_that_ends_reach_a_backup(
     backed: Rig, broker: ScriptedBroker, backup: ScriptedBroker
 ) -> None:
     client, server = await connect(backed, broker)
     broker.stop()
     server.end()
     assert await client.receive_to_end() == b""
-    # Before the client hears of it, and comes again.
+    # Before the client is disconnected and reconnects.
     assert active(backed) == backup.address
     assert backed.path.server.watches["main"].listening
 
@@ -108,7 +108,7 @@ async def test_clients_go_to_the_broker_again_when_it_is_back(
     (listener,) = (await backed.path.snapshot()).listeners
     assert (listener.backup, listener.passed_over) == (0, ())
     await connect(backed, broker)
-    # Who is connected to the backup stays there.
+    # Clients connected to the backup stay there.
     await stays.send(b"free 2\n")
     assert await server.receive_line() == b"free 2\n"
 
@@ -128,9 +128,7 @@ async def test_without_any_clients_are_refused(
     await connect(backed, backup)
 
 
-async def test_clients_are_refused_once_one_has_waited_for_them_in_vain(
-    backed: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_clients_are_refused_after_one_vain_attempt(backed: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     async def hang(*_: object) -> None:
         await trio.lowlevel.checkpoint()
         raise trio.TooSlowError
@@ -143,8 +141,6 @@ async def test_clients_are_refused_once_one_has_waited_for_them_in_vain(
     await backed.until(lambda: not backed.path.server.watches["main"].listening)
 
 
-async def test_names_that_are_not_known_stand_in_nobodys_way(
-    start_rig: StartRig, lines: Protocol, backup: ScriptedBroker
-) -> None:
+async def test_unknown_names_block_no_others(start_rig: StartRig, lines: Protocol, backup: ScriptedBroker) -> None:
     config = ListenerConfig("main", lines, lines.options(), (HOST, 0), ("a..b", 1), backup_brokers=(backup.address,))
     await connect(await start_rig(listeners=(config,)), backup)

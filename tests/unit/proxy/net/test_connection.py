@@ -48,12 +48,10 @@ if TYPE_CHECKING:
     from tests.unit.proxy.conftest import Rig, ScriptedBroker, StartRig
 
 FREE_KIB = b"free " + b"x" * 1018 + b"\n"
-"""A request of 1 KiB that nothing limits."""
+"""An unlimited request of 1 KiB."""
 
 
 def handler(decide: Callable[[Batch, int], Any], *, sees: list[Response] | None = None) -> HandlerConfig:
-    """A link of the pipeline from a function."""
-
     class Scripted(Handler):
         sees_responses = sees is not None
 
@@ -68,7 +66,7 @@ def handler(decide: Callable[[Batch, int], Any], *, sees: list[Response] | None 
 
 
 class PlainSession(Session):
-    """Passes every chunk on as it came; what a test needs besides it overrides."""
+    """Forwards every chunk. Tests override the rest."""
 
     def __init__(self, context: SessionContext) -> None:
         self.context = context
@@ -107,7 +105,7 @@ class PlainSession(Session):
 
 
 class InTurns(PlainSession):
-    """Looks at four bytes of the client's in a turn; after ``at`` of them it does something."""
+    """Reads four bytes of the client's in a turn, and acts after ``at`` of them."""
 
     def __init__(
         self, context: SessionContext, order: list[int], at: int = -1, do: Callable[[], None] = lambda: None
@@ -140,7 +138,7 @@ def speaking(lines: Protocol, session: Callable[[SessionContext], Session]) -> P
 
 class TestRelay:
     @pytest.mark.parametrize("ends", ["client", "broker", "fault", "operator"])
-    async def test_session_is_closed_once_however_its_connection_ends(
+    async def test_a_session_is_closed_once_at_any_end_of_its_connection(
         self, start_rig: StartRig, lines: Protocol, ends: str
     ) -> None:
         closed: list[Session] = []
@@ -169,7 +167,7 @@ class TestRelay:
         assert len(closed) == 1
 
     @pytest.mark.parametrize("ends", ["client", "broker", "reset", "fault", "operator", "drain"])
-    async def test_session_settles_however_its_connection_ends(
+    async def test_a_session_settles_at_any_end_of_its_connection(
         self, start_rig: StartRig, lines: Protocol, ends: str
     ) -> None:
         charged: list[int] = []
@@ -229,7 +227,7 @@ class TestRelay:
             await broker.receive(100)
         assert all(len(set(order[turn : turn + 20])) == 2 for turn in range(0, 180, 20))
 
-    async def test_what_a_session_leaves_of_a_chunk_comes_again_when_others_had_their_turn(
+    async def test_the_rest_of_a_chunk_comes_again_after_the_others_turn(
         self, start_rig: StartRig, lines: Protocol
     ) -> None:
         order: list[int] = []
@@ -267,7 +265,7 @@ class TestRelay:
             assert connection.peers[Side.CLIENT].takes_long is is_slow
             assert not connection.peers[Side.BROKER].takes_long
 
-    async def test_a_drain_waits_for_what_is_left_of_a_chunk(self, start_rig: StartRig, lines: Protocol) -> None:
+    async def test_a_drain_waits_for_the_rest_of_a_chunk(self, start_rig: StartRig, lines: Protocol) -> None:
         def drain() -> None:
             nursery.start_soon(rig.path.drain, 30)
 
@@ -283,7 +281,7 @@ class TestRelay:
     async def test_uncopied_chunks_survive_a_slow_reader(
         self, start_rig: StartRig, lines: Protocol, nursery: trio.Nursery
     ) -> None:
-        """The session hands out slices of the read buffer, which must stay as they are until written."""
+        """The session returns slices of the read buffer, which must not change until they are written."""
         rig = await start_rig(protocol=speaking(lines, PlainSession), buffer_budget_bytes=CHUNK_BYTES)
         data = {number: bytes([number]) * 3_000_000 for number in range(4)}
         pairs = {number: await rig.connect() for number in data}
@@ -316,7 +314,7 @@ class TestRelay:
 
 
 class Bang(PlainSession):
-    """Passes on what comes, and ends the connection behind a ``!``; the client is told something then."""
+    """Forwards data up to a ``!``, then ends the connection with a message to the client."""
 
     last_words = b""
 
@@ -396,12 +394,12 @@ class TestBusyAnswers:
         sent = await client.send_until_stalled(line * 1000)
         (connection,) = rig.connections
         session = connection.session
-        # Over the bound by at most what the last chunk was answered with.
+        # Over the bound by at most the answers to the last chunk.
         answers_to_a_chunk = CHUNK_BYTES // len(line) * len(f"BUSY {name} 1000000\n")
         assert OUTBOX_BYTES < session.backlog_bytes(Side.CLIENT) <= OUTBOX_BYTES + answers_to_a_chunk
         read = connection.bytes_read[Side.CLIENT]
         assert read < sent
-        # The broker's direction is not held up by that.
+        # The broker's direction continues.
         await broker.send(b"answer\n")
 
         # Once the client reads, it is read again, and gets every answer.
@@ -421,7 +419,7 @@ class TestBackPressure:
         (connection,) = rig.connections
         read = connection.bytes_read[Side.CLIENT]
         assert read < sent
-        # The other direction goes on.
+        # The other direction continues.
         await broker.send(b"answer\n")
         assert await client.receive_line() == b"answer\n"
         assert connection.bytes_read[Side.CLIENT] == read
@@ -459,7 +457,7 @@ class TestBackPressure:
             await peers[side].send(b"held")
             await peers[side.other].send(b"goes on")
             await rig.settle()
-            # A client that is not read is written to once nothing more has come of it for a moment.
+            # An unread client is written to after a moment without further data.
             mock_clock.jump(2 * CHECK_S)
             await rig.settle()
             mock_clock.jump(2 * CHECK_S)
@@ -494,7 +492,7 @@ class TestEndOfStream:
         assert await broker.receive_to_end() == b""
         await rig.until_closed("broker_closed")
 
-    async def test_comes_after_what_a_slow_reader_has_not_read_yet(self, rig: Rig) -> None:
+    async def test_comes_after_a_slow_readers_pending_data(self, rig: Rig) -> None:
         client, broker = await rig.connect()
         sent = await client.send_until_stalled(FREE_KIB)
         client.end()
@@ -528,7 +526,7 @@ class TestEndOfStream:
         assert await client.receive_to_end() == b""
         await rig.until_closed("half_closed")
 
-    async def test_ends_both_sides_soon_where_nobody_waits_after_it(
+    async def test_ends_both_sides_soon_without_waiting_requests(
         self, start_rig: StartRig, lines: Protocol, mock_clock: MockClock
     ) -> None:
         rig = await start_rig(protocol=replace(lines, half_closes=False))
@@ -540,7 +538,7 @@ class TestEndOfStream:
         mock_clock.jump(CLOSE_TIMEOUT_S)
         assert await client.receive_to_end() == b""
         await rig.until_closed("client_closed")
-        # The same of a client that does not hear that its broker has gone.
+        # The same with a client that does not notice the broker's end.
         client, broker = await rig.connect()
         broker.end()
         assert await client.receive_to_end() == b""
@@ -623,8 +621,6 @@ class TestBrokenPeers:
 
 
 class TestClosing:
-    """What a session's Close means."""
-
     async def test_earlier_bytes_are_delivered_before_the_end(self, rig: Rig, log: list[Any]) -> None:
         client, broker = await rig.connect()
         await client.send(b"zero 1\nfree 1\nfree 2\n" + b"x" * 2000)
@@ -636,7 +632,7 @@ class TestClosing:
         closed = [(entry["reason"], entry["detail"]) for entry in log if entry["event"] == "connection closed"]
         assert closed == [("long_line", "a line of more than 1000 bytes")]
 
-    async def test_client_that_goes_on_sending_is_not_reset(self, rig: Rig, mock_clock: MockClock) -> None:
+    async def test_a_sending_client_is_not_reset(self, rig: Rig, mock_clock: MockClock) -> None:
         client, broker = await rig.connect()
         await client.send(b"zero 1\n" + b"x" * 2000)
         assert await broker.receive_to_end() == b""
@@ -665,13 +661,13 @@ class TestClosing:
         rig = await start_rig(f"line_topic:{name}=0/s")
         client, broker = await rig.connect(receive_buffer=4096)
         await client.send_until_stalled(name.encode() + b"\n")
-        # The client's writer is stuck; the rest of what the client sent is read once it has read a little.
+        # The client's writer is stuck. The rest of its data is read once it has read a little.
         await broker.send(b"x" * 2000)
         assert await broker.receive_to_end() == b""
         mock_clock.jump(CLOSE_TIMEOUT_S)
         await rig.until_closed("long_line")
 
-    async def test_peer_that_breaks_meanwhile_does_not_cut_the_other_short(
+    async def test_a_failing_peer_does_not_truncate_the_other(
         self, start_rig: StartRig, lines: Protocol, mock_clock: MockClock
     ) -> None:
         class ClosingAfterData(PlainSession):
@@ -702,7 +698,7 @@ class TestClosing:
 
 
 class TestTicks:
-    async def test_timer_is_kept_and_the_client_paused_meanwhile(self, rig: Rig, mock_clock: MockClock) -> None:
+    async def test_the_timer_is_kept_while_the_client_is_paused(self, rig: Rig, mock_clock: MockClock) -> None:
         client, broker = await rig.connect()
         await client.send(b"later 1\n")
         await wait_all_tasks_blocked()
@@ -794,7 +790,7 @@ class Waiting(PlainSession):
 
 
 class Failing(PlainSession):
-    """Fails where the client's first byte says."""
+    """Fails at the place that the client's first byte names."""
 
     ticks = True
     asked_paused = False
@@ -827,7 +823,7 @@ class Failing(PlainSession):
 
 
 class Asking(PlainSession):
-    """Asks Sluice itself what the client sends, and passes on what nobody takes."""
+    """Answers the client's requests to Sluice, and forwards the others."""
 
     def receive(self, side: Side, chunk: memoryview, now_ns: int) -> Batch | None:
         if side is Side.CLIENT:
@@ -854,7 +850,7 @@ class Asking(PlainSession):
 
 
 class TestQuestionsToSluiceItself:
-    async def test_are_answered_by_whoever_takes_them(self, start_rig: StartRig, lines: Protocol) -> None:
+    async def test_are_answered_by_the_first_listener(self, start_rig: StartRig, lines: Protocol) -> None:
         rig = await start_rig(protocol=speaking(lines, Asking))
         client, broker = await rig.connect()
         await client.send(b"before")
@@ -971,7 +967,7 @@ class TestFaultsOfASession:
 
 
 class Stopping(InTurns):
-    """Waits for a handler when it is sent ``d``, and ends the connection when that has decided."""
+    """Waits for a handler after a ``d``, and ends the connection when that has decided."""
 
     def receive(self, side: Side, chunk: memoryview, now_ns: int) -> Batch | None:
         return self.batch() if bytes(chunk) == b"d" else super().receive(side, chunk, now_ns)
@@ -982,7 +978,7 @@ class Stopping(InTurns):
 
 
 class TestWaits:
-    """What is raised while a direction waits for something that is no socket, or as it goes on."""
+    """Errors raised while a direction waits for something other than a socket, or as it continues."""
 
     @pytest.mark.parametrize(
         ("error", "reason"), [(RuntimeError("in a wait"), "internal_error"), (Close("told", "to end"), "told")]
@@ -1108,7 +1104,7 @@ class TestMemory:
         await wait_all_tasks_blocked()
         buffers = rig.path.server.services.buffers
         assert buffers.unlent == 64 * 1024 * 1024 // CHUNK_BYTES
-        # They were read one after another, and so one buffer served them all.
+        # They were read one after another, so one buffer was enough.
         assert len(buffers._free) <= 2
 
     @pytest.mark.parametrize(
@@ -1141,7 +1137,7 @@ class TestMemory:
                 broker_end.end()
                 await rig.until_closed("client_closed", number)
             assert [session() for session in sessions] == [None] * 5
-            # The reactor may still know whom it served last, and who was the first whose time it looked at.
+            # The reactor may still refer to the last one served, and to the first one in its timers.
             assert sum(connection() is not None for connection in connections) <= 2
         finally:
             gc.enable()

@@ -1,4 +1,4 @@
-"""How a connection's driver deals with requests for credit, and with batches that have no requests."""
+"""Requests for credit, and batches without requests, in a connection's driver."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HOST = "127.0.0.1"
 
 
 class Crediting(Session):
-    """A line is ``WORD TOPIC NUMBER``; what comes of it is told to the peer that sent it."""
+    """A line is ``WORD TOPIC NUMBER``. Its sender gets the outcome."""
 
     ticks = True
 

@@ -1,4 +1,4 @@
-"""How a connection's driver deals with requests that are held."""
+"""Held requests in a connection's driver."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BUSY = Refuse(Resource("line_topic", "hold"), "some rule", 7)
 
 
 class Holder(Handler):
-    """Holds what is sent to topics that begin with ``hold``; the test resolves it."""
+    """Holds requests to topics that begin with ``hold``, until the test resolves them."""
 
     def __init__(self) -> None:
         self.tickets: list[Ticket] = []
@@ -68,7 +68,6 @@ async def rig(start_rig: StartRig, handlers: list[HandlerConfig]) -> Rig:
 
 
 async def send_held(client: Peer, broker: Peer, *names: str) -> None:
-    """Send requests that are held, and wait until they are."""
     await client.send(b"".join(name.encode() + b" 1\n" for name in names) + b"free 1\n")
     assert await broker.receive_line() == b"free 1\n"
 
@@ -187,7 +186,7 @@ class TestDrain:
 
 
 class Holding(Session):
-    """Every byte is a request of its own, charged to ``hold``; what resolving one does is the test's."""
+    """Every byte is a request, charged to ``hold``. The test decides how it is resolved."""
 
     def __init__(self, context: SessionContext, on_resolved: Callable[[Holding, Request], None]) -> None:
         self.context = context
@@ -259,7 +258,9 @@ class TestSessions:
         broker.end()
         await rig.until_closed("own_reason")
 
-    async def test_bytes_do_not_wait_for_what_is_only_charged(self, start: StartHolding, holder: Holder) -> None:
+    async def test_bytes_do_not_wait_for_requests_that_are_only_charged(
+        self, start: StartHolding, holder: Holder
+    ) -> None:
         rig = await start(lambda session, request: None)
         client, broker = await rig.connect()
         holder.may_decide = trio.Event()
@@ -274,7 +275,7 @@ class TestSessions:
 
 
 class Keeping(Holding):
-    """Takes a byte at a time, cannot refuse any, and reads no further while ``most`` are held."""
+    """Takes a byte at a time, cannot refuse any, and stops reading while ``most`` are held."""
 
     most = 2
 
@@ -332,7 +333,7 @@ class Keeping(Holding):
 
 
 class ReadToItsEnd(Keeping):
-    """Reads all of a client that has left."""
+    """Reads all data of a client that has left."""
 
     def paused(self, side: Side) -> bool:
         return not self.client_left and super().paused(side)
@@ -392,9 +393,7 @@ class TestWhatCannotBeRefused:
     async def rig(self, start_rig: StartRig, lines: Protocol, handlers: list[HandlerConfig]) -> Rig:
         return await start_rig(protocol=replace(lines, open_session=Keeping, half_closes=False), handlers=handlers)
 
-    async def test_a_client_is_not_read_beyond_what_its_session_takes_not_even_a_chunk_that_was(
-        self, rig: Rig, holder: Holder
-    ) -> None:
+    async def test_a_client_is_not_read_beyond_its_sessions_pause(self, rig: Rig, holder: Holder) -> None:
         client, broker = await rig.connect()
         await client.send(b"12345")
         await wait_all_tasks_blocked()
@@ -418,9 +417,7 @@ class TestWhatCannotBeRefused:
         broker.end()
         await rig.until_closed("client_closed")
 
-    async def test_a_client_that_has_closed_the_connection_hears_its_end_at_once(
-        self, rig: Rig, holder: Holder
-    ) -> None:
+    async def test_a_client_that_has_closed_the_connection_gets_its_end_at_once(self, rig: Rig, holder: Holder) -> None:
         client, broker = await rig.connect()
         await client.send(b"1")
         await wait_all_tasks_blocked()
@@ -549,7 +546,7 @@ class TestGoodbyes:
 
 
 class Gated(Holding):
-    """Passes on what it reads, and reads a client no further while its gate is shut, as it is after each chunk."""
+    """Forwards data, and stops reading a client while its gate is shut, as after each chunk."""
 
     is_open = True
 
@@ -569,14 +566,14 @@ class Gated(Holding):
 
 
 class TestClientsThatLeave:
-    """What a client has sent before it leaves reaches the broker, though Sluice does not read it at that time."""
+    """Data that a client sent before it left reaches the broker, even if Sluice was not reading it."""
 
     @pytest.fixture
     async def rig(self, start_rig: StartRig, lines: Protocol) -> Rig:
         return await start_rig(protocol=replace(lines, open_session=Gated, half_closes=False))
 
     async def shut(self, rig: Rig) -> tuple[Peer, Peer, int]:
-        """Have a client send all that kernels take; returns it, the broker, and how much that was."""
+        """Let a client fill the kernel's buffers. Return it, the broker, and the number of bytes."""
         client, broker = await rig.connect()
         await client.send(b"1")
         assert await broker.receive(1) == b"1"
@@ -618,7 +615,7 @@ class TestClientsThatLeave:
         await self.open_gate(rig)
         assert await broker.receive(sent) == (bytes(range(256)) * (sent // 256 + 1))[:sent]
 
-    async def test_a_client_that_goes_on_sending_is_read_ahead_up_to_a_bound_and_written_to_at_once_then(
+    async def test_a_sending_client_is_read_ahead_up_to_a_bound_and_then_written_to_at_once(
         self, rig: Rig, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(ReadAhead, "MAX_BYTES", 100_000)
@@ -671,7 +668,7 @@ class TestClientsThatLeave:
         assert taken[-1] == sent
         assert all(later - earlier <= ReadAhead.CHUNK_BYTES for earlier, later in pairwise(taken))
 
-    async def test_an_alarm_is_told_to_a_client_once_it_is_read_ahead(self, rig: Rig, mock_clock: MockClock) -> None:
+    async def test_a_client_is_told_of_an_alarm_once_it_is_read_ahead(self, rig: Rig, mock_clock: MockClock) -> None:
         client, broker = await rig.connect()
         (connection,) = rig.connections
         session = connection.session

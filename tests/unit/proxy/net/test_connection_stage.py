@@ -1,4 +1,4 @@
-"""How a connection shows why its client is not read."""
+"""How a connection reports why its client is not read."""
 
 from __future__ import annotations
 
@@ -24,8 +24,6 @@ LINES = (b"free " + b"x" * (LINE_BYTES - 6) + b"\n") * 64
 
 
 class Waiting(Handler):
-    """Decides when the test says so."""
-
     def __init__(self) -> None:
         self.may_decide = trio.Event()
 
@@ -35,7 +33,7 @@ class Waiting(Handler):
 
 
 async def causes(rig: Rig, mock_clock: MockClock) -> list[tuple[str, tuple[str, ...]]]:
-    # It is told of as soon as it has lasted for a while.
+    # It is reported once it has lasted for a while.
     mock_clock.jump(12)
     return [(finding.cause, finding.at) for finding in (await rig.path.flow()).findings]
 
@@ -84,8 +82,6 @@ async def test_decoding_stalls_it_while_it_waits_for_its_turn(
     start_rig: StartRig, lines: Protocol, mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Parts:
-        """Reads seven bytes at a time."""
-
         def __init__(self, session: Any) -> None:
             self._session, self._left_bytes = session, 0
 
@@ -131,7 +127,7 @@ async def test_client_is_read_on_once_all_give_credit(rig: Rig) -> None:
     assert await broker.receive_line() == b"free 1\n"
 
 
-async def test_answers_go_on_while_the_client_is_not_read(rig: Rig) -> None:
+async def test_answers_are_forwarded_while_the_client_is_not_read(rig: Rig) -> None:
     client, broker = await rig.connect()
     stage = rig.connections[0].stage
     stage.stall(Stage("resource"), 0, on=True)

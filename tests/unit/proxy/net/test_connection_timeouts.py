@@ -1,4 +1,4 @@
-"""For how long a client may keep a connection waiting."""
+"""How long a client may keep a connection waiting."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def start_timed(start_rig: StartRig, lines: Protocol, broker: ScriptedBroker) ->
 
 
 async def jump(clock: MockClock, seconds: float) -> None:
-    """Let time pass, second by second, so that every timer is due at its own."""
+    """Let time pass, second by second, so that every timer fires separately."""
     for _ in range(round(seconds)):
         clock.jump(1)
         await wait_all_tasks_blocked()
 
 
 class TestHandshake:
-    async def test_client_that_says_nothing_is_closed(
+    async def test_a_silent_client_is_closed(
         self, start_timed: StartTimed, mock_clock: MockClock, log: list[Any]
     ) -> None:
         rig = await start_timed()
@@ -57,7 +57,7 @@ class TestHandshake:
         assert rig.closed == {"handshake_timeout": 1}
         assert log[-1]["detail"] == "the client sent nothing within 10 s"
 
-    async def test_client_that_was_heard_may_be_silent(self, start_timed: StartTimed, mock_clock: MockClock) -> None:
+    async def test_a_client_that_has_sent_may_be_silent(self, start_timed: StartTimed, mock_clock: MockClock) -> None:
         rig = await start_timed()
         client, broker = await rig.connect()
         await client.send(b"free 1\n")
@@ -78,7 +78,7 @@ class TestFrame:
     ) -> None:
         rig = await start_timed()
         client = await self.begin(rig)
-        # That of the toy protocol has no known end; what is known of other protocols' is the same at each look.
+        # The toy protocol's frames have no known end. Other protocols report the same number each time.
         rig.connections[0].session.missing_bytes = lambda side: 1000 - rig.connections[0].bytes_read[side]
         for _ in range(100):
             if rig.closed:
@@ -126,7 +126,7 @@ class TestIdleness:
         await client.send(b"free 1\n")
         await broker.receive_line()
         for _ in range(5):
-            # What either side says counts.
+            # Data from either side counts.
             await jump(mock_clock, 30)
             await broker.send(b"hello\n")
             await client.receive_line()

@@ -14,8 +14,6 @@ DONE = LimitCommandReply(version=3)
 
 
 class Client:
-    """One connection that asks, and the answers it got."""
-
     def __init__(self, commands: LimitCommands, number: int = 1, address: str = "192.0.2.1") -> None:
         self.commands = commands
         self.info = ConnectionInfo(number, "main", "main", f"{address}:{number}", address)
@@ -30,7 +28,7 @@ def commands() -> LimitCommands:
     return LimitCommands()
 
 
-def test_while_nobody_takes_commands_the_session_is_told_so(commands: LimitCommands) -> None:
+def test_without_a_handler_of_commands_the_session_is_told(commands: LimitCommands) -> None:
     client = Client(commands)
     assert client.ask() == "nobody"
     assert (client.replies, commands.open) == ([], 0)
@@ -66,7 +64,7 @@ async def test_taker_waits_for_the_next(commands: LimitCommands, nursery: trio.N
     assert client.replies == [(VIEW, DONE)] * 3
 
 
-async def test_more_than_can_be_open_are_turned_away_until_one_is_answered(commands: LimitCommands) -> None:
+async def test_requests_beyond_the_maximum_are_refused_until_one_is_answered(commands: LimitCommands) -> None:
     clients = [Client(commands, number, f"192.0.2.{number}") for number in range(MAX_OPEN + 1)]
     async with commands.take() as taken:
         assert [client.ask() for client in clients] == ["taken"] * MAX_OPEN + ["full"]
@@ -86,7 +84,7 @@ async def test_client_that_fills_its_share_on_any_connections_leaves_room_for_ot
         assert (one.ask(), one.ask()) == ("taken", "full")
 
 
-async def test_what_a_client_asked_is_forgotten_when_it_leaves(commands: LimitCommands) -> None:
+async def test_a_clients_requests_are_forgotten_when_it_leaves(commands: LimitCommands) -> None:
     gone, stays = Client(commands, 1), Client(commands, 2)
     async with commands.take() as taken:
         gone.ask()
@@ -100,7 +98,7 @@ async def test_what_a_client_asked_is_forgotten_when_it_leaves(commands: LimitCo
     assert gone.replies == []
 
 
-async def test_when_the_taker_leaves_what_is_open_is_answered(commands: LimitCommands) -> None:
+async def test_open_commands_are_answered_when_their_handler_leaves(commands: LimitCommands) -> None:
     client = Client(commands)
     async with commands.take() as taken:
         client.ask()

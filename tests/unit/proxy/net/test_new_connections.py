@@ -1,4 +1,4 @@
-"""Connections that the compiled part serves from their first byte on. Without it Python does, and all is the same."""
+"""Connections that the compiled part serves from their first byte on. Without it, Python does the same."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def rig(start_rig: StartRig, broker: ScriptedBroker) -> Rig:
 
 
 def new(rig: Rig) -> int:
-    """Return how many connections only the compiled part knows; as many as there are without it."""
+    """Return the number of connections that only the compiled part knows. Without it, all."""
     server = rig.path.server
     return len(server.new) if COMPILED else len(server.connections)
 
@@ -60,7 +60,7 @@ async def test_serves_a_client_from_accept_to_close(rig: Rig) -> None:
     assert rig.path.server.open_connections("main") == 0
 
 
-async def test_shows_what_it_has_learned_and_counted(rig: Rig) -> None:
+async def test_shows_its_estimates_and_counts(rig: Rig) -> None:
     client, broker = await rig.connect()
     await exchange(client, broker, ROUTE + frames.send("a", opaque=8), frames.answer(7) + frames.answer(8))
     assert new(rig) == 1
@@ -117,7 +117,7 @@ async def test_waits_a_moment_for_a_broker_that_does_not_close(rig: Rig, mock_cl
     await rig.until_closed("client_closed")
 
 
-async def test_broker_that_closes_first_or_a_reset_is_said(rig: Rig) -> None:
+async def test_a_broker_that_closes_first_or_resets_is_reported(rig: Rig) -> None:
     client, broker = await rig.connect()
     broker.end()
     assert await client.receive_to_end() == b""

@@ -1,4 +1,4 @@
-"""Headers in the words of HAProxy's doc/proxy-protocol.txt."""
+"""Headers as in HAProxy's doc/proxy-protocol.txt."""
 
 import struct
 from ipaddress import ip_address
@@ -40,7 +40,7 @@ def extension(kind: int, value: bytes) -> bytes:
             ("198.51.100.7", 5672),
         ),
         (v2(0x21, 0x11, FOUR + b"no extension"), ("192.0.2.1", 56324), ("198.51.100.7", 5672)),
-        # What has no address of TCP goes by that of its own connection.
+        # Headers without a TCP address: the connection's own is used.
         (v2(0x20, 0x00, b""), None, None),
         (v2(0x20, 0xFF, b"any"), None, None),
         (v2(0x21, 0x00, b"any"), None, None),
@@ -50,7 +50,7 @@ def extension(kind: int, value: bytes) -> bytes:
         (v2(0x21, 0x00, bytes(MAX_HEADER_BYTES - 16)), None, None),
     ],
 )
-def test_header_says_who_the_client_is(header: bytes, source: Address | None, destination: Address | None) -> None:
+def test_the_header_identifies_the_client(header: bytes, source: Address | None, destination: Address | None) -> None:
     found = parse(header + b"AMQP\0\0\11\1")
     assert found == Header(source, destination, len(header))
     assert [parse(header[:size]) for size in range(len(header))] == [None] * len(header)
@@ -110,7 +110,7 @@ def test_header_round_trips(version: Version, source: Address, destination: Addr
     found = parse(header)
     assert found is not None
     assert found.size_bytes == len(header)
-    # How an address of IPv4 is written in one of IPv6 differs by the version of Python.
+    # The spelling of IPv4 in IPv6 depends on the version of Python.
     assert found.source is not None
     assert (ip_address(found.source[0]), found.source[1]) == (ip_address(read[0]), read[1])
     assert found.destination == destination

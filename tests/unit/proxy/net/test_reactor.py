@@ -1,4 +1,4 @@
-"""One task serves the sockets of all connections, and everybody else has a turn meanwhile."""
+"""One task serves the sockets of all connections, without starving other tasks."""
 
 from __future__ import annotations
 
@@ -50,8 +50,6 @@ def pair() -> Iterator[MakePair]:
 
 
 class Counting(Watched):
-    """Counts its calls, and reads what is there."""
-
     def __init__(self, reactor: Reactor, wire: Wire, *, also: Callable[[], None] = nothing) -> None:
         super().__init__(reactor, wire.fileno())
         self.told: list[str] = []
@@ -72,7 +70,7 @@ class Counting(Watched):
         self.errors.append(error)
 
 
-async def test_calls_for_what_is_wanted_only(reactor: Reactor, pair: MakePair) -> None:
+async def test_calls_only_for_wanted_permits(reactor: Reactor, pair: MakePair) -> None:
     wire, far = pair()
     watched = Counting(reactor, wire)
     far.send(b"1")
@@ -151,7 +149,7 @@ async def test_all_other_tasks_have_their_turn_within_a_round(
         order.append("other")
         await trio.lowlevel.checkpoint()
     served = "".join("s" if each == "socket" else "." for each in order).strip(".")
-    # Two in a round; trio may run this test before the reactor in one turn of the loop, and after it in the next.
+    # Two per round. Trio may run this test before or after the reactor in each turn.
     assert "s" * 5 not in served
 
 

@@ -31,8 +31,6 @@ HOST = "127.0.0.1"
 
 
 class Done:
-    """A call under way, and whether it has returned."""
-
     def __init__(self, nursery: trio.Nursery, call: Callable[..., Any], *args: Any) -> None:
         self._event = trio.Event()
         nursery.start_soon(self._run, call, args)
@@ -49,13 +47,13 @@ class Done:
 
 
 class GatedConnect:
-    """Connecting to the broker goes the usual way; while the gate is shut it waits until that is opened."""
+    """Connects to the broker normally, but waits while the gate is shut."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, sockets: ExitStack) -> None:
         self.shut = False
         self.waiting = 0
         self.connected = 0
-        #: What is waited for instead of the socket that is being connected: it cannot be written until the key is read.
+        # Stands for the connecting socket: it is not writable until the key is read.
         gate, key = self._gate, self._key = socket.socketpair()
         sockets.enter_context(gate)
         sockets.enter_context(key)
@@ -120,7 +118,7 @@ class TestListening:
         socket.create_server(reserved_address).close()
 
     async def test_ipv6_is_served(self, start_rig: StartRig) -> None:
-        """The loopback of IPv6 must be up on the machine that runs this: sysctl net.ipv6.conf.lo.disable_ipv6=0."""
+        """Requires the loopback of IPv6: sysctl net.ipv6.conf.lo.disable_ipv6=0."""
         rig = await start_rig(listen="::1")
         client = await rig.client()
         await rig.broker.accept()
@@ -190,7 +188,7 @@ class TestListening:
             }
         ]
 
-    def test_listeners_of_one_broker_share_what_its_sessions_do_and_others_nothing(self, lines: Protocol) -> None:
+    def test_listeners_of_one_broker_share_its_signals(self, lines: Protocol) -> None:
         addresses = [("a", 10911), ("a", 10909), ("a", 10921), ("b", 10909), ("a", 10911)]
         listeners = [
             ListenerConfig(str(number), ROCKETMQ, ROCKETMQ.options(), (HOST, 0), address, scope="one")
@@ -242,7 +240,7 @@ class TestAccepting:
         assert rig.closed == {"too_many_connections": 2}
         assert rig.path.server.counters.accepted == {"main": 4}
         assert rig.path.server.counters.closed == {("main", "too_many_connections"): 2}
-        # A place that becomes free is given away again.
+        # A free place is given to the next one.
         first.end()
         await first_broker.receive_to_end()
         first_broker.end()
@@ -251,7 +249,7 @@ class TestAccepting:
         await rig.connect()
         assert len(rig.connections) == 2
 
-    async def test_clients_that_there_are_no_descriptors_for_are_closed_and_counted(
+    async def test_clients_without_a_free_descriptor_are_closed_and_counted(
         self, start_rig: StartRig, log: list[Any]
     ) -> None:
         rig = await start_rig(room_for_connections=1)
@@ -322,7 +320,7 @@ ANOTHER = "127.0.0.9"
 
 @pytest.fixture
 def start_limited(start_rig: StartRig, lines: Protocol, broker: ScriptedBroker) -> StartLimited:
-    """Start a data path with listeners of one scope whose clients are limited in how they connect."""
+    """Start a data path with listeners of one scope with limits on new connections."""
 
     async def start(*names: str, **limits: Any) -> Rig:
         return await start_rig(
@@ -336,7 +334,6 @@ def start_limited(start_rig: StartRig, lines: Protocol, broker: ScriptedBroker) 
 
 
 async def leave(client: Peer, broker: Peer) -> None:
-    """End a connection from both sides."""
     client.end()
     await broker.receive_to_end()
     broker.end()
@@ -352,7 +349,7 @@ class TestConnectionsOfAClient:
         assert await (await rig.client()).receive_to_end() == b""
         assert rig.closed == {"too_many_connections_of_client": 1}
         assert len(rig.connections) == 2
-        # A place that becomes free is given away again.
+        # A free place is given to the next one.
         await leave(*first)
         await rig.connect()
 
@@ -424,9 +421,7 @@ class TestConnectionRate:
         rig.listener = "vip"
         await rig.connect()
 
-    async def test_whoever_is_turned_away_for_something_else_takes_nothing_of_it(
-        self, start_limited: StartLimited
-    ) -> None:
+    async def test_a_client_refused_for_another_reason_spends_nothing(self, start_limited: StartLimited) -> None:
         rig = await start_limited(new_connections_per_s=2, max_connections_per_client=1)
         await rig.connect()
         assert await (await rig.client()).receive_to_end() == b""
@@ -444,7 +439,7 @@ class TestExempt:
         assert await (await rig.client()).receive_to_end() == b""
         assert len(rig.path.server._clients) == 0
 
-    async def test_clients_are_not_limited_in_what_they_send(self, start_limited: StartLimited) -> None:
+    async def test_clients_sends_are_not_limited(self, start_limited: StartLimited) -> None:
         rig = await start_limited(exempt=(ip_network(f"{ANOTHER}/32"),))
         client, broker = await rig.connect(source=ANOTHER)
         assert await rig.passes(client, broker, b"zero 1")
@@ -472,7 +467,7 @@ class TestExempt:
 
 
 def refused(rig: Rig) -> bool:
-    """Say whether a client is refused, as by a machine where nobody listens."""
+    """Say whether a client is refused, as without a listener."""
     try:
         socket.create_connection(rig.address).close()
     except ConnectionRefusedError:
@@ -485,7 +480,7 @@ class TestUnreachableBroker:
         self, rig: Rig, mock_clock: MockClock, log: list[Any]
     ) -> None:
         rig.broker.stop()
-        # The one that finds it out cannot be refused any more.
+        # The first one to notice cannot be refused any more.
         assert await (await rig.client()).receive_to_end() == b""
         await rig.until_closed("broker_unreachable")
         assert refused(rig)
@@ -523,7 +518,7 @@ class TestUnreachableBroker:
         await rig.until(lambda: not rig.connections)
         assert "broker_unreachable" not in rig.closed
 
-    async def test_that_stops_listening_a_moment_later_is_found_out_before_its_clients_hear_of_its_end(
+    async def test_that_stops_listening_a_moment_later_is_noticed_before_its_clients_end(
         self, rig: Rig, monkeypatch: pytest.MonkeyPatch, mock_clock: MockClock
     ) -> None:
         monkeypatch.setattr(broker_watch, "SETTLE_S", 0.05)
@@ -581,7 +576,7 @@ class TestUnreachableBroker:
         rig.listener = "vip"
         assert refused(rig)
 
-    async def test_may_go_while_a_drain_goes_on(self, rig: Rig, nursery: trio.Nursery, mock_clock: MockClock) -> None:
+    async def test_may_leave_during_a_drain(self, rig: Rig, nursery: trio.Nursery, mock_clock: MockClock) -> None:
         client, broker = await rig.connect()
         await client.send(b"free 1\n")
         await broker.receive_line()
@@ -595,7 +590,7 @@ class TestUnreachableBroker:
         await draining.wait()
         assert refused(rig)
 
-    async def test_somebody_else_may_have_taken_the_address_meanwhile(
+    async def test_the_address_may_have_been_taken_by_another(
         self, rig: Rig, mock_clock: MockClock, log: list[Any]
     ) -> None:
         rig.broker.stop()
@@ -883,11 +878,11 @@ class TestDrain:
 
 
 class TestFairness:
-    """Counted in turns, not in time: whose bytes are read, in which order."""
+    """Fairness counted in turns, not in time: the order of reads."""
 
     @pytest.fixture
     def order(self) -> list[int]:
-        """The connections whose client's bytes were read, one after another."""
+        """The connections whose client was read, in order."""
         return []
 
     @pytest.fixture
@@ -914,7 +909,7 @@ class TestFairness:
         quiet, quiet_broker = await rig.connect()
         await wait_all_tasks_blocked()
         for client, broker in flooding:
-            # More than the proxy will ever read of it here; the broker takes it all.
+            # More than the proxy will ever read of it here, and the broker accepts all.
             nursery.start_soon(flood, client)
             nursery.start_soon(swallow, broker)
         quiet_id = rig.connections[-1].info.id
@@ -925,12 +920,12 @@ class TestFairness:
             assert await quiet_broker.receive_line() == b"free %d\n" % number
             waits.append(order.index(quiet_id, begun) - begun)
         assert len(order) > 50
-        # Each of the four gets a few turns at the most before the quiet one has its own.
+        # Each of the four gets at most a few turns before the quiet one's.
         assert max(waits) <= 4 * 4
 
 
 class TestSaturation:
-    """64 connections that never rest, in a loop where every read costs more time than a batch may wait."""
+    """64 connections that are always busy, and a loop in which every read takes longer than a batch may wait."""
 
     CONNECTIONS = 64
 
@@ -988,7 +983,7 @@ async def swallow(peer: Peer) -> None:
         await trio.lowlevel.checkpoint()
 
 
-def test_what_became_of_a_queue_of_an_earlier_process_is_one_line_with_counts(log: list[Any]) -> None:
+def test_the_result_of_an_earlier_processs_queue_is_one_line_with_counts(log: list[Any]) -> None:
     info = ConnectionInfo(1, "main", "main", "192.0.2.1:4000", "192.0.2.1")
     name = QueueName("main", "queue", "orders", ("tenant", "guest"))
     server._log_replayed(info, Replayed(name, 7, 2, 0, 0))

@@ -1,4 +1,4 @@
-"""TLS to clients and to the broker: who is served by it, who is not and why, and what a reload changes."""
+"""TLS to clients and to the broker: accepted and rejected connections with reasons, and reloads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from proxy.protocols.base import Protocol
     from tests.unit.proxy.conftest import Peer, Rig, ScriptedBroker, StartRig
 
-#: Of a PROXY header of version 2, for IPv4.
+# Of a PROXY header of version 2, for IPv4.
 _HEADER_BYTES = 28
 
 StartTls = Callable[..., Awaitable["Rig"]]
@@ -41,7 +41,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 @pytest.fixture
 def start_tls(start_rig: StartRig, lines: Protocol, broker: ScriptedBroker) -> StartTls:
-    """Start a data path with TLS to the clients, if ``clients`` says by what, and to the broker."""
+    """Start a data path with TLS to the broker, and with ``clients`` to the clients."""
 
     async def start(
         *limits: str,
@@ -63,7 +63,7 @@ def start_tls(start_rig: StartRig, lines: Protocol, broker: ScriptedBroker) -> S
 
 
 class TlsPeer:
-    """One end of a connection that speaks TLS, over a peer that sends and receives bytes."""
+    """One end of a TLS connection over another peer."""
 
     def __init__(self, peer: Peer, context: ssl.SSLContext, *, server: bool = False, name: str = HOST) -> None:
         self.peer = peer
@@ -107,16 +107,14 @@ class TlsPeer:
 
 
 async def served(rig: Rig, client: TlsPeer) -> Peer:
-    """Return the broker's end of a client's connection, which is served once it has shaken hands."""
+    """Return the broker's end of a client's connection, once the handshake is complete."""
     await client.shake_hands()
     broker = await rig.broker.accept()
     await rig.until(lambda: rig.connections)
     return broker
 
 
-async def test_clients_tls_ends_here_and_what_it_carries_is_limited(
-    start_tls: StartTls, certificates: Certificates
-) -> None:
+async def test_clients_tls_is_terminated_and_limited(start_tls: StartTls, certificates: Certificates) -> None:
     rig = await start_tls(clients=certificates.server())
     client = TlsPeer(await rig.client(), certificates.client())
     broker = await served(rig, client)
@@ -169,7 +167,7 @@ async def test_silent_client_is_closed_in_time(
     assert any(entry.get("detail") == f"no {what} within 3 s" for entry in log)
 
 
-async def test_who_begins_a_handshake_and_stops_is_closed_in_time(
+async def test_an_unfinished_handshake_is_closed_in_time(
     start_tls: StartTls, certificates: Certificates, mock_clock: MockClock
 ) -> None:
     rig = await start_tls(clients=certificates.server(), required=False, handshake_timeout_s=3.0)
@@ -227,15 +225,12 @@ async def test_header_of_a_load_balancer_comes_before_tls(start_tls: StartTls, c
 
 
 class TlsBroker:
-    """A scripted broker that speaks TLS."""
-
     def __init__(self, broker: ScriptedBroker, context: ssl.SSLContext) -> None:
         self.context = context
         self.tries = 0
         self._broker = broker
 
     async def answer_try(self, *, with_header: bool = False) -> None:
-        """Shake hands with whoever asks whether it is there."""
         accepted = await self._broker.accept(ended=True)
         if with_header:
             await trio.lowlevel.wait_readable(accepted.sock)
@@ -258,7 +253,7 @@ StartToBroker = Callable[..., Awaitable[tuple["Rig", TlsBroker]]]
 def start_to_broker(
     start_tls: StartTls, certificates: Certificates, broker: ScriptedBroker, nursery: trio.Nursery
 ) -> StartToBroker:
-    """Start a data path with TLS to its broker, which is tried once at the start."""
+    """Start a data path with TLS to its broker, which is probed once at the start."""
 
     async def start(*limits: str, at_broker: ssl.SSLContext | None = None, **settings: Any) -> tuple[Rig, TlsBroker]:
         tls_broker = TlsBroker(broker, at_broker or certificates.server())
@@ -269,7 +264,7 @@ def start_to_broker(
     return start
 
 
-async def test_broker_is_spoken_to_by_tls(start_to_broker: StartToBroker) -> None:
+async def test_the_broker_is_connected_by_tls(start_to_broker: StartToBroker) -> None:
     rig, broker = await start_to_broker()
     assert rig.path.server.watches["main"].listening
     client = await rig.client()
@@ -324,7 +319,7 @@ async def test_ends_go_through_tls_on_both_sides(start_to_broker: StartToBroker,
         ("server", {"to_broker": ssl.create_default_context()}, "TLS: the peer's certificate was rejected: "),
     ],
 )
-async def test_nobody_is_served_while_the_broker_is_not_to_be_trusted(
+async def test_no_client_is_served_while_the_broker_is_untrusted(
     start_to_broker: StartToBroker, certificates: Certificates, at_broker: str, settings: dict[str, Any], told: str
 ) -> None:
     rig, broker = await start_to_broker(at_broker=certificates.server(at_broker), **settings)
@@ -348,12 +343,12 @@ async def test_client_is_closed_if_the_broker_is_not_to_be_trusted_any_more(
     assert not rig.path.server.watches["main"].listening
 
 
-async def test_client_that_the_broker_refuses_is_closed_and_others_go_on(
+async def test_a_client_refused_by_the_broker_is_closed_and_others_continue(
     start_to_broker: StartToBroker, log: list[Any]
 ) -> None:
     rig, broker = await start_to_broker(send_proxy_protocol="v2")
     client = await rig.client()
-    # It knows by the PROXY header who it is that it does not serve.
+    # The PROXY header tells the broker which client it does not serve.
     (await rig.broker.accept()).sock.close()
     await broker.answer_try(with_header=True)
     with suppress(ConnectionResetError):

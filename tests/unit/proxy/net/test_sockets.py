@@ -21,7 +21,7 @@ HOST = "127.0.0.1"
 
 
 class Resolver(trio.abc.HostnameResolver):
-    """Answers for names as it is told; a name it does not know is an error, as the system's would be."""
+    """Resolves scripted names. Others are an error, as with the system's resolver."""
 
     def __init__(self, names: dict[str, list[tuple[str, int]]]) -> None:
         self.names = names
@@ -41,7 +41,7 @@ class Resolver(trio.abc.HostnameResolver):
 
 @pytest.fixture
 def pair() -> Iterator[tuple[Wire, socket.socket]]:
-    """A wire and, as a plain socket, the other end of it; small buffers on both."""
+    """A wire and, as a plain socket, its other end, with small buffers."""
     with socket.create_server((HOST, 0)) as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         near = socket.socket()
@@ -63,11 +63,10 @@ async def listening() -> AsyncIterator[ListeningSocket]:
 
 
 def nobody(*_: object) -> None:
-    """Is told of nobody, since no reactor runs."""
+    """Do nothing, as no reactor runs."""
 
 
 async def listen(host: str, port: int, backlog: int, *, v6only: bool = False) -> list[ListeningSocket]:
-    """Bind, and listen at once."""
     make = partial(ListeningSocket, Reactor(), nobody, nobody, backlog)
     bound = await sockets.bind(host, port, make, v6only=v6only)
     for each in bound:
@@ -76,7 +75,7 @@ async def listen(host: str, port: int, backlog: int, *, v6only: bool = False) ->
 
 
 def accept(listening: ListeningSocket) -> tuple[Wire, Address]:
-    """Accept somebody who waits already."""
+    """Accept a waiting connection."""
     accepted = listening.accept()
     assert accepted is not None
     return accepted
@@ -99,7 +98,7 @@ def test_addresses_are_written_as_people_write_them(address: Any, text: str) -> 
 
 
 class TestWire:
-    async def test_receives_what_is_there(self, pair: tuple[Wire, socket.socket]) -> None:
+    async def test_receives_available_data(self, pair: tuple[Wire, socket.socket]) -> None:
         wire, far = pair
         buffer = memoryview(bytearray(10))
         assert wire.receive_into(buffer) is None
@@ -125,7 +124,7 @@ class TestWire:
         assert received == expected
 
     async def test_unwritten_bytes_are_returned(self, pair: tuple[Wire, socket.socket]) -> None:
-        """Down to the byte, wherever in a slice the kernel stopped."""
+        """To the byte, wherever in a slice the kernel stopped."""
         wire, far = pair
         data = bytes(range(256)) * 4096
         slices: Sequence[Any] = [memoryview(data)[at : at + 1000] for at in range(0, len(data), 1000)]
@@ -167,7 +166,7 @@ class TestWire:
             read_all(far)
             await wait_all_tasks_blocked()
 
-    def test_end_lets_reading_go_on(self, pair: tuple[Wire, socket.socket]) -> None:
+    def test_the_end_resumes_reading(self, pair: tuple[Wire, socket.socket]) -> None:
         wire, far = pair
         wire.end()
         assert far.recv(10) == b""
@@ -208,7 +207,7 @@ class TestReadAhead:
         room = memoryview(bytearray(sent))
         assert [wire.receive_into(room), wire.receive_into(room)] == [sent, 0]
 
-    async def test_a_reset_leaves_what_came_before_it(self, pair: tuple[Wire, socket.socket]) -> None:
+    async def test_a_reset_keeps_earlier_data(self, pair: tuple[Wire, socket.socket]) -> None:
         wire, far = pair
         of_all = ReadAhead()
         far.send(b"abc")
@@ -220,7 +219,7 @@ class TestReadAhead:
         room = memoryview(bytearray(8))
         assert wire.receive_into(room) == 3
 
-    async def test_closing_gives_back_what_nobody_received(self, pair: tuple[Wire, socket.socket]) -> None:
+    async def test_closing_gives_back_undelivered_permits(self, pair: tuple[Wire, socket.socket]) -> None:
         wire, far = pair
         of_all = ReadAhead()
         far.send(b"abc")
@@ -237,7 +236,7 @@ class TestConnect:
         wire.close()
         accepted.close()
 
-    async def test_refused_connection_is_told_in_words(self, reserved_address: tuple[str, int]) -> None:
+    async def test_a_refused_connection_gets_a_text(self, reserved_address: tuple[str, int]) -> None:
         with pytest.raises(ConnectionRefusedError) as caught:
             await sockets.connect(*reserved_address)
         assert caught.value.strerror == "Connection refused"
@@ -262,7 +261,7 @@ class TestConnect:
         with pytest.raises(socket.gaierror, match=f"'{host}' is not a host name"):
             await listen(host, 0, 1)
 
-    async def test_lack_of_room_here_is_told_apart(
+    async def test_lack_of_room_here_is_a_separate_reason(
         self, listening: ListeningSocket, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def fail(*args: Any) -> None:
@@ -284,7 +283,7 @@ class TestListen:
         trio.socket.set_custom_hostname_resolver(Resolver({"both.test": [("127.0.0.2", port), (HOST, port)]}))
         with pytest.raises(OSError, match="in use"):
             await listen("both.test", port, 1)
-        # The first of the two was given back.
+        # The first of the two was closed again.
         (again,) = await listen("127.0.0.2", port, 1)
         for closing in (again, taken):
             closing.close()
@@ -299,7 +298,7 @@ class TestListen:
             closing.close()
 
     async def test_ipv6_is_served_beside_ipv4_on_the_same_port(self, reserve: Callable[..., int]) -> None:
-        """The loopback of IPv6 must be up on the machine that runs this: sysctl net.ipv6.conf.lo.disable_ipv6=0."""
+        """Requires the loopback of IPv6: sysctl net.ipv6.conf.lo.disable_ipv6=0."""
         port = reserve(HOST, "::1")
         (beside,) = await listen(HOST, port, 1)
         (bound,) = await listen("::1", port, 1)
@@ -340,7 +339,7 @@ class TestListen:
             inherited = Inherited([given.dup()])
             bound = await sockets.bind("::", port, make, inherited)
             assert [each.address for each in bound] == [("::", port), ("0.0.0.0", port)]
-            # The next process has both from this one.
+            # The next process gets both from this one.
             again = Inherited([socket.socket(fileno=os.dup(each.fileno())) for each in bound])
             bound += await sockets.bind("::", port, make, again)
             assert len(bound) == 4
@@ -351,7 +350,7 @@ class TestListen:
 
 @pytest.mark.parametrize("host", [HOST, "::1"])
 class TestPause:
-    """The loopback of IPv6 must be up on the machine that runs this: sysctl net.ipv6.conf.lo.disable_ipv6=0."""
+    """Requires the loopback of IPv6: sysctl net.ipv6.conf.lo.disable_ipv6=0."""
 
     @pytest.fixture
     async def bound(self, host: str) -> AsyncIterator[ListeningSocket]:
@@ -447,8 +446,6 @@ class TestAccept:
 
     @pytest.fixture
     def failing_accept(self, listening: ListeningSocket) -> Callable[..., None]:
-        """Let the next accepts fail."""
-
         def fail(*codes: int) -> None:
             listening._sock = FailingSocket(listening._sock, list(codes))  # type: ignore[assignment]  # acts like one
 
@@ -456,8 +453,6 @@ class TestAccept:
 
 
 class FailingSocket:
-    """A listening socket whose first accepts fail."""
-
     def __init__(self, sock: socket.socket, codes: list[int]) -> None:
         self._sock = sock
         self._codes = codes
@@ -488,13 +483,13 @@ async def test_a_peer_that_is_gone_without_a_word_is_noticed(
     accepted.close()
 
 
-async def test_an_inherited_socket_is_used_for_its_address_and_those_of_nobody_are_closed() -> None:
+async def test_an_inherited_socket_is_used_for_its_address_and_others_are_closed() -> None:
     with socket.create_server((HOST, 0)) as given, socket.create_server((HOST, 0)) as other:
         address, left = given.getsockname(), format_address(other.getsockname())
         inherited = sockets.Inherited((given.dup(), other.dup()))
         make = partial(ListeningSocket, Reactor(), nobody, nobody, 16)
         (bound,) = await sockets.bind(*address, make, inherited)
-        # Whoever connected before it was handed on is accepted.
+        # Connections made before the hand-over are accepted.
         with socket.create_connection(address) as client:
             bound.start()
             wire, peer = accept(bound)
@@ -511,7 +506,7 @@ async def test_processes_share_a_port_if_all_of_them_want_to() -> None:
         address = given.getsockname()
         with pytest.raises(OSError, match="in use"):
             await sockets.bind(*address, make, reuse_port=True)
-        # An inherited socket, which did not have the option, gets it.
+        # An inherited socket without the option gets it.
         (first,) = await sockets.bind(*address, make, sockets.Inherited((given.dup(),)), reuse_port=True)
         (second,) = await sockets.bind(*address, make, reuse_port=True)
         for each in (first, second):
@@ -528,7 +523,7 @@ async def test_processes_share_a_port_if_all_of_them_want_to() -> None:
             socket.create_connection(address)
 
 
-async def test_who_connects_to_a_socket_that_is_held_waits_and_is_accepted_later(listening: ListeningSocket) -> None:
+async def test_connections_to_a_held_socket_are_accepted_later(listening: ListeningSocket) -> None:
     listening.hold()
     with socket.create_connection(listening.address):
         assert listening.accept() is None
@@ -536,10 +531,10 @@ async def test_who_connects_to_a_socket_that_is_held_waits_and_is_accepted_later
         accept(listening)[0].close()
 
 
-async def test_a_given_socket_pauses_though_another_began_to_listen_and_listens_again_when_it_is_let_go() -> None:
+async def test_a_passed_socket_pauses_while_another_listens_and_resumes_when_it_is_closed() -> None:
     with socket.create_server((HOST, 0)) as free:
         address = free.getsockname()
-    # Of a port that it chose itself Linux lets go in a pause.
+    # Linux releases a port that it chose itself during a pause.
     with socket.create_server(address) as given:
         make = partial(ListeningSocket, Reactor(), nobody, nobody, 16)
         (bound,) = await sockets.bind(*address, make, sockets.Inherited((given.dup(),)))
@@ -547,7 +542,7 @@ async def test_a_given_socket_pauses_though_another_began_to_listen_and_listens_
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(address)
         bound.close()
-        # Whoever has it next serves who waits.
+        # The next owner serves waiting connections.
         with socket.create_connection(address) as client:
             accepted, peer = given.accept()
             accepted.close()

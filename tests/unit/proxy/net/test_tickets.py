@@ -34,7 +34,7 @@ def tickets(tally: Tally) -> Tickets:
 
 
 def hold_some(batch: Batch, *verdicts: Verdict | None) -> list[Ticket]:
-    """Give a batch these verdicts; returns the tickets among them."""
+    """Give a batch these verdicts. Return the tickets among them."""
     given = {index: verdict for index, verdict in enumerate(verdicts) if verdict is not None}
     batch.add_verdicts(given)
     return [verdict.ticket for verdict in given.values() if isinstance(verdict, Hold)]

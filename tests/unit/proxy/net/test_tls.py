@@ -1,4 +1,4 @@
-"""A wire with TLS carries what a plain one carries, however it is cut, and says what was read and not taken."""
+"""A wire with TLS carries the same as a plain one, however it is cut, and returns unread data."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 
 class Pair:
-    """A wire with TLS, and the other end of it as a socket that Python's own TLS is spoken by."""
+    """A wire with TLS, and its other end as a socket for Python's own TLS."""
 
     def __init__(self, wire: TlsWire, far: ssl.SSLSocket) -> None:
         self.wire = wire
@@ -42,7 +42,7 @@ class Pair:
         self.steps = iter(wire.handshake, 0)
 
     def shake_hands(self) -> None:
-        """Shake hands, step by step, until both ends say that it is done."""
+        """Shake hands, step by step, until both ends are done."""
         done = {"near": False, "far": False}
         while not all(done.values()):
             if not done["far"]:
@@ -53,12 +53,11 @@ class Pair:
                 done["near"] = next(self.steps, None) is None
 
     def learn(self) -> None:
-        """Have the other end learn what became of the handshake."""
+        """Let the other end see the result of the handshake."""
         self.far.do_handshake()
         self.far.recv(1)
 
     def receive(self, most: int) -> bytes | None:
-        """Read at most so much."""
         room = memoryview(bytearray(most))
         count = self.wire.receive_into(room)
         return None if count is None else bytes(room[:count])
@@ -142,7 +141,7 @@ class TestHandshakes:
             ("expired", "the peer's certificate was rejected: certificate has expired"),
         ],
     )
-    def test_clients_without_a_certificate_that_holds_are_told_so(
+    def test_clients_without_a_valid_certificate_get_a_tls_alert(
         self, pair: MakePair, certificates: Certificates, version: str, shown: str | None, told: str
     ) -> None:
         near, far = certificates.server(clients=ssl.CERT_REQUIRED), certificates.client(shown)
@@ -191,7 +190,7 @@ class TestHandshakes:
         with pytest.raises(TlsError, match="disconnected during the handshake"):
             next(made.steps)
 
-    def test_what_comes_with_the_end_of_a_handshake_counts_as_unread(self, pair: MakePair) -> None:
+    def test_data_with_the_end_of_a_handshake_counts_as_unread(self, pair: MakePair) -> None:
         made = pair()
         for _ in range(2):
             with suppress(ssl.SSLWantReadError):
@@ -208,7 +207,7 @@ class TestHandshakes:
 
 class TestBytes:
     @Versions
-    def test_bytes_come_as_they_were_sent_however_they_are_cut(self, pair: MakePair, version: str) -> None:
+    def test_bytes_arrive_unchanged_in_any_chunks(self, pair: MakePair, version: str) -> None:
         made = shaken(pair(version=version))
         drawn = random.Random(17)
         data = drawn.randbytes(700_000)
@@ -221,7 +220,7 @@ class TestBytes:
         assert got == data
         assert not made.wire.has_unread
 
-    def test_what_was_read_and_not_taken_is_unread_until_it_is_taken(self, pair: MakePair) -> None:
+    def test_read_data_is_unread_until_it_is_taken(self, pair: MakePair) -> None:
         made = shaken(pair())
         made.far.send(bytes(10_000))
         assert made.receive(9_999) == bytes(9_999)
@@ -252,7 +251,7 @@ class TestBytes:
 
 class TestEnds:
     @Versions
-    def test_end_is_told_and_reading_goes_on(self, pair: MakePair, version: str) -> None:
+    def test_the_end_is_reported_and_reading_continues(self, pair: MakePair, version: str) -> None:
         made = shaken(pair(version=version))
         made.wire.send_now([b"last"])
         made.wire.end()
@@ -262,7 +261,7 @@ class TestEnds:
         assert made.receive(100) == b"answer"
 
     @Versions
-    def test_what_was_read_before_the_end_is_not_lost(self, pair: MakePair, version: str) -> None:
+    def test_data_read_before_the_end_is_not_lost(self, pair: MakePair, version: str) -> None:
         made = shaken(pair(version=version))
         data = random.Random(2).randbytes(30_000)
         made.far.send(data[:10])
@@ -275,7 +274,7 @@ class TestEnds:
         assert got == data
         assert made.receive(10) is None
 
-    def test_end_of_the_peer_comes_after_what_it_has_sent(self, pair: MakePair) -> None:
+    def test_the_peers_end_comes_after_its_data(self, pair: MakePair) -> None:
         made = shaken(pair())
         made.far.send(b"last")
         with suppress(ssl.SSLWantReadError):
@@ -291,7 +290,7 @@ class TestEnds:
         assert made.receive(100) == b"last"
         assert made.receive(100) == b""
 
-    def test_reset_is_an_error_after_what_was_there(self, pair: MakePair) -> None:
+    def test_a_reset_is_an_error_after_earlier_data(self, pair: MakePair) -> None:
         made = shaken(pair())
         made.far.send(bytes(100))
         assert made.receive(60) == bytes(60)
@@ -303,7 +302,7 @@ class TestEnds:
         assert caught.value.errno == errno.ECONNRESET
 
     @Versions
-    def test_garbage_is_an_error_and_the_peer_is_told(self, pair: MakePair, version: str) -> None:
+    def test_garbage_is_an_error_and_the_peer_gets_an_alert(self, pair: MakePair, version: str) -> None:
         made = shaken(pair(version=version))
         made.far.send(b"good")
         socket.socket.send(made.far, b"\x17\3\3\0\x20" + bytes(32))
@@ -323,14 +322,14 @@ class TestEnds:
         now_ns = count(step=ROUND_NS)
         monkeypatch.setattr("proxy.net.tls.perf_counter_ns", lambda: next(now_ns))
         got = made.receive(len(data)) or b""
-        # Of one piece; the rest is not lost.
+        # Of one piece. The rest is not lost.
         assert 0 < len(got) < 20_000
         while len(got) < len(data):
             assert not made.wire.has_left(half_closes=False)
             got += made.receive(len(data)) or b""
         assert got == data
 
-    def test_answers_of_tls_that_nobody_reads_do_not_pile_up(self, pair: MakePair) -> None:
+    def test_unread_answers_of_tls_do_not_pile_up(self, pair: MakePair) -> None:
         made = shaken(pair(buffers=4096))
 
         def have_it_answer(times: int) -> None:
@@ -370,7 +369,7 @@ def test_name_is_the_first_that_a_certificate_has(certificate: dict[str, object]
     assert name_in(certificate, b"the certificate" if certificate else b"") == name
 
 
-def test_what_was_read_ahead_is_decrypted_in_its_place(pair: MakePair) -> None:
+def test_data_read_ahead_is_decrypted_in_order(pair: MakePair) -> None:
     both = pair()
     both.shake_hands()
     sent = bytes(range(256)) * 1000

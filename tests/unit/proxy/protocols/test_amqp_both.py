@@ -1,4 +1,4 @@
-"""Both versions on one port: which one a connection becomes, and that nothing of its beginning is lost."""
+"""Both versions on one port: a connection's choice, and that none of its first bytes is lost."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ AMQP091_HEADER = b"AMQP\x00\x00\x09\x01"
 
 
 class Connection:
-    """A session as the driver holds it: with the method by which its writers take, from the start on."""
+    """A session as the driver has it, with a method for its writers from the start."""
 
     def __init__(self, **options: Any) -> None:
         self.woken = 0
@@ -63,7 +63,7 @@ def test_a_header_of_1_0_makes_it_a_session_of_1_0_wherever_it_is_cut(header: by
     assert connection.woken
 
 
-def test_a_greeting_of_0_9_1_passes_however_it_is_cut() -> None:
+def test_a_greeting_of_0_9_1_passes_in_any_chunks() -> None:
     greeting = frames.greeting()
     for longest in (1, 2, 7, 8, 20, len(greeting)):
         connection = Connection()
@@ -90,7 +90,7 @@ def test_unknown_header_is_treated_as_0_9_1() -> None:
     assert connection.written(CLIENT) == AMQP091_HEADER
 
 
-def test_broker_that_speaks_first_is_read() -> None:
+def test_a_broker_that_sends_first_is_read() -> None:
     connection = Connection()
     connection.give(SASL_HEADER[:5])
     with pytest.raises(Close, match="other_protocol"):
@@ -130,5 +130,5 @@ async def test_clients_of_both_versions_are_served_at_once(start_rig: StartRig) 
         assert await broker.receive(8) == header
     connections = rig.connections
     assert [type(connection.session) for connection in connections] == [AMQP091Session, AMQP10Session]
-    # Both want to be called at certain times, which is so from the header on.
+    # Both have timers, from the header on.
     assert all(connection._woken is not None for connection in connections)

@@ -1,4 +1,4 @@
-"""What reads the frames, for people."""
+"""The reader of frames, for people."""
 
 import sys
 from types import ModuleType
@@ -9,14 +9,14 @@ from limiter.compiled import find
 from proxy.protocols.options import read_by
 
 
-def test_compiled_part_of_another_version_is_not_used_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiled_part_of_another_version_is_reported_and_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     other = ModuleType("other_scan")
     monkeypatch.setitem(sys.modules, "other_scan", other)
     for interface in (None, 0, 1):
         other.INTERFACE = interface  # type: ignore[attr-defined]
         compiled, unusable = find("other_scan")
         assert compiled is None
-        assert "is of another version of Sluice" in unusable
+        assert "belongs to another version of Sluice" in unusable
     monkeypatch.setattr("proxy.protocols.options.COMPILED", None)
     assert read_by("auto", "why") == "Python, frame by frame; why"
 

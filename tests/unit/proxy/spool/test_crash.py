@@ -1,4 +1,4 @@
-"""kill -9 while a process spills and reads back: what it said to be safe is there, once each, in order."""
+"""kill -9 while a process spills and reads back: everything reported as safe is there, once each, in order."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ from proxy.spool.spool import Hooks, Recovered, Spool, SpoolSettings
 _SETTINGS = SpoolSettings(memory_bytes=64 * 1024, min_free_bytes=0)
 _QUEUES = 5
 
-#: Announces what it does before it does it, but what is synced after that: in pieces that a pipe takes whole.
+# Announces each step before it, except syncs, which it reports after them, in pieces that a pipe takes whole.
 _CHILD = """
 import os, random, sys
 from pathlib import Path
@@ -53,7 +53,7 @@ for turn in range(1_000_000):
 
 
 def _killed_after(folder: Path, seed: int, syncs: int) -> tuple[list[int], list[int]]:
-    """Run the child until it has synced so often, kill it, and return what was synced and popped last of each queue."""
+    """Kill the child after this many syncs. Return the last synced and popped entries of each queue."""
     with subprocess.Popen([sys.executable, "-c", _CHILD, str(folder), str(seed)], stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         popped, synced = [0] * _QUEUES, [0] * _QUEUES
@@ -124,7 +124,7 @@ def test_damaged_entries_after_a_crash_are_counted_exactly(tmp_path: Path) -> No
 
     whole = recovered()
     assert (whole.lost, whole.damaged) == (0, [])
-    # Of the group that was just written when it was killed the ledger knew nothing; now it does.
+    # The ledger did not know the group that was just written. Now it does.
     ledger = (folder / "ledger").read_bytes()
     for part in (0, 1, 2):
         path.write_bytes(data[: len(data) * part // 3])

@@ -1,4 +1,4 @@
-"""Whatever is put in, written, read, damaged, refused by the disk, purged and closed: each entry once, in order."""
+"""Random puts, writes, reads, damage, disk errors, purges and closes: each entry comes out once, in order."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -20,8 +20,6 @@ _QUEUES = st.integers(0, 3)
 
 
 class _SpoolMachine(RuleBasedStateMachine):
-    """The model is a deque for each queue."""
-
     def __init__(self) -> None:
         super().__init__()
         # Runs of some entries, so that a few of them are many.
@@ -41,7 +39,7 @@ class _SpoolMachine(RuleBasedStateMachine):
         self.model: list[deque] = [deque() for _ in range(4)]
         self.queues = [self._queue(index) for index in range(4)]
         self.handle = 0
-        #: Handles that are damaged on disk; and of each queue, how many entries it said are lost and were not met yet.
+        # Damaged handles, and by queue, the number of lost entries that were reported but not reached yet.
         self.damaged: set[int] = set()
         self.unmet = [0, 0, 0, 0]
         self.synced: list[bool] = []
@@ -58,11 +56,11 @@ class _SpoolMachine(RuleBasedStateMachine):
         assert lost.entries > 0
         assert len(lost.handles) <= lost.entries
         assert self.damaged.issuperset(lost.handles)
-        # By its name: it may be closed and made anew.
+        # By its name, because it may be closed and created again.
         self.unmet[int(lost.queue.name.split()[1])] += lost.entries
 
     def _meet_lost(self, index: int, handle: int | None) -> None:
-        """Step over what was lost before an entry."""
+        """Skip entries lost before this one."""
         entries = self.model[index]
         while entries and entries[0][0] != handle and entries[0][0] in self.damaged:
             entries.popleft()
@@ -229,7 +227,7 @@ class _SpoolMachine(RuleBasedStateMachine):
                 break
         assert self.spool.figures().alarm == ""
         pool = self.spool._pool
-        # What was asked for is in memory, however large it is.
+        # Requested entries are in memory, however large.
         fetched_bytes = sum(each._head[0].memory_bytes for each in self.queues if each._fetched)
         assert pool.memory_bytes <= pool.bound_bytes + fetched_bytes
         assert not self.spool.figures().stopped or pool.memory_bytes > pool.bound_bytes * 3 // 4
@@ -237,7 +235,7 @@ class _SpoolMachine(RuleBasedStateMachine):
 
     @rule()
     def drain(self) -> None:
-        """All comes out, with its contents; then nothing is left anywhere."""
+        """Take out all entries with their contents. Then nothing is left anywhere."""
         self.come_to_rest()
         for index, entries in enumerate(self.model):
             while self.queues[index].count:

@@ -1,4 +1,4 @@
-"""What is left of the files after damage: each truncation, each bit, each file that is gone; counted exactly."""
+"""Files after damage: each truncation, each bit, each missing file, counted exactly."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -23,7 +23,7 @@ from proxy.spool.segments import (
 )
 
 NONCE = b"\x11nonce\x22\x33"
-#: Handles by queue, as two runs each; every entry is its handle, so many times.
+# Handles by queue, as two runs each. Each entry repeats its handle that many times.
 WRITTEN = {1: ((10,), (12, 13)), 2: ((21, 22), (23,))}
 
 
@@ -56,7 +56,7 @@ def write(folder: Folder, number: int, data: bytes) -> Path:
 
 
 def replayed(folder: Folder, found: Found) -> dict[int, list[int]]:
-    """Return the handles by queue, in the order in which they would be replayed."""
+    """Return the handles by queue, in order of replay."""
     handles: dict[int, list[int]] = {}
     for queue, its in found.queues.items():
         for each in its.runs:
@@ -75,7 +75,7 @@ def replayed(folder: Folder, found: Found) -> dict[int, list[int]]:
 
 
 def small_file() -> bytes:
-    """Return two runs each of two queues, which alternate."""
+    """Return two runs each of two queues, alternating."""
     pairs = zip(*WRITTEN.values(), strict=True)
     return b"".join(run(queue, number, pair[queue - 1]) for number, pair in enumerate(pairs) for queue in (1, 2))
 
@@ -104,7 +104,7 @@ def test_a_whole_file_is_replayed_in_the_order_of_each_queue(folder: Folder) -> 
     assert [(its.name, its.clock_ns) for its in found.queues.values()] == [(b"name 1", 99), (b"name 2", 99)]
 
 
-def test_a_file_cut_short_anywhere_loses_what_was_behind_and_says_how_much(folder: Folder) -> None:
+def test_a_truncated_file_loses_and_reports_the_rest(folder: Folder) -> None:
     ledger = Ledger(folder)
     ledger.add(0, COUNT)
     data = small_file()
@@ -212,7 +212,7 @@ def test_torn_line_is_ignored_and_not_appended_to(folder: Folder) -> None:
     assert Ledger(folder).held == {0: 5, 2: 1}
 
 
-def test_a_damaged_ledger_says_nothing_about_what_is_lost(folder: Folder) -> None:
+def test_a_damaged_ledger_does_not_count_losses(folder: Folder) -> None:
     ledger = Ledger(folder)
     ledger.add(0, COUNT)
     ledger.append()

@@ -1,4 +1,4 @@
-"""What the spool decides: when it writes and reads ahead, whom it stops, and how memory is shared."""
+"""The spool's decisions: writing and reading ahead, stopping senders, and sharing memory."""
 
 from collections.abc import Callable, Iterator
 from errno import EMFILE, ENOSPC
@@ -17,7 +17,7 @@ _FULL = OSError(ENOSPC, "No space left on device")
 
 
 class Made:
-    """A spool on a disk that does what it is told."""
+    """A spool on a scripted disk."""
 
     def __init__(self, settings: SpoolSettings) -> None:
         self.flows: list[bool] = []
@@ -60,7 +60,7 @@ def make() -> Iterator[Callable[..., Made]]:
     return made
 
 
-def test_a_slow_disk_stops_the_flow_while_little_is_on_the_way_and_lets_it_go_on(make: Callable[..., Made]) -> None:
+def test_a_slow_disk_stops_and_resumes_the_flow_with_little_data_in_flight(make: Callable[..., Made]) -> None:
     made = make()
     queue = made.queue()
     count = 0
@@ -69,7 +69,7 @@ def test_a_slow_disk_stops_the_flow_while_little_is_on_the_way_and_lets_it_go_on
         count += 10
     figures = made.spool.figures()
     assert figures.stopped
-    # A quarter of the memory is on its way, besides the half that needs not to be written.
+    # A quarter of the memory is being written, in addition to the half that need not be.
     assert 256 * 1024 < figures.writing_bytes < 330 * 1024
     assert figures.memory_bytes < 1 << 20
     while made.flows == [True]:
@@ -143,7 +143,7 @@ def test_more_is_read_ahead_the_faster_a_queue_is_taken_from(make: Callable[...,
         queue = made.queue()
         made.put(queue, 100_000)
         made.disk.finish_all()
-        # What is in memory at first is not read.
+        # Entries in memory are not read at first.
         made.take(queue, 20_000)
         for _ in range(12):
             made.take(queue, count)
@@ -152,7 +152,7 @@ def test_more_is_read_ahead_the_faster_a_queue_is_taken_from(make: Callable[...,
         assert queue.out_per_s == pytest.approx(count, rel=0.3)
         assert queue._ahead_bytes >= queue._want_ahead_bytes / 2
         wanted.append(queue._want_ahead_bytes)
-    # A run at least; else two seconds' worth.
+    # A run at least, or two seconds of traffic.
     assert wanted[0] == 64 * 1024
     assert wanted[1] == pytest.approx(2 * 4_000 * (100 + RECORD_BYTES), rel=0.3)
 
@@ -171,7 +171,7 @@ def test_idle_queue_gives_its_memory_to_active_ones(make: Callable[..., Made]) -
     assert made.take(still, 3_500) == list(range(3_500))
 
 
-def test_a_thousand_queues_share_what_is_written_and_read(make: Callable[..., Made]) -> None:
+def test_a_thousand_queues_share_writes_and_reads(make: Callable[..., Made]) -> None:
     made = make(memory_bytes=4 << 20)
     queues = [made.queue() for _ in range(1_000)]
     for number in range(60):
@@ -183,7 +183,7 @@ def test_a_thousand_queues_share_what_is_written_and_read(make: Callable[..., Ma
     figures = made.spool.figures()
     assert figures.memory_bytes <= 6 << 20
     assert made.spool.states().delta > 20_000
-    # An entry is never read by itself.
+    # Entries are never read singly.
     assert made.disk.written_bytes_total / made.disk.writes_total > 900
     for queue in queues:
         assert made.take(queue, 60) == list(range(60))
@@ -258,7 +258,7 @@ def test_refused_entries_are_not_read(make: Callable[..., Made]) -> None:
 
 
 @pytest.mark.parametrize("is_refusable", [True, False])
-def test_a_large_entry_that_is_lost_is_told_of_by_its_index(make: Callable[..., Made], *, is_refusable: bool) -> None:
+def test_a_lost_large_entry_is_reported_by_its_index(make: Callable[..., Made], *, is_refusable: bool) -> None:
     made = make(memory_bytes=64 * 1024)
     queue = made.queue()
     for number in range(20):
@@ -274,7 +274,7 @@ def test_a_large_entry_that_is_lost_is_told_of_by_its_index(make: Callable[..., 
     assert (lost.entries, lost.handles) == (1, (entry.handle,) if is_refusable else ())
 
 
-def test_sync_writes_what_is_recoverable_only(make: Callable[..., Made]) -> None:
+def test_sync_writes_only_recoverable_entries(make: Callable[..., Made]) -> None:
     made = make()
     kept, others = made.queue(), made.queue()
     others.append([b"x"], 1, 0)
@@ -293,7 +293,7 @@ def test_sync_writes_what_is_recoverable_only(make: Callable[..., Made]) -> None
 
 
 class Upstream:
-    """A queue with a resource of its own."""
+    """A queue with its own resource."""
 
     def __init__(self, made: Made) -> None:
         self.made = made

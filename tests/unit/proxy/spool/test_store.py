@@ -1,4 +1,4 @@
-"""The spool on real files with its real thread: what a disk can do to it, and what is left for the next process."""
+"""The spool on real files with its real thread: faults of the disk, and the state for the next process."""
 
 import errno
 import os
@@ -18,7 +18,7 @@ _SMALL = SpoolSettings(memory_bytes=64 * 1024, min_free_bytes=0)
 
 
 class Harness:
-    """A spool, and what it said. What the thread posts is called in ``wait`` only."""
+    """A spool and its reports. Posts of the thread are called in ``wait`` only."""
 
     def __init__(
         self, folder: Path, settings: SpoolSettings = _SMALL, *, recover: bool = True, clock_ns: int = 0
@@ -39,11 +39,11 @@ class Harness:
         return self.spool.queue(name, lambda _: None)
 
     def wait(self) -> None:
-        """Wait until the thread has done something, and take that."""
+        """Wait for a post of the thread, and call it."""
         self.posted.get(timeout=60)()
 
     def sync(self) -> bool:
-        """Have done all that was given to the thread, and what follows from that."""
+        """Let the thread finish, with all consequences."""
         done: list[bool] = []
         for count in (1, 2):
             self.spool.sync(done.append)
@@ -56,7 +56,6 @@ class Harness:
         self.spool.tick(self.now_ns)
 
     def take(self, queue: Queue) -> Entry:
-        """Take the next entry with its content."""
         while True:
             entry = queue.head()
             if entry is not None and entry.content is not None:
@@ -252,7 +251,7 @@ def taken_all(harness: Harness, queue: Queue) -> list[int]:
 
 
 @pytest.mark.parametrize("is_refusable", [True, False])
-def test_an_entry_damaged_while_running_is_told_of_with_its_handle_if_it_can_be_refused(
+def test_an_entry_damaged_while_running_is_reported_with_its_handle_if_it_can_be_refused(
     tmp_path: Path, made: Make, *, is_refusable: bool
 ) -> None:
     harness = made(tmp_path / "spool")
@@ -267,7 +266,7 @@ def test_an_entry_damaged_while_running_is_told_of_with_its_handle_if_it_can_be_
     assert harness.spool.figures().lost_total == 1
 
 
-def test_a_file_cut_short_while_running_costs_what_was_behind(tmp_path: Path, made: Make) -> None:
+def test_a_file_truncated_while_running_loses_the_rest(tmp_path: Path, made: Make) -> None:
     harness = made(tmp_path / "spool")
     queue = spilled(harness)
     (path,) = harness.segments()
@@ -280,7 +279,7 @@ def test_a_file_cut_short_while_running_costs_what_was_behind(tmp_path: Path, ma
     assert harness.segments() == []
 
 
-def test_the_next_process_replays_what_is_recoverable_and_only_that(tmp_path: Path, made: Make) -> None:
+def test_the_next_process_replays_only_recoverable_entries(tmp_path: Path, made: Make) -> None:
     harness = made(tmp_path / "spool", clock_ns=1_000)
     first, second, third = (harness.queue(name) for name in (b"one", b"two", b"three"))
     for number in range(3_000):
@@ -307,7 +306,7 @@ def test_the_next_process_replays_what_is_recoverable_and_only_that(tmp_path: Pa
     one = [again.take(queues[b"one"]) for _ in range(1_000)]
     assert [(each.handle, each.content) for each in one] == [(each, (body(each),)) for each in range(0, 3_000, 3)]
     assert queues[b"one"].count == 0
-    # What was taken before may come again, but in the order it had.
+    # Taken entries may come again, but in their old order.
     two = [again.take(queues[b"two"]).handle for _ in range(queues[b"two"].count)]
     assert two == list(range(3_001 - len(two), 3_001))
     assert 2_501 <= len(two) < 3_000
@@ -362,7 +361,7 @@ def test_unclaimed_entries_expire(tmp_path: Path, made: Make) -> None:
     again.tick(59)
     assert unclaimed == [(1, 100), (1, 100)]
     assert not spool.has_recovered(lambda _: True)
-    # What was taken is its taker's, however old it is.
+    # Taken entries belong to their taker, however old.
     (taken,) = spool.queues()
     assert taken.count == 100
     taken.close()
@@ -428,7 +427,7 @@ def test_partial_replay_is_continued_by_the_next_client(tmp_path: Path, made: Ma
     assert taken_all(third, fresh) == list(range(1_000))
 
 
-def test_writes_fail_and_go_on_in_another_file(tmp_path: Path, made: Make) -> None:
+def test_writes_fail_and_continue_in_another_file(tmp_path: Path, made: Make) -> None:
     harness = made(tmp_path / "spool")
     queue = harness.queue()
     fill(queue, 1_000)

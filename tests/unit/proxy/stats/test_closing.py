@@ -1,4 +1,4 @@
-"""The list of reasons for which connections end, held against the code that ends them."""
+"""The list of reasons for ended connections, compared with the code that ends them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from reference.closing import CLOSING_REASONS
 import proxy
 
 ENDING = {"Close", "_close", "_close_after_probe", "dismiss", "finish", "over", "part"}
-"""What is called with a reason, and then the detail."""
+"""Functions called with a reason and a detail."""
 MADE = {"broker_closed", "broker_error", "client_closed", "client_error"}
-"""Those that are put together of who it was and what happened."""
+"""Reasons composed of a peer and an event."""
 
 
 def nodes() -> Iterator[ast.AST]:

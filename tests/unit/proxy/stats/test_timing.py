@@ -1,4 +1,4 @@
-"""Histograms of durations, and what is timed on the way of a request."""
+"""Histograms of durations, and the measured steps of a request."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MS = 1_000_000
 
 
 def spread(durations: Durations) -> dict[float, int]:
-    """Return how many are in each bucket that has some, by its upper bound."""
+    """Return the counts of buckets by upper bound, without empty ones."""
     bounds = (*BUCKETS_S, float("inf"))
     return {bound: count for bound, count in zip(bounds, durations.counts, strict=True) if count}
 
@@ -45,7 +45,7 @@ async def test_each_request_is_timed_once_whatever_becomes_of_it(rig: Rig) -> No
     await broker.receive(15)
     durations = (await rig.snapshot()).processing
     assert sum(durations.counts) == 5
-    # The mock clock stands still.
+    # The mock clock does not move.
     assert (spread(durations), durations.sum_s) == ({50e-6: 5}, 0)
 
 
@@ -66,7 +66,7 @@ async def test_request_is_timed_while_it_is_held_and_not_as_processing(
     assert snapshot.held_for.sum_s == pytest.approx(mock_clock.current_time() - held_since)
 
 
-async def test_limits_in_force_are_told_with_where_they_come_from(start_rig: StartRig) -> None:
+async def test_active_limits_are_reported_with_their_source(start_rig: StartRig) -> None:
     rules = (
         Rule("line_topic", "free", None, source="--limit"),
         Rule("line_topic", "log-*", 5.0, bytes_per_s=1000.0, source="file:sluice.toml:3"),
@@ -85,6 +85,6 @@ async def test_limits_in_force_are_told_with_where_they_come_from(start_rig: Sta
     }
 
 
-async def test_limits_told_are_bounded(start_rig: StartRig) -> None:
+async def test_reported_limits_are_bounded(start_rig: StartRig) -> None:
     rig = await start_rig(*(f"line_topic:{name}=5/s" for name in "abcdef"), max_resource_labels=4)
     assert len((await rig.snapshot()).limits) == 4

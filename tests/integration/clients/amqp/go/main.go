@@ -1,8 +1,8 @@
-// Publishes to several queues in turn with amqp091-go over one confirm channel, with many publishes waiting.
+// Publishes to several queues in turn with amqp091-go over one confirm channel, with many unconfirmed publishes.
 //
 // Arguments: host, port, seconds, queue… The body of a message is its number, for each queue from 0. Prints one line of
-// JSON: for each queue the numbers that were acked, those that were nacked, and what else went wrong. With DELIVERY_MODE=2
-// in the environment messages are persistent; AT_ONCE is how many publishes to all queues wait at a time.
+// JSON: for each queue the acked and nacked numbers, and other errors. With DELIVERY_MODE=2 in the environment messages
+// are persistent. AT_ONCE is the number of unconfirmed publishes to all queues.
 package main
 
 import (

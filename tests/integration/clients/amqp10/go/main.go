@@ -1,4 +1,4 @@
-// Publishes and consumes with go-amqp, as the README says.
+// Publishes and consumes with go-amqp, see the README.
 package main
 
 import (
@@ -91,12 +91,12 @@ func publish(session *amqp.Session, asked ask, told *report, started time.Time) 
 		return err
 	}
 	end := started.Add(time.Duration(asked.Seconds * float64(time.Second)))
-	// It ends for who has had no credit for long after the others are done. A deadline would also be one for the write
-	// of each frame, which fails then with an error of its own.
+	// Ends links that have no credit long after the others are done. A deadline would also apply to the write of each
+	// frame, which then fails with another error.
 	sending, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	defer time.AfterFunc(time.Until(end.Add(noCredit)), cancel).Stop()
-	// One that is taken out and waited for is not in it any more.
+	// A message being waited for is not in it any more.
 	unanswered := make(chan sent, max(0, asked.Outstanding-1))
 	failed := make(chan error, 1)
 	go func() {
@@ -132,7 +132,7 @@ func publish(session *amqp.Session, asked ask, told *report, started time.Time) 
 				unanswered <- sent{told.Sent, receipt}
 			}
 		}
-		// When the time is over while there is no credit, it says that the credit is exceeded.
+		// If the time ends without credit, it reports that the credit is exceeded.
 		if err != nil && sending.Err() != nil {
 			break
 		}
@@ -176,12 +176,12 @@ func consume(session *amqp.Session, asked ask, told *report, started time.Time) 
 		if err = receiver.IssueCredit(uint32(asked.Drain)); err != nil {
 			return err
 		}
-		// A drain that comes before the credit has gone out takes it back.
+		// A drain before the credit was sent takes it back.
 		time.Sleep(200 * time.Millisecond)
 		if err = receiver.DrainCredit(context.Background(), nil); err != nil {
 			return err
 		}
-		// What came before the drain ended may be a moment away.
+		// Deliveries from before the end of the drain may take a moment.
 		for {
 			moment, cancel := context.WithTimeout(context.Background(), 500*time.Millisecond)
 			message, err := receiver.Receive(moment, nil)

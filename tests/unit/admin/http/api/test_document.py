@@ -1,4 +1,4 @@
-"""The OpenAPI document against the routes, against itself, and against what is answered."""
+"""The OpenAPI document, compared with the routes, with itself, and with real answers."""
 
 import json
 from typing import Any
@@ -14,7 +14,7 @@ from admin.stats.health import Health
 
 @pytest.fixture
 def app(data_path: Any) -> Any:
-    # Nothing is asked of what is behind the routes.
+    # The routes' data is not used.
     nobody: Any = None
     return application(Services(data_path, nobody, LiveStats(data_path, nobody, Health(data_path))))
 
@@ -38,11 +38,11 @@ def references(node: Any) -> set[str]:
 
 
 def validator(openapi: dict[str, Any], schema: dict[str, Any]) -> Any:
-    # The components beside the schema, so that its references lead somewhere.
+    # The components beside the schema, so that its references are resolved.
     return jsonschema_rs.Draft202012Validator({**schema, "components": openapi["components"]})
 
 
-def test_every_operation_says_what_it_is(openapi: dict[str, Any]) -> None:
+def test_every_operation_has_a_summary(openapi: dict[str, Any]) -> None:
     tags = {tag["name"] for tag in openapi["tags"]}
     for path, method, operation in operations(openapi):
         assert operation["summary"], (path, method)

@@ -67,7 +67,7 @@ async def test_the_audit_trail_is_read_in_pages(served: Any) -> None:
     assert (await served.get("audit/0")).status_code == 400
 
 
-async def test_a_change_is_undone_unless_a_later_one_stands_in_the_way(served: Any) -> None:
+async def test_a_change_is_undone_unless_a_later_one_conflicts(served: Any) -> None:
     await served.put("limits/topic/orders", {"rate": 1})
     await served.put("limits/topic/orders", {"rate": 2})
     blocked = await served.ask("POST", "audit/1/revert", json={"reason": "x"})

@@ -42,7 +42,7 @@ def read(text: bytes) -> list[tuple[str, Any]]:
 
 
 class Stream:
-    """The events for one client, read one after the other."""
+    """The events for one client, read one by one."""
 
     def __init__(self, served: Any) -> None:
         self.events = Events(served.services, Status(served.services))
@@ -59,7 +59,7 @@ async def stream(served: Any) -> AsyncIterator[Stream]:
     await opened.stream.aclose()
 
 
-async def test_the_first_event_is_the_page_and_then_only_what_changed_comes(served: Any, stream: Stream) -> None:
+async def test_the_first_event_is_the_page_and_then_only_changes_come(served: Any, stream: Stream) -> None:
     (first, page), (second, state) = await stream.news()
     assert (first, second) == ("limits", "state")
     assert [row["key"] for row in page["rows"]] == ["topic/orders"]
@@ -73,7 +73,7 @@ async def test_the_first_event_is_the_page_and_then_only_what_changed_comes(serv
     assert news["total"] == 2
 
 
-async def test_a_change_is_told_with_what_it_changed(served: Any, stream: Stream) -> None:
+async def test_a_change_is_shown_with_its_effect(served: Any, stream: Stream) -> None:
     await stream.news()
     await served.put("limits/topic/orders", {"rate": 10, "reason": "<b>why</b>\n\nevent: bye"})
     await trio.testing.wait_all_tasks_blocked()
@@ -92,7 +92,7 @@ async def test_a_drain_ends_the_stream(served: Any, stream: Stream) -> None:
         await stream.news()
 
 
-async def test_a_silent_stream_says_that_it_is_alive(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_silent_stream_sends_keep_alives(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "HEARTBEAT_S", 0.0)
     await stream.news()
     with trio.fail_after(30):

@@ -1,4 +1,4 @@
-"""What waits for what, and what is put aside."""
+"""Waiting and spooled messages."""
 
 from typing import Any
 
@@ -51,8 +51,8 @@ async def test_the_fleet_reads_back_in_words_and_the_state_has_it_in_short(serve
     assert fleet is not None
     assert (fleet.members, fleet.text) == (FLEET.members, "4 members; Redis answered 0.1 s ago")
     assert [each.text for each in fleet.limits] == [
-        "500/s for 4 members; this one holds 312/s",
-        "1048576 bytes/s for 4 members; this one holds 262144 bytes/s",
+        "500/s for 4 members; this member's share is 312/s",
+        "1048576 bytes/s for 4 members; this member's share is 262144 bytes/s",
     ]
     assert (await served.get("state")).json()["fleet"] is None
     served.data_path.snapshot_now = msgspec.structs.replace(served.data_path.snapshot_now, fleet=FLEET)
@@ -79,7 +79,7 @@ async def test_without_a_spool_there_is_none_to_show_or_to_purge(served: Any) ->
     assert (await served.get("audit")).json()["changes"] == []
 
 
-async def test_a_purge_says_what_it_did_and_is_in_the_audit_trail(served: Any) -> None:
+async def test_a_purge_reports_its_result_and_is_in_the_audit_trail(served: Any) -> None:
     answer = await served.ask("DELETE", "spool/topic/a%2Fb?reason=too%20old")
     assert answer.json() == {"kind": "topic", "name": "a/b", "refused": 3, "dropped": 1, "change": 1}
     assert served.data_path.purges == [("topic", "a/b")]

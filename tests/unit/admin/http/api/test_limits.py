@@ -63,7 +63,7 @@ async def test_a_name_may_have_any_characters(served: Any, name: str) -> None:
         ("limits", 405, []),
     ],
 )
-async def test_a_name_that_is_none_is_a_problem(served: Any, path: str, status: int, field: list[str]) -> None:
+async def test_an_invalid_name_is_a_problem(served: Any, path: str, status: int, field: list[str]) -> None:
     answer = await served.put(path, {"rate": 1})
     assert answer.status_code == status
     assert field == [each for each in fields(answer) if each in field]
@@ -82,7 +82,7 @@ async def test_a_name_that_is_none_is_a_problem(served: Any, path: str, status: 
         ({"rate": 1, "reason": 5}, "reason", "must be text in quotes; found 5"),
         ({"rate": 1, "reason": "x" * 1001}, "reason", "at most 1000 characters"),
         ({"rate": 1, "break_s": 9}, "break_s", "is longer than burst_s"),
-        ({"rate": 1, "kind": "topic"}, "kind", "its address has the kind"),
+        ({"rate": 1, "kind": "topic"}, "kind", "kind and name are in its address"),
         ({"rate": 1, "between": "25:00-26:00"}, "between", "25:00"),
         ({}, "rate", "it limits nothing; allowed: a rate or bytes_per_s"),
     ],
@@ -112,7 +112,7 @@ async def test_invalid_limit_names_the_field(served: Any, body: dict[str, Any], 
         b'{"rate": ' + b"9" * 5000 + b"}",
     ],
 )
-async def test_a_body_that_is_no_object_is_a_problem(served: Any, body: bytes) -> None:
+async def test_a_body_other_than_an_object_is_a_problem(served: Any, body: bytes) -> None:
     answer = await served.ask("PUT", "limits/topic/orders", content=body)
     assert answer.status_code == 400
     assert "the body must be a JSON object" in answer.json()["detail"]
@@ -191,7 +191,7 @@ async def test_a_batch_has_edits(served: Any, edits: Any) -> None:
     assert (answer.status_code, fields(answer)) == (400, ["edits"])
 
 
-async def test_the_drift_is_what_has_an_edit(served: Any) -> None:
+async def test_the_drift_is_the_list_of_edits(served: Any) -> None:
     before = await served.get("diff")
     assert before.json()["total"] == 0
     for name in ("a", "b", "c"):
@@ -226,7 +226,7 @@ async def test_a_wrong_query_is_a_problem_that_names_the_parameter(
         assert said in answer.json()["errors"][0]["detail"]
 
 
-async def test_a_write_answers_with_the_tag_of_what_it_left(served: Any) -> None:
+async def test_a_write_returns_the_tag_of_its_result(served: Any) -> None:
     first = await served.put("limits/topic/orders", {"rate": 10})
     assert first.headers["etag"] == (await served.get("limits/topic/orders")).headers["etag"]
     second = await served.put("limits/topic/orders", {"rate": 11}, headers={"If-Match": first.headers["etag"]})
@@ -242,7 +242,7 @@ async def test_a_write_answers_with_the_tag_of_what_it_left(served: Any) -> None
 @pytest.mark.parametrize(
     ("method", "path"), [("POST", "limits/topic/orders:reset"), ("DELETE", "limits/topic/orders"), ("POST", "reload")]
 )
-async def test_a_body_that_nobody_would_read_is_refused(served: Any, method: str, path: str) -> None:
+async def test_an_unexpected_body_is_refused(served: Any, method: str, path: str) -> None:
     answer = await served.ask(method, path, json={"reason": "why"})
     assert answer.status_code == 400
     assert fields(answer) == ["body"]
@@ -250,12 +250,12 @@ async def test_a_body_that_nobody_would_read_is_refused(served: Any, method: str
     assert await served.edits.audit() == ()
 
 
-async def test_of_thousands_of_unknown_keys_some_are_told(served: Any) -> None:
+async def test_of_thousands_of_unknown_keys_some_are_listed(served: Any) -> None:
     answer = await served.put("limits/topic/orders", {f"key{number}": 0 for number in range(5000)})
     assert (answer.status_code, len(fields(answer))) == (400, 20)
 
 
-async def test_a_batch_can_expect_what_all_limits_are(served: Any) -> None:
+async def test_a_batch_can_expect_the_tag_of_all_limits(served: Any) -> None:
     etag = (await served.get("limits")).headers["etag"]
     edits = {"edits": [{"type": "set_limit", "kind": "topic", "name": "orders", "limit": {"rate": 10}}]}
     assert (await served.ask("POST", "limits:batch", json=edits, headers={"If-Match": etag})).status_code == 200
@@ -301,5 +301,5 @@ async def test_a_reset_says_that_the_bucket_of_a_fleet_stays(served: Any, monkey
     monkeypatch.setattr(served.edits, "limit", lambda *_: fleets)
     answer = await served.ask("POST", "limits/topic/orders:reset")
     assert answer.json()["details"] == [
-        "nothing: the bucket is the fleet's, and fills by itself; raise the limit for a while"
+        "nothing: the bucket belongs to the fleet and refills by itself; raise the limit for a while"
     ]

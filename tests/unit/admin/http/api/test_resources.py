@@ -1,4 +1,4 @@
-"""The past of one resource, what a report recommends for it, its row and its connections."""
+"""One resource: its history, the report's recommendation, its row and its connections."""
 
 import time
 from collections.abc import AsyncIterator
@@ -27,7 +27,7 @@ def quoted(name: str) -> str:
 
 @pytest.fixture
 async def client(served: Any, tmp_path: Path) -> AsyncIterator[httpx2.AsyncClient]:
-    """The API before a folder with a refusal of the odd name, and a report that has it."""
+    """The API with a log folder with a refusal of an odd name, and a report about it."""
     record = RejectionRecord(
         v=1,
         instance="me",
@@ -97,7 +97,7 @@ async def test_advice_is_put_in_force_by_its_own_edit(served: Any, client: httpx
     assert (written.json()["new"]["rate"], written.json()["reason"]) == (1500, "Busy. Confidence: low.")
     assert written.json()["limit"]["exact"]
     again = (await client.get(f"advice/topic/{quoted(ODD)}")).json()
-    assert (again["edit"], again["why_not"]) == (None, "in force already")
+    assert (again["edit"], again["why_not"]) == (None, "active already")
 
 
 async def test_without_a_log_or_a_report_the_answers_say_so(served: Any) -> None:
@@ -105,4 +105,4 @@ async def test_without_a_log_or_a_report_the_answers_say_so(served: Any) -> None
     assert history["problem"] == "the rejection log is off, so there is no history"
     advice = (await served.get("advice/topic/orders")).json()
     assert (advice["recommendation"], advice["path"]) == (None, None)
-    assert advice["problem"].startswith("no report is looked at")
+    assert advice["problem"].startswith("recommendations are off")

@@ -13,5 +13,5 @@ from proxy.protocols.amqp.client_info import shown
         ("😀".encode() * 65, "😀" * 63 + "…"),
     ],
 )
-def test_what_is_too_long_to_be_shown_ends_in_an_ellipsis(said: bytes, text: str) -> None:
+def test_long_text_ends_in_an_ellipsis(said: bytes, text: str) -> None:
     assert shown(said) == text

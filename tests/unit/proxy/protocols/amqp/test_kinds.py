@@ -42,7 +42,7 @@ def test_a_rule_that_cannot_be_followed_is_refused(protocol: Protocol, rule: Rul
         ("queue", "/queues/", "queue:%2Fqueues%2F"),
     ],
 )
-def test_a_rule_that_is_named_by_an_address_is_told_its_name(
+def test_an_error_about_a_rule_named_by_an_address_has_its_name(
     protocol: Protocol, kind: str, address: str, meant: str
 ) -> None:
     with pytest.raises(RuleError, match="is an address") as caught:
@@ -65,7 +65,7 @@ def test_other_rules_are_not(protocol: Protocol, rule: Rule) -> None:
     protocol.check_rule(rule)
 
 
-# A reply is published to a queue of its own, and delivered by the one that every client names alike.
+# A reply is published to a unique queue, and delivered by one with the same name for every client.
 @PROTOCOLS
 @pytest.mark.parametrize(
     ("kind", "queue"), [("queue", "amq.rabbitmq.reply-to.g1h2AA"), ("delivery", "amq.rabbitmq.reply-to")]

@@ -1,4 +1,4 @@
-"""Sessions, read by Python alone, and lent to the compiled part wherever that may read."""
+"""Sessions read by Python alone, and lent to the compiled part wherever possible."""
 
 import pytest
 from amqp_playbook.driver import Driver
@@ -8,7 +8,7 @@ from limiter.compiled import COMPILED
 
 @pytest.fixture(autouse=True, params=["python", *(["compiled"] if COMPILED else [])])
 def reading(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Say what reads the frames in a test; each is run with both."""
+    """Selects the reader of frames. Each test runs with both."""
     monkeypatch.setattr(Driver, "lends", request.param == "compiled")
     name: str = request.param
     return name

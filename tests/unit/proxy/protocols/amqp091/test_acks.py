@@ -1,4 +1,4 @@
-"""What consumers say of their deliveries while some of them wait here: it is meant for those that they were sent."""
+"""Acks of consumers while deliveries wait in Sluice: they cover only deliveries that were sent."""
 
 import struct
 from collections.abc import Callable
@@ -34,7 +34,7 @@ def connected(channels: int = 1) -> Driver:
 
 
 def holding(sent: bytes, waiting: bytes) -> Driver:
-    """Return a connection whose client was sent some deliveries, and others wait."""
+    """Return a connection whose client was sent some deliveries, while others wait."""
     driver = connected()
     driver.give(BROKER, sent)
     driver.decide = hold
@@ -121,7 +121,7 @@ def test_polled_message_is_answered_though_requeued() -> None:
 
 
 class _World:
-    """A broker with one queue, a client, and what both believe: as RabbitMQ counts, but for more than one channel."""
+    """A broker with one queue, a client, and their views: as RabbitMQ counts, for one channel."""
 
     def __init__(self, random: Random) -> None:
         self.random = random
@@ -129,7 +129,7 @@ class _World:
         self.driver.decide = self._decide
         self.queue = list(range(200))
         self.tag = 0
-        #: Of the broker: what is not settled, and what is. Of the client: what it was sent, and did not settle.
+        # The broker's unsettled and settled ones. The client's received and unsettled ones.
         self.unsettled: dict[int, int] = {}
         self.acked: list[int] = []
         self.automatic: list[int] = []
@@ -153,7 +153,6 @@ class _World:
         self.driver.give(BROKER, chunk, self.random, longest=90)
 
     def receive(self) -> None:
-        """Let either peer hear what the other one says."""
         for message in self.driver.to_client():
             if message.method == (60, 60):
                 if message.arguments.startswith(b"\1c"):
@@ -209,7 +208,7 @@ class _World:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_the_broker_settles_what_the_client_means(seed: int) -> None:
+def test_the_broker_settles_the_clients_deliveries(seed: int) -> None:
     random = Random(seed)
     world = _World(random)
     for _ in range(300):

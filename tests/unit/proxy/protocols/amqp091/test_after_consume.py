@@ -1,4 +1,4 @@
-"""Publishes that wait for their consumers: what the publisher is told, when, and what it is published again as."""
+"""Publishes that wait for their consumers: the publisher's confirms, their time, and republished messages."""
 
 from collections.abc import Callable
 
@@ -32,7 +32,7 @@ def delivered(driver: Driver) -> list[frames.Message]:
 
 
 def waiting(world: World, bodies: int = 1, **more: object) -> tuple[Driver, Driver]:
-    """Return a publisher whose messages wait, the broker's acks withheld, and a consumer that was given them."""
+    """Return a publisher with waiting messages, the broker's acks withheld, and a consumer that has them."""
     publisher, consumer = world.publisher(**more), world.consumer()
     for number in range(bodies):
         publisher.give(CLIENT, frames.durable(1, "orders", b"%d" % number))
@@ -209,7 +209,7 @@ def test_a_message_that_was_dead_lettered_falls_back() -> None:
     assert message.header == frames.header(1, headers=death)
 
 
-def test_what_a_full_queue_refuses_is_refused_unless_consumers_have_confirmed_it() -> None:
+def test_a_full_queues_refusals_are_forwarded_unless_consumers_confirmed() -> None:
     world = World()
     publisher, consumer = world.publisher(), world.consumer()
     publisher.give(CLIENT, frames.durable(1, "orders", b"x") * 3)
@@ -252,7 +252,7 @@ def test_a_consumer_that_ends_can_still_acknowledge() -> None:
     world.close()
 
 
-def test_what_goes_to_several_queues_is_confirmed_once_consumers_of_all_have_acknowledged_it() -> None:
+def test_a_message_to_several_queues_is_confirmed_after_acks_from_all() -> None:
     rules = {"exchange:events": PERSIST._replace(queues=2)}
     world = World(rules, queues=("a", "b"), bindings={"events": ("a", "b")})
     publisher, first, second = world.publisher(), world.consumer("a"), world.consumer("b")
@@ -270,7 +270,9 @@ def test_what_goes_to_several_queues_is_confirmed_once_consumers_of_all_have_ack
 
 
 @pytest.mark.parametrize(("rule", "told"), [(NACK, [("nack", 1)]), (PERSIST, [])])
-def test_what_one_of_several_queues_does_not_consume_falls_back(rule: Confirming, told: list[tuple[str, int]]) -> None:
+def test_a_message_unconsumed_in_one_of_several_queues_falls_back(
+    rule: Confirming, told: list[tuple[str, int]]
+) -> None:
     world = World({"exchange:events": rule._replace(queues=2)}, queues=("a", "b"), bindings={"events": ("a", "b")})
     publisher, consumer = world.publisher(), world.consumer("a")
     publisher.give(CLIENT, frames.durable(1, "", b"x", "events"))
@@ -285,7 +287,7 @@ def test_what_one_of_several_queues_does_not_consume_falls_back(rule: Confirming
     world.close()
 
 
-def test_a_mark_of_another_process_is_taken_out_and_waits_for_nobody() -> None:
+def test_a_mark_of_another_process_is_removed_without_waiting() -> None:
     world = World()
     consumer = world.consumer()
     header = wire.mark_header(frames.header(1, headers=b""), 1, 1)
@@ -332,7 +334,7 @@ def test_without_a_consumer_nothing_waits() -> None:
     assert world.state().mode == "after_consume"
 
 
-def test_as_many_wait_as_the_window_and_it_doubles_with_what_is_consumed() -> None:
+def test_the_window_bounds_waiting_messages_and_doubles_with_consumption() -> None:
     world = World()
     publisher, consumer = world.publisher(), world.consumer()
     for _ in range(2 * FIRST_WINDOW):
@@ -385,7 +387,9 @@ def test_the_pause_doubles_each_time_that_messages_fall_back(
 
 
 def publish_and_consume(world: World, publisher: Driver, consumer: Driver, count: int, *, broker_s: float) -> int:
-    """Publish one by one, each consumed in 10 ms or confirmed in ``broker_s``; return how many the broker confirmed."""
+    """Publish one by one, each consumed in 10 ms or confirmed in ``broker_s``. Return the number confirmed by the
+    broker.
+    """
     by_broker = 0
     for _ in range(count):
         publisher.forget()
@@ -409,7 +413,7 @@ def test_consumers_confirm_as_long_as_they_are_sooner_than_the_broker() -> None:
     publisher, consumer = world.publisher(), world.consumer()
     assert publish_and_consume(world, publisher, consumer, 20, broker_s=0.02) == 4
     assert world.state().mode == "after_consume"
-    # One a second shows how long the broker takes.
+    # One a second measures the broker.
     assert publish_and_consume(world, publisher, consumer, 300, broker_s=0.02) == 3
     assert world.state().window > FIRST_WINDOW
     publish_and_consume(world, publisher, consumer, 600, broker_s=0.008)
@@ -417,7 +421,7 @@ def test_consumers_confirm_as_long_as_they_are_sooner_than_the_broker() -> None:
     world.close()
 
 
-def test_the_broker_confirms_what_it_confirms_nearly_as_soon() -> None:
+def test_the_broker_confirms_when_it_is_nearly_as_fast() -> None:
     world = World()
     publisher, consumer = world.publisher(), world.consumer()
     for pause_s in (1, 2, 4, 8):
@@ -428,7 +432,7 @@ def test_the_broker_confirms_what_it_confirms_nearly_as_soon() -> None:
         assert world.state().reason == "no_gain"
         world.pass_time(0.2)
         assert world.state().mode == "after_consume"
-    # What pays again is begun again with a short pause.
+    # Once it pays again, it starts again after a short pause.
     assert publish_and_consume(world, publisher, consumer, 40, broker_s=0.1) == 4
     publish_and_consume(world, publisher, consumer, 1000, broker_s=0.001)
     world.pass_time(1.1)
@@ -455,7 +459,7 @@ def test_destinations_without_a_rule_are_still_scanned() -> None:
     assert publisher.written[BROKER] == data
     assert type(publisher.batches[-1].requests[0].handle).__name__ == "Content"
     assert world.state().pending == 1
-    # A rule that comes is for what comes then.
+    # A new rule applies to new messages.
     world.rules["queue:other"] = PERSIST
     publisher.rules_version += 1
     world.consumer("other")
@@ -481,19 +485,19 @@ def test_pipelined_publishes_pass_unmarked() -> None:
     publisher.give(CLIENT, data * 20)
     assert publisher.written[BROKER] == data * 21
     assert (world.state().pending, world.state().broker_total) == (MAX_UNCONFIRMED, 21)
-    # It is so for each channel.
+    # This is so for each channel.
     for _ in range(MAX_UNCONFIRMED):
         assert world.broker.deliver(consumer, 1, "c")
     consumer.give(CLIENT, frames.ack(1, 0, multiple=True))
     world.settle()
-    # One of them shows how long the broker takes.
+    # One of them measures the broker.
     publisher.give(CLIENT, frames.durable(2, "orders", b"y") * 2)
     assert wire.CONFIRM_FIELD in publisher.written[BROKER]
     while world.broker.deliver(consumer, 1, "c"):
         pass
     consumer.give(CLIENT, frames.ack(1, 0, multiple=True))
     world.settle()
-    # And for a moment, even if it has heard of all meanwhile.
+    # And for a moment, even if all were confirmed meanwhile.
     world.broker.confirm(publisher, 1, MAX_UNCONFIRMED + 21, multiple=True)
     publisher.forget()
     publisher.give(CLIENT, data)

@@ -1,7 +1,7 @@
-"""The promise, whatever publishers, consumers and the broker do: what is confirmed was written or consumed.
+"""The guarantee, whatever publishers, consumers and the broker do: each confirmed message was written or consumed.
 
-Bodies of messages are all different. What is known of each is what a publisher was told, what consumers acknowledged,
-and what the broker has had on disk.
+All bodies are different. The model records confirms to publishers, acks of consumers, and messages on the broker's
+disk.
 """
 
 from collections.abc import Sequence
@@ -24,12 +24,9 @@ HEADERS = (b"", frames.short("a") + b"t\1", frames.short("n") + b"F" + frames.lo
 
 
 class Publisher:
-    """One session that publishes.
+    """One publishing session.
 
-    Attributes:
-        driver: it.
-        sent: the bodies by channel, from the first on.
-        told: the bodies that it was told about.
+    ``sent``: bodies by channel, from the first on. ``told``: bodies with an answer.
     """
 
     def __init__(self, driver: Driver) -> None:
@@ -39,24 +36,22 @@ class Publisher:
         self.closed: set[int] = set()
 
 
-#: Deliveries that a client may not settle: of number 0, that it was not sent, and that it has settled before.
+# Invalid delivery tags: 0, one that was not sent, and one that is settled.
 WRONG = ("zero", "beyond", "settled")
 
 
 class Machine:
-    """Does all that can happen."""
-
     def __init__(self) -> None:
         self.rules = {"queue:orders": RULE, "exchange:events": RULE._replace(queues=2)}
         self.world = World(self.rules, queues=QUEUES, bindings={"events": QUEUES}, max_pending_bytes=60_000)
         self.rules = self.world.rules
         self.publishers: list[Publisher] = []
         self.consumers: list[Driver] = []
-        #: What was sent, by body: the header, and how many queues it goes to.
+        # The sent messages by body: the header, and the number of queues.
         self.headers: dict[bytes, tuple[bytes, int]] = {}
-        #: Which consumers acknowledged a body in which queues, by the words of clients.
+        # The queues in which consumers acknowledged a body.
         self.acked: dict[bytes, set[str]] = {}
-        #: What consumers have, by their numbers: body and queue.
+        # Deliveries of consumers by number: body and queue.
         self.unacked: dict[Driver, dict[int, tuple[bytes, str]]] = {}
         self.verdict = "pass"
         for _ in range(2):
@@ -137,7 +132,6 @@ class Machine:
         return [] if channel is None else [queue for queue, _ in channel.consumers.values()]
 
     def _hear(self, driver: Driver) -> None:
-        """Have a consumer look at what it was given."""
         for message in driver.to_client():
             if message.method == (60, 60):
                 header, _ = self.headers[message.body]
@@ -174,7 +168,7 @@ class Machine:
         self._hear(driver)
 
     def settle_wrongly(self, which: int, at: int, multiple: bool, what: str) -> None:  # noqa: FBT001 - drawn by chance
-        """Have a client settle what it may not: the broker closes the channel, and what comes behind is nothing."""
+        """Let a client settle an invalid tag: the broker closes the channel, and later frames are void."""
         driver = self.consumers[which % len(self.consumers)]
         broker = self.world.broker
         channel = broker.channels[driver].get(1)
@@ -256,7 +250,7 @@ class Machine:
             driver.rules_version += 1
 
     def _look(self, publisher: Publisher) -> None:
-        """Look at what a publisher is told: each number once, and nothing that is not so."""
+        """Read a publisher's answers: each number once, and all of them true."""
         broker = self.world.broker
         for message in publisher.driver.to_client():
             if message.method not in {(60, 80), (60, 120)} or message.channel in publisher.closed:
@@ -285,7 +279,7 @@ class Machine:
         assert hub.waiting_bytes <= 60_000 + 5000
 
     def teardown(self) -> None:
-        """Let all come to its end: each number is answered once, and nothing is left."""
+        """Finish everything: each number is answered once, and nothing is left."""
         self.verdict = "pass"
         for publisher in self.publishers:
             driver = publisher.driver

@@ -1,4 +1,4 @@
-"""Alarms of Sluice's and of the broker's: who is told, who is not read, and what goes on meanwhile."""
+"""Alarms of Sluice and of the broker: blocked clients, unread clients, and other traffic."""
 
 from random import Random
 
@@ -24,7 +24,7 @@ def told(driver: Driver) -> list[str | None]:
     return [each.arguments[1:].decode() if each.method == (10, 60) else None for each in said]
 
 
-def test_a_client_that_has_published_is_told_and_not_read_until_the_alarm_ends() -> None:
+def test_a_publishing_client_is_notified_and_not_read_until_the_alarm_ends() -> None:
     driver = publisher()
     driver.alarm(LOW)
     assert driver.written[CLIENT] == frames.blocked(LOW)
@@ -39,7 +39,7 @@ def test_a_client_that_has_published_is_told_and_not_read_until_the_alarm_ends()
     assert driver.stage.state(0) != "blocked"
 
 
-def test_a_client_that_only_consumes_goes_on() -> None:
+def test_a_client_that_only_consumes_continues() -> None:
     driver = Driver().open([1])
     driver.alarm(LOW)
     driver.give(CLIENT, frames.consume(1, "orders", "c"))
@@ -61,7 +61,7 @@ def test_waiting_publishes_of_a_blocked_client_continue() -> None:
 
 
 @pytest.mark.parametrize("value", [b"t\0", b"S" + frames.long("yes"), b"V"])
-def test_a_client_that_cannot_be_told_is_not_read_all_the_same(value: bytes) -> None:
+def test_a_client_without_notifications_is_also_not_read(value: bytes) -> None:
     driver = publisher(hears_blocked=value)
     driver.alarm(LOW)
     driver.give(CLIENT, PUBLISH)
@@ -70,7 +70,7 @@ def test_a_client_that_cannot_be_told_is_not_read_all_the_same(value: bytes) -> 
     assert driver.written[BROKER] == PUBLISH
 
 
-def test_an_exempt_client_goes_on() -> None:
+def test_an_exempt_client_continues() -> None:
     driver = Driver(exempt=True).open([1])
     driver.give(CLIENT, PUBLISH)
     driver.alarm(LOW)
@@ -79,14 +79,14 @@ def test_an_exempt_client_goes_on() -> None:
     assert not driver.written[CLIENT]
 
 
-def test_a_broker_hears_heartbeats_while_its_client_is_not_read() -> None:
+def test_a_broker_gets_heartbeats_while_its_client_is_not_read() -> None:
     driver = publisher(heartbeat_s=10)
     driver.alarm(LOW)
     for step in range(4):
         driver.forget()
         driver.now_ns += 5_000_000_000
         driver.tick()
-        # At first it has just heard a publish.
+        # At first it has just received a publish.
         assert driver.written[BROKER] == (frames.frame(8, 0, b"") if step else b"")
 
 
@@ -124,7 +124,7 @@ def test_last_blocked_notification_is_current(seed: int, longest: int) -> None:
         if ours or theirs:
             assert heard[-1] in {ours, theirs} - {""}
         else:
-            # RabbitMQ itself may say so twice.
+            # RabbitMQ itself may send it twice.
             assert not heard or heard[-1] is None
         assert driver.session.paused(CLIENT) is bool(ours)
         assert (driver.writer.state(0) == "blocked") is bool(theirs)

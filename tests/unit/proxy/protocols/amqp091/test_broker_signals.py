@@ -1,4 +1,4 @@
-"""What a session counts of the broker's load."""
+"""A session's figures of the broker's load."""
 
 import pytest
 from amqp_playbook import frames

@@ -9,11 +9,11 @@ from proxy.protocols.amqp091.confirms import Confirms
 def test_each_number_is_answered_once(seed: int) -> None:
     random = Random(seed)
     confirms = Confirms()
-    waiting: list[int] = []  # the client's numbers that wait here
-    sent: list[int] = []  # the client's numbers by the broker's
+    waiting: list[int] = []  # client's numbers that wait in Sluice
+    sent: list[int] = []  # client's numbers by the broker's
     refused: set[int] = set()
-    unanswered: set[int] = set()  # the broker's numbers
-    open_numbers: set[int] = set()  # the client's, of what went to the broker
+    unanswered: set[int] = set()  # broker's numbers
+    open_numbers: set[int] = set()  # client's numbers that were forwarded
     for _ in range(300):
         dice = random.random()
         if dice < 0.5:
@@ -33,7 +33,7 @@ def test_each_number_is_answered_once(seed: int) -> None:
             expected = {sent[each - 1] for each in covered}
             answered = confirms.answered(tag, multiple=multiple)
             if answered is None:
-                # The client makes of it what it says.
+                # The client interprets the confirm literally.
                 mentioned = {each for each in range(1, tag + 1) if multiple or each == tag}
                 assert not mentioned & (refused | set(waiting))
                 assert mentioned & open_numbers == expected
@@ -43,7 +43,7 @@ def test_each_number_is_answered_once(seed: int) -> None:
         assert confirms.outstanding() == len(unanswered)
 
 
-def test_an_ack_of_what_is_withheld_says_nothing_and_a_nack_does() -> None:
+def test_an_ack_of_a_withheld_message_is_ignored_unlike_a_nack() -> None:
     confirms = Confirms()
     for number in range(1, 8):
         confirms.sent(confirms.number())

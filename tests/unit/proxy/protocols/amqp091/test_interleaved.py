@@ -1,6 +1,6 @@
-"""Contents of many channels, interleaved and cut anywhere, with random verdicts: what goes on is right by a model.
+"""Contents of many channels, interleaved and cut anywhere, with random verdicts, compared with a model.
 
-The model knows what each channel sent, and what became of each publish; it reads what both peers were written.
+The model knows the frames of each channel and the outcome of each publish, and reads what both peers were sent.
 """
 
 from collections import defaultdict
@@ -18,7 +18,7 @@ from proxy.spool.spool import SpoolSettings
 
 CHANNELS = range(1, 17)
 CONFIRMS = range(1, 9)
-#: Those that either peer closes now and then, and the client opens again; what becomes of contents is not checked.
+# Channels that either peer closes now and then, and the client opens again. Their contents are not checked.
 CLOSED = range(17, 21)
 
 
@@ -34,7 +34,7 @@ def interleaved(random: Random, streams: list[list[list[bytes]]]) -> bytes:
 
 
 def whole(data: bytes | bytearray, at: int) -> Iterator[tuple[frames.Frame, int]]:
-    """Read the frames from a position on that are complete, with where each ends."""
+    """Yield the complete frames from a position on, with their ends."""
     while at + 7 <= len(data):
         stop = at + int.from_bytes(data[at + 3 : at + 7]) + 8
         if stop > len(data):
@@ -45,7 +45,7 @@ def whole(data: bytes | bytearray, at: int) -> Iterator[tuple[frames.Frame, int]
 
 
 class Model:
-    """A client, a broker and a limiter that agree on nothing but the protocol."""
+    """A client, a broker and a limiter that share only the protocol."""
 
     def __init__(self, random: Random, limits: tuple[str, ...] = (), *, spools: bool = False) -> None:
         self.random = random
@@ -67,14 +67,14 @@ class Model:
             self.driver.give(CLIENT, frames.consume(channel, "q", "c"))
             self.driver.give(BROKER, frames.consume_ok(channel, "c"))
         self.driver.forget()
-        #: What the broker has numbered and not answered, by channel; and what the client waits for.
+        # By channel: publishes that the broker has numbered and not answered, and that the client waits for.
         self.numbered: dict[int, int] = defaultdict(int)
         self.unanswered: dict[int, list[int]] = defaultdict(list)
         self.by_number: dict[tuple[int, int], int] = {}
         self.deliveries: dict[int, list[int]] = defaultdict(list)
         self.from_broker = bytearray()
-        #: Of the channels that are closed: which the client uses, has closed and has not agreed to the close of; which
-        #: the broker has not closed and has not answered the close of; and what either has looked at.
+        # Closed channels: open at the client, closed by it and not yet agreed. Not yet closed by the broker, and not
+        # answered. And those that either has handled.
         self.used: set[int] = set()
         self.closes: set[int] = set()
         self.hears_close: set[int] = set()
@@ -91,7 +91,6 @@ class Model:
         return Hold(ORDERS, "rule", Ticket(lambda: None), self.spools and dice < 0.95)
 
     def publishes(self) -> bytes:
-        """Return what a client sends in some channels at once."""
         streams = []
         for channel in self.random.sample(CHANNELS, self.random.randint(1, 16)):
             stream: list[list[bytes]] = []
@@ -114,7 +113,6 @@ class Model:
         return interleaved(self.random, streams + self.closed_by_client())
 
     def closed_by_client(self, *, last: bool = False) -> list[list[list[bytes]]]:
-        """Return what a client sends in the channels that are closed; at last it closes all."""
         self.client_reads()
         streams = []
         for channel in CLOSED:
@@ -138,7 +136,6 @@ class Model:
         return streams
 
     def closed_by_broker(self, *, last: bool = False) -> list[list[list[bytes]]]:
-        """Return what a broker sends in the channels that are closed."""
         streams = []
         for channel in CLOSED:
             stream: list[list[bytes]] = []
@@ -153,7 +150,6 @@ class Model:
         return streams
 
     def client_reads(self) -> None:
-        """Look at what was written of channels that are closed."""
         for frame, at in whole(self.driver.written[CLIENT], self.client_looked):
             self.client_looked = at
             if frame.channel in CLOSED and frame.kind == 1:
@@ -163,7 +159,7 @@ class Model:
                     self.closes.remove(frame.channel)
 
     def close_all(self) -> None:
-        """Have the client close what it still uses; either peer hears of each close."""
+        """Let the client close its channels. Each peer sees all closes."""
         driver = self.driver
         for _ in range(8):
             driver.give(CLIENT, interleaved(self.random, self.closed_by_client(last=True)))
@@ -175,7 +171,6 @@ class Model:
         assert not (self.used | self.closes | self.hears_close | self.answers_close)
 
     def broker_says(self) -> bytes:
-        """Return deliveries of some channels and confirms of what the broker got."""
         self.broker_reads()
         streams = []
         for channel in self.random.sample(CHANNELS, 5):
@@ -196,7 +191,7 @@ class Model:
         return interleaved(self.random, streams + self.closed_by_broker())
 
     def broker_reads(self) -> None:
-        """Number what was published, as far as the broker has whole messages."""
+        """Number complete publishes."""
         data = self.driver.written[BROKER]
         self.from_broker += data
         data.clear()
@@ -220,7 +215,7 @@ class Model:
                 self.unanswered[channel].append(self.numbered[channel])
 
     def play(self, steps: int) -> None:
-        """Do anything that a driver may do, in any order."""
+        """Random events of a driver."""
         driver, random = self.driver, self.random
         coming = dict.fromkeys(Side, b"")
         deciding: dict[Side, Batch | None] = dict.fromkeys(Side)
@@ -284,7 +279,6 @@ class Model:
             disk.finish_read(self.random.randrange(len(disk.reads)))
 
     def resolve_one(self) -> None:
-        """Resolve the first held request with some order key."""
         held = self.driver.held
         if not held:
             return
@@ -322,7 +316,7 @@ class Model:
         for arguments in {each.arguments for each in publishes}:
             of_key = [each for each in publishes if each.arguments == arguments and each not in refused]
             assert [each for each in went if each.arguments == arguments] == of_key
-        # Methods, and what was published before and after each that waits.
+        # Methods, with the publishes before and after each that waits.
         assert [each for each in arrived if each.header is None] == [each for each in sent if each.header is None]
         numbers = [index for index, each in enumerate(sent) if each.method == (50, 10)]
         places = [index for index, each in enumerate(arrived) if each.method == (50, 10)]
@@ -397,7 +391,7 @@ def test_unlimited_frames_pass_unchanged(seed: int) -> None:
     to_client = b"".join(model.broker_says() for _ in range(10))
     model.driver.give(CLIENT, to_broker, random, random.choice((10, 100, 1000, 100_000)))
     model.driver.give(BROKER, to_client, random, random.choice((10, 100, 1000, 100_000)))
-    # Only the method of a content goes on later, with its header: other channels' frames may overtake it.
+    # Only the method of a content is forwarded late, with its header: frames of other channels may overtake it.
     for written, sent in ((model.driver.written[BROKER], to_broker), (model.driver.written[CLIENT], to_client)):
         assert len(written) == len(sent)
         for channel in CHANNELS:

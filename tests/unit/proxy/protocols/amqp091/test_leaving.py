@@ -1,4 +1,4 @@
-"""What the broker is to take back of a client that leaves, or closes, while publishes of it are held."""
+"""Requeued messages when a client leaves, or closes, while its publishes are held."""
 
 import pytest
 from amqp_playbook import frames
@@ -32,8 +32,6 @@ def delete(channel: int, queue: str) -> bytes:
 
 
 def holds(*queues: str) -> object:
-    """Hold what is for some queues, or of them."""
-
     def decide(request: Request) -> Verdict | None:
         name = request.resources[0].name
         return Hold(request.resources[0], "rule", Ticket(lambda: None)) if name in queues else None
@@ -51,7 +49,7 @@ def consuming(*channels: int, decide: object = hold, limits: tuple[str, ...] = (
 
 
 def leave(driver: Driver) -> bytes:
-    """Have the client's stream end; return what the broker hears of that."""
+    """End the client's stream. Return the frames to the broker."""
     driver.forget()
     assert driver.session.has_undelivered(CLIENT)
     driver.tick()
@@ -59,7 +57,7 @@ def leave(driver: Driver) -> bytes:
 
 
 def resume(driver: Driver, *channels: int) -> bytes:
-    """Have the broker agree that channels are closed, and all that is held go on; return what goes on."""
+    """Let the broker agree to closed channels, and resolve everything held. Return the frames to the broker."""
     driver.forget()
     for channel in channels or (1,):
         driver.give(BROKER, frames.close_ok(channel))
@@ -67,12 +65,12 @@ def resume(driver: Driver, *channels: int) -> bytes:
     return bytes(driver.written[BROKER])
 
 
-def test_consumers_end_at_once_and_what_they_have_goes_back() -> None:
+def test_consumers_end_at_once_and_their_deliveries_are_requeued() -> None:
     driver = consuming(1, 2)
     driver.give(CLIENT, publish(1))
     driver.give(BROKER, delivery(1) + delivery(1, 2))
     assert leave(driver) == frames.close(1) + frames.close(2) + frames.close(3)
-    # What is held has a channel of its own, which the broker knows to be open only then.
+    # Held publishes get a separate channel, open at the broker only then.
     assert resume(driver, 2, 3, 1) == frames.channel_open(1) + publish(1) + frames.close(1)
     assert not driver.session.has_undelivered(CLIENT)
     driver.forget().give(BROKER, frames.method(1, 20, 11, bytes(4)) + frames.close_ok(1))
@@ -106,14 +104,14 @@ def test_uncommitted_publishes_are_not_sent(commits: bool) -> None:  # noqa: FBT
     driver = consuming(1)
     commit = tx(1, 20) if commits else b""
     driver.give(CLIENT, tx(1, 10) + publish(1) + commit + publish(2) + frames.ack(1, 1) + publish(3, 2))
-    # What went before is in the broker's transaction, if that is to be committed: so the channel stays open.
+    # Earlier publishes are in the broker's transaction. If that will be committed, the channel stays open.
     assert leave(driver) == (quiet_cancel(1, "c") if commits else frames.close(1)) + frames.close(2) + frames.close(3)
     sent = list(frames.read(resume(driver, 2, 3)))
     assert [each.channel for each in sent if each.channel == 2] == [2] * 5
     first = list(frames.read(publish(1) + commit)) if commits else []
     assert [each for each in sent if each.channel == 1] == first
     if commits:
-        # While the broker commits, anything else is a fault.
+        # While the broker commits, any other method is an error.
         driver.forget().give(BROKER, tx(1, 21))
         assert driver.written[BROKER] == frames.close(1)
 
@@ -126,7 +124,7 @@ def test_nothing_comes_before_the_broker_has_committed() -> None:
     assert driver.written[BROKER] == frames.close(1)
 
 
-def test_exclusive_queues_end_and_what_is_held_for_them() -> None:
+def test_exclusive_queues_end_with_requests_held_for_them() -> None:
     driver = Driver(hold).open([1])
     driver.give(CLIENT, declare(1, "mine", 4) + declare(1, "", 4) + declare(1, "ours", 0) + declare(1, "mine too", 20))
     for queue in ("mine", "amq.gen-1", "ours"):
@@ -134,7 +132,7 @@ def test_exclusive_queues_end_and_what_is_held_for_them() -> None:
     driver.give(CLIENT, publish(1, key="mine") + publish(2, key="amq.gen-1") + publish(3, key="ours"))
     gone = leave(driver)
     assert gone.startswith(frames.close(1))
-    # By who owns them only: declared once more they are somebody else's, or made and deleted.
+    # Only by owner: declared again they may be another's, or created and deleted.
     deletes = declare(2, "mine too", 20) + delete(2, "mine too") + declare(2, "mine", 20) + delete(2, "mine")
     assert gone.endswith(frames.channel_open(2) + deletes + delete(2, "amq.gen-1") + frames.close(2))
     assert resume(driver) == frames.channel_open(1) + publish(3, key="ours") + frames.close(1)
@@ -176,7 +174,7 @@ def test_a_close_of_the_connection_is_agreed_to_at_once() -> None:
     assert driver.written[CLIENT] == frames.close_ok(0)
     assert driver.client_ended
     assert driver.written[BROKER] == frames.close(1) + frames.close(2) + frames.close(3)
-    # That its stream ends then says nothing new.
+    # The end of its stream then changes nothing.
     driver.forget()
     assert driver.session.has_undelivered(CLIENT)
     assert not driver.given_up
@@ -202,7 +200,7 @@ def test_a_close_of_a_channel_waits_for_nothing() -> None:
     driver = closed()
     assert driver.written[CLIENT] == frames.close_ok(1)
     assert driver.written[BROKER] == frames.close(1)
-    # The client hears nothing more of it.
+    # The client sees nothing more of it.
     returned = b"".join(frames.returned(1, b"1"))
     driver.forget().give(BROKER, delivery(1) + returned + delivery(1, 2))
     assert driver.written[CLIENT] == delivery(1, 2)
@@ -254,7 +252,7 @@ def test_the_end_of_a_consumer_waits_for_none_of_its_deliveries() -> None:
     assert driver.session.in_flight() == 0
 
 
-def test_what_the_broker_expects_no_ack_of_comes_before_the_end_of_its_consumer() -> None:
+def test_deliveries_without_acks_come_before_the_end_of_their_consumer() -> None:
     driver = Driver(hold, limits=("delivery",)).open([1])
     driver.give(CLIENT, frames.consume(1, "work", "c"))
     driver.give(BROKER, frames.consume_ok(1, "c") + delivery(1) + delivery(2))

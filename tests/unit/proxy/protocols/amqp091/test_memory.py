@@ -39,7 +39,7 @@ def test_waiting_connection_is_woken_once_when_others_use_less() -> None:
     assert woken == ["small"]
 
 
-def test_there_is_a_bound_for_what_has_to_be_read_all_the_same() -> None:
+def test_mandatory_reads_have_a_bound() -> None:
     memory = Memory(Hub(), 1 << 20, 1 << 30, lambda: None)
     memory.take(3 << 20)
     assert memory.is_full()

@@ -1,4 +1,6 @@
-"""What an earlier process left in the spool is sent by the next connection of the same user, vhost and listener."""
+"""Messages that an earlier process left in the spool are sent by the next connection of the same user, vhost and
+listener.
+"""
 
 from collections.abc import Callable, Sequence
 from random import Random
@@ -20,13 +22,13 @@ from proxy.spool.spool import Hooks, QueueName, Spool, SpoolSettings
 from proxy.spool.store import Write
 
 NS = 1_000_000_000
-#: What ``frames.tune`` offers here, and so the number of the channel that is Sluice's own.
+# The maximum offered by ``frames.tune``, which becomes the number of Sluice's own channel.
 OFFERED = 100
 SENDER = ("%2F", "guest")
 
 
 class Disk(FakeDisk):
-    """A disk whose runs outlive a process."""
+    """A disk whose content survives a process."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +42,7 @@ class Disk(FakeDisk):
 
 
 class Left:
-    """A spool on a disk in memory, and what an earlier process left there."""
+    """A spool on a disk in memory, with messages of an earlier process."""
 
     def __init__(self, memory_bytes: int = 1 << 20) -> None:
         self.disk = Disk()
@@ -64,7 +66,7 @@ class Left:
             queue.append((publish,), 0, NS, expires_ns=expires_ns, is_refusable=False, is_recoverable=True)
 
     def crash(self) -> Spool:
-        """Have a new process find what the last one has written; return its spool."""
+        """Start a new process on the written data. Return its spool."""
         for queue in list(self.spool._queues.values()):
             queue.write_all()
         self.disk.finish_all()
@@ -99,12 +101,9 @@ def publish(number: int, key: str = "orders", channel: int = 7, exchange: str = 
 
 
 class Broker:
-    """Answers what comes on the channel that is Sluice's own, and keeps what was published there.
+    """Answers on Sluice's own channel, and records publishes there.
 
-    Attributes:
-        published: so far.
-        closes: says of each message whether the channel is closed over it.
-        opened: how often the channel was.
+    ``closes`` decides for each message whether the channel is closed. ``opened`` counts opens.
     """
 
     def __init__(self, driver: Driver, spool: Spool, disk: FakeDisk | None = None) -> None:
@@ -114,7 +113,7 @@ class Broker:
         self.closes: Callable[[frames.Message], bool] = lambda _: False
         self.is_open = False
         self.opened = 0
-        #: Kinds and lengths.
+        # Kinds and lengths.
         self.frames: list[tuple[int, int]] = []
 
     def connect(self, *, vhost: str = "/", user: str = "guest", frame_max: int = frames.FRAME_MAX) -> "Broker":
@@ -130,7 +129,7 @@ class Broker:
         return self
 
     def step(self) -> bool:
-        """Answer what has come; say whether something has."""
+        """Answer new frames. Return whether there were any."""
         data = bytes(self.driver.written[BROKER])
         self.driver.written[BROKER].clear()
         answers = b""
@@ -147,7 +146,7 @@ class Broker:
                 self.is_open = False
                 answers += frames.close_ok(self.number)
             elif not self.is_open:
-                # After it has closed the channel it only waits for this.
+                # After its close of the channel it only waits for this.
                 assert message.method in {(20, 41), (60, 40)}
             elif self.closes(message):
                 self.is_open = False
@@ -159,7 +158,6 @@ class Broker:
         return bool(data)
 
     def run(self) -> "Broker":
-        """Let everything go on until nothing does any more."""
         idle = 0
         while idle < 3:
             idle += 1
@@ -200,7 +198,7 @@ def test_leftovers_are_replayed_in_order_on_an_own_channel_and_marked(left: Left
     assert told[1:] == (300, 0, 0, 0, "")
     assert (told.name.name, told.name.sender) == ("orders", SENDER)
     assert not broker.driver.watches_writes
-    # All that is left are the queues of others.
+    # Only the queues of others are left.
     assert not left.spool.has_recovered(lambda _: True)
 
 
@@ -284,7 +282,7 @@ def test_where_no_number_is_certain_nothing_is_replayed(left: Left, offers: int,
     assert left.spool.has_recovered(lambda _: True)
 
 
-def test_a_client_that_uses_the_number_all_the_same_has_done_wrong(left: Left) -> None:
+def test_a_client_that_uses_the_number_anyway_breaks_the_protocol(left: Left) -> None:
     left.put("orders", [publish(1)])
     left.crash()
     broker = connected(left)
@@ -317,7 +315,7 @@ def test_a_client_sees_and_loses_nothing_wherever_its_bytes_are_cut(seed: int, l
         left.disk.finish_all()
         to_broker += driver.written[BROKER]
         driver.written[BROKER].clear()
-        # The broker answers what is whole, and in pieces.
+        # The broker answers complete methods, and in pieces.
         answers = b""
         ends = heard
         while ends + 7 <= len(to_broker):
@@ -379,7 +377,7 @@ def test_many_queues_take_turns(left: Left) -> None:
     left.crash()
     broker = connected(left).run()
     keys = [message.arguments[4:-1].decode() for message in broker.published]
-    # Nobody waits until all of another queue has gone, and messages of a queue are in order.
+    # Queues take turns, and messages of a queue are in order.
     assert len(set(keys[: 3 * _MAX_IN_TURN])) == 3
     for name in range(2 * _MAX_AT_ONCE):
         of_name = [int(m.body) for m in broker.published if m.arguments[4:-1].decode() == str(name)]
@@ -437,7 +435,7 @@ def test_expired_entries_are_dropped_and_counted(left: Left) -> None:
     }
 
 
-def test_a_queue_over_which_the_broker_closes_the_channel_is_dropped_and_others_go_on(left: Left) -> None:
+def test_a_queue_for_which_the_broker_closes_the_channel_is_dropped_and_others_continue(left: Left) -> None:
     left.put("gone", [publish(number, "k", exchange="gone") for number in range(1000)])
     left.put("orders", [publish(number) for number in range(1000)])
     left.crash()
@@ -454,7 +452,7 @@ def test_a_queue_over_which_the_broker_closes_the_channel_is_dropped_and_others_
     assert {message.channel for message in broker.driver.to_client()} == {0}
 
 
-def test_a_connection_that_ends_gives_back_what_is_left(left: Left) -> None:
+def test_a_connection_that_ends_gives_back_unused_permits(left: Left) -> None:
     left.put("orders", [publish(number) for number in range(3)])
     left.crash()
     held: list[Request] = []

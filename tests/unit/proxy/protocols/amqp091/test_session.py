@@ -34,7 +34,7 @@ def test_waiting_time_counts_from_arrival() -> None:
     for now_s, (channel, key) in enumerate(((1, "orders"), (1, "orders"), (2, "orders"), (1, "other"))):
         driver.now_ns = now_s * 10**9
         driver.give(CLIENT, b"".join(frames.publish(channel, "", key, b"text")))
-    # A barrier, and what comes behind it.
+    # A barrier, and publishes behind it.
     driver.give(CLIENT, frames.method(1, 90, 20) + b"".join(frames.publish(1, "", "behind", b"text")))
 
     def oldest() -> dict[str, list[int]]:
@@ -140,7 +140,7 @@ def test_requests_are_those_of_user_and_vhost(vhost: str, name: str) -> None:
     assert driver.requests[0].refusal == "impossible"
 
 
-def test_a_method_waits_for_what_was_published_before_and_all_waits_behind_it() -> None:
+def test_a_method_waits_for_earlier_publishes_and_everything_waits_behind_it() -> None:
     driver = Driver(hold).open([1, 2])
     driver.give(CLIENT, publish(1))
     driver.decide = lambda _: None
@@ -159,13 +159,13 @@ def test_a_method_waits_for_what_was_published_before_and_all_waits_behind_it() 
     assert [request.refusal for request in driver.requests] == ["impossible"] * 3 + ["answered"]
 
 
-def test_a_channel_that_the_broker_closes_gives_up_what_waits() -> None:
+def test_a_channel_closed_by_the_broker_gives_up_waiting_publishes() -> None:
     driver = Driver(hold).open([1, 2])
     driver.give(CLIENT, publish(1) + publish(2) + frames.declare(1) + publish(3, 2))
     driver.give(BROKER, frames.close(1, 404))
     assert len(driver.given_up) == 1
     assert driver.written[CLIENT] == frames.close(1, 404)
-    # A broker does not look at it any more.
+    # A broker no longer handles it.
     assert driver.written[BROKER] == frames.declare(1)
     driver.forget().give(CLIENT, publish(4) + frames.close_ok(1) + frames.channel_open(1))
     driver.decide = lambda _: None
@@ -176,7 +176,7 @@ def test_a_channel_that_the_broker_closes_gives_up_what_waits() -> None:
     assert driver.session.in_flight() == 0
 
 
-def test_a_close_that_waits_goes_on_when_the_broker_closes_the_channel() -> None:
+def test_a_waiting_close_continues_when_the_broker_closes_the_channel() -> None:
     driver = Driver(hold).open()
     driver.give(CLIENT, publish(1) + frames.close(1))
     driver.forget()
@@ -188,14 +188,14 @@ def test_a_close_that_waits_goes_on_when_the_broker_closes_the_channel() -> None
 
 
 @pytest.mark.parametrize("decide", [lambda _: None, hold])
-def test_behind_a_close_of_the_clients_nothing_goes_on(decide: Decide) -> None:
+def test_nothing_is_forwarded_behind_a_clients_close(decide: Decide) -> None:
     frames_behind = (
         frames.blocked("memory"),
         frames.tune_ok(2047),
         frames.close(0),
         # The broker has not closed.
         frames.close_ok(0),
-        # Of channels that are not open, too.
+        # Also for channels that are not open.
         frames.channel_open(2),
         *publish_frames(2, 0),
         *publish_frames(3, 2),
@@ -270,7 +270,7 @@ def charged_to(driver: Driver, tag: str = "c") -> list[str]:
     return [str(each) for each in driver.requests[-1].resources]
 
 
-def test_a_consumer_is_known_that_the_broker_names_though_the_client_does_not_want_to_hear_of_it() -> None:
+def test_a_consumer_named_by_the_broker_is_known_even_without_an_answer_to_the_client() -> None:
     driver = Driver(limits=("delivery",)).open()
     begins, asks = (frames.consume(1, "orders", "", no_wait=no_wait) for no_wait in (True, False))
     driver.give(CLIENT, begins + frames.consume(1, "other", "c"))
@@ -279,19 +279,19 @@ def test_a_consumer_is_known_that_the_broker_names_though_the_client_does_not_wa
     assert driver.written[CLIENT] == frames.consume_ok(1, "c")
     assert charged_to(driver, "amq.ctag-1") == ["delivery:orders"]
     assert charged_to(driver, "c") == ["delivery:other"]
-    # Such a tag no broker gives.
+    # A broker never gives such a tag.
     assert charged_to(driver, "x") == ["delivery:other"]
 
 
 @pytest.mark.parametrize("no_wait", [False, True])
-def test_a_consumer_is_known_until_the_broker_says_that_it_has_ended(*, no_wait: bool) -> None:
+def test_a_consumer_is_known_until_the_broker_ends_it(*, no_wait: bool) -> None:
     driver = Driver(limits=("delivery",)).open()
     driver.give(CLIENT, frames.consume(1, "orders", "c") + frames.consume(1, "other", "d"))
     driver.give(BROKER, frames.consume_ok(1, "c") + frames.consume_ok(1, "d"))
     begins = frames.consume(1, "other", "c", no_wait=no_wait)
     driver.forget().give(CLIENT, frames.cancel(1, "c", no_wait=True) + begins)
     assert driver.written[BROKER] == frames.cancel(1, "c") + begins
-    # As far as is known, either may be meant.
+    # Either may be meant.
     assert charged_to(driver) == ["delivery:orders", "delivery:other"][: 1 + no_wait]
     answer = b"" if no_wait else frames.consume_ok(1, "c")
     driver.forget().give(BROKER, frames.cancel_ok(1, "c") + answer)
@@ -302,7 +302,7 @@ def test_a_consumer_is_known_until_the_broker_says_that_it_has_ended(*, no_wait:
     assert driver.written[CLIENT] == frames.cancel_ok(1, "c")
 
 
-def test_a_channel_has_no_more_consumers_than_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_channel_has_a_bounded_number_of_known_consumers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("proxy.protocols.amqp091.publishes.MAX_CONSUMERS", 9)
     driver = Driver().open()
     for number in range(9):
@@ -330,7 +330,7 @@ def test_no_name_is_the_queue_that_was_declared_last(passive: int, no_wait: int)
     driver.give(CLIENT, frames.declare(1, "free"))
     driver.give(BROKER, frames.declare_ok(1, "free"))
     driver.give(CLIENT, frames.declare(1, "orders", passive | no_wait) + frames.get(1, "") + frames.consume(1, "", "c"))
-    # Of what was declared later neither is.
+    # Neither is the last one declared.
     driver.give(CLIENT, frames.declare(1, "other", no_wait))
     if not no_wait:
         driver.give(BROKER, frames.declare_ok(1, "orders"))
@@ -442,7 +442,7 @@ def test_nothing_lives_on_after_a_session() -> None:
         gc.enable()
 
 
-def test_a_chunk_is_as_long_as_what_its_headers_hold() -> None:
+def test_a_chunk_with_headers_has_the_length_of_their_contents() -> None:
     driver = Driver().open()
     copies = {"CC": [str(number) for number in range(200)]}
     many = b"".join(frames.publish(1, "", "orders", headers=copies))
@@ -457,7 +457,7 @@ def test_nothing_but_channel_0_is_taken_before_the_connection_is_open(cut: int) 
     driver = Driver()
     driver.give(CLIENT, frames.greeting())
     early = frames.channel_open(1) + publish(1)
-    # Of less than a prefix nothing is known.
+    # Shorter than a prefix, nothing is known.
     driver.give(CLIENT, early[:cut])
     with pytest.raises(Close) as ended:
         driver.give(CLIENT, early[cut:])
@@ -496,7 +496,7 @@ def test_heartbeats_are_sent_to_an_idle_peer() -> None:
     driver.now_ns = due_ns
     driver.tick()
     driver.forget()
-    # Nothing was heard of either.
+    # Neither was answered.
     driver.now_ns += 5_000_000_000
     driver.tick()
     assert not driver.written[BROKER]
@@ -508,7 +508,7 @@ def test_heartbeats_are_sent_to_an_idle_peer() -> None:
     assert driver.written[CLIENT] == frames.nack(1, 1)
 
 
-def test_of_one_channel_too_many_the_broker_says_so_whatever_its_number() -> None:
+def test_the_broker_refuses_one_channel_too_many_whatever_its_number() -> None:
     driver = Driver().open()
     opened = frames.channel_open(65535) + b"".join(frames.publish(65535, "", "q", b"x"))
     driver.give(CLIENT, opened)
@@ -521,7 +521,7 @@ def test_of_one_channel_too_many_the_broker_says_so_whatever_its_number() -> Non
 
 
 def beyond_frame_max(field_bytes: int) -> list[bytes]:
-    """Return a connection-wide method, a delivery and a return, each with a frame above frame_max, but for its body."""
+    """Return a method of channel 0, a delivery and a return, each with a frame above frame_max that is not its body."""
     headers = {"x-death": "x" * field_bytes}
     arguments = frames.short("c") + bytes((0, 0, 0, 0, 0, 0, 0, 1, 0)) + frames.short("") + frames.short("q")
     return [
@@ -555,7 +555,7 @@ def test_a_frame_of_the_broker_is_gathered_up_to_a_bound(kind: int) -> None:
         Driver().open().give(BROKER, bytes((kind, 0, 1)) + b"\1\0\0\1")
 
 
-def test_a_frame_that_is_none_ends_the_connection() -> None:
+def test_an_invalid_frame_ends_the_connection() -> None:
     for bad, code in (
         (PUBLISH[:-1] + b"\0", 501),
         (frames.frame(3, 1, b"text"), 505),
@@ -573,7 +573,7 @@ def test_a_frame_that_is_none_ends_the_connection() -> None:
         assert driver.written[CLIENT] == frames.close(0, code, "bad")
 
 
-def test_the_broker_answers_what_comes_in_a_channel_that_is_not_open() -> None:
+def test_the_broker_answers_frames_of_a_channel_that_is_not_open() -> None:
     driver = Driver(refuse).open()
     driver.give(CLIENT, publish(1, 7) + publish(2, 7)[:-4])
     driver.give(CLIENT, publish(2, 7)[-4:])

@@ -1,4 +1,4 @@
-"""Publishes that are put aside: in order and each once, wherever they lie; and the answers to what does not go on."""
+"""Spooled publishes: in order and each once, in memory or on disk, and the answers to those not forwarded."""
 
 from errno import EIO
 from struct import pack
@@ -28,7 +28,7 @@ def make(decide: object = spooled, confirms: tuple[int, ...] = (), **more: objec
 def publish(driver: Driver, bodies: object, channel: int = 1, key: str = "orders", **more: object) -> None:
     driver.give(CLIENT, b"".join(b"".join(frames.publish(channel, "", key, each, **more)) for each in bodies))  # type: ignore[attr-defined]  # an iterable
     while driver.unread[CLIENT] and isinstance(driver, SpooledDriver) and not driver.disk.is_idle:
-        # As the spool is full.
+        # Because the spool is full.
         driver.disk.finish_all()
         driver.read(CLIENT)
 
@@ -46,7 +46,7 @@ def answers(driver: Driver) -> list[tuple[tuple[int, int] | None, int]]:
 
 
 def work(driver: SpooledDriver) -> None:
-    """Have asked what is to be asked, and the disk do its work, with nothing resolved."""
+    """Run all requests and disk work, without resolving anything."""
     while driver.woken or not driver.disk.is_idle:
         driver.disk.finish_all()
         if driver.woken:
@@ -73,7 +73,7 @@ def test_spooled_messages_use_no_session_memory() -> None:
     assert not driver.session.paused(CLIENT)
     states = driver.spool.states()
     assert states.delta > 3_000
-    # Other keys and channels go on.
+    # Other keys and channels continue.
     driver.decide = lambda _: None
     publish(driver, [b"other"], key="other")
     publish(driver, [b"second"], channel=2)
@@ -82,7 +82,7 @@ def test_spooled_messages_use_no_session_memory() -> None:
     assert len(bodies(driver)) == 4_002
 
 
-def test_a_client_that_puts_aside_is_not_read_while_the_spool_is_full_however_many_keys_it_has() -> None:
+def test_a_spooling_client_is_not_read_while_the_spool_is_full_with_any_number_of_keys() -> None:
     driver = make(settings=SpoolSettings(memory_bytes=20_000))
     for number in range(300):
         driver.give(CLIENT, b"".join(b"".join(frames.publish(1, "", f"q{number % 10}", bytes(500))) for _ in range(3)))
@@ -229,7 +229,7 @@ def test_overdue_publishes_are_handled_without_another_event() -> None:
 
 
 @pytest.mark.parametrize("confirms", [(), (1,)])
-def test_a_purge_leaves_only_what_is_held(confirms: tuple[int, ...]) -> None:
+def test_a_purge_leaves_only_held_requests(confirms: tuple[int, ...]) -> None:
     driver = make(confirms=confirms, settings=SpoolSettings(memory_bytes=1))
     publish(driver, numbered(3_000))
     publish(driver, numbered(10), key="other")
@@ -247,7 +247,7 @@ def test_a_purge_leaves_only_what_is_held(confirms: tuple[int, ...]) -> None:
     assert sorted(bodies(driver)) == sorted([b"0", b"new", *numbered(10)])
 
 
-def test_answers_that_nobody_reads_do_not_pile_up() -> None:
+def test_unread_answers_do_not_pile_up() -> None:
     driver = make(confirms=(1,))
     publish(driver, [b""] * 60_000)
     driver.session.purge(ORDERS, driver.now_ns)
@@ -262,7 +262,7 @@ def test_answers_that_nobody_reads_do_not_pile_up() -> None:
 
 
 def damage(driver: SpooledDriver, index: int) -> None:
-    """Have a read fail for good."""
+    """Let a read fail permanently."""
     driver.disk.finish_read(index, OSError(EIO, "Input/output error"))
 
 
@@ -318,7 +318,7 @@ def test_uncommitted_publishes_are_not_recoverable() -> None:
     assert not entry.is_recoverable
 
 
-def test_stages_say_what_waits_for_a_limit_and_for_the_disk() -> None:
+def test_stages_show_waits_for_a_limit_and_for_the_disk() -> None:
     driver = make()
     publish(driver, numbered(3))
 

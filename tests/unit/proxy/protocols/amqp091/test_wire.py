@@ -70,7 +70,7 @@ def test_more_copies_than_are_read_are_malformed(copies: dict[str, str | list[st
         ("EXTERNAL", b"", b""),
     ],
 )
-def test_a_client_says_who_it_is(mechanism: str, response: bytes, user: bytes) -> None:
+def test_a_client_identifies_itself(mechanism: str, response: bytes, user: bytes) -> None:
     said = frames.table({"product": "pika", "version": "1.3.2\n", "platform": "Python 3.11\n"})
     raw = said + frames.short(mechanism) + frames.long(response) + frames.short("en_US")
     about = ClientInfo()
@@ -79,7 +79,7 @@ def test_a_client_says_who_it_is(mechanism: str, response: bytes, user: bytes) -
     about.opened = True
     other = raw.replace(b"guest", b"admin").replace(b"pika", b"java")
     about.take(CONNECTION_START_OK, Reader(other, 0, len(other)))
-    # Without a version, since accounts are kept by it.
+    # Without a version, because counts are by language.
     assert about.language == "Python"
     assert about.product == "pika 1.3.2?"
     assert about.describe() == ClientDescription("", "Python", "1.3.2?", "pika", user.decode())
@@ -120,20 +120,19 @@ def content_with(flags: int, properties: bytes) -> bytes:
         (1 << 8, b"", None),
     ],
 )
-def test_a_content_says_when_it_expires(flags: int, properties: bytes, expiration_ms: int | None) -> None:
+def test_a_content_has_an_expiration(flags: int, properties: bytes, expiration_ms: int | None) -> None:
     content = content_with(flags, properties)
     assert read_expiration(content) == expiration_ms
     for stop in range(len(content)):
         assert read_expiration(content[:stop]) in {None, expiration_ms}
 
 
-# What holds the field by chance is left alone; the longest that may not.
+# A value may contain the field's bytes by chance. The longest that may not.
 short_strings = st.binary(max_size=len(wire.CONFIRM_FIELD) - 1).map(frames.short)
 NAMES = (b"a", b"n", b"x-deat", b"x-sluice-confir", b"CC")
 
 
 def tables(*names: bytes) -> st.SearchStrategy[bytes]:
-    """Make fields with some names."""
     values = (b"t\1", b"V", b"I" + bytes(4), b"F" + bytes(4), b"A" + frames.long(b"S" + frames.long("k")))
     pairs = st.tuples(st.sampled_from(names), st.sampled_from(values))
     return st.lists(pairs, max_size=4).map(lambda pairs: b"".join(frames.short(name) + value for name, value in pairs))
@@ -156,7 +155,7 @@ properties = st.fixed_dictionaries(
         "timestamp": st.binary(min_size=8, max_size=8),
     },
 ).filter(
-    # What holds such a name is not marked.
+    # Values that contain such a name are not marked.
     lambda said: not any(name in value for name in (b"x-sluice-confirm", b"x-death") for value in said.values())
 )
 numbers = st.integers(0, (1 << 64) - 1)

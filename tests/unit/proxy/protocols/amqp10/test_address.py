@@ -34,7 +34,7 @@ def charged(address: str | None, said: MessageHead | None = None, vhost: bytes =
     return [str(each) for each in published(names_of(vhost), target, said)]
 
 
-#: As they were seen to go through RabbitMQ 4.0.5, or to be refused by it.
+# As observed with RabbitMQ 4.0.5.
 @pytest.mark.parametrize(
     ("address", "resources"),
     [
@@ -74,9 +74,9 @@ def charged(address: str | None, said: MessageHead | None = None, vhost: bytes =
 )
 def test_where_an_address_leads(address: str, resources: list[str]) -> None:
     assert charged(address) == resources
-    # A message's own address and subject mean nothing then.
+    # A message's own address and subject are ignored then.
     assert charged(address, head("/queues/other", "other")) == resources
-    # Nor is it otherwise in another vhost.
+    # Nor does another vhost differ.
     assert charged(address, vhost=b"t") == [each.replace(":", ":t/", 1) for each in resources]
 
 
@@ -109,7 +109,7 @@ def test_anonymous_link_uses_the_address_of_each_message() -> None:
     assert charged(None, head("/management")) == []
 
 
-#: As they were seen to be queues of Artemis 2.44.
+# As observed with Artemis 2.44.
 @pytest.mark.parametrize(
     ("address", "queue"),
     [

@@ -1,4 +1,4 @@
-"""The credit of one link; ``test_credit_model`` has both peers compute it, too."""
+"""The credit of one link. In ``test_credit_model`` both peers compute it, too."""
 
 import pytest
 
@@ -22,7 +22,7 @@ def granted(credit: Credit, permits: int = 1 << 20) -> LinkFlow:
 
 
 def wide(limit: int, window: int = 64) -> Credit:
-    """Return the credit of a link that has used a lot before: it may have as much unused as its window."""
+    """Return the credit of a link after much traffic: its unused credit may be the whole window."""
     credit = Credit(0)
     credit.window = window
     credit.flow_of_receiver(0, limit, False)
@@ -37,7 +37,7 @@ def test_serial_numbers_wrap() -> None:
     assert unwrapped(5, 3) == 5
 
 
-def test_the_sender_is_told_of_what_is_granted() -> None:
+def test_the_sender_gets_the_granted_credit() -> None:
     credit = Credit(ALL - 1)
     credit.flow_of_receiver(ALL - 1, 170, False)
     assert credit.to_sender() == (ALL - 1, 0, False)
@@ -61,7 +61,7 @@ def test_a_window_doubles_where_there_is_plenty() -> None:
     credit = wide(100, 4)
     assert credit.wanted() == 4
     credit.grant(4, plenty=True)
-    # It has to use that much first.
+    # It must use that much first.
     assert credit.window == 4
     credit.note_received(2)
     credit.grant(credit.wanted(), plenty=True)
@@ -85,7 +85,7 @@ def test_nothing_is_asked_for_before_half_of_a_window_is_used() -> None:
     assert credit.wanted() == 5
 
 
-def test_an_idle_link_asks_for_no_more_and_keeps_what_it_paid() -> None:
+def test_an_idle_link_requests_no_more_and_keeps_its_permits() -> None:
     credit = wide(1000)
     credit.grant(1)
     assert (credit.wanted(), credit.prepaid, credit.granted - credit.sent) == (0, 1, 1)
@@ -141,7 +141,7 @@ class TestUnpaid:
         unpaid.limit(Advance(2_000_000, 50, 60))
         assert unpaid.left(0) == 46
 
-    def test_credit_is_paid_for_a_while_as_for_what_came_last(self) -> None:
+    def test_credit_is_paid_for_a_while_like_the_last_messages(self) -> None:
         unpaid = self.of()
         unpaid.note_overdraft(("q",), 0)  # type: ignore[arg-type]
         assert unpaid.pays(9 * self.S)
@@ -166,37 +166,37 @@ class TestDrain:
         credit.note_received(2)
         assert credit.flow_of_sender(6, 0, True) == (6, 0, True)
 
-    def test_grants_that_cross_answers_come_to_an_end(self) -> None:
+    def test_grants_that_cross_answers_end(self) -> None:
         credit = wide(100, 8)
         assert granted(credit, 2) == (0, 2, False)
         credit.flow_of_receiver(0, 100, True)
         assert credit.to_sender() == (0, 2, True)
-        # Asked for before it drained, granted while the answer is on its way.
+        # Requested before it drained, granted while the answer is in flight.
         assert credit.grant(3)
         assert credit.to_sender() == (0, 5, True)
         assert credit.flow_of_sender(2, 0, True) is None
-        # The answer to the second flow is on its way, too: a third one would cross it, and so on.
+        # The answer to the second flow is in flight, too. A third one would cross it, and so on.
         assert credit.wanted() == 0
         assert credit.flow_of_sender(5, 0, True) == (100, 0, True)
         assert credit.limit == credit.sent == 100
 
     @pytest.mark.parametrize("limit", [100, 5])
-    def test_an_answer_that_may_be_to_an_earlier_drain_is_asked_for_anew(self, limit: int) -> None:
+    def test_an_answer_perhaps_to_an_earlier_drain_is_requested_again(self, limit: int) -> None:
         credit = wide(limit, 8)
         assert granted(credit, 2) == (0, 2, False)
         credit.flow_of_receiver(0, limit, True)
         assert credit.to_sender() == (0, 2, True)
-        # All of it is used, which this sender does not answer.
+        # All of it is used. This sender does not answer that.
         credit.note_received(2)
         assert credit.grant(3)
         assert credit.to_sender() == (2, 3, True)
-        # It answers the first only now, and throws away what it got for the second, though it has more.
+        # It answers only the first now, and discards the credit of the second, though it has messages.
         assert credit.flow_of_sender(5, 0, True) is None
         assert (credit.sent, credit.granted, credit.offset, credit.prepaid) == (2, 2, 3, 0)
         assert credit.wanted() == min(limit - 2, 8)
         assert credit.grant(1)
         assert credit.to_sender() == (5, 1, True)
-        # That is the answer to the third.
+        # That answers the third.
         assert credit.flow_of_sender(6, 0, True) == (limit, 0, True)
         assert credit.sent == credit.limit == limit
 
@@ -207,7 +207,7 @@ class TestAttach:
         credit.flow_of_receiver(0, 100, False)
         assert granted(credit) == (0, FIRST_WINDOW, False)
         credit.attached(ALL - 1)
-        # What it said stands: the sender has two more than that.
+        # The earlier count is kept: the sender has two more.
         assert (credit.sent, credit.granted, credit.limit) == (-2, FIRST_WINDOW, 100)
 
 

@@ -1,7 +1,7 @@
-"""Both peers of a link compute its credit by the specification, and what is believed of them is right.
+"""Both peers of a link compute its credit by the specification, and Sluice's view of them must be right.
 
-A sender and a receiver, written after 2.6.7 of AMQP 1.0 and knowing nothing of Sluice, talk through a stand-in for the
-session. What they say is under way for any time, so flows and deliveries cross. Numbers begin near 2^32.
+Sender and receiver follow 2.6.7 of AMQP 1.0, without knowledge of Sluice, and talk through a stand-in for the session.
+Frames take any time, so flows and deliveries cross. Numbers begin near 2^32.
 """
 
 import os
@@ -37,7 +37,7 @@ class Flow(NamedTuple):
 
 
 class Transfer(NamedTuple):
-    """A frame of a delivery; ``swallowed`` is for the stand-in."""
+    """A frame of a delivery. ``swallowed`` is for the stand-in."""
 
     first: bool
     last: bool
@@ -49,10 +49,8 @@ Message = Attach | Flow | Transfer
 class SpecSender:
     """The sender's half of 2.6.7.
 
-    Args:
-        initial: its delivery-count.
-        counts_early: the delivery-count grows with the first frame of a delivery, not with its last.
-        answers_all: it says that it has drained also when it used up all credit.
+    ``counts_early``: the delivery-count grows with the first frame of a delivery, not with its last. ``answers_all``:
+    it also reports a drain when all credit is used up.
     """
 
     def __init__(self, initial: int, out: "deque[Message]", *, counts_early: bool, answers_all: bool) -> None:
@@ -94,7 +92,7 @@ class SpecSender:
         return True
 
     def throw_away(self) -> None:
-        """Advance the delivery-count by what is left, as nothing is there to be sent."""
+        """Advance the delivery-count by the rest of the credit."""
         if self.drain and self.credit > 0 and not self.partial and not self.available:
             self.delivery_count = (self.delivery_count + self.credit) & ALL
             self.credit = 0
@@ -102,7 +100,7 @@ class SpecSender:
 
 
 class SpecReceiver:
-    """The receiver's half of 2.6.7; it counts as its sender does."""
+    """The receiver's half of 2.6.7. It counts as its sender does."""
 
     def __init__(self, out: "deque[Message]", *, counts_early: bool) -> None:
         self.counts_early = counts_early
@@ -112,7 +110,7 @@ class SpecReceiver:
         self.out = out
         self.deliveries = 0
         self.partial = False
-        #: What came beyond the credit, and may, as the receiver took credit back that was used already.
+        # Deliveries beyond the credit, which are valid if the receiver took back credit that was already used.
         self.lowered = 0
         self.heard: list[Flow] = []
 
@@ -139,9 +137,9 @@ class SpecReceiver:
                 assert self.delivery_count is not None
                 assert delivery_count is not None
                 self.heard.append(message)
-                # The delivery-limit stays: credit that was thrown away is gone.
+                # The delivery-limit stays, because discarded credit is gone.
                 advanced = signed(delivery_count - self.delivery_count)
-                # What is under way may not count yet.
+                # A delivery in progress may not count yet.
                 assert advanced >= -self.partial
                 if advanced > 0:
                     self.delivery_count = delivery_count
@@ -156,9 +154,9 @@ class SpecReceiver:
 
 
 class Link:
-    """A link through a stand-in for the session, which asks a stand-in for the limiter.
+    """A link through a stand-in for the session, with a stand-in for the limiter.
 
-    What may happen is a method with a number, of at most MOST.
+    Each possible event is a method with a number up to MOST.
     """
 
     def __init__(self, initial: int, *, counts_early: bool, answers_all: bool, attached: bool) -> None:
@@ -169,13 +167,13 @@ class Link:
         self.limited = True
         self.refuses = False
         self.credit = Credit()
-        #: Deliveries that go on; whether the one in hand does not.
+        # Forwarded deliveries, and whether the current one is swallowed.
         self.forwarded = 0
         self.swallowing = False
-        #: Permits taken from the limiter, and charged beyond.
+        # Permits taken from the limiter, and charged in addition.
         self.taken = 0
         self.charged = 0
-        #: The delivery-limit that the sender was told last, in its own numbers, and whether the receiver lowered its.
+        # The last delivery-limit sent to the sender, in its numbers, and whether the receiver lowered its own.
         self.told: int | None = None
         self.lowered = False
         if attached:
@@ -185,7 +183,7 @@ class Link:
     # The peers.
 
     def receiver_says(self, credit: int) -> None:
-        """Say as much as before, or more: most receivers never lower what they said."""
+        """Send a flow with the same or more credit. Most receivers never lower it."""
         self.receiver.say(max(credit, self.receiver.credit), drain=False)
 
     def receiver_drains(self, credit: int) -> None:
@@ -214,7 +212,7 @@ class Link:
     def sender_drains(self, _: int) -> None:
         self.sender.throw_away()
 
-    # What is under way.
+    # In flight.
 
     def sender_takes(self, count: int) -> None:
         for _ in range(min(count, len(self.to_sender))):
@@ -254,7 +252,7 @@ class Link:
             case Flow(delivery_count, link_credit, drain, available):
                 was_shaped, offset, sent = credit.shaped, credit.offset, credit.sent
                 told = credit.flow_of_sender(delivery_count, link_credit, drain)
-                # Nobody throws credit away within a delivery.
+                # Credit is never discarded within a delivery.
                 assert credit.sent == sent or not credit.swallowing
                 if credit.offset < offset:
                     assert available == 0, "the receiver was told of a drain, and more is there"
@@ -292,7 +290,7 @@ class Link:
         self._grant(min(permits, self.credit.wanted()))
 
     def sluice_is_granted_late(self, permits: int) -> None:
-        """Be granted what was asked for, though less may be wanted by now."""
+        """A late grant, when less may be wanted."""
         self._grant(permits)
 
     def _grant(self, permits: int) -> None:
@@ -321,18 +319,18 @@ class Link:
     def refusals_begin_or_end(self, _: int) -> None:
         self.refuses = not self.refuses
 
-    # What must be true.
+    # Invariants.
 
     def check(self) -> None:
         credit = self.credit
         self.charged += credit.take_due()
         assert credit.granted <= credit.limit
         assert 0 <= credit.prepaid <= max(0, credit.granted - credit.sent)
-        # Each delivery that went on is paid for once, and what is paid for beyond that can still come.
+        # Each forwarded delivery is paid for once, and permits paid in addition can still arrive.
         assert self.taken + self.charged == self.forwarded + credit.prepaid
 
     def all_arrives(self, _: int = 0) -> None:
-        """Have all arrive that is under way, and compare what everybody believes."""
+        """Deliver everything in flight, and compare all views."""
         while self.from_sender or self.from_receiver or self.to_sender or self.to_receiver:
             self.sluice_takes_from_sender(MOST)
             self.sluice_takes_from_receiver(0)
@@ -351,7 +349,7 @@ class Link:
         assert receiver.deliveries == self.forwarded - forwarded_in_hand
 
     def all_is_used_or_drained(self, credit: int = 1) -> None:
-        """Grant what is wanted until nothing is: the receiver hears the end of its drain."""
+        """Grant everything wanted: the receiver sees the end of its drain."""
         self.receiver.say(max(credit, 1, self.receiver.credit), drain=True)
         refused, self.refuses = self.refuses, False
         while True:
@@ -415,7 +413,7 @@ flags = st.booleans()
         st.tuples(st.sampled_from([*SELDOM, Link.receiver_lowers, *3 * OFTEN]), st.integers(0, MOST)), max_size=150
     ),
 )
-def test_each_side_computes_what_is_believed(
+def test_each_sides_credit_is_as_expected(
     initial: int,
     counts_early: bool,  # noqa: FBT001 - drawn
     answers_all: bool,  # noqa: FBT001
@@ -430,7 +428,7 @@ def test_each_side_computes_what_is_believed(
 
 
 @pytest.mark.parametrize("lowers", [False, True])
-def test_each_side_computes_what_is_believed_for_long(lowers: bool) -> None:  # noqa: FBT001
+def test_each_sides_credit_is_as_expected_in_long_runs(lowers: bool) -> None:  # noqa: FBT001
     actions = [*SELDOM, *([Link.receiver_lowers] if lowers else []), *4 * OFTEN]
     for seed in range(SEEDS):
         random = Random(seed)

@@ -1,4 +1,4 @@
-"""What a client may try to get past a limit, or to have others pay for it."""
+"""Attempts of a client to get past a limit, or to let others pay."""
 
 from random import Random
 
@@ -54,7 +54,7 @@ def test_rule_changes_apply_to_anonymous_links() -> None:
     assert [request.resources for request in driver.requests] == [(ORDERS,)]
 
 
-def test_a_link_pays_for_what_is_no_longer_limited_for_a_while_and_is_then_granted_more() -> None:
+def test_a_link_pays_for_a_removed_limit_for_a_while_and_is_then_granted_more() -> None:
     driver = Driver(terms={ORDERS: SHAPED}).open().sends(0, None)
     driver.credit(170)
     for number in range(4):
@@ -76,7 +76,7 @@ def test_no_more_is_given_back_than_was_charged() -> None:
     for number in range(2):
         driver.send(number, bytes(5000), settled=True)
     driver.tick()
-    # What a limit charges for one permit is never more than it admits at once.
+    # A single permit never charges more than a limit admits at once.
     assert max(request.size_bytes for request in driver.requests) == 100
     driver.client(1, "detach", handle=0, closed=True)
     driver.tick()
@@ -85,7 +85,7 @@ def test_no_more_is_given_back_than_was_charged() -> None:
     assert (back.messages, back.size_bytes) == (-prepaid, -100 * prepaid)
 
 
-def test_credit_that_is_given_and_taken_back_in_one_write_is_not_told_whole() -> None:
+def test_credit_given_and_taken_back_in_one_write_is_not_fully_forwarded() -> None:
     driver = Driver(hold, terms={DELIVERY: SHAPED}).open().takes()
     fields = {"next_incoming_id": 2**32 - 4, "incoming_window": 99, "next_outgoing_id": 10, "outgoing_window": 5}
     flows = [
@@ -116,7 +116,7 @@ def test_a_message_whose_copies_are_over_a_limit_is_rejected(own: Terms | None) 
     driver.to(CLIENT)
     assert driver.send(1, payload=copied("other")) == []
     assert "disposition" in [said.name for said in driver.to(CLIENT)]
-    # Those that name none that is limited go on.
+    # Messages without a limited destination pass.
     driver.decide = lambda _: None
     for number, payload in ((2, copied("free")), (3, codec.message(b"x"))):
         assert len(driver.send(number, payload=payload)) == 1
@@ -131,7 +131,7 @@ def test_copies_named_behind_the_first_frame_are_found() -> None:
         first = {"delivery_id": 0, "delivery_tag": b"t"} if at == 0 else {}
         assert driver.client(1, "transfer", each, handle=0, more=at < len(chunks) - 1, **first) == []
     assert driver.to(CLIENT)[0].name == "disposition"
-    # Of others nothing is kept once it is known that they name none.
+    # Of others nothing is kept once they are known to be unlimited.
     chunks = list(codec.in_chunks(codec.message(b"x" * 5000), 1000))
     assert len(driver.client(1, "transfer", chunks[0], handle=0, delivery_id=1, delivery_tag=b"t", more=True)) == 1
 
@@ -174,7 +174,7 @@ def test_copies_named_late_in_a_long_frame_are_found(settled: bool, longest: int
         assert driver.charged == 1 or driver.closed is not None
 
 
-def test_a_settled_message_that_is_aborted_before_it_says_where_it_is_to_go_ends_nothing() -> None:
+def test_a_settled_message_aborted_before_its_address_ends_nothing() -> None:
     driver = Driver(terms={ORDERS: SHAPED}).open().sends(0, None)
     driver.credit(170)
     part = codec.message(b"x", to="/queues/orders")[:9]
@@ -199,7 +199,7 @@ def test_a_link_of_settled_messages_waits_until_their_copies_are_paid() -> None:
     driver.resolve(2)
     (flow,) = driver.to(CLIENT)
     assert flow["delivery_count"] + flow["link_credit"] == 12
-    # That is paid for copies.
+    # It is charged for copies.
     driver.send(10, payload=copied("other"), settled=True)
     driver.tick()
     assert driver.charged == 12
@@ -242,7 +242,7 @@ def test_links_of_a_client_share_the_credit_that_is_not_paid(address: str | None
         driver.sends(handle, address)
         told += [said["link_credit"] for said in driver.credit(170, handle=handle)]
     assert told == [2] * 4 + [1] + [0] * 15
-    # Those of its other connections have none either, and get some one after the other.
+    # Its other connections have none either, and get some one after the other.
     other = Driver(terms=driver.terms, hub=clients, tightest=advance).open()
     other.sends(address=address)
     assert [said["link_credit"] for said in other.credit(170)] == [0]
@@ -280,7 +280,7 @@ def test_messages_that_are_rejected_bring_their_sender_no_more_credit_than_they_
 
 @pytest.mark.parametrize("longest", [1000, None])
 @pytest.mark.parametrize("name", ["flow", "disposition"])
-def test_no_frames_are_hidden_in_the_payload_of_a_frame_that_is_written_anew(name: str, longest: int | None) -> None:
+def test_no_frames_are_hidden_in_the_payload_of_a_rewritten_frame(name: str, longest: int | None) -> None:
     driver = Driver(hold, terms={ORDERS: SHAPED, DELIVERY: SHAPED}).open()
     driver.sends().takes(1)
     hidden = say(1, "transfer", codec.message(b"x"), handle=0, delivery_id=0, delivery_tag=b"t")

@@ -1,4 +1,4 @@
-"""What peers send that is wrong, or meant to cost much."""
+"""Invalid frames, and frames meant to cost much."""
 
 import sys
 from random import Random
@@ -48,7 +48,7 @@ def test_a_performative_that_does_not_end_is_not_kept() -> None:
 
 
 @pytest.mark.parametrize("first", [10, 3000, 4095])
-def test_a_long_frame_is_looked_at_once_4_kib_of_it_are_there(first: int) -> None:
+def test_a_long_frame_is_read_once_4_kib_have_arrived(first: int) -> None:
     driver = Driver().open()
     said = ((1 << 30).to_bytes(4) + b"\x02\xff\0\x01").ljust(4096, b"x")
     driver._receive(BROKER, said[:first])
@@ -87,13 +87,13 @@ def test_kept_frames_are_bounded() -> None:
         first = {"delivery_id": 0, "delivery_tag": b"t"} if number == 0 else {}
         driver.client(1, "transfer", b"x" * 5000, handle=0, more=True, **first)
         driver.tick()
-    # There is no room for more, so it goes on, and is charged as what it is.
+    # There is no room for more, so it is forwarded, and charged normally.
     assert len(driver.total[BROKER]) > 100 * 5000
     assert room.taken_bytes == 0
     assert not driver.session._streams[CLIENT]._kept
 
 
-def test_room_is_given_to_those_who_need_it_and_back_at_the_end() -> None:
+def test_room_is_given_on_demand_and_returned_at_the_end() -> None:
     room = GatherRoom()
     kept = []
     for _ in range(2):
@@ -126,7 +126,7 @@ def test_frames_of_our_own_that_are_not_written_are_counted() -> None:
 
 def test_many_links_that_come_and_go_cost_the_same_each() -> None:
     def steps(count: int) -> int:
-        """Count the lines of Python that are run: a time would tell more of the machine."""
+        """Count the executed lines of Python, because times depend on the machine."""
         driver = Driver().open()
         target = Described(ULong(0x29), ["/queues/orders"])
         both = [(handle, handle % 2 == 1) for handle in range(count)]
@@ -192,7 +192,7 @@ def test_names_are_no_longer_than_names_can_be() -> None:
     assert max(len(str(each)) for link in links for each in link.resources) < 600
 
 
-def test_nobody_has_heartbeats_looked_at_all_the_time() -> None:
+def test_heartbeats_are_not_read_all_the_time() -> None:
     driver = Driver().open(idle_time_out=1)
     driver.now_ns += 1
     tick_ns = driver.session.next_tick_ns()

@@ -63,7 +63,7 @@ def test_it_is_read_in_pieces_of_any_size(
         assert not head.copies or may_name_copies(raw)
 
 
-def test_nothing_behind_what_is_asked_for_is_looked_at() -> None:
+def test_nothing_behind_the_requested_data_is_read() -> None:
     assert head_of(PROPERTIES + b"\xff\xff", b"\xff").to == b"/queues/q"
     assert head_of(section(ULong(0x74), {"a": "b"})[:5], b"").known
     assert head_of(DATA[:4], b"\xff").to is None
@@ -76,7 +76,7 @@ def test_properties_are_known_by_any_descriptor(descriptor: object) -> None:
     assert head_of(section(descriptor, [None, None, "q", "key"]) + DATA).to == b"q"
 
 
-def test_a_message_without_a_body_says_what_it_says() -> None:
+def test_a_message_without_a_body_has_its_properties() -> None:
     assert head_of(b"").to is None
     assert head_of(PROPERTIES).to == b"/queues/q"
     assert head_of(section(ULong(0x70), [True])).known
@@ -99,7 +99,7 @@ def test_a_message_without_a_body_says_what_it_says() -> None:
         [section(ULong(0x72), {Symbol("x-cc"): [str(number) for number in range(257)]}) + DATA],
         [section(ULong(0x72), None) + DATA],
         [section(ULong(0x71), b"x") + DATA],
-        # A symbol of five bytes, or of twenty, which RabbitMQ 4.0.5 takes for a body.
+        # A symbol of five bytes, or of twenty, which RabbitMQ 4.0.5 treats as a body.
         [b"\x00\xa3\x05amqp:data:binary" + PROPERTIES],
         [b"\x00\xa3\x14amqp:data:binary\x00\x53\x73\x45"],
         [section(ULong(0x71), {Symbol("x"): b"y" * MAX_HEAD_BYTES}), b"", PROPERTIES],
@@ -107,13 +107,13 @@ def test_a_message_without_a_body_says_what_it_says() -> None:
         [b"\x00\x53\x71\xd1\xff\xff\xff\xff", *[b"\x00" * 1000] * 70],
     ],
 )
-def test_what_a_broker_could_take_for_something_else_is_malformed(payloads: list[bytes]) -> None:
+def test_ambiguous_bodies_are_malformed(payloads: list[bytes]) -> None:
     with pytest.raises(Malformed):
         head_of(*payloads)
 
 
 @pytest.mark.parametrize("value", ["key", Array([Symbol("key")]), {"key": "key"}, None, ["a", 1]])
-def test_copies_that_are_no_list_are_none(value: object) -> None:
+def test_copies_other_than_a_list_are_none(value: object) -> None:
     found = head_of(section(ULong(0x72), {Symbol("x-cc"): value}) + DATA)
     assert found.copies == ((b"a",) if isinstance(value, list) and not isinstance(value, Array) else ())
 

@@ -1,4 +1,4 @@
-"""The model peers keep their rules, notice when one is broken, and notice no more of a session between than it says."""
+"""The model peers follow the protocol, detect violations, and see no other effects of a session in between."""
 
 import os
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from limiter.rules.resource import Resource
 from proxy.protocols.base import Terms
 
 FACTOR = max(1, int(os.environ.get("FUZZ_FACTOR", "1")))
-#: Queues of all sorts, and what rules say of what is sent to them.
+# Queues of all sorts, and their rules.
 QUEUES = {
     "free": Terms(),
     "shaped": SHAPED,
@@ -29,7 +29,7 @@ def busy(detail: str) -> bool:
 
 
 def with_seeds(run: Callable[[int], object], first: int, count: int) -> None:
-    """Run several seeds; an error says which."""
+    """Run several seeds. An error names the seed."""
     for seed in range(first, first + count):
         try:
             run(seed)
@@ -52,7 +52,7 @@ def test_two_peers_with_a_session_between_that_limits_nothing() -> None:
 
 @pytest.mark.parametrize("block", range(4))
 def test_neither_peer_sees_a_rule_broken(block: int) -> None:
-    """Queues of all sorts, rules that change, and links and sessions that come and go."""
+    """Queues of all sorts, changing rules, and links and sessions that come and go."""
 
     def run(seed: int) -> None:
         random = Random(seed)
@@ -64,7 +64,7 @@ def test_neither_peer_sees_a_rule_broken(block: int) -> None:
         trial = Trial(seed, between, addresses=Addresses.of(*QUEUES), refused=busy, closes=closes).run(600)
         said = between.driver.session.describe(0).refused
         assert trial.refused <= said
-        # One that was aborted may have been refused before.
+        # An aborted one may have been refused before.
         assert closes or said <= trial.refused + trial.outcomes.get("aborted", 0)
 
     with_seeds(run, block * 1_000_000, 6 * FACTOR)
@@ -75,7 +75,7 @@ def test_charges_equal_the_received_messages() -> None:
 
     def run(seed: int) -> None:
         between = Between(seed, terms, refusals=0.0)
-        # Refused is what fills the window in tiny frames before it says where it is to go.
+        # A link that fills the window in tiny frames before its address is known is refused.
         trial = Trial(seed, between, addresses=Addresses.of(*QUEUES), aborts=False, refused=busy).run(600)
         between.driver.tick()
         for name in ("shaped", "both", "bytes"):

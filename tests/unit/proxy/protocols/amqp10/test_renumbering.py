@@ -96,7 +96,7 @@ class TestRenumbering:
             everything = ids(deliveries.back_ranges(serial(min(forward.values())), serial(here - 1)))
             assert {serial(each) for each in forward} <= set(everything)
 
-    def test_while_nothing_is_swallowed_all_goes_on_as_it_is(self) -> None:
+    def test_while_nothing_is_swallowed_everything_is_forwarded_unchanged(self) -> None:
         deliveries = Renumbering()
         assert deliveries.note_received(7, 100) == 7
         assert deliveries.plain
@@ -110,7 +110,7 @@ class TestRenumbering:
         assert deliveries.settled(0, ALL) == 4
         assert deliveries.unsettled == 0
 
-    def test_a_range_of_what_has_not_come_is_none(self) -> None:
+    def test_a_range_that_has_not_arrived_is_none(self) -> None:
         deliveries, _ = numbering(0, "..x..")
         assert deliveries.back_ranges(4, 20) == []
         assert deliveries.back_ranges(3, 20) == [(4, 4)]
@@ -230,7 +230,7 @@ class TestTransfers:
         transfers.swallowed(3)
         assert transfers.left() == 5
         assert transfers.outgoing_id() == 0
-        # A flow of Sluice's own says what the receiver said; the window is what it was before the three.
+        # Sluice's own flow repeats the receiver's. The window is as before the three.
         assert transfers.incoming_id() == 1
         assert transfers.left() == 8
         assert transfers.flow_of_receiver(0, 10) == 3
@@ -249,7 +249,7 @@ def test_aborted_deliveries_do_not_stop_refusals() -> None:
         ids.aborted(number + 1)
         number += 2
     assert ids.unsettled == 0
-    # What was answered late is told by its number all the same.
+    # A late answer also refers to its number.
     ((first, _),) = ids.forward_ranges(number - 1, number - 1)
     assert ids.back_ranges(first, first) == [(number - 1, number - 1)]
     assert ids.settled(number - 1, number - 1) == 1

@@ -20,7 +20,7 @@ def shaped(decide: Decide = lambda _: None) -> Driver:
     return Driver(decide, terms={ORDERS: SHAPED, DELIVERY: SHAPED}).open()
 
 
-def test_all_goes_on_as_it_came_while_nothing_is_limited() -> None:
+def test_everything_is_forwarded_unchanged_without_limits() -> None:
     given = codec.SASL_HEADER + say(0, "sasl_init", mechanism="ANONYMOUS") + codec.HEADER
     driver = Driver()
     driver.give(CLIENT, given)
@@ -71,7 +71,7 @@ def test_a_connection_without_sasl() -> None:
     assert driver.closed is None
 
 
-def test_the_older_version_is_told_what_is_spoken_here() -> None:
+def test_the_older_version_gets_the_supported_header() -> None:
     driver = Driver()
     driver.give(CLIENT, b"AMQP\x00\x00\x09\x01")
     assert driver.reason == "other_protocol"
@@ -98,7 +98,7 @@ def test_user_and_vhost_come_behind_the_scopes_that_a_connection_has() -> None:
     assert scopes == ["certificate:orders-service", "user:joe", "vhost:/"]
 
 
-def test_a_broker_without_vhosts_lets_nobody_choose_one() -> None:
+def test_clients_cannot_choose_a_vhost_of_a_broker_without_vhosts() -> None:
     artemis = {"properties": {codec.Symbol("product"): "apache-activemq-artemis"}}
     driver = Driver(terms={ORDERS: SHAPED}).open(hostname="vhost:tenant1", user="joe", broker=artemis)
     driver.sends(address="orders")
@@ -183,7 +183,7 @@ def test_a_held_request_becomes_a_flow_of_our_own() -> None:
     assert driver.charged == 3
 
 
-def test_another_link_of_the_session_goes_on_at_full_speed() -> None:
+def test_another_link_of_the_session_keeps_full_speed() -> None:
     driver = shaped(hold).sends().sends(1, "/queues/free")
     driver.credit(170)
     (flow,) = driver.credit(170, handle=1)
@@ -208,7 +208,7 @@ def test_credit_that_is_not_used_stays_paid_until_the_end_of_its_link() -> None:
     assert driver.charged == 1
 
 
-def test_a_link_that_detaches_gives_up_what_it_asks_for() -> None:
+def test_a_link_that_detaches_gives_up_its_request() -> None:
     driver = shaped(hold).sends()
     driver.credit(170)
     driver.client(1, "detach", handle=0, closed=True)
@@ -216,7 +216,7 @@ def test_a_link_that_detaches_gives_up_what_it_asks_for() -> None:
     assert not driver.held
 
 
-def test_a_session_that_ends_gives_back_what_its_links_have() -> None:
+def test_a_session_that_ends_gives_back_its_links_permits() -> None:
     driver = shaped().sends().sends(1)
     driver.credit(170)
     driver.credit(170, handle=1)
@@ -228,7 +228,7 @@ def test_a_session_that_ends_gives_back_what_its_links_have() -> None:
     assert not driver.session.describe(0).links
 
 
-def test_a_connection_that_is_cut_gives_back_what_its_links_have() -> None:
+def test_a_broken_connection_gives_back_its_links_permits() -> None:
     driver = shaped().sends().takes(1)
     driver.credit(170)
     driver.client(1, "flow", next_outgoing_id=10, incoming_window=9, outgoing_window=9, handle=1, link_credit=50)
@@ -337,7 +337,7 @@ def test_a_consumers_credit_reaches_the_broker_as_far_as_it_is_granted() -> None
     assert driver.batches[-1].paid == [] or driver.batches[-1].paid[0].consumes
 
 
-def test_a_consumer_that_drains_hears_of_it_once_all_was_granted() -> None:
+def test_a_draining_consumer_is_answered_once_everything_is_granted() -> None:
     driver = shaped(hold).takes()
     consumes(driver, 3, drain=True)
     answer = {"next_incoming_id": 10, "incoming_window": 9, "outgoing_window": 9, "handle": 3, "drain": True}
@@ -350,7 +350,7 @@ def test_a_consumer_that_drains_hears_of_it_once_all_was_granted() -> None:
     assert flow["link_credit"] == 2
     deliver(driver, 0)
     driver.to(CLIENT)
-    # The queue is empty: the broker throws away what is left.
+    # The queue is empty, so the broker discards the rest.
     (flow,) = driver.broker(5, "flow", **answer, next_outgoing_id=2**32 - 3, delivery_count=2**32 - 3, link_credit=0)
     assert (flow["delivery_count"], flow["link_credit"] or 0, flow["drain"]) == (2**32 - 2, 0, True)
 
@@ -383,7 +383,7 @@ def test_a_refused_message_is_rejected_and_its_credit_given_again() -> None:
     assert (flow["next_incoming_id"], flow["incoming_window"]) == (11, 400)
 
 
-def test_a_sender_is_told_that_the_broker_is_short() -> None:
+def test_a_sender_is_told_of_a_slow_broker() -> None:
     driver = refused(lambda _: Refuse(ORDERS, "adaptive listener:*", 1_500))
     driver.send(0)
     error = driver.to(CLIENT)[0]["state"].value[0].value
@@ -399,7 +399,7 @@ def test_numbers_differ_from_then_on() -> None:
     heard = [driver.send(number) for number in range(6)]
     assert [[said["delivery_id"] for said in each] for each in heard] == [[0], [], [], [1], [], [2]]
     driver.forget()
-    # The broker accepts all it knows: three ranges of the client's.
+    # The broker accepts everything: three ranges of the client's.
     ranges = [
         (said["first"], said["last"])
         for said in driver.broker(5, "disposition", role=True, first=0, last=2, settled=True)
@@ -454,7 +454,7 @@ def test_no_frame_is_longer_than_the_other_peer_takes_because_its_numbers_are() 
         1, "flow", next_incoming_id=2**32 - 4, incoming_window=9, next_outgoing_id=15, outgoing_window=9
     )
     assert flow["next_outgoing_id"] == 10 + len(said)
-    # The other way round.
+    # The other direction.
     driver.to(CLIENT)
     state = Described(ULong(0x25), [Described(ULong(0x1D), [codec.Symbol("amqp:a"), "e" * 500])])
     frame = say(5, "disposition", role=True, first=0, last=0, settled=True, state=state)
@@ -500,7 +500,7 @@ def test_no_more_is_swallowed_in_one_chunk_than_may_be(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("terms", [NO_TERMS, REFUSED])
-def test_nobody_waits_for_an_answer_to_what_was_aborted(terms: Terms) -> None:
+def test_an_aborted_delivery_needs_no_answer(terms: Terms) -> None:
     driver = refused(lambda _: None, terms)
     driver.send(0)
     driver.client(1, "transfer", b"a" * 50, handle=0, delivery_id=1, delivery_tag=b"t", more=True)
@@ -510,7 +510,7 @@ def test_nobody_waits_for_an_answer_to_what_was_aborted(terms: Terms) -> None:
     driver.send(2)
     driver.client(1, "transfer", handle=0, delivery_id=3, delivery_tag=b"t", aborted=True)
     assert driver.session.in_flight() == 2
-    # Some brokers answer all the same.
+    # Some brokers answer anyway.
     driver.broker(5, "disposition", role=True, first=0, last=1, settled=True)
     assert driver.session.in_flight() == 1
     driver.broker(5, "disposition", role=True, first=2, last=2, settled=True)
@@ -538,7 +538,7 @@ def test_settled_messages_are_never_refused() -> None:
     assert not driver.requests
     driver.tick()
     assert driver.paid == 1
-    # From here on it is as if the link had said that it settles all.
+    # From here on it is as if the link settled all.
     assert len(driver.send(1)) == 1
     driver.tick()
     assert driver.charged == 2
@@ -571,14 +571,14 @@ def test_another_link_of_a_client_that_has_sent_settled_messages_waits_for_credi
     driver.sends(1, name="another", snd_settle_mode=2)
     (flow,) = driver.credit(170, handle=1)
     assert flow["link_credit"] == 0
-    # That of others does not.
+    # Those of others do not.
     driver.now_ns += 10_000_000_000
     driver.sends(2, name="later", snd_settle_mode=2)
     (flow,) = driver.credit(170, handle=2)
     assert flow["link_credit"] == 2
 
 
-def test_a_message_that_is_too_large_is_told_the_size() -> None:
+def test_the_refusal_of_a_too_large_message_states_the_size() -> None:
     too_large = Refuse(ORDERS, "queue:orders", 0, most=1000, most_of="bytes")
     driver = refused(lambda _: too_large)
     driver.send(0, b"x" * 2000)
@@ -594,7 +594,7 @@ def test_a_message_larger_than_its_limit_is_decided() -> None:
     driver.forget()
     assert len(driver.send(0, b"x" * 100)) == 1
     assert driver.send(1, b"x" * 2000) == []
-    # As long as it may be small enough, what comes of it is kept.
+    # Its frames are kept while it may be small enough.
     driver.forget()
     assert driver.client(1, "transfer", b"a" * 500, handle=0, delivery_id=2, delivery_tag=b"t", more=True) == []
     (sent,) = driver.client(1, "transfer", b"a" * 300, handle=0)[1:]
@@ -627,14 +627,14 @@ def test_frames_are_kept_back_until_an_address_is_known() -> None:
     driver.forget()
     payload = codec.message(b"x" * 10, to="/queues/orders", annotations={codec.Symbol("a"): "b" * 100})
     assert driver.client(1, "transfer", payload[:50], handle=0, delivery_id=0, delivery_tag=b"t", more=True) == []
-    # All of the channel waits behind it, in order.
+    # The rest of the channel waits behind it, in order.
     assert driver.send(1, handle=1) == []
     heard = driver.client(1, "transfer", payload[50:], handle=0)
     assert [(said["handle"], said["delivery_id"]) for said in heard] == [(0, 0), (1, 1), (0, None)]
     assert heard[0].payload + heard[2].payload == payload
 
 
-def test_a_delivery_that_never_says_its_address_is_rejected() -> None:
+def test_a_delivery_without_an_address_is_rejected() -> None:
     driver = anonymous(lambda _: None)
     part = codec.encode(Described(ULong(0x72), {codec.Symbol("a"): "b" * 80_000}))
     for at, each in enumerate(codec.in_chunks(part, 5000)):
@@ -655,7 +655,7 @@ def test_kept_frames_are_decided_before_the_window_is_used_up() -> None:
     assert driver.woken
     driver.forget()
     driver.tick()
-    # What was swallowed is no part of the window: without that the rest could not come.
+    # Swallowed deliveries are not part of the window, or the rest could not arrive.
     (flow,) = driver.to(CLIENT)
     assert (flow["next_incoming_id"], flow["incoming_window"], flow["link_credit"]) == (13, 3, 3)
     driver.client(1, "transfer", part[3:], handle=0)
@@ -666,7 +666,7 @@ def test_kept_frames_are_decided_before_the_window_is_used_up() -> None:
 def test_settled_messages_of_an_anonymous_link_are_charged_and_more_credit_is_paid_before(ends: str) -> None:
     driver = Driver(hold, terms={ORDERS: REFUSED}).open().sends(0, None)
     driver.now_ns = 1
-    # What they are for is not known before: so it begins with little.
+    # Their destinations are unknown before, so the credit is small at first.
     (flow,) = driver.credit(170)
     assert flow["link_credit"] == 2
     payload = codec.message(b"x", to="/queues/orders")
@@ -692,7 +692,7 @@ def test_settled_messages_of_an_anonymous_link_are_charged_and_more_credit_is_pa
     (flow,) = driver.to(CLIENT)
     assert flow["delivery_count"] + flow["link_credit"] == 3
     assert driver.charged == 3
-    # Another one of its client is not known to be for anything else.
+    # Another one of its client has no known destination.
     driver.sends(1, None, name="another")
     (flow,) = driver.credit(170, handle=1)
     assert flow["link_credit"] == 0
@@ -743,7 +743,7 @@ def test_a_link_that_the_broker_detaches_is_at_an_end() -> None:
     driver.broker(5, "detach", handle=3, closed=True)
     driver.tick()
     assert driver.charged == 0
-    # What the client had sent before it heard of that goes on.
+    # Deliveries that the client had sent before are forwarded.
     assert len(driver.send(0)) == 1
     assert driver.session.in_flight() == 0
 
@@ -756,7 +756,7 @@ def test_a_flow_that_cannot_be_read_gives_no_credit() -> None:
 
 
 @pytest.mark.parametrize("name", ["detach", "end", "close"])
-def test_credit_for_a_link_that_the_broker_has_left_goes_on_as_it_came(name: str) -> None:
+def test_credit_for_a_link_detached_by_the_broker_is_forwarded_unchanged(name: str) -> None:
     driver = Driver().open().takes()
     fields = {"handle": 3} if name == "detach" else {}
     driver.broker(0 if name == "close" else 5, name, **fields)
@@ -766,7 +766,7 @@ def test_credit_for_a_link_that_the_broker_has_left_goes_on_as_it_came(name: str
     assert driver.written[BROKER] == flow
 
 
-def test_credit_for_a_link_that_the_client_has_left_goes_on_as_it_came() -> None:
+def test_credit_for_a_link_detached_by_the_client_is_forwarded_unchanged() -> None:
     driver = Driver().open().sends()
     driver.client(1, "detach", handle=0)
     window = {"incoming_window": 400, "outgoing_window": 500}
@@ -844,7 +844,7 @@ def test_closing_names_the_first_closer() -> None:
 def test_empty_frames_are_sent_to_an_idle_peer() -> None:
     driver = Driver().open(idle_time_out=1000)
     beats = 0
-    # The broker is there, though the client hears nothing of it.
+    # The broker is reachable, although it sends the client nothing.
     for _ in range(8):
         driver.now_ns += 250_000_000
         driver.session.receive(BROKER, memoryview(b""), driver.now_ns)
@@ -855,7 +855,7 @@ def test_empty_frames_are_sent_to_an_idle_peer() -> None:
     assert not driver.written[BROKER]
 
 
-def test_a_drain_waits_for_what_is_not_settled() -> None:
+def test_a_drain_waits_for_unsettled_deliveries() -> None:
     driver = Driver().open().sends()
     driver.credit(10)
     for number in range(4):
@@ -882,7 +882,7 @@ def test_one_delivery_at_a_time_is_timed_until_it_is_settled(terms: Terms) -> No
     driver.broker(5, "disposition", first=1, **answered)
     timed = driver.counters.round_trip.durations()
     assert (sum(timed.counts), timed.sum_s) == (1, 9e-6)
-    # The next one that comes, unless its link ends before.
+    # The next delivery, unless its link ends before.
     driver.send(4)
     driver.now_ns += 5000
     driver.broker(5, "disposition", first=4, **answered)
@@ -933,10 +933,10 @@ def test_numbers_stay_right_over_many_settled() -> None:
     for step in range(6):
         (heard,) = driver.send(number, handle=1, settled=True)
         assert heard["delivery_id"] == (number - 1) & 0xFFFFFFFF, step
-        number = (number + (1 << 29)) & 0xFFFFFFFF  # as if so many had been sent between
+        number = (number + (1 << 29)) & 0xFFFFFFFF  # as after this many deliveries
 
 
-def test_a_senders_flow_that_would_mislead_still_says_its_window() -> None:
+def test_a_misleading_flow_of_a_sender_still_has_its_window() -> None:
     driver = Driver(lambda r: Grant(2) if r.most > 2 else None, terms={ORDERS: SHAPED}).open().sends()
     driver.credit(100, drain=True)
     driver.decide = hold

@@ -64,7 +64,7 @@ def test_fields_are_kept_as_they_are_encoded(values: list[object], payload: byte
             performative(data, 0, stop)
 
 
-def test_changed_fields_stand_where_they_belong() -> None:
+def test_changed_fields_are_in_their_place() -> None:
     found = fields_of("name", UInt(300), None)
     assert codec.decode(found.replaced({1: wire.uint(7)}))[0].value == ["name", 7]
     assert codec.decode(found.replaced({4: wire.boolean(True), 1: wire.NULL}))[0].value == [
@@ -151,7 +151,7 @@ def test_a_frame_shorter_than_its_header_is_malformed(header: bytes) -> None:
         wire.frame_header(header, 0)
 
 
-def test_a_header_is_as_long_as_it_says() -> None:
+def test_a_header_has_its_stated_length() -> None:
     frame = wire.frame_header(b"x\x00\x00\x00\x20\x04\x01\x01\x02", 1)
     assert (frame.size, frame.doff, frame.type, frame.channel) == (32, 16, wire.SASL, 258)
 
@@ -214,7 +214,7 @@ def test_frames_of_our_own_are_as_others_make_them() -> None:
     assert wire.frame(6, again, len(payload)) + payload == expected
 
 
-def test_an_open_says_who_and_how() -> None:
+def test_an_open_names_user_and_mechanism() -> None:
     properties = {Symbol("product"): "p", Symbol("version"): "1", Symbol("n"): ULong(7), Symbol("platform"): "x"}
     body = codec.performative(
         "open",
@@ -251,7 +251,7 @@ def test_an_attach_names_its_nodes(descriptor: object) -> None:
 
 
 @pytest.mark.parametrize("descriptor", [ULong(0x30), Symbol("amqp:coordinator:list")])
-def test_a_coordinator_is_no_node(descriptor: object) -> None:
+def test_a_coordinator_is_not_a_node(descriptor: object) -> None:
     body = codec.performative(
         "attach", name="tx", handle=0, role=False, target=Described(descriptor, [Symbol("local")])
     )
@@ -300,7 +300,7 @@ def test_sasl_user_is_read(mechanism: str, response: bytes | None, user: bytes) 
     assert wire.read_sasl_init(read(body)) == user
 
 
-def test_a_table_that_is_none_is_malformed() -> None:
+def test_an_invalid_table_is_malformed() -> None:
     with pytest.raises(Malformed):
         wire.read_sasl_init(read(codec.performative("sasl_init", mechanism="AMQPLAIN", initial_response=b"\xff")))
 
@@ -308,6 +308,6 @@ def test_a_table_that_is_none_is_malformed() -> None:
 @pytest.mark.parametrize(
     "raw", [b"\x45", b"\xc1\x01", b"\xc1\x03\x02\x40", b"\xd1\x00\x00\x00\x04\x00", b"\xc1\x02\x01\x40"]
 )
-def test_a_map_that_is_none_is_malformed(raw: bytes) -> None:
+def test_an_invalid_map_is_malformed(raw: bytes) -> None:
     with pytest.raises(Malformed):
         wire.pairs(raw)

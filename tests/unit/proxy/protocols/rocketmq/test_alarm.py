@@ -1,4 +1,4 @@
-"""Busy answers while Sluice runs short of something, whatever the limits are."""
+"""Busy answers during an alarm, whatever the limits."""
 
 from playbook.frames import (
     heartbeat,
@@ -28,7 +28,7 @@ def alarmed(play: Playbook, why: str = MEMORY) -> Playbook:
 
 
 def refused(play: Playbook) -> list[tuple[object, object, object]]:
-    """Return code, opaque and remark of each answer that the client was given."""
+    """Return code, opaque and remark of each answer to the client."""
     answers, given = [], play.given[Side.CLIENT]
     while given:
         end = 4 + int.from_bytes(given[:4])

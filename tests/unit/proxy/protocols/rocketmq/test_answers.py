@@ -162,7 +162,7 @@ def test_remembered_requests_are_bounded() -> None:
     assert owed.settle(3) == (35, ())
 
 
-def test_answer_to_what_is_timed_says_how_long_it_took_once() -> None:
+def test_the_answer_to_a_timed_request_is_measured_once() -> None:
     owed = Pending()
     owed.add(7, 34, ())
     assert owed.may_time(5)

@@ -69,7 +69,7 @@ def test_a_body_of_which_the_broker_stores_nothing_holds_no_message(body: bytes)
 @pytest.mark.parametrize(
     "body",
     [
-        bytes(21),  # a batch queue's reading would never come to an end
+        bytes(21),  # an endless loop in a batch queue's reading
         struct.pack(">iiiiih", 22, 0, 0, 0, 0, -1) * 100,
         bytes(16) + (bytes(4) + b"\xff\xf0") * 20 + bytes(6),
         _ONE * 3 + struct.pack(">i", -len(_ONE)) + _ONE[4:],
@@ -85,7 +85,7 @@ def test_a_body_of_which_the_broker_might_store_something_else_is_malformed(body
 
 
 def _as_the_broker_counts(body: bytes) -> int:
-    """The broker's loop over a batch: it goes by the lengths of body and properties. 0 where it fails."""
+    """The broker's loop over a batch: by the lengths of body and properties. 0 where it fails."""
     at = count = 0
     while at != len(body):
         if at < 0 or at + 20 > len(body) or count > len(body):
@@ -103,7 +103,7 @@ def _as_the_broker_counts(body: bytes) -> int:
 
 
 def _as_sizes_count(body: bytes) -> int:
-    """The broker's loop for batch-queue topics: it goes by totalSize."""
+    """The broker's loop for batch-queue topics: by totalSize."""
     at = count = 0
     while at != len(body):
         if at < 0 or at + 4 > len(body) or count > len(body):
@@ -152,7 +152,7 @@ def _with_properties(properties: str, body: bytes = b"x") -> bytes:
         "INNER_\x01\x02INNER_MULTI_QUEUE_OFFSET\x010\x02",
     ],
 )
-def test_a_message_that_says_what_is_for_the_broker_to_say_is_found(properties: str, most: int) -> None:
+def test_a_message_with_the_brokers_own_annotations_is_found(properties: str, most: int) -> None:
     assert _read(memoryview(_with_properties(properties)), most).sets_inner
     name = properties.rpartition("\x01")[0].rpartition("\x02")[2].partition("\x01")[0]
     other = encode_batch([BatchMessage(name.encode()), BatchMessage(b"x", f"k\x01{name}\x02")])

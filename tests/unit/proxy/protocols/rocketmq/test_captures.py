@@ -1,4 +1,4 @@
-"""What real clients and a real broker said to each other, read by every part of the codec."""
+"""Conversations of real clients and a real broker, read by every part of the codec."""
 
 import struct
 from collections import Counter
@@ -94,7 +94,7 @@ def _header_of(frame: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("path", _TO_CLIENT, ids=_name)
-def test_answers_are_told_from_the_brokers_own_requests(path: Path) -> None:
+def test_answers_are_distinguished_from_the_brokers_own_requests(path: Path) -> None:
     for frame in _frames(path):
         command, answer = decode(frame), read_answer(memoryview(_header_of(frame)))
         assert answer is not None
@@ -106,7 +106,7 @@ def test_answers_are_told_from_the_brokers_own_requests(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", _TO_BROKER, ids=_name)
-def test_pulls_name_their_subscription_and_all_else_is_read_as_ever(path: Path) -> None:
+def test_pulls_name_their_subscription_and_other_requests_are_read_as_usual(path: Path) -> None:
     for frame, (header, header_type) in zip(_frames(path), _headers(path), strict=True):
         command = decode(frame)
         with_them, without = classify(header, header_type, subscriptions=True), classify(header, header_type)

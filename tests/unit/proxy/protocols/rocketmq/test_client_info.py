@@ -1,4 +1,4 @@
-"""What a session tells of its client, however that came to be said."""
+"""A session's information about its client, from any source."""
 
 import json
 from collections.abc import Callable
@@ -26,7 +26,7 @@ def body(name: object = "192.0.2.1@1#2", **others: object) -> bytes:
 
 
 def told(*pieces: bytes, limiting: bool = True) -> ClientDescription:
-    """Return what is known of a client that sent these pieces."""
+    """Return the information about a client that sent these pieces."""
     session = open_session(limiting=limiting)
     for piece in pieces:
         batch = session.receive(Side.CLIENT, memoryview(bytearray(piece)), 0)
@@ -40,7 +40,7 @@ def told(*pieces: bytes, limiting: bool = True) -> ClientDescription:
 
 
 @pytest.mark.parametrize("binary", [False, True])
-def test_first_request_tells_language_and_version(*, binary: bool) -> None:
+def test_first_request_has_language_and_version(*, binary: bool) -> None:
     assert told(send("a", binary=binary)) == JAVA
 
 
@@ -55,7 +55,7 @@ def test_heartbeat_may_come_in_any_pieces_between_others() -> None:
 
 
 @pytest.mark.parametrize("make", [json_frame, binary_frame])
-def test_unregister_request_tells_the_client_id(make: Callable[..., bytes]) -> None:
+def test_an_unregister_request_has_the_client_id(make: Callable[..., bytes]) -> None:
     assert told(make(35, {"clientID": "me@1", "producerGroup": "p"})).id == "me@1"
     assert told(*cut(make(35, {"clientID": "me@1"}), *range(100))).id == "me@1"
 
@@ -76,7 +76,7 @@ def test_unregister_request_tells_the_client_id(make: Callable[..., bytes]) -> N
         b"\x00" * 500,
     ],
 )
-def test_garbage_is_no_id_and_no_harm(garbage: bytes) -> None:
+def test_garbage_is_a_harmless_non_id(garbage: bytes) -> None:
     assert told(heartbeat(body=garbage) + send("a")).id in {"", "\ufffd"}
     assert told(heartbeat(body=garbage) + heartbeat(body=body("me"))).id == "me"
 

@@ -1,4 +1,4 @@
-"""Held requests: copied out of their chunk, released between two frames, or answered busy."""
+"""Held requests: copied out of their chunk, released between two frames, or refused."""
 
 import pytest
 from playbook.frames import (
@@ -37,7 +37,7 @@ def held_bytes(play: Playbook) -> int:
 # --- Whole frames ---------------------------------------------------------------------------------
 
 
-def test_a_held_request_is_left_out_and_what_is_behind_it_goes_on() -> None:
+def test_a_held_request_is_left_out_and_later_ones_are_forwarded() -> None:
     play = Playbook(hold("a"))
     assert play >> Client(B + A + C) << ToBroker(B, C)
     assert held_bytes(play) == len(A)
@@ -83,7 +83,7 @@ def test_a_batch_that_came_in_pieces_is_released_as_it_came(at: int) -> None:
 # --- Ends -----------------------------------------------------------------------------------------
 
 
-def test_held_oneways_go_on_when_their_client_has_gone_and_nothing_else_does() -> None:
+def test_only_held_oneways_are_forwarded_after_their_client_has_gone() -> None:
     oneway = send("a", 3, flag=ONEWAY)
     play = Playbook(hold("a"))
     assert play >> Client(A + oneway)
@@ -93,7 +93,7 @@ def test_held_oneways_go_on_when_their_client_has_gone_and_nothing_else_does() -
     assert not session.has_undelivered(Side.CLIENT)
 
 
-def test_a_held_oneway_whose_client_left_in_the_middle_of_it_does_not_go_on() -> None:
+def test_an_incomplete_held_oneway_of_a_gone_client_is_not_forwarded() -> None:
     oneway = send("a", 3, body=b"x" * 1000, flag=ONEWAY)
     play = Playbook(hold("a"))
     assert play >> Client(oneway[:-10])

@@ -1,4 +1,4 @@
-"""Requests to Sluice itself: who may ask, what is asked, how it is answered, and what the broker sees of it."""
+"""Requests to Sluice itself: permissions, contents, answers, and the broker's view."""
 
 import json
 from ipaddress import ip_network
@@ -41,23 +41,21 @@ A, B = send("a", 11), send("b", 12)
 
 
 def allowed(decide: Decide = pass_all, *, asked: CommandStatus = "taken") -> Playbook:
-    """Return a connection whose client may ask for anything."""
+    """Return a connection whose client has all permissions."""
     return Playbook(decide, asked=asked, remote_view_from=EVERYBODY, remote_update_from=EVERYBODY)
 
 
 def to_client(play: Playbook) -> bytes:
-    """Return what the client was given last."""
     return b"".join(play.last_slices[Side.CLIENT])
 
 
 def answered(play: Playbook) -> dict[str, object]:
-    """Return the header of the one frame that the client was given last."""
     play << Anything()
     (whole,) = split(to_client(play))
     return read_header(whole)
 
 
-# --- What is asked --------------------------------------------------------------------------------
+# --- Questions --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -77,14 +75,14 @@ def test_rates_are_read_as_java_and_people_write_them(written: str, rate_per_s: 
     assert str(play.asks[0].rate_per_s) == str(rate_per_s)
 
 
-# --- What is refused ------------------------------------------------------------------------------
+# --- Refusals ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "qps",
     [None, "", "-1", "-0.001", "NaN", "Infinity", "1e400", "1000000000.1", "1_000", " 5", "five", "\u0665", "0x10"],
 )
-def test_bad_rate_is_an_invalid_parameter_and_says_what_is_allowed(qps: str | None) -> None:
+def test_bad_rate_is_an_invalid_parameter_with_allowed_values(qps: str | None) -> None:
     play = allowed() >> Client(update_limit("orders", qps, 9))
     header = answered(play)
     assert (header["code"], header["opaque"], header["flag"]) == (29, 9, 1)
@@ -124,7 +122,7 @@ def test_overlong_header_is_not_read() -> None:
     ("request_frame", "option"),
     [(view_limits(3), "remote_view_from"), (update_limit("orders", "5", 3), "remote_update_from")],
 )
-def test_client_outside_the_networks_is_refused_with_the_option_that_says_so(request_frame: bytes, option: str) -> None:
+def test_a_client_outside_the_networks_is_refused_with_the_options_name(request_frame: bytes, option: str) -> None:
     play = Playbook(asked="taken") >> Client(request_frame)
     header = answered(play)
     assert (header["code"], header["opaque"], header["flag"]) == (16, 3, 1)
@@ -158,7 +156,7 @@ def test_oneway_request_has_no_answer(request_frame: bytes, networks: Networks, 
     assert play.session.in_flight() == 0
 
 
-# --- What is answered -----------------------------------------------------------------------------
+# --- Answers -----------------------------------------------------------------------------
 
 
 def test_update_that_was_done_is_a_success_without_body() -> None:
@@ -168,7 +166,7 @@ def test_update_that_was_done_is_a_success_without_body() -> None:
     assert not read_body(to_client(play))
 
 
-def test_update_that_failed_says_why() -> None:
+def test_a_failed_update_has_a_reason() -> None:
     play = allowed() >> Client(update_limit("orders", "5", 42)) >> Reply(0, LimitCommandReply(error="the disk is full"))
     header = answered(play)
     assert (header["code"], header["remark"]) == (1, "the disk is full")
@@ -202,7 +200,7 @@ def test_view_lists_topics_and_retry_groups_in_the_words_of_the_wire() -> None:
 
 
 @pytest.mark.parametrize("binary", [False, True])
-def test_requests_around_it_go_on(*, binary: bool) -> None:
+def test_requests_around_it_are_forwarded(*, binary: bool) -> None:
     whole = update_limit("x", "5", body=b"some body", binary=binary)
     stream = A + whole + B
     assert allowed() >> Client(stream) << ToBroker(A, B)
@@ -216,7 +214,7 @@ def test_requests_around_it_go_on(*, binary: bool) -> None:
 
 
 def test_frame_that_ends_where_the_next_begins_keeps_its_place() -> None:
-    # The header of the first comes in two pieces and has no body: nothing of it is in the second but its end.
+    # The first header comes in two pieces without a body: the second has only its end.
     first = view_limits(1)
     play = allowed(refuse("b")) >> Client(first[:-1])
     play >> Client(first[-1:] + B + A) << ToBroker(A) << ToClient(busy("b", 12))
@@ -227,7 +225,7 @@ def test_frame_that_ends_where_the_next_begins_keeps_its_place() -> None:
 # --- Bounds and drains ----------------------------------------------------------------------------
 
 
-def test_where_there_is_no_room_the_answer_is_busy() -> None:
+def test_without_room_the_answer_is_busy() -> None:
     play = allowed(asked="full") >> Client(view_limits(5))
     assert answered(play)["code"] == 2
     assert play.session.in_flight() == 0

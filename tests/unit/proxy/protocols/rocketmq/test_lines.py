@@ -1,4 +1,4 @@
-"""What is put aside of a connection: held by its head alone, in order, each once."""
+"""Spooled sends of a connection: kept by their heads, in order, each once."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def connect(request: pytest.FixtureRequest) -> Callable[[Shared], Connection]:
 
 
 class TestOrder:
-    def test_all_goes_on_at_the_rate_and_in_order(self, connect: Callable[[Shared], Connection]) -> None:
+    def test_everything_is_forwarded_at_the_rate_and_in_order(self, connect: Callable[[Shared], Connection]) -> None:
         shared = Shared(SLOW)
         connection = connect(shared)
         connection.client(slow(*range(50)))
@@ -173,11 +173,9 @@ class TestRefusals:
         assert shared.count("admitted") == len(connection.sent)
         assert not list(connection.session.stages())
 
-    # Of what is held and not put aside, oneways are refused.
+    # Held oneways that are not spooled are refused.
     @pytest.mark.parametrize(("spool", "first"), [(True, 1), (None, 4)])
-    def test_a_oneway_that_is_held_and_too_old_goes_on_whatever_the_limit_says(
-        self, first: int, *, spool: bool | None
-    ) -> None:
+    def test_a_held_oneway_passes_at_its_deadline_whatever_the_limit(self, first: int, *, spool: bool | None) -> None:
         rule = replace(SLOW, spool=spool)
         shared = Shared(rule, options=RateLimitOptions(max_held_per_connection=3), max_age_s=30)
         connection = Connection(shared)
@@ -213,7 +211,7 @@ class TestRefusals:
         assert connection.refused == [2]
         assert shared.count("dropped") == 0
 
-    def test_a_oneway_that_is_too_old_goes_on_once_it_is_complete(self) -> None:
+    def test_a_oneway_past_its_deadline_is_forwarded_once_it_is_complete(self) -> None:
         shared = Shared(SLOW, max_age_s=30)
         connection = Connection(shared)
         big = slow(2, body=b"x" * 1000, flag=ONEWAY)
@@ -238,7 +236,7 @@ class TestRefusals:
 
 
 class TestTransactions:
-    def test_ends_that_do_not_go_on_are_undone(self) -> None:
+    def test_incomplete_ends_are_undone(self) -> None:
         ends = Rule("transaction", "producers", 1, action="delay", max_delay_s=3600.0, spool=True)
         shared = Shared(ends)
         connection = Connection(shared)
@@ -252,7 +250,7 @@ class TestTransactions:
 
 
 class TestRoom:
-    """For what has not come completely."""
+    """Room for incomplete frames."""
 
     BIG = slow(2, body=b"x" * 1_000_000)
 
@@ -342,7 +340,7 @@ class TestPurge:
 
 
 class TestEnds:
-    def test_oneways_go_on_when_their_client_has_gone(self, connect: Callable[[Shared], Connection]) -> None:
+    def test_oneways_are_forwarded_after_their_client_has_gone(self, connect: Callable[[Shared], Connection]) -> None:
         shared = Shared(replace(SLOW, max_delay_s=2.0))
         connection = connect(shared)
         connection.client(b"".join(slow(opaque, flag=ONEWAY if opaque % 2 else 0) for opaque in range(100)))

@@ -1,4 +1,4 @@
-"""A client's connection to a name server: which answers get other addresses, and that nothing else ever changes."""
+"""A client's connection to a name server: addresses are replaced in some answers, and nothing else changes."""
 
 import struct
 from collections.abc import Sequence
@@ -29,8 +29,6 @@ _AMQP = ListenerAddresses("amqp", ("0.0.0.0", 5672), (("10.0.0.5", 10911),))
 
 
 class _Connection:
-    """One session, and what has been written to each peer."""
-
     def __init__(
         self,
         options: NameServerOptions | None = None,
@@ -58,11 +56,11 @@ class _Connection:
         self.got = {side: bytearray() for side in Side}
 
     def feed(self, side: Side, data: bytes, *cuts: int) -> None:
-        """Hand the session bytes of a peer, in pieces that end at the cuts."""
+        """Give the session bytes of a peer, cut at these positions."""
         for start, end in zip((0, *cuts), (*cuts, len(data)), strict=True):
             if start == end:
                 continue
-            # What it hands out must not depend on the chunk once that is written.
+            # The session must not keep references to a chunk.
             chunk = bytearray(data[start:end])
             try:
                 assert self.session.receive(side, memoryview(chunk), self.now_ns) is None
@@ -73,11 +71,10 @@ class _Connection:
                 chunk[:] = bytes(len(chunk))
 
     def ask(self, code: int, opaque: int = 1, flag: int = 0) -> None:
-        """Have the client send a request."""
         self.feed(Side.CLIENT, frames.json_frame(code, {"topic": "T"}, opaque=opaque, flag=flag))
 
     def answer(self, body: bytes, *, opaque: int = 1, code: int = 0, binary: bool = False) -> bytes:
-        """Have the name server answer; returns what the client got."""
+        """Let the name server answer. Return the client's bytes."""
         self.got[Side.CLIENT].clear()
         self.feed(Side.BROKER, _answer(body, opaque=opaque, code=code, binary=binary))
         return bytes(self.got[Side.CLIENT])
@@ -107,7 +104,7 @@ def test_answers_about_brokers_name_sluice(*, code: int, binary: bool) -> None:
     assert connection.session.describe(0).requests == 1
 
 
-def test_answer_to_a_request_that_is_not_known_is_taken_for_one_about_brokers() -> None:
+def test_an_answer_to_an_unknown_request_is_treated_as_one_about_brokers() -> None:
     connection = _Connection()
     assert connection.answer(_BODIES[_ROUTE], opaque=9) == _answer(_told(_BODIES[_ROUTE]), opaque=9)
     assert connection.answer(b"anything", opaque=9) == _answer(b"anything", opaque=9)
@@ -115,7 +112,7 @@ def test_answer_to_a_request_that_is_not_known_is_taken_for_one_about_brokers() 
     assert not connection.warnings
 
 
-def test_request_of_the_name_server_goes_on() -> None:
+def test_a_request_of_the_name_server_is_forwarded() -> None:
     connection = _Connection()
     request = frames.json_frame(40, opaque=1, body=_BODIES[_ROUTE])
     connection.ask(_ROUTE)
@@ -143,7 +140,7 @@ def test_unreadable_answers_pass_unchanged_and_are_logged(body: bytes) -> None:
     assert detail.startswith(f"an answer of {len(_answer(body))} bytes: it")
 
 
-def test_answer_without_room_goes_on_unchanged() -> None:
+def test_an_answer_without_room_is_forwarded_unchanged() -> None:
     connection = _Connection(room=GatherRoom(128 * 1024))
     body = _BODIES[_ROUTE].replace(b"[]", b"[%b]" % (b" " * 300_000))
     connection.ask(_ROUTE)
@@ -199,7 +196,7 @@ _STREAM = [
 
 
 def _stream() -> tuple[bytes, bytes, bytes]:
-    """Return what a client asks, what is answered, and what the client is to get."""
+    """Return the client's requests, the answers, and the expected answers."""
     asked = answered = told = b""
     for opaque, (code, binary) in enumerate(_STREAM):
         make = frames.binary_frame if binary else frames.json_frame
@@ -234,7 +231,7 @@ def test_stream_that_ends_anywhere_loses_nothing() -> None:
 
 
 @pytest.mark.parametrize("capture", [each for each in CAPTURES if "namesrv" in each.name], ids=str)
-def test_recorded_clients_are_told_other_addresses_in_their_own_dialect(capture: Capture) -> None:
+def test_recorded_clients_get_other_addresses_in_their_own_dialect(capture: Capture) -> None:
     told = (("127.0.0.2", 10911), ("sluice.example.com", 1))
     connection = _Connection(NameServerOptions(addresses=Addresses([told])), listeners=())
     connection.feed(Side.CLIENT, capture.to_broker)
@@ -316,7 +313,7 @@ def test_options_are_read_as_an_operator_writes_them() -> None:
         ("addresses", {"10.0.0.5:1": 'a"b:1'}, "is not an address"),
     ],
 )
-def test_error_of_an_option_says_what_is_allowed(option: str, value: object, what: str) -> None:
+def test_error_of_an_option_names_allowed_values(option: str, value: object, what: str) -> None:
     with pytest.raises(FaultsError) as caught:
         _read({option: value})
     (fault,) = caught.value.faults
@@ -324,7 +321,7 @@ def test_error_of_an_option_says_what_is_allowed(option: str, value: object, wha
     assert what in fault.what
 
 
-def test_doubts_are_about_what_leads_clients_past_sluice() -> None:
+def test_warnings_are_about_settings_that_let_clients_bypass_sluice() -> None:
     vip = ListenerAddresses("rocketmq", ("0.0.0.0", 20909), (("10.0.0.5", 10909),))
     addresses = Addresses([(("10.0.0.5", 10911), ("sluice", 1))])
     (alone,) = PROTOCOL.lint(NameServerOptions(), [_AMQP])

@@ -14,7 +14,7 @@ from proxy.protocols.rocketmq.options import Networks, RocketMQOptions, check_ru
 _read = partial(read, RocketMQOptions)
 
 
-def test_without_options_only_this_machine_may_see_limits_and_nobody_may_change_them() -> None:
+def test_by_default_only_this_machine_may_read_limits_and_none_may_change_them() -> None:
     options = _read({})
     assert options.remote_view_from == (IPv4Network("127.0.0.0/8"), IPv6Network("::1/128"))
     assert options.remote_update_from == ()
@@ -45,7 +45,7 @@ def test_networks_that_were_read_are_taken_as_they_are() -> None:
         (["10.1.2.3/8"], '"10.1.2.3/8" is not valid'),
     ],
 )
-def test_error_names_the_option_and_what_is_allowed(option: str, value: object, what: str) -> None:
+def test_error_names_the_option_and_allowed_values(option: str, value: object, what: str) -> None:
     with pytest.raises(FaultsError) as caught:
         _read({option: value})
     (fault,) = caught.value.faults

@@ -1,4 +1,4 @@
-"""What Sluice refuses whatever the limits are."""
+"""Requests that Sluice refuses whatever the limits."""
 
 import json
 import struct
@@ -59,7 +59,7 @@ def test_escaped_spelling_does_not_hide_it() -> None:
     assert (Playbook() >> Client(whole) << Anything()).refused_by == ["inner_batch"]
 
 
-#: The broker might make any number of messages of it: it steps back by the length of its properties.
+# The broker might read any number of messages, because the length of its properties goes backwards.
 MALFORMED = struct.pack(">iiiiih", 22, 0, 0, 0, 0, -1) * 30
 
 
@@ -92,7 +92,7 @@ def test_a_busy_answer_has_code_remark_and_the_requests_number() -> None:
     assert (answer.body, answer.fields) == (b"", {})
 
 
-def test_a_client_is_told_that_the_broker_is_short() -> None:
+def test_a_client_is_told_of_a_slow_broker() -> None:
     remark = "[RateLimit] the broker is short; for orders need wait:12345microsecs, rule adaptive listener:*"
     assert answered(Resource("topic", "orders"), rule="adaptive listener:*").remark == remark
 
@@ -107,7 +107,7 @@ def test_any_names_make_an_answer_that_can_be_read(name: str, rule: str, wait_us
     assert frame[:8] == (len(frame) - 4).to_bytes(4, "big") + (len(frame) - 8).to_bytes(4, "big")
 
 
-def test_one_that_can_never_be_admitted_is_told_how_much_can() -> None:
+def test_the_refusal_of_one_that_can_never_be_admitted_states_the_maximum() -> None:
     refuse = Refuse(Resource("topic", "orders"), "topic:orders", 1_000_000, most=550)
 
     remark = "[RateLimit] for orders at most 550 messages at once, rule topic:orders"

@@ -1,4 +1,4 @@
-"""What an earlier process left: marked, and sent on the next connection."""
+"""Messages of an earlier process: marked, and sent on the next connection."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ class Real(Shared):
 
 @pytest.fixture
 def left(tmp_path: Path) -> Iterator[Real]:
-    """Twenty oneways that an earlier process left, among requests that get answers."""
+    """Twenty oneways of an earlier process, among requests with answers."""
     before = Real(tmp_path, SLOW)
     connection = Connection(before)
     connection.client(b"".join(send("slow", opaque, flag=ONEWAY if opaque % 2 else 0) for opaque in range(41)))

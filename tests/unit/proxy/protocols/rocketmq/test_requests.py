@@ -1,4 +1,4 @@
-"""The client's stream: frames out of chunks, requests out of frames, and what remains of a chunk."""
+"""The client's stream: frames from chunks, requests from frames, and the rest of a chunk."""
 
 from collections.abc import Iterable
 from itertools import chain
@@ -50,10 +50,10 @@ def topics(play: Playbook) -> list[str]:
     return [request.resources[0].name for request in play.requests]
 
 
-# --- What passes ----------------------------------------------------------------------------------
+# --- Passed requests ----------------------------------------------------------------------------------
 
 
-def test_chunk_without_refusals_goes_on_uncopied_in_one_slice() -> None:
+def test_a_chunk_without_refusals_is_forwarded_uncopied_in_one_slice() -> None:
     chunk = memoryview(bytearray(A + heartbeat() + B + send_batch("c", 3) + send_back("g")))
     session = open_session()
     batch = session.receive(Side.CLIENT, chunk, 0)
@@ -66,7 +66,7 @@ def test_chunk_without_refusals_goes_on_uncopied_in_one_slice() -> None:
     assert out[0] == chunk
 
 
-def test_requests_say_what_handlers_decide_by() -> None:
+def test_requests_have_the_fields_for_handlers() -> None:
     oneway = send("b", 2, flag=ONEWAY, group="other", body=b"x" * 100)
     play = Playbook() >> Client(A + oneway) << ToBroker(A + oneway)
     first, second = play.requests
@@ -94,7 +94,7 @@ def test_send_back_and_send_to_the_retry_topic_share_a_resource() -> None:
     assert back.resources is fallback.resources
 
 
-# --- What is refused ------------------------------------------------------------------------------
+# --- Refusals ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_largest_frame_streams_through_without_being_gathered() -> None:
     cuts=st.lists(st.integers(0, 400), max_size=6),
     refused=st.booleans(),
 )
-def test_verdict_covers_the_body_however_it_is_cut(body: int, cuts: list[int], refused: bool) -> None:  # noqa: FBT001
+def test_a_verdict_covers_the_body_in_any_chunks(body: int, cuts: list[int], refused: bool) -> None:  # noqa: FBT001
     stream = A + send("x", 9, body=b"y" * body) + B
     session = open_session()
     decide = refuse("x") if refused else refuse()
@@ -198,7 +198,7 @@ def test_batch_in_pieces_is_decided_once_and_whole(cuts: list[int]) -> None:
     assert play.given[Side.BROKER] == A + whole + B
 
 
-def test_body_that_is_no_batch_counts_as_one_message_however_it_is_marked() -> None:
+def test_an_invalid_batch_counts_as_one_message_with_any_mark() -> None:
     whole = send("a", batch=True, body=b"\xff" * 70_000)
     play = Playbook() >> Client(whole) << ToBroker(whole)
     play = play >> Client(whole[:50_000]) >> Client(whole[50_000:]) << ToBroker(whole)
@@ -210,14 +210,14 @@ def test_body_that_is_no_batch_counts_as_one_message_however_it_is_marked() -> N
     [
         (batch_body(100_000, b""), (), 6),
         (batch_body(100_000, b""), (60_000, 150_000), 6),
-        # One message of 8 MiB is no more steps than any other, but longer to search.
+        # One message of 8 MiB takes no more steps than any other, but a longer search.
         (batch_body(1, bytes(8 << 20)), (), 4),
         (batch_body(1, bytes(8 << 20)), (150_000,), 4),
     ],
     ids=["many", "many in pieces", "large", "large in pieces"],
 )
 def test_long_batch_is_read_in_turns(body: bytes, cuts: tuple[int, ...], least: int) -> None:
-    """The driver lets others have their turn whenever something is left of a chunk."""
+    """The driver lets other connections run whenever part of a chunk is left."""
     whole = send("a", batch=True, body=body)
     session, turns, given = open_session(), 0, b""
     for piece in cut(A + whole + B, *cuts):
@@ -249,7 +249,7 @@ def test_many_long_batches_are_read_in_turns() -> None:
     assert (turns > 5, requests) == (True, 100)
 
 
-def test_batch_for_which_there_is_no_room_is_refused() -> None:
+def test_a_batch_without_room_is_refused() -> None:
     whole = send("a", batch=True, body=batch_body(5000, bytes(20)))
     play = Playbook(room=GatherRoom(100_000)) >> Client(whole[:1000]) << Anything()
     assert [request.messages for request in play.requests] == [1]
@@ -271,7 +271,7 @@ def test_announced_length_takes_no_room() -> None:
 
 @pytest.mark.parametrize("changes", [{}, {"exempt": True}, {"limiting": False}])
 @pytest.mark.parametrize("rest", [1, 100_000, 10**6])
-def test_batch_whose_room_is_taken_meanwhile_is_refused_midway(changes: dict[str, Any], rest: int) -> None:
+def test_a_batch_that_loses_its_room_is_refused_midway(changes: dict[str, Any], rest: int) -> None:
     room = GatherRoom(400_000)
     whole = send("a", batch=True, body=batch_body(5000, bytes(20)))
     play = Playbook(room=room, **changes) >> Client(A + whole[:100_000]) << ToBroker(A)
@@ -342,7 +342,7 @@ def test_room_of_a_long_header_goes_with_its_connection(sent: int) -> None:
     assert room.taken_bytes == 0
 
 
-def test_batch_of_an_exempt_client_makes_room_for_nobody() -> None:
+def test_an_exempt_clients_batch_makes_no_room_for_others() -> None:
     room = GatherRoom(262_144)
     whole = send("a", batch=True, body=batch_body(5000, bytes(20)))
     exempt, other = Playbook(room=room, exempt=True), Playbook(room=room)
@@ -353,7 +353,7 @@ def test_batch_of_an_exempt_client_makes_room_for_nobody() -> None:
     assert exempt >> Client(whole[200_000:]) << ToBroker(whole)
 
 
-def test_slow_batch_gets_through_while_nobody_needs_its_room() -> None:
+def test_a_slow_batch_passes_while_no_other_needs_its_room() -> None:
     whole = send("a", batch=True, body=batch_body(5000, bytes(20)))
     play = Playbook(room=GatherRoom(262_144))
     for at in range(0, len(whole), 10_000):
@@ -368,7 +368,7 @@ def test_batch_that_comes_at_once_needs_no_room() -> None:
 
 
 @pytest.mark.parametrize("last", [Client(bytes(1)), End(Side.CLIENT), None])
-def test_room_is_given_back_however_a_batch_ends(last: Client | End | None) -> None:
+def test_room_is_returned_at_any_end_of_a_batch(last: Client | End | None) -> None:
     room = GatherRoom()
     whole = send("a", batch=True, body=bytes(100_000))
     play = Playbook(room=room) >> Client(whole[:-1])
@@ -379,10 +379,11 @@ def test_room_is_given_back_however_a_batch_ends(last: Client | End | None) -> N
     assert room.taken_bytes == 0
 
 
-# --- Headers that nobody can read -----------------------------------------------------------------
+# --- Unreadable headers -----------------------------------------------------------------
 
 
-#: What the broker reads, or might: a code with a suffix, more fields than are read here, a header beyond the bound.
+# Forms that the broker reads, or might: a code with a suffix, more fields than are read here, a header beyond the
+# bound.
 UNREADABLE = {
     "no header": unparsable(),
     "empty": frame(b""),
@@ -397,9 +398,7 @@ UNREADABLE = {
 
 @pytest.mark.parametrize("reading", READINGS)
 @pytest.mark.parametrize("whole", UNREADABLE.values(), ids=UNREADABLE)
-def test_header_that_nobody_can_read_ends_the_connection_behind_what_came_before(
-    whole: bytes, reading: Reading
-) -> None:
+def test_an_unreadable_header_ends_the_connection_behind_earlier_frames(whole: bytes, reading: Reading) -> None:
     play = Playbook(refuse("b"), reading=reading)
     assert play >> Client(A + B + whole + A) << Closed("unparsable") << ToBroker(A) << ToClient(busy("b", 2))
     assert play.counters.undecodable == {"none": 1}
@@ -413,7 +412,7 @@ def play_all(session: Session, pieces: Iterable[bytes]) -> None:
 
 
 @pytest.mark.parametrize("whole", UNREADABLE.values(), ids=UNREADABLE)
-def test_header_that_nobody_can_read_ends_the_connection_however_it_comes(whole: bytes) -> None:
+def test_an_unreadable_header_ends_the_connection_in_any_chunks(whole: bytes) -> None:
     for offset in (1, 4, 7, 8, 9, 20, MAX_HEADER_BYTES):
         session = open_session()
         with pytest.raises(Close) as closed:
@@ -424,7 +423,7 @@ def test_header_that_nobody_can_read_ends_the_connection_however_it_comes(whole:
 
 @pytest.mark.parametrize("changes", [{"exempt": True}, {"limiting": False}])
 @pytest.mark.parametrize("whole", UNREADABLE.values(), ids=UNREADABLE)
-def test_header_that_nobody_can_read_passes_where_nothing_is_limited(whole: bytes, changes: dict[str, Any]) -> None:
+def test_an_unreadable_header_passes_without_limits(whole: bytes, changes: dict[str, Any]) -> None:
     for offset in (0, 7, 9, 20, MAX_HEADER_BYTES):
         play = Playbook(**changes)
         for piece in cut(A + whole + B, len(A) + offset):
@@ -441,7 +440,7 @@ LENIENT = frame(b'{"code":"34","opaque":1}')
 
 
 @pytest.mark.parametrize("reading", READINGS)
-def test_many_topics_are_looked_at_in_turns(reading: Reading) -> None:
+def test_many_topics_are_read_in_turns(reading: Reading) -> None:
     topics = [f"t{number}" for number in range(1250)]
     session = open_session(reading=reading)
     play = session.receive(Side.CLIENT, memoryview(b"".join(map(send, topics[:100]))), 0)
@@ -454,18 +453,18 @@ def test_many_topics_are_looked_at_in_turns(reading: Reading) -> None:
 
 
 SLOW = frame(b'{"code":"310","opaque":1,"extFields":{"a":"g","b":"a"}}')
-# A batch is not plain, and so is walked field by field.
+# A batch is not plain, so each field is read.
 MANY_FIELDS = binary_frame(310, {"a": "g", "b": "a", "m": "true"} | {f"k{at:03}": "" for at in range(MAX_FIELDS - 3)})
 
 
 @pytest.mark.parametrize("reading", READINGS)
 @pytest.mark.parametrize(("whole", "most"), [(SLOW, 1), (MANY_FIELDS, 64)], ids=["lenient", "many fields"])
-def test_slow_headers_are_looked_at_a_few_at_a_time(reading: Reading, whole: bytes, most: int) -> None:
+def test_slow_headers_are_read_a_few_at_a_time(reading: Reading, whole: bytes, most: int) -> None:
     asked = turns(open_session(reading=reading), whole * 400)
     assert max(map(len, asked)) <= most
 
 
-# --- What is no frame -----------------------------------------------------------------------------
+# --- Invalid frames -----------------------------------------------------------------------------
 
 BROKEN = {
     "length below its own second word": b"\0\0\0\3" + b"\0\0\0\0",
@@ -496,7 +495,7 @@ def test_longest_frame_follows_the_option() -> None:
 # --- Counting -------------------------------------------------------------------------------------
 
 
-def test_frames_are_counted_once_however_they_come() -> None:
+def test_frames_are_counted_once_in_any_chunks() -> None:
     stream = A + heartbeat() + B + LENIENT
     for step in (1, 7, 50, len(stream)):
         counters = WireCounters()

@@ -1,4 +1,4 @@
-"""Brokers' addresses in the bodies of a name server's answers: found, replaced in place, and nothing else touched."""
+"""Brokers' addresses in a name server's answers are replaced in place, and nothing else changes."""
 
 import json
 import re
@@ -34,7 +34,7 @@ def _route(addresses: str) -> bytes:
         ('{"0":"10.0.0.5:10911"}', '{"0":"sluice.example.com:10911"}', 1, 0),
         ('{0:"10.0.0.5:10911",1:"10.0.0.6:10911"}', '{0:"sluice.example.com:10911",1:"10.0.0.6:10911"}', 1, 1),
         ('{ "0" : "10.0.0.5:10911" , "1" :"x" }', '{ "0" : "sluice.example.com:10911" , "1" :"x" }', 1, 1),
-        # A slave that has become the acting master, and one that a listener fronts.
+        # A slave that has become the acting master, and one behind a listener.
         ('{0:"10.0.0.7:10911",2:"10.0.0.5:10911"}', '{0:"10.0.0.7:10911",2:"sluice.example.com:10911"}', 1, 1),
         ('{-1:"10.0.0.5:10911"}', '{-1:"sluice.example.com:10911"}', 1, 0),
         # RocketMQ writes no brackets.
@@ -68,7 +68,7 @@ def test_unreadable_routes_are_unchanged(addresses: str) -> None:
     assert rewrite(_route(addresses), _TOLD) is None
 
 
-def test_words_in_strings_are_no_addresses() -> None:
+def test_words_in_strings_are_not_addresses() -> None:
     order = r'"orderTopicConf":"\"brokerAddrs\":{0:\"10.0.0.5:10911\"}, brokerAddr"'
     body = f'{{"brokerDatas":[{{"brokerAddrs":{{0:"10.0.0.5:10911"}},"brokerName":"brokerAddrs"}}],{order}}}'.encode()
     then = body.replace(b'{0:"10.0.0.5:10911"}', b'{0:"sluice.example.com:10911"}')
@@ -99,7 +99,7 @@ _routes = st.fixed_dictionaries(
 
 
 @given(route=_routes, ascii_only=st.booleans(), spaced=st.booleans(), unquoted=st.booleans())
-def test_a_route_says_the_same_but_for_the_addresses(
+def test_a_route_is_unchanged_except_for_the_addresses(
     *, route: dict[str, Any], ascii_only: bool, spaced: bool, unquoted: bool
 ) -> None:
     text = json.dumps(route, ensure_ascii=ascii_only, separators=(" , ", " : ") if spaced else (",", ":"))

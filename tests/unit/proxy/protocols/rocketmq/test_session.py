@@ -1,4 +1,4 @@
-"""One connection: both streams, the busy answers between them, and what a drain asks."""
+"""One connection: both streams, the busy answers between them, and drains."""
 
 import pytest
 from playbook.frames import (
@@ -41,7 +41,7 @@ A, B = send("a", 1), send("b", 2)
 # --- Busy answers ---------------------------------------------------------------------------------
 
 
-def test_busy_answer_says_what_clients_look_for() -> None:
+def test_a_busy_answer_has_the_text_that_clients_look_for() -> None:
     session = open_session()
     batch = session.receive(Side.CLIENT, memoryview(send("a", 4711, binary=True)), 0)
     assert batch is not None
@@ -100,7 +100,7 @@ def test_clients_responses_to_broker_requests_are_never_limited_or_owed() -> Non
 HELLO = b"\x16\x03\x01\x02\x00" + bytes(range(200))
 
 
-def test_reason_for_refusing_tls_says_what_to_do() -> None:
+def test_the_reason_for_refusing_tls_has_a_remedy() -> None:
     with pytest.raises(Close, match='tls = "pass"'):
         open_session().receive(Side.CLIENT, memoryview(HELLO), 0)
 
@@ -109,7 +109,7 @@ def test_single_byte_is_enough_to_tell_tls() -> None:
     assert Playbook() >> Client(HELLO[:1]) << Closed("tls")
 
 
-def test_tls_is_relayed_unread_where_the_listener_says_so() -> None:
+def test_tls_is_relayed_unread_if_configured() -> None:
     play = Playbook(refuse("a"), tls="pass") >> Client(HELLO) << ToBroker(HELLO)
     play = play >> Broker(b"\x16server hello") << ToClient(b"\x16server hello")
     assert play >> Client(A + b"\0\0\0\0garbage") << ToBroker(A + b"\0\0\0\0garbage")
@@ -126,7 +126,7 @@ def test_proxy_protocol_header_is_not_accepted(hello: bytes) -> None:
     assert Playbook() >> Client(hello[:1]) << Closed("proxy_protocol")
 
 
-# --- What is in flight ----------------------------------------------------------------------------
+# --- In flight ----------------------------------------------------------------------------
 
 
 def test_in_flight_requests_are_bounded() -> None:
@@ -141,7 +141,7 @@ def test_in_flight_requests_are_bounded() -> None:
 # --- Frame boundaries -----------------------------------------------------------------------------
 
 
-def test_either_stream_stands_between_frames_only_at_their_ends() -> None:
+def test_either_stream_is_between_frames_only_at_their_ends() -> None:
     for offset in range(1, len(A) + 1):
         play = Playbook() >> Client(A[:offset]) << Anything()
         assert play.session.between_frames(Side.CLIENT) == (offset == len(A))
@@ -152,7 +152,7 @@ def test_either_stream_stands_between_frames_only_at_their_ends() -> None:
         assert play.session.between_frames(Side.BROKER) == (offset == len(theirs))
 
 
-def test_reading_only_what_is_missing_stops_at_the_end_of_every_frame() -> None:
+def test_reading_only_missing_bytes_stops_at_the_end_of_every_frame() -> None:
     stream = A + send("b")
     for offset in range(1, len(A)):
         play = Playbook() >> Client(stream[:offset]) << Anything()
@@ -183,7 +183,7 @@ def test_handlers_see_the_answers_once_if_they_ask() -> None:
 # --- Broken connections ---------------------------------------------------------------------------
 
 
-def test_broker_that_sends_no_frames_ends_the_connection_after_what_was_good() -> None:
+def test_an_invalid_frame_of_the_broker_ends_the_connection_after_valid_ones() -> None:
     theirs = answer(1)
     assert Playbook() >> Broker(theirs + b"\0\0\0\0\0\0\0\0") << ToClient(theirs) << Closed("bad_answer")
 

@@ -1,4 +1,4 @@
-"""Transactions: each half message is committed once, whoever says how often."""
+"""Transactions: each half message is committed once, however often either side asks."""
 
 from typing import Any
 
@@ -46,13 +46,13 @@ OFFSET = 0x1234567
 
 
 def begun(**changes: Any) -> Playbook:
-    """Return a connection on which a half message has been sent and stored."""
+    """Return a connection on which a half message was sent and stored."""
     play = Playbook(**changes) >> Client(send_half("orders", 7)) << Anything()
     return play >> Broker(stored(7, OFFSET)) << ToClient(stored(7, OFFSET))
 
 
 def commits(play: Playbook, offset: int = OFFSET, **changes: Any) -> bool:
-    """Say whether a commit goes on."""
+    """Say whether a commit is forwarded."""
     before = len(play.given[Side.BROKER])
     whole = end_transaction(offset, **changes)
     play = play >> Client(whole) << Anything()
@@ -69,7 +69,7 @@ def test_half_message_is_committed_once() -> None:
     assert play.refused_by == ["unknown_transaction"] * 2
 
 
-def test_commit_of_what_is_no_half_message_is_refused() -> None:
+def test_a_commit_of_an_ordinary_message_is_refused() -> None:
     play = Playbook() >> Client(send("orders", 7)) << Anything() >> Broker(stored(7, OFFSET)) << Anything()
     assert not commits(play)
     assert play.given[Side.CLIENT] == stored(7, OFFSET), "who expects no answer gets none"
@@ -80,7 +80,7 @@ def test_commit_of_what_is_no_half_message_is_refused() -> None:
 
 
 @pytest.mark.parametrize("delay", ["DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"])
-def test_delayed_message_is_no_half_message(delay: str) -> None:
+def test_a_delayed_message_is_not_a_half_message(delay: str) -> None:
     half = send_half("orders", 7, **{delay: "1"})
     play = Playbook() >> Client(half) << Anything() >> Broker(stored(7, OFFSET)) << Anything()
     assert not commits(play)
@@ -106,8 +106,8 @@ def test_wrong_commit_does_not_consume_a_half_message(wrong: dict[str, Any]) -> 
 
 @pytest.mark.parametrize("asked", [0, 1, 3])
 @pytest.mark.parametrize("before", [(), (0,), (12,), (0, 12), (12, 0, 12)])
-def test_transaction_is_committed_once_whatever_was_said_before(before: tuple[int, ...], asked: int) -> None:
-    """The broker stores a message that was rolled back before as well."""
+def test_a_transaction_is_committed_once_whatever_came_before(before: tuple[int, ...], asked: int) -> None:
+    """The broker also stores a message that was rolled back before."""
     for last in range(asked + 1):
         play = begun()
         for copy in range(1, asked + 1):
@@ -129,7 +129,7 @@ def test_checked_transaction_is_committed_once() -> None:
 
 @pytest.mark.parametrize("committed", [0, 1, 2])
 def test_one_copy_of_a_half_message_is_committed_whichever_that_is(committed: int) -> None:
-    """The broker stores it anew each time it asks, whoever of the group it asks, and takes the commit of any copy."""
+    """The broker stores a new copy for each question, to any member of the group, and accepts a commit of any copy."""
     hub = Transactions()
     play, colleague = begun(hub=hub), Playbook(hub=hub)
     for copy in (1, 2):
@@ -150,7 +150,7 @@ def test_copies_without_an_id_are_charged_to_their_topic() -> None:
 
 
 def test_second_message_of_a_transaction_is_charged_to_its_topic() -> None:
-    """The broker takes note of a commit some seconds late, and may ask in between."""
+    """The broker processes a commit some seconds late, and may ask in between."""
     play = begun()
     assert commits(play)
     for copy in (1, 2):
@@ -174,8 +174,8 @@ def test_foreign_transaction_id_affects_nothing_else(other: dict[str, Any]) -> N
 
 
 @pytest.mark.parametrize("topic", ["orders", "%RETRY%orders"])
-def test_commits_of_a_half_message_that_only_the_broker_told_of_are_charged_after_the_first(topic: str) -> None:
-    """The broker takes for one what has the property TRAN_MSG, whatever the send's flags say."""
+def test_commits_of_a_half_message_known_only_from_the_broker_are_charged_after_the_first(topic: str) -> None:
+    """To the broker, the property TRAN_MSG makes a half message, whatever the send's flags."""
     half = send(topic, 7, sys_flag="0", properties=HALF)
     play = Playbook() >> Client(half) << Anything() >> Broker(stored(7, OFFSET)) << Anything()
     own, stored_in = (
@@ -192,7 +192,7 @@ def test_commits_of_a_half_message_that_only_the_broker_told_of_are_charged_afte
     "hosts", [(bytes(8), bytes(8)), (bytes(20), bytes(8)), (bytes(8), bytes(20)), (bytes(20),) * 2]
 )
 @pytest.mark.parametrize("step_bytes", [1, 7, 100, 1000])
-def test_question_is_read_however_it_comes(step_bytes: int, hosts: tuple[bytes, bytes]) -> None:
+def test_a_question_is_read_in_any_chunks(step_bytes: int, hosts: tuple[bytes, bytes]) -> None:
     asked = check_transaction(OFFSET, group="groups", topic="topics", body=bytes(300), hosts=hosts)
     play = Playbook()
     for at in range(0, len(asked), step_bytes):
@@ -203,7 +203,7 @@ def test_question_is_read_however_it_comes(step_bytes: int, hosts: tuple[bytes, 
 
 
 @pytest.mark.parametrize("record_bytes", [0, 39, 87, 88, 91])
-def test_question_without_a_whole_message_tells_nothing(record_bytes: int) -> None:
+def test_a_question_without_a_whole_message_is_ignored(record_bytes: int) -> None:
     question = Question(RemotingCommand(code=39, opaque=1))
     question.feed(memoryview(read_body(check_transaction(OFFSET)))[:record_bytes])
     assert question.half() is None
@@ -218,7 +218,7 @@ def test_half_message_that_was_held_is_committed() -> None:
 
 NOT_NUMBERED = frame(b'{"code":310,"extFields":{"a":"producers","b":"orders"}}')
 NUMBERED_ODDLY = [frame(b'{"code":34,"opaque":%b}' % spelled) for spelled in (b'"7"', b"null", b"7.5", b'""')]
-#: What a client may send so that it cannot be told what an answer with the number 7 is to.
+# Requests after which the request of an answer with the number 7 is ambiguous.
 AMBIGUOUS: dict[str, list[bytes]] = {
     "of two, one is refused whatever the limits are": [send("orders", 7), send("SCHEDULE_TOPIC_XXXX", 7)],
     "of two, a limit refuses one": [send("orders", 7), send("limited", 7)],
@@ -238,29 +238,29 @@ AMBIGUOUS: dict[str, list[bytes]] = {
 
 
 @pytest.mark.parametrize("chunks", AMBIGUOUS.values(), ids=AMBIGUOUS)
-def test_plain_message_is_not_taken_for_a_half_message(chunks: list[bytes]) -> None:
+def test_a_plain_message_is_not_treated_as_a_half_message(chunks: list[bytes]) -> None:
     play = Playbook(refuse("limited", "g@limited"), limited={"subscription"})
     for chunk in (send_half("orders", 9), *chunks, send_half("orders", 7)):
         play = play >> Client(chunk) << Anything()
     for in_flight in (9, 7):
         assert not commits(play >> Broker(stored(in_flight, OFFSET)) << Anything())
-    # It cannot be told later either.
+    # It is still ambiguous later.
     play = play >> Broker(stored(7, OFFSET)) << Anything() >> Client(send_half("orders", 8)) << Anything()
     assert not commits(play >> Broker(stored(8, OFFSET)) << Anything())
 
 
-def test_connection_with_ambiguous_answers_commits_what_the_broker_asks_about() -> None:
+def test_a_connection_with_ambiguous_answers_commits_the_brokers_checks() -> None:
     play = Playbook() >> Client(NOT_NUMBERED) << Anything() >> Broker(check_transaction(OFFSET)) << Anything()
     assert commits(play)
 
 
-def test_held_message_is_not_taken_for_a_half_message() -> None:
+def test_a_held_message_is_not_treated_as_a_half_message() -> None:
     play = Playbook(hold("slow")) >> Client(send("slow", 7)) >> Client(send_half("orders", 7)) << Anything()
     play = play >> Release(0) << Anything()
     assert not commits(play >> Broker(stored(7, OFFSET)) << Anything())
 
 
-def test_message_beyond_those_that_are_noted_is_not_taken_for_a_half_message() -> None:
+def test_a_message_beyond_the_remembered_ones_is_not_treated_as_a_half_message() -> None:
     for last in (send("orders", -7), heartbeat(-7), pull(-7)):
         play = Playbook() >> Client(b"".join(send("orders", number) for number in range(MAX_PENDING))) << Anything()
         play = play >> Client(last) << Anything() >> Broker(stored(1, OFFSET)) << Anything()
@@ -297,7 +297,7 @@ V1 = {"producerGroup": "producers", "topic": "orders", "sysFlag": "4"}
     ],
     ids=["reply", "reply_v2", "batch", "properties_of_another_kind_of_send"],
 )
-def test_plain_stored_message_is_no_half_message(whole: bytes) -> None:
+def test_a_plain_stored_message_is_not_a_half_message(whole: bytes) -> None:
     play = Playbook() >> Client(whole) << Anything() >> Broker(stored(7, OFFSET)) << Anything()
     assert not commits(play)
 
@@ -325,7 +325,7 @@ def test_half_messages_are_remembered_up_to_a_bound(monkeypatch: pytest.MonkeyPa
 
 
 def stored_once(hub: Transactions) -> None:
-    """Check that a half message can still be committed, for what its send has paid, and only once."""
+    """Check that a half message can be committed for the price of its send, only once."""
     play = Playbook(hub=hub)
     assert commits(play)
     assert play.requests[-1].resources == (Resource("transaction", "producers"),)

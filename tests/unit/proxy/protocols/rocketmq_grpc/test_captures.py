@@ -1,4 +1,4 @@
-"""What real clients and a real Proxy said to each other, through a session that passes all."""
+"""Conversations of real clients and a real Proxy, through a session that passes everything."""
 
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -50,7 +50,7 @@ def _play(name: str) -> _Played:
 
 
 def _by_stream(stream: bytes) -> dict[int, list[bytes]]:
-    """Sort frames but those that give windows, of which a session makes its own."""
+    """Sort frames without window updates, of which a session makes its own."""
     found = defaultdict(list)
     for frame in split(stream):
         if frame[3] != http2.WINDOW_UPDATE:
@@ -59,7 +59,7 @@ def _by_stream(stream: bytes) -> dict[int, list[bytes]]:
 
 
 @pytest.mark.parametrize("name", _NAMES)
-def test_all_goes_on_as_it_came_but_for_addresses(name: str) -> None:
+def test_everything_is_forwarded_unchanged_except_addresses(name: str) -> None:
     played = _play(name)
     to_broker, to_client = played.given[Side.BROKER], played.given[Side.CLIENT]
     assert _by_stream(to_broker) == _by_stream(played.said[Side.CLIENT])
@@ -78,7 +78,7 @@ def test_the_client_is_known(name: str) -> None:
     assert client.id
 
 
-def test_what_clients_ask_for() -> None:
+def test_requested_resources() -> None:
     found = Counter[str]()
     for name in _NAMES:
         found += _play(name).asked

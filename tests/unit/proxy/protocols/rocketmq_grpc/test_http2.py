@@ -1,4 +1,4 @@
-"""Frames, header blocks, windows and gRPC's messages, each by itself."""
+"""Frames, header blocks, windows and gRPC's messages."""
 
 from collections.abc import Sequence
 
@@ -31,7 +31,7 @@ def data(size: int, stream: int = 1, flags: int = 0) -> bytes:
 
 
 @given(st.lists(st.integers(1, 40)), st.integers(0, 6))
-def test_frames_are_the_same_however_they_are_cut(cuts: list[int], kind: int) -> None:
+def test_frames_are_the_same_in_any_chunks(cuts: list[int], kind: int) -> None:
     whole = b"".join(
         (
             http2.frame_of(kind if kind != http2.HEADERS else http2.DATA, 0, 1, b"abc"),
@@ -73,7 +73,7 @@ def test_a_chunk_of_many_frames_is_read_in_parts() -> None:
     assert found == 1000
 
 
-def test_padding_and_priority_are_no_content() -> None:
+def test_padding_and_priority_are_not_content() -> None:
     padded = http2.frame_of(http2.DATA, http2.PADDED, 1, b"\x03abc000")
     assert http2.content_of(padded, http2.PADDED) == b"abc"
     flags = http2.PADDED | http2.HAS_PRIORITY | http2.END_HEADERS
@@ -176,9 +176,9 @@ class Book:
 
     def __init__(self) -> None:
         self.outlet = Outlet(is_open=True)
-        # What the sender may send, and what the receiver takes.
+        # The sender's credit, and the receiver's window.
         self.credit = self.window = DEFAULT_WINDOW
-        # Received and not granted again; held.
+        # Received and not granted again, and held.
         self.unread = 0
         self.held: list[int] = []
 
@@ -234,9 +234,9 @@ def test_no_window_is_overdrawn_and_no_credit_is_lost(events: list[tuple[str, in
                 outlet.put(data(held), held)
         book.grant()
         book.check()
-        # What is held takes no window from others.
+        # Held data takes no window from others.
         assert book.credit >= min(16_384, book.window - outlet.waiting)
-    # At last all is read.
+    # At last everything is read.
     for held in book.held:
         outlet.add(held)
         outlet.put(data(held), held)
@@ -249,7 +249,7 @@ def test_no_window_is_overdrawn_and_no_credit_is_lost(events: list[tuple[str, in
     assert outlet.queued_bytes == outlet.waiting == 0
     assert book.window == DEFAULT_WINDOW
     assert book.credit >= DEFAULT_WINDOW - 16_384
-    # What was granted for held DATA, and for Sluice's own, is paid back: nothing is left of it.
+    # The windows for held DATA, and for Sluice's own, are paid back completely.
     assert book.credit <= DEFAULT_WINDOW
 
 
@@ -260,7 +260,7 @@ def test_a_sender_that_overdraws_its_credit_ends_the_connection() -> None:
         outlet.arrive(1, "client")
 
 
-def test_long_data_that_waits_goes_on_in_frames_that_fit_any_window() -> None:
+def test_long_waiting_data_is_forwarded_in_frames_that_fit_any_window() -> None:
     outlet = Outlet(is_open=True)
     outlet.add(DEFAULT_WINDOW)
     outlet.put(data(DEFAULT_WINDOW), DEFAULT_WINDOW)
@@ -275,7 +275,7 @@ def test_long_data_that_waits_goes_on_in_frames_that_fit_any_window() -> None:
     assert [each[4] for each in (first, second, third)] == [0, 0, http2.END_STREAM]
 
 
-def test_what_was_behind_dropped_data_goes_on() -> None:
+def test_data_behind_dropped_data_is_forwarded() -> None:
     outlet = Outlet(is_open=True)
     outlet.add(60_000)
     outlet.put(data(60_000), 60_000)
@@ -293,7 +293,7 @@ def test_what_was_behind_dropped_data_goes_on() -> None:
 
 
 @given(st.lists(st.integers(0, 30), max_size=6), st.lists(st.integers(1, 12), max_size=30))
-def test_messages_are_the_same_however_they_are_cut(sizes: list[int], cuts: list[int]) -> None:
+def test_messages_are_the_same_in_any_chunks(sizes: list[int], cuts: list[int]) -> None:
     all_messages = [bytes(range(size)) for size in sizes]
     stream = b"".join(grpc(each, flag=1) for each in all_messages)
     cutter, found, at = Messages(20), [], 0

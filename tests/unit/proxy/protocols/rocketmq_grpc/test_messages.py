@@ -104,7 +104,7 @@ def test_a_consumer_asks_for_a_subscription_and_is_charged_by_the_answer(method:
 
 
 @pytest.mark.parametrize("method", ["ForwardMessageToDeadLetterQueue", "ChangeInvisibleDuration"])
-def test_what_a_consumer_sends_back_asks_for_its_group(method: str) -> None:
+def test_a_send_back_is_a_request_for_its_group(method: str) -> None:
     asked = read_request(method, part(1, resource("billing")) + part(2, resource("orders")) + part(3, "handle"))
     assert asked is not None
     assert asked.resources == (Resource("retry_group", "billing"),)
@@ -147,12 +147,12 @@ def test_the_counter_counts_messages_cut_anywhere(step: int) -> None:
 @pytest.mark.parametrize(
     "raw",
     [
-        part(1, message() + part(1, resource("other"))),  # the beginning would tell another topic
+        part(1, message() + part(1, resource("other"))),  # the beginning names another topic
         part(1, message()[:-1] + b"\x80\x01") + part(1, message()),  # a field beyond the end of its message
         part(1, b"\x0b\x0c"),
     ],
 )
-def test_the_counter_refuses_what_could_mean_something_else(raw: bytes) -> None:
+def test_the_counter_refuses_ambiguous_bodies(raw: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
         MessageCounter().feed(raw)
 
@@ -162,7 +162,7 @@ def test_the_counter_refuses_what_could_mean_something_else(raw: bytes) -> None:
     [
         send(message())[:-1],
         b"\x0a",
-        b"\x0a\x8a\x80\x80\x80\x80\x80\x80\x80\x80\x00",  # Java would drop what is beyond 32 bits
+        b"\x0a\x8a\x80\x80\x80\x80\x80\x80\x80\x80\x00",  # Java would drop bits beyond 32
         b"\x8a\x80\x80\x80\x80\x00\x00",
         b"\x0b\x0c",
         b"\x02\x00",
@@ -173,7 +173,7 @@ def test_the_counter_refuses_what_could_mean_something_else(raw: bytes) -> None:
         number(2, 1)[:1] + b"\x80" * 10 + b"\x01",
     ],
 )
-def test_what_no_client_writes_cannot_be_read(raw: bytes) -> None:
+def test_impossible_bytes_of_a_client_cannot_be_read(raw: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
         read_request("SendMessage", raw)
 

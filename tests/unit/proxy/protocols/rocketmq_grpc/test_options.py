@@ -26,7 +26,7 @@ def test_an_address_can_be_advertised(advertise: str) -> None:
 
 
 @pytest.mark.parametrize("advertise", ["sluice.example.com", "sluice.example.com:0", "a b:1", ":8081"])
-def test_what_is_advertised_is_an_address(advertise: str) -> None:
+def test_the_advertised_value_is_an_address(advertise: str) -> None:
     with pytest.raises(SettingsError, match=r"must be a host and a port"):
         _read(advertise=advertise)
 

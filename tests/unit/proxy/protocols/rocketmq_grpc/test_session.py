@@ -1,4 +1,4 @@
-"""One connection: calls that pass, are refused or wait; routes; what peers may not do; and what a drain asks."""
+"""One connection: passed, refused and waiting calls, routes, invalid frames, and drains."""
 
 import gzip
 from collections.abc import Callable
@@ -49,7 +49,7 @@ def only(topic: str, verdict: Callable[[], Verdict]) -> Callable[[Request], Verd
 
 
 def status(talk: Talk, stream: int) -> tuple[int, bytes]:
-    """Return what the client was told: a code, and the whole message."""
+    """Return code and complete message of the client's status."""
     told = talk.bodies[Side.CLIENT][stream]
     return messages.read_answer("SendMessage", told[5:]).code, told
 
@@ -105,7 +105,7 @@ def test_frames_that_pass_are_the_same(size: int) -> None:
     assert given[Side.BROKER] == taken[Side.CLIENT]
 
 
-def test_refused_send_never_reaches_the_broker_and_its_client_is_told() -> None:
+def test_a_refused_send_never_reaches_the_broker_and_its_client_gets_the_refusal() -> None:
     talk = Talk(only("orders", refuse))
     refused, free = talk.call("SendMessage", send()), talk.call("SendMessage", send("free"))
     talk.move()
@@ -123,13 +123,13 @@ def test_client_that_still_sends_may_stop() -> None:
     assert talk.resets[Side.CLIENT][stream] == 0
 
 
-def test_what_a_client_sends_behind_a_refusal_costs_no_window() -> None:
+def test_data_behind_a_refusal_costs_no_window() -> None:
     talk = Talk(lambda _: refuse())
     talk.lags = True
     for _ in range(40):
         talk.call("SendMessage", send(body=bytes(15_000)), ends=False)
         talk.move()
-        # It has not heard of the refusal yet.
+        # It has not received the refusal yet.
     assert talk.client.outbound_flow_control_window >= http2.DEFAULT_WINDOW - 2 * 16_384
 
 
@@ -244,7 +244,7 @@ def test_a_consumer_that_waits_until_its_deadline_gets_an_empty_long_poll() -> N
     assert status(talk, stream)[0] == messages.MESSAGE_NOT_FOUND
 
 
-def test_the_end_of_a_transaction_goes_on_at_its_deadline() -> None:
+def test_the_end_of_a_transaction_is_forwarded_at_its_deadline() -> None:
     passed: list[Request] = []
     talk = Talk(lambda _: hold(), pass_on=passed.extend)
     stream = talk.call("EndTransaction", grpc(part(1, part(2, "orders")) + number(4, 1)), grpc_timeout="3S")
@@ -401,7 +401,7 @@ def test_a_held_call_keeps_no_more_than_its_message() -> None:
     assert talk.session.in_flight() == 0
 
 
-def test_a_message_of_many_frames_goes_on_in_few() -> None:
+def test_a_message_of_many_frames_is_forwarded_in_few() -> None:
     talk = Talk()
     request = send(body=bytes(20_000))
     stream = talk.call("SendMessage", request[:1], ends=False)
@@ -413,12 +413,12 @@ def test_a_message_of_many_frames_goes_on_in_few() -> None:
     assert_answered(talk, stream)
 
 
-#: Its first message names another topic behind its body, which the Proxy would believe.
+# Its first message names another topic behind its body, which the Proxy would use.
 TWO_TOPICS = grpc(part(1, part(1, part(2, "orders")) + part(4, bytes(60_000)) + part(1, part(2, "other"))))
 
 
 def send_in_pieces(talk: Talk, request: bytes, method: str = "SendMessage") -> int:
-    """Send it until the client hears an answer."""
+    """Send it until the client gets an answer."""
     stream = talk.call(method, request[:16_000], ends=False)
     for at in range(16_000, len(request), 16_000):
         talk.move()
@@ -436,7 +436,7 @@ def test_a_request_whose_rest_could_mean_another_topic_is_taken_back() -> None:
     assert stream not in talk.ended[Side.BROKER]
 
 
-def test_a_held_request_whose_rest_could_mean_another_topic_is_refused_as_it_goes_on() -> None:
+def test_a_held_request_whose_rest_could_change_the_topic_is_refused_at_release() -> None:
     talk = Talk(lambda _: hold())
     stream = send_in_pieces(talk, TWO_TOPICS)
     talk.resolve()
@@ -520,7 +520,7 @@ def test_an_unreadable_request_is_refused_while_limits_apply(request_: bytes) ->
             assert talk.bodies[Side.BROKER][stream] == request_
 
 
-#: Longer than what a request is decided by, with another name behind that.
+# Longer than the part used for deciding, with another name behind that.
 LONG_RECEIVE = grpc(receive()[5:] + part(100, bytes(60_000)) + part(1, part(2, "other")))
 
 
@@ -566,7 +566,7 @@ def test_room_for_messages_is_given_back(by: str) -> None:
     room = GatherRoom()
     talk = Talk(lambda _: refuse(), room=room)
     request = send(body=bytes(30_000))
-    # Longer than a frame for which no room is taken.
+    # Longer than a frame without a reservation.
     streams = []
     for _ in range(5):
         streams.append(talk.call("SendMessage", request[:16_000], ends=False))
@@ -621,7 +621,7 @@ def test_endpoints_that_are_too_long_are_not_repeated_for_each_queue() -> None:
     assert len(talk.bodies[Side.CLIENT][stream]) < 2048
 
 
-def test_routes_name_what_is_advertised() -> None:
+def test_routes_name_the_advertised_address() -> None:
     talk = Talk(options=RocketMQGrpcOptions(advertise="192.0.2.7:9999"))
     talk.answered = lambda *_: (routes("10.9.9.9", 10911),)
     stream = talk.call("QueryRoute", QUERY)
@@ -667,7 +667,7 @@ def test_routes_that_became_longer_wait_for_the_streams_window() -> None:
     assert stream in talk.ended[Side.CLIENT]
 
 
-def test_routes_come_to_a_client_whose_streams_begin_without_a_window() -> None:
+def test_routes_reach_a_client_whose_streams_begin_without_a_window() -> None:
     talk = Talk(client_settings={SettingCodes.INITIAL_WINDOW_SIZE: 0})
     talk.answered = lambda *_: (routes("10.9.9.9", 10911),)
     stream = talk.call("QueryRoute", QUERY, ends=False)
@@ -725,10 +725,10 @@ def send_data_on_and_on(talk: Talk, stream: int) -> None:
         talk.move()
 
 
-# --- What the broker says -------------------------------------------------------------------------
+# --- The broker -------------------------------------------------------------------------
 
 
-def test_header_blocks_are_written_anew_once_one_was_dropped() -> None:
+def test_header_blocks_are_re_encoded_once_one_was_dropped() -> None:
     talk = Talk(lambda _: refuse())
     talk.lags = True
     refused = talk.call("SendMessage", send())
@@ -766,7 +766,7 @@ def test_a_dropped_block_may_have_been_the_one_that_shortens_the_table() -> None
     given_up = talk.call("Heartbeat", ends=False)
     talk.move()
     talk.client.reset_stream(given_up, 8)
-    # The broker answers before it hears of that.
+    # The broker answers before it knows of that.
     talk.broker.send_headers(given_up, [(":status", "200"), ("grpc-status", "4")], end_stream=True)
     talk.collect()
     talk.deliver(Side.CLIENT, 1 << 20)
@@ -798,7 +798,7 @@ def test_pings_do_not_wait_for_the_clients_window() -> None:
     for _ in range(950):
         talk.call("SendMessage", send())
         talk.move()
-    # What the client's window does not take of our answers waits.
+    # Sluice's answers wait for the client's window.
     assert len(talk.ended[Side.CLIENT]) < 950
     talk.broker.ping(b"12345678")
     talk.move()
@@ -912,7 +912,7 @@ def test_an_answer_does_not_take_the_requests_of_other_users() -> None:
     assert [batch.side for batch in talk.batches] == [Side.CLIENT] * 2
 
 
-def test_what_each_user_got_is_charged_to_it() -> None:
+def test_each_users_deliveries_are_charged_to_it() -> None:
     talk = Talk()
     talk.answered = lambda *_: (grpc(part(2, message())),)
     for key in ("one", "two"):
@@ -923,7 +923,7 @@ def test_what_each_user_got_is_charged_to_it() -> None:
     assert charged == {"one": 1, "two": 1}
 
 
-def test_what_several_users_got_is_charged_at_the_end() -> None:
+def test_several_users_deliveries_are_charged_at_the_end() -> None:
     talk = Talk()
     talk.answered = lambda *_: None
     streams = [talk.call("ReceiveMessage", receive(), authorization=credential(key)) for key in ("one", "two")]
@@ -938,7 +938,7 @@ def test_what_several_users_got_is_charged_at_the_end() -> None:
     assert [charge.messages for charge in batch.charges] == [1, 1]
 
 
-def test_what_is_no_text_is_not_shown() -> None:
+def test_invalid_text_is_not_shown() -> None:
     talk = Talk()
     talk.call("Heartbeat", grpc(b""), x_mq_client_id="a\x7f", x_mq_language="evil\x01")
     talk.call("Telemetry", grpc(part(2, part(7, part(2, "5\n")))), ends=False)
@@ -1005,7 +1005,7 @@ def test_the_brokers_goaway_drops_the_calls_that_it_has_not_taken() -> None:
     assert talk.session.in_flight() == 1
 
 
-def test_a_farewell_says_why() -> None:
+def test_a_close_has_a_reason() -> None:
     talk = Talk()
     talk.call("Telemetry", ends=False)
     talk.move()
@@ -1023,7 +1023,7 @@ def test_a_goaway_of_either_peer_closes_the_connection() -> None:
         assert talk.session.closing is side
 
 
-def test_what_a_consumer_got_is_charged_at_the_end() -> None:
+def test_a_consumers_deliveries_are_charged_at_the_end() -> None:
     talk = Talk()
     talk.answered = lambda *_: None
     stream = talk.call("ReceiveMessage", receive())
@@ -1061,7 +1061,7 @@ def test_a_preface_may_come_in_pieces() -> None:
         (b"\x16\x03\x01", "tls"),
     ],
 )
-def test_other_protocols_are_told_apart(beginning: bytes, reason: str) -> None:
+def test_other_protocols_are_distinguished(beginning: bytes, reason: str) -> None:
     with pytest.raises(Close) as caught:
         session().receive(Side.CLIENT, memoryview(beginning), 0)
     assert caught.value.reason == reason
@@ -1076,7 +1076,7 @@ def test_tls_may_pass_unread() -> None:
     assert one.missing_bytes(Side.CLIENT) > 1
 
 
-def test_nothing_is_told_before_the_brokers_settings() -> None:
+def test_nothing_is_sent_before_the_brokers_settings() -> None:
     one = session()
     peer = Talk()
     peer.lags = True
@@ -1209,7 +1209,7 @@ def test_resets_that_come_slowly_do_not() -> None:
         (headers(1) + http2.frame_of(http2.DATA, 0, 1, bytes(16_000)) * 5, "window_overdrawn"),
     ],
 )
-def test_what_no_client_does_ends_the_connection(data: bytes, reason: str) -> None:
+def test_impossible_frames_of_a_client_end_the_connection(data: bytes, reason: str) -> None:
     assert_closed(data, reason)
 
 
@@ -1234,7 +1234,7 @@ def test_a_bomb_of_headers_ends_the_connection() -> None:
         (http2.frame_of(http2.HEADERS, 4, 1, b"\x7f\xff\xff\xff\xff\xff"), "bad_headers"),
     ],
 )
-def test_what_no_broker_does_ends_the_connection(data: bytes, reason: str) -> None:
+def test_impossible_frames_of_a_broker_end_the_connection(data: bytes, reason: str) -> None:
     assert_closed(data, reason, Side.BROKER)
 
 
@@ -1277,7 +1277,7 @@ def refuse_sends(one: RocketMQGrpcSession, streams: range, refusal: Refuse) -> N
 
 
 class RawClient:
-    """A client that looks at every byte, and opens its window like a gRPC library: once half of it was read."""
+    """A client without a library, which opens its window like one: once half of it was read."""
 
     def __init__(self) -> None:
         self.decoder = Decoder()
@@ -1285,7 +1285,7 @@ class RawClient:
         self.read_bytes = self.answers = 0
 
     def take(self, data: bytes) -> bytes:
-        """Read what comes; returns what to send."""
+        """Parse data. Return the bytes to send."""
         for kind, flags, _, frame in http2.Frames("broker").read(memoryview(data)):
             if kind == http2.HEADERS:
                 fields = dict(self.decoder.decode(http2.block_of(frame, flags), raw=True))
@@ -1321,7 +1321,7 @@ def resident_bytes() -> int:
 
 
 def refuse_many(calls: int) -> None:
-    """Refuse 19 of 20 sends over one connection, and have the broker answer the others."""
+    """Refuse 19 of 20 sends over one connection, and let the broker answer the others."""
     one, client, encoder = begun(), RawClient(), Encoder()
     one.receive(Side.BROKER, memoryview(SETTINGS), 0)
     broker_window = credit = http2.DEFAULT_WINDOW

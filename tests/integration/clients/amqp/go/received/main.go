@@ -1,7 +1,7 @@
-// Consumes so many messages of a queue with amqp091-go and acknowledges each.
+// Consumes messages of a queue with amqp091-go and acknowledges each.
 //
 // Arguments: host, port, queue, count. Prints "started" when it consumes, and at its end one line of JSON: of each
-// message, in their order, what the client says of its properties, and its body in hex.
+// message, in order, the client's text of its properties, and its body in hex.
 package main
 
 import (

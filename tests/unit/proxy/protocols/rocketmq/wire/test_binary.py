@@ -1,4 +1,4 @@
-"""The reading of binary headers; that it is the broker's is tested against a real broker's decoder elsewhere."""
+"""Reading binary headers. The oracle tests compare this with the real broker's decoder."""
 
 import struct
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ def _header(fields: _Fields, code: int = 310, flag: int = 0, remark: bytes = b""
         ((b"z", b"\0\1m\0\0\0\4true"), "orders", False),
     ],
 )
-def test_the_last_of_equal_keys_wins_and_values_are_no_keys(
+def test_the_last_of_equal_keys_wins_and_values_are_not_keys(
     more: tuple[bytes, bytes], name: str, *, is_batch: bool
 ) -> None:
     answer = read_binary(_header([*_SEND, more]))

@@ -1,4 +1,4 @@
-"""The strict reading of JSON headers; the truth of the rules is tested against a real broker's decoder elsewhere."""
+"""The strict reading of JSON headers. The oracle tests compare its rules with the real broker's decoder."""
 
 import struct
 
@@ -51,7 +51,7 @@ def test_a_response_is_never_limitable(flag: int) -> None:
     ("spelled", "is_batch"),
     [("true", True), ("TRUE", True), (True, True), ("false", False), (False, False), ("1", False), ("0", False)],
 )
-def test_a_batch_is_what_java_calls_true(spelled: object, *, is_batch: bool) -> None:
+def test_a_batch_has_javas_true_in_its_field(spelled: object, *, is_batch: bool) -> None:
     assert _read(b="orders", m=spelled).is_batch is is_batch
 
 
@@ -61,7 +61,7 @@ def test_there_are_no_other_header_types(header_type: int) -> None:
 
 
 def test_text_in_a_skipped_field_that_is_not_utf8_is_not_read_strictly() -> None:
-    # The broker takes the quote behind a lone lead byte along, and reads another topic here.
+    # The broker lets a lone lead byte swallow the quote behind it, and reads another topic here.
     header = b"""{"code":310,"opaque":7,"extFields":{"b":"cold","z":"\xc3","'b':'hot'}}//":""}}"""
     assert classify(header, 0) is UNPARSABLE
 
@@ -71,7 +71,7 @@ def test_a_reference_is_not_followed() -> None:
     assert classify(header, 0) is UNPARSABLE
 
 
-# What goes wrong in names: halves of characters, escaped, raw and as UTF-8, and bytes that are none.
+# Invalid names: surrogates, escaped, raw and as UTF-8, and invalid bytes.
 _PIECES = [
     rb"\ud800",
     rb"\ud83d",
@@ -133,7 +133,7 @@ def test_an_answer_is_found_in_either_header_type() -> None:
 
 
 @pytest.mark.parametrize("header", [b"", b"{", b"{}", b'{"code":0}', b"\0\0\0"])
-def test_non_answer_is_none(header: bytes) -> None:
+def test_an_invalid_answer_is_none(header: bytes) -> None:
     assert read_answer(header) is None
 
 
@@ -155,7 +155,7 @@ def test_a_name_may_hold_the_mark_itself() -> None:
 
 
 @pytest.mark.parametrize("code", [11, 361, 200_050])
-def test_while_nobody_limits_them_they_are_read_as_ever(code: int) -> None:
+def test_without_limits_they_are_read_as_usual(code: int) -> None:
     header = _read(code, consumerGroup=5, topic="orders")
     assert header == Header("", "", code, 7, 0, "", False, 513, "JAVA", STRICT)
 
@@ -179,7 +179,7 @@ def test_escaped_and_repeated_fields_are_read_as_the_broker_does() -> None:
 
 
 @pytest.mark.parametrize("flag", [1, 3])
-def test_a_response_is_no_request_that_consumes(flag: int) -> None:
+def test_a_response_is_not_a_consuming_request(flag: int) -> None:
     assert _consuming(_json(11, flag, consumerGroup="g", topic="orders")).kind == ""
 
 

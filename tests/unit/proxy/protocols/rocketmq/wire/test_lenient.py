@@ -1,4 +1,4 @@
-"""The lenient reading; that its rules are the broker's is tested against a real broker's decoder elsewhere."""
+"""The lenient reading. The oracle tests compare its rules with the real broker's decoder."""
 
 import pytest
 from hypothesis import given

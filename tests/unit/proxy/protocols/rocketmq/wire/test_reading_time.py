@@ -1,4 +1,4 @@
-"""Whatever a client writes, reading it takes steps in proportion to its bytes, and of the slow kind not many."""
+"""Reading takes steps in proportion to the bytes, whatever a client writes."""
 
 import re
 import struct
@@ -19,7 +19,7 @@ from proxy.protocols.rocketmq.wire.lenient import MAX_JSON_BYTES, MAX_STEPS, rea
 
 
 class Matches:
-    """Stands for a pattern's ``match``, and adds up how many bytes it looks at: to the end where nothing matches."""
+    """Replaces a pattern's ``match``, and adds up the bytes it looks at: to the end without a match."""
 
     def __init__(self, match: Callable[[bytes, int], re.Match[bytes] | None]) -> None:
         self._match = match
@@ -53,15 +53,13 @@ BREAKS_OFF = (
 
 
 @pytest.mark.parametrize(("head", "unit", "tail"), BREAKS_OFF)
-def test_header_that_breaks_off_is_looked_at_once(
-    head: bytes, unit: bytes, tail: bytes, matches: Sequence[Matches]
-) -> None:
+def test_an_incomplete_header_is_read_once(head: bytes, unit: bytes, tail: bytes, matches: Sequence[Matches]) -> None:
     header = head + unit * ((MAX_JSON_BYTES - 100) // len(unit)) + tail
     assert read_json(header) is UNPARSABLE
     assert sum(each.bytes_seen for each in matches) <= 2 * len(header)
 
 
-#: Beginning, what is repeated, and end of headers that take many steps.
+# Beginning, repeated part, and end of headers that take many steps.
 DEAR = (
     (b'{"code":"310","x":', b"[", b""),
     (b'{"code":"310","x":[', b"1,", b"1]}"),
@@ -83,13 +81,13 @@ DEAR = (
 @pytest.mark.parametrize(("head", "unit", "tail"), DEAR)
 def test_json_header_steps_are_bounded(head: bytes, unit: bytes, tail: bytes, size: int) -> None:
     header = head + unit * ((size - len(head) - len(tail)) // len(unit)) + tail
-    # So many of Python's for each of the reader's own: 110 to 150.
+    # Python steps for each of the reader's own: 110 to 150.
     assert opcodes(lambda: classify(header, 0)) < 200 * MAX_STEPS
 
 
 @pytest.mark.parametrize(("code", "key"), [(310, "f"), (10, "sysFlag")])
 def test_no_second_number_of_many_digits_is_made(code: int, key: str) -> None:
-    # The strict reading would read them all, each in the square of its digits; what is this long nobody else reads.
+    # The strict reading would take time by the square of the digits. No other reader accepts this length.
     numbers = f'"{key}":{"9" * 4299},' * 50
     header = f'{{"code":{code},"opaque":1,"extFields":{{{numbers}"b":"x","topic":"x","{key}":0}}}}'
     assert classify(header.encode(), 0) is UNPARSABLE
@@ -125,7 +123,7 @@ def test_of_a_send_its_header_alone_is_copied(reading: Reading) -> None:
         tracemalloc.stop()
 
 
-# --- What is within the bounds is read all the same -----------------------------------------------
+# --- Headers within the bounds are read -----------------------------------------------
 
 
 def test_send_with_all_its_fields_and_as_many_properties_as_the_broker_takes_is_read() -> None:
@@ -138,13 +136,13 @@ def test_send_with_all_its_fields_and_as_many_properties_as_the_broker_takes_is_
     assert (read_json(header.encode()).name, read_json(header.encode()).reading) == ("x" * 20, LENIENT)
 
 
-def test_producer_group_is_cut_behind_the_longest_name_however_it_is_spelled() -> None:
+def test_a_producer_group_is_cut_behind_the_longest_name_in_any_spelling() -> None:
     group = r"\ud83d\ude00" * 300
     header = read_json(f'{{"code":"310","extFields":{{"b":"x","a":"{group}"}}}}'.encode())
     assert header.producer_group == "\U0001f600" * 255
 
 
-def test_text_too_long_to_say_true_says_nothing() -> None:
+def test_a_text_too_long_to_be_true_is_false() -> None:
     for text, is_batch in ((r"\u0074\u0072\u0075\u0065", True), (r"\u0074" * 300, False)):
         header = read_json(f'{{"code":"310","extFields":{{"b":"x","m":"{text}"}}}}'.encode())
         assert (header.name, header.is_batch) == ("x", is_batch)
