@@ -302,8 +302,12 @@ def set_(
     *,
     limit: LimitFlags = _NO_FIELDS,
     shared: Shared = False,
-    ttl: Annotated[str | None, Parameter(help="expires after 90s, 15m, 2h, 1d; or never", metavar="TIME")] = None,
-    without: Annotated[str, Parameter(help="fields to remove: bytes_per_s,…", metavar="FIELDS")] = "",
+    ttl: Annotated[
+        str | None, Parameter(help="expires after 90s, 15m, 2h, 1d (90 is seconds); or never", metavar="TIME")
+    ] = None,
+    without: Annotated[
+        str, Parameter(help="fields to remove from the limit: bytes_per_s,fleet,…", metavar="FIELDS")
+    ] = "",
     replace: Annotated[bool, Parameter(help="replace the whole limit")] = False,
     if_match: IfMatch = "",
     write: Write = WRITE,
@@ -360,7 +364,7 @@ def _misspelt(api: "Api", change: "Change", kind: str, name: str) -> str:
     help_epilogue=(
         "Clears debts, open breakers and fair shares. The limit itself does not change, but an adaptive limit forgets"
         " its measurements of the broker. A pattern resets the buckets of all names to which its rule applies. The"
-        " bucket of a fleet's limit does not change.\n\n" + ASKING
+        " limit of a fleet cannot be reset: raise it for a while with `sluice limits set --fleet --ttl`.\n\n" + ASKING
     ),
 )
 def reset(

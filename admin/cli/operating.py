@@ -66,7 +66,7 @@ spool = App(name="spool", help="Show spooled messages, and purge them.", **_GROU
 # --- switch ---------------------------------------------------------------------------------------
 
 SwitchKind = Annotated[SwitchWord, Parameter(help=f"only this kind: {MAIN_KIND}, client, … (all)", metavar="KIND")]
-Ttl = Annotated[str | None, Parameter(help="expires after 90s, 15m, 2h, 1d", metavar="TIME")]
+Ttl = Annotated[str | None, Parameter(help="expires after 90s, 15m, 2h, 1d (90 is seconds)", metavar="TIME")]
 
 
 @switch.default
@@ -135,7 +135,8 @@ def reload(*, dry_run: DryRun = False, ask: TargetFlags = ASK) -> int:
         yield from (f"warning: {line}" for line in report["warnings"])
         change = report["change"]
         if not report["changed"]:
-            yield "nothing would change" if dry_run else "nothing changed"
+            what = "nothing else" if report["needs_restart"] else "nothing"
+            yield f"{what} would change" if dry_run else f"{what} changed"
         elif change is not None and not dry_run:
             yield f"change {change['id']} by {change['by']}"
 
@@ -333,6 +334,7 @@ def _fleet(now: Mapping[str, Any]) -> Iterator[str]:
         return
     yield f"{fleet['name']}: {fleet['text']}"
     yield f"Redis {fleet['url']}, this member {fleet['member']}, when_away {fleet['when_away']}"
+    yield from (f"warning: {line}" for line in fleet["disagreements"])
     yield from _part(FLEET_MEMBERS, fleet["members"], 0, "")
     yield from _part(FLEET_LIMITS, fleet["limits"], 0, "")
 

@@ -87,7 +87,7 @@ class Write:
     reason: Reason = ""
     dry_run: DryRun = False
     volatile: Annotated[bool, Parameter(help="until the restart only")] = False
-    fleet: Annotated[bool, Parameter(help="at all members of the fleet")] = False
+    fleet: Annotated[bool, Parameter(help="make the change at all members of the fleet")] = False
 
 
 WRITE: Final = Write()

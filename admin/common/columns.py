@@ -204,9 +204,9 @@ FLEET_LIMITS: Final = (
     Column("dimension", "Of", "dimension"),
     Column("rate", "Rate/s", "rate_per_s", "rate", help="For all members together."),
     Column("share", "Share", "share", "share", help="This member's share of the fleet's demand."),
-    Column("may", "This one/s", "may_per_s", "rate", help="This member's share of the rate."),
+    Column("may", "Share/s", "may_per_s", "rate", help="This member's share of the rate."),
     Column("asks", "Asks/s", "asks_per_s", "rate", help="Demand of this member's clients."),
-    Column("held", "Held", "held", "count", help="Permits leased from Redis and not used yet. Negative: owed."),
+    Column("permits", "Permits", "permits", "count", help="Fetched and not yet spent. Negative: a debt."),
 )
 
 SPOOLED: Final = (

@@ -163,7 +163,10 @@ class _Reader:
     def _table(self, model: Any, value: object, place: Place) -> dict[str, Any]:
         given, known = _dict(value), keys(model)
         for name in [name for name in given if name not in known][:_MAX_UNKNOWN]:
-            self._fault((*place, name), unknown_key(name, known))
+            what = unknown_key(name, known)
+            if "options" in known:
+                what = what.replace("unknown; allowed", f'unknown; did you mean "options.{name}"? Allowed', 1)
+            self._fault((*place, name), what)
         for name, key in known.items():
             if key.default is NODEFAULT and name not in given:
                 self._fault((*place, name), "missing, but required")

@@ -39,7 +39,8 @@ def _read_rate(value: object) -> float | Literal["unlimited"]:
     if isinstance(value, str) and (found := _PER_SECOND.fullmatch(value)):
         value = float(found[1])
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= sys.float_info.max:
-        raise ValueError('must be a number of at least 0 (messages per second, 0 refuses all) or "unlimited"')
+        why = 'must be a number of at least 0 (messages per second, 0 refuses all), as 500 or "500/s", or "unlimited"'
+        raise ValueError(why)
     return float(value) + 0.0
 
 
@@ -208,7 +209,8 @@ FIELDS: Final = (
                "with fair_by: maximum number of shares at a time. All others have one share together",
                beside=("fair_by",), not_with="adaptive", metavar="N", place=11, label="Most fair shares"),
     LimitField("fleet", bool, _default("fleet"),
-               "true: the limit is for all members of the fleet together. Needs [fleet] in the configuration",
+                "share the limit among all members of the fleet, instead of one limit for each. Needs [fleet] in the"
+                " configuration",
                not_with="adaptive", flag="--fleet-limit", place=25,
                label="Fleet: one limit for all members together", telling=True),
     LimitField("warm_up_s", _Seconds, _default("warm_up_s"),

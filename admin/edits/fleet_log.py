@@ -1,13 +1,12 @@
 """The edit log of a fleet in Redis, and the steps a member takes to follow it.
 
 The log is a hash. Fields ``1``, ``2``, … are edits in order. Field ``""`` is the version: number and member of the last
-edit. Redis returns the version with every call of a member. When it changes, the member reads the log and applies the
-new edits. A member adds edits only to the version that it has read, so it has seen all earlier edits and the order is
-the same for all. The log keeps the latest edit of each limit, and the last KEPT edits for the audit trails. A member
-also saves the edits it has seen in its own store.
+edit. Redis returns it with every call of a member. When it changes, the member reads the log and applies the new edits.
+A member adds edits only to the version that it has read, so the order is the same for all. The log keeps the latest
+edit of each limit, and the last KEPT edits for the audit trails.
 
-If Redis loses the log, the first member that notices restores the edits it knows. The other members recognise them
-although the numbers are new.
+Members save the edits they have seen. If Redis loses the log, the first member that notices restores them. The others
+recognise them although the numbers are new.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,10 +41,8 @@ _MAX_TEXT: Final = 255
 
 
 class Entry(NamedTuple):
-    """One edit of the limit or switch at a path. Without either, it undoes the previous edit."""
-
     path: str
-    edit: ActiveEdit
+    edit: ActiveEdit  # with neither limit nor limiting, it undoes the previous edit
 
 
 class Merge(NamedTuple):
@@ -57,16 +54,12 @@ class Merge(NamedTuple):
 
 
 class FleetLog:
-    """A member's knowledge of the log.
-
-    Attributes:
-        version: version when the log was last read. None before that.
-    """
+    """A member's knowledge of the log."""
 
     def __init__(self, name: str, member: str) -> None:
         self.name, self.member = name, member
-        self.version: bytes | None = None
-        self._number = 0  # number of the last edit in the log
+        self.version: bytes | None = None  # when the log was last read
+        self._number = 0  # of the last edit in the log
         self._entries: dict[int, Entry] = {}
 
     def merge(self, fields: Mapping[bytes, bytes], stored: Mapping[str, ActiveEdit], now: datetime) -> Merge:
@@ -142,7 +135,7 @@ class FleetLog:
 
     def _read(self, fields: Mapping[bytes, bytes]) -> Iterator[tuple[int, Entry]]:
         for field, value in fields.items():
-            if field == b"":
+            if not field:
                 continue
             try:
                 number = _number(field)
@@ -168,7 +161,6 @@ _entry: Final = msgspec.json.Decoder(Entry)
 
 
 def is_undone(edit: ActiveEdit) -> bool:
-    """Whether it undoes another edit and sets nothing."""
     return edit.limit is None and edit.limiting is None
 
 

@@ -56,7 +56,6 @@ _log = structlog.get_logger(__name__)
 _MAX_SLEEP_S: Final = 30.0
 _AFTER_FAILURE_S: Final = 5.0
 _WITHOUT_REDIS_S: Final = 1.0
-_FLEETS_BUCKET: Final = "nothing: the bucket belongs to the fleet and refills by itself; raise the limit for a while"
 #: Retries of a fleet edit when another member was first.
 _TRIES: Final = 20
 
@@ -224,16 +223,18 @@ class EditService:
     async def reset(self, kind: str, name: str, author: Author, *, reason: str = "") -> Change:
         """Reset the limiters of a name, a total, or all names with a pattern's rule: full, closed, without shares.
 
-        Does not change the limit, nor the bucket of a fleet's limit. Raises MissingError.
+        Does not change the limit. Raises MissingError, and ConflictError for a fleet's limit.
         """
         entry = self.limit(kind, name)
         target = Target(entry.kind, entry.name)
         if not entry.exact and entry.edit is None and entry.configured is None:
             what = f"there is no limit {target.kind}:{target.name}"
             raise MissingError(f"{what}; only a pattern with a rule of its own can be reset")
+        if entry.limit.get("fleet"):
+            what = f"{target.kind}:{target.name} is a fleet's limit, whose bucket in Redis fills by itself; instead"
+            raise ConflictError(f"{what}, raise the limit for a while with fleet=1 (--fleet) and ttl_s (--ttl)")
         cleared = await self._running.reset(*target)
-        details = [_FLEETS_BUCKET] if entry.limit.get("fleet") else cleared_lines(cleared)
-        return await self._note("reset", limit_path(target), author, details, reason=reason)
+        return await self._note("reset", limit_path(target), author, cleared_lines(cleared), reason=reason)
 
     async def purge(self, kind: str, name: str, author: Author, *, reason: str = "") -> tuple[Purged, Change]:
         """Refuse the spooled messages of one resource, or drop them if their senders expect no answer.

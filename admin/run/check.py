@@ -220,4 +220,6 @@ def _pairs(values: Mapping[str, object]) -> str:
 def _value(value: object) -> str:
     if isinstance(value, list | tuple) and type(value).__str__ is object.__str__:
         return f"[{', '.join(map(_value, value))}]"
+    if isinstance(value, bool):
+        return str(value).lower()
     return f"{value:g}" if isinstance(value, float) else str(value)

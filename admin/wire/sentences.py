@@ -361,10 +361,12 @@ def _fleet_share(state: FleetState, limit: FleetLimit) -> FleetShare:
     if state.away_s is not None and state.when_away != "last":
         may = {"equal": limit.rate_per_s / state.size, "refuse": 0.0}.get(state.when_away)
     unit = " bytes" if limit.dimension == "bytes" else ""
-    holds = "this member admits everything" if may is None else f"this member's share is {per_second(may)}{unit}/s"
+    share = "this member admits everything" if may is None else f"this member's share is {per_second(may)}{unit}/s"
     if state.away_s is not None:
-        holds = f"Redis does not answer, and {holds}"
-    text = f"{numbers.limit(limit.rate_per_s)}{unit}/s for {_members(state)}; {holds}"
+        share = f"Redis does not answer, and {share}"
+    elif not (limit.share or limit.asks_per_s):
+        share = "this member does not use it now"
+    text = f"{numbers.limit(limit.rate_per_s)}{unit}/s for {_members(state)}; {share}"
     return FleetShare(**msgspec.structs.asdict(limit), may_per_s=may, text=text)
 
 
@@ -373,7 +375,7 @@ def _of_fleet(limit: AppliedLimit, now: Fleet) -> str:
     for each in now.limits:
         if (each.kind, each.name, each.dimension) == (limit.kind, limit.name, dimension):
             return each.text
-    idle = "; not used by this member recently" if len(now.limits) < MAX_FLEET_LIMITS else ""
+    idle = "; this member does not use it now" if len(now.limits) < MAX_FLEET_LIMITS else ""
     return f"for {_members(now)}{idle}"
 
 

@@ -1,11 +1,8 @@
-"""A fleet's limit in one member: spends permits leased from the fleet's bucket without asking it.
+"""A fleet's limit in one member. See ``limiter.fleet``.
 
-A *lease* is a member's account with one bucket. Its limiter stores the remaining permits and never refills, so the
-compiled part spends them as with any limiter, and the balance shows how many have passed. When they run out, Python
-releases the *advance* reserved for the lease in the fleet's bucket, and fetches more at once. So an idle name costs
-nothing, and its first message passes.
-
-While the fleet's bucket is away, the limiter is a local bucket. See ``limiter.fleet``.
+A *lease* is a member's account with one bucket of the fleet. Its limiter stores the permits left and never refills, so
+the compiled part spends them as with any limiter. When they run out, Python releases the *advance* reserved for the
+lease, and requests more. While the fleet's bucket is away, the limiter is a local bucket.
 """
 
 from collections.abc import Sequence
@@ -29,13 +26,15 @@ _SHORTAGES: Final = 5
 _AHEAD_S: Final = 0.3
 _MIN_DEMAND_PER_S: Final = 0.01
 _MAX_IDLE_NS: Final = 10 * NS_PER_S
-_MIN_WAIT_US: Final = 100_000
+_KEEP_NS: Final = 60 * NS_PER_S
+"""How long a permit is kept for the next message if no other member waits for it and there is no advance."""
 
 
 class Fleet(Protocol):
-    """The member, as its leases see it."""
-
     members: int
+    turns: int
+
+    def next_ns(self) -> int | None: ...
 
     def advance(self, capacity: float) -> int: ...
 
@@ -44,22 +43,23 @@ class Fleet(Protocol):
     def local_share(self, share: float | None) -> float | None: ...
 
 
-class Lease:
-    """A member's account with one bucket, in whole permits.
+def figures_of(rule: Rule) -> tuple[float, float]:
+    """Return rate and burst in permits."""
+    return rule.rate_upermits_per_s / UPERMITS_PER_PERMIT, rule.capacity_upermits / UPERMITS_PER_PERMIT
 
-    Spending reduces ``held``. It is negative by the debt: the spent advance, and requests of several permits that began
-    with one.
-    """
+
+class Lease:
+    """A member's account with one bucket, in whole permits."""
 
     __slots__ = (
         *("__weakref__", "answered_ns", "asked_per_s", "base_upermits", "counted", "counted_ns", "fleet", "held"),
-        *("is_idle", "is_local", "key", "lent", "limiter", "share", "shortages", "spent", "used_ns"),
+        *("is_idle", "is_local", "is_scarce", "key", "lent", "limiter", "share", "shortages", "spent", "used_ns"),
     )
 
     def __init__(self, fleet: Fleet, key: str, limiter: "FleetLimiter", now_ns: int) -> None:
         self.fleet, self.key, self.limiter = fleet, key, limiter
-        self.held = 0  # granted and not spent
-        self.spent = 0  # total, as reported to the fleet's bucket
+        self.held = 0  # granted and not spent. Negative: a debt, by the advance or by a request of several permits
+        self.spent = 0  # in total
         self.lent = 0  # part of the advance released to the limiter
         self.base_upermits = 0  # the limiter's balance when ``held`` was last updated
         self.counted = 0  # permits requested since ``counted_ns``
@@ -69,6 +69,7 @@ class Lease:
         self.share: float | None = None  # of the fleet's demand, in the last answer
         self.shortages = 0  # consecutive answers with less than wanted
         self.is_idle = self.is_local = False
+        self.is_scarce = False  # another member waits for permits
 
     @property
     def rule(self) -> Rule:
@@ -76,7 +77,12 @@ class Lease:
 
     @property
     def advance(self) -> int:
-        return self.fleet.advance(self.rule.capacity_upermits / UPERMITS_PER_PERMIT)
+        return self.fleet.advance(figures_of(self.rule)[1])
+
+    @property
+    def unlent(self) -> int:
+        """The advance that the next message would release."""
+        return 0 if self.is_local or self.lent else self.advance
 
     def settle(self) -> None:
         """Subtract spent permits from ``held``."""
@@ -92,12 +98,15 @@ class Lease:
     def put(self) -> None:
         """Give the limiter the held permits, or the advance if there are none. Call ``settle`` first."""
         self.lent = self.advance if self.held <= 0 and self.lent else 0
-        rule, limiter = self.rule, self.limiter
+        limiter = self.limiter
         limiter.at_ns = _NEVER_NS
         limiter.stored_upermits = self.base_upermits = (self.held + self.lent) * UPERMITS_PER_PERMIT
         # Only for the wait stated to clients.
-        share = 1 / self.fleet.members if self.share is None else self.share
-        limiter.rate_upermits_per_s = max(1, int(rule.rate_upermits_per_s * share)) if rule.rate_upermits_per_s else 0
+        self._set_rate(self.share or 1 / self.fleet.members)
+
+    def _set_rate(self, share: float) -> None:
+        rate = self.rule.rate_upermits_per_s
+        self.limiter.rate_upermits_per_s = max(1, int(rate * share)) if rate else 0
 
     def release(self) -> None:
         """Release the advance to an empty limiter, and request more permits."""
@@ -108,13 +117,11 @@ class Lease:
             self.lent = self.advance
             self.limiter.stored_upermits += self.lent * UPERMITS_PER_PERMIT
             self.base_upermits += self.lent * UPERMITS_PER_PERMIT
-        self._sync_soon()
+        self._ask_soon()
 
-    def _sync_soon(self) -> None:
-        if self.shortages < _SHORTAGES:
-            self.fleet.wants(self, _SOON_NS if not self.shortages else _LESS_SOON_NS)
-        else:
-            self.fleet.wants(self, ROUND_NS)
+    def _ask_soon(self) -> None:
+        gap_ns = _LESS_SOON_NS if 0 < self.shortages < _SHORTAGES else ROUND_NS if self.shortages else _SOON_NS
+        self.fleet.wants(self, gap_ns)
 
     def report(self, now_ns: int) -> tuple[int, float]:
         """Settle, give back unused permits, and return (permits wanted, demand per second)."""
@@ -128,11 +135,13 @@ class Lease:
         demand = recent_per_s if is_ending else max(self.asked_per_s, recent_per_s)
         if elapsed_ns >= _WINDOW_NS:
             self.asked_per_s, self.counted, self.counted_ns = recent_per_s, 0, now_ns
-        rate = self.rule.rate_upermits_per_s / UPERMITS_PER_PERMIT
+        rate, _ = figures_of(self.rule)
         # A member of a small limit waits for its turn, however low its demand.
         idle_ns = max(NS_PER_S, min(_MAX_IDLE_NS, int(2 * self.fleet.members / rate * NS_PER_S))) if rate else 0
+        if rate and not self.is_scarce and not self.advance:
+            idle_ns = _KEEP_NS
         self.is_idle = now_ns - self.used_ns >= idle_ns
-        target = 0 if self.is_idle else max(1, -int(-min(demand, rate) * _AHEAD_S // 1))
+        target = 0 if self.is_idle else max(1, -int(-min(demand, rate) * _AHEAD_S * self.fleet.turns // 1))
         self.held = min(self.held, target)
         if self.is_idle and not self.held:
             self.lent, demand = 0, 0.0
@@ -141,14 +150,14 @@ class Lease:
         self.put()
         return max(0, target - self.held), demand
 
-    def take(self, now_ns: int, granted: int, wanted: int, share: float) -> None:
+    def take(self, now_ns: int, granted: int, wanted: int, share: float, *, is_scarce: bool) -> None:
         self.settle()
         self.held += granted
-        self.share, self.answered_ns = share, now_ns
+        self.share, self.answered_ns, self.is_scarce = share, now_ns, is_scarce
         self.shortages = self.shortages + 1 if granted < wanted else 0
         self.put()
         if self.lent:
-            self._sync_soon()
+            self._ask_soon()
 
     def expire(self) -> None:
         """Drop the held permits. The fleet counts them as spent."""
@@ -165,7 +174,7 @@ class Lease:
             stored, limiter.at_ns = _EVERYTHING, _NEVER_NS
         else:
             capacity = limiter.capacity_upermits = max(UPERMITS_PER_PERMIT, int(rule.capacity_upermits * share))
-            limiter.rate_upermits_per_s = max(1, int(rule.rate_upermits_per_s * share)) if rule.rate_per_s else 0
+            self._set_rate(share)
             stored = capacity if is_full else min(limiter.stored_upermits, capacity)
             limiter.at_ns = now_ns
         limiter.stored_upermits = self.base_upermits = stored
@@ -192,8 +201,6 @@ class Lease:
 
 
 class FleetLimiter(Limiter):
-    """A fleet's limit for one resource. Only its bucket decides. It has no breaker."""
-
     __slots__ = ("lease", "refused")
 
     lease: Lease
@@ -220,15 +227,20 @@ class FleetLimiter(Limiter):
         return super().affords(now_ns, price, most)
 
     def refuse(self, now_ns: int) -> int:
-        self.last_refused_ns = now_ns
-        self.last_wait_us = max(_MIN_WAIT_US, self.wait_us_behind(now_ns, 0))
+        self.last_refused_ns, self.last_wait_us = now_ns, max(1, self.wait_us_behind(now_ns, 0))
         return self.last_wait_us
+
+    def _stored_from_ns(self, next_free_ns: int) -> int:
+        if self.lease.is_local:
+            return super()._stored_from_ns(next_free_ns)
+        # Whole permits, with an answer.
+        permit_ns = UPERMITS_PER_PERMIT * NS_PER_S // self.rate_upermits_per_s
+        return max(next_free_ns + permit_ns, self.lease.fleet.next_ns() or 0)
 
     def reconfigure(self, now_ns: int, rule: Rule) -> None:
         self.lease.settle()
         self.rule, self.max_debt_upermits = rule, rule.max_debt_upermits
         if self.lease.is_local or not rule.fleet:
-            # A limit that leaves the fleet keeps its remaining permits.
             self.lease.begin_local(now_ns)
         else:
             self.lease.put()
@@ -237,17 +249,19 @@ class FleetLimiter(Limiter):
         """Inherit nothing: the fleet's bucket has the state."""
 
     def idle_at_ns(self) -> int | None:
-        return None if self.lease.held or self.lease.lent or self.lease.is_local else self.lease.used_ns
+        if self.lease.is_local:
+            return super().idle_at_ns()
+        return None if self.lease.held or self.lease.lent else self.lease.used_ns
 
     def state(self, now_ns: int) -> LimiterState:
-        wait_us = self.wait_us_behind(now_ns, 0)
+        stored = self.settled(now_ns)[0] + self.lease.unlent * UPERMITS_PER_PERMIT
         return LimiterState(
             resource=self.resource,
             rule=self.rule.name,
-            rate_per_s=self.rule.rate_upermits_per_s / UPERMITS_PER_PERMIT,
-            stored_permits=self.settled(now_ns)[0] / UPERMITS_PER_PERMIT,
+            rate_per_s=figures_of(self.rule)[0],
+            stored_permits=stored / UPERMITS_PER_PERMIT,
             open=False,
-            wait_us=wait_us,
+            wait_us=0 if stored > 0 and self.rate_upermits_per_s else self.wait_us_behind(now_ns, 0),
             last_refused_ns=self.last_refused_ns,
             last_wait_us=self.last_wait_us,
         )

@@ -119,6 +119,7 @@ class Limits:
         self._accounts = Accounts() if accounts is None else accounts
         self._accounts.pin(rule_set.own)
         self._plans = Plans(rule_set, self._registries, self._accounts)
+        self._fleet = fleet
         self.swaps = 0
         self._note_rules(rule_set)
         self._tightest: dict[frozenset[str], Advance | None] = {}
@@ -204,6 +205,8 @@ class Limits:
     def _note_rules(self, rule_set: RuleSet) -> None:
         self.only_refuse = all(rule.action in {"reject", "off"} for rule in rule_set.in_force)
         self.limit_bytes = any(rule.bytes_per_s is not None for rule in rule_set.in_force)
+        if self._fleet is not None:
+            self._fleet.note_rules(rule_set.in_force)
 
     def refuses(self, resources: tuple[Resource, ...], caller: Caller) -> bool:
         """Return whether requests over a limit are refused, neither held nor shadowed."""

@@ -1,18 +1,22 @@
 -- One call of a member: reports the permits it holds and leases more. See limiter/fleet/__init__.py.
 -- KEYS: the fleet's members, the buckets, and last the edit log, all in one slot.
--- ARGV: member, call number, its part of the advances (negative: it leaves), its slot. Then for each bucket: rate,
---   capacity, total spent, kept, wanted (permits), demand (permits/s), seconds since its last answer (negative: none)
--- Returns {} for a late call. Otherwise {members, its part of the advances in billionths, its slot}, then for each
---   bucket {permits granted, its part of the demand in millionths, members that ask}, and last the version of the log.
--- Hashes: field "" is the whole, every other field a member. Both are below 64 bytes. Times are microseconds.
-local SILENT_US, STOPPED_US, KEEP_S, MIN_PER_S, MAX_SLOTS = 3e6, 1e6, 10, 0.25, 8
+-- ARGV: member, call number, its part of the advances (negative: it leaves), its slot, digest of its fleet limits. Then
+--   for each bucket: rate, capacity, total spent, kept, wanted (permits), demand (permits/s), seconds since its last
+--   answer (negative: none)
+-- Returns {} for a late call. Otherwise {members, its part of the advances in billionths, its slot, a member with other
+--   limits}, then for each bucket {permits granted, its part of the demand in millionths, 1 if members wait}, and last
+--   the version of the log.
+-- Hashes: field "" is the whole, every other field a member. Redis packs hashes tightly whose values have at most 64
+--   bytes. Times are microseconds.
+local SILENT_US, STOPPED_US, WAITS_US, KEEP_S, MIN_PER_S, MAX_SLOTS = 3e6, 1e6, 1e6, 10, 0.25, 8
 local max, min, floor, pack, unpack = math.max, math.min, math.floor, struct.pack, struct.unpack
 local time = redis.call('TIME')
 local now = time[1] * 1e6 + time[2]
-local id, number, part, slot = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+local id, number, part = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+local slot, digest = tonumber(ARGV[4]), tonumber(ARGV[5])
 
 local members, alive, used = {}, { [id] = true }, {}
-local at, removed_at, others, taken = now, 0, 0, 0
+local at, removed_at, others, taken, other = now, 0, 0, 0, ''
 local all = redis.call('HGETALL', KEYS[1])
 for i = 1, #all, 2 do members[all[i]] = all[i + 1] end
 if members[id] and select(2, unpack('>dd', members[id])) >= number then return {} end
@@ -22,13 +26,14 @@ local excused = now < at or now - at > STOPPED_US
 for i = 1, #all, 2 do
   local member = all[i]
   if member ~= '' and member ~= id then
-    local seen, latest, its, its_slot = unpack('>dddd', all[i + 1])
+    local seen, latest, its, its_slot, its_digest = unpack('>ddddI4', all[i + 1])
     if not excused and now - seen > SILENT_US then
       redis.call('HDEL', KEYS[1], member)
       removed_at = floor(now / 1e3) % 2 ^ 32
     else
-      if excused then redis.call('HSET', KEYS[1], member, pack('>dddd', now, latest, its, its_slot)) end
+      if excused then redis.call('HSET', KEYS[1], member, pack('>ddddI4', now, latest, its, its_slot, its_digest)) end
       alive[member], used[its_slot], others, taken = true, true, others + 1, taken + its
+      if its_digest ~= digest then other = member end
     end
   end
 end
@@ -38,15 +43,17 @@ if slot < 0 or used[slot] then
   slot = 0
   while used[slot] do slot = slot + 1 end
 end
-redis.call('HSET', KEYS[1], '', pack('>dI4', now, removed_at), id, pack('>dddd', now, number, max(part, new_part), slot))
+redis.call('HSET', KEYS[1], '', pack('>dI4', now, removed_at), id,
+  pack('>ddddI4', now, number, max(part, new_part), slot, digest))
 if part < 0 then redis.call('HDEL', KEYS[1], id) end
 redis.call('EXPIRE', KEYS[1], 7200)
 
-local answer = { others + 1, floor(new_part * 1e9), slot }
+local answer = { others + 1, floor(new_part * 1e9), slot, other }
 for k = 2, #KEYS - 1 do
-  local a, key = k * 7 - 10, KEYS[k]
-  local rate, capacity, spent, kept = tonumber(ARGV[a + 1]), tonumber(ARGV[a + 2]), tonumber(ARGV[a + 3]), tonumber(ARGV[a + 4])
-  local want, demand, age = tonumber(ARGV[a + 5]), tonumber(ARGV[a + 6]), tonumber(ARGV[a + 7])
+  local a, key = k * 7 - 9, KEYS[k]
+  local rate, capacity, spent = tonumber(ARGV[a + 1]), tonumber(ARGV[a + 2]), tonumber(ARGV[a + 3])
+  local kept, want = tonumber(ARGV[a + 4]), tonumber(ARGV[a + 5])
+  local demand, age = tonumber(ARGV[a + 6]), tonumber(ARGV[a + 7])
   local slots = min(floor(0.75 * (capacity - 1)), MAX_SLOTS)
   local parts = capacity / 2 - slots >= 2 and capacity / 2 - slots or 0
   local room = capacity - parts - slots
@@ -113,7 +120,7 @@ for k = 2, #KEYS - 1 do
   end
   redis.call('HSET', key, '', pack('>dddddddI2I4', now, stored, v, weights, claims, held, longest, asking, removed_at))
   redis.call('EXPIRE', key, floor(rate > 0 and capacity / rate or 0) + KEEP_S)
-  answer[#answer + 1], answer[#answer + 2], answer[#answer + 3] = granted, share, asking
+  answer[#answer + 1], answer[#answer + 2], answer[#answer + 3] = granted, share, now - longest > WAITS_US and 1 or 0
 end
 answer[#answer + 1] = redis.call('HMGET', KEYS[#KEYS], '')[1] or ''
 return answer

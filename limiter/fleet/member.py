@@ -2,14 +2,16 @@
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from math import floor
+from itertools import islice
+from math import ceil, floor
 from struct import unpack
 from typing import Any, Final, Literal, NamedTuple
 from weakref import WeakValueDictionary
+from zlib import crc32
 
-from limiter.buckets.fleet import ROUND_NS, FleetLimiter, Lease
+from limiter.buckets.fleet import ROUND_NS, FleetLimiter, Lease, figures_of
 from limiter.rules.resource import OVERFLOW_NAME
-from limiter.rules.rule import NS_PER_S, UPERMITS_PER_PERMIT
+from limiter.rules.rule import DIMENSIONS, NS_PER_S, Rule
 
 WhenAway = Literal["last", "equal", "unlimited", "refuse"]
 """What members do without Redis: keep their last share, take an equal share, admit everything, or refuse everything."""
@@ -22,6 +24,8 @@ MAX_SLOTS: Final = 8
 """How many members get an advance of one permit. The rest of the reserve is divided among all members."""
 MAX_NAMES: Final = 100
 """Maximum names per call, so that a call keeps Redis busy for a few ms only."""
+MAX_NAMES_PER_ROUND: Final = 1000
+"""Further names wait for their turn, so that many names cannot keep Redis from answering."""
 
 
 class Call(NamedTuple):
@@ -33,28 +37,18 @@ class Call(NamedTuple):
 
 
 class LeaseState(NamedTuple):
-    key: str  # DIMENSION:KIND:NAME
+    key: str  # DIMENSION:KIND:NAME, or DIMENSION:KIND:PATTERN
     rate_per_s: float
-    share: float | None  # 0 to 1, of the fleet's demand. None before the first answer
-    held: int  # permits. Negative: a debt. 0 while the member decides alone
+    share: float  # 0 to 1, of the fleet's demand. Equal before the first answer, 0 if unused
+    permits: int  # fetched and not spent. Negative: a debt. 0 while the member decides alone
     asked_per_s: float
-
-
-class MemberState(NamedTuple):
-    """The state of this member, for operators."""
-
-    member: str
-    members: int  # in the fleet, including this one, in the last answer
-    answered_ns: int | None  # time of the last answer
-    away_since_ns: int | None  # None while Redis answers
-    leases: list[LeaseState]  # in use, largest demand first
 
 
 class Member:
     """All leases of one process.
 
     The caller sends the calls from ``ask`` at ``next_ns``, which may change when ``wake`` is called. It passes each
-    answer to ``take``, or calls ``failed`` after half a second without one. Late answers must be dropped.
+    answer to ``take``, or calls ``failed`` after half a second. Answers after that must be dropped.
 
     Args:
         fleet: name of the fleet. Empty: everything is decided locally.
@@ -67,6 +61,9 @@ class Member:
     ) -> None:
         self.fleet, self.member, self.when_away = fleet, member, when_away
         self.members = members
+        self.turns = 1  # rounds until all names in use have been requested
+        self.other = ""  # a member with other limits
+        self.differs_ns: int | None = None  # since when there is one
         self.part, self.slot = 0.0, -1  # share of all advances
         self._reserved = 0.0  # the part that other members must not get yet
         self.away_since_ns: int | None = None if fleet else now_ns
@@ -75,6 +72,10 @@ class Member:
         self._began_ns = now_ns
         self._leases: WeakValueDictionary[str, Lease] = WeakValueDictionary()
         self._active: dict[Lease, None] = {}
+        self._short: dict[Lease, None] = {}  # of these, those that have run out of permits since their last turn
+        self.figures: dict[str, tuple[float, float]] = {}  # rate and burst of each limit, in permits
+        self._rules: dict[str, Rule] = {}
+        self._digest = 0
         self._number = 0
         self._gap_ns = HEARTBEAT_NS
         self._waiting: list[Call] = []
@@ -83,10 +84,21 @@ class Member:
     def wake(self) -> None:
         """Replaced by the caller: called when ``next_ns`` gets earlier."""
 
+    def note_rules(self, rules: Sequence[Rule]) -> None:
+        """Take the rules in force, to show them and to compare them with those of other members."""
+        self._rules = {
+            f"{dimension}:{rule.bare_name}": part
+            for rule in reversed(rules)
+            if rule.fleet
+            for dimension in DIMENSIONS
+            if (part := rule.part(dimension)) is not None
+        }
+        self.figures = {key: figures_of(self._rules[key]) for key in sorted(self._rules)}
+        self._digest = crc32(repr(self.figures).encode())
+
     def join(self, dimension: str, limiter: FleetLimiter, now_ns: int) -> None:
-        key = f"{dimension}:{limiter.resource}"
-        if limiter.resource.name == OVERFLOW_NAME:
-            key += f":{limiter.rule.bare_name}"
+        is_overflow = limiter.resource.name == OVERFLOW_NAME
+        key = f"{dimension}:{f'{OVERFLOW_NAME} {limiter.rule.bare_name}' if is_overflow else limiter.resource}"
         lease = self._leases.get(key)
         if lease is not None:
             limiter.lease = lease
@@ -105,7 +117,7 @@ class Member:
 
     def wants(self, lease: Lease, gap_ns: int) -> None:
         """Request a lease in the next round, at most ``gap_ns`` after the last one."""
-        self._active[lease] = None
+        self._active[lease] = self._short[lease] = None
         if gap_ns < self._gap_ns:
             self._gap_ns = gap_ns
             self.wake()
@@ -138,10 +150,22 @@ class Member:
         if not self.fleet or next_ns is None or now_ns < next_ns:
             return []
         self._rounds.append(now_ns)
-        active = [] if self._is_local else list(self._active)
+        active = [] if self._is_local else self._next_leases()
         self._gap_ns = ROUND_NS if active else HEARTBEAT_NS
         self._waiting = self._calls(now_ns, active, self._reserved)
         return list(self._waiting)
+
+    def _next_leases(self) -> list[Lease]:
+        self.turns = ceil(len(self._active) / MAX_NAMES_PER_ROUND) or 1
+        short, most = self._short, MAX_NAMES_PER_ROUND // min(self.turns, 2)
+        # Half of a full round for those without permits, so that busy names do not wait for many idle ones.
+        first, others = list(islice(short, most)), list(islice(self._active, most))
+        for lease in first:
+            del short[lease]
+        for lease in others if self.turns > 1 else ():
+            del self._active[lease]
+            self._active[lease] = None
+        return list(dict.fromkeys((*first, *others)))
 
     def leave(self, now_ns: int) -> list[Call]:
         """Return the calls that give everything back. They need no answer. The member must not be used afterwards."""
@@ -159,14 +183,14 @@ class Member:
 
     def _call(self, now_ns: int, leases: Sequence[Lease], part: float) -> Call:
         self._number += 1
-        call = Call([key_of(self.fleet, "members")], [self.member, self._number, part, self.slot], [])
+        call = Call([key_of(self.fleet, "members")], [self.member, self._number, part, self.slot, self._digest], [])
         for lease in leases:
             wanted, demand = (0, 0.0) if part < 0 else lease.report(now_ns)
-            rule = lease.rule
             age_s = -1 if lease.answered_ns is None else (now_ns - lease.answered_ns) / NS_PER_S
             call.keys.append(key_of(self.fleet, f"b:{lease.key}"))
-            rate, capacity = (each / UPERMITS_PER_PERMIT for each in (rule.rate_upermits_per_s, rule.capacity_upermits))
-            call.args.extend((rate, capacity, lease.spent, lease.held, wanted, round(demand, 3), round(age_s, 3)))
+            call.args.extend(
+                (*figures_of(lease.rule), lease.spent, lease.held, wanted, round(demand, 3), round(age_s, 3))
+            )
             call.leases.append((lease, wanted))
         call.keys.append(key_of(self.fleet, "edits"))
         return call
@@ -177,7 +201,8 @@ class Member:
         if not answer:
             return
         self.members, part, self.edits_version = answer[0], answer[1] / 1e9, answer[-1]
-        self.answered_ns = now_ns
+        self.answered_ns, self.other = now_ns, answer[3].decode(errors="replace")
+        self.differs_ns = (self.differs_ns or now_ns) if self.other else None
         if self.away_since_ns is not None:
             self.away_since_ns = None
             for lease in self._leases.values():
@@ -189,8 +214,8 @@ class Member:
         is_less = part < self.part or answer[2] != self.slot
         self.part, self.slot = part, answer[2]
         for index, (lease, wanted) in enumerate(call.leases):
-            granted, share, _ = answer[3 * index + 3 : 3 * index + 6]
-            lease.take(now_ns, granted, wanted, share / 1e6)
+            granted, share, waits = answer[3 * index + 4 : 3 * index + 7]
+            lease.take(now_ns, granted, wanted, share / 1e6, is_scarce=waits > 0)
             if lease.is_idle and not lease.held:
                 self._active.pop(lease, None)
         if is_less:
@@ -203,9 +228,9 @@ class Member:
             # Keep the larger part reserved until its debt is paid.
             self._reserved = part
 
-    def failed(self, now_ns: int, call: Call | None = None) -> None:
-        """Handle a call without an answer. None: no call could be made."""
-        self._waiting = [] if call is None else [each for each in self._waiting if each is not call]
+    def failed(self, now_ns: int) -> None:
+        """Give up all pending calls."""
+        self._waiting = []
         since_ns = self._began_ns if self.answered_ns is None else self.answered_ns
         if self.away_since_ns is None and now_ns - since_ns >= AWAY_NS:
             self.away_since_ns = since_ns
@@ -216,15 +241,20 @@ class Member:
                     lease.expire()
                     lease.put()
 
-    def state(self, most: int = 100) -> MemberState:
-        """Return the state for operators, with at most ``most`` leases."""
-        leases = sorted(self._active, key=lambda lease: lease.asked_per_s, reverse=True)
-        states = [
-            LeaseState(*(lease.key, lease.rule.rate_per_s or 0.0, lease.share, held, lease.asked_per_s))
-            for lease in leases[:most]
-            for held in [0 if lease.is_local else lease.held]
-        ]
-        return MemberState(self.member, self.members, self.answered_ns, self.away_since_ns, states)
+    def state(self, most: int = 100) -> list[LeaseState]:
+        """Return the limits of the fleet for operators, at most ``most``, those with the largest demand first."""
+        active = sorted(self._active, key=lambda lease: lease.asked_per_s, reverse=True)
+        used = {f"{lease.key.partition(':')[0]}:{lease.rule.bare_name}" for lease in active}
+        unused = [each for each in self._rules.items() if each[0] not in used]
+        return [self._state(*each) for each in [*((lease.key, lease.rule) for lease in active), *unused][:most]]
+
+    def _state(self, key: str, rule: Rule) -> LeaseState:
+        lease = self._leases.get(key)
+        if lease is None or lease not in self._active:
+            share = 0.0 if self.away_since_ns is None else 1 / self.members
+            return LeaseState(key, rule.rate_per_s or 0.0, share, 0, 0.0)
+        share, permits = 1 / self.members if lease.share is None else lease.share, 0 if lease.is_local else lease.held
+        return LeaseState(key, rule.rate_per_s or 0.0, share, permits, lease.asked_per_s)
 
 
 def key_of(fleet: str, name: str) -> str:
@@ -236,12 +266,4 @@ def members_in(members: Mapping[bytes, bytes]) -> Iterator[tuple[str, int]]:
     """Yield each member in the hash ``…:members`` and its last call: Unix time in microseconds, by Redis's clock."""
     for member, figures in members.items():
         if member:
-            yield member.decode(), int(unpack(">d", figures[:8])[0])
-
-
-def shares_in(bucket: Mapping[bytes, bytes]) -> Iterator[tuple[str, float, int]]:
-    """Yield each member in a bucket's hash, its share of the demand (0 to 1), and the most permits that it may hold."""
-    weights = {member.decode(): unpack(">3d", figures[:24]) for member, figures in bucket.items() if member}
-    total = sum(weight for _, _, weight in weights.values())
-    for member, (_, held, weight) in weights.items():
-        yield member, weight / total if total else 0.0, int(held)
+            yield member.decode(errors="replace"), int(unpack(">d", figures[:8])[0])

@@ -1,23 +1,24 @@
 """Transport between a fleet's member and Redis. ``limiter.fleet`` decides what to ask.
 
-The data path never waits for it. A round trip may take half a second. After that, or after any error, the connections
-are closed so that a late answer cannot match another call, and the next round trip opens new ones. coredis does not
-retry, since members ask again anyway.
+After half a second, or after any error, the connections are closed, so that a late answer cannot match another call.
+The next round trip opens new ones. coredis does not retry, since members ask again anyway.
 """
 
 import hashlib
 import logging
 import ssl
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.resources import files
+from itertools import islice
 from math import inf
 from pathlib import Path
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+import msgspec
 import structlog
 import trio
 
@@ -36,13 +37,18 @@ if TYPE_CHECKING:
 _log = structlog.get_logger(__name__)
 
 _TIMEOUT_S: Final = 0.5
-#: A little longer than a member waits before it decides alone.
 _FIRST_S: Final = 1.1
-_LEAVE_S: Final = 0.5
 #: One hanging Sentinel or node must leave time to ask the next.
 _NODE_S: Final = 0.3
 _LOG_EVERY_NS: Final = 10 * NS_PER_S
 _READ_EVERY_NS: Final = NS_PER_S // 2
+#: Redis may have come back empty, and does not know all members yet.
+_SETTLED_NS: Final = NS_PER_S
+#: An edit for the fleet takes up to two seconds.
+_DIFFERS_NS: Final = 5 * NS_PER_S
+_PUBLISHED_S: Final = 60
+_MAX_PUBLISHED: Final = 1000
+_MAX_DISAGREEMENTS: Final = 10
 _MAX_MEMBER_CHARS: Final = 48
 _MAX_TEXT_CHARS: Final = 200
 _SCRIPT: Final = files("limiter.fleet").joinpath("bucket.lua").read_text()
@@ -56,13 +62,10 @@ class FleetConfig:
 
     Attributes:
         member: name of this process, shown to operators.
-        kind: one server, Sentinels that know it, or the nodes of a Cluster.
-        nodes: host and port of the server, the Sentinels, or some nodes.
-        service: the server's name for Sentinels.
-        database: number of the server's database.
+        service: the primary's name for Sentinels.
         url: shown to operators, without secrets.
         user: empty: Redis's default user.
-        password_file: read for each connection, so that it can change. None: use ``password``.
+        password_file: read for each connection. None: use ``password``.
         size_file: stores the number of members for a start without Redis. None: not stored.
     """
 
@@ -104,22 +107,24 @@ class Fleet:
         logging.getLogger(coredis.__name__).setLevel(logging.CRITICAL + 1)
         # Each process needs a new name: the calls of an old one have higher numbers.
         member = f"{config.member[:_MAX_MEMBER_CHARS]}#{token_hex(4)}"
-        self._kept_size = _read_size(config.size_file)
-        self.member = Member(config.name, member, now_ns(), config.when_away, self._kept_size)
+        self._size, self._size_ns = _read_size(config.size_file), now_ns()
+        self.member = Member(config.name, member, now_ns(), config.when_away, self._size)
         self.member.wake = self._wake  # type: ignore[method-assign]
         self.error = ""
         self._config, self._now_ns = config, now_ns
         self._round_trips = self._failures = 0
-        self._pending: list[Call] = []
         self._woken = trio.Event()
         self._first: trio.CancelScope | None = None
         self._logged_ns: int | None = None
         self._not_logged = 0
-        self._reader: trio.Event | None = None
         self._errands: list[_Errand] = []
         self._edits_changed = trio.Event()
-        self._members: list[tuple[str, int]] = []
+        self._members: dict[str, int] = {}
         self._read_ns: int | None = None
+        self._known: set[str] = set()  # members, as logged
+        self._logged: set[str] = set()  # disagreements
+        self._theirs: dict[str, tuple[float, float]] | None = None  # limits of the member that differs
+        self._published_ns: int | None = None
 
     async def begin(self) -> None:
         """Ask once, so that the first clients find permits. Returns after about 1 s at the latest."""
@@ -133,7 +138,7 @@ class Fleet:
             try:
                 await self._talk()
             except Exception as error:  # noqa: BLE001 - whatever it is, traffic goes on
-                now_ns, self._pending = self._now_ns(), []
+                now_ns = self._now_ns()
                 self.member.failed(now_ns)
                 self._note_failure(now_ns, f"a fault in Sluice ({type(error).__name__}: {error}); please report it")
                 await trio.sleep(_TIMEOUT_S)
@@ -142,24 +147,24 @@ class Fleet:
         calls = await self._due()
         reason = ""
         # One scope for the client and its round trips: a late one closes the client.
-        round_trip = trio.CancelScope(deadline=trio.current_time() + _TIMEOUT_S)
+        trip = trio.CancelScope(deadline=trio.current_time() + _TIMEOUT_S)
         try:
-            with round_trip:
+            with trip:
                 async with _connected(self._config, self._failures) as client:
                     while True:
-                        await self._round_trip(client, calls)
-                        round_trip.deadline = inf
+                        await self._round_trip(client, calls, trip)
+                        trip.deadline = inf
                         calls = await self._due()
-                        round_trip.deadline = trio.current_time() + _TIMEOUT_S
+                        trip.deadline = trio.current_time() + _TIMEOUT_S
         except* Exception as errors:  # noqa: BLE001 - whatever it is, traffic goes on
             reason = _reason(errors)
         finally:
             # Runs on cancellation, too.
             now_ns = self._now_ns()
-            for call in self._pending:
-                self.member.failed(now_ns, call)
-            self._pending = []
-        if round_trip.cancel_called or not reason:
+            self.member.failed(now_ns)
+        if reason == _BY_TYPE["AuthenticationRequiredError"] and (self._config.password or self._config.password_file):
+            reason = _SENTINELS_ASK
+        if trip.cancel_called or not reason:
             is_new = self._config.tls is not None and self.member.answered_ns is None
             reason = _LATE + (f"; {_NO_TLS}" if is_new else "")
         self._note_failure(now_ns, reason)
@@ -168,34 +173,32 @@ class Fleet:
         self._woken.set()
 
     async def _due(self) -> list[Call]:
-        """Return the next calls as soon as they are due. Empty if an operator's request is waiting."""
+        """Return the next calls as soon as they are due. Empty if there are errands."""
         while True:
             self._woken = trio.Event()
             now_ns = self._now_ns()
             calls = self.member.ask(now_ns)
-            if calls or self._reader is not None or self._errands:
-                self._pending = list(calls)
+            if calls or self._errands:
                 return calls
             next_ns = self.member.next_ns()
             with trio.move_on_after(inf if next_ns is None else max(0, next_ns - now_ns) / NS_PER_S):
                 await self._woken.wait()
 
-    async def _round_trip(self, client: "_Client", calls: list[Call]) -> None:
+    async def _round_trip(self, client: "_Client", calls: list[Call], trip: trio.CancelScope) -> None:
         self._round_trips += 1
         if calls:
             await self._ask(client, calls)
-        if self._reader is not None:
-            self._members = list(members_in(await client.hgetall(key_of(self._config.name, "members"))))
-            self._read_ns = self._now_ns()
-            self._end_reading()
         while self._errands:
             errand = self._errands[0]
             errand.has_begun = True
+            trip.deadline = trio.current_time() + _TIMEOUT_S
             errand.answer = await errand.do(client)
-            self._errands.remove(errand)
+            # The caller may have given it up.
+            self._errands = [each for each in self._errands if each is not errand]
             errand.done.set()
         if self.error:
-            self._note_recovery()
+            self.error = ""
+            _log.info("the fleet's Redis answers again", url=self._config.url, members=self.member.members)
 
     async def _ask(self, client: "_Client", calls: list[Call]) -> None:
         from coredis.exceptions import NoScriptError  # noqa: PLC0415 - see __init__
@@ -210,7 +213,6 @@ class Fleet:
         for call, answer in zip(calls, answers, strict=True):
             if not isinstance(answer, BaseException):
                 self.member.take(now_ns, call, answer)
-                self._pending.remove(call)
         for answer in answers:
             if isinstance(answer, BaseException):
                 raise answer
@@ -218,21 +220,69 @@ class Fleet:
             self._edits_changed.set()
         if self._first is not None:
             self._first.cancel()
-        if self.member.members != self._kept_size and self._config.size_file is not None:
-            self._kept_size = self.member.members
-            # In the background: a hanging disk must not keep this member from Redis.
-            write = partial(self._config.size_file.write_text, str(self._kept_size))
-            trio.lowlevel.start_thread_soon(write, lambda _: None)
+        self._note_size(now_ns)
+        self._compare_limits(now_ns)
 
-    def _end_reading(self) -> None:
-        if self._reader is not None:
-            self._reader.set()
-            self._reader = None
+    def _note_size(self, now_ns: int) -> None:
+        size = self.member.members
+        if size != self._size:
+            self._size, self._size_ns = size, now_ns
+            if self._config.size_file is not None:
+                # In the background: a hanging disk must not keep this member from Redis.
+                trio.lowlevel.start_thread_soon(partial(self._config.size_file.write_text, str(size)), lambda _: None)
+        elif size != len(self._known) and now_ns - self._size_ns >= _SETTLED_NS:
+            self._errands.append(_Errand(self._read_members))
+
+    async def _read_members(self, client: "_Client") -> None:
+        now_ns = self._now_ns()
+        if self._read_ns is not None and now_ns - self._read_ns < _READ_EVERY_NS:
+            return
+        self._members = dict(members_in(await client.hgetall(key_of(self._config.name, "members"))))
+        self._read_ns = now_ns
+        members, known = set(self._members), self._known
+        if now_ns - self._size_ns < _SETTLED_NS or members == known:
+            return
+        self._known = members
+        if not known:
+            _log.info("fleet joined", fleet=self._config.name, members=sorted(members))
+            return
+        for name in sorted(members ^ known):
+            event = "fleet member joined" if name in members else "fleet member left"
+            _log.info(event, fleet=self._config.name, member=name, members=len(members))
+
+    def _compare_limits(self, now_ns: int) -> None:
+        texts = self._disagreements(now_ns)
+        for text in texts:
+            if text not in self._logged:
+                _log.warning(text, fleet=self._config.name)
+        if self._logged and not texts:
+            _log.info("the members of the fleet agree again", fleet=self._config.name)
+        self._logged = self._logged | {*texts} if texts else set()
+        if not self.member.other:
+            self._theirs = self._published_ns = None
+        elif self._published_ns is None or now_ns - self._published_ns >= NS_PER_S:
+            self._errands.append(_Errand(self._publish_limits))
+            self._published_ns = now_ns
+
+    async def _publish_limits(self, client: "_Client") -> None:
+        mine, theirs = (key_of(self._config.name, f"limits:{each}") for each in (self.member.member, self.member.other))
+        await client.hset(mine, {"": msgspec.json.encode(dict(islice(self.member.figures.items(), _MAX_PUBLISHED)))})
+        await client.expire(mine, _PUBLISHED_S)
+        with suppress(msgspec.MsgspecError):
+            self._theirs = _limits.decode((await client.hmget(theirs, [""]))[0] or b"")
+
+    def _disagreements(self, now_ns: int) -> tuple[str, ...]:
+        since_ns, other, ours, theirs = self.member.differs_ns, self.member.other, self.member.figures, self._theirs
+        if since_ns is None or now_ns - since_ns < _DIFFERS_NS:
+            return ()
+        theirs = ours if theirs is None else theirs
+        keys = sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
+        texts = tuple(_disagreement(key, ours.get(key), theirs.get(key), other) for key in keys)
+        return texts[:_MAX_DISAGREEMENTS] or (f"members disagree about the limits of the fleet: see those of {other}",)
 
     def _note_failure(self, now_ns: int, reason: str) -> None:
         self._failures += 1
         self.error = reason
-        self._end_reading()
         for errand in self._errands:
             errand.error = reason
             errand.done.set()
@@ -251,15 +301,11 @@ class Fleet:
         if self._first is not None and self.member.away_since_ns is not None:
             self._first.cancel()
 
-    def _note_recovery(self) -> None:
-        self.error = ""
-        _log.info("the fleet's Redis answers again", url=self._config.url, members=self.member.members)
-
     async def leave(self) -> None:
         """Give all permits back. Nothing is decided after that."""
         if self.member.answered_ns is None or self.error:
             return
-        with trio.move_on_after(_LEAVE_S, shield=True):
+        with trio.move_on_after(_TIMEOUT_S, shield=True):
             try:
                 async with _connected(self._config, self._failures) as client:
                     await _evaluate(client, self.member.leave(self._now_ns()))
@@ -268,30 +314,22 @@ class Fleet:
 
     async def read(self) -> FleetState:
         """Return the state with the present members from Redis. Without Redis, with the last known ones."""
-        if self._read_ns is None or self._now_ns() - self._read_ns >= _READ_EVERY_NS:
-            if self._reader is None:
-                self._reader = trio.Event()
-                self._wake()
-            with trio.move_on_after(_TIMEOUT_S):
-                await self._reader.wait()
+        with suppress(FleetError):
+            await self._ask_for(self._read_members)
         return self.state()
 
     async def edits_changed(self, known: bytes | None) -> None:
-        """Return once Redis reports another version of the edit log."""
         while self.member.edits_version in {None, known}:
             self._edits_changed = trio.Event()
             await self._edits_changed.wait()
 
     async def read_edits(self) -> dict[bytes, bytes]:
-        """Return the fields of the edit log. Raises FleetError."""
-        fields: dict[bytes, bytes] = await self._ask_for(
-            lambda client: client.hgetall(key_of(self._config.name, "edits"))
-        )
+        key = key_of(self._config.name, "edits")
+        fields: dict[bytes, bytes] = await self._ask_for(lambda client: client.hgetall(key))
         self.member.edits_version = fields.get(b"", b"")
         return fields
 
     async def write_edits(self, known: bytes, fields: Mapping[str, bytes], removed: Sequence[str]) -> bool:
-        """Set and remove fields of the edit log if its version is ``known``. Raises FleetError."""
         pairs = [each for pair in fields.items() for each in pair]
         args: list[str | bytes | int] = [known, len(removed), *removed, *pairs]
         keys = [key_of(self._config.name, "edits")]
@@ -299,7 +337,7 @@ class Fleet:
 
     async def _ask_for(self, do: "Callable[[_Client], Awaitable[Any]]") -> Any:
         if self.error or self.member.answered_ns is None:
-            raise FleetError(self.error or "it has not answered yet")
+            raise FleetError(self.error or "no round trip has succeeded yet")
         errand = _Errand(do)
         self._errands.append(errand)
         self._wake()
@@ -313,16 +351,14 @@ class Fleet:
         return errand.answer
 
     def state(self, *, whole: bool = True) -> FleetState:
-        """Return the local view, with members and limits if ``whole``."""
         now_ns, member = self._now_ns(), self.member
-        leases = member.state(MAX_FLEET_LIMITS).leases if whole else []
         # By Redis's clock, since its offset from ours is unknown.
-        latest_us = max((seen_us for _, seen_us in self._members), default=0)
+        latest_us = max(self._members.values(), default=0)
         since_read_s = 0.0 if self._read_ns is None else (now_ns - self._read_ns) / NS_PER_S
         last_contact_s = None if member.answered_ns is None else (now_ns - member.answered_ns) / NS_PER_S
 
         def seen_s_ago(name: str, seen_us: int) -> float:
-            # The list is read only when asked for, so while Redis is unreachable it is older than this.
+            # The list is older than this.
             if name == member.member and last_contact_s is not None:
                 return last_contact_s
             return (latest_us - seen_us) / 1e6 + since_read_s
@@ -335,22 +371,38 @@ class Fleet:
             size=member.members,
             members=tuple(
                 FleetMember(name, seen_s_ago(name, seen_us), name == member.member)
-                for name, seen_us in sorted(self._members)
-            )
-            if whole
-            else (),
+                for name, seen_us in sorted(self._members.items() if whole else ())
+            ),
             last_contact_s_ago=last_contact_s,
             away_s=None if member.away_since_ns is None else (now_ns - member.away_since_ns) / NS_PER_S,
             error=self.error,
             round_trips=self._round_trips,
             failures=self._failures,
+            disagreements=self._disagreements(now_ns),
             limits=tuple(
-                FleetLimit(kind, name, dimension, lease.rate_per_s, share, lease.held, lease.asked_per_s)
-                for lease in leases
-                for dimension, kind, name in [lease.key.split(":", 2)]
-                for share in [1 / member.members if lease.share is None else lease.share]
+                FleetLimit(kind, name, dimension, each.rate_per_s, each.share, each.permits, each.asked_per_s)
+                for each in (member.state(MAX_FLEET_LIMITS) if whole else ())
+                for dimension, kind, name in [each.key.split(":", 2)]
             ),
         )
+
+
+_limits: Final = msgspec.json.Decoder(dict[str, tuple[float, float]])
+
+
+def _disagreement(key: str, here: tuple[float, float] | None, there: tuple[float, float] | None, member: str) -> str:
+    dimension, kind, name = key.split(":", 2)
+    is_burst = here is not None and there is not None and here[0] == there[0]
+    unit = (" bytes" if dimension == "bytes" else "") + ("" if is_burst else "/s")
+    ours, theirs = ("none" if each is None else f"{_figure(each[is_burst])}{unit}" for each in (here, there))
+    what = f"members disagree about the {'burst' if is_burst else 'rate'} of {kind} {name}"
+    is_one = "none" in {ours, theirs}
+    effect = "give all members the same limits" if is_one else "the effective limit is between the two"
+    return f"{what}: {ours} here, {theirs} at {member}; {effect}"
+
+
+def _figure(value: float) -> str:
+    return f"{value:.3f}".rstrip("0").rstrip(".")
 
 
 def _read_size(file: Path | None) -> int:
@@ -409,6 +461,7 @@ _LATE: Final = f"it has not answered within {_TIMEOUT_S:g} s; look at its load a
 _NO_TLS: Final = "if it does not speak TLS, fleet.url begins with redis://, sentinel:// or cluster://"
 _FOREIGN: Final = "something else uses a key of this fleet ({}); choose another fleet.name"
 _NO_RIGHT: Final = "its user lacks a right ({}); grant it with ACL SETUSER"
+_SENTINELS_ASK: Final = "a Sentinel requires a password, and Sluice sends none to Sentinels; remove their requirepass"
 #: By type of the exception, in coredis or Python.
 _BY_TYPE: Final = {
     "SSLCertVerificationError": "its certificate is not trusted ({}); set fleet.ca_file, or correct fleet.url",

@@ -179,6 +179,7 @@ class BrokerWatch:
             lost, self._lost = self._lost, False
         errors: dict[Address, str] = {}
         away = True
+        plain = "" if self._tls is None else "; if it does not speak TLS on this port, remove broker_tls"
         for broker in self._brokers[: self.backup] if better else self._brokers:
             try:
                 await self._reach(broker)
@@ -186,9 +187,9 @@ class BrokerWatch:
                 # This says nothing about the broker.
                 errors[broker], away = f"cannot open a connection: {error.strerror}", False
             except OSError as error:
-                errors[broker] = error.strerror or str(error)
+                errors[broker] = (error.strerror or str(error)) + plain * isinstance(error, ConnectionResetError)
             except trio.TooSlowError:
-                errors[broker], away = f"no answer within {self._try_s:g} s", False
+                errors[broker], away = f"no answer within {self._try_s:g} s{plain}", False
             else:
                 self._answers(broker, errors)
                 break

@@ -52,6 +52,8 @@ _OF_CLIENTS: Final = {
 }
 _OF_BROKERS: Final = {
     "WRONG_VERSION_NUMBER": "the broker does not speak TLS on this port; use its TLS port, or remove broker_tls",
+    "UNEXPECTED_EOF_WHILE_READING": "the broker ended the handshake; if it does not speak TLS on this port, use its TLS"
+    " port, or remove broker_tls",
 }
 #: The peer rejects Sluice's certificate (RFC 8446, 6.2).
 _DISTRUST: Final = (

@@ -391,8 +391,8 @@ class FleetLimit(msgspec.Struct, frozen=True, gc=False):
         name: name of the resource or scope.
         dimension: messages or bytes.
         rate_per_s: rate of all members together.
-        share: this member's share, from 0 to 1.
-        held: permits leased and not used. Negative: owed.
+        share: this member's share of the demand, from 0 to 1. 0 if it does not use the limit.
+        permits: permits fetched and not yet spent. Negative: a debt. 0 while this member decides alone.
         asks_per_s: permits per second requested by this member's clients.
     """
 
@@ -401,7 +401,7 @@ class FleetLimit(msgspec.Struct, frozen=True, gc=False):
     dimension: str
     rate_per_s: float
     share: float
-    held: float
+    permits: float
     asks_per_s: float
 
 
@@ -420,7 +420,8 @@ class FleetState(msgspec.Struct, frozen=True, kw_only=True):
         error: why Redis does not answer, with the remedy. Empty: it answers.
         round_trips: round trips to Redis since the start, including failed ones.
         failures: round trips without an answer since the start.
-        limits: at most MAX_FLEET_LIMITS, those with the highest demand first.
+        disagreements: limits about which members have disagreed for 3 s, with their figures, as sentences.
+        limits: the limits with ``fleet = true``, unused ones last. At most MAX_FLEET_LIMITS, with the highest demand.
     """
 
     name: str
@@ -450,6 +451,7 @@ class FleetState(msgspec.Struct, frozen=True, kw_only=True):
             "sluice_fleet_failures_total", "Round trips for the fleet that Redis refused or did not answer in time."
         ),
     ] = 0
+    disagreements: tuple[str, ...] = ()
     limits: tuple[FleetLimit, ...] = ()
 
 

@@ -47,7 +47,7 @@ def test_members_shares_and_demand_are_shown(
     expect(panel).to_contain_text("4 members; Redis answered 0.1 s ago.")
     limits = panel.locator("table.fleet-limits tbody tr")
     expect(limits.first).to_contain_text("orders")
-    expect(panel.locator('[data-label="This one/s"]')).to_have_text(["312", "262,144"])
+    expect(panel.locator('[data-label="Share/s"]')).to_have_text(["312", "262,144"])
     expect(panel.locator('[data-label="Asks/s"]')).to_have_text(["340", "10,240"])
     expect(panel.locator("table.fleet-members tbody tr")).to_have_count(4)
     expect(page.locator("#banners")).not_to_contain_text("Redis")
@@ -62,6 +62,13 @@ def test_without_redis_a_banner_explains_the_effect(open_tab: Any, sluice: Sluic
     expect(banner).to_contain_text("(connection refused); each limit uses its last share.")
     expect(page.get_by_role("region", name="Alarms now")).to_contain_text("cannot reach Redis")
     picture(page, "fleet-away")
+
+
+def test_members_that_disagree_are_named(open_tab: Any, sluice: Sluice) -> None:
+    text = "members disagree about the rate of topic orders: 500/s here, 300/s at host-b-901"
+    page = opened(open_tab, sluice, msgspec.structs.replace(FLEET, disagreements=(text,)))
+    panel = page.get_by_role("region", name="Fleet orders-prod")
+    expect(panel).to_contain_text(f"M{text[1:]}.")
 
 
 def test_without_a_fleet_there_is_no_panel(open_tab: Any, sluice: Sluice) -> None:

@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
+from struct import unpack
 
 import pytest
 import trio
@@ -15,7 +16,7 @@ from coredis import Redis
 from fleet_bucket import FleetRedis
 from harness.ports import free_port
 
-from limiter.fleet.member import members_in, shares_in
+from limiter.fleet.member import members_in
 
 SCRIPT = files("limiter.fleet").joinpath("bucket.lua").read_text()
 # The clock of Redis cannot be set, so the line that reads it is replaced.
@@ -74,7 +75,13 @@ async def test_the_script_equals_its_python_counterpart(redis_port: int, seed: i
                 await redis.hset(keys[-1], {"": twin.edits_version})
             leaves = walk.random() < 0.03
             part, slot = parts[member]
-            args: list[str | int | float] = [f"m{member}", number, -1 if leaves else part, slot]
+            args: list[str | int | float] = [
+                f"m{member}",
+                number,
+                -1 if leaves else part,
+                slot,
+                2**32 - step // 50 % 2 - 1,
+            ]
             for k in (1, 2):
                 used = walk.randint(0, 5)
                 spent[member, k] += used
@@ -98,24 +105,26 @@ async def test_the_script_equals_its_python_counterpart(redis_port: int, seed: i
             assert answer == said
             if said and walk.random() < 0.9:
                 parts[member] = said[1] / 1e9, said[2]
-                held[member, 1] += said[3]
-                held[member, 2] += said[6]
+                held[member, 1] += said[4]
+                held[member, 2] += said[7]
         members = dict(members_in(await redis.hgetall(keys[0])))
         assert set(members) == set(twin.hashes[keys[0]]) - {""}
-        shares = {member: held for member, _, held in shares_in(await redis.hgetall(keys[1]))}
-        assert shares == {member: fields[1] for member, fields in twin.hashes[keys[1]].items() if member}
+        bucket = await redis.hgetall(keys[1])
+        held_there = {name.decode(): unpack(">dd", fields[:16])[1] for name, fields in bucket.items() if name}
+        assert held_there == {member: fields[1] for member, fields in twin.hashes[keys[1]].items() if member}
 
 
 async def test_unused_keys_expire(redis_port: int) -> None:
     async with await connected(redis_port) as redis:
         keys = ["sluice:{e}:members", "sluice:{e}:b:messages:topic:a", "sluice:{e}:edits"]
-        assert await redis.eval(SCRIPT, keys, ["m", 1, 0, -1, 5, 15, 0, 0, 1, 1, -1]) == [
+        assert await redis.eval(SCRIPT, keys, ["m", 1, 0, -1, 9, 5, 15, 0, 0, 1, 1, -1]) == [
             1,
             500_000_000,
             0,
+            b"",
             1,
             1_000_000,
-            1,
+            0,
             b"",
         ]
         assert 7000 < await redis.ttl(keys[0]) <= 7200
@@ -125,9 +134,9 @@ async def test_unused_keys_expire(redis_port: int) -> None:
 async def test_a_call_that_comes_late_does_nothing(redis_port: int) -> None:
     async with await connected(redis_port) as redis:
         keys = ["sluice:{l}:members", "sluice:{l}:b:messages:topic:a", "sluice:{l}:edits"]
-        await redis.eval(SCRIPT, keys, ["m", 2, 0, -1, 5, 5, 0, 0, 1, 1, -1])
+        await redis.eval(SCRIPT, keys, ["m", 2, 0, -1, 9, 5, 5, 0, 0, 1, 1, -1])
         before = await redis.hgetall(keys[1])
-        assert await redis.eval(SCRIPT, keys, ["m", 1, 0, -1, 5, 5, 0, 0, 1, 1, -1]) == []
+        assert await redis.eval(SCRIPT, keys, ["m", 1, 0, -1, 9, 5, 5, 0, 0, 1, 1, -1]) == []
         assert await redis.hgetall(keys[1]) == before
 
 

@@ -127,7 +127,21 @@ def test_a_command_edits_all_members_and_one_undoes_it(fleet: list[Sluice], tmp_
     assert "500/s for the fleet" in sluice(2, "audit", "revert", str(newest))
     wait_until_equal(fleet, WITHIN_S)
     assert [rate(each) for each in fleet] == [500] * 3
-    assert "raise the limit for a while" in sluice(0, "limits", "reset", "topic", "orders")
+    reset = run_sluice("limits", "reset", "topic", "orders", "--admin", fleet[0].admin, cwd=tmp_path)
+    assert reset.returncode == 1
+    assert "raise the limit for a while" in reset.stderr
+
+
+def test_members_that_disagree_say_so_with_both_rates(fleet: list[Sluice], tmp_path: Path) -> None:
+    assert ask(fleet[1], "PUT", "limits/topic/orders", {"rate": 300, "fleet": True})[0] == 200
+    for sluice, figures in ((fleet[0], "500/s here, 300/s at "), (fleet[1], "300/s here, 500/s at ")):
+        line = sluice.process.wait_for_line("members disagree about the rate of topic orders", timeout_s=15)
+        assert figures in line
+        assert figures in run_sluice("fleet", "--admin", sluice.admin, cwd=tmp_path).stdout
+        assert figures in ask(sluice, "GET", "state")[1]["warnings"][-1]
+    assert ask(fleet[0], "PUT", "limits/topic/orders?fleet=1", {"rate": 400, "fleet": True})[0] == 200
+    fleet[0].process.wait_for_line("the members of the fleet agree again", timeout_s=15)
+    assert ask(fleet[0], "GET", "fleet")[1]["fleet"]["disagreements"] == []
 
 
 def test_without_redis_nothing_is_half_applied_and_a_start_has_the_last_known(

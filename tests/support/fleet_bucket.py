@@ -22,34 +22,36 @@ class FleetRedis:
 
     def call(self, now: float, keys: Sequence[str], args: Sequence[Any]) -> list[Any]:
         """Do what the script does at ``now``, in microseconds."""
-        member_id, number, part, slot = args[0], float(args[1]), float(args[2]), int(args[3])
+        member_id, number, part, slot, digest = args[0], float(args[1]), float(args[2]), int(args[3]), int(args[4])
         members = self.hashes.setdefault(keys[0], {})
         if member_id in members and members[member_id][1] >= number:
             return []
         alive, used = {member_id}, set()
         at, removed_at = members.get("", [now, 0.0])
-        others, taken = 0, 0.0
+        others, taken, other = 0, 0.0, ""
         excused = now < at or now - at > STOPPED_US
-        for member, (seen, latest, its, its_slot) in [(m, f) for m, f in members.items() if m not in {"", member_id}]:
+        for member in [each for each in members if each not in {"", member_id}]:
+            seen, latest, its, its_slot, its_digest = members[member]
             if not excused and now - seen > SILENT_US:
                 del members[member]
                 removed_at = floor(now / 1e3) % 2**32
             else:
                 if excused:
-                    members[member] = [now, latest, its, its_slot]
+                    members[member] = [now, latest, its, its_slot, its_digest]
                 alive.add(member)
                 used.add(its_slot)
                 others, taken = others + 1, taken + its
+                other = member if its_digest != digest else other
         new_part = max(0.0, min(1 / (others + 2), 1 - taken))
         if slot < 0 or slot in used:
             slot = next(each for each in range(len(used) + 1) if each not in used)
         members[""] = [now, removed_at]
-        members[member_id] = [now, number, max(part, new_part), slot]
+        members[member_id] = [now, number, max(part, new_part), slot, digest]
         if part < 0:
             del members[member_id]
-        answer: list[Any] = [others + 1, floor(new_part * 1e9), slot]
+        answer: list[Any] = [others + 1, floor(new_part * 1e9), slot, other.encode()]
         for index, key in enumerate(keys[1:-1]):
-            figures = [float(each) for each in args[4 + 7 * index : 11 + 7 * index]]
+            figures = [float(each) for each in args[5 + 7 * index : 12 + 7 * index]]
             answer += self._bucket(now, key, member_id, max(part, new_part), slot, part < 0, alive, removed_at, figures)
         return [*answer, self.edits_version]
 
@@ -136,4 +138,4 @@ class FleetRedis:
             share = floor(weight / max(weights, 1e-9) * 1e6)
             fields[member_id] = [spent, kept, weight, v, claim, advance, since]
         fields[""] = [now, stored, v, weights, claims, held, longest, asking, removed_at]
-        return [granted, share, int(asking)]
+        return [granted, share, int(now - longest > STOPPED_US)]

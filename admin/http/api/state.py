@@ -91,7 +91,7 @@ class Status:
             alarms=snapshot.alarms,
             spool=services.spool(),
             failed_reload=services.failed_reload(),
-            warnings=tuple(services.warnings()),
+            warnings=(*services.warnings(), *(() if snapshot.fleet is None else snapshot.fleet.disagreements)),
             rule_set_version=services.edits.rule_set.version,
             etag=services.edits.etag,
         )

@@ -16,14 +16,15 @@ function FleetPanel() {
   const [answer] = useAnswer(() => get("fleet"), [], EVERY_MS);
   const fleet = answer?.fleet;
   if (!fleet) return null;
-  const { name, url, member, members, limits, when_away: whenAway } = fleet;
+  const { name, url, member, members, limits, disagreements, when_away: whenAway } = fleet;
   const isAway = fleet.away_s !== null;
   return html`<${Panel} wide title="Fleet ${name}">
     <ul class="findings">
       <li><${Dot} manner=${isAway ? "bad" : "ok"} /><span>${sentence(fleet.text)}</span></li>
+      ${disagreements.map((each) => html`<li><${Dot} manner="warn" /><span>${sentence(each)}</span></li>`)}
     </ul>
     <p class="muted">Redis ${url}, this member ${member}, when_away ${whenAway}</p>
-    <${Table} name="fleet-limits" rows=${limits} cells=${limitCells} empty="No limit of the fleet is in use." />
+    <${Table} name="fleet-limits" rows=${limits} cells=${limitCells} empty="No limit has fleet = true." />
     <${Table} name="fleet-members" rows=${members} cells=${memberCells} empty="No member has been seen." />
   <//>`;
 }

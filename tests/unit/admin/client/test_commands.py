@@ -157,6 +157,8 @@ async def test_the_configuration_is_read_again(asked: Asked, served: Any) -> Non
         "hidden by an edit: topic:mail = 5/s",
         "warning: doubtful",
     ]
+    report = ReloadReport(change=None, changed=(), needs_restart=("fleet.name",), warnings=(), hidden=())
+    assert (await asked("reload")).out.splitlines() == ["needs a restart: fleet.name", "nothing else changed"]
 
 
 async def test_connections_are_listed_and_closed(asked: Asked, served: Any) -> None:

@@ -31,16 +31,17 @@ class TestReload:
 
 
 def test_the_fleet_is_shown_with_members_shares_and_demand(api: Any, sluice: Sluice) -> None:
-    fleet = msgspec.to_builtins(FleetAnswer(sentences.of_fleet(FLEET)))
-    api.answers["GET /fleet"] = (200, fleet)
+    now = msgspec.structs.replace(FLEET, disagreements=("members disagree about a limit",))
+    api.answers["GET /fleet"] = (200, msgspec.to_builtins(FleetAnswer(sentences.of_fleet(now))))
     lines = [" ".join(line.split()) for line in sluice("fleet").out.splitlines()]
-    assert lines[:2] == [
+    assert lines[:3] == [
         "orders-prod: 4 members; Redis answered 0.1 s ago",
         "Redis redis://127.0.0.1:6379, this member host-a-4211, when_away last",
+        "warning: members disagree about a limit",
     ]
     for line in (
         "host-a-4211 0.1 s yes",
-        "limit of rate/s share this one/s asks/s held",
+        "limit of rate/s share share/s asks/s permits",
         "topic orders messages 500 62.4% 312 340 93",
     ):
         assert line in lines

@@ -136,6 +136,11 @@ HANDLER = '[[handlers]]\nname = "rate_limit"\n'
         ("[[listeners]]\n\nlisten = 'a:1'", "1: listeners[0].broker: missing, but required"),
         (LISTENER.format("a:1", "b:0"), '3: listeners[0].broker = "b:0": must name the broker\'s port'),
         (LISTENER.format("a:1", "b:1") + "\nexempt = ['10.1.0.0/8']", '4: listeners[0].exempt[0] = "10.1.0.0/8": must'),
+        (
+            LISTENER.format("a:1", "b:1") + "\nadvertise = 'x'",
+            '4: listeners[0].advertise: unknown; did you mean "options.advertise"? Allowed here: backup_brokers',
+        ),
+        (LIMIT + "rate = '500'", '4: limits[0].rate = "500": must be a number of at least 0'),
         (LIMIT + "rte = 1\nrate = 1", '4: limits[0].rte: unknown; did you mean "rate"?'),
         (LIMIT, f"1: limits[0]: {NOTHING_SAID}"),
         (LIMIT + "rate = '500/min'", '4: limits[0].rate = "500/min": must be a number of at least 0'),

@@ -186,16 +186,19 @@ class TestFleet:
         limit = replace(limit, limit=replace(limit.limit, fleet=True))
         return sentences.explained(replace(explanation, limits=(limit,)), live=True, fleet=state).limits[0]
 
-    def test_explains_how_much_of_the_limit_this_member_holds(self, explanation: Explanation) -> None:
+    def test_explains_the_share_of_this_member(self, explanation: Explanation) -> None:
         said = self.said(explanation, FLEET)
         assert said.text == "500 messages per second, burst 1 s, for all members of the fleet together"
         assert [each.text for each in said.details if each.name == "fleet"] == [
             "500/s for 4 members; this member's share is 312/s"
         ]
 
-    def test_a_limit_without_demand_here_has_no_part(self, explanation: Explanation) -> None:
+    def test_a_limit_without_demand_here_has_no_share(self, explanation: Explanation) -> None:
         said = self.said(explanation, replace(FLEET, size=1, limits=()))
-        assert "for 1 member; not used by this member recently" in [each.text for each in said.details]
+        assert "for 1 member; this member does not use it now" in [each.text for each in said.details]
+        unused = replace(FLEET.limits[0], share=0.0, asks_per_s=0.0)
+        said = self.said(explanation, replace(FLEET, limits=(unused,)))
+        assert "500/s for 4 members; this member does not use it now" in [each.text for each in said.details]
 
     @pytest.mark.parametrize(
         ("when_away", "limit", "all_of_it"),

@@ -180,7 +180,7 @@ class Fleets(RuleBasedStateMachine):
         waiting, one.waiting = one.waiting, []
         for call, answer, since_ns in waiting:
             if answer is None or self.now_ns - since_ns >= NS_PER_S:
-                one.member.failed(self.now_ns, call)
+                one.member.failed(self.now_ns)
             else:
                 one.member.take(self.now_ns, call, answer)
         for call in one.member.ask(self.now_ns):

@@ -5,7 +5,7 @@ from fleet_bucket import FleetRedis
 
 from limiter.buckets.fleet import FleetLimiter
 from limiter.deciding.limits import Caller, Limits
-from limiter.fleet.member import Member, WhenAway
+from limiter.fleet.member import MAX_NAMES_PER_ROUND, Member, WhenAway
 from limiter.rules.errors import RuleError
 from limiter.rules.resource import Resource
 from limiter.rules.rule import NS_PER_S, Rule
@@ -31,8 +31,8 @@ def talk(member: Member, redis: FleetRedis, now_ns: int) -> int:
 
 
 def fail(member: Member, now_ns: int) -> None:
-    for call in member.ask(now_ns):
-        member.failed(now_ns + NS_PER_S, call)
+    member.ask(now_ns)
+    member.failed(now_ns + NS_PER_S)
 
 
 def admitted(limiter: FleetLimiter, now_ns: int, requests: int) -> int:
@@ -53,6 +53,8 @@ def test_the_first_messages_of_a_name_pass_on_the_advance_and_wake_the_member() 
 def test_passing_on_the_advance_is_not_a_refusal() -> None:
     limiter = joined(Member("f", "a"), FleetRedis())
     assert limiter.stored_upermits == 0
+    state = limiter.state(500 * MS)
+    assert (state.stored_permits, state.wait_us) == (limiter.lease.advance, 0)
     assert admitted(limiter, 500 * MS, 5) == 5
     assert limiter.state(500 * MS).last_refused_ns is None
 
@@ -72,11 +74,29 @@ def test_an_idle_name_is_given_back_and_not_asked_for_any_more() -> None:
     admitted(limiter, 20 * MS, 5)
     for now_ns in range(20 * MS, 2 * NS_PER_S, 50 * MS):
         talk(member, redis, now_ns)
-    assert not member.state().leases
+    assert not member.state()
     assert limiter.idle_at_ns() is not None
     (bucket,) = [fields for key, fields in redis.hashes.items() if key.endswith("orders")]
     assert list(bucket) == [""]
     assert bucket[""][1] == 50
+
+
+@pytest.mark.parametrize("others_wait", [False, True])
+def test_a_permit_of_a_small_limit_is_kept_for_a_minute_if_no_member_waits(others_wait: bool) -> None:  # noqa: FBT001
+    redis, member, other = FleetRedis(), Member("f", "a"), Member("f", "b")
+    limiters = []
+    for each in (member, other):
+        limiters.append(limiter := FleetLimiter(ORDERS, Rule("topic", "orders", 1, fleet=True), 0))
+        each.join("messages", limiter, 0)
+        talk(each, redis, 0)
+    assert admitted(limiters[0], 200 * MS, 1) == 0
+    times = range(200 * MS, 55 * NS_PER_S, 100 * MS)
+    for now_ns in times:
+        talk(member, redis, now_ns)
+        talk(other, redis, now_ns)
+        if others_wait:
+            admitted(limiters[1], now_ns, 1)
+    assert limiters[0].lease.held == (0 if others_wait else 1)
 
 
 def test_lost_grants_are_restored_by_the_next_call() -> None:
@@ -85,12 +105,12 @@ def test_lost_grants_are_restored_by_the_next_call() -> None:
     admitted(limiter, 20 * MS, 1000)
     (call,) = member.ask(20 * MS)
     redis.call(1e15 + 20_000, call.keys, call.args)
-    member.failed(30 * MS, call)
+    member.failed(30 * MS)
     (bucket,) = [fields for key, fields in redis.hashes.items() if key.endswith("orders")]
     before, recorded = bucket[""][1], bucket["a"][1]
     (call,) = member.ask(300 * MS)
-    granted = redis.call(1e15 + 20_000, call.keys, call.args)[3]
-    assert bucket[""][1] + granted == before + recorded - call.args[7]
+    granted = redis.call(1e15 + 20_000, call.keys, call.args)[4]
+    assert bucket[""][1] + granted == before + recorded - call.args[8]
 
 
 @pytest.mark.parametrize(("when_away", "expected"), [("last", 100), ("equal", 100), ("unlimited", 1000), ("refuse", 0)])
@@ -101,11 +121,11 @@ def test_without_redis_a_member_decides_alone(when_away: WhenAway, expected: int
     talk(member, redis, 20 * MS)
     admitted(limiter, 21 * MS, 1000)
     fail(member, 300 * MS)
-    assert member.state().away_since_ns == 20 * MS
+    assert member.away_since_ns == 20 * MS
     admitted(limiter, 1300 * MS, 1000)
     assert admitted(limiter, 2300 * MS, 1000) == pytest.approx(expected, abs=1)
     talk(member, redis, 2400 * MS)
-    assert member.state().away_since_ns is None
+    assert member.away_since_ns is None
     assert limiter.lease.held <= 0
 
 
@@ -159,8 +179,9 @@ def test_overflow_limiters_of_two_rules_have_buckets_of_their_own() -> None:
     talk(member, FleetRedis(), 0)
     for name in ("a1", "a2", "b2"):
         limits.decide(0, (Resource("topic", name),), Caller("10.0.0.1", "", "main"), (1,), lambda: ())
-    keys = {lease.key for lease in member.state().leases}
-    assert keys == {"messages:topic:a1", "messages:topic:_overflow:topic:a*", "messages:topic:_overflow:topic:b*"}
+    talk(member, FleetRedis(), NS_PER_S)
+    keys = {lease.key for lease in member.state() if lease.share}
+    assert keys == {"messages:topic:a1", "messages:_overflow topic:a*", "messages:_overflow topic:b*"}
 
 
 def test_limits_of_a_fleet_are_local_without_one() -> None:
@@ -193,3 +214,75 @@ def test_a_fleet_rule_has_no_shares_no_warm_up_and_no_breaker(more: dict[str, ob
 def test_a_fleet_rule_needs_a_limit() -> None:
     with pytest.raises(RuleError):
         Rule("topic", "orders", None, fleet=True)
+
+
+def test_the_stated_wait_ends_with_the_next_answer_or_with_a_whole_permit() -> None:
+    member, redis = Member("f", "a"), FleetRedis()
+    limiter = joined(member, redis)
+    talk(member, redis, 200 * MS)
+    admitted(limiter, 500 * MS, 1000)
+    talk(member, redis, 500 * MS)
+    admitted(limiter, 501 * MS, 1000)
+    next_ns = member.next_ns()
+    assert next_ns is not None
+    assert limiter.last_wait_us == limiter.state(501 * MS).wait_us == max(10_000, (next_ns - 501 * MS) // 1000)
+    assert limiter.acquire(501 * MS, (1,)).wait_us == limiter.last_wait_us
+    for now_ns in range(600 * MS, 3000 * MS, 200 * MS):
+        talk(member, redis, now_ns)
+    assert limiter.lease.share == 0
+    limiter.refuse(3000 * MS)
+    assert limiter.last_wait_us <= 500_000
+    limiter.lease.share = 0.01
+    limiter.lease.put()
+    limiter.take(3000 * MS, 1, limiter.lease.held)
+    limiter.refuse(3000 * MS)
+    assert limiter.last_wait_us == 1_000_000
+
+
+def test_more_names_than_a_round_has_room_for_take_turns() -> None:
+    member, redis = Member("f", "a"), FleetRedis()
+    talk(member, redis, 0)
+    limits = Limits(RuleSet([Rule("topic", "*", 100, fleet=True)]), fleet=member)
+    names = [Resource("topic", f"t{number}") for number in range(2 * MAX_NAMES_PER_ROUND + 1)]
+    for name in names:
+        limits.decide(10 * MS, (name,), Caller("10.0.0.1", "", "main"), (1,) * 50, lambda: ())
+    (busy,) = names[-1:]
+    for turn in range(1, 6):
+        now_ns = turn * 200 * MS
+        limits.decide(now_ns, (busy,), Caller("10.0.0.1", "", "main"), (1,) * 50, lambda: ())
+        calls = member.ask(now_ns)
+        assert MAX_NAMES_PER_ROUND // 2 <= sum(len(call.leases) for call in calls) <= MAX_NAMES_PER_ROUND
+        assert turn < 5 or any(key.endswith(busy.name) for call in calls for key in call.keys)
+        for call in calls:
+            member.take(now_ns, call, redis.call(1e15 + now_ns / 1000, call.keys, call.args))
+    assert sum(1 for key in redis.hashes if ":b:" in key) == len(names)
+
+
+def test_a_name_that_is_idle_without_redis_makes_room_for_others() -> None:
+    member, redis = Member("f", "a"), FleetRedis()
+    limiter = joined(member, redis)
+    fail(member, 300 * MS)
+    fail(member, 900 * MS)
+    assert limiter.lease.is_local
+    admitted(limiter, 2000 * MS, 50)
+    idle_at_ns = limiter.idle_at_ns()
+    assert idle_at_ns is not None
+    assert 2500 * MS <= idle_at_ns < 3000 * MS
+
+
+def test_unused_limits_are_shown_and_a_pattern_until_one_of_its_names_is_used() -> None:
+    member, redis = Member("f", "a"), FleetRedis()
+    rules = [
+        Rule("topic", "a*", 9, fleet=True),
+        Rule("topic", "b", 8, bytes_per_s=7, fleet=True),
+        Rule("topic", "c", 6),
+    ]
+    limits = Limits(RuleSet(rules), fleet=member)
+    talk(member, redis, 0)
+    assert [(each.key, each.rate_per_s, each.share) for each in member.state()] == [
+        ("messages:topic:b", 8, 0),
+        ("bytes:topic:b", 7, 0),
+        ("messages:topic:a*", 9, 0),
+    ]
+    limits.decide(0, (Resource("topic", "a1"),), Caller("10.0.0.1", "", "main"), (1,), lambda: ())
+    assert [each.key for each in member.state(2)] == ["messages:topic:a1", "messages:topic:b"]

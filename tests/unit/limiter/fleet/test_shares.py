@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from random import Random
 
 import pytest
 from fleet_simulation import NS_PER_S, Simulation
@@ -85,6 +86,21 @@ def test_a_small_limit_of_many_members_that_are_asked_rarely(burst_s: float, lea
     for one in fleet.members:
         times = [fleet.began_ns, *one.admitted_ns, fleet.now_ns]
         assert max(b - a for a, b in pairwise(times)) <= 10 * NS_PER_S
+
+
+def test_a_member_that_is_asked_at_random_times_soon_has_a_permit_if_the_burst_has_one_for_each() -> None:
+    fleet, walk, since_ns, waits = simulated(5, 20, burst_s=4), Random(7), dict[int, int](), list[int]()
+    for _ in range(600):
+        arrivals = [walk.random() < 0.05 for _ in fleet.members]
+        for index, one in enumerate(fleet.members):
+            if arrivals[index] and not one.limiter.acquire(fleet.now_ns, (1,)).admitted:
+                since_ns.setdefault(index, fleet.now_ns)
+        fleet.run(0.05, lambda _: [0] * 20)
+        for index, one in enumerate(fleet.members):
+            if index in since_ns and one.limiter.stored_upermits > 0:
+                waits.append(fleet.now_ns - since_ns.pop(index))
+    assert len(waits) > 100
+    assert max([*waits, *(fleet.now_ns - each for each in since_ns.values())]) <= 10 * NS_PER_S
 
 
 @pytest.mark.parametrize("traffic", [(45, 5), (90, 5, 5), (20, 1), (5, 5, 5)])

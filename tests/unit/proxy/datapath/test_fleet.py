@@ -48,6 +48,7 @@ class Redis:
         self.commands: list[tuple[str, list[str], list[Any]]] = []
         self.results: list[Any] = []
         self.log: dict[bytes, bytes] = {}
+        self.limits: dict[str, bytes] = {}
 
     @asynccontextmanager
     async def connected(self, _config: FleetConfig, _attempt: int) -> AsyncGenerator[Redis]:
@@ -97,6 +98,17 @@ class Redis:
         if not self.knows_script:
             return errors.NoScriptError("No matching script.")
         return self.bucket.call(now_ns() // 1000, keys, args)
+
+    async def hset(self, key: str, fields: dict[str, bytes]) -> None:
+        await self.exchange()
+        self.limits[key] = fields[""]
+
+    async def expire(self, key: str, seconds: int) -> None:
+        await self.exchange()
+
+    async def hmget(self, key: str, names: list[str]) -> list[bytes | None]:
+        await self.exchange()
+        return [self.limits.get(key) for _ in names]
 
     async def hgetall(self, key: str) -> dict[bytes, bytes]:
         await self.exchange()
@@ -200,7 +212,7 @@ async def test_a_call_that_fails_is_not_that_of_others(redis: Redis, autojump_cl
     with trio.move_on_after(0.02):
         await fleet.run()
     assert fleet.error.startswith("its memory is full")
-    answered = [lease.share for lease in fleet.member.state(200).leases]
+    answered = [lease.share for lease in fleet.member._active]
     assert (answered.count(None), len(answered)) == (50, 150)
     assert fleet.member.next_ns() is not None
 
@@ -214,19 +226,15 @@ async def test_a_round_trip_that_is_cancelled_leaves_no_call_open(redis: Redis, 
     assert redis.open == 0
 
 
-@pytest.mark.parametrize("method", ["ask", "take", "next_ns", "failed"])
+@pytest.mark.parametrize("method", ["ask", "take", "next_ns"])
 async def test_a_fault_in_the_member_is_as_if_redis_were_away(
     redis: Redis, autojump_clock: MockClock, logged: list[Any], monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     fleet = Fleet(CONFIG, now_ns=now_ns)
     await fleet.begin()
     limits = limits_of(fleet, 1)
-    redis.fault = (lambda _: errors.ResponseError("no")) if method == "failed" else None
-    original = getattr(fleet.member, method)
 
-    def faulty(*arguments: Any) -> Any:
-        if method == "failed" and len(arguments) == 1:
-            return original(*arguments)
+    def faulty(*_: Any) -> Any:
         raise ZeroDivisionError
 
     async with trio.open_nursery() as nursery:
@@ -240,7 +248,6 @@ async def test_a_fault_in_the_member_is_as_if_redis_were_away(
                 now_ns(), (Resource("topic", "t0"),), Caller("c", "", "l"), [1] * 50, lambda: [1] * 50
             )
             assert decision.admitted == 50
-        redis.fault = None
         await trio.sleep(2)
         assert (fleet.error, fleet.state().away_s) == ("", None)
         nursery.cancel_scope.cancel()
@@ -256,14 +263,76 @@ async def test_it_logs_once_in_ten_seconds_and_when_it_is_over(
         nursery.start_soon(fleet.run)
         await trio.sleep(10.8)
         redis.fault = None
-        await trio.sleep(1)
+        await trio.sleep(3)
         nursery.cancel_scope.cancel()
     assert [(line["log_level"], line.get("not_logged")) for line in logged] == [
         ("warning", 0),
         ("warning", 19),
         ("info", None),
+        ("info", None),
     ]
     assert logged[0]["reason"] == "it requires a password; set fleet.password_file or SLUICE_FLEET_PASSWORD"
+
+
+async def test_a_password_that_is_asked_for_although_given_is_that_of_sentinels(
+    redis: Redis, autojump_clock: MockClock
+) -> None:
+    fleet = Fleet(replace(CONFIG, kind="sentinel", password="x"), now_ns=now_ns)
+    redis.fault = lambda _: errors.AuthenticationRequiredError("NOAUTH Authentication required.")
+    with trio.move_on_after(1):
+        await fleet.run()
+    assert fleet.error.startswith("a Sentinel requires a password, and Sluice sends none")
+
+
+async def test_members_that_join_and_leave_are_logged_once(
+    redis: Redis, autojump_clock: MockClock, logged: list[Any]
+) -> None:
+    fleet, other = Fleet(CONFIG, now_ns=now_ns), Fleet(CONFIG, now_ns=now_ns)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(fleet.run)
+        await trio.sleep(2)
+        with trio.move_on_after(5):
+            await other.run()
+        redis.bucket.flush()
+        await trio.sleep(5)
+        nursery.cancel_scope.cancel()
+    here, there = fleet.member.member, other.member.member
+    assert [(line["event"], line.get("member"), line["members"]) for line in logged] == [
+        ("fleet joined", None, [here]),
+        ("fleet joined", None, sorted([here, there])),
+        ("fleet member joined", there, 2),
+        ("fleet member left", there, 1),
+    ]
+
+
+async def test_members_with_other_limits_are_named_with_both_figures(
+    redis: Redis, autojump_clock: MockClock, logged: list[Any]
+) -> None:
+    fleet, other = Fleet(CONFIG, now_ns=now_ns), Fleet(CONFIG, now_ns=now_ns)
+    there, five = other.member.member, Rule("topic", "t0", 5, fleet=True)
+    between, same = "the effective limit is between the two", "give all members the same limits"
+    fleet.member.note_rules([five, Rule("topic", "local", 5)])
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(fleet.run)
+        nursery.start_soon(other.run)
+        for rules, text in (
+            ([Rule("topic", "t0", 300, fleet=True)], f"rate of topic t0: 5/s here, 300/s at {there}; {between}"),
+            ([Rule("topic", "t0", 5, 2, fleet=True)], f"burst of topic t0: 5 here, 10 at {there}; {between}"),
+            ([], f"rate of topic t0: 5/s here, none at {there}; {same}"),
+        ):
+            other.member.note_rules([five])
+            await trio.sleep(5)
+            assert fleet.state(whole=False).disagreements == ()
+            other.member.note_rules(rules)
+            await trio.sleep(2)
+            assert fleet.state(whole=False).disagreements == ()
+            await trio.sleep(4.5)
+            assert fleet.state(whole=False).disagreements == (f"members disagree about the {text}",)
+            assert f"members disagree about the {text}" in [line["event"] for line in logged]
+        assert redis.opened == 2
+        nursery.cancel_scope.cancel()
+    assert [line["event"] for line in logged].count("the members of the fleet agree again") == 4
+    assert len([line for line in logged if line["log_level"] == "warning"]) == 6
 
 
 async def test_operators_see_the_members_and_read_them_together(redis: Redis, autojump_clock: MockClock) -> None:
@@ -297,6 +366,7 @@ async def test_operators_do_not_wait_for_long_and_see_the_last_known(redis: Redi
     fleet = Fleet(CONFIG, now_ns=now_ns)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(fleet.run)
+        await trio.sleep(0.1)
         await fleet.read()
         redis.delay_s = 60
         await trio.sleep(3)
@@ -348,7 +418,7 @@ async def test_edits_go_over_the_same_connection_and_their_version_comes_with_th
     redis: Redis, autojump_clock: MockClock
 ) -> None:
     fleet, other = Fleet(CONFIG, now_ns=now_ns), Fleet(CONFIG, now_ns=now_ns)
-    with pytest.raises(FleetError, match="it has not answered yet"):
+    with pytest.raises(FleetError, match="no round trip has succeeded yet"):
         await fleet.read_edits()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(fleet.run)

@@ -16,6 +16,7 @@ from certificates import HOST, Certificates
 from trio.testing import MockClock
 
 from proxy.net import proxy_protocol
+from proxy.net.broker_watch import BrokerWatch
 from proxy.net.server import ListenerConfig
 from proxy.net.tls import BrokerTls, ClientTls
 
@@ -356,6 +357,20 @@ async def test_a_client_refused_by_the_broker_is_closed_and_others_continue(
     assert rig.closed == {"broker_unreachable": 1}
     assert rig.path.server.watches["main"].listening
     assert not [line for line in log if line["event"].startswith("broker unreachable")]
+
+
+@pytest.mark.parametrize("error", [ConnectionResetError("reset"), trio.TooSlowError()])
+async def test_broker_that_may_not_speak_tls_is_reported_with_the_remedy(
+    start_to_broker: StartToBroker, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    async def fail(*_: object) -> None:
+        await trio.lowlevel.checkpoint()
+        raise error
+
+    rig, _ = await start_to_broker()
+    monkeypatch.setattr(BrokerWatch, "_reach", fail)
+    (reach,) = await rig.path.probe_brokers()
+    assert "if it does not speak TLS on this port, remove broker_tls" in str(reach.error)
 
 
 async def test_broker_that_hangs_in_the_handshake_is_waited_for_no_longer_than_for_a_connection(

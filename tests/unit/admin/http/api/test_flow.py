@@ -55,9 +55,12 @@ async def test_the_fleet_reads_back_in_words_and_the_state_has_it_in_short(serve
         "1048576 bytes/s for 4 members; this member's share is 262144 bytes/s",
     ]
     assert (await served.get("state")).json()["fleet"] is None
-    served.data_path.snapshot_now = msgspec.structs.replace(served.data_path.snapshot_now, fleet=FLEET)
+    now = msgspec.structs.replace(FLEET, disagreements=("members disagree",))
+    served.data_path.snapshot_now = msgspec.structs.replace(served.data_path.snapshot_now, fleet=now)
     await served.stats.sample()
-    short = (await served.get("state")).json()["fleet"]
+    state = (await served.get("state")).json()
+    short = state["fleet"]
+    assert "members disagree" in state["warnings"]
     assert (short["text"], short["members"], short["limits"]) == (fleet.text, [], [])
 
 

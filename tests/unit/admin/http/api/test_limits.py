@@ -295,11 +295,12 @@ async def test_an_edit_for_the_fleet_needs_a_fleet_and_its_redis(served: Any, mo
     assert await served.edits.audit() == ()
 
 
-async def test_a_reset_says_that_the_bucket_of_a_fleet_stays(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_reset_of_a_fleets_limit_is_refused_with_what_to_do_instead(
+    served: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     entry = served.edits.limit("topic", "orders")
     fleets = msgspec.structs.replace(entry, limit=entry.limit | {"fleet": True})
     monkeypatch.setattr(served.edits, "limit", lambda *_: fleets)
     answer = await served.ask("POST", "limits/topic/orders:reset")
-    assert answer.json()["details"] == [
-        "nothing: the bucket belongs to the fleet and refills by itself; raise the limit for a while"
-    ]
+    assert answer.status_code == 409
+    assert "raise the limit for a while with fleet=1 (--fleet) and ttl_s (--ttl)" in answer.json()["detail"]
