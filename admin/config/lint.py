@@ -52,6 +52,7 @@ def _of_limit(limit: Written, kind: Kind) -> Iterable[tuple[str, str]]:
         yield from ((key, "has no effect without a rate") for key in ("count", "burst_s"))
         if bytes_per_s is None:
             yield from ((key, "has no effect without a rate or bytes_per_s") for key in ("max_debt_s", "fair_by"))
+    yield from ((key, f"has no effect: {why}; remove it") for key, why in kind.ignores.items() if limit.get(key))
     if not kind.refuses:
         yield from ((key, f"has no effect: {kind.waits}") for key in ("busy_code", "max_delay_s"))
     elif kind.by_credit and action == "delay":

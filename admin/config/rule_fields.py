@@ -76,8 +76,16 @@ def scope_kinds_of(protocols: Iterable[Protocol]) -> tuple[Kind, ...]:
     waits = [] if delays else [kind.credit_waits for kind in sent if kind.credit_waits]
     waits += [] if delays else [each.name for each in protocols if _grants(each)]
     credit_waits = ", ".join(dict.fromkeys(waits))
+    ignores = dict(sent[0].ignores) if sent else {}
+    ignores = {key: why for key, why in ignores.items() if all(key in kind.ignores for kind in sent)}
     return tuple(
-        replace(kind, action="delay" if delays else kind.action, credit_waits=credit_waits, by_credit=by_credit)
+        replace(
+            kind,
+            action="delay" if delays else kind.action,
+            credit_waits=credit_waits,
+            by_credit=by_credit,
+            ignores=ignores,
+        )
         for kind in SCOPE_KINDS
         if any(protocol.has(kind.name) for protocol in protocols)
     )
@@ -93,7 +101,8 @@ def longest_delay_s(kind: Kind, *, action: str, spool: bool | None) -> float:
 
     Spooled messages have room to wait, unless their clients give up early and resend.
     """
-    put_aside = spool and action == "delay" and not kind.consumes and kind.client_timeout_s is None
+    spools = spool and not kind.consumes and "spool" not in kind.ignores
+    put_aside = spools and action == "delay" and kind.client_timeout_s is None
     return float(MAX_TIME_S) if put_aside else kind.max_delay_s
 
 

@@ -147,10 +147,12 @@ def _above(rule: Rule, kind: Kind) -> str:
         return "withhold credit"
     if not kind.refuses:
         return "hold"
-    refuse = "refuse" if rule.busy_code is None else f"refuse with code {rule.busy_code}"
+    has_code = rule.busy_code is not None and "busy_code" not in kind.ignores
+    refuse = f"refuse with code {rule.busy_code}" if has_code else "refuse"
     if rule.credit_waits:
         return f"{refuse}; {kind.credit_waits}: withhold credit"
-    where = " in the spool" if rule.spool and not kind.consumes else ""
+    spools = rule.spool and not kind.consumes and "spool" not in kind.ignores
+    where = " in the spool" if spools else ""
     return f"hold up to {rule.max_delay_s:g} s{where}, then {refuse}" if rule.action == "delay" else refuse
 
 

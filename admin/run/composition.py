@@ -277,8 +277,10 @@ def _lint_listeners(listeners: tuple[PlannedListener, ...], origins: Origins) ->
         for each in listeners
     ]
     for index, listener in enumerate(listeners):
-        for doubt in listener.protocol.lint(listener.options, addresses):
-            yield origins.problem(("listeners", index, "protocol"), doubt, listener.settings.protocol)
+        for option, doubt in listener.protocol.lint(listener.options, addresses):
+            place = ("options", option) if option else ("protocol",)
+            value = getattr(listener.options, option) if option else listener.settings.protocol
+            yield origins.problem(("listeners", index, *place), doubt, value)
 
 
 def _mixed_brokers(listeners: Iterable[PlannedListener], rules: Iterable[Rule], origins: Origins) -> Iterator[str]:

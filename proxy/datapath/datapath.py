@@ -175,6 +175,7 @@ class LocalDataPath(DataPath):
             tightest=self._limits.tightest,
             after_consume=lambda: self._limits.rule_set.confirms_after_consume,
             rules_version=lambda: self._limits.swaps,
+            held_bounds=lambda: self._limits.holding.bounds,
         )
         self.server = Server(
             config.listeners,

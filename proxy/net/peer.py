@@ -7,7 +7,7 @@ READING  bytes of its peer, or its turn if there are some  the reactor, while th
 RELAYING nothing: it runs                                  itself
 DECIDING the verdicts of a lane                            a task
 WRITING  the other peer's socket to accept more            that peer's writer, when all is written
-KEEPING  its session: a departed client's messages remain  whatever makes the session release the last
+KEEPING  its session: a departed peer's messages remain    whatever makes the session release the last
 LEAVING  the broker watch: the broker ended its stream     a task
 ENDING   unwritten bytes ahead of the end of its stream    the other peer's writer, when all is written
 ENDED    nothing                                           nothing
@@ -262,16 +262,21 @@ class Peer(Watched):
         if shutdown.close_reason is not None or shutdown.first is not None:
             self._forward_end()
         elif self.side is Side.BROKER and session.closing is not Side.CLIENT:
-            self._wait(PeerState.LEAVING, self._connection.broker_left, self._forward_end)
-        elif shutdown.has_undelivered(self.side):
-            self.state = PeerState.KEEPING
-            self.stop_writing()
-            self.unwatch()
-            shutdown.keep_undelivered()
-            # Unwritten data was dropped, so the broker can be read on.
-            self.opposite.resume()
+            self._wait(PeerState.LEAVING, self._connection.broker_left, self._end_or_keep)
         else:
+            self._end_or_keep()
+
+    def _end_or_keep(self) -> None:
+        shutdown = self._shutdown
+        if shutdown.first is not None or not shutdown.has_undelivered(self.side):
             self._forward_end()
+            return
+        self.state = PeerState.KEEPING
+        self.stop_writing()
+        self.unwatch()
+        shutdown.keep_undelivered(self.side)
+        # Data that waited to be written is dropped, so the other peer can be read on.
+        self.opposite.resume()
 
     def _forward_end(self) -> None:
         self.state = PeerState.ENDING

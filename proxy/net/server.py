@@ -429,6 +429,7 @@ class Server:
                 tightest=services.tightest,
                 after_consume=services.after_consume,
                 rules_version=services.rules_version,
+                held_bounds=services.held_bounds,
                 listeners=self._listener_addresses,
                 warn=partial(self._warn, info),
                 begun=client.begun,

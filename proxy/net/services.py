@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import structlog
 import trio
 
+from limiter.waiting.holding import Bounds
 from proxy.common.buffers import BufferPool
 from proxy.common.log_rate import LogRate
 from proxy.deciding.batch import ConnectionInfo, Side
@@ -39,6 +40,7 @@ class Services:
         decoding: Stage of work that is done in turns because it takes long.
         limiter: Stage of the handlers' lanes.
         lending: None: the compiled part is not installed.
+        held_bounds: As in SessionContext.
         waited_ns: Total time of ended connections in each state other than running.
         lost_messages, lost_bytes: Messages that clients assume delivered, by listener.
     """
@@ -65,6 +67,7 @@ class Services:
     tightest: Callable[[Collection[str]], Advance | None] = lambda _: None
     after_consume: Callable[[], bool] = lambda: False
     rules_version: Callable[[], int] = lambda: 0
+    held_bounds: Callable[[], Bounds] = Bounds
     log_rate: LogRate = field(default_factory=LogRate)
     signals: defaultdict[str, BrokerSignals] = field(default_factory=lambda: defaultdict(BrokerSignals))
     lost_messages: Counter[str] = field(default_factory=Counter)

@@ -69,10 +69,16 @@ class Shutdown:
             self._abort_after(self._half_closed_s)
 
     def has_undelivered(self, side: Side) -> bool:
-        return self._broker_failed is None and self._connection.session.has_undelivered(side)
+        can = side is Side.BROKER or self._broker_failed is None
+        return can and self.close_reason is None and self._connection.session.has_undelivered(side)
 
-    def keep_undelivered(self) -> None:
-        """Messages that the client assumes delivered are kept for a while."""
+    def keep_undelivered(self, side: Side = Side.CLIENT) -> None:
+        """Keep messages that a departed client assumes delivered, or a departed broker's answers, for a while."""
+        if side is Side.BROKER:
+            self._connection.tickets.drop()
+            self.first, self._half_closed_s = side, CLOSE_TIMEOUT_S
+            self.extend_timeout()
+            return
         if self._connection.session.closing is not Side.CLIENT:
             self._connection.tickets.drop(Side.CLIENT, refusable=True)
         self._half_closed_s = KEPT_S

@@ -25,6 +25,7 @@ import msgspec
 from limiter.plans import plans
 from limiter.rules.resource import CERTIFICATE, CLIENT, LISTENER, Resource
 from limiter.rules.rule import DEFAULT_MAX_DELAY_S, Action, Rule
+from limiter.waiting.holding import Bounds
 from proxy.common.buffers import GatherRoom
 from proxy.control import LimitCommandReply, LimitCommandVerb
 from proxy.deciding.batch import Batch, ConnectionInfo, Refuse, Request, Response, Side
@@ -206,8 +207,8 @@ class Session(ABC):
     def has_undelivered(self, side: Side) -> bool:
         """Return whether data still waits here that a peer whose stream has ended assumes delivered.
 
-        Nothing more is written to that peer. Give up its held requests that expect an answer. Called after every call
-        until it returns False.
+        Nothing more is written to that peer. Give up held requests that expect its answer, or an answer to it. Called
+        after every call until it returns False.
         """
         del side
         return False
@@ -349,6 +350,8 @@ class SessionContext:
     pass_on: Callable[[Sequence[Request]], None] = lambda _: None
     # Counts undecided requests that will not be forwarded. An item may repeat.
     lose: Callable[[Sequence[Request]], None] = lambda _: None
+    # Bounds on held requests, for those that the limiter does not bound because they cannot be refused.
+    held_bounds: Callable[[], Bounds] = Bounds
     # False: the session's own refusals do not apply.
     limiting: Callable[[], bool] = lambda: True
     room: GatherRoom = field(default_factory=GatherRoom)
@@ -403,6 +406,8 @@ class Kind:
     after_consume: bool = False
     # How many queues each message goes to. None: as the rule says, or the broker confirms.
     queues: int | None = None
+    # Fields of rules that have no effect, with the reason for people.
+    ignores: Mapping[str, str] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -443,8 +448,9 @@ class Protocol:
     certificate_logins: bool = False
     # ALPN protocols (RFC 7301) that TLS offers, to clients and to the broker.
     alpn: tuple[str, ...] = ()
-    # Takes a listener's options and all listeners. Returns warnings about settings that are probably mistakes.
-    lint: Callable[[Any, Sequence[ListenerAddresses]], Iterable[str]] = lambda *_: ()
+    # Takes a listener's options and all listeners. Returns warnings about probable mistakes in the settings, each with
+    # the name of the option, or an empty one for the listener.
+    lint: Callable[[Any, Sequence[ListenerAddresses]], Iterable[tuple[str, str]]] = lambda *_: ()
 
     def has(self, kind: str) -> bool:
         """Return whether rules for a kind of resource or scope can limit its requests."""
@@ -465,6 +471,9 @@ def kinds_of(protocols: Iterable[Protocol]) -> tuple[Kind, ...]:
             if kind.by_credit and kind.action == "delay":
                 granting.setdefault(kind.name, protocol.name)
             first = kinds.setdefault(kind.name, kind)
+            ignores = {key: why for key, why in first.ignores.items() if key in kind.ignores}
+            if ignores != first.ignores:
+                first = kinds[kind.name] = replace(first, ignores=ignores)
             if first.action != kind.action or kind.credit_waits:
                 refusing = kind if first.by_credit else first
                 waits = first.credit_waits or kind.credit_waits or granting.get(kind.name, "")

@@ -34,6 +34,7 @@ HERE: Final = endpoints("10.0.0.1", 8081)
 SETTINGS: Final[tuple[dict[int, int], ...]] = (
     {},
     {SettingCodes.INITIAL_WINDOW_SIZE: 1 << 20},
+    {SettingCodes.INITIAL_WINDOW_SIZE: 3000},
     {SettingCodes.INITIAL_WINDOW_SIZE: 40_000, SettingCodes.HEADER_TABLE_SIZE: 0},
     {SettingCodes.HEADER_TABLE_SIZE: 65_536, SettingCodes.MAX_FRAME_SIZE: 70_000},
 )

@@ -326,18 +326,15 @@ def _fronts(listeners: Iterable[ListenerAddresses]) -> list[ListenerAddresses]:
     return [each for each in listeners if each.protocol == _BROKERS]
 
 
-def _lint(options: NameServerOptions, listeners: Sequence[ListenerAddresses]) -> Iterable[str]:
+def _lint(options: NameServerOptions, listeners: Sequence[ListenerAddresses]) -> Iterable[tuple[str, str]]:
     fronts = _fronts(listeners)
     if not fronts and not options.addresses:
-        yield (
-            "replaces no addresses, so clients bypass Sluice: add listeners of protocol rocketmq for the"
-            " brokers, or options.addresses"
-        )
+        what = "replaces no addresses, so clients bypass Sluice: add listeners of protocol rocketmq for the brokers"
+        yield "", f"{what}, or options.addresses"
     for host, port in without_vip(fronts):
-        yield (
-            f"directs clients to the listener at {host}:{port}, but clients with a VIP channel connect to port"
-            f" {port + codes.VIP_PORT_OFFSET} there, which has no listener: add one for the broker's VIP channel"
-        )
+        what = f"directs clients to the listener at {host}:{port}, but clients with a VIP channel connect to port"
+        vip = port + codes.VIP_PORT_OFFSET
+        yield "", f"{what} {vip} there, which has no listener: add one for the broker's VIP channel"
 
 
 PROTOCOL: Final = Protocol(

@@ -4,6 +4,7 @@ Topics have the same names in both. gRPC has no producer groups: the Proxy uses 
 transaction is named by its topic. A rule's ``busy_code`` applies to remoting only: here the code is always 42900.
 """
 
+from dataclasses import replace
 from typing import Final
 
 from limiter.rules.resource import USER
@@ -13,9 +14,14 @@ from proxy.protocols.rocketmq import PROTOCOL as REMOTING
 from proxy.protocols.rocketmq_grpc.options import RocketMQGrpcOptions, lint
 from proxy.protocols.rocketmq_grpc.session import RocketMQGrpcSession
 
+_IGNORES: Final = {
+    "busy_code": "refusals over gRPC always have the code 42900",
+    "spool": "requests over gRPC wait in memory only, because their clients wait for the answer",
+}
+
 PROTOCOL: Final = Protocol(
     name="rocketmq-grpc",
-    kinds=REMOTING.kinds,
+    kinds=tuple(replace(kind, ignores=_IGNORES) for kind in REMOTING.kinds),
     default_rules=REMOTING.default_rules,
     open_session=RocketMQGrpcSession,
     options=RocketMQGrpcOptions,

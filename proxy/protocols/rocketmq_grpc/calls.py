@@ -1,4 +1,4 @@
-"""One call: an HTTP/2 stream from the client's HEADERS to its end. And the answer that refuses it.
+"""One call: an HTTP/2 stream from the client's HEADERS to its end, and answers that are written here.
 
 The DATA of a LIMITED method is kept back until its message has been decided:
 
@@ -14,12 +14,10 @@ REFUSED  is discarded. The broker gets RST_STREAM, the  at once: there is no Cal
          client an answer
 ======== ============================================== ===============================================================
 
-The broker runs a unary call only when its message is complete. So a refused call has no effect there.
+The broker runs a call only when its message is complete, so a refused call has no effect there.
 """
 
 import re
-from collections.abc import Sequence
-from functools import lru_cache
 from typing import Final, NamedTuple
 
 from proxy.deciding.batch import Request
@@ -34,11 +32,11 @@ HELD: Final = 3
 TELEMETRY: Final = "Telemetry"
 #: A request is decided once this much of it has arrived, because the whole may be longer than any window.
 CUT_BYTES: Final = 32 * 1024
-#: Limit for a message that is rewritten.
+#: A message that is rewritten.
 MAX_MESSAGE_BYTES: Final = 4 * 1024 * 1024
 #: A held call is refused this long before the client's deadline, so that the client gets the reason.
 BEFORE_DEADLINE_NS: Final = 100_000_000
-#: Deadlines are rounded down to these, so that one tick is enough for many calls.
+#: Deadlines are multiples of this, so that one tick is enough for many calls.
 _DEADLINE_STEP_NS: Final = 50_000_000
 
 _SERVICE: Final = b"/apache.rocketmq.v2.MessagingService/"
@@ -47,8 +45,6 @@ _UNITS_NS: Final = dict(zip(b"HMSmun", (3_600_000_000_000, 60_000_000_000, 10**9
 
 
 class Start(NamedTuple):
-    """What the headers of a call say."""
-
     method: str = ""  # empty for other services
     timeout_ns: int = 0  # 0: none
     access_key: str = ""
@@ -75,38 +71,26 @@ def _text(headers: dict[bytes, bytes], name: bytes) -> str:
     return headers.get(name, b"").decode(errors="replace")
 
 
-class Asking(NamedTuple):
-    """What a call asks for, by the part of its message that has arrived."""
-
-    asked: messages.Asked | None  # None: it passes
-    size_bytes: int  # the whole message
-
-
 class Call:
     """One stream. It is the handle of its request.
 
     Attributes:
-        deadline_ns: when to refuse it if it is still held. 0: there is no deadline.
-        is_over: the session has forgotten it.
+        deadline_ns: when to refuse it if it is still held. 0: never.
         client_ended, broker_ended: that peer has sent END_STREAM.
         answered: the broker has begun to answer.
-        is_inspected: its first message has been inspected, if it passes undecided.
-        since_ns: when it began. If its round trip is measured: when its request was forwarded.
-        kept: frames of the current chunk that are kept back, with their bytes of DATA.
-        waiting: the sum of these bytes, which count as waiting in the outlet.
-        stored: the content of earlier frames, if any.
-        granted, sent: for the stream's own window: for the client's DATA while it is gathered, or for an answer that is
-            rewritten.
+        is_inspected: the session has seen its first message.
+        since_ns: when it began, or when its request was forwarded if its round trip is measured.
+        content: of its DATA that is kept back.
+        window_used: bytes of DATA that were kept back, without those that the broker's WINDOW_UPDATEs granted.
         request: set once it has been put into a batch.
         messages, size_bytes: those of its request once forwarded, or those that a consumer received.
-        answer: splits the broker's answer into messages, if the session reads it.
-        target: the endpoints that the client used.
+        answer: splits the broker's answer, if the session reads it.
     """
 
     __slots__ = (
         *("_counter", "_left_bytes", "_skip_bytes", "access_key", "answer", "answered", "broker_ended", "client_ended"),
-        *("deadline_ns", "granted", "id", "is_inspected", "is_over", "kept", "messages", "method", "request", "sent"),
-        *("since_ns", "size_bytes", "state", "stored", "target", "waiting"),
+        *("content", "deadline_ns", "id", "is_inspected", "is_over", "messages", "method", "request", "route"),
+        *("since_ns", "size_bytes", "state", "window_used"),
     )
 
     def __init__(self, stream: int, start: Start, now_ns: int) -> None:
@@ -117,62 +101,28 @@ class Call:
         self.deadline_ns = latest_ns // _DEADLINE_STEP_NS * _DEADLINE_STEP_NS if start.timeout_ns else 0
         self.state = PASSES
         self.is_over = self.client_ended = self.broker_ended = self.answered = self.is_inspected = False
-        self.kept: list[tuple[Buffer, int]] = []
-        self.stored: bytearray | None = None
-        self.waiting = self.granted = self.sent = 0
+        self.content = bytearray()
+        self.window_used = 0
         self.request: Request | None = None
         self.messages = self.size_bytes = 0
         self.since_ns = now_ns
         self.answer: http2.Messages | None = None
-        self.target: bytes | None = None
-        # Counts the messages in the rest of a request that was decided by its beginning. Then the bytes to skip before
-        # the message, and the bytes until its end.
+        self.route: RouteAnswer | None = None
+        # Of a request that was decided by its beginning: the bytes to skip before its message, and those until its end.
         self._counter: messages.MessageCounter | None = None
         self._skip_bytes = self._left_bytes = 0
 
     @property
     def is_long_lived(self) -> bool:
-        """Whether it is a long poll or the Telemetry stream."""
+        """A long poll or the Telemetry stream."""
         return self.method == TELEMETRY or self.method in messages.CONSUMING
 
-    def keep(self, frame: Buffer, size: int) -> None:
-        """Keep a frame while its chunk is valid."""
-        self.kept.append((frame, size))
-        self.waiting += size
+    def ask(self, initial_window: int) -> tuple[messages.Asked | None, int] | None:
+        """Return what the message asks for, and its size. None: not enough of it has arrived.
 
-    def store(self) -> int:
-        """Copy the content of the kept frames. Return their bytes of DATA, which no longer wait."""
-        stored = self.stored = bytearray() if self.stored is None else self.stored
-        for frame, _ in self.kept:
-            stored += http2.content_of(frame, frame[4])
-        size, self.waiting = self.waiting, 0
-        self.kept.clear()
-        return size
-
-    def forget_kept(self) -> int:
-        """Drop all kept and stored data. Return the bytes of DATA that no longer wait."""
-        size, self.waiting = self.waiting, 0
-        self.kept, self.stored = [], None
-        return size
-
-    def _content(self) -> Buffer | bytearray:
-        if self.stored is not None:
-            return self.stored
-        if len(self.kept) == 1:
-            frame = self.kept[0][0]
-            return http2.content_of(frame, frame[4])
-        return b"".join(http2.content_of(frame, frame[4]) for frame, _ in self.kept)
-
-    def ask(self, initial_window: int) -> Asking | None:
-        """Return what the message asks for, once enough of it has arrived.
-
-        Args:
-            initial_window: the broker's initial window of each stream.
-
-        Raises:
-            ValueError: it cannot be read.
+        ``initial_window`` is the broker's for each stream. Raises ValueError if the message cannot be read.
         """
-        content = self._content()
+        content = self.content
         have = len(content) - http2.MESSAGE_PREFIX_BYTES
         flag, length = http2.prefix_of(content) if have >= 0 else (0, 1)
         if flag:
@@ -180,8 +130,7 @@ class Call:
         is_cut = have < length
         if is_cut:
             # Without window left, the client cannot send more.
-            has_window = initial_window + self.granted > self.sent
-            if not self.client_ended and len(content) < CUT_BYTES and has_window:
+            if not self.client_ended and len(content) < CUT_BYTES and self.window_used < initial_window:
                 return None
             if self.client_ended or have < 0:
                 raise ValueError("too short, or too long to be read")
@@ -191,14 +140,10 @@ class Call:
         if is_cut:
             self._counter = messages.MessageCounter()
             self._skip_bytes, self._left_bytes = http2.MESSAGE_PREFIX_BYTES, size_bytes
-        return Asking(asked, size_bytes)
+        return asked, size_bytes
 
     def count_rest(self, frame: Buffer, flags: int) -> int:
-        """Return how many messages a forwarded frame adds to those already decided. Usually 0.
-
-        Raises:
-            ValueError: it cannot be read, or is ambiguous.
-        """
+        """Return how many messages a forwarded frame adds to those already decided. ValueError: it is ambiguous."""
         counter, request = self._counter, self.request
         if counter is None or request is None:
             return 0
@@ -210,53 +155,84 @@ class Call:
         return max(0, counter.count - before)
 
     def message_id(self) -> bytes:
-        """Return the id of its first message while that is kept. Empty if it has none."""
-        if self.method != "SendMessage" or not (self.kept or self.stored):
+        """Return the id of its first message while that is kept back. Otherwise empty."""
+        if self.method != "SendMessage":
             return b""
         try:
-            return messages.message_id(bytes(self._content())[http2.MESSAGE_PREFIX_BYTES :])
+            return messages.message_id(bytes(self.content[http2.MESSAGE_PREFIX_BYTES :]))
         except ValueError:
             return b""
 
 
-_FIRST_HEADERS: Final = b"\x88" + http2.literal(b"content-type", b"application/grpc")
+class RouteAnswer:
+    """The answer to a route query, which is rewritten and so changes its length.
 
-
-@lru_cache(maxsize=1024)
-def refusal(method: str, text: str, begin: bytes, max_bytes: int, *, was_held: bool) -> tuple[tuple[bytes, ...], int]:
-    """Return the frames that refuse a call.
-
-    Args:
-        method: the call's method.
-        text: the reason, for people.
-        begin: the prefix of its first header block.
-        max_bytes: the client's window for the answer. If it is too small, the answer is trailers only, with
-            grpc-status 8 (RESOURCE_EXHAUSTED).
-        was_held: the call was held.
-
-    Returns:
-        The pieces to join with the four bytes of the stream id. And the bytes of DATA in them.
+    DATA that the client's window for the stream does not admit waits here, so that no other answer waits behind it.
+    The broker gets its window for the stream back at once. ``target`` has the endpoints that the client used.
     """
-    message = http2.message_of(0, messages.refuse(method, text, was_held=was_held))
-    size = len(message)
-    end = http2.END_HEADERS | http2.END_STREAM
-    frames: tuple[bytes, ...] = (
-        http2.frame_of(http2.HEADERS, http2.END_HEADERS, 0, begin + _FIRST_HEADERS),
-        http2.frame_of(http2.DATA, 0, 0, message),
-        http2.frame_of(http2.HEADERS, end, 0, http2.literal(b"grpc-status", b"0")),
-    )
-    if size > max_bytes:
+
+    def __init__(self, stream: int, outlet: http2.Outlet) -> None:
+        self.target: bytes | None = None
+        self.messages = http2.Messages(MAX_MESSAGE_BYTES)
+        self._stream = stream
+        self._outlet = outlet
+        # As for calls, by the client's WINDOW_UPDATEs.
+        self._window_used = 0
+        self._data = bytearray()
+        self._end = b""
+
+    @property
+    def waits(self) -> bool:
+        return len(self._data) > 0
+
+    def put(self, data: bytes, end: bytes = b"") -> None:
+        """Write DATA as far as the window allows, and a frame behind it."""
+        self._data += data
+        self._end += end
+        self._outlet.queued_bytes += len(data) + len(end)
+        self.flush()
+
+    def update(self, size: int) -> None:
+        self._window_used -= size
+        self.flush()
+
+    def flush(self) -> None:
+        outlet, data = self._outlet, self._data
+        while data and (window := outlet.initial - self._window_used) > 0:
+            piece = bytes(data[: min(window, http2.DEFAULT_FRAME_BYTES)])
+            del data[: len(piece)]
+            self._window_used += len(piece)
+            outlet.queued_bytes -= len(piece)
+            outlet.add(len(piece))
+            outlet.put(http2.frame_of(http2.DATA, 0, self._stream, piece), len(piece))
+        if self._end and not data:
+            outlet.queued_bytes -= len(self._end)
+            outlet.put(self._end)
+            self._end = b""
+
+    def drop(self) -> None:
+        self._outlet.queued_bytes -= len(self._data) + len(self._end)
+        self._data.clear()
+        self._end = b""
+
+
+_FIRST_HEADERS: Final = b"\x88" + http2.literal(b"content-type", b"application/grpc")
+_TRAILERS: Final = http2.literal(b"grpc-status", b"0")
+
+
+def refusal(call: Call, text: str, begin: bytes, max_bytes: int, *, was_held: bool) -> tuple[bytes, int]:
+    """Return the frames that refuse a call, and the bytes of DATA in them.
+
+    ``begin`` is the prefix of the first header block. An answer of more than ``max_bytes`` is trailers only, with
+    grpc-status 8 (RESOURCE_EXHAUSTED).
+    """
+    stream, message = call.id, http2.message_of(0, messages.refuse(call.method, text, was_held=was_held))
+    if len(message) > max_bytes:
         status = http2.literal(b"grpc-status", b"8") + http2.literal(b"grpc-message", _percent(text))
-        frames, size = (http2.frame_of(http2.HEADERS, end, 0, begin + _FIRST_HEADERS + status),), 0
-    return _around_stream(frames), size
-
-
-def _around_stream(frames: Sequence[bytes]) -> tuple[bytes, ...]:
-    pieces = [b""]
-    for frame in frames:
-        pieces[-1] += frame[:5]
-        pieces.append(frame[9:])
-    return tuple(pieces)
+        return http2.headers_of(http2.END_STREAM, stream, begin + _FIRST_HEADERS + status), 0
+    first = http2.headers_of(0, stream, begin + _FIRST_HEADERS)
+    frames = first + http2.frame_of(http2.DATA, 0, stream, message)
+    return frames + http2.headers_of(http2.END_STREAM, stream, _TRAILERS), len(message)
 
 
 def _percent(text: str) -> bytes:

@@ -1,11 +1,8 @@
-"""The meaning of RocketMQ 5's gRPC methods: requests, refusals, routes and answers.
+"""Messages of ``apache.rocketmq.v2`` in protobuf's wire format, without gRPC's prefix: requests, refusals and answers.
 
-All functions read or write one message of ``apache.rocketmq.v2`` in protobuf's wire format, without gRPC's five-byte
-prefix. Messages that pass are never re-encoded, so fields that are not named here do not matter.
-
-Parsing is strict: encodings that the Proxy's parser accepts but no client writes (overlong varints, groups) raise
-ValueError. So a request cannot mean one thing here and another in the Proxy. A singular field that occurs several times
-is joined before it is read, as protobuf merges it.
+Functions that read one raise ValueError if it cannot be read. Parsing is strict: encodings that the Proxy's parser
+accepts but no client writes (overlong varints, groups) are errors, so a request cannot mean one thing here and another
+in the Proxy. Parts of a singular field that occurs several times are joined, as protobuf merges them.
 """
 
 import re
@@ -32,24 +29,15 @@ OK: Final = 20_000
 MESSAGE_NOT_FOUND: Final = 40_404
 TOO_MANY_REQUESTS: Final = 42_900
 
-LIMITED: Final = frozenset(
-    {
-        "SendMessage",
-        "ReceiveMessage",
-        "PullMessage",
-        "ForwardMessageToDeadLetterQueue",
-        "ChangeInvisibleDuration",
-        "EndTransaction",
-    }
-)
-"""Methods whose request is kept back until it is decided."""
 CONSUMING: Final = frozenset({"ReceiveMessage", "PullMessage"})
 """Methods whose answer is a stream of messages, after a long poll."""
 STORING: Final = frozenset({"SendMessage", "ForwardMessageToDeadLetterQueue", "ChangeInvisibleDuration"})
 """Methods that an alarm of Sluice refuses."""
+LIMITED: Final = CONSUMING | STORING | {"EndTransaction"}
+"""Methods whose request is kept back until it is decided."""
 ROUTES: Final = frozenset({"QueryRoute", "QueryAssignment"})
 """Methods whose answer has addresses. No other one does: a ``ReconnectEndpointsCommand`` has only a nonce."""
-READ: Final = frozenset({"SendMessage", "ReceiveMessage", "PullMessage"})
+READ: Final = CONSUMING | {"SendMessage"}
 """Methods whose answers are read."""
 
 # Keys of the wire format: field number << 3 | wire type.
@@ -69,50 +57,44 @@ _MESSAGE_GROUP_WRITTEN: Final = b"\x8a\x01"
 
 _MAX_LENGTH: Final = (1 << 31) - 1
 _ENDLESS: Final = 1 << 32
-# A serialized ``Resource`` with a name of MAX_NAME_CHARS characters and a namespace is shorter.
+# Longer than a serialized ``Resource`` with a name of MAX_NAME_CHARS characters and a namespace.
 _MAX_RESOURCE_BYTES: Final = 4096
 # The client's endpoints are repeated for each queue of an answer, so they must be short.
 _MAX_ENDPOINTS_BYTES: Final = 1024
 
 
 class Asked(NamedTuple):
-    """What one request message asks for, in the words of ``proxy.deciding.batch.Request``."""
+    """What one request asks for: fields of ``proxy.deciding.batch.Request``."""
 
     resources: tuple[Resource, ...]
-    messages: int  # 0 if the answer is charged
+    messages: int
     refusal: Refusal = "answered"
-    consumes: bool = False
-    by_answer: bool = False
+    consumes: bool = False  # the messages in the answer are charged
     order_key: str | None = None  # of a FIFO message: its topic and message group
-    may_wait: bool = True
 
 
 def read_request(method: str, message: Buffer, *, is_cut: bool = False) -> Asked | None:
     """Return what a request of a LIMITED method asks for. None: it passes, because the Proxy will refuse it.
 
-    Args:
-        method: the last part of ``:path``.
-        message: all of it, or its beginning.
-        is_cut: only its beginning is given. Then ``messages`` counts those that have begun. MessageCounter counts all.
-
-    Raises:
-        ValueError: it cannot be read, or it is cut and is not a SendMessage that names its topic in its beginning.
+    If ``is_cut``, only the beginning of the message is given. Then ``messages`` counts those that have begun, and only
+    a SendMessage that names its topic there can be read. MessageCounter counts all.
     """
     if method == "SendMessage":
         return _read_send(message, _ENDLESS if is_cut else len(message))
     if is_cut:
         # The rest could change the names: parts with the key of one are merged.
         raise ValueError("too long")
+    # A group, or a transaction's topic.
+    name = _name_of(_joined(message, _1))
+    if not name:
+        return None
     if method in CONSUMING:
-        return _read_receive(message)
+        topic = _name_of(_joined(_joined(message, _2), _1))
+        subscription = _resources(KIND_SUBSCRIPTION, f"{name}{SUBSCRIPTION_MARK}{topic}")
+        return Asked(subscription, 0, consumes=True) if topic else None
     if method == "EndTransaction":
-        # The Proxy uses the topic as the producer group.
-        name = _name_of(_joined(message, _1))
-        return Asked(_resources(KIND_TRANSACTION, name), 1, "impossible") if name else None
-    if method in LIMITED:
-        group = _name_of(_joined(message, _1))
-        return Asked(_resources(KIND_RETRY_GROUP, group), 1) if group else None
-    return None
+        return Asked(_resources(KIND_TRANSACTION, name), 1, "impossible")
+    return Asked(_resources(KIND_RETRY_GROUP, name), 1)
 
 
 def _read_send(message: Buffer, end: int) -> Asked | None:
@@ -125,30 +107,25 @@ def _read_send(message: Buffer, end: int) -> Asked | None:
     if first is None:
         return None
     size = len(message)
-    topics: list[bytes] = []
-    order_key = None
-    group_at: list[tuple[int, int]] = []
+    topic = b""
+    group: bytes | None = None
     for key, start, stop in _fields(message, *first):
         if stop <= size:
             if key == _1:
-                topics.append(bytes(message[start:stop]))
+                topic += bytes(message[start:stop])
             elif key == _3 and _MESSAGE_GROUP_WRITTEN in bytes(message[start:stop]):
-                group_at += [(at, end) for inner, at, end in _fields(message, start, stop) if inner == _MESSAGE_GROUP]
-    if not topics and first[1] > size:
+                for inner, begins, ends in _fields(message, start, stop):
+                    group = bytes(message[begins:ends]) if inner == _MESSAGE_GROUP else group
+    if not topic and first[1] > size:
         raise ValueError("a message without a topic in its beginning")
-    resources = _sent_to(topics[0] if len(topics) == 1 else b"".join(topics))
+    resources = _sent_to(topic)
     if resources is None:
         return None
-    for start, stop in group_at:
-        order_key = f"{resources[0].name}\n{bytes(message[start:stop]).decode()}"
-    return Asked(resources, count, order_key=order_key)
+    return Asked(resources, count, order_key=None if group is None else f"{resources[0].name}\n{group.decode()}")
 
 
 def message_id(message: Buffer) -> bytes:
-    """Return the id that the client gave the first message in a SendMessage request, or in its beginning.
-
-    It is equal for each repeat. Empty if it is not found.
-    """
+    """Return the client's id of the first message in a SendMessage request, or in its beginning. Empty if not found."""
     for key, start, stop in _fields(message, 0, _ENDLESS):
         if key != _1:
             continue
@@ -161,18 +138,8 @@ def message_id(message: Buffer) -> bytes:
     return b""
 
 
-def _read_receive(message: Buffer) -> Asked | None:
-    group = _name_of(_joined(message, _1))
-    topic = _name_of(_joined(_joined(message, _2), _1))
-    if not group or not topic:
-        return None
-    resources = _resources(KIND_SUBSCRIPTION, f"{group}{SUBSCRIPTION_MARK}{topic}")
-    return Asked(resources, 0, consumes=True, by_answer=True)
-
-
 @lru_cache(maxsize=1024)
 def _sent_to(topic: bytes) -> tuple[Resource, ...] | None:
-    """Return the resource for a send to a serialized ``Resource``. None: it has no name."""
     name = _name_of(topic)
     if name.startswith(RETRY_PREFIX):
         return (Resource(KIND_RETRY_GROUP, name.removeprefix(RETRY_PREFIX)),)
@@ -185,11 +152,7 @@ def _resources(kind: str, name: str) -> tuple[Resource, ...]:
 
 
 def _name_of(resource: bytes) -> str:
-    """Return the name of a serialized ``Resource``; the Proxy ignores its namespace.
-
-    Raises:
-        ValueError: it is longer than brokers accept, not UTF-8, or cannot be read.
-    """
+    """Return the name of a serialized ``Resource``. The Proxy ignores its namespace."""
     if len(resource) > _MAX_RESOURCE_BYTES:
         raise ValueError(f"a name in {len(resource)} bytes")
     name = ""
@@ -204,7 +167,7 @@ def _name_of(resource: bytes) -> str:
 class MessageCounter:
     """Counts the messages of a SendMessage request that is read in pieces.
 
-    The Proxy uses the topic of the first message, and refuses the request if another one differs.
+    The Proxy refuses the request if their topics differ. So it is enough that the first names only one.
     """
 
     def __init__(self) -> None:
@@ -217,14 +180,7 @@ class MessageCounter:
         self._topics = 0
 
     def feed(self, piece: Buffer) -> None:
-        """Count further messages.
-
-        Args:
-            piece: the next bytes of the request message, from its beginning on.
-
-        Raises:
-            ValueError: it cannot be read, or the first message names a topic twice.
-        """
+        """Count the messages that begin in the next bytes of the request."""
         data, at = self._left + bytes(piece) if self._left else bytes(piece), 0
         size = len(data)
         while True:
@@ -270,17 +226,12 @@ def _key_and_length(data: bytes, at: int) -> tuple[int, int, int] | None:
 
 
 def read_target(method: str, message: Buffer) -> bytes | None:
-    """Return the endpoints that a client says it used, for ``rewrite_routes``. None: there are none, or too long.
-
-    Raises:
-        ValueError: it cannot be read.
-    """
+    """Return the endpoints that a client says it used, for ``rewrite_routes``. None: there are none, or too long."""
     target = _joined(message, _3 if method == "QueryAssignment" else _2)
     return target if len(target) <= _MAX_ENDPOINTS_BYTES and _joined(target, _2) else None
 
 
 def endpoints_of(host: str, port: int) -> bytes:
-    """Return one address for ``rewrite_routes``: the serialized ``Endpoints``."""
     try:
         scheme = _SCHEMES[ip_address(host).version]
     except ValueError:
@@ -294,24 +245,14 @@ _DOMAIN_NAME: Final = 3
 
 
 def rewrite_routes(method: str, message: Buffer, to: bytes) -> bytes:
-    """Return a route answer with each broker's endpoints replaced. Everything else is unchanged.
-
-    Args:
-        method: one of ROUTES.
-        message: the whole answer.
-        to: a result of ``read_target`` or ``endpoints_of``.
-
-    Raises:
-        ValueError: it cannot be read.
-    """
-    data = bytes(message)
+    """Return a route answer with each broker's endpoints replaced by ``to``. Everything else is unchanged."""
     # The path to the broker: the assignment, if any, and the message queue.
     path = (_2, _1, _4) if method == "QueryAssignment" else (_2, _4)
-    return _rewritten(data, path, to, {})
+    return _rewritten(bytes(message), path, to, {})
 
 
 def _rewritten(data: bytes, path: Sequence[int], to: bytes, known: dict[bytes, bytes]) -> bytes:
-    """Follow a path of keys to the brokers. ``known``: results so far, because queues share brokers."""
+    """Follow a path of keys to the brokers. ``known``: results so far. Queues share brokers."""
     pieces: list[bytes] = []
     begins = copied = 0
     wanted = path[0] if path else _3
@@ -330,31 +271,20 @@ def _rewritten(data: bytes, path: Sequence[int], to: bytes, known: dict[bytes, b
     return b"".join((*pieces, data[copied:]))
 
 
-def refuse(method: str, text: str, code: int = TOO_MANY_REQUESTS, *, was_held: bool = False) -> bytes:
-    """Return the response message of a refusal. A consumer that was held gets the answer of an empty long poll."""
+def refuse(method: str, text: str, *, was_held: bool = False) -> bytes:
+    """Return the answer that refuses a request. A consumer that was held gets that of an empty long poll."""
+    code = TOO_MANY_REQUESTS
     if was_held and method in CONSUMING:
         code, text = MESSAGE_NOT_FOUND, "no new message"
     return _part(_1, _number(_NUMBER_1, code) + _text(_2, text))
 
 
 class Answered(NamedTuple):
-    """One message of an answer."""
-
     code: int  # 0 if it has no status
-    messages: int = 0  # those for a consumer
-    size_bytes: int = 0
-
-    @property
-    def is_busy(self) -> bool:
-        return self.code == TOO_MANY_REQUESTS
+    messages: int  # those for a consumer
 
 
 def read_answer(method: str, message: Buffer) -> Answered:
-    """Read one message of an answer of a READ method.
-
-    Raises:
-        ValueError: it cannot be read.
-    """
     code = messages = 0
     for key, start, stop in _fields(message, 0, len(message)):
         if key == _1:
@@ -363,31 +293,13 @@ def read_answer(method: str, message: Buffer) -> Answered:
                     code = _varint(message, at, end)
         elif key == _2 and method in CONSUMING:
             messages += 1
-    return Answered(code, messages, len(message) if messages else 0)
-
-
-class UserAgent(NamedTuple):
-    """A client's description of itself. Empty where it has none."""
-
-    language: str = ""
-    version: str = ""
+    return Answered(code, messages)
 
 
 # The names of ``Language``, by number.
-LANGUAGES: Final = (
-    "",
-    "JAVA",
-    "CPP",
-    "DOT_NET",
-    "GOLANG",
-    "RUST",
-    "PYTHON",
-    "PHP",
-    "NODE_JS",
-    "RUBY",
-    "OBJECTIVE_C",
-    "DART",
-    "KOTLIN",
+_LANGUAGES: Final = (
+    *("", "JAVA", "CPP", "DOT_NET", "GOLANG", "RUST", "PYTHON", "PHP", "NODE_JS"),
+    *("RUBY", "OBJECTIVE_C", "DART", "KOTLIN"),
 )
 
 
@@ -396,31 +308,24 @@ def printable(text: str) -> str:
     return text[:MAX_NAME_CHARS] if text.isprintable() else ""
 
 
-def read_settings(message: Buffer) -> UserAgent:
-    """Read the settings in a client's TelemetryCommand.
-
-    Raises:
-        ValueError: it cannot be read.
-    """
+def read_settings(message: Buffer) -> tuple[str, str]:
+    """Return the client's language and version from the settings in a TelemetryCommand. Empty if they are not there."""
     agent = _joined(_joined(message, _2), _USER_AGENT)
     language = version = ""
     for key, start, stop in _fields(agent, 0, len(agent)):
         if key == _NUMBER_1:
             number = _varint(agent, start, stop)
-            language = LANGUAGES[number] if number < len(LANGUAGES) else str(number)
+            language = _LANGUAGES[number] if number < len(_LANGUAGES) else str(number)
         elif key == _2:
             version = printable(agent[start:stop].decode(errors="replace"))
-    return UserAgent(language, version)
+    return language, version
 
 
 _CREDENTIAL: Final = re.compile(r"Credential=([^,/\s]{1,255})")
 
 
 def access_key(authorization: str) -> str:
-    """Return only the access key in the metadata ``authorization``. Empty without one.
-
-    Clients write ``MQv2-HMAC-SHA1 Credential=KEY, SignedHeaders=x-mq-date-time, Signature=…``.
-    """
+    """Return the access key in ``MQv2-HMAC-SHA1 Credential=KEY, SignedHeaders=…, Signature=…``. Empty without one."""
     found = _CREDENTIAL.search(authorization)
     return "" if found is None else found[1]
 
@@ -432,9 +337,9 @@ _MAX_SMALL_VARINT_BYTES: Final = 5
 
 
 def _fields(data: Buffer, at: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Yield key, start and stop of each field's value. ``end`` is beyond the data if it is incomplete.
+    """Yield key, start and stop of each field's value.
 
-    Then the last value may stop beyond the data, too.
+    If the data is incomplete, its ``end`` is beyond it, and the last value's may be.
     """
     size = min(end, len(data))
     try:
@@ -463,7 +368,7 @@ def _fields(data: Buffer, at: int, end: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _small_varint(data: Buffer, at: int) -> tuple[int, int]:
-    """Return a key or length, and where it ends. Java accepts longer ones, and drops the excess bits."""
+    """Return a key or length, and where it ends. Java accepts longer ones and drops the excess bits."""
     value = shift = 0
     for _ in range(_MAX_SMALL_VARINT_BYTES):
         byte = data[at]
@@ -501,8 +406,7 @@ def _fixed_bytes(key: int) -> int:
 
 def _joined(data: Buffer, wanted: int) -> bytes:
     """Return the parts of a message with one key, merged."""
-    parts = [bytes(data[start:stop]) for key, start, stop in _fields(data, 0, len(data)) if key == wanted]
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+    return b"".join(bytes(data[start:stop]) for key, start, stop in _fields(data, 0, len(data)) if key == wanted)
 
 
 def _written(value: int) -> bytes:

@@ -33,8 +33,11 @@ class RocketMQGrpcOptions:
     tls: Tls = "refuse"
 
 
-def lint(options: RocketMQGrpcOptions, listeners: Sequence[ListenerAddresses]) -> Iterable[str]:
+def lint(options: RocketMQGrpcOptions, listeners: Sequence[ListenerAddresses]) -> Iterable[tuple[str, str]]:
     """Yield reasons why clients would bypass Sluice."""
     advertised = read_address(options.advertise)
     if advertised is not None and any(advertised in each.brokers for each in listeners):
-        yield f"sends clients to {options.advertise}, which is the Proxy itself, so they bypass Sluice"
+        yield (
+            "advertise",
+            "is the Proxy itself, so clients bypass Sluice; give the address at which clients reach this listener",
+        )

@@ -1,25 +1,22 @@
-"""One connection of RocketMQ 5's gRPC, sans-IO: HTTP/2 frames are forwarded unchanged, without those of refused calls.
+"""One connection of RocketMQ 5's gRPC: HTTP/2 frames are forwarded unchanged, without those of refused calls.
 
 A call is an HTTP/2 stream. Its HEADERS are always forwarded to the broker at once, because they update the HPACK table
-that the client's later headers refer to. Its DATA may have to wait. ``proxy.protocols.rocketmq_grpc.calls`` lists the
-states of a call.
+that the client's later headers refer to. DATA that has to wait is copied, and may be cut into other frames. ``calls``
+lists the states of a call, and ``http2`` explains the windows.
 
 A stream without a Call is over. Frames of either peer for it are discarded. A discarded header block of the broker may
-have changed the broker's HPACK table, so the client's copy no longer matches. From then on, all the broker's header
-blocks are re-encoded as literals, which need no table.
-
-``proxy.protocols.rocketmq_grpc.http2`` explains the windows, and ``messages`` the meaning of the messages.
+have changed its HPACK table, so the client's copy no longer matches. From then on, all the broker's header blocks are
+re-encoded as literals, which need no table.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import wraps
-from typing import Concatenate, Final, ParamSpec, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 from msgspec.structs import replace
 
 from limiter.rules.resource import USER, Resource
-from limiter.waiting.holding import Bounds
 from proxy.common.buffers import Gathering
 from proxy.deciding.batch import Batch, Charge, ConnectionInfo, Hold, Refuse, Request, Response, Side
 from proxy.protocols.base import NO_BOUND, Buffer, Close, Description, Session, SessionContext
@@ -32,10 +29,10 @@ from proxy.protocols.rocketmq_grpc.calls import (
     ASKED,
     GATHERS,
     HELD,
-    MAX_MESSAGE_BYTES,
     PASSES,
     TELEMETRY,
     Call,
+    RouteAnswer,
     Start,
     read_start,
     refusal,
@@ -43,27 +40,22 @@ from proxy.protocols.rocketmq_grpc.calls import (
 from proxy.protocols.rocketmq_grpc.options import RocketMQGrpcOptions
 from proxy.stats.snapshot import MAX_RESOURCES_SHOWN, ClientDescription
 
-#: Limit for messages that are inspected but not gathered. And the methods whose request is inspected.
+#: How much to read of messages that are inspected but not gathered.
 _INSPECTED_BYTES: Final = 16 * 1024
-_INSPECTED: Final = messages.ROUTES | {TELEMETRY}
-#: Open calls of a connection. The broker's own limit is usually lower.
+#: Open calls. The broker's own limit is usually lower.
 MAX_CALLS: Final = 10_000
-#: Limit for answers that wait for the client's window.
+#: Answers that wait for the client's windows. From _FULL_BYTES on, the broker is not read.
 MAX_QUEUED_BYTES: Final = 4 * 1024 * 1024
-#: Above this, the broker is not read.
 _FULL_BYTES: Final = 1024 * 1024
-#: Frames without content, as attacks send them: this many at once, and one more per _STRAIN_NS and per answer. A reset
-#: of a young call counts more, because the broker has started to work on it. Resets of older calls can come in bursts,
-#: when their deadlines end.
+#: Frames without content: this many at once, and one more per _STRAIN_NS and per answer. A reset of a young call counts
+#: more, because the broker has started to work on it. Older ones may reach their deadlines at once.
 MAX_STRAIN: Final = 10_000
 _STRAIN_NS: Final = 1_000_000
 _RESET_STRAIN: Final = 5
 _RAPID_NS: Final = 1_000_000_000
 #: How long after a refusal the client's pings are answered here.
 _PINGS_NS: Final = 1_000_000_000
-#: Bounds on held requests that cannot be refused, which the limiter does not bound.
-_UNREFUSABLE: Final = Bounds()
-_REMEMBERED: Final = 1024
+_MAX_RESOURCES_SEEN: Final = 1024
 _UNREADABLE: Final = "[RateLimit] the request cannot be read, so no limit can be applied to it"
 
 _ERRORS: Final = {
@@ -74,68 +66,64 @@ _ERRORS: Final = {
     "headers_too_long": http2.ENHANCE_YOUR_CALM,
     "too_many_calls": http2.ENHANCE_YOUR_CALM,
     "flood": http2.ENHANCE_YOUR_CALM,
+    "no_room": http2.ENHANCE_YOUR_CALM,
     "answer_too_long": http2.INTERNAL_ERROR,
 }
 
 
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
+_Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
-def _says_why(
-    method: Callable[Concatenate["RocketMQGrpcSession", _P], _R],
-) -> Callable[Concatenate["RocketMQGrpcSession", _P], _R]:
+def _says_why(method: _Method) -> _Method:
     """Have ``start_close`` give the error code for the Close that the method raises."""
 
     @wraps(method)
-    def called(self: "RocketMQGrpcSession", /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+    def called(self: "RocketMQGrpcSession", *args: object) -> object:
         try:
-            return method(self, *args, **kwargs)
+            return method(self, *args)
         except Close as close:
             self._error = _ERRORS.get(close.reason, http2.PROTOCOL_ERROR)
             raise
 
-    return called
+    return cast("_Method", called)
 
 
 class RocketMQGrpcSession(Session):
-    """The session of one client's connection; the context's options are a RocketMQGrpcOptions."""
-
     def __init__(self, context: SessionContext) -> None:
         options: RocketMQGrpcOptions = context.options
         self._context = context
         self._options = options
-        # Rules that spool hold calls instead: spooled requests would outlive the deadlines of their calls.
+        # Spooled requests would outlive the deadlines of their calls.
         self._connection = replace(context.connection, spools=False)
-        # The user of the last batch, and the connection with that user's scope.
+        # Of the last batch.
         self._user_key, self._of_user = "", self._connection
         self._frames = {side: http2.Frames(side.value) for side in Side}
         self._requests = http2.HeaderBlocks("client")
         self._answers = http2.HeaderBlocks("broker")
-        # Until when the client's pings are answered here; 0 once the broker has written HEADERS or DATA. Clients ping
-        # after the DATA of a refusal to measure the window that they need, and a gRPC server ends the connection at the
-        # third ping since it wrote something (``too_many_pings``). Later pings are keepalives, which have to find out
-        # whether the broker still lives.
+        # Until when the client's pings are answered here, or until the broker writes. Clients ping after each DATA to
+        # measure the window that they need, and a gRPC server ends the connection at the third ping since it wrote
+        # something (``too_many_pings``). Later pings are keepalives, which the broker has to answer.
         self._pings_until_ns = 0
-        # The client's HPACK table no longer matches the broker's. And whether it has been emptied.
+        # The client's HPACK table no longer matches the broker's. It has been emptied.
         self._rewrites_headers = self._table_is_emptied = False
         self._to_client = http2.Outlet(is_open=False)
         self._to_broker = http2.Outlet(is_open=True)
         self._preface = bytearray()
         self._begun = self._unread = False
         self._calls: dict[int, Call] = {}
+        # Also of calls that are over, while their answer waits.
+        self._routes: dict[int, RouteAnswer] = {}
         self._held: dict[Call, None] = {}
         self._unrefusable = self._unrefusable_bytes = 0
-        # Calls with a stored part of their message, the bytes stored, and the memory reserved for these.
-        self._gathering: dict[Call, None] = {}
+        # Of incomplete messages.
         self._gathered_bytes = 0
-        self._room = Gathering(context.connection.address, self._lose)
-        self._lost = False
-        # Requests and charges for the next batches, by access key, since a batch has one user.
+        self._room = Gathering(context.connection.address, context.wake)
+        # For the next batches, by access key, since a batch has one user.
         self._undecided: dict[str, tuple[list[Request], list[Charge]]] = {}
         self._responses: list[Response] = []
-        # The client's last stream, and the last one before our GOAWAY.
+        # The client's last stream, the last one before a GOAWAY of Sluice, and the last one by a GOAWAY of the broker.
         self._last_stream = self._last_taken = self._calls_seen = self._refused = 0
+        self._last_accepted = http2.STREAM_IDS
         # Unanswered calls, without long polls.
         self._in_flight = 0
         self._strain = self._now_ns = self._strain_since_ns = 0
@@ -168,7 +156,7 @@ class RocketMQGrpcSession(Session):
     def receive(self, side: Side, chunk: memoryview, now_ns: int) -> Batch | None:
         self._now_ns = now_ns
         if side is Side.CLIENT and not self._begun:
-            chunk = self._begin(chunk)
+            chunk = self._take_preface(chunk)
         if self._unread:
             (self._to_broker if side is Side.CLIENT else self._to_client).write(chunk)
             return None
@@ -182,7 +170,7 @@ class RocketMQGrpcSession(Session):
         return self._batch(side)
 
     def _batch(self, side: Side) -> Batch | None:
-        """Return the requests and charges of one user. Those of others follow at the next ticks."""
+        """Return what one user asks for. That of others follows at the next ticks."""
         for key, (asked, charges) in list(self._undecided.items()):
             # A batch of the broker's side has no requests.
             if asked and side is Side.BROKER:
@@ -192,10 +180,6 @@ class RocketMQGrpcSession(Session):
                 break
         else:
             return None
-        for others, _ in self._undecided.values():
-            # The chunk with their frames is about to be reused.
-            for request in list(others):
-                self._store(_call(request))
         if self._undecided:
             self._context.wake()
         batch = Batch(self._connection_of(key), side, asked, charges, ids=self)
@@ -222,8 +206,8 @@ class RocketMQGrpcSession(Session):
     def message_id(self, request: Request) -> bytes:
         return _call(request).message_id()
 
-    def _begin(self, chunk: memoryview) -> memoryview:
-        """Take the client's preface; returns what is behind it."""
+    def _take_preface(self, chunk: memoryview) -> memoryview:
+        """Return what is behind the preface."""
         preface, here = http2.PREFACE, len(self._preface)
         if not here and not preface.startswith(chunk[:1]):
             self._unread = relays_unread(chunk[0], self._options.tls)
@@ -272,7 +256,6 @@ class RocketMQGrpcSession(Session):
             raise Close("flood", "the client sent too many resets, or frames without content")
 
     def _take_settings(self, side: Side, flags: int, frame: Buffer) -> None:
-        """Follow one peer's settings, which bind what the other sends."""
         if flags & http2.ACK:
             (self._requests if side is Side.CLIENT else self._answers).acknowledged()
             return
@@ -284,7 +267,8 @@ class RocketMQGrpcSession(Session):
         outlet.initial = settings.get(http2.INITIAL_WINDOW_SIZE, outlet.initial)
         if outlet.initial > http2.MAX_WINDOW or frames.max_bytes > http2.MAX_FRAME_BYTES:
             raise Close("bad_frame", f"the {side.value} sent a setting out of range")
-        outlet.flush()
+        for route in self._routes.values() if side is Side.CLIENT else ():
+            route.flush()
 
     def _open(self, flags: int, stream: int, frame: Buffer) -> None:
         start = read_start(self._requests.read(http2.block_of(frame, flags))[0])
@@ -297,7 +281,7 @@ class RocketMQGrpcSession(Session):
             raise Close("too_many_calls", f"the client has more than {MAX_CALLS} open calls")
         self._to_broker.write(frame)
         if self._said_goodbye:
-            # The client knows from the GOAWAY that it was not accepted.
+            # The client knows from the GOAWAY.
             self._to_broker.write(http2.rst_stream(stream, http2.CANCEL))
             return
         self._last_taken = stream
@@ -315,9 +299,9 @@ class RocketMQGrpcSession(Session):
         if method in messages.READ:
             call.answer = http2.Messages(_INSPECTED_BYTES)
         elif method in messages.ROUTES:
-            call.answer = http2.Messages(MAX_MESSAGE_BYTES)
+            call.route = self._routes[stream] = RouteAnswer(stream, self._to_client)
             if self._to_client.initial < http2.DEFAULT_WINDOW:
-                # The client's updates for this stream are not forwarded, so the broker would never send.
+                # The client's updates for this stream are not forwarded.
                 missing = http2.DEFAULT_WINDOW - self._to_client.initial
                 self._to_broker.write(http2.window_update(stream, missing))
 
@@ -337,29 +321,18 @@ class RocketMQGrpcSession(Session):
         if call.state == PASSES:
             self._forward(call, flags, frame, size)
             return
-        if not (size or ends):
-            return
-        call.keep(frame, size)
-        call.sent += size
+        to_broker.retire(size)
+        call.window_used += size
+        content = http2.content_of(frame, flags)
+        call.content += content
         if call.state == GATHERS:
+            self._gathered_bytes += len(content)
             self._gather(call)
-        elif call.state != ASKED or call.stored is not None:
-            self._store(call)
-
-    def _store(self, call: Call) -> None:
-        """Copy the kept frames of a call, and give their window back to the client."""
-        before = 0 if call.stored is None else len(call.stored)
-        self._to_broker.retire(call.store())
-        stored_bytes = 0 if call.stored is None else len(call.stored)
-        if call.state == GATHERS:
-            self._gathering[call] = None
-            self._gathered_bytes += stored_bytes - before
-        elif call.request is not None and stored_bytes > call.request.size_bytes:
+        elif call.request is not None and len(call.content) > call.request.size_bytes:
             # More than one message. No other bound applies to the rest.
             self._refuse(call, _UNREADABLE)
 
     def _forward(self, call: Call, flags: int, frame: Buffer, size: int) -> None:
-        """Forward DATA of a call."""
         try:
             more = call.count_rest(frame, flags)
         except ValueError:
@@ -368,7 +341,7 @@ class RocketMQGrpcSession(Session):
             return
         if more and call.request is not None:
             self._charge(call, Charge(call.request.resources, more))
-        if call.method in _INSPECTED and not call.is_inspected:
+        if (call.route is not None or call.method == TELEMETRY) and not call.is_inspected:
             call.is_inspected = True
             self._inspect(call, http2.content_of(frame, flags))
         self._to_broker.put(frame, size, call.id)
@@ -381,40 +354,36 @@ class RocketMQGrpcSession(Session):
             if flag:
                 return
             with suppress(ValueError):
-                if call.method != TELEMETRY:
-                    call.target = messages.read_target(call.method, message)
+                if call.route is not None:
+                    call.route.target = messages.read_target(call.method, message)
                     return
-                agent, about = messages.read_settings(message), self._about
-                language, version = agent.language or about.language, agent.version or about.version
-                self._about = about._replace(language=language, version=version)
+                (language, version), about = messages.read_settings(message), self._about
+                self._about = about._replace(language=language or about.language, version=version or about.version)
 
     def _gather(self, call: Call) -> None:
         """Have a call decided once enough of its message has arrived."""
-        if call.stored is not None:
-            self._store(call)
-        try:
+        asked, size_bytes = None, 0
+        with suppress(ValueError):
             asking = call.ask(self._to_broker.initial)
-        except ValueError:
+            if asking is None:
+                return
+            asked, size_bytes = asking
+        self._gathered_bytes -= len(call.content)
+        call.state = ASKED
+        if not size_bytes:
             self._take_unreadable(call)
             return
-        if asking is None:
-            self._store(call)
-            return
-        asked, size_bytes = asking
         if asked is None:
             self._release(call)
             return
-        self._end_gathering(call)
-        call.state = ASKED
-        # A key of its own makes a request independent. Otherwise those that cannot be refused get a Later.
+        # Requests that cannot be refused get no Later with a key of their own.
         order_key = str(call.id) if asked.refusal == "impossible" else asked.order_key
         call.request = Request(
             *(asked.resources, asked.messages, size_bytes, "", asked.refusal, order_key, call),
             consumes=asked.consumes,
-            by_answer=asked.by_answer,
-            may_wait=asked.may_wait,
+            by_answer=asked.consumes,
         )
-        if len(self._resources_seen) < _REMEMBERED:
+        if len(self._resources_seen) < _MAX_RESOURCES_SEEN:
             self._resources_seen.update(dict.fromkeys(asked.resources))
         self._undecided_of(call)[0].append(call.request)
 
@@ -428,68 +397,71 @@ class RocketMQGrpcSession(Session):
 
     def _take_room(self) -> None:
         """Reserve memory for incomplete messages and frames, or release it."""
-        kept = self._gathered_bytes + self._frames[Side.CLIENT].tail_bytes
-        if kept and not self._context.room.grow(self._room, kept, self._now_ns):
-            self._refuse_gathering()
-        elif not kept and self._room.has_bytes:
-            self._context.room.give_back(self._room)
-
-    def _end_gathering(self, call: Call) -> None:
-        if call in self._gathering:
-            del self._gathering[call]
-            self._gathered_bytes -= len(call.stored or b"")
-
-    def _lose(self) -> None:
-        """Give up the reserved memory soon, because another connection needs it."""
-        self._lost = True
-        self._context.wake()
+        kept = self._frames[Side.CLIENT].incomplete_bytes
+        if not (self._gathered_bytes or kept):
+            if self._room.has_bytes or self._room.lost:
+                self._refuse_gathering()
+            return
+        grow = self._context.room.grow
+        if grow(self._room, self._gathered_bytes + kept, self._now_ns):
+            return
+        self._refuse_gathering()
+        if not grow(self._room, kept, self._now_ns):
+            raise Close("no_room", "Sluice has no memory left to buffer an incomplete frame")
 
     def _refuse_gathering(self) -> None:
-        for call in list(self._gathering):
+        for call in [call for call in self._calls.values() if call.state == GATHERS and call.content]:
             self._refuse(call, "[RateLimit] Sluice has no memory left to buffer the request")
         self._context.room.give_back(self._room)
+        self._room = Gathering(self._connection.address, self._context.wake)
 
     def _take_client_update(self, stream: int, frame: Buffer) -> None:
-        size = http2.word_of(frame)
-        call = self._calls.get(stream)
-        # The call may be over while part of its answer still waits.
-        window = call if call is not None and call.method in messages.ROUTES else self._to_client.window_of(stream)
+        size, route = http2.word_of(frame), self._routes.get(stream)
         if not stream and size:
             _pass_update(self._to_client, self._to_broker, frame, size)
-        elif window is not None:
-            window.granted += size
-            self._to_client.flush()
-        elif call is None:
-            self._must_be_over(stream)
-        else:
+        elif route is not None:
+            route.update(size)
+            self._end_route(stream)
+        elif stream in self._calls:
             self._to_broker.write(frame)
+        else:
+            self._must_be_over(stream)
+
+    def _end_route(self, stream: int) -> None:
+        route = self._routes.get(stream)
+        if route is not None and stream not in self._calls and not route.waits:
+            del self._routes[stream]
+
+    def _drop_route(self, stream: int) -> None:
+        route = self._routes.pop(stream, None)
+        if route is not None:
+            route.drop()
 
     def _take_client_reset(self, stream: int, frame: Buffer) -> None:
         call = self._calls.get(stream)
         http2.word_of(frame)
         is_rapid = call is not None and not call.answered and self._now_ns - call.since_ns < _RAPID_NS
         self._strain_by(_RESET_STRAIN if is_rapid else 1)
+        self._drop_route(stream)
         if call is None:
             self._must_be_over(stream)
-        else:
-            self._forget(call)
-            self._to_broker.drop(stream)
-            self._to_broker.write(frame)
-        # DATA of its answer may wait for the stream's window, which no longer opens.
-        self._to_client.drop(stream)
+            return
+        self._forget(call)
+        self._to_broker.drop(stream)
+        self._to_broker.write(frame)
 
     def _must_be_over(self, stream: int) -> None:
         if stream > self._last_stream or not stream & 1:
             raise Close("bad_frame", f"the client sent a frame for stream {stream}, which it has not opened")
 
     def _forget(self, call: Call) -> None:
-        """Forget a call and drop its kept frames."""
         if self._calls.pop(call.id, None) is None:
             return
         call.is_over = True
+        self._end_route(call.id)
         self._in_flight -= not (call.is_long_lived or call.broker_ended)
-        self._end_gathering(call)
-        self._to_broker.retire(call.forget_kept())
+        if call.state == GATHERS:
+            self._gathered_bytes -= len(call.content)
         if call is self._timed_call:
             self._timed_call = None
         request = call.request
@@ -517,7 +489,6 @@ class RocketMQGrpcSession(Session):
         for index, request in enumerate(batch.requests):
             call, verdict = _call(request), verdicts.get(index)
             if call.is_over:
-                # The client or the broker has reset it.
                 if isinstance(verdict, Hold):
                     self._context.give_up((request,))
             elif isinstance(verdict, Refuse):
@@ -532,7 +503,8 @@ class RocketMQGrpcSession(Session):
     def _hold(self, call: Call, request: Request) -> None:
         if request.refusal == "impossible":
             count, size_bytes = self._unrefusable + 1, self._unrefusable_bytes + request.size_bytes
-            bounds = _UNREFUSABLE
+            # The limiter does not bound these.
+            bounds = self._context.held_bounds()
             if count > bounds.requests_per_connection or size_bytes > bounds.size_bytes_per_connection:
                 self._pass_on(call, request)
                 self._context.wake()
@@ -540,7 +512,6 @@ class RocketMQGrpcSession(Session):
             self._unrefusable, self._unrefusable_bytes = count, size_bytes
         call.state = HELD
         self._held[call] = None
-        self._store(call)
         if call.deadline_ns and not 0 < self._tick_ns <= call.deadline_ns:
             self._tick_ns = call.deadline_ns
             self._context.wake()
@@ -571,30 +542,19 @@ class RocketMQGrpcSession(Session):
             self._context.stage.throttle(self._now_ns, on=self._throttled)
 
     def _release(self, call: Call) -> None:
-        """Forward a call's DATA, as far as the windows allow."""
         call.state = PASSES
-        self._end_gathering(call)
         request = call.request
         if request is not None and call.method == "SendMessage":
             call.messages = request.messages
             if self._timed_call is None:
                 self._timed_call, call.since_ns = call, self._now_ns
-        if call.stored is not None:
-            self._store(call)
-        frames: Sequence[tuple[Buffer, int]] = call.kept
-        stored = call.stored
-        call.forget_kept()
-        if stored is not None:
-            frames = http2.data_of(call.id, bytes(stored), ends=call.client_ended)
-            self._to_broker.add(len(stored))
-        for at, (frame, size) in enumerate(frames):
-            self._forward(call, frame[4], frame, size)
-            if call.is_over:
-                self._to_broker.retire(sum(size for _, size in frames[at + 1 :]))
-                break
+        content, call.content = bytes(call.content), bytearray()
+        for frame, size in http2.data_of(call.id, content, ends=call.client_ended):
+            if not call.is_over:
+                self._to_broker.add(size)
+                self._forward(call, frame[4], frame, size)
 
     def _refuse(self, call: Call, text: str, *, was_held: bool = False) -> None:
-        """Refuse a call: the broker gets a reset, the client an answer."""
         self._refused += 1
         stream, to_client = call.id, self._to_client
         self._forget(call)
@@ -605,11 +565,10 @@ class RocketMQGrpcSession(Session):
             to_client.put(http2.rst_stream(stream, http2.CANCEL))
             return
         self._pings_until_ns = self._now_ns + _PINGS_NS
-        # A refusal is an answer, too.
         self._strain = max(0, self._strain - 1)
-        pieces, size = refusal(call.method, text, self._begin_block(), to_client.initial, was_held=was_held)
+        frames, size = refusal(call, text, self._begin_block(), to_client.initial, was_held=was_held)
         to_client.add(size)
-        to_client.put(stream.to_bytes(4, "big").join(pieces), size)
+        to_client.put(frames, size)
         if not call.client_ended:
             # The client need not send the rest (RFC 9113, 8.1).
             to_client.put(http2.rst_stream(stream, http2.NO_ERROR))
@@ -619,12 +578,8 @@ class RocketMQGrpcSession(Session):
     @_says_why
     def tick(self, now_ns: int) -> Batch | None:
         self._now_ns = now_ns
-        if self._lost:
-            self._lost = False
-            self._refuse_gathering()
-            self._room = Gathering(self._connection.address, self._lose)
         for call in [call for call in self._held if 0 < call.deadline_ns <= now_ns]:
-            # Dropping one ticket may have resolved another.
+            # Dropping a ticket may resolve another.
             if call in self._held and call.request is not None:
                 self._end_waiting(call, call.request)
         self._throttle()
@@ -676,26 +631,26 @@ class RocketMQGrpcSession(Session):
                 self._take_broker_update(call, stream, frame)
             elif kind == http2.RST_STREAM:
                 if call is not None:
-                    to_client.drop(stream)
+                    self._drop_route(stream)
                     to_client.put(frame)
                     self._forget(call)
                     self._to_broker.drop(stream)
             elif kind == http2.PUSH_PROMISE:
                 raise Close("bad_frame", "the broker sent PUSH_PROMISE")
             elif kind == http2.PING:
-                # Ahead of DATA that waits.
                 to_client.write(frame)
             else:
                 if kind == http2.SETTINGS:
                     self._take_settings(Side.BROKER, flags, frame)
                 elif kind == http2.GOAWAY:
                     self._closing = self._closing or Side.BROKER
-                    self._forget_beyond(http2.last_stream_of(frame))
+                    self._forget_beyond(http2.word_of(frame))
                 to_client.put(frame)
         to_client.flush()
 
     def _forget_beyond(self, last_stream: int) -> None:
         """Forget calls that the broker's GOAWAY says were not accepted. The client repeats them elsewhere."""
+        self._last_accepted = last_stream
         for call in [call for call in self._calls.values() if call.id > last_stream]:
             self._forget(call)
             self._to_broker.drop(call.id)
@@ -704,7 +659,7 @@ class RocketMQGrpcSession(Session):
         size = http2.word_of(frame)
         if stream:
             if call is not None:
-                call.granted += 0 if call.method in messages.ROUTES else size
+                call.window_used -= size
                 self._to_client.write(frame)
             return
         _pass_update(self._to_broker, self._to_client, frame, size)
@@ -716,8 +671,8 @@ class RocketMQGrpcSession(Session):
             to_client.retire(size)
             return
         self._strain = max(0, self._strain - 1)
-        if call.method in messages.ROUTES:
-            self._rewrite(call, flags, frame, size)
+        if call.route is not None:
+            self._rewrite(call, call.route, flags, frame, size)
         else:
             to_client.put(frame, size)
             if call.answer is not None:
@@ -728,20 +683,19 @@ class RocketMQGrpcSession(Session):
 
     def _take_answer(self, call: Call, flag: int, length: int, message: bytes) -> None:
         request, context = call.request, self._context
-        code = 0
+        code = received = 0
         if not flag:
             try:
-                answered = messages.read_answer(call.method, message)
+                code, received = messages.read_answer(call.method, message)
             except ValueError:
-                # It is truncated or malformed.
-                answered = messages.Answered(0, length > len(message), length)
-            code = answered.code
+                # Only the beginning of a long message is here.
+                received = 1 if length > len(message) else 0
             if call.method in messages.CONSUMING:
-                call.messages += answered.messages
-                call.size_bytes += length if answered.messages else 0
+                call.messages += received
+                call.size_bytes += length if received else 0
             elif request is not None:
                 context.signals.answers += call.messages
-                context.signals.busy += call.messages if answered.is_busy else 0
+                context.signals.busy += call.messages if code == messages.TOO_MANY_REQUESTS else 0
                 call.messages = 0
                 if call is self._timed_call:
                     self._timed_call = None
@@ -751,40 +705,34 @@ class RocketMQGrpcSession(Session):
             resources = () if request is None else request.resources
             self._responses.append(Response(None, resources, code, http2.MESSAGE_PREFIX_BYTES + length))
 
-    def _rewrite(self, call: Call, flags: int, frame: Buffer, size: int) -> None:
-        """Gather a route answer, and write it with the addresses replaced."""
-        assert call.answer is not None  # noqa: S101 - it was made with the call
-        to_client = self._to_client
-        to_client.retire(size)
-        ends = flags & http2.END_STREAM != 0
+    def _rewrite(self, call: Call, route: RouteAnswer, flags: int, frame: Buffer, size: int) -> None:
+        self._to_client.retire(size)
+        ends = flags & http2.END_STREAM
         if size and not ends:
             self._to_broker.write(http2.window_update(call.id, size))
-        answers = call.answer.feed(http2.content_of(frame, flags))
-        data = b"".join([self._rewritten(call, *each) for each in answers])
-        if data or ends:
-            for piece, piece_bytes in http2.data_of(call.id, data, ends=ends):
-                to_client.add(piece_bytes)
-                to_client.put(piece, piece_bytes, call.id, call)
+        answers = route.messages.feed(http2.content_of(frame, flags))
+        data = b"".join([self._rewritten(call.method, route.target, *each) for each in answers])
+        route.put(data, http2.frame_of(http2.DATA, ends, call.id) if ends else b"")
 
-    def _rewritten(self, call: Call, flag: int, length: int, message: bytes) -> bytes:
+    def _rewritten(self, method: str, target: bytes | None, flag: int, length: int, message: bytes) -> bytes:
         if len(message) < length:
             raise Close("answer_too_long", f"a route answer of {length} bytes")
         rewritten = None
         if not flag:
             with suppress(ValueError):
-                rewritten = messages.rewrite_routes(call.method, message, self._target(call))
+                rewritten = messages.rewrite_routes(method, message, self._endpoints(target))
         word = "unread" if rewritten is None else "rewritten"
         routes = self._context.counters.routes
         routes[word] = routes.get(word, 0) + 1
         if rewritten is None:
-            self._context.warn("route answers cannot be parsed, so clients may bypass Sluice", call.method)
+            self._context.warn("route answers cannot be parsed, so clients may bypass Sluice", method)
         return http2.message_of(flag, message if rewritten is None else rewritten)
 
-    def _target(self, call: Call) -> bytes:
-        """Return the endpoints for the client: ``advertise``, those it has used, or the listener's own."""
+    def _endpoints(self, target: bytes | None) -> bytes:
+        """Return ``advertise``, those that the client has used, or the listener's own."""
         advertise = read_address(self._options.advertise)
-        if advertise is None and call.target is not None:
-            return call.target
+        if advertise is None and target is not None:
+            return target
         ports = [each.listen[1] for each in self._context.listeners() if each.protocol == "rocketmq-grpc"]
         return messages.endpoints_of(*(advertise or (self._connection.local, ports[0] if ports else 0)))
 
@@ -792,24 +740,32 @@ class RocketMQGrpcSession(Session):
         block = http2.block_of(frame, flags)
         headers: http2.Headers = ()
         changed = False
-        if self._rewrites_headers or not http2.is_indexed(block):
+        route = None if call is None else call.route
+        # Trailers behind a route answer that waits. Other header blocks overtake them.
+        waits = route is not None and route.waits
+        if self._rewrites_headers or waits or not http2.is_indexed(block):
             headers, changed = self._answers.read(block)
-        if call is None:
+        if call is None or waits:
             self._rewrites_headers = self._rewrites_headers or changed
+        if call is None:
             return
         call.answered = True
-        if self._rewrites_headers:
-            block = self._begin_block() + http2.literals(headers)
-            frame = http2.headers_of(flags & http2.END_STREAM, stream, block)
-        self._to_client.put(frame)
-        if flags & http2.END_STREAM:
+        ends = flags & http2.END_STREAM
+        if waits:
+            frame = http2.headers_of(ends, stream, http2.literals(headers))
+        elif self._rewrites_headers:
+            frame = http2.headers_of(ends, stream, self._begin_block() + http2.literals(headers))
+        if route is not None:
+            route.put(b"", bytes(frame))
+        else:
+            self._to_client.put(frame)
+        if ends:
             self._broker_ended(call)
 
     def _begin_block(self) -> bytes:
         """Return the prefix of a header block that is written here.
 
-        This is the table size update that the broker still owes the client. Once the client's table no longer matches
-        the broker's, it is an update to 0, written once.
+        It is the table size update that the broker still owes the client, or one to 0 once the tables do not match.
         """
         if not self._rewrites_headers:
             return self._answers.to_signal
@@ -820,7 +776,7 @@ class RocketMQGrpcSession(Session):
         self._in_flight -= not (call.is_long_lived or call.broker_ended)
         call.broker_ended = True
         if call.state != PASSES:
-            # It answered without having the message.
+            # It answered without the message.
             self._to_broker.write(http2.rst_stream(call.id, http2.CANCEL))
             if not call.client_ended:
                 self._to_client.put(http2.rst_stream(call.id, http2.NO_ERROR))
@@ -828,7 +784,7 @@ class RocketMQGrpcSession(Session):
         elif call.client_ended:
             self._forget(call)
 
-    # --- What others ask --------------------------------------------------------------------------
+    # --- Questions of the driver ------------------------------------------------------------------
 
     def take(self, side: Side) -> Sequence[Buffer]:
         outlet, back = self._to_client, self._to_broker
@@ -854,14 +810,14 @@ class RocketMQGrpcSession(Session):
         return side is Side.BROKER and self._to_client.queued_bytes > _FULL_BYTES
 
     def in_flight(self) -> int:
-        # Answers that wait for the client's window count as one.
+        # Answers that wait count as one.
         return self._in_flight + (self._to_client.queued_bytes > 0)
 
     def unanswered(self) -> int:
         return sum(call.messages for call in self._calls.values() if not call.is_long_lived)
 
     def between_frames(self, side: Side) -> bool:
-        """Return whether a stream may end here. A client with calls in flight must be read to open its windows."""
+        # A client with calls in flight must be read, because it opens the windows.
         if self._unread or not self._frames[side].is_between:
             return False
         return side is Side.BROKER or not (self.in_flight() or self._is_beginning)
@@ -890,8 +846,14 @@ class RocketMQGrpcSession(Session):
             max(0, len(self._resources_seen) - MAX_RESOURCES_SHOWN),
         )
 
+    def has_undelivered(self, side: Side) -> bool:
+        if side is Side.CLIENT or not (self._to_client.is_open and self._to_client.queued_bytes):
+            return False
+        if not self._said_goodbye:
+            self._say_goodbye("the broker has closed the connection")
+        return True
+
     def close_client(self, detail: str, now_ns: int) -> bool:
-        """Send GOAWAY, so that the client opens no further calls here. Open calls may end."""
         del now_ns
         if not self._said_goodbye and self._to_client.is_open:
             self._say_goodbye(detail)
@@ -905,14 +867,14 @@ class RocketMQGrpcSession(Session):
 
     def _say_goodbye(self, detail: str) -> None:
         self._said_goodbye = True
-        self._to_client.write(http2.goaway(self._last_taken, self._error, detail))
+        self._to_client.write(http2.goaway(min(self._last_taken, self._last_accepted), self._error, detail))
 
     def settle(self, now_ns: int) -> Batch | None:
         self._now_ns = now_ns
         for call in list(self._calls.values()):
             self._forget(call)
         if len(self._undecided) > 1:
-            # There will be no further batch, so this one has no user.
+            # The last batch has charges of several users, so it has no user.
             charges = [charge for _, some in self._undecided.values() for charge in some]
             self._undecided = {"": ([], charges)}
         return self._batch(Side.CLIENT)
@@ -928,7 +890,6 @@ class RocketMQGrpcSession(Session):
 
 
 def _pass_update(outlet: http2.Outlet, back: http2.Outlet, frame: Buffer, size: int) -> None:
-    """Pass the sender's share of the receiver's WINDOW_UPDATE on."""
     grant = outlet.update(size)
     if grant:
         back.write(frame if grant == size else http2.window_update(0, grant))

@@ -27,7 +27,8 @@ CLOSING_REASONS: Final = {
     "idle_timeout": "neither side sent anything for `idle_timeout_s`",
     "internal_error": "an error in Sluice or a plug-in; see the log",
     "no_descriptors": "no file descriptor was left for it (`ulimit -n`)",
-    "no_room": "the client did not read the name server's answers, and other connections needed the memory (RocketMQ)",
+    "no_room": "the client did not read the name server's answers (RocketMQ), or sent only a part of a long frame"
+    " (RocketMQ 5), and other connections needed the memory",
     "other_protocol": "a peer speaks a different protocol or version than the listener",
     "proxy_header_invalid": "a client in `proxy_protocol_from` sent an invalid PROXY header",
     "proxy_header_missing": "a client in `proxy_protocol_from` sent no PROXY header",

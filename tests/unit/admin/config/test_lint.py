@@ -78,6 +78,31 @@ def test_settings_without_effect_or_unsafe_are_named_with_their_line(write: Writ
     assert told.startswith(f"sluice.toml:{line}")
 
 
+GRPC = LISTENER.rstrip("\n").replace(":1", ":3").replace(":2", ":4") + '\nprotocol = "rocketmq-grpc"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        (TOPIC + "busy_code = 2\n", ["9: limits[0].busy_code = 2: has no effect: refusals over gRPC always have the"]),
+        (
+            TOPIC + 'action = "delay"\nspool = true\n',
+            ["10: limits[0].spool = true: has no effect: requests over gRPC wait in memory only"],
+        ),
+        (
+            '[[limits]]\nkind = "client"\nname = "*"\nrate = 5\nbusy_code = 2\n',
+            ["9: limits[0].busy_code = 2: has no effect: refusals over gRPC"],
+        ),
+        ('options.advertise = "127.0.0.1:4"\n' + TOPIC, ['5: listeners[0].options.advertise = "127.0.0.1:4": is']),
+        (TOPIC + "busy_code = 2\n" + LISTENER, []),
+    ],
+)
+def test_what_has_no_effect_over_grpc_alone_is_named(write: Write, text: str, lines: list[str]) -> None:
+    told = warnings(write(GRPC + text))
+    assert len(told) == len(lines)
+    assert all(one.startswith(f"sluice.toml:{line}") for one, line in zip(told, lines, strict=True))
+
+
 @pytest.mark.parametrize(
     "text",
     [

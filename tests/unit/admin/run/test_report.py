@@ -68,6 +68,15 @@ def test_all_fields_of_a_rule_are_shown(write: Write) -> None:
     assert shown["topic:*"] == "unlimited"
 
 
+def test_no_rule_promises_what_its_protocol_does_not_do(write: Write) -> None:
+    text = LISTENER.rstrip("\n") + '\nprotocol = "rocketmq-grpc"\n'
+    text += limit("topic", "orders", "rate = 5", "busy_code = 2")
+    text += limit("transaction", "orders", "rate = 5", "spool = true")
+    rules = section("Rules", write(text))
+    assert rules[1].startswith("topic:orders 5/s refuse ")
+    assert rules[2].startswith("transaction:orders 5/s hold up to 2 s, then refuse ")
+
+
 def test_hours_say_whether_they_hold_now(write: Write) -> None:
     file = write(
         LISTENER

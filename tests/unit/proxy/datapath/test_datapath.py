@@ -19,6 +19,7 @@ from limiter.rules.resource import Resource
 from limiter.rules.rule import Rule
 from limiter.rules.rule_set import RuleSet
 from limiter.rules.schedule import read_hours
+from limiter.waiting.holding import Bounds
 from proxy.common.threads import on_thread
 from proxy.control import Cleared
 from proxy.datapath.datapath import DataPathConfig, LocalDataPath
@@ -62,6 +63,11 @@ class TestBuilding:
         twice = (HandlerConfig(RATE_LIMIT, RateLimitOptions()),) * 2
         with pytest.raises(PipelineError, match="'rate_limit' appears twice in the pipeline"):
             LocalDataPath(DataPathConfig((), twice, RuleSet()))
+
+    async def test_sessions_know_the_configured_bounds_on_held_requests(self) -> None:
+        handler = HandlerConfig(RATE_LIMIT, RateLimitOptions(max_held=7, max_held_per_connection=3))
+        path = LocalDataPath(DataPathConfig((), (handler,), RuleSet()))
+        assert path._services.held_bounds() == Bounds(requests=7, requests_per_connection=3)
 
     async def test_cancelling_gives_the_address_back_and_closes_the_connections(
         self, start_rig: StartRig, lines: Protocol, broker: ScriptedBroker, reserved_address: tuple[str, int]

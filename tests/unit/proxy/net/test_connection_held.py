@@ -388,6 +388,74 @@ class TestClientThatIsNotRead:
         assert len(holder.tickets) == 2
 
 
+class Answering(Keeping):
+    """Keeps each chunk of the broker's until the client sends a plus sign."""
+
+    def __init__(self, context: SessionContext) -> None:
+        super().__init__(context)
+        self.answers: list[bytes] = []
+
+    def receive(self, side: Side, chunk: memoryview, now_ns: int) -> Batch | None:
+        if side is Side.BROKER:
+            self.answers.append(bytes(chunk))
+            return None
+        if bytes(chunk[:1]) != b"+":
+            return super().receive(side, chunk, now_ns)
+        self.left = len(chunk) - 1
+        self.out[Side.CLIENT].append(self.answers.pop(0))
+        return None
+
+    def has_undelivered(self, side: Side) -> bool:
+        return side is Side.BROKER and bool(self.answers)
+
+
+class TestAnswersOfABrokerThatHasLeft:
+    @pytest.fixture
+    async def rig(self, start_rig: StartRig, lines: Protocol, handlers: list[HandlerConfig]) -> Rig:
+        return await start_rig(protocol=replace(lines, open_session=Answering, half_closes=False), handlers=handlers)
+
+    @pytest.mark.parametrize(("end", "reason"), [("end", "broker_closed"), ("reset", "broker_error")])
+    async def test_reach_a_client_that_reads_on(
+        self, rig: Rig, holder: Holder, autojump_clock: MockClock, end: str, reason: str
+    ) -> None:
+        client, broker = await rig.connect()
+        await client.send(b"1")
+        await wait_all_tasks_blocked()
+        await broker.send(b"one")
+        await wait_all_tasks_blocked()
+        getattr(broker, end)()
+        await trio.sleep(0.9)
+        assert holder.dropped == [0]
+        await client.send(b"+")
+        assert await client.receive_to_end() == b"one"
+        client.end()
+        await rig.until_closed(reason)
+
+    async def test_have_as_long_as_the_client_sends(self, rig: Rig, autojump_clock: MockClock) -> None:
+        client, broker = await rig.connect()
+        for answer in (b"a", b"b", b"c"):
+            await broker.send(answer)
+            await wait_all_tasks_blocked()
+        broker.end()
+        for answer in (b"a", b"b", b"c"):
+            await trio.sleep(0.9)
+            await client.send(b"+")
+            assert await client.receive(1) == answer
+        assert await client.receive_to_end() == b""
+        client.end()
+        await rig.until_closed("broker_closed")
+
+    async def test_are_lost_to_a_client_that_does_not_read(self, rig: Rig, autojump_clock: MockClock) -> None:
+        client, broker = await rig.connect()
+        await broker.send(b"one")
+        await wait_all_tasks_blocked()
+        broker.end()
+        await trio.sleep(2)
+        assert not rig.connections
+        assert await client.receive_to_end() == b""
+        await rig.until_closed("broker_closed")
+
+
 class TestWhatCannotBeRefused:
     @pytest.fixture
     async def rig(self, start_rig: StartRig, lines: Protocol, handlers: list[HandlerConfig]) -> Rig:

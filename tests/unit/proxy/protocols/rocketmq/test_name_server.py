@@ -324,9 +324,9 @@ def test_error_of_an_option_names_allowed_values(option: str, value: object, wha
 def test_warnings_are_about_settings_that_let_clients_bypass_sluice() -> None:
     vip = ListenerAddresses("rocketmq", ("0.0.0.0", 20909), (("10.0.0.5", 10909),))
     addresses = Addresses([(("10.0.0.5", 10911), ("sluice", 1))])
-    (alone,) = PROTOCOL.lint(NameServerOptions(), [_AMQP])
+    ((_, alone),) = PROTOCOL.lint(NameServerOptions(), [_AMQP])
     assert alone.startswith("replaces no addresses, so clients bypass Sluice")
     assert not list(PROTOCOL.lint(NameServerOptions(addresses=addresses), [_AMQP]))
     assert not list(PROTOCOL.lint(NameServerOptions(), [_FRONT, vip]))
-    (without,) = PROTOCOL.lint(NameServerOptions(), [_FRONT, _AMQP])
+    ((_, without),) = PROTOCOL.lint(NameServerOptions(), [_FRONT, _AMQP])
     assert "at 0.0.0.0:20911, but clients with a VIP channel connect to port 20909" in without

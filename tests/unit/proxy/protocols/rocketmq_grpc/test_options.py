@@ -1,9 +1,11 @@
+from dataclasses import replace
+
 import pytest
 
 from admin.common.errors import SettingsError
 from admin.config.faults import Origins
 from admin.config.plugins import options
-from proxy.protocols.base import ListenerAddresses
+from proxy.protocols.base import ListenerAddresses, kinds_of
 from proxy.protocols.rocketmq import PROTOCOL as REMOTING
 from proxy.protocols.rocketmq_grpc import PROTOCOL
 from proxy.protocols.rocketmq_grpc.options import RocketMQGrpcOptions
@@ -16,7 +18,8 @@ def _read(**given: object) -> RocketMQGrpcOptions:
 
 
 def test_one_set_of_rules_serves_both_protocols() -> None:
-    assert PROTOCOL.kinds is REMOTING.kinds
+    assert [replace(kind, ignores={}) for kind in PROTOCOL.kinds] == [*REMOTING.kinds]
+    assert kinds_of((PROTOCOL, REMOTING)) == kinds_of((REMOTING, PROTOCOL)) == REMOTING.kinds
     assert PROTOCOL.default_rules is REMOTING.default_rules
 
 
@@ -37,5 +40,6 @@ def test_an_address_of_sluice_is_not_doubted(advertise: str) -> None:
 
 
 def test_who_advertises_the_proxy_sends_clients_past_sluice() -> None:
-    (doubt,) = PROTOCOL.lint(RocketMQGrpcOptions("127.0.0.1:18081"), _LISTENERS)
+    ((option, doubt),) = PROTOCOL.lint(RocketMQGrpcOptions("127.0.0.1:18081"), _LISTENERS)
+    assert option == "advertise"
     assert "bypass Sluice" in doubt

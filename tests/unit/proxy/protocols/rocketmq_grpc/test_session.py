@@ -22,18 +22,17 @@ from grpc_talk import (
     send,
     sent,
 )
-from h2.events import DataReceived, PingAckReceived, PingReceived
+from h2.events import ConnectionTerminated, DataReceived, PingAckReceived, PingReceived
 from h2.settings import SettingCodes
 from hpack import Decoder, Encoder
 
 from limiter.rules.resource import USER, Resource
 from limiter.waiting.holding import Bounds
-from proxy.common.buffers import GatherRoom
+from proxy.common.buffers import GATHERED_BYTES, KEPT_NS, Gathering, GatherRoom
 from proxy.deciding.batch import Charge, Refuse, Request, Side, Verdict
 from proxy.flow.broker_signals import BrokerSignals
 from proxy.protocols.base import Close
 from proxy.protocols.rocketmq_grpc import http2, messages
-from proxy.protocols.rocketmq_grpc import session as grpc_session
 from proxy.protocols.rocketmq_grpc.calls import CUT_BYTES
 from proxy.protocols.rocketmq_grpc.options import RocketMQGrpcOptions
 from proxy.protocols.rocketmq_grpc.session import MAX_CALLS, MAX_STRAIN, RocketMQGrpcSession
@@ -270,12 +269,12 @@ def test_ends_of_transactions_are_decided_each_by_itself() -> None:
     assert talk.ended[Side.BROKER] == {streams[1]}
 
 
-def test_ends_of_transactions_that_are_held_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ends_of_transactions_that_are_held_are_bounded_as_configured() -> None:
     passed: list[Request] = []
-    talk = Talk(lambda _: hold(), pass_on=passed.extend)
     size_bytes = len(end_transaction())
-    for bounds in (Bounds(requests_per_connection=2), Bounds(size_bytes_per_connection=2 * size_bytes)):
-        monkeypatch.setattr(grpc_session, "_UNREFUSABLE", bounds)
+    configured = [Bounds(requests_per_connection=2), Bounds(size_bytes_per_connection=2 * size_bytes)]
+    talk = Talk(lambda _: hold(), pass_on=passed.extend, held_bounds=lambda: configured[0])
+    while configured:
         streams = [talk.call("EndTransaction", end_transaction()) for _ in range(3)]
         talk.move()
         asked, charged = talk.batches
@@ -288,6 +287,7 @@ def test_ends_of_transactions_that_are_held_are_bounded(monkeypatch: pytest.Monk
         talk.client.reset_stream(streams[1], 8)
         talk.move()
         talk.tickets.clear()
+        configured.pop(0)
 
 
 def test_many_deadlines_need_few_ticks() -> None:
@@ -577,9 +577,51 @@ def test_room_for_messages_is_given_back(by: str) -> None:
             talk.broker.reset_stream(stream, 2)
         talk.move()
     else:
-        talk.session._lose()
+        other = Gathering("10.0.0.8")
+        assert room.grow(other, GATHERED_BYTES, KEPT_NS)
         talk.tick()
+        assert len(talk.ended[Side.CLIENT]) == 5
+        room.give_back(other)
     assert room.taken_bytes == 0
+
+
+@pytest.mark.parametrize("is_evicted", [False, True])
+def test_an_incomplete_frame_for_which_there_is_no_memory_ends_the_connection(*, is_evicted: bool) -> None:
+    room = GatherRoom(budget_bytes=300_000)
+    talk = Talk(room=room, broker_settings={SettingCodes.MAX_FRAME_SIZE: 1 << 20})
+    other = Gathering("10.0.0.8")
+    incomplete = http2.frame_of(http2.DATA, 0, 1, bytes(400_000))[:200_000]
+    if is_evicted:
+        talk.feed(Side.CLIENT, bytearray(incomplete))
+    assert room.grow(other, 290_000, KEPT_NS)
+    with pytest.raises(Close) as caught:
+        talk.tick() if is_evicted else talk.feed(Side.CLIENT, bytearray(incomplete))
+    assert caught.value.reason == "no_room"
+    talk.session.close()
+    assert room.taken_bytes == 290_000
+
+
+def test_memory_that_is_taken_when_it_is_no_longer_needed_costs_nothing() -> None:
+    room = GatherRoom()
+    talk, other = Talk(room=room), Gathering("10.0.0.8")
+    talk.answered = lambda *_: None
+    request = send(body=bytes(30_000))
+    streams = []
+    for _ in range(5):
+        streams.append(talk.call("SendMessage", request[:16_000], ends=False))
+        talk.move()
+    assert room.grow(other, GATHERED_BYTES, KEPT_NS)
+    room.give_back(other)
+    # Its tick comes late.
+    for stream in streams:
+        talk.client.reset_stream(stream, 8)
+    talk.move()
+    for _ in range(2):
+        stream = talk.call("SendMessage", request[:16_000], ends=False)
+        talk.move()
+        talk.client.send_data(stream, request[16_000:], end_stream=True)
+        talk.move()
+        assert talk.bodies[Side.BROKER][stream] == request
 
 
 def test_calls_of_other_services_pass() -> None:
@@ -643,15 +685,16 @@ def test_routes_that_cannot_be_read_pass_with_a_warning() -> None:
     assert len(warned) == 2
 
 
-def routes_that_wait(talk: Talk) -> tuple[int, bytes]:
-    """Have an answer about routes end that is longer than its stream's window, once rewritten."""
+def routes_that_wait(talk: Talk, *trailers: tuple[str, str], ends: bool = True) -> tuple[int, bytes]:
+    """Have an answer about routes come that is longer than its stream's window, once rewritten."""
     talk.answered = lambda *_: None
     talk.grants[Side.CLIENT] = False
     stream = talk.call("QueryRoute", grpc(part(1, part(2, "orders")) + part(2, endpoints("h" * 200, 8081))))
     talk.move()
     talk.broker.send_headers(stream, [(":status", "200")])
     talk.broker.send_data(stream, routes("10.9.9.9", 10911, 100))
-    talk.broker.send_headers(stream, [("grpc-status", "0")], end_stream=True)
+    if ends:
+        talk.broker.send_headers(stream, [("grpc-status", "0"), *trailers], end_stream=True)
     talk.move()
     return stream, routes("h" * 200, 8081, 100)
 
@@ -677,18 +720,60 @@ def test_routes_reach_a_client_whose_streams_begin_without_a_window() -> None:
     assert talk.bodies[Side.CLIENT][stream] == routes("10.0.0.1", 8081)
 
 
-def test_a_reset_of_routes_that_wait_lets_other_answers_go_on() -> None:
+@pytest.mark.parametrize("reset_by", list(Side))
+def test_no_other_answer_waits_for_routes_that_wait(reset_by: Side) -> None:
     talk = Talk(client_settings={SettingCodes.INITIAL_WINDOW_SIZE: 20_000})
     stream, _ = routes_that_wait(talk)
-    other = talk.call("SendMessage", send())
-    talk.move()
-    talk.answer(other, (sent(),))
-    talk.move()
-    assert other not in talk.ended[Side.CLIENT]
-    talk.client.reset_stream(stream, 8)
-    talk.move()
-    assert_answered(talk, other)
+    for _ in range(3):
+        other = talk.call("SendMessage", send())
+        talk.move()
+        talk.answer(other, (sent(),))
+        talk.move()
+        assert_answered(talk, other)
+    assert stream not in talk.ended[Side.CLIENT]
+    assert talk.session.in_flight() == 1
+    if reset_by is Side.CLIENT:
+        talk.client.reset_stream(stream, 8)
+        talk.move()
+        assert talk.session._to_client.queued_bytes == talk.session.in_flight() == 0
     assert talk.session._to_client.waiting == 0
+
+
+def test_routes_that_the_broker_resets_while_they_wait_are_dropped() -> None:
+    talk = Talk(client_settings={SettingCodes.INITIAL_WINDOW_SIZE: 20_000})
+    stream, _ = routes_that_wait(talk, ends=False)
+    talk.broker.reset_stream(stream, 2)
+    talk.move()
+    assert talk.resets[Side.CLIENT] == {stream: 2}
+    assert talk.session._to_client.queued_bytes == 0
+
+
+def test_trailers_of_routes_that_wait_may_change_the_table() -> None:
+    talk = Talk(client_settings={SettingCodes.INITIAL_WINDOW_SIZE: 20_000})
+    stream, answer = routes_that_wait(talk, ("x-a", "1"))
+    for at in range(3):
+        other = talk.call("SendMessage", send())
+        talk.move()
+        talk.broker.send_headers(other, [(":status", "200"), ("x-a", "1"), ("x-b", str(at // 2))])
+        talk.broker.send_headers(other, [("grpc-status", "0")], end_stream=True)
+        talk.move()
+        assert (b"x-a", b"1") in talk.headers[Side.CLIENT][other][0]
+    talk.client.increment_flow_control_window(20_000, stream)
+    talk.move()
+    assert talk.bodies[Side.CLIENT][stream] == answer
+    assert talk.headers[Side.CLIENT][stream][1] == [(b"grpc-status", b"0"), (b"x-a", b"1")]
+    assert not talk.session._routes
+
+
+def test_routes_come_through_a_window_smaller_than_a_frame() -> None:
+    talk = Talk(client_settings={SettingCodes.INITIAL_WINDOW_SIZE: 300})
+    talk.answered = lambda *_: (routes("10.9.9.9", 10911, 100),)
+    stream = talk.call("QueryRoute", QUERY)
+    talk.move()
+    talk.client.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 400})
+    talk.move()
+    assert talk.bodies[Side.CLIENT][stream] == routes("10.0.0.1", 8081, 100)
+    assert stream in talk.ended[Side.CLIENT]
 
 
 def test_an_answer_about_routes_may_end_with_its_data() -> None:
@@ -988,6 +1073,35 @@ def test_a_drain_waits_for_answers_that_wait_for_the_clients_window() -> None:
     assert talk.session.in_flight() == 0
 
 
+@pytest.mark.parametrize("has_told", [False, True])
+def test_answers_of_a_broker_that_has_left_wait_for_the_clients_window(*, has_told: bool) -> None:
+    talk = Talk(client_settings={SettingCodes.INITIAL_WINDOW_SIZE: 20_000})
+    stream, answer = routes_that_wait(talk)
+    if has_told:
+        talk.broker.close_connection()
+        talk.move()
+    session = talk.session
+    assert not session.has_undelivered(Side.CLIENT)
+    for _ in range(2):
+        assert session.has_undelivered(Side.BROKER)
+        talk.carry()
+    goodbyes = [event for event in talk.events[Side.CLIENT] if isinstance(event, ConnectionTerminated)]
+    assert [event.last_stream_id for event in goodbyes] == [stream] * (1 + has_told)
+    talk.lags = True
+    talk.feed(Side.CLIENT, bytearray(http2.window_update(stream, 20_000)))
+    # The library reads nothing behind a GOAWAY.
+    last = [frame for _, _, _, frame in http2.Frames("broker").read(memoryview(bytes(talk.toward[Side.CLIENT])))]
+    assert sum(len(frame) - http2.FRAME_HEADER_BYTES for frame in last[:-1]) == len(answer) - 20_000
+    assert last[-1][3] == http2.HEADERS
+    assert not session.has_undelivered(Side.BROKER)
+
+
+def test_nothing_is_kept_for_a_client_that_has_not_heard_of_the_broker() -> None:
+    one = begun()
+    refuse_sends(one, range(1, 5, 2), refuse())
+    assert not one.has_undelivered(Side.BROKER)
+
+
 def test_a_drain_does_not_wait_for_a_consumer_that_is_held() -> None:
     talk = Talk(lambda _: hold("g@orders"))
     talk.call("ReceiveMessage", receive(), grpc_timeout="20S")
@@ -1003,6 +1117,9 @@ def test_the_brokers_goaway_drops_the_calls_that_it_has_not_taken() -> None:
     talk.feed(Side.BROKER, bytearray(http2.goaway(streams[0], 0, "")))
     assert talk.given_up == [talk.tickets[1][0]]
     assert talk.session.in_flight() == 1
+    # A second GOAWAY must not name a later stream.
+    talk.session.start_close("now", 0)
+    assert b"".join(talk.session.take(Side.CLIENT)) == http2.goaway(streams[0], 0, "now")
 
 
 def test_a_close_has_a_reason() -> None:
